@@ -1,0 +1,182 @@
+"""Errors: what happened, to which ids, and what to do.
+
+Every error carries the ids that it speaks of as attributes, and a `hint` that says what to
+do next. A class is named for what the caller does about it, not for where it was raised.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class GraflowError(Exception):
+    """The root of all errors of this package."""
+
+    # What is kept in `ids` is whatever the message speaks of: session, task, path, step …
+    def __init__(self, message: str, *, hint: str = "", **ids: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.ids = ids
+
+    def __getattr__(self, name: str) -> Any:
+        ids = self.__dict__.get("ids", {})
+        if name in ids:
+            return ids[name]
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {name!r}")
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.hint}" if self.hint else self.message
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.hint, self.ids)
+
+
+def _rebuild(kind: type[GraflowError], message: str, hint: str, ids: dict[str, Any]) -> GraflowError:
+    return kind(message, hint=hint, **ids)
+
+
+# --- the graph -------------------------------------------------------------------------
+
+
+class GraphError(GraflowError, ValueError):
+    """The workflow as written cannot be run: mend the program."""
+
+
+class UnknownTask(GraphError, KeyError):
+    """A task was named that the graph does not have."""
+
+    __str__ = GraflowError.__str__
+
+
+class GraphChanged(GraphError):
+    """The program differs from the checkpoint where results already exist. `.table` says where."""
+
+
+# --- checkpoints -----------------------------------------------------------------------
+
+
+class CheckpointError(GraflowError, ValueError):
+    """A checkpoint could not be written or read."""
+
+
+class CheckpointNotFound(CheckpointError, FileNotFoundError):
+    """There is no checkpoint at that place."""
+
+    __str__ = GraflowError.__str__
+
+
+class CheckpointCorrupt(CheckpointError):
+    """The bytes are not the ones that were written."""
+
+
+class SchemaUnsupported(CheckpointError):
+    """Written by a schema that this version cannot read."""
+
+
+class UnsafeCheckpoint(CheckpointError):
+    """Not opened: anybody could have written it."""
+
+
+class UnknownKey(UnsafeCheckpoint):
+    """Sealed with a key that this machine does not have."""
+
+
+class NoGoodCheckpoint(CheckpointError):
+    """The session has checkpoints, and none of them verifies."""
+
+
+class SaveOutcomeUnknown(CheckpointError):
+    """The sync after the commit failed: old or new, but which one is not known."""
+
+
+class NotStorable(CheckpointError, TypeError):
+    """A value that cannot be kept. `.path` leads to it."""
+
+
+class JournalDamaged(CheckpointError):
+    """A bad record with good ones after it: damage, not a torn tail."""
+
+
+class JournalFailed(CheckpointError):
+    """An append or its sync failed; the session stops here."""
+
+
+# --- sessions --------------------------------------------------------------------------
+
+
+class SessionError(GraflowError):
+    """The session cannot be used like this."""
+
+
+class BadSessionId(SessionError, ValueError):
+    """Not a session id: letters, digits, `_` and `-`, at most 64."""
+
+
+class SessionBusy(SessionError):
+    """Somebody alive owns the session. `.owner` says who."""
+
+
+class SessionExists(SessionError):
+    """`resume="never"`, and the id has state."""
+
+
+class NoSession(SessionError):
+    """`resume="must"`, and the id has none."""
+
+
+class SessionCancelled(SessionError):
+    """The session was cancelled for good."""
+
+
+class InputsChanged(SessionError):
+    """Resumed with other inputs than it was started with."""
+
+
+class Fenced(SessionError):
+    """Somebody else owns the session now; nothing that this one does counts any more."""
+
+
+class Interrupted(SessionError):
+    """Stopped by a signal after a cut; the same command goes on."""
+
+
+# --- tasks -----------------------------------------------------------------------------
+
+
+class TaskError(GraflowError):
+    """A task came to a bad end that is not an exception of its own."""
+
+
+class TaskTimeout(TaskError, TimeoutError):
+    """An attempt passed its deadline."""
+
+    __str__ = GraflowError.__str__
+
+
+class MaxCyclesExceeded(TaskError):
+    """A task was to run once more than its `max_cycles` allows."""
+
+
+class WriteConflict(TaskError):
+    """A value that was got has been committed by another task meanwhile."""
+
+
+class ValueTorn(TaskError):
+    """A failed attempt changed a live value in place, and there is no cut to go back to."""
+
+
+class GroupFailed(TaskError):
+    """Fewer members of a group succeeded than its policy needs."""
+
+
+class WorkerDied(TaskError):
+    """The process of an attempt ended without an outcome."""
+
+
+class WorkflowCancelled(TaskError):
+    """`cancel_workflow` was called."""
+
+
+class Stalled(TaskError):
+    """Nothing is left to run, and a join still waits. `.gates` names what for."""

@@ -1,0 +1,113 @@
+"""What the layers ask of each other, as protocols.
+
+A store moves parts, leases and journal bytes; it knows nothing of codecs, seals or plans.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Sink(Protocol):
+    """Where a part is written to."""
+
+    def write(self, data: Buffer, /) -> int: ...
+
+
+PartWriter = Callable[[Sink], None]
+
+
+class Source(Protocol):
+    """Where a part is read from."""
+
+    @property
+    def size(self) -> int: ...
+
+    def readinto(self, buffer: memoryview, /) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class Journal(Protocol):
+    """One open segment. An append is durable when it returns."""
+
+    def append(self, frame: bytes, /) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who holds a session: enough to tell a living process from a reused pid."""
+
+    pid: int
+    started: str
+    boot: str
+    pid_ns: str
+    host: str
+    argv: str
+    since: str
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """When `epoch` was opened, history had been taken back to `sequence` on purpose."""
+
+    epoch: int
+    sequence: int
+
+
+class Lease(Protocol):
+    """The right to write a session, under an epoch that only grows."""
+
+    @property
+    def session(self) -> str: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def taken_from(self) -> Owner | None: ...
+
+    def check(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class CheckpointStore(Protocol):
+    """Where trios and journals live. Blocking; all parts of a trio appear at once."""
+
+    @property
+    def url(self) -> str: ...
+
+    def probe(self) -> None: ...
+
+    def acquire(self, session: str, *, take_over: bool = False) -> Lease: ...
+
+    def owner(self, session: str) -> Owner | None: ...
+
+    def lines(self, session: str) -> tuple[Line, ...]: ...
+
+    def rewound(self, lease: Lease, sequence: int) -> None: ...
+
+    def put(
+        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+    ) -> None: ...
+
+    def open(self, path: str, part: str, stage: str) -> Source: ...
+
+    def meta(self, path: str) -> bytes: ...
+
+    def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]: ...
+
+    def delete(self, path: str) -> bool: ...
+
+    def journal(self, lease: Lease, after: int) -> Journal: ...
+
+    def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]: ...
+
+    def drop_segments(self, session: str, before: int) -> None: ...

@@ -1,0 +1,25 @@
+"""Cells: what a session holds for a value.
+
+A plain value is its codec bytes. Everything else is live: the object itself, boxed, so that
+nobody mistakes it for bytes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Live:
+    """A box around an object that only pickle can keep."""
+
+    __slots__ = ("value",)
+
+    # Whatever the user put into the channel.
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"Live({type(self.value).__name__})"
+
+
+Cell = bytes | Live

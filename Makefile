@@ -1,0 +1,98 @@
+# Everything that is done to this project by hand or by CI. `make help` lists it.
+#
+# Each target makes the virtual environment that it needs, with pip and nothing else; a changed pyproject.toml
+# installs anew. An environment is kept with the Python that it was made with: `make clean` to change that.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# The newest usable Python of this machine; override with `make PYTHON=/path/to/python3.12 …`.
+PYTHON ?= $(shell sh .ci/pythons | head -n 1 | cut -d ' ' -f 2-)
+VERSIONS = $(shell sh .ci/pythons | cut -d ' ' -f 1)
+
+# More for pytest or the benchmarks: `make test ARGS="-k trio"`, `make bench ARGS=import`.
+ARGS ?=
+
+BIN := .venv/bin
+DEMO := examples/demo.py
+PIP_INSTALL := -m pip install --disable-pip-version-check -q
+comma := ,
+EVERYTHING := demo$(comma)test$(comma)check
+
+# $(call environment,folder,python,extras): make it unless it is there and runs, then install
+define environment
+	@test -n "$(2)" || { echo "no Python 3.11 or newer was found; name one with PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(1)/bin/python -c '' 2>/dev/null || { echo "making $(1) with $(2)"; rm -rf $(1); "$(2)" -m venv $(1); }
+	@$(1)/bin/python $(PIP_INSTALL) -e '.[$(3)]'
+	@touch $@
+endef
+
+.PHONY: help
+help:  ## this list
+	@grep -hE '^[a-z][a-z0-9.%-]*:.*## ' Makefile | sed -E 's/:.*## /\t/' | awk -F '\t' '{ printf "  make %-13s %s\n", $$1, $$2 }'
+
+.PHONY: demo
+demo: .venv-demo/.stamp  ## a training loop is killed at a random time and goes on where it was
+	@.venv-demo/bin/python $(DEMO) $(ARGS)
+
+.PHONY: test
+test: .venv/.stamp  ## all tests, on the newest Python of this machine
+	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+.PHONY: test-all
+test-all:  ## all tests, on every Python of this machine from 3.11 on
+	@set -e; for version in $(VERSIONS); do $(MAKE) --no-print-directory test-$$version; done
+
+test-3.%: .venv-3.%/.stamp  ## all tests, on one Python: test-3.11, test-3.12, …
+	@.venv-3.$*/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+.PHONY: coverage
+coverage: .venv/.stamp  ## branch coverage of core, engine and checkpoint
+	@$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term-missing:skip-covered $(ARGS)
+
+.PHONY: check lint format-check types layers docs
+check: lint format-check types layers docs  ## ruff, mypy --strict, import contracts, code in the docs
+
+lint: .venv/.stamp
+	$(BIN)/ruff check .
+
+format-check: .venv/.stamp
+	$(BIN)/ruff format --check .
+
+types: .venv/.stamp
+	$(BIN)/mypy --strict graflow_ckpt $(wildcard tests/typing) benchmarks/harness.py benchmarks/run.py
+
+layers: .venv/.stamp
+	$(BIN)/lint-imports --no-logo
+
+docs: .venv/.stamp
+	$(BIN)/python -m pytest -q tests/docs
+
+.PHONY: format
+format: .venv/.stamp  ## formats the code and mends what ruff can mend
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: bench
+bench: .venv/.stamp  ## all benchmarks against their bars; writes benchmarks/results/
+	@$(BIN)/python -m benchmarks.run $(ARGS)
+
+.PHONY: bench-smoke
+bench-smoke: .venv/.stamp  ## all benchmarks, small and short; fails on errors and gross misses only
+	@$(BIN)/python -m benchmarks.run --smoke $(ARGS)
+
+.PHONY: clean
+clean:  ## removes environments, caches and what runs left behind
+	rm -rf .venv .venv-demo .venv-3.* .bench build dist htmlcov .coverage .coverage.* \
+		.hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache checkpoints
+	find graflow_ckpt tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+.venv/.stamp: pyproject.toml
+	$(call environment,.venv,$(PYTHON),$(EVERYTHING))
+
+.venv-demo/.stamp: pyproject.toml
+	$(call environment,.venv-demo,$(PYTHON),demo)
+
+.venv-3.%/.stamp: pyproject.toml
+	$(call environment,.venv-3.$*,$(shell sh .ci/pythons | sed -n 's|^3[.]$* ||p'),$(EVERYTHING))

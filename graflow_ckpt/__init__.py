@@ -1,0 +1,3 @@
+"""graflow_ckpt."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,242 @@
+"""The code in README.md and docs/ runs: what a reader types is what was tested.
+
+Every ```python block is a program and every ```console block a session of which the lines `$ graflow-ckpt …`
+and `$ python …` are run (others are shown only). A block runs in a fresh folder, with warnings as errors.
+Comments on the lines right above a block change that, one each:
+
+    <!-- docs: continue -->      goes on from the block before, in its folder; python blocks are one program
+    <!-- docs: file train.py --> the name the program is saved under, so that a console block can start it
+    <!-- docs: exit 75 -->       the exit status to expect of the program, or of the session's last command
+    <!-- docs: skip REASON -->   not a program; says why
+
+A command followed by `$ echo $?` is expected to exit with the status printed there.
+Not checked: what the programs print; it has times, paths and ids in it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,}) *(?P<language>[^\s`]*)[^`]*$")
+MARKER = re.compile(r"^\s*<!-- docs: (?P<verb>\w+) ?(?P<argument>.*?) *-->\s*$")
+COMMAND = re.compile(r"^\$ (?P<command>(?:\w+=\S+ +)*(?:graflow-ckpt|python)\b(?! -m (?:pip|venv)\b).*)$")
+ALIASES = {"py": "python", "python3": "python", "Python": "python", "shell-session": "console"}
+
+
+@dataclass
+class Block:
+    """One fenced block with what the comments above it say."""
+
+    page: str
+    line: int
+    language: str
+    code: str
+    markers: dict[str, str]
+
+
+@dataclass
+class Program:
+    name: str
+    code: str
+    status: int
+
+
+@dataclass
+class Command:
+    text: str
+    status: int
+
+
+@dataclass
+class Story:
+    """What runs in one folder: a block and those that continue it."""
+
+    name: str
+    steps: list[Program | Command] = field(default_factory=list)
+
+
+def blocks(page: str, text: str) -> Iterator[Block]:
+    lines = iter(enumerate(text.splitlines(), start=1))
+    markers: dict[str, str] = {}
+    for number, line in lines:
+        where = f"{page}:{number}"
+        if marker := MARKER.match(line):
+            verb, argument = marker["verb"], marker["argument"]
+            assert verb in {"continue", "file", "exit", "skip"}, f"{where}: unknown marker {verb!r}"
+            assert (verb == "continue") == (not argument), f"{where}: {verb!r} with argument {argument!r}"
+            markers[verb] = argument
+        elif fence := FENCE.match(line):
+            body = []
+            for _, inner in lines:
+                if inner.strip().startswith(fence["ticks"]) and not inner.strip().strip("`~"):
+                    break
+                body.append(inner.removeprefix(fence["indent"]))
+            else:
+                raise AssertionError(f"{where}: the block has no end")
+            language = fence["language"]
+            assert language not in ALIASES, (
+                f"{where}: write {ALIASES[language]!r} for {language!r}, else it is not run"
+            )
+            yield Block(page, number, language, "\n".join(body) + "\n", markers)
+            markers = {}
+        else:
+            assert not markers, f"{where}: a docs marker stands right above its block"
+    assert not markers, f"{page}: a docs marker stands right above its block"
+
+
+def commands(block: Block) -> list[Command]:
+    shell = re.sub(r"\\\n *", "", block.code).splitlines()
+    found: list[Command] = []
+    for at, line in enumerate(shell):
+        if line == "$ echo $?" and found:
+            found[-1].status = int(shell[at + 1])
+        elif match := COMMAND.match(line):
+            found.append(Command(match["command"], 0))
+    if found and "exit" in block.markers:
+        found[-1].status = int(block.markers["exit"])
+    return found
+
+
+def stories(page: str, text: str) -> Iterator[Story]:
+    story: Story | None = None
+    for block in blocks(page, text):
+        if block.language not in {"python", "console"}:
+            assert not block.markers, f"{page}:{block.line}: a marker above a block that is never run"
+            continue
+        if "skip" in block.markers:
+            continue
+        if "continue" not in block.markers:
+            if story is not None:
+                yield story
+            story = Story(f"{page}:{block.line}")
+        assert story is not None, f"{page}:{block.line}: there is nothing to continue"
+        match (block.language, story.steps):
+            case ("console", steps):
+                steps.extend(commands(block))
+            case (_, [*_, Program() as program]) if "file" not in block.markers:
+                program.code += block.code
+                program.status = int(block.markers.get("exit", "0"))
+            case (_, steps):
+                name = block.markers.get("file", "example.py")
+                steps.append(Program(name, block.code, int(block.markers.get("exit", "0"))))
+    if story is not None:
+        yield story
+
+
+def run(step: Program | Command, folder: Path) -> subprocess.CompletedProcess[str]:
+    match step:
+        case Program(name, code, _):
+            (folder / name).write_text(code, encoding="utf-8")
+            argv = [sys.executable, name]
+        case Command(text, _):
+            argv = ["/bin/sh", "-c", text]
+    environment = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "error",
+        "COLUMNS": "120",
+    }
+    return subprocess.run(
+        argv,
+        cwd=folder,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def play(story: Story, folder: Path) -> None:
+    for step in story.steps:
+        done = run(step, folder)
+        status = 128 - done.returncode if done.returncode < 0 else done.returncode  # as a shell has it
+        assert status == step.status, f"{story.name}: {step}\nexit {status}\n{done.stdout}{done.stderr}"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES])
+def test_the_code_on_a_page_runs(page: Path, tmp_path: Path) -> None:
+    for number, story in enumerate(stories(str(page.relative_to(ROOT)), page.read_text(encoding="utf-8"))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        play(story, folder)
+
+
+SAMPLE = """
+```python
+print(1)
+```
+
+<!-- docs: continue -->
+```python
+open("made", "w").close(); raise SystemExit(3)
+```
+<!-- docs: continue -->
+```console
+$ python -c 'import os; os.stat("made")'
+$ make something
+$ python -c 'raise SystemExit(7)'
+$ echo $?
+7
+```
+"""
+
+
+def test_blocks_that_continue_share_a_program_and_a_folder(tmp_path: Path) -> None:
+    (story,) = stories("page.md", SAMPLE.replace("raise SystemExit(3)", ""))
+
+    assert [type(step) for step in story.steps] == [Program, Command, Command]
+    play(story, tmp_path)
+
+
+def test_a_program_that_fails_is_reported(tmp_path: Path) -> None:
+    (story,) = stories("page.md", SAMPLE)
+
+    with pytest.raises(AssertionError, match="exit 3"):
+        play(story, tmp_path)
+
+
+def test_an_expected_exit_status_is_compared(tmp_path: Path) -> None:
+    (story,) = stories("page.md", "<!-- docs: exit 75 -->\n```python\nraise SystemExit(75)\n```\n")
+    (other,) = stories("page.md", "<!-- docs: exit 75 -->\n```python\n```\n")
+
+    play(story, tmp_path)
+    with pytest.raises(AssertionError, match="exit 0"):
+        play(other, tmp_path)
+
+
+def test_a_warning_is_an_error(tmp_path: Path) -> None:
+    (story,) = stories("page.md", "```python\nimport warnings; warnings.warn('old')\n```\n")
+
+    with pytest.raises(AssertionError, match="UserWarning: old"):
+        play(story, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<!-- docs: skip -->\n```python\n```\n",
+        "<!-- docs: ignore this -->\n```python\n```\n",
+        "<!-- docs: skip it is a sketch -->\n\n```python\n```\n",
+        "<!-- docs: exit 1 -->\n```json\n```\n",
+        "<!-- docs: continue -->\n```python\n```\n",
+        "```py\n```\n",
+        "```python\n",
+    ],
+)
+def test_what_would_silently_not_run_is_refused(text: str) -> None:
+    with pytest.raises(AssertionError):
+        list(stories("page.md", text))

@@ -235,13 +235,17 @@ class Figure:
 
 
 def spread(values: Sequence[float], unit: str) -> str:
-    """Median and range: `12.3 µs [12.0 … 13.1]`."""
+    """Median and range: `12.34 µs [12.01 … 13.12]`."""
     if not values:
         return ""
-    low, middle, high = (
-        f"{value / UNITS[unit]:.3g}" for value in (min(values), statistics.median(values), max(values))
-    )
+    scaled = [value / UNITS[unit] for value in values]
+    low, middle, high = map(number, (min(scaled), statistics.median(scaled), max(scaled)))
     return f"{middle} {unit} [{low} … {high}]".replace("  ", " ")
+
+
+def number(value: float) -> str:
+    """Four digits that mean something, never an exponent where a reader compares columns."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def measure(case: Case, folder: Path, *, smoke: bool) -> Figure:

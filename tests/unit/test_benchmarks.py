@@ -1,0 +1,114 @@
+"""The benchmark frame can fail: a missed bar is reported as missed, and nothing is measured by accident."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness import GROSS, AtMost, Bar, Case, Extra, Ratio, Run, Side, Within, measure
+
+FILES = sorted((Path(__file__).parents[2] / "benchmarks").glob("bench_*.py"))
+
+
+def reports(value: float) -> Side:
+    return lambda run: run.report(value)
+
+
+@pytest.mark.parametrize(
+    ("bar", "subject", "floor", "ok"),
+    [
+        (Ratio(2.0), 1.99, 1.0, True),
+        (Ratio(2.0), 2.01, 1.0, False),
+        (AtMost(15, "µs"), 14.9e-6, 1e-6, True),
+        (AtMost(15, "µs"), 15.1e-6, 1e-6, False),
+        (Extra(60, "ms"), 0.069, 0.010, True),
+        (Extra(60, "ms"), 0.071, 0.010, False),
+        (Within(0.01), 1009.0, 1000.0, True),
+        (Within(0.01), 1011.0, 1000.0, False),
+        (Within(0.01), 989.0, 1000.0, False),
+    ],
+)
+def test_a_bar_is_met_or_missed(tmp_path: Path, bar: Bar, subject: float, floor: float, ok: bool) -> None:
+    figure = measure(Case("case", reports(subject), reports(floor), bar), tmp_path, smoke=False)
+
+    assert figure.ok is ok
+    assert len(figure.judged) == 7
+    assert figure.row()[-1] == ("ok" if ok else "MISSED")
+
+
+@pytest.mark.parametrize(("ratio", "ok"), [(GROSS - 0.1, True), (GROSS + 0.1, False)])
+def test_a_smoke_run_fails_on_gross_misses_only(tmp_path: Path, ratio: float, ok: bool) -> None:
+    figure = measure(Case("case", reports(ratio), reports(1.0), Ratio(1.0)), tmp_path, smoke=True)
+
+    assert figure.ok is ok
+
+
+def test_a_median_is_judged_and_not_one_bad_pair(tmp_path: Path) -> None:
+    values = iter([0.0, 1.0, 1.0, 900.0, 1.0, 1.0, 1.0, 1.0])  # the first pair warms up and does not count
+    case = Case("case", lambda run: run.report(next(values)), reports(1.0), Ratio(1.5))
+
+    figure = measure(case, tmp_path, smoke=False)
+
+    assert figure.ok
+    assert max(figure.judged) == 900.0
+    assert 0.0 not in figure.subject
+
+
+def test_the_sides_take_turns_in_going_first(tmp_path: Path) -> None:
+    order = []
+
+    def side(name: str) -> Side:
+        def call(run: Run) -> None:
+            order.append(name)
+            run.report(1.0)
+
+        return call
+
+    measure(Case("case", side("s"), side("f"), None), tmp_path, smoke=False)
+
+    assert "".join(order) == "sffssffssffssffs"
+
+
+def test_each_call_has_a_fresh_folder_that_is_gone_afterwards(tmp_path: Path) -> None:
+    def side(run: Run) -> None:
+        (run.folder / "left").open("x").close()
+        run.report(1.0)
+
+    measure(Case("case", side, side, None), tmp_path, smoke=False)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_what_is_timed_counts_and_operations_share_it(tmp_path: Path) -> None:
+    run = Run(tmp_path, "cpu", smoke=False)
+
+    sum(range(3_000_000))  # not counted
+    with run.timed(per=1_000_000):
+        sum(range(30_000))
+
+    assert run.value is not None
+    assert 0 <= run.value < 1e-6
+
+
+def test_a_side_that_measures_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="measured nothing"):
+        measure(Case("case", lambda run: None, None, AtMost(1, "s")), tmp_path, smoke=True)
+
+
+def test_a_side_that_measures_twice_is_refused(tmp_path: Path) -> None:
+    run = Run(tmp_path, "wall", smoke=False)
+    run.report(1.0)
+
+    with pytest.raises(RuntimeError, match="already"):
+        run.report(1.0)
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_a_benchmark_says_its_question_method_unit_and_regression(file: Path) -> None:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    question, _, rest = (ast.get_docstring(tree) or "").partition("\n")
+
+    assert question.endswith("?")
+    assert [word for word in ("Method:", "Unit:", "floor", "A regression:") if word not in rest] == []

@@ -1,0 +1,181 @@
+"""The disk: raw system calls, one method each, so that a test can stand between us and the kernel.
+
+Promise: every call that changes what is on the disk goes through one of these methods, in the
+order in which the protocols (trio.py, ownership.py, segments.py) ask for it. A subclass that
+records them sees the whole history that a crash can cut short.
+Also here: what an operating system's error means to a person (`refusal`).
+Not here: which calls, in which order, and why.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.protocols import Buffer
+
+# macOS: fsync there only hands the bytes to the drive, which may keep them in its cache
+_FULL_SYNC: int = getattr(fcntl, "F_FULLFSYNC", 0)
+
+_NO_SYNC_OF_FOLDERS = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
+
+_ADVICE = {
+    errno.ENOSPC: "The disk is full: free some space or use another folder, then run again.",
+    errno.EDQUOT: "The disk quota is used up: free some space or use another folder, then run again.",
+    errno.EROFS: "The file system is mounted read-only: use another folder, or have it remounted.",
+    errno.EACCES: "This user may not write there: change the folder's permissions or use another one.",
+    errno.EPERM: "This user may not do that there: change the folder's permissions or use another one.",
+    errno.EISDIR: "There is a folder of that name: give the path of a file.",
+    errno.ENOTDIR: "A part of the path is a file, not a folder: use another path.",
+    errno.EXDEV: "The path crosses into another file system: give a folder that lies on one.",
+    errno.ENAMETOOLONG: "The name is too long: a shorter one is needed (some 60 characters are added).",
+    errno.ENOENT: "The folder has gone: was it removed while the program was running?",
+    errno.EMFILE: "Too many files are open in this process: raise `ulimit -n` or close some.",
+    errno.ENFILE: "Too many files are open on this machine: close some, then run again.",
+    errno.EIO: "The device reported an error: look at the kernel's log, and do not trust this disk.",
+    errno.ENOLCK: "This file system has no file locks: use a folder on one that has (a local disk).",
+    errno.ENOTSUP: "This file system cannot do that: use a folder on a local disk.",
+    errno.EEXIST: "The staging name is taken: staging ids must be unique.",
+    errno.ELOOP: "The path goes round in symbolic links: give another one.",
+    errno.ESTALE: "The network file system has lost the file: check the mount, then run again.",
+}
+
+
+class Disk:
+    """The real thing. It keeps nothing, so one instance serves all threads."""
+
+    __slots__ = ()
+
+    def create(self, path: str) -> int:
+        """A new file for writing, ours alone to read; refused if the name exists."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+
+    def open_to_update(self, path: str) -> int:
+        """A file for reading and writing in place, made if it is not there."""
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def open(self, path: str) -> int:
+        # O_NONBLOCK: a pipe that somebody put there must not hang the reader
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def write(self, fd: int, data: Buffer) -> int:
+        return os.write(fd, data)
+
+    def write_at(self, fd: int, data: Buffer, offset: int) -> int:
+        return os.pwrite(fd, data, offset)
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def sync(self, fd: int) -> None:
+        if _FULL_SYNC:
+            fcntl.fcntl(fd, _FULL_SYNC)
+        else:
+            os.fsync(fd)
+
+    def sync_data(self, fd: int) -> None:
+        """Content and size are on the disk; times need not be."""
+        if _FULL_SYNC:
+            fcntl.fcntl(fd, _FULL_SYNC)
+        else:
+            os.fdatasync(fd)
+
+    def sync_folder(self, path: str) -> bool:
+        """The folder's names are on the disk; False where the file system cannot do that."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            if error.errno in _NO_SYNC_OF_FOLDERS:
+                return False
+            raise
+        finally:
+            os.close(fd)
+        return True
+
+    def rename(self, source: str, target: str) -> None:
+        os.rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def make_folder(self, path: str) -> None:
+        os.mkdir(path, 0o700)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def names(self, folder: str) -> list[str]:
+        return os.listdir(folder)
+
+    def read(self, path: str) -> bytes:
+        """All of a small regular file."""
+        fd = self.open(path)
+        try:
+            size = regular_size(fd, path)
+            return b"".join(iter(lambda: os.read(fd, max(size, 1 << 16)), b""))
+        finally:
+            self.close(fd)
+
+
+def regular_size(fd: int, path: str) -> int:
+    found = os.fstat(fd)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(found.st_mode):
+        raise CheckpointError(f"{path} is not a regular file.", hint="Take it away.", path=path)
+    return found.st_size
+
+
+def refusal(error: OSError, doing: str, path: str) -> CheckpointError:
+    """The operating system said no: what, to which path, and what a person can do about it."""
+    number = error.errno or 0
+    name = errno.errorcode.get(number, "no errno")
+    return CheckpointError(
+        f"Cannot {doing} {path}: {error.strerror or error} ({name}).",
+        hint=_ADVICE.get(number, "Nothing was changed there."),
+        path=path,
+        errno=number,
+    )
+
+
+@contextmanager
+def refusing(doing: str, path: str) -> Iterator[None]:
+    """Turn what the operating system says inside the block into a CheckpointError."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise refusal(error, doing, path) from error
+
+
+def unsafe_mode(path: str) -> str | None:
+    """Why somebody else could have written what is at `path` or put it there; None if nobody could.
+
+    Looks at the file (if it is there) and at its folder. Root and this user are trusted; a folder
+    that others may write to is not, unless it is sticky (as /tmp is) and the file is there already.
+    """
+    folder = os.path.dirname(os.path.abspath(path))
+    try:
+        around = os.stat(folder)
+    except FileNotFoundError:
+        return None
+    try:
+        inside = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        inside = None
+    if inside is not None and inside.st_uid not in (0, os.getuid()):
+        return f"{path} belongs to user {inside.st_uid}"
+    if inside is not None and not stat.S_ISLNK(inside.st_mode) and inside.st_mode & 0o022:
+        return f"{path} can be written by others (mode {stat.S_IMODE(inside.st_mode):04o})"
+    if around.st_uid not in (0, os.getuid()):
+        return f"the folder {folder} belongs to user {around.st_uid}"
+    if around.st_mode & 0o022 and not (around.st_mode & stat.S_ISVTX and inside is not None):
+        return f"others can put files into {folder} (mode {stat.S_IMODE(around.st_mode):04o})"
+    return None

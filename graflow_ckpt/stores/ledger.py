@@ -1,0 +1,164 @@
+"""The contents of a session's lock file: epoch, owner and lines, in two slots written in turns.
+
+Promise: after a crash in the middle of `write` the former record is read, or the new one; never
+neither. Holds as long as the former one was synced, which `write` sees to and a claim makes sure of.
+The picture of the bytes is in ownership.py. Not here: who may write, and when.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+import time
+import zlib
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.protocols import Line, Owner
+from graflow_ckpt.stores.disk import Disk
+from graflow_ckpt.stores.flock import Flock
+
+SLOT = 8192
+_ARGV = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What the lock file says. Epoch 0: it says nothing."""
+
+    turn: int = 0
+    epoch: int = 0
+    owner: Owner | None = None
+    lines: tuple[Line, ...] = ()
+
+    def claimed(self, epoch: int, owner: Owner) -> Record:
+        return replace(self, turn=self.turn + 1, epoch=epoch, owner=owner)
+
+    def without_owner(self) -> Record:
+        return replace(self, turn=self.turn + 1, owner=None)
+
+    def with_line(self, line: Line) -> Record:
+        return replace(self, turn=self.turn + 1, lines=(*self.lines, line))
+
+    def encode(self) -> bytes:
+        said = {
+            "turn": self.turn,
+            "epoch": self.epoch,
+            "owner": asdict(self.owner) if self.owner else None,
+            "lines": [[line.epoch, line.sequence] for line in self.lines],
+        }
+        body = json.dumps(said, separators=(",", ":")).encode()
+        return b"%08x %s\n" % (zlib.crc32(body), body)
+
+
+class Slots:
+    """An open lock file."""
+
+    __slots__ = ("_disk", "_written", "lock")
+
+    def __init__(self, disk: Disk, lock: Flock) -> None:
+        self._disk = disk
+        self._written = b""
+        self.lock = lock
+
+    def read(self) -> Record:
+        return read_record(self._bytes())
+
+    def unchanged(self) -> bool:
+        """Whether the file is what was last written here, and still in its place. Costs one read."""
+        return self._bytes() == self._written and not self.removed()
+
+    def removed(self) -> bool:
+        return os.fstat(self.lock.fd).st_nlink == 0
+
+    def write(self, record: Record) -> Record:
+        """Durable when it returns. The record with fewer lines, if not all of them had room."""
+        data = record.encode()
+        if len(data) > SLOT:
+            record = replace(record, lines=still_needed(record.lines))
+            data = record.encode()
+        if len(data) > SLOT:
+            raise CheckpointError(
+                f"No room for one more rewind in {self.lock.path} ({len(record.lines)} are in it).",
+                hint="Go on under a new session id (fork).",
+                path=self.lock.path,
+            )
+        at, offset = 0, record.turn % 2 * SLOT
+        while at < len(data):
+            at += self._disk.write_at(self.lock.fd, data[at:], offset + at)
+        self._disk.sync_data(self.lock.fd)  # else the next write could tear the only slot that is safe
+        self._written = self._bytes()
+        return record
+
+    def _bytes(self) -> bytes:
+        return os.pread(self.lock.fd, 2 * SLOT, 0)
+
+
+def read_record(raw: bytes) -> Record:
+    """The valid slot of the higher turn; an empty record if there is none."""
+    found = [record for at in (0, SLOT) if (record := _decode(raw[at : at + SLOT]))]
+    return max(found, key=lambda record: record.turn, default=Record())
+
+
+def still_needed(lines: tuple[Line, ...]) -> tuple[Line, ...]:
+    """Without those that a later line says as well: it goes back as far or further."""
+    kept: list[Line] = []
+    for line in reversed(lines):
+        if not kept or line.sequence < kept[-1].sequence:
+            kept.append(line)
+    return tuple(reversed(kept))
+
+
+def _decode(slot: bytes) -> Record | None:
+    line, end, _ = slot.partition(b"\n")
+    crc, _, body = line.partition(b" ")
+    if not end or crc != b"%08x" % zlib.crc32(body):
+        return None
+    found: dict[str, Any] = json.loads(body)  # of our own making: the checksum fits
+    owner = found["owner"]
+    return Record(
+        turn=found["turn"],
+        epoch=found["epoch"],
+        owner=Owner(**{field.name: owner[field.name] for field in fields(Owner)}) if owner else None,
+        lines=tuple(Line(epoch, sequence) for epoch, sequence in found["lines"]),
+    )
+
+
+# --- who we are --------------------------------------------------------------------------
+
+
+def myself() -> Owner:
+    """This process. Outside Linux the start time, boot id and pid namespace are empty."""
+    return Owner(
+        pid=os.getpid(),
+        started=_started(),
+        boot=_read("/proc/sys/kernel/random/boot_id"),
+        pid_ns=_link("/proc/self/ns/pid"),
+        host=os.uname().nodename,
+        argv=shlex.join(sys.orig_argv)[:_ARGV],
+        since=time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
+    )
+
+
+def _started() -> str:
+    # the name of the program, in parentheses, may itself contain spaces and parentheses
+    stat = _read("/proc/self/stat").rpartition(")")[2].split()
+    return stat[19] if len(stat) > 19 else ""
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read().strip()
+    except OSError:
+        return ""
+
+
+def _link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return ""

@@ -1,0 +1,261 @@
+"""Checkpoints in a folder of a local disk.
+
+Promise: that of trio.py for every checkpoint and of ownership.py for every session. Two processes
+that write one path do it one after the other; a writer that has lost its session commits nothing.
+
+Paths: the session's own ones (`session_{id}_step_{n}_{time}-{sequence}.pkl` in the folder) are
+unique, so they are staged without a lock, and only the commit is under the session's. Any other
+path may be written by anybody, and is locked (`.{base}.pkl.lock`) for the whole write. A relative
+path whose folder is the store's means the store's also after a `chdir`.
+Not here: what a checkpoint contains, and whether it can be trusted.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from functools import partial
+
+from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.facts import check_session_id
+from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
+from graflow_ckpt.stores import segments, trio
+from graflow_ckpt.stores.disk import Disk, refusing
+from graflow_ckpt.stores.files import FileSource
+from graflow_ckpt.stores.flock import Flock, held
+from graflow_ckpt.stores.ownership import LocalLease, Ownership
+
+_logger = logging.getLogger(__name__)
+_OWN_NAME = re.compile(r"session_(?P<session>[A-Za-z0-9_-]{1,64})_step_\d+_\d+-\d+\Z")
+_SUFFIXES = tuple(f".{part}" for part in trio.PARTS)
+
+
+class LocalStore:
+    """The folder is made at the first write, not before."""
+
+    def __init__(self, folder: str | os.PathLike[str] = "checkpoints", *, disk: Disk | None = None) -> None:
+        self.folder = os.fspath(folder).rstrip("/") or "/"
+        self.synced = True  # False once the file system has refused to sync a folder: saves are `accepted`
+        self._root = os.path.abspath(self.folder)
+        self._disk = disk or Disk()
+        self._ownership = Ownership(self._disk, self._root)
+        self._settled: set[str] = set()
+
+    @property
+    def url(self) -> str:
+        return f"file://{self._root}"
+
+    def probe(self) -> None:
+        """Do once what saving will do, and take it away again."""
+        self._settle(self._root)
+        path = f"{self._root}/.probe.{os.getpid()}.tmp"
+        with refusing("write into", self._root), held(f"{path}.lock"):
+            with suppress(FileNotFoundError):
+                self._disk.unlink(path)
+            fd = self._disk.create(path)
+            try:
+                self._disk.write(fd, b"probe")
+                self._disk.sync(fd)
+            finally:
+                self._disk.close(fd)
+                self._disk.unlink(path)
+            self.synced = self._disk.sync_folder(self._root)
+
+    # --- ownership ---------------------------------------------------------------------
+
+    def acquire(self, session: str, *, take_over: bool = False) -> LocalLease:
+        check_session_id(session)
+        self._settle(self._root)
+        floor = 0 if self._ownership.has_record(session) else self._highest_epoch(session)
+        lease = self._ownership.acquire(session, take_over=take_over, floor=floor)
+        try:
+            with lease.locked():
+                lease.check()
+                trio.sweep(self._disk, self._root, partial(self._left_by, session))
+        except OSError as error:
+            _logger.warning("leftovers of session %s stay: %s", session, error, extra={"session": session})
+        except BaseException:
+            lease.release()
+            raise
+        return lease
+
+    def owner(self, session: str) -> Owner | None:
+        return self._ownership.owner(check_session_id(session))
+
+    def lines(self, session: str) -> tuple[Line, ...]:
+        return self._ownership.lines(check_session_id(session))
+
+    def rewound(self, lease: Lease, sequence: int) -> None:
+        self._own(lease).rewound(sequence)
+
+    # --- checkpoints -------------------------------------------------------------------
+
+    def put(
+        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+    ) -> None:
+        target = self._target(path)
+        mine = self._own(lease) if lease is not None else None
+        guard: Callable[[], AbstractContextManager[None]] = partial(_fenced, mine) if mine else nullcontext
+        self._settle(target.folder)
+        if mine is not None and self._session_of(target) == mine.session:
+            self.synced &= trio.write(self._disk, target, parts, stage, guard)
+            return
+        with ExitStack() as locks:
+            with refusing("lock", target.lock):
+                locks.enter_context(held(target.lock))
+            self.synced &= trio.write(self._disk, target, parts, stage, guard)
+            self._tidy(target)
+
+    def open(self, path: str, part: str, stage: str) -> FileSource:
+        return trio.open_part(self._disk, self._target(path), part, stage)
+
+    def meta(self, path: str) -> bytes:
+        return trio.read_meta(self._disk, self._target(path))
+
+    def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
+        """Whatever has a meta: damaged ones with their bytes, unreadable ones with none at all.
+
+        `session`: its own paths, and those in the folder under other names whose meta names it.
+        `pattern`: a glob of paths, with or without the suffix, instead of the folder.
+        """
+        for path in self._paths(pattern):
+            target = self._target(path)
+            named = _OWN_NAME.match(target.base)
+            if session is not None and named and named["session"] != session:
+                continue
+            try:
+                raw = self._disk.read(target.final(trio.META))
+            except FileNotFoundError:
+                continue  # deleted meanwhile
+            except (OSError, CheckpointError):
+                raw = b""
+            if session is None or named or _session_in(raw) == session:
+                yield path, raw
+
+    def delete(self, path: str) -> bool:
+        target = self._target(path)
+        with ExitStack() as locks:
+            with refusing("lock", target.lock):
+                if (session := self._session_of(target)) is None:
+                    if not os.path.lexists(target.final(trio.META)):
+                        return False
+                    locks.enter_context(held(target.lock))
+                else:
+                    locks.enter_context(_held_if_there(f"{self._root}/.{session}.lock"))
+            return trio.delete(self._disk, target)
+
+    # --- journal -----------------------------------------------------------------------
+
+    def journal(self, lease: Lease, after: int) -> segments.Segment:
+        return segments.open_segment(self._disk, self._root, self._own(lease), after)
+
+    def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
+        return segments.read_segments(self._disk, self._root, check_session_id(session))
+
+    def drop_segments(self, session: str, before: int) -> None:
+        segments.drop_segments(self._disk, self._root, check_session_id(session), before)
+
+    # --- within ------------------------------------------------------------------------
+
+    def _target(self, path: str) -> trio.Target:
+        text = os.fspath(path)
+        for suffix in _SUFFIXES:
+            if text.endswith(suffix):
+                text = text.removesuffix(suffix)
+                break
+        folder, base = os.path.split(text)
+        if not base or base in (".", "..") or "\0" in text:
+            raise CheckpointError(
+                f"{path!r} names a folder, not a checkpoint.", hint="Add the name of a file.", path=path
+            )
+        return trio.Target(self._root if folder == self.folder else os.path.abspath(folder), base)
+
+    def _session_of(self, target: trio.Target) -> str | None:
+        """The session whose own path this is."""
+        named = _OWN_NAME.match(target.base)
+        return named["session"] if named and target.folder == self._root else None
+
+    def _own(self, lease: Lease) -> LocalLease:
+        if not isinstance(lease, LocalLease):
+            raise TypeError(f"a lease of this store is needed, not {type(lease).__name__}")
+        return lease
+
+    def _settle(self, folder: str) -> None:
+        if folder in self._settled and os.path.isdir(folder):
+            return
+        trio.make_folders(self._disk, folder)
+        self._settled.add(folder)
+
+    @contextmanager
+    def _left_by(self, session: str, target: trio.Target) -> Iterator[bool]:
+        if self._session_of(target) != session:
+            yield False
+            return
+        with held(target.lock, wait=False) as ours:  # else somebody without a lease writes there now
+            yield ours
+
+    def _tidy(self, target: trio.Target) -> None:
+        try:
+            trio.sweep(self._disk, target.folder, lambda found: nullcontext(found == target))
+        except OSError as error:
+            _logger.warning("leftovers of %s stay: %s", target.base, error, extra={"path": target.base})
+
+    def _paths(self, pattern: str | None) -> Iterator[str]:
+        ending = f".{trio.META}"
+        if pattern is not None:
+            found = glob.iglob(pattern.removesuffix(".pkl").removesuffix(ending) + ending)
+        else:
+            found = (f"{self.folder}/{name}" for name in self._names() if name.endswith(ending))
+        for path in found:
+            yield path.removesuffix(ending) + ".pkl"
+
+    def _names(self) -> Sequence[str]:
+        with refusing("look into", self._root):
+            try:
+                return self._disk.names(self._root)
+            except FileNotFoundError:
+                return []
+
+    def _highest_epoch(self, session: str) -> int:
+        """From the session's metas, should its lock file have been lost (a copy without dot files)."""
+        epochs = (_field_in(raw, "epoch") for _, raw in self.list(session))
+        return max((epoch for epoch in epochs if isinstance(epoch, int)), default=0)
+
+
+@contextmanager
+def _fenced(lease: LocalLease) -> Iterator[None]:
+    with lease.locked():
+        lease.check()
+        yield
+
+
+@contextmanager
+def _held_if_there(path: str) -> Iterator[None]:
+    """The session's lock, if it has one. It is nobody's to make but its owner's."""
+    try:
+        lock = Flock(path, create=False)
+    except FileNotFoundError:
+        yield
+        return
+    try:
+        lock.take()
+        yield
+    finally:
+        lock.close()
+
+
+def _field_in(raw: bytes, name: str) -> object:
+    try:
+        meta = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return meta.get(name) if isinstance(meta, dict) else None
+
+
+def _session_in(raw: bytes) -> object:
+    return _field_in(raw, "session_id")

@@ -1,0 +1,1 @@
+"""From values to trios and back: codec, pickles, digests, seals."""

@@ -1,0 +1,195 @@
+"""Pickles of live values: streamed out and in without a copy of anything big.
+
+What is written is a plain pickle of protocol 5 that `pickle.load` reads. The pickler gives a
+large payload (an array's memory, bytes, bytearray) to its file as the very object, outside of
+all frames; from here it goes on in slices, as it lies in memory. On the way back the unpickler
+has it read into its final place. cloudpickle does the pickling, so that functions and classes
+of `__main__` work; it is loaded with the first live value.
+
+Two limits: an array that is contiguous in no order is copied once by numpy, a text is there
+twice while it is written. Not here: whether the bytes may be trusted (digest.py, seal.py).
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Final
+
+from blake3 import blake3
+
+from graflow_ckpt.checkpoint.culprit import find_unpicklable
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, NotStorable
+from graflow_ckpt.core.protocols import Buffer, Sink, Source
+
+SLICE: Final = 8 << 20
+_READ: Final = 256 << 10
+_MANY: Final = 1 << 20
+
+
+# Any, here and below: whatever the user put into the channel.
+def dump(value: Any, sink: Sink, root: str = "value") -> None:
+    """Writes the pickle of a value; NotStorable with the path from `root` to what has none."""
+    _pickle(value, _Slices(sink), None, root)
+
+
+def load(source: Source) -> Any:
+    """The value of a pickle, which has to fill the source. The bytes must be trusted already."""
+    reader = io.BufferedReader(_Raw(source), _READ)
+    with _collector_at_rest(source.size > _MANY):
+        value = _unpickled(pickle.Unpickler(reader).load)
+    if reader.read(1):
+        raise CheckpointCorrupt("Something follows where a pickle has ended.")
+    return value
+
+
+def live_bytes(value: Any, root: str = "value") -> bytes:
+    """The pickle of a value in one piece: for small ones."""
+    out = io.BytesIO()
+    dump(value, out, root)
+    return out.getvalue()
+
+
+def load_live(data: bytes) -> Any:
+    """The value of `live_bytes`. The bytes must be trusted already."""
+    return _unpickled(lambda: pickle.loads(data))
+
+
+def live_digest(value: Any, root: str = "value") -> bytes:
+    """Sixteen bytes that differ when the value does; its big buffers are read where they lie.
+
+    A digest of the pickle: it can also differ when only the wiring has changed (which equal
+    objects are one), never the other way round.
+    """
+    stream, buffers = _Digesting(), blake3()
+
+    def digest_buffer(buffer: pickle.PickleBuffer) -> None:
+        with buffer.raw() as view:
+            buffers.update(view.nbytes.to_bytes(8, "big"))
+            buffers.update(view)
+
+    _pickle(value, stream, digest_buffer, root)
+    return blake3(stream.hash.digest() + buffers.digest()).digest(16)
+
+
+def check_picklable(value: Any, root: str) -> None:
+    """NotStorable with the path to what cannot be pickled. Big buffers are not touched."""
+    _pickle(value, _Nothing(), lambda _: None, root)
+
+
+# --- out -------------------------------------------------------------------------------
+
+
+def _pickle(
+    value: Any, out: _Out, take_buffer: Callable[[pickle.PickleBuffer], None] | None, root: str
+) -> None:
+    import cloudpickle
+
+    try:
+        cloudpickle.Pickler(out, protocol=5, buffer_callback=take_buffer).dump(value)
+    except MemoryError:
+        raise
+    except Exception as error:  # a save: the value's own code runs in here, and may raise anything
+        if error is out.failure:
+            raise
+        raise _not_storable(value, root, error) from error
+
+
+def _not_storable(value: Any, root: str, error: Exception) -> NotStorable:
+    path, kind = find_unpicklable(value, root)
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    return NotStorable(
+        f"{path} cannot be stored: a {name} that cannot be pickled ({type(error).__name__}: {error}).",
+        hint="Store what it is made from, leave it out in __getstate__, or make it in the task that uses it.",
+        path=path,
+        kind=name,
+    )
+
+
+class _Out:
+    """A pickler's file. `failure` tells what the file raised from what the value raised."""
+
+    failure: BaseException | None = None
+
+    def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
+        return 0
+
+
+class _Nothing(_Out):
+    """Where a trial goes."""
+
+
+class _Digesting(_Out):
+    """A digest of the stream."""
+
+    def __init__(self) -> None:
+        self.hash = blake3()
+
+    def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
+        with memoryview(data) as view:
+            self.hash.update(view)
+        return 0
+
+
+class _Slices(_Out):
+    """Large payloads go to the sink in slices, so that it can digest one while it writes the next."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+
+    def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
+        try:
+            if type(data) is bytes and len(data) <= SLICE:
+                return self._sink.write(data)
+            view = data.raw() if isinstance(data, pickle.PickleBuffer) else memoryview(data)
+            for start in range(0, view.nbytes, SLICE):
+                self._sink.write(view[start : start + SLICE])
+            return view.nbytes
+        except BaseException as failure:
+            self.failure = failure
+            raise
+
+
+# --- in --------------------------------------------------------------------------------
+
+
+def _unpickled(load_it: Callable[[], Any]) -> Any:
+    try:
+        return load_it()
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise CheckpointCorrupt(f"Not a whole pickle: {error}.") from error
+    except (ImportError, AttributeError) as error:
+        raise CheckpointError(
+            f"A stored value cannot be loaded here: {error}.",
+            hint="Its class or function has moved, or its library is not installed.",
+        ) from error
+
+
+@contextmanager
+def _collector_at_rest(large: bool) -> Iterator[None]:
+    # Loading makes objects by the million and no garbage: the collector doubles the time and finds nothing.
+    rest = large and gc.isenabled()
+    if rest:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if rest:
+            gc.enable()
+
+
+class _Raw(io.RawIOBase):
+    """A source as a raw file. Under a BufferedReader a large read goes straight to its place."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def readable(self) -> bool:
+        return True
+
+    # The buffer is a memoryview: BufferedReader passes nothing else.
+    def readinto(self, buffer: Any, /) -> int:
+        return self._source.readinto(buffer)

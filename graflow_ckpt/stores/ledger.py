@@ -57,10 +57,10 @@ class Record:
 class Slots:
     """An open lock file."""
 
-    __slots__ = ("_disk", "_written", "lock")
+    __slots__ = ("_written", "disk", "lock")
 
     def __init__(self, disk: Disk, lock: Flock) -> None:
-        self._disk = disk
+        self.disk = disk
         self._written = b""
         self.lock = lock
 
@@ -88,8 +88,8 @@ class Slots:
             )
         at, offset = 0, record.turn % 2 * SLOT
         while at < len(data):
-            at += self._disk.write_at(self.lock.fd, data[at:], offset + at)
-        self._disk.sync_data(self.lock.fd)  # else the next write could tear the only slot that is safe
+            at += self.disk.write_at(self.lock.fd, data[at:], offset + at)
+        self.disk.sync_data(self.lock.fd)  # else the next write could tear the only slot that is safe
         self._written = self._bytes()
         return record
 

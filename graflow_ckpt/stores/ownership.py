@@ -98,7 +98,7 @@ class LocalLease:
             with self.locked():
                 self.check()
                 self._write(self._record.without_owner())
-                os.unlink(self._alive.path)
+                self._slots.disk.unlink(self._alive.path)
         except (Fenced, CheckpointError, OSError) as error:
             _logger.info("session %s let go without a word: %s", self.session, error)
         finally:
@@ -174,7 +174,7 @@ class Ownership:
             raise
         for old in epochs:
             with suppress(FileNotFoundError):
-                os.unlink(self._alive_path(session, old))
+                self._disk.unlink(self._alive_path(session, old))
         return LocalLease(session, record, slots, alive, found.owner)
 
     def _read(self, session: str) -> Record:

@@ -285,6 +285,9 @@ def sweep(disk: Disk, folder: str, entered: Callable[[Target], AbstractContextMa
 
 
 def _sweep_one(disk: Disk, target: Target, found: Sequence[tuple[str, str]]) -> None:
+    # A writer may have been killed right after its commit: what is read as the newest meta here must
+    # be on the disk before what an older one needs is taken away.
+    disk.sync_folder(target.folder)
     try:
         current = stage_of(disk.read(target.final(META)))
     except FileNotFoundError:

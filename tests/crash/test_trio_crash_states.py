@@ -1,0 +1,187 @@
+"""After a power cut at any call of the writer, a reader finds the old checkpoint or the new one.
+
+The writer is the real one; what its calls may leave on a disk is laid out state by state and read by
+the real store. The same enumeration convicts what is wrong: the three loose renames of spec/002, and
+every mutant of trio.py that lacks one sync or does things in another order. `pytest -s` shows counts.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from graflow_ckpt.stores import trio
+from graflow_ckpt.stores.files import FileSink
+from tests.crash.crash_states import Sync, SyncFolder, Unlink
+from tests.crash.trio_reader import parts, read, read_naively
+from tests.crash.trio_scenarios import ANY, SCENARIOS, Scenario, Stage, judge, judge_all, record, weigh
+
+pytestmark = pytest.mark.crash
+
+# --- the tests ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name.replace(" ", "-"))
+def test_every_crash_state_reads_as_the_old_or_the_new_one(scenario: Scenario) -> None:
+    verdicts = judge(scenario)
+
+    print(f"\n{scenario.name:50}", *(f"{model} {verdict}" for model, verdict in verdicts.items()))
+    for verdict in verdicts.values():
+        assert verdict.states > 5
+        assert verdict.bad == 0, verdict.example
+
+
+@pytest.mark.parametrize("synced", [False, True], ids=["as-written", "with-syncs-added"])
+def test_the_three_loose_renames_of_the_document_are_convicted(synced: bool) -> None:
+    overwriting = Scenario(
+        "spec/002",
+        lambda stage: loose_renames(stage, "old", synced=True),
+        lambda stage: loose_renames(stage, "new", synced=synced),
+        frozenset({"old", "new"}),
+    )
+
+    verdicts = judge(overwriting, reader=read_naively)
+
+    print(f"\nspec/002{' with syncs' if synced else '':42}", *(f"{m} {v}" for m, v in verdicts.items()))
+    assert all(verdict.bad > 0 for verdict in verdicts.values())
+
+
+def loose_renames(stage: Stage, tag: str, *, synced: bool) -> None:
+    """`_atomic_save` of spec/002, with its staging beside the target, so that it can rename at all."""
+    disk, base = stage.disk, f"{stage.root}/c/best"
+    trio.make_folders(disk, f"{stage.root}/c")
+    for part, writer in parts(tag):
+        fd = disk.create(f"{base}.tmp.{part}")
+        sink = FileSink(disk, fd, base)
+        writer(sink)
+        sink.flush()
+        if synced:
+            disk.sync(fd)
+        disk.close(fd)
+    for part in ("pkl", "state.json", "meta.json"):
+        disk.rename(f"{base}.tmp.{part}", f"{base}.{part}")
+    if synced:
+        disk.sync_folder(f"{stage.root}/c")
+    disk.promise(tag)
+
+
+def test_a_writer_killed_before_any_call_leaves_nothing_that_the_next_one_does_not_tidy_up(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "rehearsal").mkdir()
+    rehearsal = Stage(tmp_path / "rehearsal")
+    rehearsal.put(ANY, "old")
+    rehearsal.disk.calls.clear()
+    rehearsal.put(ANY, "new")
+    calls = [call for call in rehearsal.disk.calls if not isinstance(call, Unlink)]
+
+    for number in range(len(calls) - 1):
+        (tmp_path / str(number)).mkdir()
+        stage = Stage(tmp_path / str(number))
+        stage.put(ANY, "old")
+        with stage.disk.dying(lambda _, before, last=number: len(before) >= last):
+            stage.put(ANY, "new")
+        assert read(stage.process(), stage.root + ANY) in ("old", "new")
+
+        stage.put(ANY, "next")
+
+        assert read(stage.process(), stage.root + ANY) == "next"
+        names = sorted(path.name for path in (tmp_path / str(number) / "c").iterdir())
+        assert names == ["best.meta.json", "best.pkl", "best.state.json"]
+
+
+# --- mutants -----------------------------------------------------------------------------
+
+
+def is_sync(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == "disk"
+        and node.func.attr in ("sync", "sync_folder")
+    )
+
+
+def without_sync() -> Iterator[tuple[str, ast.Module]]:
+    for function in ast.parse(inspect.getsource(trio)).body:
+        for call in ast.walk(function):
+            if is_sync(call):
+                yield f"{getattr(function, 'name', '')}: no {ast.unparse(call)}", drop(call)
+
+
+def drop(call: ast.AST) -> ast.Module:
+    """The source again, with this one call (known by its line) made a constant."""
+
+    class Drop(ast.NodeTransformer):
+        def visit_Call(self, node: ast.Call) -> ast.AST:
+            if is_sync(node) and node.lineno == getattr(call, "lineno", -1):
+                return ast.copy_location(ast.Constant(True), node)
+            return self.generic_visit(node)
+
+    return Drop().visit(ast.parse(inspect.getsource(trio)))
+
+
+def reordered() -> Iterator[tuple[str, ast.Module]]:
+    """The body of the guarded block: [commit, sync, roll forward]; of the deletion: [.., sync, the rest]."""
+    for name, order in (
+        ("roll forward before the commit", (2, 0, 1)),
+        ("roll forward before its sync", (0, 2, 1)),
+    ):
+        tree = ast.parse(inspect.getsource(trio))
+        block = next(
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.With) and ast.unparse(node.items[0]) == "guard()"
+        )
+        assert len(block.body) == 3
+        block.body = [block.body[at] for at in order]
+        yield f"write: {name}", tree
+    tree = ast.parse(inspect.getsource(trio))
+    function = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "delete")
+    block = next(node for node in function.body if isinstance(node, ast.With))
+    attempt, sync, rest = block.body
+    assert isinstance(attempt, ast.Try)
+    attempt.body.insert(1, rest)
+    block.body = [attempt, sync]
+    yield "delete: the rest before meta", tree
+
+
+MUTANTS = dict([*without_sync(), *reordered()])
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_of_the_protocol_is_convicted(name: str) -> None:
+    mutant = ModuleType(trio.__name__)
+    exec(compile(ast.fix_missing_locations(MUTANTS[name]), "<mutant>", "exec"), mutant.__dict__)
+
+    verdicts = judge_all(mutant)
+
+    print(f"\n{name:60}", *(f"{model} {verdict}" for model, verdict in verdicts.items()))
+    print("   ", (verdicts["ordered"].example or verdicts["subset"].example)[:200])
+    assert verdicts["subset"].bad > 0
+
+
+def test_the_mutants_are_as_many_as_the_syncs() -> None:
+    source = inspect.getsource(trio)
+
+    assert source.count("disk.sync") == len(list(without_sync())) == 6
+
+
+def test_one_sync_call_fewer_is_convicted_whichever_it_is() -> None:
+    """Not of the source but of the calls made: each of the three files needs its own."""
+    scenario = next(scenario for scenario in SCENARIOS if scenario.name == "overwriting")
+    before, calls = record(scenario)
+    syncs = [at for at, call in enumerate(calls) if isinstance(call, Sync | SyncFolder)]
+    assert [type(calls[at]) for at in syncs] == [SyncFolder] + [Sync] * 3 + [SyncFolder] * 2
+
+    for at in syncs[1:]:  # the first is that of a folder that was there before
+        verdicts = weigh(scenario, before, calls[:at] + calls[at + 1 :])
+
+        print(f"\nwithout {calls[at]!s:52}", *(f"{model} {verdict}" for model, verdict in verdicts.items()))
+        assert verdicts["subset"].bad > 0

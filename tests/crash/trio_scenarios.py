@@ -1,0 +1,256 @@
+"""What can happen to a trio, and the judge who reads every state that it can leave on a disk.
+
+A scenario is played once by the real code on a real folder; `judge` then lays out the crash states and
+reads each with the real store. Not here: what must come of it (test_trio_crash_states.py).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
+
+import pytest
+
+from graflow_ckpt.stores import local, trio
+from graflow_ckpt.stores.local import LocalStore
+from tests.crash.crash_states import (
+    MODELS,
+    Call,
+    MakeFolder,
+    RecordingDisk,
+    Rename,
+    SyncFolder,
+    Tree,
+    Unlink,
+    crash_states,
+)
+from tests.crash.trio_reader import NOTHING, parts, read
+
+# Thousands of small trees are laid out; what they are read from does not matter.
+MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+OWN = "/c/session_s_step_1_1700000000-1.pkl"  # a path of session s
+ANY = "/c/best.pkl"
+DEEP = "/c/runs/7/best.pkl"
+
+Reader = Callable[[LocalStore, str], str]
+
+
+class Stage:
+    """A disk that is being written to, by one process after another."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = str(root)
+        self.disk = RecordingDisk(self.root)
+
+    def process(self) -> LocalStore:
+        return LocalStore(f"{self.root}/c", disk=self.disk)
+
+    def put(self, path: str, tag: str, store: LocalStore | None = None) -> None:
+        (store or self.process()).put(self.root + path, parts(tag), lease=None, stage=tag)
+        self.disk.promise(tag)
+
+    def put_half(self, path: str, tag: str) -> None:
+        """Died before the commit: staged files stay behind."""
+        with self.disk.dying(lambda call, _: isinstance(call, Rename)):
+            self.put(path, tag)
+
+    def put_unsynced(self, path: str, tag: str) -> None:
+        """Committed, but its writer died before the sync that makes it durable."""
+        with self.disk.dying(lambda _, before: count(Rename, before) == 1):
+            self.put(path, tag)
+
+    def put_unrolled(self, path: str, tag: str) -> None:
+        """Committed and durable, but its writer died before the others got their final names."""
+        with self.disk.dying(lambda call, before: isinstance(call, Rename) and count(Rename, before) == 1):
+            self.put(path, tag)
+
+    def delete(self, path: str) -> None:
+        self.process().delete(self.root + path)
+        self.disk.promise(NOTHING)
+
+    def delete_half(self, path: str) -> None:
+        with self.disk.dying(lambda call, _: isinstance(call, Unlink)):
+            self.delete(path)
+
+    def sweep(self, promise: str) -> None:
+        local.trio.sweep(self.disk, f"{self.root}/c", lambda _: nullcontext(True))
+        self.disk.promise(promise)
+
+    def acquire(self, promise: str) -> None:
+        self.process().acquire("s")
+        self.disk.promise(promise)
+
+
+def count(kind: type, calls: Sequence[Call]) -> int:
+    return sum(isinstance(call, kind) for call in calls)
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """`before` is safe on the disk, `act` is cut short. What may be found until a promise was made."""
+
+    name: str
+    before: Callable[[Stage], object]
+    act: Callable[[Stage], object]
+    until: frozenset[str]
+    path: str = ANY
+
+
+def made_and_killed(stage: Stage, path: str) -> None:
+    with stage.disk.dying(
+        lambda call, before: isinstance(call, SyncFolder) and count(MakeFolder, before) > 0
+    ):
+        stage.put(path, "lost")
+
+
+def chain(*steps: Callable[[Stage], object]) -> Callable[[Stage], object]:
+    def run(stage: Stage) -> None:
+        for step in steps:
+            step(stage)
+
+    return run
+
+
+SCENARIOS = [
+    Scenario(
+        "a first checkpoint",
+        lambda s: s.process().probe(),
+        lambda s: s.put(ANY, "new"),
+        frozenset({NOTHING, "new"}),
+    ),
+    Scenario(
+        "a first one, folders made",
+        lambda s: None,
+        lambda s: s.put(DEEP, "new"),
+        frozenset({NOTHING, "new"}),
+        DEEP,
+    ),
+    Scenario(
+        "a first one, folder made by a dead process",
+        lambda s: s.process().probe(),
+        chain(lambda s: made_and_killed(s, "/c/x/best.pkl"), lambda s: s.put("/c/x/best.pkl", "new")),
+        frozenset({NOTHING, "new"}),
+        "/c/x/best.pkl",
+    ),
+    Scenario(
+        "overwriting", lambda s: s.put(ANY, "old"), lambda s: s.put(ANY, "new"), frozenset({"old", "new"})
+    ),
+    Scenario(
+        "overwriting one not rolled forward",
+        lambda s: s.put_unrolled(ANY, "old"),
+        lambda s: s.put(ANY, "new"),
+        frozenset({"old", "new"}),
+    ),
+    Scenario(
+        "overwriting beside what a dead writer staged",
+        chain(lambda s: s.put(ANY, "old"), lambda s: s.put_half(ANY, "half")),
+        lambda s: s.put(ANY, "new"),
+        frozenset({"old", "new"}),
+    ),
+    Scenario(
+        "overwriting one whose writer died at the commit",
+        lambda s: s.put_unrolled(ANY, "old"),
+        chain(lambda s: s.put_unsynced(ANY, "mid"), lambda s: s.put(ANY, "new")),
+        frozenset({"old", "mid", "new"}),
+    ),
+    Scenario(
+        "a new owner after a death at the commit",
+        lambda s: s.put_unrolled(OWN, "old"),
+        chain(lambda s: s.put_unsynced(OWN, "new"), lambda s: s.acquire("new")),
+        frozenset({"old", "new"}),
+        OWN,
+    ),
+    Scenario(
+        "sweeping after a death at the commit",
+        lambda s: s.put_unrolled(ANY, "old"),
+        chain(lambda s: s.put_unsynced(ANY, "new"), lambda s: s.sweep("new")),
+        frozenset({"old", "new"}),
+    ),
+    Scenario("deleting", lambda s: s.put(ANY, "old"), lambda s: s.delete(ANY), frozenset({"old", NOTHING})),
+    Scenario(
+        "deleting one not rolled forward",
+        lambda s: s.put_unrolled(ANY, "old"),
+        lambda s: s.delete(ANY),
+        frozenset({"old", NOTHING}),
+    ),
+    Scenario(
+        "a new owner after a death while deleting",
+        lambda s: s.put_unrolled(OWN, "old"),
+        chain(lambda s: s.delete_half(OWN), lambda s: s.acquire(NOTHING)),
+        frozenset({"old", NOTHING}),
+        OWN,
+    ),
+]
+
+
+# --- the judge ---------------------------------------------------------------------------
+
+
+@dataclass
+class Verdict:
+    states: int = 0
+    bad: int = 0
+    example: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.bad}/{self.states}"
+
+
+_read_before: dict[tuple[Tree, str, str], str] = {}  # a tree reads the same whoever left it
+
+
+def judge(scenario: Scenario, *, reader: Reader = read, protocol: ModuleType = trio) -> dict[str, Verdict]:
+    """Run the writer once, then read every state that its calls can leave."""
+    before, calls = record(scenario, protocol)
+    return weigh(scenario, before, calls, reader)
+
+
+def record(scenario: Scenario, protocol: ModuleType = trio) -> tuple[Tree, list[Call]]:
+    """`protocol` takes the place of trio.py while the scenario acts; what was before is sound."""
+    with TemporaryDirectory(dir=MEMORY) as folder, pytest.MonkeyPatch.context() as patch:
+        stage = Stage(Path(folder))
+        scenario.before(stage)
+        before = Tree.of(stage.root)
+        stage.disk.calls.clear()
+        patch.setattr(local, "trio", protocol)
+        scenario.act(stage)
+        return before, stage.disk.calls
+
+
+def weigh(scenario: Scenario, before: Tree, calls: list[Call], reader: Reader = read) -> dict[str, Verdict]:
+    verdicts = {model: Verdict() for model in MODELS}
+    for model, verdict in verdicts.items():
+        for promised, tree in crash_states(before, calls, model):
+            found = look(tree, scenario.path, reader)
+            good = found == promised if promised is not None else found in scenario.until
+            verdict.states += 1
+            verdict.bad += not good
+            if not good and not verdict.example:
+                names = sorted(path for path, _ in tree.files)
+                verdict.example = f"{scenario.name}: promised {promised}, found {found} in {names}"
+    return verdicts
+
+
+def look(tree: Tree, path: str, reader: Reader) -> str:
+    key = (tree, path, reader.__name__)
+    if key not in _read_before:
+        with TemporaryDirectory(dir=MEMORY) as root:
+            tree.lay_out(root)
+            _read_before[key] = reader(LocalStore(f"{root}/c"), root + path)
+    return _read_before[key]
+
+
+def judge_all(protocol: ModuleType) -> dict[str, Verdict]:
+    total = {model: Verdict() for model in MODELS}
+    for scenario in SCENARIOS:
+        for model, verdict in judge(scenario, protocol=protocol).items():
+            total[model].states += verdict.states
+            total[model].bad += verdict.bad
+            total[model].example = total[model].example or verdict.example
+    return total

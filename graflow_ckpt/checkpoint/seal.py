@@ -1,0 +1,118 @@
+"""Seals: who made a checkpoint, and that no byte of its meta has changed since.
+
+Only meta is sealed; it holds the digests of the other parts and the place (session, sequence,
+epoch, schema). The seal is a keyed blake3 digest over the canonical JSON of all of meta but the
+seal itself. Journal records are chained: each seal covers the one before it, so that no record
+can be changed, moved, or left out in the middle. Seals of meta, of journals and of anything else
+cannot stand in for each other: each purpose has a key of its own, derived from the same secret.
+
+Not here: where keys come from (keys.py), what the parts are digested with (digest.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hmac import compare_digest
+from typing import Any, Final
+
+from blake3 import blake3
+
+from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.checkpoint.mounts import key_storage_warning
+from graflow_ckpt.core.errors import CheckpointCorrupt, UnknownKey, UnsafeCheckpoint
+
+__all__ = ["MAC_SIZE", "Chain", "Keyring", "canonical", "key_storage_warning", "seal", "verify"]
+
+MAC_SIZE: Final = 16
+
+_META: Final = "graflow_ckpt 2025 seal of meta"
+_JOURNAL: Final = "graflow_ckpt 2025 seal of journal records"
+
+# Any: whatever JSON can hold.
+Meta = Mapping[str, Any]
+
+
+def canonical(meta: Meta) -> bytes:
+    """The one way to write a meta without its seal: sorted keys, no spaces, ASCII."""
+    unsealed = {key: value for key, value in meta.items() if key != "seal"}
+    # ASCII, so that the lone surrogates of a file name that is no UTF-8 survive.
+    return json.dumps(unsealed, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def seal(meta: Meta, keyring: Keyring) -> dict[str, Any]:
+    """The meta as JSON will give it back, with "key_id" and "seal"."""
+    key_id, secret = keyring.signing
+    # Through JSON once: a tuple or an integer key would otherwise be sealed as what no reader ever sees.
+    sealed: dict[str, Any] = json.loads(canonical({**meta, "key_id": key_id}))
+    sealed["seal"] = _seal_of(sealed, secret)
+    return sealed
+
+
+def verify(meta: Meta, keyring: Keyring) -> None:
+    """Returns if the meta was sealed with a key of the ring and is unchanged; raises if not."""
+    key_id, found = meta.get("key_id"), meta.get("seal")
+    if not isinstance(key_id, str) or not isinstance(found, str) or not found.isascii():
+        raise UnsafeCheckpoint(
+            "This checkpoint has no seal: anybody could have written it, so it is not opened.",
+            hint="If you know where it comes from: graflow-ckpt trust PATH shows it and seals it.",
+        )
+    secret = keyring.secret(key_id)
+    if secret is None:
+        raise _unknown_key(key_id, meta.get("host"))
+    try:
+        expected = _seal_of(meta, secret)
+    except (ValueError, TypeError) as error:
+        raise CheckpointCorrupt(f"The meta of this checkpoint is not what was written: {error}.") from error
+    if not compare_digest(found, expected):
+        raise UnsafeCheckpoint(
+            f"The seal of this checkpoint does not fit: its meta was changed after key {key_id} sealed it.",
+            hint="Use another checkpoint of the session; this one is not opened.",
+            key_id=key_id,
+        )
+
+
+class Chain:
+    """The seals of one run of journal records. `start` says which: session, epoch, place."""
+
+    __slots__ = ("_key", "last")
+
+    def __init__(self, key: bytes, start: bytes) -> None:
+        self._key = _derived(key, _JOURNAL)
+        self.last = blake3(b"start" + start, key=self._key).digest(MAC_SIZE)
+
+    def next(self, payload: bytes) -> bytes:
+        """The seal of the next record."""
+        self.last = self._after(payload)
+        return self.last
+
+    def check(self, payload: bytes, mac: bytes) -> bool:
+        """Is this the next record? Only then the chain goes on."""
+        expected = self._after(payload)
+        if not compare_digest(expected, mac):
+            return False
+        self.last = expected
+        return True
+
+    def _after(self, payload: bytes) -> bytes:
+        return blake3(self.last + payload, key=self._key).digest(MAC_SIZE)
+
+
+def _seal_of(meta: Meta, secret: bytes) -> str:
+    return blake3(canonical(meta), key=_derived(secret, _META)).hexdigest()
+
+
+def _derived(secret: bytes, purpose: str) -> bytes:
+    return blake3(secret, derive_key_context=purpose).digest()
+
+
+# Any: what a foreign meta says.
+def _unknown_key(key_id: str, host: Any) -> UnknownKey:
+    made = f" on {host}" if isinstance(host, str) and host else ""
+    return UnknownKey(
+        f"This checkpoint was sealed with key {key_id}{made}, which is not among the keys here.",
+        hint="Either carry that key over (GRAFLOW_CKPT_KEY or GRAFLOW_CKPT_KEY_FILE),"
+        " or look at it and seal it with yours: graflow-ckpt trust PATH",
+        key_id=key_id,
+        host=host,
+    )

@@ -1,0 +1,194 @@
+"""Keys: found in order, made once and whole, refused when others could use them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from graflow_ckpt.checkpoint.keys import Keyring, local_key_path, new_key
+from graflow_ckpt.core.errors import CheckpointError, UnsafeCheckpoint
+
+ONE, TWO = f"one:{'ab' * 32}", f"two:{'CD' * 32}"
+
+
+def state(folder: Path) -> dict[str, str]:
+    return {"XDG_STATE_HOME": str(folder)}
+
+
+def test_the_first_of_several_keys_seals_and_all_verify() -> None:
+    for text in (f"{ONE},{TWO}", f" {ONE}\n{TWO}\n"):
+        ring = Keyring.load({"GRAFLOW_CKPT_KEY": text})
+
+        assert ring.signing == ("one", b"\xab" * 32)
+        assert ring.secret("two") == b"\xcd" * 32
+        assert ring.secret("three") is None
+        assert ring.ids == ("one", "two")
+
+
+def test_a_key_in_the_environment_comes_before_a_file_and_a_file_before_the_local_key(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(TWO + "\n")
+    env = {**state(tmp_path), "GRAFLOW_CKPT_KEY_FILE": str(file)}
+
+    assert Keyring.load({**env, "GRAFLOW_CKPT_KEY": ONE}).ids == ("one",)
+    assert Keyring.load(env).ids == ("two",)
+    assert not local_key_path(env).exists()
+
+
+def test_the_local_key_is_made_once_for_the_user_alone(tmp_path: Path) -> None:
+    env = state(tmp_path / "a" / "b")
+
+    first, again = Keyring.load(env), Keyring.load(env)
+
+    path = local_key_path(env)
+    assert first.signing == again.signing
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert os.listdir(path.parent) == ["key"]
+
+
+def test_without_a_state_folder_of_its_own_the_key_is_under_home(tmp_path: Path) -> None:
+    for odd in ({}, {"XDG_STATE_HOME": ""}, {"XDG_STATE_HOME": "relative"}):
+        path = local_key_path({"HOME": str(tmp_path), **odd})
+
+        assert path == tmp_path / ".local/state/graflow_ckpt/key"
+
+
+def test_processes_at_once_end_with_one_key(tmp_path: Path) -> None:
+    program = """
+import sys
+from graflow_ckpt.checkpoint.keys import Keyring
+sys.stdin.read(1)
+print(Keyring.load().signing)
+"""
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", program],
+            env={**os.environ, **state(tmp_path)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(6)
+    ]
+    for run in runs:
+        assert run.stdin is not None
+        run.stdin.write("x")
+        run.stdin.flush()
+
+    keys = {run.communicate()[0] for run in runs}
+
+    assert keys == {f"{Keyring.load(state(tmp_path)).signing}\n"}
+
+
+def test_who_comes_second_takes_the_key_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = state(tmp_path)
+    path = local_key_path(env)
+    link = os.link
+
+    def overtaken(draft: Path, target: Path) -> None:
+        path.write_text(ONE)
+        path.chmod(0o600)
+        link(draft, target)
+
+    monkeypatch.setattr(os, "link", overtaken)
+
+    assert Keyring.load(env).ids == ("one",)
+    assert os.listdir(path.parent) == ["key"]
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o666])
+def test_a_local_key_that_others_can_read_or_change_is_refused(tmp_path: Path, mode: int) -> None:
+    env = state(tmp_path)
+    Keyring.load(env)
+    local_key_path(env).chmod(mode)
+
+    with pytest.raises(UnsafeCheckpoint, match="chmod go="):
+        Keyring.load(env)
+
+
+def test_a_local_key_in_a_folder_that_others_can_change_is_refused(tmp_path: Path) -> None:
+    env = state(tmp_path)
+    Keyring.load(env)
+    local_key_path(env).parent.chmod(0o770)
+
+    with pytest.raises(UnsafeCheckpoint, match="change"):
+        Keyring.load(env)
+
+
+def test_a_named_file_may_be_readable_and_not_writable_by_others(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(ONE)
+    env = {"GRAFLOW_CKPT_KEY_FILE": str(file)}
+
+    file.chmod(0o444)
+    assert Keyring.load(env).ids == ("one",)
+    file.chmod(0o664)
+    with pytest.raises(UnsafeCheckpoint, match="change"):
+        Keyring.load(env)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "secret",
+        "one:abcd",
+        ONE[:-1],
+        ONE + "0",
+        f"{ONE},{ONE}",
+        f"{ONE},",
+        f"a b:{'ab' * 32}",
+        ":" + "ab" * 32,
+    ],
+)
+def test_what_is_no_key_is_refused_without_being_shown(text: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        Keyring.load({"GRAFLOW_CKPT_KEY": text})
+
+    assert text not in str(caught.value)
+    assert "abab" not in str(caught.value)
+
+
+def test_a_shared_store_without_a_key_is_told_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="graflow-ckpt key new"):
+        Keyring.load(state(tmp_path), local=False)
+
+    assert not local_key_path(state(tmp_path)).exists()
+    assert Keyring.load({"GRAFLOW_CKPT_KEY": ONE}, local=False).ids == ("one",)
+
+
+def test_a_place_where_no_key_can_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+
+    with pytest.raises(CheckpointError, match="GRAFLOW_CKPT_KEY") as caught:
+        Keyring.load(state(tmp_path / "file"))
+
+    assert str(tmp_path / "file") in caught.value.path
+
+
+def test_a_named_file_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nowhere"):
+        Keyring.load({"GRAFLOW_CKPT_KEY_FILE": str(tmp_path / "nowhere")})
+
+
+def test_a_keyring_shows_ids_and_no_secrets() -> None:
+    assert repr(Keyring.load({"GRAFLOW_CKPT_KEY": f"{ONE},{TWO}"})) == "Keyring(one, two)"
+
+
+def test_new_keys_differ_and_load() -> None:
+    one, two = new_key(), new_key()
+
+    assert one != two
+    assert Keyring.load({"GRAFLOW_CKPT_KEY": f"{one},{two}"}).ids == (one.split(":")[0], two.split(":")[0])
+
+
+def test_a_ring_without_keys_is_refused() -> None:
+    with pytest.raises(CheckpointError):
+        Keyring({})

@@ -1,0 +1,155 @@
+"""Seals: what fits opens, anything else is refused, and no seal stands in for another."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.checkpoint.seal import Chain, canonical, seal, verify
+from graflow_ckpt.core.errors import CheckpointCorrupt, UnknownKey, UnsafeCheckpoint
+
+RING = Keyring({"k1": b"1" * 32, "k0": b"0" * 32})
+META = {
+    "session": "s",
+    "sequence": 3,
+    "host": "box",
+    "parts": {"pkl": {"size": 1, "chunks": ["ab"]}},
+    "x": 0.1,
+}
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(st.characters(exclude_categories=())),
+)
+metas = st.dictionaries(
+    st.text(max_size=5),
+    st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)),
+)
+
+
+@given(metas)
+def test_what_was_sealed_verifies_after_a_trip_through_json(meta: dict[str, Any]) -> None:
+    sealed = seal(meta, RING)
+
+    verify(json.loads(json.dumps(sealed, indent=1, sort_keys=True)), RING)
+    assert {**meta, "key_id": "k1", "seal": sealed["seal"]} == sealed
+
+
+@given(metas, st.data())
+def test_a_changed_meta_does_not_verify(meta: dict[str, Any], data: st.DataObject) -> None:
+    sealed = seal(meta, RING)
+    key = data.draw(st.sampled_from([*meta, "new"]).filter(lambda key: key not in ("seal", "key_id")))
+    value = data.draw(scalars)
+    changed = {**sealed, key: value}
+
+    if json.dumps(changed, sort_keys=True) != json.dumps(sealed, sort_keys=True):
+        with pytest.raises(UnsafeCheckpoint):
+            verify(changed, RING)
+
+
+def test_a_field_that_was_taken_away_does_not_verify() -> None:
+    sealed = seal(META, RING)
+    del sealed["sequence"]
+
+    with pytest.raises(UnsafeCheckpoint, match="does not fit"):
+        verify(sealed, RING)
+
+
+def test_the_canonical_bytes_and_the_seal_never_change() -> None:
+    sealed = seal(META, RING)
+
+    assert canonical(sealed) == (
+        b'{"host":"box","key_id":"k1","parts":{"pkl":{"chunks":["ab"],"size":1}},"sequence":3,"session":"s","x":0.1}'
+    )
+    assert sealed["seal"] == "1077cf5d259c0595be4c1023035ee16161e9576296d20b3d0b7f4ed5c396e9c1"
+
+
+def test_order_of_keys_does_not_matter_and_text_is_ascii() -> None:
+    assert (
+        canonical({"b": "é\udc80", "a": 1})
+        == canonical({"a": 1, "b": "é\udc80"})
+        == (b'{"a":1,"b":"\\u00e9\\udc80"}')
+    )
+
+
+def test_what_json_would_change_is_sealed_as_it_is_read() -> None:
+    sealed = seal({"t": (1, 2), "d": {1: "a"}}, RING)
+
+    assert sealed["t"] == [1, 2]
+    verify(json.loads(json.dumps(sealed)), RING)
+
+
+def test_an_old_key_of_the_ring_verifies() -> None:
+    verify(seal(META, Keyring({"k0": b"0" * 32})), RING)
+
+
+def test_an_unknown_key_is_named_with_its_host_and_both_ways_on() -> None:
+    sealed = seal(META, Keyring({"other": b"2" * 32}))
+
+    with pytest.raises(UnknownKey) as caught:
+        verify(sealed, RING)
+
+    assert (caught.value.key_id, caught.value.host) == ("other", "box")
+    for part in ("other", "box", "GRAFLOW_CKPT_KEY", "graflow-ckpt trust"):
+        assert part in str(caught.value)
+
+
+def test_a_key_of_the_same_name_with_another_secret_does_not_verify() -> None:
+    with pytest.raises(UnsafeCheckpoint, match="does not fit"):
+        verify(seal(META, Keyring({"k1": b"2" * 32})), RING)
+
+
+@pytest.mark.parametrize("seal_of", [None, 7, "", "é", "00" * 32])
+def test_a_seal_of_any_other_form_is_refused(seal_of: Any) -> None:
+    for key_id in ("k1", None, 5):
+        with pytest.raises(UnsafeCheckpoint):
+            verify({**META, "seal": seal_of, "key_id": key_id}, RING)
+
+
+def test_a_meta_that_cannot_be_written_as_json_is_corrupt() -> None:
+    with pytest.raises(CheckpointCorrupt):
+        verify({**seal(META, RING), "x": float("nan")}, RING)
+
+
+@given(st.lists(st.binary(max_size=50), max_size=6))
+def test_a_chain_verifies_what_it_sealed(payloads: list[bytes]) -> None:
+    writer, reader = Chain(b"1" * 32, b"s/1/0"), Chain(b"1" * 32, b"s/1/0")
+
+    for payload in payloads:
+        mac = writer.next(payload)
+        assert len(mac) == 16
+        assert reader.check(payload, mac)
+    assert reader.last == writer.last
+
+
+def test_no_record_can_be_changed_moved_left_out_or_brought_from_elsewhere() -> None:
+    writer = Chain(b"1" * 32, b"s/1/0")
+    records = [(payload, writer.next(payload)) for payload in (b"a", b"b", b"a")]
+    reader = Chain(b"1" * 32, b"s/1/0")
+
+    assert not reader.check(b"x", records[0][1])  # changed
+    assert not reader.check(*records[1])  # moved, or the first left out
+    assert reader.check(*records[0])
+    assert not reader.check(*records[0])  # twice
+    assert not reader.check(*records[2])  # left out; the same payload as the first
+    for elsewhere in (Chain(b"1" * 32, b"s/2/0"), Chain(b"2" * 32, b"s/1/0"), Chain(b"1" * 32, b"s/1/0a")):
+        assert not elsewhere.check(*records[0])
+
+
+def test_a_record_cannot_be_taken_for_the_start_of_another_chain() -> None:
+    key = b"1" * 32
+
+    assert Chain(key, b"s").last != Chain(key, b"").next(b"s")
+    assert Chain(key, b"s").next(b"tart") != Chain(key, b"").last
+
+
+def test_the_seals_of_a_chain_never_change() -> None:
+    assert Chain(b"1" * 32, b"s/1/0").next(b"a").hex() == "765b09f7f603a905a680a923937da45b"

@@ -22,6 +22,7 @@ from tests.crash.crash_states import (
     MODELS,
     Call,
     MakeFolder,
+    Model,
     RecordingDisk,
     Rename,
     SyncFolder,
@@ -79,7 +80,8 @@ class Stage:
             self.delete(path)
 
     def sweep(self, promise: str) -> None:
-        local.trio.sweep(self.disk, f"{self.root}/c", lambda _: nullcontext(True))
+        protocol: ModuleType = vars(local)["trio"]  # the one that is being judged
+        protocol.sweep(self.disk, f"{self.root}/c", lambda _: nullcontext(True))
         self.disk.promise(promise)
 
     def acquire(self, promise: str) -> None:
@@ -205,7 +207,7 @@ class Verdict:
 _read_before: dict[tuple[Tree, str, str], str] = {}  # a tree reads the same whoever left it
 
 
-def judge(scenario: Scenario, *, reader: Reader = read, protocol: ModuleType = trio) -> dict[str, Verdict]:
+def judge(scenario: Scenario, *, reader: Reader = read, protocol: ModuleType = trio) -> dict[Model, Verdict]:
     """Run the writer once, then read every state that its calls can leave."""
     before, calls = record(scenario, protocol)
     return weigh(scenario, before, calls, reader)
@@ -223,7 +225,7 @@ def record(scenario: Scenario, protocol: ModuleType = trio) -> tuple[Tree, list[
         return before, stage.disk.calls
 
 
-def weigh(scenario: Scenario, before: Tree, calls: list[Call], reader: Reader = read) -> dict[str, Verdict]:
+def weigh(scenario: Scenario, before: Tree, calls: list[Call], reader: Reader = read) -> dict[Model, Verdict]:
     verdicts = {model: Verdict() for model in MODELS}
     for model, verdict in verdicts.items():
         for promised, tree in crash_states(before, calls, model):
@@ -246,7 +248,7 @@ def look(tree: Tree, path: str, reader: Reader) -> str:
     return _read_before[key]
 
 
-def judge_all(protocol: ModuleType) -> dict[str, Verdict]:
+def judge_all(protocol: ModuleType) -> dict[Model, Verdict]:
     total = {model: Verdict() for model in MODELS}
     for scenario in SCENARIOS:
         for model, verdict in judge(scenario, protocol=protocol).items():

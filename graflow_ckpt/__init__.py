@@ -1,3 +1,74 @@
-"""graflow_ckpt."""
+"""graflow_ckpt: workflows and task queues in which the checkpoint comes first.
+
+Tasks are decorated functions joined by `>>` and `|`. Kill the process at any moment, run the
+same command again, and it goes on from its newest durable state.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from graflow_ckpt.checkpoint.manager import CheckpointManager
+    from graflow_ckpt.checkpoint.model import CheckpointMetadata
+    from graflow_ckpt.core.errors import GraflowError
+    from graflow_ckpt.core.events import Event
+    from graflow_ckpt.core.facts import TaskSpec
+    from graflow_ckpt.core.graph import TaskGraph
+    from graflow_ckpt.core.policy import EveryN, EverySeconds, EveryTask, KeepLast, OnRequest, WhenIdle
+    from graflow_ckpt.core.task import All, AtLeast, Backoff, BestEffort
+    from graflow_ckpt.engine.context import ExecutionContext
+    from graflow_ckpt.engine.engine import WorkflowEngine
+    from graflow_ckpt.engine.task_context import PendingCheckpoint, TaskExecutionContext
+    from graflow_ckpt.frontends.dsl import Workflow, task, workflow
+    from graflow_ckpt.frontends.expressions import group
+    from graflow_ckpt.sessions.views import InMemoryTaskQueue, MemoryChannel
+
+_HOMES = {
+    "All": "core.task",
+    "AtLeast": "core.task",
+    "Backoff": "core.task",
+    "BestEffort": "core.task",
+    "CheckpointManager": "checkpoint.manager",
+    "CheckpointMetadata": "checkpoint.model",
+    "Event": "core.events",
+    "EveryN": "core.policy",
+    "EverySeconds": "core.policy",
+    "EveryTask": "core.policy",
+    "ExecutionContext": "engine.context",
+    "GraflowError": "core.errors",
+    "InMemoryTaskQueue": "sessions.views",
+    "KeepLast": "core.policy",
+    "MemoryChannel": "sessions.views",
+    "OnRequest": "core.policy",
+    "PendingCheckpoint": "engine.task_context",
+    "TaskExecutionContext": "engine.task_context",
+    "TaskGraph": "core.graph",
+    "TaskSpec": "core.facts",
+    "WhenIdle": "core.policy",
+    "Workflow": "frontends.dsl",
+    "WorkflowEngine": "engine.engine",
+    "group": "frontends.expressions",
+    "task": "frontends.dsl",
+    "workflow": "frontends.dsl",
+}
+
+__all__ = [
+    "All", "AtLeast", "Backoff", "BestEffort", "CheckpointManager", "CheckpointMetadata", "Event", "EveryN",
+    "EverySeconds", "EveryTask", "ExecutionContext", "GraflowError", "InMemoryTaskQueue", "KeepLast",
+    "MemoryChannel", "OnRequest", "PendingCheckpoint", "TaskExecutionContext", "TaskGraph", "TaskSpec",
+    "WhenIdle", "Workflow", "WorkflowEngine", "__version__", "group", "task", "workflow",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are loaded when they are first used."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'graflow_ckpt' has no attribute {name!r}")
+    value = getattr(import_module(f"graflow_ckpt.{home}"), name)
+    globals()[name] = value
+    return value

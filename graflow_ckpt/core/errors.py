@@ -137,8 +137,20 @@ class Fenced(SessionError):
     """Somebody else owns the session now; nothing that this one does counts any more."""
 
 
-class Interrupted(SessionError):
-    """Stopped by a signal after a cut; the same command goes on."""
+class InDoubt(SessionError):
+    """A task was running when its process died, and `on_interrupted="ask"`. `.tasks` names them."""
+
+
+class Interrupted(SystemExit):
+    """Stopped by a signal; the same command goes on. Exit status 75: try again."""
+
+    def __init__(self, message: str, session: str) -> None:
+        super().__init__(75)
+        self.message = message
+        self.session = session
+
+    def __str__(self) -> str:
+        return self.message
 
 
 # --- tasks -----------------------------------------------------------------------------

@@ -1,0 +1,301 @@
+"""The archive of one session: its trios and its journal in a store, sealed and verified.
+
+Saving streams values, control facts and metadata, in this order, digesting what goes by; the
+metadata holds the digests and is sealed. Loading goes the other way: nothing is parsed that the
+seal does not cover, and no pickle is opened that has not been verified chunk by chunk.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import platform
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from graflow_ckpt.checkpoint import journal, pickles
+from graflow_ckpt.checkpoint.digest import Digest, DigestingSink, VerifyingSource
+from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_schema, now_iso, parse, upgrade
+from graflow_ckpt.checkpoint.program import Program
+from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
+from graflow_ckpt.checkpoint.snapshot import BACKEND, Snapshot
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, NoGoodCheckpoint
+from graflow_ckpt.core.protocols import CheckpointStore, Lease, Sink, Source
+from graflow_ckpt.core.state import SessionState, apply
+
+log = logging.getLogger("graflow_ckpt.checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint whose seal holds, its control facts read, its values not."""
+
+    path: str
+    meta: Document
+    facts: Document
+    stage: str
+
+    @property
+    def metadata(self) -> CheckpointMetadata:
+        return CheckpointMetadata.from_document(self.path, self.meta)
+
+
+class _Payload:
+    """Pickles as a call of `_restore.context`."""
+
+    def __init__(self, payload: dict[str, Any]) -> None:
+        self.payload = payload
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from graflow_ckpt import _restore  # noqa: PLC0415  it reaches up to the engine, by name only
+
+        return _restore.context, (self.payload,)
+
+
+def auto_path(store: CheckpointStore, session: str, steps: int, sequence: int) -> str:
+    """The path of a checkpoint for which none was given."""
+    folder = getattr(store, "folder", "")
+    name = f"session_{session}_step_{steps}_{int(time.time())}-{sequence}.pkl"
+    return os.path.join(folder, name) if folder else name
+
+
+# --- saving ----------------------------------------------------------------------------
+
+
+def save(
+    store: CheckpointStore,
+    keyring: Keyring,
+    lease: Lease | None,
+    snapshot: Snapshot,
+    program: Program,
+    metadata: CheckpointMetadata,
+) -> CheckpointMetadata:
+    """Write one trio at `metadata.path`; it is there as a whole when this returns."""
+    stage = uuid.uuid4().hex
+    metadata.home = store.url
+    digests: dict[str, Digest] = {}
+    payload = snapshot.payload() | {
+        "session_id": metadata.session_id,
+        "workflow": program.workflow,
+        "starts": snapshot.facts["starts"],
+        "code": program.code,
+    }
+
+    def values(sink: Sink) -> None:
+        digesting = DigestingSink(sink)
+        try:
+            pickles.dump(_Payload(payload), digesting)
+        finally:
+            digests["pkl"] = digesting.finish()
+
+    def facts(sink: Sink) -> None:
+        digesting = DigestingSink(sink)
+        document = {**snapshot.facts, "graph": program.facts}
+        digesting.write(json.dumps(document, separators=(",", ":")).encode())
+        digests["state.json"] = digesting.finish()
+
+    def meta(sink: Sink) -> None:
+        document = metadata.document() | {
+            "stage": stage,
+            "parts": {part: _digest_document(digest) for part, digest in digests.items()},
+        }
+        sink.write(json.dumps(seal(document, keyring), separators=(",", ":")).encode())
+
+    store.put(
+        metadata.path, [("pkl", values), ("state.json", facts), ("meta.json", meta)], lease=lease, stage=stage
+    )
+    return replace(metadata, synced=getattr(store, "synced", True))
+
+
+def describe(
+    snapshot: Snapshot, program: Program, *, path: str, sequence: int, cause: str, user: dict[str, Any] | None
+) -> CheckpointMetadata:
+    """The metadata of a cut that is about to be written."""
+    facts = snapshot.facts
+    metadata = CheckpointMetadata(
+        checkpoint_id=f"chk_{uuid.uuid4().hex}",
+        session_id=facts["session_id"],
+        created_at=now_iso(),
+        steps=facts["steps"],
+        start_node=facts["start_node"],
+        backend=dict(BACKEND),
+        user_metadata=dict(user or {}),
+        path=path,
+        workflow=program.workflow,
+        sequence=sequence,
+        epoch=facts["epoch"],
+        status=facts["status"],
+        cause=cause,
+        python=platform.python_version(),
+        library=library_version(),
+        argv=list(program.argv),
+        file=program.file,
+        transition=facts["transition"],
+        graph=program.facts.get("digest", ""),
+        inputs=dict(program.inputs or {}),
+    )
+    return metadata
+
+
+def library_version() -> str:
+    from graflow_ckpt import __version__  # noqa: PLC0415  the package imports this module
+
+    return __version__
+
+
+def _digest_document(digest: Digest) -> Document:
+    return {"size": digest.size, "chunks": list(digest.chunks)}
+
+
+def _digest_of(path: str, meta: Document, part: str) -> Digest:
+    try:
+        found = meta["parts"][part]
+        return Digest(int(found["size"]), tuple(found["chunks"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointCorrupt(f"Checkpoint {path} does not say what its {part} is.", path=path) from error
+
+
+# --- loading ---------------------------------------------------------------------------
+
+
+def find(store: CheckpointStore, keyring: Keyring, path: str, raw: bytes | None = None) -> Found:
+    """Verify a checkpoint's seal and read its control facts; no pickle is opened."""
+    for _ in range(5):
+        first = store.meta(path) if raw is None else raw
+        try:
+            return _find(store, keyring, path, first)
+        except CheckpointCorrupt:
+            if store.meta(path) == first:
+                raise
+            raw = None  # a newer one has been written over it meanwhile
+    raise CheckpointCorrupt(f"Checkpoint {path} changes faster than it can be read.", path=path)
+
+
+def _find(store: CheckpointStore, keyring: Keyring, path: str, raw: bytes) -> Found:
+    meta = parse(path, raw, ".meta.json")
+    check_schema(path, meta.get("schema_version"))
+    verify(meta, keyring)
+    stage = str(meta.get("stage", ""))
+    body = _read(store, path, meta, "state.json", stage)
+    facts = parse(path, body, ".state.json")
+    check_schema(path, facts.get("schema_version"))
+    meta, facts = upgrade(meta, facts)
+    return Found(path, meta, facts, stage)
+
+
+def _open(store: CheckpointStore, path: str, meta: Document, part: str, stage: str) -> VerifyingSource:
+    return VerifyingSource(store.open(path, part, stage), _digest_of(path, meta, part))
+
+
+def _read(store: CheckpointStore, path: str, meta: Document, part: str, stage: str) -> bytes:
+    source = _open(store, path, meta, part, stage)
+    try:
+        return _all(source)
+    finally:
+        source.close()
+
+
+def _all(source: Source) -> bytes:
+    buffer = bytearray(source.size)
+    view, got = memoryview(buffer), 0
+    while got < len(buffer):
+        count = source.readinto(view[got:])
+        if not count:
+            break
+        got += count
+    return bytes(view[:got])
+
+
+def open_values(store: CheckpointStore, found: Found) -> Any:
+    """Open the pickle of a verified checkpoint: what `_restore.context` makes of it."""
+    source = _open(store, found.path, found.meta, "pkl", found.stage)
+    try:
+        return pickles.load(source)
+    finally:
+        source.close()
+
+
+def check_values(store: CheckpointStore, found: Found) -> int:
+    """Read the pickle against its digest without opening it; its size."""
+    source = _open(store, found.path, found.meta, "pkl", found.stage)
+    buffer = memoryview(bytearray(8 << 20))
+    size = 0
+    try:
+        while count := source.readinto(buffer[: min(len(buffer), source.size - size)]):
+            size += count
+    finally:
+        source.close()
+    return size
+
+
+def newest(
+    store: CheckpointStore, keyring: Keyring, session: str
+) -> Iterator[tuple[str, Found | CheckpointError]]:
+    """A session's checkpoints of the current line of history, newest first, each verified or with
+    the reason why not."""
+    lines = store.lines(session)
+    metas: list[tuple[int, int, str, bytes]] = []
+    for path, raw in store.list(session):
+        epoch, sequence = order_of(raw)
+        if not any(line.epoch > epoch and sequence > line.sequence for line in lines):
+            metas.append((epoch, sequence, path, raw))
+    for _, _, path, raw in sorted(metas, key=lambda m: (m[0], m[1], m[2]), reverse=True):
+        try:
+            yield path, find(store, keyring, path, raw)
+        except CheckpointError as error:
+            yield path, error
+
+
+def order_of(raw: bytes) -> tuple[int, int]:
+    """Epoch and sequence as an unverified meta claims them: good for sorting only."""
+    try:
+        meta = json.loads(raw)
+        return int(meta["epoch"]), int(meta["sequence"])
+    except (ValueError, TypeError, KeyError):
+        return sys.maxsize, 0  # looked at first, so that the damage is mentioned
+
+
+def none_good(session: str, skipped: list[tuple[str, CheckpointError]]) -> NoGoodCheckpoint:
+    reasons = "; ".join(f"{path}: {error.message}" for path, error in skipped[:3])
+    return NoGoodCheckpoint(
+        f"Session {session} has {len(skipped)} checkpoints and none of them verifies: {reasons}",
+        hint="Nothing was started. Repair or remove them (graflow-ckpt checkpoints verify), or use a new session.",
+        session=session,
+        skipped=skipped,
+    )
+
+
+def replay(
+    store: CheckpointStore, keyring: Keyring, state: SessionState, found: Found | None, session: str
+) -> int:
+    """Apply the journal's records after the cut; how many there were."""
+    base_epoch = int(found.meta["epoch"]) if found else 0
+    sequence = int(found.meta["sequence"]) if found else 0
+    opened = [line.epoch for line in store.lines(session) if line.sequence == sequence]
+    floor = max([base_epoch, *(epoch for epoch in opened if epoch > base_epoch)])
+    segments = [s for s in store.segments(session) if s[0] >= floor]
+    applied = 0
+    for number, (epoch, after, raw) in enumerate(segments):
+        void = min((s[1] for s in segments[number + 1 :] if s[0] > epoch), default=sys.maxsize)
+        for payload in journal.read(keyring.signing[1], session, epoch, after, raw):
+            record = journal.unpack(payload)
+            if record.sequence <= state.sequence or record.sequence > void:
+                continue
+            if record.sequence != state.sequence + 1:
+                raise journal._damaged(session, epoch, 0, f"record {state.sequence + 1} is missing")
+            apply(state, record.ops, record.now)
+            applied += 1
+    return applied
+
+
+def cause_of(raw: bytes) -> str:
+    """Why an unverified meta says it was made."""
+    try:
+        return str(json.loads(raw)["cause"])
+    except (ValueError, TypeError, KeyError):
+        return ""

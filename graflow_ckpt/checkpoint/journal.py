@@ -1,0 +1,122 @@
+"""The journal: the transitions since a cut, one sealed record each.
+
+    frame    "GJ"  length:u32  crc32:u32  mac:16  payload          (little endian)
+    payload  msgpack [sequence, now, op, …]; a live cell is an extension of type 1, its pickle
+
+A record's mac covers the mac before it, so that none can be taken out, moved or added. Zeros
+where a frame should begin are the end. A bad frame with a good one after it is damage; a bad
+frame with nothing after it is what a crash left of an append, and is cut off.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgpack
+
+from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
+from graflow_ckpt.checkpoint.seal import Chain
+from graflow_ckpt.core.errors import JournalDamaged
+from graflow_ckpt.core.facts import Op
+from graflow_ckpt.core.values import Live
+
+MAGIC = b"GJ"
+_HEAD = struct.Struct("<2sII16s")
+_LIVE = 1
+SIZE_LIMIT = 1 << 20
+"""What a record may hold; a larger change is made durable by a cut."""
+
+
+class Record(NamedTuple):
+    """One transition as it was applied."""
+
+    sequence: int
+    now: float
+    ops: list[Op]
+
+
+class Writer:
+    """Frames the records of one segment."""
+
+    def __init__(self, key: bytes, session: str, epoch: int, after: int) -> None:
+        self._chain = Chain(key, start(session, epoch, after))
+
+    def frame(self, payload: bytes) -> bytes:
+        mac = self._chain.next(payload)
+        return _HEAD.pack(MAGIC, len(payload), zlib.crc32(payload), mac) + payload
+
+
+def start(session: str, epoch: int, after: int) -> bytes:
+    """What the chain of a segment starts from: its place."""
+    return f"{session}/{epoch}/{after}".encode()
+
+
+def pack(sequence: int, now: float, ops: Sequence[Op]) -> bytes:
+    """The payload of a record."""
+    packed: bytes = msgpack.packb([sequence, now, *ops], default=_pack_live, unicode_errors="surrogatepass")
+    return packed
+
+
+def _pack_live(value: Any) -> msgpack.ExtType:
+    if isinstance(value, Live):
+        return msgpack.ExtType(_LIVE, live_bytes(value.value))
+    raise TypeError(f"an op holds a {type(value).__name__}")
+
+
+def unpack(payload: bytes) -> Record:
+    """The record of a payload; opens pickles, so only for payloads whose mac has been checked."""
+    sequence, now, *ops = msgpack.unpackb(
+        payload, ext_hook=_unpack_live, use_list=False, strict_map_key=False, unicode_errors="surrogatepass"
+    )
+    return Record(sequence, now, list(ops))
+
+
+def _unpack_live(code: int, data: bytes) -> Any:
+    return Live(load_live(data)) if code == _LIVE else msgpack.ExtType(code, data)
+
+
+def read(key: bytes, session: str, epoch: int, after: int, raw: bytes) -> Iterator[bytes]:
+    """The payloads of one segment; JournalDamaged where more than a torn tail is missing."""
+    chain = Chain(key, start(session, epoch, after))
+    offset = 0
+    while (found := _frame(raw, offset)) is not None:
+        payload, mac = found
+        if chain.next(payload) != mac:
+            raise _damaged(session, epoch, offset, "a record was changed, moved or sealed with another key")
+        yield payload
+        offset += _HEAD.size + len(payload)
+    if _any_frame(raw, offset):
+        raise _damaged(session, epoch, offset, "a damaged record has good ones after it")
+
+
+def _frame(raw: bytes, offset: int) -> tuple[bytes, bytes] | None:
+    if raw[offset : offset + 2] != MAGIC or len(raw) < offset + _HEAD.size:
+        return None
+    _, size, crc, mac = _HEAD.unpack_from(raw, offset)
+    payload = raw[offset + _HEAD.size : offset + _HEAD.size + size]
+    if len(payload) != size or zlib.crc32(payload) != crc:
+        return None
+    return payload, mac
+
+
+def _any_frame(raw: bytes, offset: int) -> bool:
+    """Whether a good frame begins anywhere after `offset`."""
+    at = raw.find(MAGIC, offset + 1)
+    while at >= 0:
+        if _frame(raw, at) is not None:
+            return True
+        at = raw.find(MAGIC, at + 1)
+    return False
+
+
+def _damaged(session: str, epoch: int, offset: int, why: str) -> JournalDamaged:
+    return JournalDamaged(
+        f"The journal of session {session} (epoch {epoch}) is damaged at byte {offset}: {why}.",
+        hint="Resume from a checkpoint that you name: graflow-ckpt checkpoints list.",
+        session=session,
+        epoch=epoch,
+        offset=offset,
+    )

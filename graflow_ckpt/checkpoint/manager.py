@@ -1,0 +1,107 @@
+"""CheckpointManager: checkpoints under the names that users know, used through the class.
+
+Where a checkpoint is kept follows from its path. Every method also takes `store=`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import TYPE_CHECKING, Any
+
+from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.model import CheckpointMetadata, parse
+from graflow_ckpt.checkpoint.seal import Keyring
+from graflow_ckpt.checkpoint.snapshot import restore
+from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores import open_store
+
+if TYPE_CHECKING:
+    from graflow_ckpt.engine.context import ExecutionContext  # named in signatures only: it is above
+
+log = logging.getLogger("graflow_ckpt.checkpoint")
+
+
+class CheckpointManager:
+    """Create, resume, list and clean up checkpoints."""
+
+    @classmethod
+    def create_checkpoint(
+        cls,
+        context: ExecutionContext,
+        path: str | None = None,
+        metadata: dict[str, Any] | None = None,
+    ) -> tuple[str, CheckpointMetadata]:
+        """Write a checkpoint of a session now."""
+        return context.checkpoint(path, metadata)
+
+    @classmethod
+    def resume_from_checkpoint(
+        cls, checkpoint_path: str, *, store: str | None = None
+    ) -> tuple[ExecutionContext, CheckpointMetadata]:
+        """The session as it was at that checkpoint, and no other; `execute` goes on from it."""
+        place = open_store(store or os.path.dirname(checkpoint_path) or ".")
+        found = archive.find(place, Keyring.load(), checkpoint_path)
+        context: ExecutionContext = archive.open_values(place, found)
+        context.return_to(found, restore(found.facts, context.payload), cls._home(place, found))
+        return context, found.metadata
+
+    @classmethod
+    def list_checkpoints(
+        cls, session_id: str | None = None, path_pattern: str | None = None, *, store: str = "checkpoints"
+    ) -> list[CheckpointMetadata]:
+        """The checkpoints of a session, or those that a pattern matches, newest first."""
+        if session_id is not None and any(mark in session_id for mark in ("*", "/")):
+            session_id, path_pattern = None, session_id
+        found = []
+        for path, raw in open_store(store).list(session_id, path_pattern):
+            try:
+                found.append(CheckpointMetadata.from_document(path, parse(path, raw, ".meta.json")))
+            except CheckpointError as error:
+                log.warning("%s", error)
+        return sorted(found, key=lambda m: (m.epoch, m.sequence, m.created_at), reverse=True)
+
+    @classmethod
+    def get_latest(cls, session_id: str, *, store: str = "checkpoints") -> str:
+        """The path of a session's newest good checkpoint."""
+        skipped = []
+        for path, found in archive.newest(open_store(store), Keyring.load(), session_id):
+            if isinstance(found, archive.Found):
+                return path
+            skipped.append((path, found))
+        if skipped:
+            raise archive.none_good(session_id, skipped)
+        raise CheckpointNotFound(f"Session {session_id} has no checkpoint.", session=session_id)
+
+    @classmethod
+    def cleanup_old_checkpoints(
+        cls, keep_last_n: int = 5, session_id: str | None = None, *, store: str = "checkpoints"
+    ) -> int:
+        """Delete all but the newest of each session; how many are gone.
+
+        Spared: the newest good one of each session, and sessions that somebody is running.
+        """
+        place = open_store(store)
+        sessions: dict[str, list[CheckpointMetadata]] = {}
+        for metadata in cls.list_checkpoints(session_id, store=store):
+            sessions.setdefault(metadata.session_id, []).append(metadata)
+        gone = 0
+        for session, found in sessions.items():
+            if place.owner(session) is None:
+                gone += sum(place.delete(m.path) for m in found[max(1, keep_last_n) :])
+        return gone
+
+    @classmethod
+    def verify(cls, checkpoint_path: str, *, store: str | None = None) -> CheckpointMetadata:
+        """Check seal and digests of all three files; opens no pickle."""
+        place = open_store(store or os.path.dirname(checkpoint_path) or ".")
+        found = archive.find(place, Keyring.load(), checkpoint_path)
+        archive.check_values(place, found)
+        return found.metadata
+
+    @classmethod
+    def _home(cls, place: CheckpointStore, found: archive.Found) -> str:
+        """The store in which the session lives: that of the path, unless it says otherwise."""
+        home = found.metadata.home.removeprefix("file://")
+        return home if home and os.path.isdir(home) else place.url

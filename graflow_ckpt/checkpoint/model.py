@@ -1,0 +1,148 @@
+"""CheckpointMetadata: what is known of a checkpoint without opening its values.
+
+`.meta.json` holds these fields, sizes and digests of the other two files, and the seal. Older
+schemas are brought up to date by `UPGRADES`, one step at a time; what is newer than this
+version is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from graflow_ckpt.core.errors import CheckpointCorrupt, NotStorable, SchemaUnsupported
+
+SCHEMA = "1.0"
+Document = dict[str, Any]  # JSON as parsed
+
+UPGRADES: dict[str, tuple[str, Callable[[Document, Document], tuple[Document, Document]]]] = {}
+"""schema -> (next schema, (meta, state) -> (meta, state)); values are never touched."""
+
+
+def supported() -> list[str]:
+    return sorted({SCHEMA, *UPGRADES})
+
+
+def now_iso() -> str:
+    return datetime.now(UTC).isoformat()
+
+
+@dataclass(slots=True)
+class CheckpointMetadata:
+    """One checkpoint, as listed."""
+
+    checkpoint_id: str
+    session_id: str
+    created_at: str  # ISO 8601, UTC
+    steps: int
+    start_node: str
+    backend: dict[str, str]
+    user_metadata: dict[str, Any]
+    path: str = ""
+    schema_version: str = SCHEMA
+    workflow: str = ""
+    sequence: int = 0  # of the session's cuts; never goes back
+    epoch: int = 0
+    parent: str | None = None
+    status: str = "running"
+    cause: str = "request"
+    synced: bool = True
+    python: str = ""
+    library: str = ""
+    argv: list[str] = field(default_factory=list)
+    file: str | None = None
+    transition: int = 0
+    graph: str = ""
+    inputs: dict[str, str] = field(default_factory=dict)
+    home: str = ""  # the store in which the session lives; the path may be elsewhere
+
+    @classmethod
+    def create(
+        cls,
+        checkpoint_id: str,
+        session_id: str,
+        steps: int,
+        start_node: str,
+        backend: dict[str, str],
+        user_metadata: dict[str, Any] | None = None,
+    ) -> CheckpointMetadata:
+        """Metadata of now."""
+        return cls(
+            checkpoint_id, session_id, now_iso(), steps, start_node, dict(backend), dict(user_metadata or {})
+        )
+
+    def document(self) -> Document:
+        """As it stands in `.meta.json`, without parts and seal."""
+        from dataclasses import asdict  # noqa: PLC0415  only when something is saved
+
+        found = asdict(self)
+        del found["path"]
+        return found
+
+    @classmethod
+    def from_document(cls, path: str, document: Document) -> CheckpointMetadata:
+        known = {name: document[name] for name in cls.__dataclass_fields__ if name in document}
+        known["path"] = path
+        try:
+            return cls(**known)
+        except TypeError as error:
+            raise CheckpointCorrupt(
+                f"Checkpoint {path} is corrupted or uses an incompatible schema version.",
+                hint=f"Its metadata lacks fields: {error}.",
+                path=path,
+            ) from error
+
+
+def check_metadata(metadata: dict[str, Any]) -> None:
+    """Metadata is JSON that people and tools read; nothing is turned into text to make it fit."""
+    for key, value in metadata.items():
+        try:
+            same = json.loads(json.dumps({key: value})) == {key: value}
+        except (TypeError, ValueError):
+            same = False
+        if not same:
+            raise NotStorable(
+                f"metadata[{key!r}] is a {type(value).__name__}, which JSON cannot hold as it is.",
+                hint="Metadata takes strings, numbers, booleans, None, lists and dicts with string keys; "
+                "put other values into the channel.",
+                path=f"metadata[{key!r}]",
+            )
+
+
+def parse(path: str, raw: bytes, what: str) -> Document:
+    """JSON of a companion file, or a clear error."""
+    try:
+        document = json.loads(raw)
+    except ValueError as error:
+        raise CheckpointCorrupt(
+            f"Checkpoint {path} is corrupted or uses an incompatible schema version.",
+            hint=f"{what} is not valid JSON ({error}); resume from an older one: graflow-ckpt checkpoints list.",
+            path=path,
+        ) from error
+    if not isinstance(document, dict):
+        raise CheckpointCorrupt(f"Checkpoint {path} is corrupted: {what} is no JSON object.", path=path)
+    return document
+
+
+def check_schema(path: str, version: object) -> None:
+    """Refuse what this version of the package cannot read."""
+    if version not in supported():
+        raise SchemaUnsupported(
+            f"Unsupported checkpoint schema version: {version}. Supported: {supported()}.",
+            hint=f"{path}: checkpoint schema version {version} is incompatible with current version {SCHEMA}. "
+            "Migration required: upgrade graflow_ckpt.",
+            path=path,
+            version=version,
+        )
+
+
+def upgrade(meta: Document, state: Document) -> tuple[Document, Document]:
+    """Bring an older checkpoint's documents up to the current schema."""
+    while meta["schema_version"] != SCHEMA:
+        version, step = UPGRADES[meta["schema_version"]]
+        meta, state = step(dict(meta), dict(state))
+        meta["schema_version"] = state["schema_version"] = version
+    return meta, state

@@ -1,0 +1,164 @@
+"""What a checkpoint keeps of the program: the graph, fingerprints of the tasks, and their code.
+
+The graph and the fingerprints are control facts. The code is one byte string, a pickle of its
+own inside the `.pkl`, opened only if the running program does not have the tasks. Code never
+makes a save fail: what cannot be pickled is kept by name, with a warning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from graflow_ckpt.checkpoint.fingerprint import Fingerprint, fingerprints
+from graflow_ckpt.checkpoint.model import Document
+from graflow_ckpt.checkpoint.pickles import check_picklable, live_bytes, load_live
+from graflow_ckpt.checkpoint.plan import CurrentTask, SavedTask
+from graflow_ckpt.core.errors import CheckpointError, NotStorable
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.task import Group, Task
+from graflow_ckpt.core.values import Cell, Live
+
+log = logging.getLogger("graflow_ckpt.checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Made once per session, written with every cut."""
+
+    facts: Document  # the graph: tasks, what they follow, fingerprints
+    code: bytes
+    file: str | None = None
+    argv: tuple[str, ...] = ()
+    workflow: str = ""
+    inputs: dict[str, str] | None = None
+
+
+class Missing:
+    """Stands for a function whose code could not be kept."""
+
+    def __init__(self, name: str, where: str) -> None:
+        self.name = name
+        self.where = where
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise CheckpointError(
+            f"The code of task {self.name!r} is not in the checkpoint: {self.where} could not be pickled.",
+            hint="Resume from the program that defines it.",
+            task=self.name,
+        )
+
+
+def describe(graph: TaskGraph) -> Document:
+    """The control facts of a graph."""
+    prints = fingerprints({n.name: n.func for n in graph.nodes.values() if isinstance(n, Task)})
+    before = predecessors(graph)
+    tasks = {name: {"after": before[name], "print": prints[name].to_record()} for name in prints}
+    facts: Document = {
+        "tasks": tasks,
+        "groups": {n.name: list(n.members) for n in graph.nodes.values() if isinstance(n, Group)},
+    }
+    facts["digest"] = hashlib.blake2b(
+        json.dumps([sorted(graph.nodes), sorted(graph.edges())]).encode(), digest_size=16
+    ).hexdigest()
+    return facts
+
+
+def predecessors(graph: TaskGraph) -> dict[str, list[str]]:
+    """Every node that leads to each task; a group stands for its members."""
+    before: dict[str, list[str]] = {name: [] for name in graph.nodes}
+    for source, target in graph.edges():
+        node = graph.nodes[source]
+        before[target] += node.members if isinstance(node, Group) else [source]
+    return before
+
+
+def current_tasks(graph: TaskGraph) -> list[CurrentTask]:
+    """The tasks of the running program, for a plan."""
+    prints = fingerprints({n.name: n.func for n in graph.nodes.values() if isinstance(n, Task)})
+    before = predecessors(graph)
+    return [CurrentTask(name, found, tuple(before[name])) for name, found in prints.items()]
+
+
+def saved_tasks(facts: Document) -> list[SavedTask]:
+    """The tasks that a checkpoint knows, with what has become of them."""
+    states: dict[str, str] = dict.fromkeys(facts["completed_tasks"], "completed")
+    states |= dict.fromkeys(facts["skipped"], "skipped")
+    for spec in facts["pending_tasks"]:
+        states[spec["task_id"]] = spec["status"]
+    saved = []
+    graph = facts["graph"]["tasks"]
+    for name, entry in graph.items():
+        state: Any = states.get(name, "waiting")
+        saved.append(SavedTask(name, state, Fingerprint.from_record(entry["print"]), tuple(entry["after"])))
+    made = facts.get("made", ())
+    for name, state in states.items():
+        if name not in graph and name not in facts["graph"]["groups"] and name not in made:
+            found: Any = state
+            saved.append(SavedTask(name, found, None, ()))
+    return saved
+
+
+# --- code ------------------------------------------------------------------------------
+
+
+def pack_code(graph: TaskGraph) -> bytes:
+    """All tasks and edges as one pickle."""
+    nodes = list(graph.nodes.values())
+    try:
+        return _pack(nodes, graph)
+    except NotStorable:
+        kept = [_keepable(node) for node in nodes]
+        return _pack(kept, graph)
+
+
+def _pack(nodes: list[Any], graph: TaskGraph) -> bytes:
+    entries = [
+        (n.name, n.func, n.options, n.arguments) if isinstance(n, Task) else n for n in nodes
+    ]
+    return live_bytes((entries, list(graph.edges())), "code")
+
+
+def _keepable(node: Task | Group) -> Task | Group:
+    if isinstance(node, Group):
+        return node
+    try:
+        check_picklable((node.func, node.arguments), node.name)
+    except NotStorable as error:
+        where = f"{node.func.__module__}.{getattr(node.func, '__qualname__', node.name)}"
+        log.warning(
+            "the code of task %s is kept by name only (%s): it can be resumed from its program alone",
+            node.name,
+            error.message,
+            extra={"task": node.name},
+        )
+        return Task(node.name, Missing(node.name, where), node.options, {})
+    return node
+
+
+def pack_task(task: Task, spawner: str, before: tuple[str, ...]) -> bytes:
+    """One task made at run time, and where it stands."""
+    return live_bytes((task.name, task.func, task.options, task.arguments, spawner, before), task.name)
+
+
+def unpack_task(record: Cell) -> tuple[Task, str, tuple[str, ...]]:
+    if isinstance(record, Live):
+        task, spawner, before = record.value
+        return task, spawner, before
+    name, func, options, arguments, spawner, before = load_live(record)
+    return Task(name, func, options, arguments), spawner, before
+
+
+def unpack_code(code: bytes, known: Callable[[Task], Task]) -> TaskGraph:
+    """The graph of a checkpoint; `known` may put a task of the running program in its place."""
+    entries, edges = load_live(code)
+    graph = TaskGraph()
+    for entry in entries:
+        graph.add(entry if isinstance(entry, Group) else known(Task(*entry)))
+    for source, target in edges:
+        graph.add_edge(source, target)
+    return graph

@@ -1,0 +1,144 @@
+"""Facts: the frozen values that travel between a body, the decision and the state.
+
+A `TaskSpec` is one scheduled execution. An `Outcome` is what a body came to, with everything
+it asks for. A `Transition` is a list of ops: flat tuples of strings, numbers and cells, which
+`state.apply` carries out and the journal stores as they are.
+
+    op                                                         what it does
+    ("end", key, claim, "completed", result)                   a body succeeded: a step
+    ("end", key, claim, "passed" | "skipped" | "dropped")      no body, not taken, cancelled
+    ("end", key, claim, "failed", error)                       kept aside for a resume
+    ("end", key, claim, "lost", error)                         failed, and the session goes on
+    ("end", key, claim, "retry", due, error)                   the same spec once more
+    ("put", name, cell, base)                                  base < 0: whatever was there
+    ("append", name, cell)                                     never conflicts
+    ("enqueue", task, data, priority, retries, queue, how)     a new spec
+    ("arrive", task, ok, size, need, priority, retries,        one in-edge of a join
+               queue, how)
+    ("expect", gate, more, size, need)                         the join waits for more
+    ("skipped", task)                                          cut off: it will not run
+    ("claim", limit)                                           hand out the best specs
+    ("status", status, reason)                                 what the session is now
+    ("task", name, record)                                     a task made at run time
+    ("rng", cell)                                              random state after this commit
+    ("reopen", epoch, limit)                                   a new owner goes on
+    ("release", key, crashes)                                  a claim of a dead owner is void
+    ("again", tasks…)                                          completed tasks that run again
+    ("clear",)                                                 drop all that is scheduled
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from graflow_ckpt.core.errors import BadSessionId
+from graflow_ckpt.core.values import Cell
+
+Op = tuple[Any, ...]
+"""One flat tuple; the first item names it. Its fields are of several types, hence Any."""
+
+RESULT = ".__result__"
+"""The suffix under which a task's result stands among the values."""
+
+_SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
+
+def check_session_id(session: str) -> str:
+    """Give the id back, or say what an id may be."""
+    if not isinstance(session, str) or not _SESSION_ID.match(session):
+        raise BadSessionId(
+            f"{session!r} is not a session id.",
+            hint="Use 1 to 64 letters, digits, '_' or '-'.",
+            session=session,
+        )
+    return session
+
+
+class TaskSpec(NamedTuple):
+    """One scheduled execution of a task."""
+
+    task_id: str
+    task_data: Cell | None = None
+    status: str = "pending"
+    priority: int = 0
+    retry_count: int = 0
+    max_retries: int = 3
+    execution_strategy: str = "direct"  # without a body: "pass" (a group), "skip", "lost"
+    cycle: int = 0
+    not_before: float = 0.0
+    queue: str = "default"
+    key: int = 0  # its number in the session
+    crashes: int = 0
+
+
+class Claim(NamedTuple):
+    """The right to commit one attempt of a spec; void once the attempt is over."""
+
+    spec: TaskSpec
+    number: int
+
+
+class Request(NamedTuple):
+    """A checkpoint that a body asked for."""
+
+    metadata: dict[str, Any] | None  # the user's own keys
+    handle: Any  # the PendingCheckpoint that the body was given
+
+
+class Next(NamedTuple):
+    """A task that a body wants to run."""
+
+    task: str
+    data: Cell | None
+    goto: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """A task made at run time: it is part of the session from this commit on."""
+
+    task: Any  # core.task.Task; Any because task.py imports this module
+    before: tuple[str, ...]
+    record: Cell
+
+
+class Effects(NamedTuple):
+    """What a body changed and asked for, beside its result."""
+
+    ops: tuple[Op, ...] = ()  # puts and appends
+    nexts: tuple[Next, ...] = ()
+    spawned: tuple[Spawned, ...] = ()
+    again: Cell | None = None  # next_iteration's data
+    terminate: str | None = None
+    request: Request | None = None
+
+
+NO_EFFECTS = Effects()
+
+
+class Done(NamedTuple):
+    """The body returned."""
+
+    result: Cell
+    effects: Effects = NO_EFFECTS
+
+
+class Failed(NamedTuple):
+    """The body raised, was too late, or died. The exception itself stays in the process."""
+
+    error: str
+    exception: BaseException
+    due: float = 0.0  # when a retry may start
+    retry: bool = True
+    torn: bool = False  # it changed a live value in place
+
+
+class Cancelled(NamedTuple):
+    """The body called cancel_workflow: nothing of it is committed."""
+
+    reason: str
+
+
+Outcome = Done | Failed | Cancelled

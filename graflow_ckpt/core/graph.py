@@ -1,0 +1,281 @@
+"""The task graph: nodes, edges, and what completing each node sends onward.
+
+`compile(start)` sorts the edges once: an edge that closes a cycle, in order of declaration
+from the start, is a loop edge; all others are forward edges and feed the joins. The result is
+a `Route` per node with its ops ready made, so that a plain completion costs no thought.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from graflow_ckpt.core.errors import GraphError, UnknownTask
+from graflow_ckpt.core.facts import Op
+from graflow_ckpt.core.task import Group, Options, Task
+
+Node = Task | Group
+
+
+class Route:
+    """Where a node leads, and what it waits for."""
+
+    __slots__ = (
+        "done", "forward", "indegree", "lenient", "loops", "name", "node", "options", "preds", "waits",
+    )  # fmt: skip
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.name = node.name
+        self.options = node.options if isinstance(node, Task) else GROUP_OPTIONS
+        self.forward: tuple[str, ...] = ()
+        self.loops: tuple[str, ...] = ()
+        self.preds: tuple[str, ...] = ()
+        self.indegree = 0  # forward edges that count for its gate
+        self.waits = False  # has a gate
+        self.lenient = False  # stands in a group that can do without it
+        self.done: tuple[Op, ...] = ()  # what a plain completion sends
+
+    def enqueue(self) -> Op:
+        """A new spec of this node."""
+        o = self.options
+        return ("enqueue", self.name, None, o.priority, o.max_retries, o.queue, self.how)
+
+    def arrive(self, ok: int) -> Op:
+        """One in-edge of this node is through."""
+        o = self.options
+        return (
+            "arrive", self.name, ok, self.indegree, self.need, o.priority, o.max_retries, o.queue, self.how,
+        )  # fmt: skip
+
+    @property
+    def how(self) -> str:
+        return "direct" if isinstance(self.node, Task) else "pass"
+
+    @property
+    def need(self) -> int:
+        """What the gate wants: see `state._arrive`."""
+        return self.node.policy.need(self.indegree) if isinstance(self.node, Group) else 0
+
+
+GROUP_OPTIONS = Options()
+
+
+class TaskGraph:
+    """Nodes and edges in order of declaration."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.successors: dict[str, list[str]] = {}
+        self.routes: dict[str, Route] = {}
+        self.live: set[str] = set()  # what the start leads to
+        self.looped: dict[str, tuple[str, ...]] = {}  # source -> targets of loop edges
+        self.starts: tuple[str, ...] = ()
+        self.made: set[str] = set()  # tasks made at run time
+
+    # --- declaring ---------------------------------------------------------------------
+
+    def add(self, node: Node) -> None:
+        """Add a node; the same node twice is one, another one of that name is refused."""
+        known = self.nodes.get(node.name)
+        if known is not None and known is not node:
+            raise GraphError(
+                f"Two different tasks are called {node.name!r}.",
+                hint="Give one of them another id: @task(id=...), or task.bind(id=...).",
+                task=node.name,
+            )
+        self.nodes[node.name] = node
+        self.successors.setdefault(node.name, [])
+
+    def add_edge(self, source: str, target: str) -> None:
+        """`target` follows `source`."""
+        for name in (source, target):
+            self.get_node(name)
+        if target not in self.successors[source]:
+            self.successors[source].append(target)
+
+    def get_node(self, name: str) -> Node:
+        """The node of that name."""
+        try:
+            return self.nodes[name]
+        except KeyError:
+            raise UnknownTask(
+                f"The graph has no task {name!r}.",
+                hint=f"It has: {', '.join(self.task_names()) or 'none'}.",
+                task=name,
+            ) from None
+
+    def task_names(self) -> list[str]:
+        """The tasks that have a body."""
+        return [name for name, node in self.nodes.items() if isinstance(node, Task)]
+
+    def roots(self) -> list[str]:
+        """The nodes that nothing leads to."""
+        led_to = {target for targets in self.successors.values() for target in targets}
+        return [name for name in self.nodes if name not in led_to]
+
+    def edges(self) -> Iterator[tuple[str, str]]:
+        for source, targets in self.successors.items():
+            for target in targets:
+                yield source, target
+
+    # --- compiling ---------------------------------------------------------------------
+
+    def compile(self, starts: Iterable[str]) -> None:
+        """Sort the edges as seen from the starts and prepare a route per node."""
+        for name in self.made:
+            del self.nodes[name], self.successors[name]
+        self.made.clear()
+        self.starts = tuple(starts)
+        for name in self.starts:
+            self.get_node(name)
+        loops, self.live = self._sort_edges()
+        self.looped = {}
+        self._refuse_two_entries(loops)
+        self.routes = {name: Route(node) for name, node in self.nodes.items()}
+        preds: dict[str, list[str]] = {name: [] for name in self.nodes}
+        for source, targets in self.successors.items():
+            route = self.routes[source]
+            route.forward = tuple(targets)
+            if any((source, t) in loops for t in targets):
+                route.loops = self.looped[source] = tuple(t for t in targets if (source, t) in loops)
+                route.forward = tuple(t for t in targets if (source, t) not in loops)
+            for target in route.forward:
+                preds[target].append(source)
+        for name, route in self.routes.items():
+            route.preds = tuple(preds[name])
+            route.indegree = sum(self._counts(p, name) for p in route.preds)
+            route.waits = route.indegree > 1 or isinstance(route.node, Group)
+            if isinstance(route.node, Group) and route.need != 0:
+                for member in route.node.inside:
+                    self.routes[member].lenient = True
+        for name in self.routes:
+            self._prepare(name)
+
+    def extend(self, spawner: str, task: Task, before: tuple[str, ...]) -> None:
+        """A task made at run time joins a compiled graph; it stands before `before`."""
+        if task.name in self.routes:
+            self.nodes[task.name] = self.routes[task.name].node = task  # made again by a loop
+            return
+        self.made.add(task.name)
+        self.nodes[task.name] = task
+        self.successors[task.name] = list(before)
+        route = self.routes[task.name] = Route(task)
+        route.preds = (spawner,)
+        route.forward = before
+        self.live.add(task.name)
+        for name in before:
+            target = self.routes[name]
+            target.waits = True
+            target.preds = (*target.preds, task.name)
+            target.indegree = max(1, target.indegree)
+            for pred in target.preds:
+                self._prepare(pred)
+        self._prepare(task.name)
+        self._prepare(spawner)
+
+    def _counts(self, source: str, target: str) -> bool:
+        """An edge from where the start never leads does not hold up what it does lead to."""
+        return source in self.live or target not in self.live
+
+    def _prepare(self, name: str) -> None:
+        route = self.routes[name]
+        onward = [self._edge(name, target) for target in route.forward]
+        route.done = (*onward, *(self.routes[t].enqueue() for t in route.loops))
+
+    def _edge(self, source: str, target: str) -> Op:
+        successor = self.routes[target]
+        if successor.waits and self._counts(source, target):
+            return successor.arrive(1)
+        return successor.enqueue()
+
+    def not_taken(self, route: Route, stop: frozenset[str], groups: bool) -> tuple[set[str], list[Op]]:
+        """The nodes that are cut off when `route` does not lead on, and what their joins are told.
+
+        A node is cut off when every edge into it is; others wait for what still comes, and get
+        a "skip" per edge. Nothing is sent to `stop`. A group that can do without members is cut
+        off itself only if `groups`: a failure inside it is for its gate to judge.
+        """
+        cut: set[str] = set()
+        edges: dict[str, int] = {}
+        work = [route.name]
+        while work:
+            source = work.pop()
+            for target in self.routes[source].forward:
+                if target in stop or not self._counts(source, target):
+                    continue
+                edges[target] = edges.get(target, 0) + 1
+                successor = self.routes[target]
+                counted = sum(self._counts(p, target) for p in successor.preds)
+                if edges[target] == counted and (groups or not isinstance(successor.node, Group)):
+                    cut.add(target)
+                    work.append(target)
+        ops: list[Op] = [("skipped", target) for target in edges if target in cut]
+        for target, count in edges.items():
+            if target not in cut:
+                ops.extend([self.routes[target].arrive(0)] * count)
+        return cut, ops
+
+    # --- cycles ------------------------------------------------------------------------
+
+    def _sort_edges(self) -> tuple[set[tuple[str, str]], set[str]]:
+        """Depth first from the starts, then from whatever is left: edges back up are loops."""
+        loops: set[tuple[str, str]] = set()
+        done: set[str] = set()
+        on_path: set[str] = set()
+        live: set[str] | None = None
+        order = [*self.starts, None, *self.nodes]
+        for root in order:
+            if root is None:
+                live = set(done)
+                continue
+            if root in done:
+                continue
+            stack = [(root, iter(self.successors[root]))]
+            on_path.add(root)
+            while stack:
+                name, targets = stack[-1]
+                for target in targets:
+                    if target in on_path:
+                        loops.add((name, target))
+                    elif target not in done:
+                        on_path.add(target)
+                        stack.append((target, iter(self.successors[target])))
+                        break
+                else:
+                    stack.pop()
+                    on_path.discard(name)
+                    done.add(name)
+        return loops, live or set()
+
+    def _refuse_two_entries(self, loops: set[tuple[str, str]]) -> None:
+        """Every way from the starts into a loop has to pass the task that the loop goes back to."""
+        for source, target in sorted(loops):
+            if source not in self.live or source == target:
+                continue
+            seen = {target}
+            stack = [name for name in self.starts if name != target]
+            while stack:
+                name = stack.pop()
+                if name == source:
+                    raise GraphError(
+                        f"The cycle through {target!r} and {source!r} has two entries.",
+                        hint=f"Let every way into it lead through {target!r}.",
+                        source=source,
+                        target=target,
+                    )
+                if name not in seen:
+                    seen.add(name)
+                    stack.extend(self.successors[name])
+
+    def is_ancestor(self, name: str, of: str) -> bool:
+        """Whether forward edges lead from `name` to `of`."""
+        seen: set[str] = set()
+        stack = [name]
+        while stack:
+            name = stack.pop()
+            if name == of:
+                return True
+            if name not in seen:
+                seen.add(name)
+                stack.extend(self.routes[name].forward)
+        return False

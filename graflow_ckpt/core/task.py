@@ -1,0 +1,129 @@
+"""A task: a named function with options. And a group: a node without a body.
+
+Both are inert; `graph.py` joins them, `decide.py` says what follows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from graflow_ckpt.core.errors import GraphError
+
+OnInterrupted = Literal["rerun", "skip", "fail", "ask"]
+Isolation = Literal["thread", "process"]
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """How long to wait before attempt n + 1: `base * factor**n`, at most `limit`, spread by `jitter`."""
+
+    base: float = 0.0
+    factor: float = 2.0
+    limit: float = 300.0
+    jitter: float = 0.1
+
+    def delay(self, retries: int, spread: float) -> float:
+        """`spread` is a random number in [0, 1)."""
+        plain = min(self.limit, self.base * self.factor**retries)
+        return float(plain * (1.0 + self.jitter * (2.0 * spread - 1.0)))
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What `@task(...)` takes beside the function."""
+
+    inject_context: bool = False
+    max_retries: int = 0
+    backoff: Backoff = Backoff()
+    timeout: float | None = None
+    priority: int = 0
+    max_cycles: int | None = None
+    on_interrupted: OnInterrupted = "rerun"
+    isolation: Isolation = "thread"
+    queue: str = "default"
+
+    def __post_init__(self) -> None:
+        if self.on_interrupted not in ("rerun", "skip", "fail", "ask"):
+            raise GraphError(
+                f"on_interrupted={self.on_interrupted!r} is none of rerun, skip, fail, ask.",
+                on_interrupted=self.on_interrupted,
+            )
+        if self.isolation not in ("thread", "process"):
+            raise GraphError(f"isolation={self.isolation!r} is neither thread nor process.")
+        if self.max_retries < 0:
+            raise GraphError(f"max_retries={self.max_retries} is negative.")
+        if self.timeout is not None and self.timeout <= 0:
+            raise GraphError(f"timeout={self.timeout} is not a positive number of seconds.")
+        if self.max_cycles is not None and self.max_cycles < 1:
+            raise GraphError(f"max_cycles={self.max_cycles} would never let the task run.")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Task:
+    """A named function with options; `arguments` are bound ones."""
+
+    name: str
+    func: Callable[..., Any]
+    options: Options = Options()
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def task_id(self) -> str:
+        return self.name
+
+    def renamed(self, name: str, arguments: dict[str, Any]) -> Task:
+        return replace(self, name=name, arguments={**self.arguments, **arguments})
+
+
+# --- groups ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class All:
+    """Every member has to arrive."""
+
+    def need(self, size: int) -> int:
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class BestEffort:
+    """Whatever comes of the members: the group goes on when all are through."""
+
+    def need(self, size: int) -> int:
+        return -1
+
+
+@dataclass(frozen=True, slots=True)
+class AtLeast:
+    """The group goes on as soon as `count` members have succeeded."""
+
+    count: int
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise GraphError(f"AtLeast({self.count}) asks for nothing; use BestEffort().")
+
+    def need(self, size: int) -> int:
+        if self.count > size:
+            raise GraphError(f"AtLeast({self.count}) in a group of {size} can never be met.")
+        return self.count
+
+
+GroupPolicy = All | BestEffort | AtLeast
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """A node without a body that joins its members under a policy."""
+
+    name: str
+    policy: GroupPolicy
+    members: tuple[str, ...]  # the last task of each member
+    inside: frozenset[str]  # every task of every member
+
+    @property
+    def task_id(self) -> str:
+        return self.name

@@ -1,0 +1,204 @@
+"""Parameters: where each argument of a body comes from.
+
+A parameter is filled from, in this order: the spec's data (`next_iteration(data)`), an
+argument bound to the task, the result of a direct predecessor of that name, a channel value of
+that name, its default. What can be known before the run is checked before the run: two sources
+for one parameter, or none, is a GraphError.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+from graflow_ckpt.core.errors import GraphError, TaskError
+from graflow_ckpt.core.facts import RESULT
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.task import Group, Task
+
+MISSING: Any = object()
+CONTEXT_NAMES = ("context", "ctx")
+
+
+class Parameter(NamedTuple):
+    """One parameter of a body."""
+
+    name: str
+    default: Any  # the user's, or MISSING
+    keyword_only: bool
+    result: str | None  # the value name of a direct predecessor's result
+    group: tuple[str, ...] | None  # the members of a preceding group
+    bound: Any  # an argument bound to the task, or MISSING
+
+
+class Binding:
+    """What one task's body takes."""
+
+    __slots__ = ("context", "data", "func", "parameters", "plain")
+
+    def __init__(self, task: Task, preds: dict[str, str], groups: dict[str, tuple[str, ...]]) -> None:
+        self.func = task.func
+        names, keyword_only, defaults = signature(task.func)
+        self.context: str | None = None
+        if task.options.inject_context:
+            self.context = next((n for n in names if n in CONTEXT_NAMES), names[0] if names else None)
+            if self.context is None:
+                raise GraphError(
+                    f"Task {task.name!r} has inject_context=True and takes no parameter.", task=task.name
+                )
+        unknown = sorted(set(task.arguments) - set(names))
+        if unknown:
+            raise GraphError(
+                f"Task {task.name!r} takes no parameter {unknown[0]!r}.", task=task.name, parameter=unknown[0]
+            )
+        self.parameters = tuple(
+            Parameter(
+                n,
+                defaults.get(n, MISSING),
+                n in keyword_only,
+                preds.get(n),
+                groups.get(n),
+                task.arguments.get(n, MISSING),
+            )
+            for n in names
+            if n != self.context
+        )
+        free = [p.name for p in self.parameters]
+        self.data = "data" if "data" in free else (free[0] if free else None)
+        self.plain = not self.parameters and self.context is None
+
+
+def signature(func: Callable[..., Any]) -> tuple[list[str], frozenset[str], dict[str, Any]]:
+    """Parameter names, which of them are keyword only, and the defaults."""
+    if type(func) is FunctionType and not hasattr(func, "__wrapped__"):  # inspect costs 20 times as much
+        code = func.__code__
+        count = code.co_argcount
+        names = list(code.co_varnames[: count + code.co_kwonlyargcount])
+        values = func.__defaults__ or ()
+        defaults = dict(zip(names[count - len(values) : count], values, strict=True))
+        defaults.update(func.__kwdefaults__ or {})
+        return names, frozenset(names[count:]), defaults
+    import inspect  # noqa: PLC0415  only for callables that are not plain functions
+
+    found = inspect.signature(func).parameters.values()
+    taken = [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+    return (
+        [p.name for p in taken],
+        frozenset(p.name for p in taken if p.kind is p.KEYWORD_ONLY),
+        {p.name: p.default for p in taken if p.default is not p.empty},
+    )
+
+
+def bind(graph: TaskGraph, task: Task) -> Binding:
+    """The binding of a task where it stands in the graph."""
+    preds: dict[str, str] = {}
+    groups: dict[str, tuple[str, ...]] = {}
+    for name in _direct(graph, task.name, groups):
+        preds[name] = name + RESULT
+    return Binding(task, preds, groups)
+
+
+def _direct(graph: TaskGraph, name: str, groups: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    """The tasks right before `name`; a group stands for its members."""
+    route = graph.routes[name]
+    loops = [n for n, r in graph.routes.items() if name in r.loops] if graph.looped else []
+    for pred in (*route.preds, *loops):
+        node = graph.nodes[pred]
+        if isinstance(node, Group):
+            groups[pred] = node.members
+            yield from node.members
+        else:
+            yield pred
+
+
+def fill(
+    binding: Binding, task: str, data: Any, read: Callable[[str], Any], own: Callable[[str], Any]
+) -> dict[str, Any]:
+    """The arguments of one attempt; `read` gives results, `own` channel values, MISSING if none."""
+    arguments: dict[str, Any] = {}
+    for p in binding.parameters:
+        value = MISSING
+        if data is not MISSING and p.name == binding.data:
+            value = data
+        elif p.bound is not MISSING:
+            value = p.bound
+        elif p.result is not None:
+            value = read(p.result)
+            if value is MISSING and p.default is MISSING:
+                value = None  # a predecessor that was skipped or failed has no result
+        elif p.group is not None:
+            found = {member: read(member + RESULT) for member in p.group}
+            value = {member: v for member, v in found.items() if v is not MISSING}
+        else:
+            value = own(p.name)
+        if value is not MISSING:
+            arguments[p.name] = value
+        elif p.default is MISSING:
+            raise TaskError(
+                f"Nothing fills the parameter {p.name!r} of task {task!r}.",
+                hint="Give it a default, set a channel value of that name before, or bind an argument.",
+                task=task,
+                parameter=p.name,
+            )
+    return arguments
+
+
+# --- before the run --------------------------------------------------------------------
+
+
+def check(graph: TaskGraph, bindings: dict[str, Binding], channel: Collection[str]) -> None:
+    """Two sources for one parameter, or none, is refused by name."""
+    mentioned: set[str] | None = None
+    for name, binding in bindings.items():
+        if name not in graph.live:
+            continue
+        for p in binding.parameters:
+            sources = [
+                words
+                for words, found in (
+                    ("an argument bound to the task", p.bound is not MISSING),
+                    ("the result of a predecessor", p.result is not None or p.group is not None),
+                    ("a channel value", p.name in channel),
+                )
+                if found
+            ]
+            if len(sources) > 1:
+                raise GraphError(
+                    f"The parameter {p.name!r} of task {name!r} has two sources: {' and '.join(sources)}.",
+                    hint="Rename one of them.",
+                    task=name,
+                    parameter=p.name,
+                )
+            if not sources and p.default is MISSING and p.name != binding.data:
+                if mentioned is None:
+                    mentioned = set().union(*(_strings(b) for b in bindings.values()))
+                if p.name not in mentioned:
+                    raise GraphError(
+                        f"Nothing can fill the parameter {p.name!r} of task {name!r}.",
+                        hint="No predecessor, channel value or input has that name; give it a default.",
+                        task=name,
+                        parameter=p.name,
+                    )
+
+
+def _strings(binding: Binding) -> set[str]:
+    """The string constants that a body could use as a channel name, helpers of its module included."""
+    func = binding.func
+    if binding.context is None or type(func) is not FunctionType:
+        return set()
+    codes = [func.__code__]
+    codes += [g.__code__ for g in func.__globals__.values() if type(g) is FunctionType]
+    found: set[str] = set()
+    seen: set[CodeType] = set()
+    while codes:
+        code = codes.pop()
+        if code in seen:
+            continue
+        seen.add(code)
+        for constant in code.co_consts:
+            if isinstance(constant, str):
+                found.add(constant)
+            elif isinstance(constant, CodeType):
+                codes.append(constant)
+    return found

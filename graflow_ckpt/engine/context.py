@@ -1,0 +1,349 @@
+"""ExecutionContext: what a caller holds of a session, under the names that users know.
+
+A thin view: facts are read from the SessionState, and every change is a transition of its own.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from graflow_ckpt.checkpoint.archive import Found
+from graflow_ckpt.checkpoint.cells import check_storable
+from graflow_ckpt.checkpoint.model import SCHEMA, CheckpointMetadata, Document, check_metadata
+from graflow_ckpt.checkpoint.pickles import live_digest
+from graflow_ckpt.checkpoint.program import unpack_code
+from graflow_ckpt.checkpoint.snapshot import BACKEND, capture, restore
+from graflow_ckpt.core.errors import CheckpointError, InputsChanged, SessionError
+from graflow_ckpt.core.facts import RESULT, TaskSpec, check_session_id
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.core.task import Task
+from graflow_ckpt.core.values import Cell, Live
+from graflow_ckpt.engine.attempt import from_cells
+from graflow_ckpt.engine.home import Home
+from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.sessions.memory import MemorySession
+from graflow_ckpt.sessions.views import InMemoryTaskQueue, MemoryChannel
+from graflow_ckpt.stores import open_store
+
+if TYPE_CHECKING:
+    from graflow_ckpt.engine.cuts import Cutter
+
+
+class CycleController:
+    """How often each task has come round."""
+
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
+
+    @property
+    def cycle_counts(self) -> dict[str, int]:
+        return {task: n - 1 for task, n in self._state.counts.items() if n > 1}
+
+    def get_count(self, task_id: str) -> int:
+        return max(0, self._state.counts.get(task_id, 0) - 1)
+
+
+class Channel(MemoryChannel):
+    """The session's values for its caller; what is set before `execute` is an input."""
+
+    def __init__(self, context: ExecutionContext) -> None:
+        super().__init__(context.session, context.to_cell, from_cells)
+        self._context = context
+
+    def set(self, key: str, value: Any) -> None:
+        """Committed at once; on a resumed session an equal input is dropped, another refused."""
+        if not self._context.drops_input(key, value):
+            super().set(key, value)
+
+
+class ExecutionContext:
+    """One session of one graph."""
+
+    def __init__(
+        self,
+        graph: TaskGraph,
+        session_id: str | None = None,
+        *,
+        settings: Settings | None = None,
+        store: str = "checkpoints",
+        state: SessionState | None = None,
+    ) -> None:
+        self.graph = graph
+        self.settings = settings or Settings()
+        self.named = session_id is not None  # somebody will come back for it
+        self.session_id = check_session_id(session_id or uuid.uuid4().hex[:12])
+        self.session = MemorySession(state or SessionState(self.session_id))
+        self.home = Home(open_store(store), self.session_id)
+        self.home.workflow = self.settings.workflow
+        self.found: Found | None = None  # the cut that this session goes on from
+        self.rewinds = False  # it was named: what came after it does not count
+        self.replayed = 0  # journal records after the cut
+        self.created_at = time.time()
+        self.checkpoint_metadata: dict[str, Any] = {}
+        self.checkpoint_requested = False
+        self.checkpoint_request_metadata: dict[str, Any] | None = None
+        self.cutter: Cutter | None = None  # while a run is under way
+        self._payload: dict[str, Any] | None = None
+        self._channel = Channel(self)
+
+    @classmethod
+    def create(
+        cls,
+        graph: TaskGraph,
+        start_node: str,
+        *,
+        session_id: str | None = None,
+        max_steps: int | None = None,
+        queue_backend: str = "memory",
+        channel_backend: str = "memory",
+        config: Mapping[str, Any] | None = None,
+        settings: Settings | None = None,
+        store: str = "checkpoints",
+    ) -> ExecutionContext:
+        """A new session that will start at `start_node`."""
+        for name, backend in (("queue", queue_backend), ("channel", channel_backend)):
+            if backend != "memory":
+                raise SessionError(
+                    f"{name}_backend={backend!r} is not available.",
+                    hint="Queue and channel are two views of one session; this version has 'memory'.",
+                )
+        context = cls(graph, session_id, settings=settings, store=store)
+        context.session.state.starts = (start_node,)
+        context.session.state.max_steps = max_steps
+        return context
+
+    # --- facts -------------------------------------------------------------------------
+
+    @property
+    def state(self) -> SessionState:
+        return self.session.state
+
+    @property
+    def start_node(self) -> str:
+        return self.state.start_node
+
+    @property
+    def steps(self) -> int:
+        return self.state.steps
+
+    @property
+    def max_steps(self) -> int | None:
+        return self.state.max_steps
+
+    @property
+    def status(self) -> str:
+        return self.state.status
+
+    @property
+    def completed_tasks(self) -> set[str]:
+        return set(self.state.completed)
+
+    @property
+    def cycle_controller(self) -> CycleController:
+        return CycleController(self.state)
+
+    @property
+    def cycle_counts(self) -> dict[str, int]:
+        return self.cycle_controller.cycle_counts
+
+    @property
+    def last_checkpoint_path(self) -> str | None:
+        return self.home.last.path if self.home.last else None
+
+    @property
+    def task_queue(self) -> InMemoryTaskQueue:
+        return InMemoryTaskQueue(self.session)
+
+    @property
+    def channel(self) -> Channel:
+        return self._channel
+
+    def get_channel(self) -> Channel:
+        return self._channel
+
+    def get_result(self, task: str, default: Any = None) -> Any:
+        """What a task returned when it last completed."""
+        return self._channel.get(task + RESULT, default)
+
+    def result(self) -> Any:
+        """What the task that completed last returned."""
+        last = next(reversed(self.state.completed), None)
+        return None if last is None else self.get_result(last)
+
+    # --- changes -----------------------------------------------------------------------
+
+    def add_to_queue(self, task: TaskSpec | Task | str) -> None:
+        """One more execution of a task."""
+        if isinstance(task, TaskSpec):
+            self.task_queue.enqueue(task)
+            return
+        name = task if isinstance(task, str) else task.name
+        node = self.graph.get_node(name)
+        options = node.options if isinstance(node, Task) else None
+        priority, retries = (options.priority, options.max_retries) if options else (0, 0)
+        self.task_queue.enqueue(TaskSpec(name, priority=priority, max_retries=retries))
+
+    def mark_task_completed(self, task_id: str) -> None:
+        """Count a task as completed without running it."""
+        key = self.state.next_key
+        enqueue = ("enqueue", task_id, None, 2**31, 0, "default", "direct")
+        claims = self.session.commit([enqueue, ("claim", 1)])
+        assert claims[0].spec.key == key
+        self.session.commit([("end", key, claims[0].number, "completed", b"\xc0")])
+
+    def get_next_task(self) -> str | None:
+        """The task that would run next."""
+        specs = self.state.pending()
+        return specs[0].task_id if specs else None
+
+    def request_checkpoint(self, metadata: dict[str, Any] | None = None) -> None:
+        """Ask for a checkpoint: outside of a task it is taken by the next `execute`, first thing."""
+        check_metadata(metadata or {})
+        self.checkpoint_requested = True
+        self.checkpoint_request_metadata = dict(metadata or {})
+
+    # --- checkpoints -------------------------------------------------------------------
+
+    def get_checkpoint_state(self) -> Document:
+        """The control facts as a checkpoint would hold them."""
+        return capture(self.state).facts
+
+    def checkpoint(
+        self, path: str | None = None, metadata: dict[str, Any] | None = None, storage: str | None = None
+    ) -> tuple[str, CheckpointMetadata]:
+        """Write a checkpoint now."""
+        if storage not in (None, "local"):
+            raise CheckpointError(f"storage={storage!r} is not available.", hint="This version has 'local'.")
+        check_metadata(metadata or {})
+        with self._owning(), self.session.still() as still:
+            if not still:
+                names = ", ".join(self.session.on_loan())
+                raise CheckpointError(
+                    f"A running task works on {names}: no consistent checkpoint can be taken now.",
+                    hint="Call context.checkpoint() in a task instead: it waits for the right moment.",
+                    session=self.session_id,
+                )
+            if self.cutter is not None:
+                saved = self.cutter.save("request", metadata, path)
+            else:
+                saved = self.home.cut(self.graph, capture(self.state), "request", metadata, path)
+        self.note_checkpoint(saved)
+        return saved.path, saved
+
+    def note_checkpoint(self, metadata: CheckpointMetadata) -> None:
+        """What spec/002 keeps of the last checkpoint."""
+        self.checkpoint_metadata = {
+            **metadata.user_metadata,
+            "created_at": time.time(),
+            "session_id": self.session_id,
+            "start_node": metadata.start_node,
+            "steps": metadata.steps,
+            "completed_tasks": len(self.state.completed),
+            "backend": dict(BACKEND),
+        }
+
+    def save(self, path: str) -> None:
+        self.checkpoint(path)
+
+    @classmethod
+    def load(cls, path: str) -> ExecutionContext:
+        return cls.resume(path)
+
+    @classmethod
+    def resume(cls, path: str) -> ExecutionContext:
+        """The session as it was at a checkpoint."""
+        from graflow_ckpt.checkpoint.manager import CheckpointManager
+
+        return CheckpointManager.resume_from_checkpoint(path)[0]
+
+    def execute(self, max_steps: int | None = None) -> Any:
+        """Run, or go on."""
+        from graflow_ckpt.engine.engine import WorkflowEngine
+
+        if max_steps is not None:
+            self.state.max_steps = max_steps
+        return WorkflowEngine().execute(self)
+
+    @contextmanager
+    def _owning(self) -> Iterator[None]:
+        owned = self.home.lease is not None
+        try:
+            yield
+        finally:
+            if not owned and self.cutter is None:
+                self.home.close()
+
+    # --- inputs ------------------------------------------------------------------------
+
+    def to_cell(self, name: str, value: Any) -> Cell:
+        return check_storable(name, value)
+
+    def drops_input(self, key: str, value: Any) -> bool:
+        """Whether a write before `execute` repeats an input of a session that goes on."""
+        if self.found is None or self.rewinds or self.cutter is not None:
+            return False
+        known = self.home.inputs.get(key)
+        if known is None or known != digest_of(check_storable(key, value)):
+            raise InputsChanged(
+                f"Session {self.session_id} was started with {'another' if known else 'no'} input {key!r}.",
+                hint="Give the same inputs, none at all, or use a new session id.",
+                session=self.session_id,
+                name=key,
+            )
+        return True
+
+    def note_inputs(self) -> None:
+        """What stands in the channel when a new session starts."""
+        self.home.inputs = {name: digest_of(cell) for name, (cell, _) in self.state.values.items()}
+
+    # --- pickles -----------------------------------------------------------------------
+
+    @classmethod
+    def from_payload(cls, payload: dict[str, Any]) -> ExecutionContext:
+        """What a plain `pickle.load` of a `.pkl` gives: values and graph; no control facts."""
+        context = cls(TaskGraph(), payload["session_id"])
+        context._payload = payload
+        facts = {
+            "session_id": payload["session_id"], "starts": payload["starts"], "max_steps": None, "steps": 0,
+            "status": "running", "reason": "", "epoch": 0, "transition": 0, "counters": [1, 1, 1],
+            "completed_tasks": [], "completed_steps": [], "enqueued": {}, "gates": {}, "skipped": {},
+            "errors": {}, "pending_tasks": [], "schema_version": SCHEMA,
+        }  # fmt: skip
+        context.session = MemorySession(restore(facts, payload))
+        context._channel = Channel(context)
+        return context
+
+    def return_to(self, found: Found, state: SessionState, store: str) -> None:
+        """Become the session as it was at a checkpoint that somebody named."""
+        self.graph = self.graph_from_code()
+        self.settings = Settings(workflow=found.meta.get("workflow", "workflow"))
+        self.named = True
+        self.home = Home(open_store(store), self.session_id)
+        self.home.continue_from(found)
+        self.session = MemorySession(state)
+        self._channel = Channel(self)
+        self.found, self.rewinds = found, True
+        self.checkpoint_metadata = dict(found.metadata.user_metadata)
+
+    @property
+    def payload(self) -> dict[str, Any]:
+        assert self._payload is not None
+        return self._payload
+
+    def graph_from_code(self) -> TaskGraph:
+        """The graph that the checkpoint carries."""
+        return unpack_code(self.payload["code"], lambda task: task)
+
+
+def digest_of(cell: Cell) -> str:
+    """Of an input: what a resumed session compares."""
+    import hashlib
+
+    if isinstance(cell, Live):
+        return live_digest(cell.value).hex()
+    return hashlib.blake2b(cell, digest_size=16).hexdigest()

@@ -1,0 +1,212 @@
+"""Cuts: when a checkpoint is taken, and what a commit has to leave on the disk.
+
+Three things lead to a cut: a request that was committed, a policy that is due, and, with a
+journal, a commit that no record can hold. A cut of live values waits until nothing is on loan;
+until then no new task is claimed. A save that fails is an event; a journal that fails stops
+the session.
+
+    journal    every commit is a record, until one is larger than a record may be or changed a
+               value that is still on loan elsewhere: then a cut is due, and what is committed
+               until that cut is durable with it, not before.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any
+
+from graflow_ckpt.checkpoint import journal
+from graflow_ckpt.checkpoint.pickles import live_digest
+from graflow_ckpt.checkpoint.snapshot import capture
+from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError
+from graflow_ckpt.core.facts import Done, Op, Outcome, Request
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.policy import Since
+from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.core.values import Live
+from graflow_ckpt.engine import rng
+from graflow_ckpt.engine.home import Home
+from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.sessions.memory import MemorySession
+
+log = logging.getLogger("graflow_ckpt.checkpoint")
+
+Emit = Callable[..., None]
+
+
+class Cutter:
+    """Decides on cuts and takes them, for one session."""
+
+    def __init__(
+        self, graph: TaskGraph, session: MemorySession, settings: Settings, home: Home, emit: Emit
+    ) -> None:
+        self.graph = graph
+        self.session = session
+        self.settings = settings
+        self.home = home
+        self.waiting = False  # a cut is due and something is on loan
+        self.on_saved: Callable[[Any], None] = lambda metadata: None
+        self._emit = emit
+        self._requests: list[Request] = []
+        self._policy_due = False
+        self._watches = settings.policy.watches and settings.durability != "none"
+        self._cut_steps = session.state.steps
+        self._cut_time = monotonic()
+        self._journal = settings.durability == "journal"
+        self._gap = False  # the journal waits for a cut
+        self._digests: dict[str, bytes] = {}  # live values as the journal last wrote them
+        self._rng: bytes | None = None
+
+    # --- around a commit ---------------------------------------------------------------
+
+    def start(self) -> None:
+        """From here on commits are recorded."""
+        if self._journal:
+            self.home.open_journal(self.session.state.sequence)
+            self.session.recorder = self._record
+
+    def before_commit(self, ops: list[Op]) -> None:
+        """With a journal, random state is part of what a commit has changed."""
+        if self._journal and self.settings.rng and ops[0][0] != "claim":
+            state = rng.capture()
+            if state != self._rng:
+                self._rng = state
+                ops.append(("rng", state))
+
+    def committed(self, outcome: Outcome, idle: bool) -> None:
+        """Called after every commit: cut if one is due and nothing is on loan."""
+        if isinstance(outcome, Done) and outcome.effects.request is not None:
+            self._requests.append(outcome.effects.request)
+        if self._watches and not self._policy_due:
+            steps = self.session.state.steps - self._cut_steps
+            self._policy_due = self.settings.policy.due(Since(steps, monotonic() - self._cut_time, idle))
+        if self._requests or self._policy_due or self._gap:
+            self._cut_if_still()
+
+    def timer(self) -> float | None:
+        """Seconds until a policy wants to be asked although nothing is committed."""
+        period = self.settings.policy.period if self._watches else None
+        if period is None or self.session.state.steps == self._cut_steps:
+            return None
+        return max(0.001, self._cut_time + period - monotonic())
+
+    # --- cutting -----------------------------------------------------------------------
+
+    def _cut_if_still(self) -> None:
+        with self.session.still() as still:
+            self.waiting = not still
+            if still:
+                requests, self._requests = self._requests, []
+                for request in requests:
+                    self._cut_for(request)
+                if self._policy_due or (self._gap and not requests):
+                    self._cut("policy" if self._policy_due else "journal", None)
+
+    def now(self, cause: str, user: dict[str, Any] | None = None, path: str | None = None) -> Any:
+        """Cut at once, outside of a run's commits; None if something is on loan."""
+        with self.session.still() as still:
+            return self.save(cause, user, path) if still else None
+
+    def final(self, cause: str) -> Any:
+        """The last cut of a run; a failure is an event here too."""
+        with self.session.still() as still:
+            if not still:
+                log.warning("%s is on loan: the last checkpoint stands", ", ".join(self.session.on_loan()))
+                return None
+            return self._cut(cause, None)
+
+    def _cut_for(self, request: Request) -> None:
+        handle = request.handle
+        metadata = self._cut("request", request.metadata, handle.path, handle)
+        if metadata is not None:
+            handle.metadata = metadata
+            handle.saved = True
+
+    def _cut(self, cause: str, user: dict[str, Any] | None, path: str | None = None, handle: Any = None) -> Any:
+        self._policy_due = False
+        try:
+            return self.save(cause, user, path)
+        except Fenced:
+            raise
+        except (CheckpointError, OSError) as error:
+            if handle is not None:
+                handle.error = error
+            self._failed(error, cause)
+            return None
+
+    def _failed(self, error: Exception, cause: str) -> None:
+        """A failed save is an event; with on_save_failure="fail", or a journal that waits, the end."""
+        self._cut_steps, self._cut_time = self.session.state.steps, monotonic()
+        log.error("checkpoint failed: %s", error, extra={"session": self.session.state.session})
+        self._emit("checkpoint_failed", error=str(error), cause=cause)
+        if self._gap or self.settings.on_save_failure == "fail":
+            self.session.broken = error if isinstance(error, GraflowError) else CheckpointError(str(error))
+            raise self.session.broken
+
+    def save(self, cause: str, user: dict[str, Any] | None, path: str | None) -> Any:
+        began = monotonic()
+        state = self.session.state
+        snapshot = capture(state, rng.capture() if self.settings.rng else None)
+        metadata = self.home.cut(self.graph, snapshot, cause, user, path)
+        self._cut_steps, self._cut_time = state.steps, monotonic()
+        if self._journal and self.session.recorder is not None:
+            self._gap = False
+            self.home.open_journal(state.sequence)
+            self.home.store.drop_segments(state.session, self._previous)
+            self._previous = state.sequence
+        log.info("Checkpoint created: %s", metadata.path, extra={"session": state.session, "step": state.steps})
+        self._emit("checkpoint_saved", path=metadata.path, cause=cause, seconds=monotonic() - began)
+        self.on_saved(metadata)
+        if cause == "policy":
+            self.home.prune(self.settings.keep)
+        return metadata
+
+    _previous = 0  # the transition of the cut before the last: its journal is kept until the next
+
+    # --- the journal -------------------------------------------------------------------
+
+    def _record(self, state: SessionState, now: float, ops: Sequence[Op]) -> None:
+        """One record per commit, under the session's lock."""
+        if self._gap:
+            return
+        kept, loaned = self._changed(ops)
+        if not loaned:
+            payload = journal.pack(state.sequence, now, kept)
+            if len(payload) <= journal.SIZE_LIMIT:
+                self.home.append(payload)
+                return
+            name = max((op for op in kept if op[0] in ("put", "append", "end")), key=_weight, default=("", ""))[1]
+            log.warning(
+                "the change of %r has %d bytes, too many for a journal record: a checkpoint makes it durable",
+                name,
+                len(payload),
+                extra={"session": state.session},
+            )
+        self._gap = True
+
+    def _changed(self, ops: Sequence[Op]) -> tuple[list[Op], bool]:
+        """The ops as they were applied: no bases to check, no live values that the journal has so
+        already; and whether a live value is on loan elsewhere."""
+        kept: list[Op] = []
+        on_loan = self.session.on_loan_beside
+        for op in ops:
+            if op[0] == "put":
+                if isinstance(op[2], Live):
+                    if on_loan(op[1]):
+                        return kept, True
+                    digest = live_digest(op[2].value)
+                    if self._digests.get(op[1]) == digest:
+                        continue
+                    self._digests[op[1]] = digest
+                op = ("put", op[1], op[2], -1)
+            kept.append(op)
+        return kept, False
+
+
+def _weight(op: Op) -> int:
+    cell = op[4] if op[0] == "end" and op[3] == "completed" else op[2]
+    return len(cell) if isinstance(cell, bytes) else 1 << 30
+
+

@@ -1,0 +1,349 @@
+"""WorkflowEngine: takes a session from where it is to where it ends, and leaves it resumable.
+
+    check the graph -> own the session -> plan -> run -> last cut -> result, or the task's error
+
+A session that keeps nothing touches no disk: the folder, the key and the lease are taken when
+somebody will want to come back (a session id, a policy, a journal, a task that asks for a
+checkpoint), or when the first cut is taken.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from functools import partial
+from time import sleep
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from graflow_ckpt.core.errors import (
+    GraphError,
+    Interrupted,
+    SessionError,
+    Stalled,
+    TaskError,
+    ValueTorn,
+    WorkflowCancelled,
+)
+from graflow_ckpt.core.facts import Op
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.task import Task
+from graflow_ckpt.engine import resuming, rng
+from graflow_ckpt.engine.bind import bind, check
+from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.engine.cuts import Cutter
+from graflow_ckpt.engine.host import RunHost
+from graflow_ckpt.engine.invoke import Invoker
+from graflow_ckpt.engine.run import GoBack, Run
+from graflow_ckpt.engine.signals import Stop, handled
+
+if TYPE_CHECKING:
+    from graflow_ckpt.checkpoint.plan import Plan
+    from graflow_ckpt.engine.coroutines import Loop
+
+log = logging.getLogger("graflow_ckpt.engine")
+
+_ASKS = frozenset({"checkpoint", "request_checkpoint"})
+
+
+class WorkflowEngine:
+    """Executes sessions; holds nothing between them."""
+
+    def execute(
+        self, context: ExecutionContext, start_task_id: str | None = None, *, loop: Loop | None = None
+    ) -> Any:
+        """Run a session, or go on with it; what its last task returned.
+
+        `start_task_id` on a session that goes on: drop what is scheduled and start there.
+        """
+        if context.found is not None and start_task_id is None and resuming.runs_nothing(context):
+            context.home.close()
+            return context.result()
+        try:
+            return _Execution(context, loop).run(start_task_id)
+        finally:
+            context.cutter = None
+            context.home.close()
+
+    async def aexecute(self, context: ExecutionContext, start_task_id: str | None = None) -> Any:
+        """The same from a coroutine: `async def` tasks run on the caller's loop."""
+        import asyncio
+
+        from graflow_ckpt.engine.coroutines import Loop
+
+        loop = Loop(asyncio.get_running_loop())
+        return await asyncio.to_thread(partial(self.execute, context, start_task_id, loop=loop))
+
+
+class _Execution:
+    """One call of execute."""
+
+    def __init__(self, context: ExecutionContext, loop: Loop | None) -> None:
+        self.context = context
+        self.settings = context.settings
+        self.graph: TaskGraph = context.graph
+        self.home = context.home
+        self._loop = loop
+        self._went_back: dict[str, int] = {}
+        self._stop = Stop(context.session_id, self.settings.grace, lambda: self._run.stop())
+
+    def run(self, start: str | None) -> Any:
+        ops = self._prepare(start)
+        while True:
+            self._set_up(ops)
+            try:
+                with handled(self._stop):
+                    self._run.drive()
+                break
+            except GoBack as back:
+                ops = self._go_back(back)
+            except Interrupted:
+                self._leave()
+            except (ValueTorn, SessionError):
+                raise
+        return self._end()
+
+    # --- before ------------------------------------------------------------------------
+
+    def _prepare(self, start: str | None) -> list[Op]:
+        """Check all that can be checked before the first task; the first transition."""
+        context, state = self.context, self.context.state
+        starts = (start,) if start is not None else state.starts or tuple(self.graph.roots())
+        if not starts:
+            raise GraphError("The workflow has no task to start with.", hint="Decorate functions with @task.")
+        self.graph.compile(starts)
+        fresh = context.found is None
+        if fresh:
+            context.note_inputs()
+        self._check_graph()
+        self.home.workflow = self.settings.workflow
+        if not fresh or self._wants_home():
+            self._move_in(fresh)
+        epoch = self.home.lease.epoch if self.home.lease is not None else 0
+        if fresh or start is not None:
+            state.starts = starts
+            routes = self.graph.routes
+            ops: list[Op] = [("clear",), ("reopen", epoch, state.max_steps)]
+            return ops + [routes[name].enqueue() for name in starts]
+        return self._resume(epoch)
+
+    def _check_graph(self) -> None:
+        bindings = {}
+        for name in self.graph.live:
+            node = self.graph.nodes[name]
+            if isinstance(node, Task):
+                bindings[name] = bind(self.graph, node)
+                if node.options.on_interrupted != "rerun" and self.settings.durability != "journal":
+                    raise GraphError(
+                        f"Task {name!r} has on_interrupted={node.options.on_interrupted!r}, "
+                        f"which needs durability='journal': a checkpoint cannot tell what was running.",
+                        task=name,
+                    )
+        check(self.graph, bindings, self.home.inputs)
+        self._bindings = bindings
+
+    def _wants_home(self) -> bool:
+        """Whether somebody will want to come back to this session."""
+        if self.settings.durability == "none":
+            return False
+        if self.context.named or self.settings.durability == "journal" or self.settings.policy.watches:
+            return True
+        return any(b.context is not None and _ASKS & _names(b.func) for b in self._bindings.values())
+
+    def _move_in(self, fresh: bool) -> None:
+        """The preflight: folder, key, lease and code, so that no save fails for these later."""
+        self.home.open(take_over=self.settings.take_over)
+        _ = self.home.keyring
+        self.home.describe_program(self.graph)
+        if fresh:
+            self.home.sequence = self.home.highest_sequence()
+        elif self.context.rewinds and self.context.found is not None:
+            lease = self.home.lease
+            assert lease is not None
+            self.home.store.rewound(lease, int(self.context.found.meta["sequence"]))
+
+    def _resume(self, epoch: int) -> list[Op]:
+        context = self.context
+        plan = self._plan()
+        resuming.remake_tasks(context)
+        ops = resuming.reopen(context, plan, epoch, context.state.max_steps)
+        found = context.found
+        assert found is not None
+        log.info(
+            "session %s goes on from step %d (%s%s): %d tasks completed, %d pending",
+            context.session_id,
+            context.steps,
+            found.path,
+            f" and {context.replayed} journal records" if context.replayed else "",
+            len(context.state.completed),
+            len(context.state.specs),
+            extra={"session": context.session_id, "step": context.steps},
+        )
+        return ops
+
+    def _plan(self) -> Plan:
+        plan = resuming.plan_for(self.context)
+        plan.raise_if_refused(self.context.session_id)
+        for row in plan.rows:
+            if row.note:
+                log.info("%s: %s", row.task, row.note, extra={"session": self.context.session_id, "task": row.task})
+        return plan
+
+    def _set_up(self, ops: list[Op]) -> None:
+        """A run over the context's session as it is now, and its first transition."""
+        context, session = self.context, self.context.session
+        invoker = Invoker(self.graph, session, self.settings, self._loop)
+        invoker.bindings = self._bindings
+        cutter = Cutter(self.graph, session, self.settings, self.home, self._emit)
+        cutter.on_saved = context.note_checkpoint
+        self._run = Run(self.graph, session, self.settings, cutter, invoker)
+        invoker.host = RunHost(context, self._run)
+        context.cutter = cutter
+        if self.settings.rng and isinstance(session.state.rng, bytes):
+            rng.restore(session.state.rng)
+        if self.settings.durability == "journal":
+            if context.found is None and self.home.sequence == 0:
+                session.commit(ops)
+                ops = []
+                cutter.save("journal", None, None)  # what the journal's records follow
+            cutter.start()
+        if ops:
+            session.commit(ops)
+        self._emit("session_started", resumed=context.found is not None, pending=len(session.state.specs))
+        if context.checkpoint_requested:
+            context.checkpoint_requested = False
+            cutter.now("request", context.checkpoint_request_metadata)
+
+    # --- going back --------------------------------------------------------------------
+
+    def _go_back(self, back: GoBack) -> list[Op]:
+        """A failed attempt left a live value changed: the session as a whole goes back to its cut."""
+        task = back.claim.spec.task_id
+        error = back.outcome.exception
+        times = self._went_back[task] = self._went_back.get(task, 0) + 1
+        if times > back.claim.spec.max_retries:
+            raise self._with_note(error)
+        context = self.context
+        context.session.close("the session went back to an earlier cut")
+        found = self.home.newest() if self.home.lease is not None else None
+        if found is None:
+            raise ValueTorn(
+                f"Task {task!r} failed after it may have changed {back.names[0]!r} in place, "
+                "and there is no checkpoint to go back to.",
+                hint="Cut before it (context.checkpoint(), or a policy), or get the value with readonly=True.",
+                task=task,
+                name=back.names[0],
+            ) from error
+        if back.outcome.due > 0:
+            sleep(max(0.0, back.outcome.due - context.session.clock()))
+        context.rewinds = False
+        self.home.close_journal()
+        resuming.load(context, found)
+        self._run.emit("session_went_back", task, step=context.steps, path=found.path)
+        log.warning(
+            "task %s failed with %s changed; the session goes on from step %d",
+            task,
+            back.names[0],
+            context.steps,
+            extra={"session": context.session_id, "task": task},
+        )
+        self.graph.compile(self.graph.starts)
+        return self._resume(context.state.epoch)
+
+    # --- after -------------------------------------------------------------------------
+
+    def _end(self) -> Any:
+        state = self.context.state
+        status = state.status
+        if self._stop.signal is not None and status in ("running", "closing", "failing"):
+            self._leave()
+        failed = status == "failed"
+        if failed and self.settings.on_failure == "rollback":
+            self._roll_back()
+        elif failed or status in ("stopped", "stalled", "cancelled") or self._keeps_end():
+            self._last_cut("failure" if failed else "end")
+        self._emit("session_ended", status=status)
+        if status in ("completed", "stopped"):
+            if status == "stopped":
+                log.info("session %s: %s; resume with a larger one: %s", state.session, state.reason, self._command())
+            return self.context.result()
+        if status == "cancelled":
+            raise WorkflowCancelled(state.reason, session=state.session)
+        if status == "stalled":
+            raise self._with_note(
+                Stalled(
+                    f"Session {state.session} is stalled: nothing is left to run, and {state.reason}.",
+                    session=state.session,
+                    gates=sorted(state.waiting_gates()),
+                )
+            )
+        raise self._with_note(self._run.failure or TaskError(state.reason, session=state.session))
+
+    def _keeps_end(self) -> bool:
+        """A session that somebody may ask for again keeps its end."""
+        return self.settings.durability != "none" and (self.context.named or self.home.sequence > 0)
+
+    def _last_cut(self, cause: str) -> None:
+        if self.settings.durability == "none":
+            return
+        if self._run.torn:
+            log.warning(
+                "%s may have been changed by the attempt that failed: the last checkpoint stands",
+                ", ".join(self._run.torn),
+                extra={"session": self.context.session_id},
+            )
+            return
+        cutter = self.context.cutter
+        assert cutter is not None
+        cutter.final(cause)
+
+    def _leave(self) -> None:
+        """Stopped by a signal: cut if nothing is on loan, and say what goes on from where."""
+        context = self.context
+        if self.settings.durability != "none":
+            self._last_cut("signal")
+        last = context.home.last
+        saved = f"at step {last.steps} ({last.path})" if last is not None else "nowhere: nothing was saved"
+        message = f"session {context.session_id} stopped; it goes on {saved} with: {self._command()}"
+        self._emit("session_ended", status="interrupted")
+        sys.stderr.write(f"graflow-ckpt: {message}\n")
+        raise Interrupted(message, context.session_id)
+
+    def _roll_back(self) -> None:
+        """on_failure="rollback": nothing of the session is kept."""
+        if self.home.lease is not None:
+            for path, _ in list(self.home.store.list(self.context.session_id)):
+                self.home.store.delete(path)
+            self.home.close_journal()
+            self.home.store.drop_segments(self.context.session_id, 2**62)
+
+    def _with_note(self, error: BaseException) -> BaseException:
+        """The task's own exception, with the command that goes on."""
+        if self.home.last is not None and self.settings.on_failure != "rollback":
+            error.add_note(f"Session {self.context.session_id} can go on: {self._command()}")
+        return error
+
+    def _command(self) -> str:
+        folder = getattr(self.home.store, "folder", "checkpoints")
+        where = "" if folder == "checkpoints" else f" --store {folder}"
+        return f"graflow-ckpt resume {self.context.session_id}{where}"
+
+    def _emit(self, kind: Any, task: str = "", **facts: Any) -> None:
+        self._run.emit(kind, task, **facts)
+
+
+def _names(func: Any) -> set[str]:
+    """The names that a body uses, nested functions and helpers of its module included."""
+    code = getattr(func, "__code__", None)
+    if code is None:
+        return set()
+    helpers = [getattr(func.__globals__.get(n), "__code__", None) for n in code.co_names]
+    codes: list[Any] = [code, *(h for h in helpers if h is not None)]
+    names: set[str] = set()
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
+    return names
+
+

@@ -1,0 +1,178 @@
+"""Home: where one session is kept, and how far that has come.
+
+Holds the store, the keys, the lease and what is written of the program; numbers the cuts.
+Nothing is touched on the disk before `open`, so that a workflow that keeps nothing leaves
+nothing behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import Any
+
+from graflow_ckpt.checkpoint import archive, journal, program
+from graflow_ckpt.checkpoint.archive import Found
+from graflow_ckpt.checkpoint.model import CheckpointMetadata
+from graflow_ckpt.checkpoint.program import Program
+from graflow_ckpt.checkpoint.seal import Keyring, key_storage_warning
+from graflow_ckpt.checkpoint.snapshot import Snapshot
+from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.policy import KeepLast
+from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease
+
+log = logging.getLogger("graflow_ckpt.checkpoint")
+
+
+class Home:
+    """One session in one store."""
+
+    def __init__(self, store: CheckpointStore, session: str) -> None:
+        self.store = store
+        self.session = session
+        self.lease: Lease | None = None
+        self.sequence = 0  # of the last cut
+        self._reserved = 0  # the last number that a path has
+        self.parent: str | None = None  # the last cut
+        self.last: CheckpointMetadata | None = None
+        self.workflow = ""
+        self.file = program_file()
+        self.inputs: dict[str, str] = {}
+        self._keyring: Keyring | None = None
+        self._program: Program | None = None
+        self._segment: Journal | None = None
+        self._writer: journal.Writer | None = None
+
+    @property
+    def keyring(self) -> Keyring:
+        if self._keyring is None:
+            self._keyring = Keyring.load()
+        return self._keyring
+
+    def open(self, *, take_over: bool = False) -> Lease:
+        """Own the session; SessionBusy if somebody alive does."""
+        if self.lease is None:
+            self.store.probe()
+            self.lease = self.store.acquire(self.session, take_over=take_over)
+            warning = key_storage_warning(getattr(self.store, "folder", "."))
+            if warning:
+                log.warning("%s", warning, extra={"session": self.session})
+        return self.lease
+
+    def close(self) -> None:
+        self.close_journal()
+        if self.lease is not None:
+            self.lease.release()
+            self.lease = None
+
+    # --- what was kept -----------------------------------------------------------------
+
+    def newest(self) -> Found | None:
+        """The newest good cut; what was skipped is logged. NoGoodCheckpoint if all are bad."""
+        skipped: list[tuple[str, CheckpointError]] = []
+        for path, found in archive.newest(self.store, self.keyring, self.session):
+            if isinstance(found, Found):
+                for bad, error in skipped:
+                    log.warning("checkpoint %s is skipped: %s", bad, error, extra={"session": self.session})
+                return found
+            skipped.append((path, found))
+        if skipped:
+            raise archive.none_good(self.session, skipped)
+        return None
+
+    def continue_from(self, found: Found) -> None:
+        """Later cuts follow this one."""
+        self.sequence = max(self.sequence, self.highest_sequence())
+        self.parent = found.meta["checkpoint_id"]
+        self.last = found.metadata
+        self.inputs = dict(found.meta.get("inputs", {}))
+        self.workflow = found.meta.get("workflow", "")
+
+    def highest_sequence(self) -> int:
+        """Over all lines of history: a sequence never goes back."""
+        return max((archive.order_of(raw)[1] for _, raw in self.store.list(self.session)), default=0)
+
+    # --- cuts --------------------------------------------------------------------------
+
+    def describe_program(self, graph: TaskGraph) -> Program:
+        """Made once; tasks made at run time are kept with the state."""
+        if self._program is None:
+            self._program = Program(
+                program.describe(graph),
+                program.pack_code(graph),
+                self.file,
+                tuple(sys.argv),
+                self.workflow,
+                self.inputs,
+            )
+        return self._program
+
+    def reserve_path(self, steps: int) -> str:
+        """A path that nothing else of this session will have."""
+        self._reserved = max(self._reserved, self.sequence) + 1
+        return archive.auto_path(self.store, self.session, steps, self._reserved)
+
+    def cut(
+        self,
+        graph: TaskGraph,
+        snapshot: Snapshot,
+        cause: str,
+        user: dict[str, Any] | None,
+        path: str | None = None,
+    ) -> CheckpointMetadata:
+        """Write one trio; raises if it could not be written, and then nothing has changed."""
+        lease = self.open()
+        snapshot.facts["epoch"] = lease.epoch
+        path = path or self.reserve_path(snapshot.facts["steps"])
+        metadata = archive.describe(
+            snapshot,
+            self.describe_program(graph),
+            path=path,
+            sequence=self.sequence + 1,
+            cause=cause,
+            user=user,
+        )
+        metadata.parent = self.parent
+        metadata = archive.save(self.store, self.keyring, lease, snapshot, self.describe_program(graph), metadata)
+        self.sequence += 1
+        self.parent = metadata.checkpoint_id
+        self.last = metadata
+        return metadata
+
+    def prune(self, keep: KeepLast) -> None:
+        """Take away the oldest cuts that were made by policy."""
+        own = []
+        for path, raw in self.store.list(self.session):
+            cause = archive.cause_of(raw)
+            if cause == "policy":
+                own.append((archive.order_of(raw), path))
+        for _, path in sorted(own)[: -keep.count]:
+            self.store.delete(path)
+
+    # --- journal -----------------------------------------------------------------------
+
+    def open_journal(self, after: int) -> None:
+        """A new segment for what follows the transition `after`."""
+        self.close_journal()
+        lease = self.open()
+        self._segment = self.store.journal(lease, after)
+        self._writer = journal.Writer(self.keyring.signing[1], self.session, lease.epoch, after)
+
+    def append(self, payload: bytes) -> None:
+        """One record, durable when this returns."""
+        assert self._segment is not None
+        assert self._writer is not None
+        self._segment.append(self._writer.frame(payload))
+
+    def close_journal(self) -> None:
+        if self._segment is not None:
+            self._segment.close()
+            self._segment = None
+
+
+def program_file() -> str | None:
+    """The file that runs as `__main__`, so that `resume SESSION` finds the code."""
+    found = getattr(sys.modules.get("__main__"), "__file__", None)
+    return os.path.abspath(found) if found else None

@@ -1,0 +1,59 @@
+"""What a task context can ask of the run that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.model import CheckpointMetadata, now_iso
+from graflow_ckpt.checkpoint.program import pack_task
+from graflow_ckpt.checkpoint.snapshot import BACKEND
+from graflow_ckpt.core.task import Task
+from graflow_ckpt.core.values import Cell, Live
+from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.engine.run import Run
+from graflow_ckpt.engine.task_context import PendingCheckpoint
+
+
+class RunHost:
+    """A run, as seen from its tasks."""
+
+    def __init__(self, context: ExecutionContext, run: Run) -> None:
+        self.execution_context = context
+        self.session_id = context.session_id
+        self._run = run
+        self._graph = context.graph
+
+    def task_of(self, name: str) -> Task | None:
+        node = self._graph.nodes.get(name)
+        return node if isinstance(node, Task) else None
+
+    def is_made(self, name: str) -> bool:
+        return name in self._graph.made
+
+    def successors_of(self, name: str) -> Sequence[str]:
+        return self._graph.routes[name].forward
+
+    def progress(self, task: str, done: float, total: float | None) -> None:
+        self._run.emit("task_progress", task, done=done, total=total)
+
+    def reserve(self, task: str, metadata: dict[str, Any]) -> PendingCheckpoint:
+        """A handle whose path is known before the checkpoint is there."""
+        context = self.execution_context
+        path = context.home.reserve_path(context.steps + 1)
+        prepared = CheckpointMetadata(
+            "", self.session_id, now_iso(), context.steps + 1, context.start_node, dict(BACKEND), metadata,
+            path=path, workflow=context.settings.workflow, library=archive.library_version(),
+        )  # fmt: skip
+        return PendingCheckpoint(path, prepared)
+
+    def code_of(self, task: Task, spawner: str, before: tuple[str, ...]) -> Cell:
+        """A task made at run time, as the session keeps it."""
+        if self._run.settings.durability == "none":
+            return Live((task, spawner, before))
+        return pack_task(task, spawner, before)
+
+    @property
+    def stopping(self) -> bool:
+        return self._run.stopping

@@ -1,0 +1,301 @@
+"""Invoking a body: arguments in, Outcome out, wherever the body has to run.
+
+In the caller's thread if it is alone; else on a thread, on an event loop (`async def`) or in a
+child process (`isolation="process"`). A body's exception ends here and becomes a Failed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from graflow_ckpt.checkpoint.cells import check_storable, to_cell
+from graflow_ckpt.checkpoint.codec import decode
+from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
+from graflow_ckpt.core.errors import Fenced, GraflowError, WorkflowCancelled
+from graflow_ckpt.core.facts import Cancelled, Claim, Done, Failed, Outcome
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.state import NONE
+from graflow_ckpt.core.task import Task
+from graflow_ckpt.core.values import Cell, Live
+from graflow_ckpt.engine.attempt import Attempt, from_cells, read_only
+from graflow_ckpt.engine.bind import MISSING, Binding, bind, fill
+from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.engine.task_context import Host, TaskExecutionContext
+from graflow_ckpt.engine.threads import Threads
+from graflow_ckpt.sessions.memory import MemorySession
+
+if TYPE_CHECKING:
+    from graflow_ckpt.engine.children import Children
+    from graflow_ckpt.engine.coroutines import Loop
+
+_COROUTINE = 0x80  # inspect.CO_COROUTINE
+
+
+class Running:
+    """An attempt that runs elsewhere."""
+
+    __slots__ = ("attempt", "claim", "deadline", "kill", "killed")
+
+    def __init__(self, claim: Claim, attempt: Attempt | None, deadline: float | None = None) -> None:
+        self.claim = claim
+        self.attempt = attempt
+        self.deadline = deadline
+        self.kill: Callable[[], None] | None = None  # ends the code, where that can be done
+        self.killed = False
+
+    def end(self, error: GraflowError) -> None:
+        """The attempt is over: fence it, and end its code if it can be ended."""
+        if self.attempt is not None:
+            self.attempt.over = error
+        if self.kill is not None:
+            self.killed = True
+            self.kill()
+
+
+Post = Callable[[tuple[Running, Outcome | BaseException]], None]
+
+
+class Invoker:
+    """Runs bodies for one run."""
+
+    def __init__(self, graph: TaskGraph, session: MemorySession, settings: Settings, loop: Loop | None) -> None:
+        self.graph = graph
+        self.session = session
+        self.host: Host
+        self.bindings: dict[str, Binding] = {}
+        self._inline: dict[str, bool] = {}
+        self._settings = settings
+        self._check = settings.durability != "none"
+        self._threads = Threads(f"graflow-{session.state.session}")
+        self._loop = loop
+        self._children: Children | None = None
+        self._extra: dict[int, int] = {}  # attempts that count for ctx.attempt only
+        self._body = self._with_middleware()
+
+    # --- in this thread ----------------------------------------------------------------
+
+    def inline(self, claim: Claim) -> bool:
+        """Whether the body may run in the thread that commits."""
+        name = claim.spec.task_id
+        known = self._inline.get(name)
+        if known is None:
+            task = self.graph.nodes[name]
+            known = not isinstance(task, Task) or (
+                task.options.timeout is None
+                and task.options.isolation == "thread"
+                and not is_coroutine(task.func)
+            )
+            self._inline[name] = known
+        return known
+
+    def call(self, claim: Claim) -> tuple[Attempt | None, Outcome]:
+        """Run the body here."""
+        binding = self.binding(claim.spec.task_id)
+        attempt = None if binding.plain else self._attempt(claim)
+        return attempt, self._body(claim, attempt, binding)
+
+    def _call(self, claim: Claim, attempt: Attempt | None, binding: Binding) -> Outcome:
+        try:
+            if attempt is None:
+                result = binding.func()
+                return Done(NONE if result is None else self._result(claim, result))
+            result = binding.func(**self._arguments(claim, attempt, binding))
+            return self._done(claim, attempt, result)
+        except Exception as error:
+            return self._raised(claim, attempt, error)
+
+    def _done(self, claim: Claim, attempt: Attempt, result: Any) -> Outcome:
+        if isinstance(attempt.over, WorkflowCancelled):  # a body that swallowed it
+            return Cancelled(attempt.over.message)
+        cell = NONE if result is None else self._result(claim, result)
+        return Done(cell, attempt.effects())
+
+    def _raised(self, claim: Claim, attempt: Attempt | None, error: BaseException) -> Outcome:
+        if attempt is not None and isinstance(attempt.over, WorkflowCancelled):
+            return Cancelled(attempt.over.message)
+        return self.failed(claim, error)
+
+    def _result(self, claim: Claim, result: Any) -> Cell:
+        if self._check:
+            return check_storable(f"{claim.spec.task_id}.__result__", result)
+        return to_cell(result)
+
+    def failed(self, claim: Claim, error: BaseException) -> Failed:
+        """The outcome of an exception, with the time at which a retry may start."""
+        spec = claim.spec
+        due = 0.0
+        if spec.retry_count < spec.max_retries:
+            backoff = self.graph.routes[spec.task_id].options.backoff
+            if backoff.base:
+                due = self.session.clock() + backoff.delay(spec.retry_count, spread())
+        return Failed(f"{type(error).__name__}: {error}", error, due)
+
+    # --- arguments ---------------------------------------------------------------------
+
+    def binding(self, name: str) -> Binding:
+        found = self.bindings.get(name)
+        if found is None:
+            task = self.graph.nodes[name]
+            assert isinstance(task, Task)
+            found = self.bindings[name] = bind(self.graph, task)
+        return found
+
+    def _attempt(self, claim: Claim) -> Attempt:
+        return Attempt(self.session, claim, check=self._check, digest=claim.spec.max_retries > 0)
+
+    def _arguments(self, claim: Claim, attempt: Attempt, binding: Binding) -> dict[str, Any]:
+        data = MISSING if claim.spec.task_data is None else _open(claim.spec.task_data)
+
+        def read(name: str) -> Any:
+            found = self.session.read(name)
+            return MISSING if found is None else read_only(from_cells(name, found[0], found[2]))
+
+        def own(name: str) -> Any:
+            return MISSING if self.session.read(name) is None else attempt.get(name, None, False)
+
+        arguments = fill(binding, claim.spec.task_id, data, read, own)
+        if binding.context is not None:
+            extra = self._extra.get(claim.spec.key, 0)
+            arguments[binding.context] = TaskExecutionContext(attempt, self.host, extra)
+        return arguments
+
+    def counts_extra(self, key: int) -> None:
+        self._extra[key] = self._extra.get(key, 0) + 1
+
+    def let_go(self, attempt: Attempt) -> list[str]:
+        """Live values of a failed attempt: those it may have changed.
+
+        A body that still runs keeps its object; if that is as it was, the session takes a copy.
+        """
+        torn = []
+        for name in attempt.loans():
+            before = attempt.digests.get(name)
+            if before is None:
+                torn.append(name)
+                continue
+            value = attempt.got[name].value
+            if attempt.over is None:
+                if name in attempt.torn():
+                    torn.append(name)
+                continue
+            copy = load_live(live_bytes(value))
+            attempt.got[name].value = copy
+            if name in attempt.torn():
+                torn.append(name)
+            else:
+                self.session.replace_live(name, value, Live(copy))
+        return torn
+
+    # --- elsewhere ---------------------------------------------------------------------
+
+    def start(self, claim: Claim, post: Post) -> Running:
+        """Have the body run elsewhere; its outcome is posted."""
+        binding = self.binding(claim.spec.task_id)
+        options = self.graph.routes[claim.spec.task_id].options
+        attempt = self._attempt(claim)
+        deadline = None if options.timeout is None else monotonic() + options.timeout
+        running = Running(claim, attempt, deadline)
+        if options.isolation == "process":
+            self._start_child(running, binding, post)
+        elif is_coroutine(binding.func):
+            self._start_coroutine(running, binding, post)
+        else:
+            self._threads.submit(partial(self._in_thread, running, binding, post))
+        return running
+
+    def _in_thread(self, running: Running, binding: Binding, post: Post) -> None:
+        assert running.attempt is not None
+        try:
+            post((running, self._body(running.claim, running.attempt, binding)))
+        except BaseException as error:  # SystemExit and its like belong to the caller's thread
+            post((running, error))
+
+    def _start_coroutine(self, running: Running, binding: Binding, post: Post) -> None:
+        claim, attempt = running.claim, running.attempt
+        assert attempt is not None
+        if self._loop is None:
+            from graflow_ckpt.engine.coroutines import Loop  # noqa: PLC0415  asyncio only when needed
+
+            self._loop = Loop()
+        loop = self._loop
+
+        def ended(result: Any, error: BaseException | None) -> None:
+            if error is None:
+                try:
+                    post((running, self._done(claim, attempt, result)))
+                except GraflowError as refused:
+                    post((running, self._raised(claim, attempt, refused)))
+            else:
+                post((running, self._raised(claim, attempt, error)))
+
+        try:
+            coroutine = binding.func(**self._arguments(claim, attempt, binding))
+        except GraflowError as error:
+            post((running, self._raised(claim, attempt, error)))
+            return
+        running.kill = loop.submit(coroutine, ended)
+
+    def _start_child(self, running: Running, binding: Binding, post: Post) -> None:
+        if self._children is None:
+            from graflow_ckpt.engine.children import Children  # noqa: PLC0415  only for isolation="process"
+
+            self._children = Children(self.session, self.host, self._check)
+        children = self._children
+        child = children.new()
+        running.kill = child.kill
+
+        def work() -> None:
+            claim, attempt = running.claim, running.attempt
+            assert attempt is not None
+            try:
+                arguments = self._arguments(claim, attempt, binding)
+                post((running, child.run(claim, binding, attempt, arguments, self.failed)))
+            except GraflowError as error:
+                post((running, self._raised(claim, attempt, error)))
+            except BaseException as error:
+                post((running, error))
+
+        self._threads.submit(work)
+
+    def close(self, running: Iterable[Running]) -> None:
+        """The run is over: fence what still runs."""
+        for one in running:
+            one.end(Fenced("The session has stopped or gone back.", session=self.session.state.session))
+        self._threads.close()
+        if self._loop is not None:
+            self._loop.close()
+
+    def _with_middleware(self) -> Callable[[Claim, Attempt | None, Binding], Outcome]:
+        if not self._settings.middleware:
+            return self._call
+
+        def around(claim: Claim, attempt: Attempt | None, binding: Binding) -> Outcome:
+            def innermost(claim: Claim) -> Outcome:
+                return self._call(claim, attempt, binding)
+
+            call = innermost
+            for middleware in reversed(self._settings.middleware):
+                call = partial(middleware, call_next=call)
+            return call(claim)
+
+        return around
+
+
+def is_coroutine(func: Callable[..., Any]) -> bool:
+    code = getattr(func, "__code__", None)
+    return code is not None and bool(code.co_flags & _COROUTINE)
+
+
+def _open(cell: Cell) -> Any:
+    return decode(cell) if isinstance(cell, bytes) else cell.value
+
+
+def spread() -> float:
+    """A random number that leaves the session's random state alone."""
+    import os  # noqa: PLC0415
+
+    return int.from_bytes(os.urandom(4), "little") / 2**32
+

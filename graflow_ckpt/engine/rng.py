@@ -1,0 +1,47 @@
+"""Random state: `random`, numpy's legacy generator and torch's, whichever are loaded.
+
+It is part of a session unless `rng=False`. Generators that a program makes itself (such as
+`numpy.random.default_rng`) are values: they belong into the channel.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from graflow_ckpt.checkpoint.codec import decode, encode
+
+
+def capture() -> bytes:
+    """The state of every generator that is loaded, as one plain cell."""
+    states: dict[str, object] = {}
+    random = sys.modules.get("random")
+    if random is not None:
+        version, internal, gauss = random.getstate()
+        states["random"] = [version, list(internal), gauss]
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        name, keys, position, has_gauss, gauss = numpy.get_state()
+        states["numpy"] = [name, keys.tobytes(), int(position), int(has_gauss), float(gauss)]
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        states["torch"] = torch.get_rng_state().numpy().tobytes()
+    return encode(states)
+
+
+def restore(cell: bytes) -> None:
+    """Put the generators back; a library that was loaded then is loaded now."""
+    states = decode(cell)
+    if "random" in states:
+        import random  # noqa: PLC0415
+
+        version, internal, gauss = states["random"]
+        random.setstate((version, tuple(internal), gauss))
+    if "numpy" in states:
+        import numpy  # noqa: PLC0415
+
+        name, keys, position, has_gauss, gauss = states["numpy"]
+        numpy.random.set_state((name, numpy.frombuffer(keys, numpy.uint32), position, has_gauss, gauss))
+    if "torch" in states:
+        import torch  # type: ignore[import-not-found]  # noqa: PLC0415
+
+        torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))

@@ -1,0 +1,346 @@
+"""One run: claims specs, has their bodies invoked, commits the outcomes, cuts when it is due.
+
+    claim -> invoke -> decide -> commit + claim -> cut if due -> …
+
+Only the caller's thread decides and commits; a task that is alone ready also runs in it. Other
+bodies run on threads, on an event loop or in child processes, and hand their outcome back
+through one queue, together with signals and deadlines.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from heapq import heappop, heappush
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Any, Protocol
+
+from graflow_ckpt.core.decide import decide, leave_out, pass_on
+from graflow_ckpt.core.errors import (
+    Fenced,
+    GraflowError,
+    GroupFailed,
+    MaxCyclesExceeded,
+    NotStorable,
+    TaskTimeout,
+    ValueTorn,
+    WriteConflict,
+)
+from graflow_ckpt.core.events import Event, Kind
+from graflow_ckpt.core.facts import Claim, Done, Failed, Op, Outcome
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.core.task import Task
+from graflow_ckpt.engine.attempt import Attempt
+from graflow_ckpt.engine.invoke import Invoker, Running
+from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.sessions.memory import MemorySession
+
+log = logging.getLogger("graflow_ckpt.engine")
+
+CONFLICT_BUDGET = 20
+"""How often a task may lose a race for a value before that counts as a failure."""
+
+
+class Cuts(Protocol):
+    """When and how a checkpoint is taken: see cuts.py."""
+
+    waiting: bool
+
+    def committed(self, outcome: Outcome, idle: bool) -> None: ...
+
+    def before_commit(self, ops: list[Op]) -> None: ...
+
+    def timer(self) -> float | None: ...
+
+
+class GoBack(Exception):  # noqa: N818  control flow between run and engine, not an error
+    """The session has to go back to its newest cut: a failed attempt changed a live value."""
+
+    def __init__(self, claim: Claim, outcome: Failed, names: list[str]) -> None:
+        super().__init__(names)
+        self.claim = claim
+        self.outcome = outcome
+        self.names = names
+
+
+class Run:
+    """Drives one session until nothing is left to do, or until it is told to stop."""
+
+    def __init__(
+        self, graph: TaskGraph, session: MemorySession, settings: Settings, cuts: Cuts, invoker: Invoker
+    ) -> None:
+        self.graph = graph
+        self.session = session
+        self.settings = settings
+        self.cuts = cuts
+        self.invoker = invoker
+        self.stopping = False
+        self.torn: list[str] = []  # live values that a failed attempt may have left changed
+        self.failure: BaseException | None = None
+        self._slots = settings.slots
+        self._inbox: SimpleQueue[tuple[Running, Outcome | BaseException] | None] = SimpleQueue()
+        self._running: dict[int, Running] = {}
+        self._deadlines: list[tuple[float, int]] = []
+        self._conflicts: dict[int, int] = {}
+        self._watched = bool(settings.observers)
+
+    # --- the loop ----------------------------------------------------------------------
+
+    def drive(self) -> None:
+        """Run until the session has ended, stopped, or was told to stop."""
+        try:
+            claims = self._claim()
+            while True:
+                if claims and not self._running and self._alone(claims):
+                    claims = self._step(claims[0])
+                    continue
+                for claim in claims:
+                    self._start(claim)
+                if self._running:
+                    claims = self._wait()
+                elif self.stopping or self.session.state.status != "running":
+                    return
+                else:
+                    claims = self._idle()
+        finally:
+            self.invoker.close(self._running.values())
+
+    def stop(self) -> None:
+        """Start nothing more; callable from a signal handler."""
+        self.stopping = True
+        self._inbox.put(None)
+
+    def _alone(self, claims: list[Claim]) -> bool:
+        if len(claims) > 1 or self.session.state.delayed:
+            return False
+        return self.invoker.inline(claims[0])
+
+    def _step(self, claim: Claim) -> list[Claim]:
+        """Claim in, next claims out, all in this thread: the hot path."""
+        refused = self._refused(claim)
+        if refused is not None:
+            return self._finish(claim, None, refused)
+        if self._watched:
+            self.emit("task_started", claim.spec.task_id, attempt=claim.spec.retry_count + 1)
+        attempt, outcome = self.invoker.call(claim)
+        return self._finish(claim, attempt, outcome)
+
+    def _start(self, claim: Claim) -> None:
+        refused = self._refused(claim)
+        if refused is not None:
+            self._inbox.put((Running(claim, None), refused))
+            self._running[claim.number] = Running(claim, None)
+            return
+        if self._watched:
+            self.emit("task_started", claim.spec.task_id, attempt=claim.spec.retry_count + 1)
+        running = self.invoker.start(claim, self._inbox.put)
+        self._running[claim.number] = running
+        if running.deadline is not None:
+            heappush(self._deadlines, (running.deadline, claim.number))
+
+    def _wait(self) -> list[Claim]:
+        """One message: an outcome, a signal, or a deadline that has passed."""
+        try:
+            message = self._inbox.get(timeout=self._patience())
+        except Empty:
+            return self._overdue()
+        if message is None:
+            return self._claim()
+        running, outcome = message
+        if self._running.pop(running.claim.number, None) is None:
+            self._late(running)
+            return self._claim()
+        if isinstance(outcome, Done | Failed) or not isinstance(outcome, BaseException):
+            return self._finish(running.claim, running.attempt, outcome)
+        raise outcome  # KeyboardInterrupt, SystemExit and their like leave the run as they are
+
+    def _idle(self) -> list[Claim]:
+        """Nothing runs, but something will be due."""
+        state = self.session.state
+        if state.delayed:
+            wait = max(0.0, state.delayed[0][0] - self.session.clock())
+            try:
+                self._inbox.get(timeout=min(wait, self._patience() or wait))
+            except Empty:
+                pass
+        return self._claim()
+
+    def _patience(self) -> float | None:
+        """Seconds until somebody has to look at the clock."""
+        times = []
+        if self._deadlines:
+            times.append(self._deadlines[0][0] - monotonic())
+        delayed = self.session.state.delayed
+        if delayed and len(self._running) < self._slots:
+            times.append(delayed[0][0] - self.session.clock())
+        timer = self.cuts.timer()
+        if timer is not None:
+            times.append(timer)
+        return max(0.0, min(times)) if times else None
+
+    def _overdue(self) -> list[Claim]:
+        claims: list[Claim] = []
+        now = monotonic()
+        while self._deadlines and self._deadlines[0][0] <= now:
+            running = self._running.pop(heappop(self._deadlines)[1], None)
+            if running is not None:
+                claims += self._timed_out(running)
+        if not claims:
+            self.cuts.committed(Failed("", TimeoutError()), not self._running)
+            claims = self._claim()
+        return claims
+
+    # --- ends of attempts --------------------------------------------------------------
+
+    def _finish(self, claim: Claim, attempt: Attempt | None, outcome: Outcome) -> list[Claim]:
+        """Decide and commit; the next claims ride in the same transition."""
+        try:
+            if isinstance(outcome, Failed):
+                self._check_torn(claim, attempt, outcome)
+            elif isinstance(outcome, Done) and outcome.effects.spawned:
+                for spawned in outcome.effects.spawned:
+                    self.graph.extend(claim.spec.task_id, spawned.task, spawned.before)
+            ops = decide(self.graph, claim, outcome, self.settings.on_failure)
+            ops.append(("claim", self._free(attempt, outcome)))
+            try:
+                claims = self._commit(ops)
+            except WriteConflict as conflict:
+                return self._conflict(claim, attempt, conflict)
+        finally:
+            if attempt is not None:
+                attempt.give_back()
+        if self._watched or type(outcome) is not Done:
+            self._tell(claim, outcome)
+        self.cuts.committed(outcome, not self._running)
+        return self._with_bodies(claims)
+
+    def _commit(self, ops: list[Op]) -> list[Claim]:
+        self.cuts.before_commit(ops)
+        return self.session.commit(ops)
+
+    def _claim(self) -> list[Claim]:
+        """Claims for the free slots, in a transition of their own."""
+        state = self.session.state
+        free = self._slots - len(self._running)
+        if self.stopping or self.cuts.waiting or free < 1 or state.status != "running":
+            return []
+        if self._running and not state.ready and not state.delayed:
+            return []
+        return self._with_bodies(self._commit([("claim", free)]))
+
+    def _free(self, attempt: Attempt | None, outcome: Outcome) -> int:
+        if self.stopping or self.cuts.waiting:
+            return 0
+        return self._slots - len(self._running)
+
+    def _with_bodies(self, claims: list[Claim]) -> list[Claim]:
+        """Groups that are through and tasks that are not taken are passed on at once."""
+        found: list[Claim] = []
+        while claims:
+            claim = claims.pop(0)
+            how = claim.spec.execution_strategy
+            if how == "direct" or how == "lost":
+                found.append(claim)
+            else:
+                limit = 0 if self.stopping or self.cuts.waiting else 1
+                claims += self._commit([*pass_on(self.graph, claim), ("claim", limit)])
+        return found
+
+    def _refused(self, claim: Claim) -> Failed | None:
+        """A spec that must not run."""
+        spec = claim.spec
+        limit = self.graph.routes[spec.task_id].options.max_cycles
+        error: GraflowError
+        if spec.execution_strategy == "lost":
+            gate = f"group {spec.task_id!r}"
+            error = GroupFailed(f"Fewer members of {gate} succeeded than it needs.", task=spec.task_id)
+        elif limit is not None and spec.cycle >= limit:
+            error = MaxCyclesExceeded(
+                f"Task {spec.task_id!r} was to run for the {spec.cycle + 1}th time; max_cycles={limit}.",
+                task=spec.task_id,
+            )
+        else:
+            return None
+        return Failed(f"{type(error).__name__}: {error}", error, retry=False)
+
+    def _conflict(self, claim: Claim, attempt: Attempt | None, conflict: WriteConflict) -> list[Claim]:
+        lost = self._conflicts[claim.spec.key] = self._conflicts.get(claim.spec.key, 0) + 1
+        failed = Failed(f"WriteConflict: {conflict}", conflict, retry=False)
+        if lost > CONFLICT_BUDGET:
+            conflict.ids["task"] = claim.spec.task_id
+            return self._finish(claim, None, failed)
+        log.info("%s; task %s runs again", conflict.message, claim.spec.task_id)
+        release = ("release", claim.spec.key, claim.spec.crashes)
+        return self._with_bodies(self._commit([release, ("claim", self._free(None, failed))]))
+
+    def _timed_out(self, running: Running) -> list[Claim]:
+        """The attempt is over; its thread, if it has one, is told in its next ctx call."""
+        spec = running.claim.spec
+        timeout = self.graph.routes[spec.task_id].options.timeout
+        error = TaskTimeout(f"Task {spec.task_id!r} passed its timeout of {timeout} s.", task=spec.task_id)
+        running.end(error)
+        failed = self.invoker.failed(running.claim, error)
+        return self._finish(running.claim, running.attempt, failed)
+
+    def _late(self, running: Running) -> None:
+        """A body came back after its attempt was over: nothing of it counts."""
+        if running.killed:
+            return
+        task = running.claim.spec.task_id
+        log.warning(
+            "task %s came back after its attempt was over; its result is not taken",
+            task,
+            extra={"session": self.session.state.session, "task": task},
+        )
+        self.emit("task_late", task)
+
+    def _check_torn(self, claim: Claim, attempt: Attempt | None, outcome: Failed) -> None:
+        """A failed attempt may have changed live values in place: see ARCHITECTURE 5."""
+        if attempt is None:
+            return
+        names = self.invoker.let_go(attempt)
+        if not names:
+            return
+        retry = outcome.retry and claim.spec.retry_count < claim.spec.max_retries
+        route = self.graph.routes[claim.spec.task_id]
+        if retry:
+            raise GoBack(claim, outcome, names)
+        self.torn += names
+        if route.lenient or self.settings.on_failure == "continue":
+            raise ValueTorn(
+                f"Task {claim.spec.task_id!r} failed after it may have changed {names[0]!r} in place.",
+                hint="The last checkpoint stands; resume goes on from it.",
+                task=claim.spec.task_id,
+                name=names[0],
+            ) from outcome.exception
+
+    # --- telling -----------------------------------------------------------------------
+
+    def _tell(self, claim: Claim, outcome: Outcome) -> None:
+        task = claim.spec.task_id
+        if isinstance(outcome, Failed):
+            if self.session.state.status in ("failing", "failed") and self.failure is None:
+                self.failure = outcome.exception
+            again = claim.spec.key in self.session.state.specs and claim.spec.key not in self.session.state.dead
+            log.warning(
+                "task %s failed%s: %s",
+                task,
+                ", it runs again" if again else "",
+                outcome.error,
+                extra={"session": self.session.state.session, "task": task, "attempt": claim.spec.retry_count + 1},
+            )
+        self.emit("task_ended", task, outcome=type(outcome).__name__.lower())
+
+    def emit(self, kind: Kind, task: str = "", **facts: Any) -> None:
+        """Tell the observers; one that fails is logged and asked again next time."""
+        state: SessionState = self.session.state
+        event = Event(kind, state.session, self.session.clock(), state.steps, task, facts)
+        for observer in self.settings.observers:
+            try:
+                observer(event)
+            except Exception:
+                log.exception("observer %r failed on %s", observer, kind)
+
+

@@ -1,0 +1,64 @@
+"""How a session is to be run: one frozen value, checked where it is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from graflow_ckpt.core.errors import GraphError
+from graflow_ckpt.core.events import Observer
+from graflow_ckpt.core.facts import Claim, Outcome
+from graflow_ckpt.core.policy import KeepLast, OnRequest, Policy
+
+Durability = Literal["checkpoint", "journal", "none"]
+Resume = Literal["auto", "never", "must"]
+OnFailure = Literal["pause", "continue", "rollback"]
+OnSaveFailure = Literal["event", "fail"]
+Changed = Literal["reuse", "rerun"]
+Invoke = Callable[[Claim], Outcome]
+Middleware = Callable[[Claim, Invoke], Outcome]
+
+_CHOICES = {
+    "durability": ("checkpoint", "journal", "none"),
+    "resume": ("auto", "never", "must"),
+    "on_failure": ("pause", "continue", "rollback"),
+    "on_save_failure": ("event", "fail"),
+    "changed": (None, "reuse", "rerun"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything about a run that is neither the graph nor the session's state."""
+
+    workflow: str = "workflow"
+    durability: Durability = "checkpoint"
+    resume: Resume = "auto"
+    policy: Policy = OnRequest()
+    keep: KeepLast = KeepLast(10)
+    on_failure: OnFailure = "pause"
+    on_save_failure: OnSaveFailure = "event"
+    changed: Changed | None = None
+    max_parallel: int | None = None
+    rng: bool = True
+    grace: float = 30.0
+    unsafe_pickle: bool = False
+    take_over: bool = False
+    in_doubt: tuple[tuple[str, str], ...] = ()  # answers for on_interrupted="ask"
+    observers: tuple[Observer, ...] = ()
+    middleware: tuple[Middleware, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            if value not in choices:
+                words = ", ".join(repr(c) for c in choices if c is not None)
+                raise GraphError(f"{name}={value!r} is none of {words}.", setting=name)
+        if self.max_parallel is not None and self.max_parallel < 1:
+            raise GraphError(f"max_parallel={self.max_parallel}: at least one task has to run.")
+
+    @property
+    def slots(self) -> int:
+        return self.max_parallel or min(32, (os.cpu_count() or 1) + 4)

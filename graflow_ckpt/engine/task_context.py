@@ -1,0 +1,231 @@
+"""TaskExecutionContext: what a running task sees of its session.
+
+Everything that it changes or asks for is buffered in its `Attempt` and becomes visible when the
+task has completed, all at once, or never.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from time import monotonic
+from typing import Any, Protocol
+
+from graflow_ckpt.checkpoint.cells import check_storable
+from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata
+from graflow_ckpt.core.errors import GraflowError, GraphError, UnknownTask, WorkflowCancelled
+from graflow_ckpt.core.facts import Next, Request, Spawned
+from graflow_ckpt.core.task import Task
+from graflow_ckpt.core.values import Cell
+from graflow_ckpt.engine.attempt import Attempt
+from graflow_ckpt.engine.bind import MISSING
+
+_log = logging.getLogger("graflow_ckpt.task")
+
+
+class PendingCheckpoint:
+    """A checkpoint that was asked for; it is written when the task has completed."""
+
+    def __init__(self, path: str, metadata: CheckpointMetadata) -> None:
+        self.path = path
+        self.metadata = metadata
+        self.error: GraflowError | None = None
+        self.saved = False
+
+    def done(self) -> bool:
+        """Whether it has been written, or has failed."""
+        return self.saved or self.error is not None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.path, self.metadata))
+
+    def __repr__(self) -> str:
+        what = "saved" if self.saved else "failed" if self.error else "pending"
+        return f"PendingCheckpoint({self.path!r}, {what})"
+
+
+class Host(Protocol):
+    """What a task context asks of the run that it belongs to."""
+
+    session_id: str
+
+    def task_of(self, name: str) -> Task | None: ...
+
+    def successors_of(self, name: str) -> Sequence[str]: ...
+
+    def progress(self, task: str, done: float, total: float | None) -> None: ...
+
+    def reserve(self, task: str, metadata: dict[str, Any]) -> PendingCheckpoint: ...
+
+    def is_made(self, name: str) -> bool: ...
+
+    def code_of(self, task: Task, spawner: str, before: tuple[str, ...]) -> Cell: ...
+
+    @property
+    def stopping(self) -> bool: ...
+
+
+class TaskChannel:
+    """The session's named values, as one attempt sees them."""
+
+    __slots__ = ("_attempt",)
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    def get(self, key: str, default: Any = None, *, readonly: bool = False) -> Any:
+        """The value; what is changed in it counts as set, unless it was got readonly."""
+        return self._attempt.get(key, default, readonly)
+
+    def set(self, key: str, value: Any) -> None:
+        """Committed when the task has completed; refused at once if it cannot be kept."""
+        self._attempt.set(key, value)
+
+    def append(self, key: str, item: Any) -> None:
+        """Extend a list; never conflicts with other tasks that extend it."""
+        self._attempt.append(key, item)
+
+    def keys(self) -> list[str]:
+        return self._attempt.names()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._attempt.names()
+
+
+class TaskExecutionContext:
+    """Given to tasks with `inject_context=True`."""
+
+    def __init__(self, attempt: Attempt, host: Host, extra_attempts: int = 0) -> None:
+        spec = attempt.claim.spec
+        self.task_id = spec.task_id
+        self.cycle = spec.cycle
+        self.attempt = spec.retry_count + spec.crashes + extra_attempts + 1
+        self.session_id = host.session_id
+        self.idempotency_key = f"{host.session_id}/{spec.task_id}/{spec.cycle}"
+        self.start_time = monotonic()
+        self.channel = TaskChannel(attempt)
+        self._attempt = attempt
+        self._host = host
+
+    def get_channel(self) -> TaskChannel:
+        return self.channel
+
+    def get_result(self, task: str, default: Any = None) -> Any:
+        """The result of any task that has completed; not to be changed."""
+        return self._attempt.get(f"{task}.__result__", default, True)
+
+    # --- checkpoints -------------------------------------------------------------------
+
+    def checkpoint(self, metadata: dict[str, Any] | None = None) -> PendingCheckpoint:
+        """Ask for a checkpoint; it is taken when this task has completed."""
+        attempt = self._attempt
+        attempt.still_running()
+        enriched = dict(metadata or {})
+        check_metadata(enriched)
+        enriched |= {
+            "task_id": self.task_id,
+            "cycle_count": self.cycle,
+            "elapsed_time": monotonic() - self.start_time,
+        }
+        if attempt.request is not None:
+            _log.warning(
+                "task %s asked for a checkpoint twice; there is one, when it has completed, with the later "
+                "metadata (next_iteration() makes a step of each part)",
+                self.task_id,
+                extra={"session": self.session_id, "task": self.task_id},
+            )
+            handle: PendingCheckpoint = attempt.request.handle
+            handle.metadata.user_metadata = enriched
+        else:
+            handle = self._host.reserve(self.task_id, enriched)
+        attempt.request = Request(enriched, handle)
+        return handle
+
+    # --- where to go -------------------------------------------------------------------
+
+    def next_iteration(self, data: Any = None) -> None:
+        """This task once more after this one, with `data` as its argument."""
+        self._attempt.still_running()
+        self._attempt.again = check_storable("next_iteration(data)", data)
+
+    def next_task(
+        self, task: str | Task, *, goto: bool = False, data: Any = MISSING, before: str | Sequence[str] = ()
+    ) -> None:
+        """`task` too, or with `goto=True` instead of my successors.
+
+        A task that the graph does not have yet joins it; `before` names those of my successors
+        that wait for it.
+        """
+        attempt = self._attempt
+        attempt.still_running()
+        before = (before,) if isinstance(before, str) else tuple(before)
+        if isinstance(task, str):
+            if self._host.task_of(task) is None and all(s.task.name != task for s in attempt.spawned):
+                raise UnknownTask(
+                    f"next_task({task!r}): the graph has no such task.", hint="Give the task itself.", task=task
+                )
+            name = task
+        else:
+            name = task.name
+            self._spawn(task, before)
+        cell = None if data is MISSING else check_storable("next_task(data)", data)
+        attempt.nexts.append(Next(name, cell, goto))
+
+    def _spawn(self, task: Task, before: tuple[str, ...]) -> None:
+        known = self._host.task_of(task.name)
+        if known is not None and not self._host.is_made(task.name):
+            if known.func is task.func and not before:
+                return  # the graph has it already
+            raise GraphError(
+                f"next_task: the graph already has another task {task.name!r}.",
+                hint="Give the new one an id of its own: task.bind(id=...).",
+                task=task.name,
+            )
+        successors = self._host.successors_of(self.task_id)
+        for name in before:
+            if name not in successors:
+                raise GraphError(
+                    f"{task.name!r} cannot stand before {name!r}: {self.task_id!r} does not lead there.",
+                    hint=f"before= takes successors of {self.task_id!r}: {', '.join(successors) or 'none'}.",
+                    task=task.name,
+                )
+        self._attempt.spawned.append(Spawned(task, before, self._host.code_of(task, self.task_id, before)))
+
+    def terminate_workflow(self, message: str = "") -> None:
+        """Commit this task, start nothing more: the session is completed."""
+        self._attempt.still_running()
+        self._attempt.terminate = message
+
+    def cancel_workflow(self, message: str = "") -> None:
+        """Do not commit this task; the session is cancelled. Leaves the body at once."""
+        self._attempt.still_running()
+        self._attempt.over = cancelled = WorkflowCancelled(
+            message or "The workflow was cancelled.", session=self.session_id, task=self.task_id
+        )
+        raise cancelled
+
+    # --- the rest ----------------------------------------------------------------------
+
+    def progress(self, done: float, total: float | None = None) -> None:
+        """Tell observers how far this task is."""
+        self._attempt.still_running()
+        self._host.progress(self.task_id, done, total)
+
+    @property
+    def logger(self) -> logging.LoggerAdapter[logging.Logger]:
+        """Logs with session, task and attempt as stable keys."""
+        extra = {"session": self.session_id, "task": self.task_id, "attempt": self.attempt}
+        return logging.LoggerAdapter(_log, extra)
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether this attempt is over, or the session wants to stop: a long body may look."""
+        return self._attempt.over is not None or self._host.stopping
+
+    @property
+    def execution_context(self) -> Any:
+        """The session's ExecutionContext, where the task runs in its process."""
+        return getattr(self._host, "execution_context", None)
+
+
+ContextFactory = Callable[[Attempt], TaskExecutionContext]

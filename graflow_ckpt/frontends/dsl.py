@@ -1,0 +1,287 @@
+"""Decorated workflows: `@task`, `workflow(...)`, `>>` and `|`.
+
+    with workflow("etl", session_id="nightly") as ctx:
+        extract >> (clean | enrich) >> load
+        ctx.execute("extract")
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import Token
+from types import TracebackType
+from typing import Any, overload
+
+from graflow_ckpt.core.errors import GraphError, UnknownTask
+from graflow_ckpt.core.events import Observer
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.policy import KeepLast, OnRequest, Policy
+from graflow_ckpt.core.task import Backoff, Isolation, OnInterrupted, Options
+from graflow_ckpt.engine.settings import (
+    Changed,
+    Durability,
+    Middleware,
+    OnFailure,
+    OnSaveFailure,
+    Resume,
+    Settings,
+)
+from graflow_ckpt.frontends.expressions import (
+    Chain,
+    Collector,
+    DecoratedTask,
+    Decorator,
+    Expression,
+    Parallel,
+    add_to,
+    collector,
+    known,
+    registered,
+)
+from graflow_ckpt.frontends.overrides import overrides
+
+if False:  # for annotations only: the engine is loaded when something is executed
+    from graflow_ckpt.engine.context import ExecutionContext
+
+
+@overload
+def task(func: Callable[..., Any], /) -> DecoratedTask: ...
+
+
+@overload
+def task(
+    *,
+    id: str | None = None,
+    inject_context: bool = False,
+    max_retries: int = 0,
+    backoff: Backoff | float = 0.0,
+    timeout: float | None = None,
+    priority: int = 0,
+    max_cycles: int | None = None,
+    on_interrupted: OnInterrupted = "rerun",
+    isolation: Isolation = "thread",
+    queue: str = "default",
+) -> Decorator: ...
+
+
+def task(func: Callable[..., Any] | None = None, /, *, id: str | None = None, **options: Any) -> Any:
+    """Make a task of a function: `@task`, or `@task(max_retries=3, timeout=60)`."""
+    backoff = options.get("backoff")
+    if isinstance(backoff, (int, float)):
+        options["backoff"] = Backoff(float(backoff))
+    made = Options(**options)
+
+    def decorate(function: Callable[..., Any]) -> DecoratedTask:
+        name = id or getattr(function, "__name__", "")
+        if not name:
+            raise GraphError(f"{function!r} has no name.", hint="Give one: @task(id=...).")
+        decorated = registered(DecoratedTask(name, function, made))
+        current = collector.get()
+        if isinstance(current, Workflow):
+            current.graph_nodes.append(decorated)
+        return decorated
+
+    return decorate if func is None else decorate(func)
+
+
+class Workflow:
+    """A graph that is being written down, and the session in which it runs."""
+
+    def __init__(self, name: str, session_id: str | None, store: str, settings: Settings) -> None:
+        self.name = name
+        self.settings = settings
+        self.graph_nodes: list[DecoratedTask] = []
+        self._expressions: list[Chain | Parallel] = []
+        self._graph = TaskGraph()
+        self._session_id = session_id
+        self._store = store
+        self._context: ExecutionContext | None = None
+        self._tokens: list[Token[Collector | None]] = []
+        overrides.meet(self)
+
+    # --- writing the graph down --------------------------------------------------------
+
+    def __enter__(self) -> Workflow:
+        self._tokens.append(collector.set(self))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        collector.reset(self._tokens.pop())
+
+    def collect(self, expression: Chain | Parallel, parts: tuple[Expression, ...]) -> None:
+        """A new expression; its parts count only in it."""
+        self._expressions = [e for e in self._expressions if all(e is not part for part in parts)]
+        if all(e is not expression for e in self._expressions):
+            self._expressions.append(expression)
+
+    def add(self, *expressions: Expression) -> Workflow:
+        """Tasks, chains and groups that were made elsewhere."""
+        for expression in expressions:
+            if isinstance(expression, DecoratedTask):
+                self.graph_nodes.append(expression)
+            else:
+                self.collect(expression, ())
+        return self
+
+    @property
+    def graph(self) -> TaskGraph:
+        """The graph as far as it has been written down."""
+        for node in self.graph_nodes:
+            self._graph.add(node)
+        for expression in self._expressions:
+            add_to(self._graph, expression)
+        self.graph_nodes.clear()
+        self._expressions.clear()
+        return self._graph
+
+    # --- running it --------------------------------------------------------------------
+
+    @property
+    def session_id(self) -> str:
+        return self.execution_context.session_id
+
+    @property
+    def execution_context(self) -> ExecutionContext:
+        """The session; resolved when it is first touched."""
+        if self._context is None:
+            from graflow_ckpt.engine.resuming import open_session
+
+            session, settings, store = overrides.apply(self, self._session_id, self.settings, self._store)
+            self._context = open_session(self.graph, session, settings, store)
+        return self._context
+
+    def get_channel(self) -> Any:
+        return self.execution_context.get_channel()
+
+    def execute(
+        self,
+        start: str | DecoratedTask | None = None,
+        max_steps: int | None = None,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run from `start` (default: the tasks that nothing leads to), or go on; the last result."""
+        context = self._prepared(start, max_steps, inputs)
+        if context is None:
+            return None
+        from graflow_ckpt.engine.engine import WorkflowEngine
+
+        try:
+            return WorkflowEngine().execute(context)
+        finally:
+            self._ended = True
+
+    async def aexecute(
+        self,
+        start: str | DecoratedTask | None = None,
+        max_steps: int | None = None,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The same from a coroutine; `async def` tasks run on its loop."""
+        context = self._prepared(start, max_steps, inputs)
+        if context is None:
+            return None
+        from graflow_ckpt.engine.engine import WorkflowEngine
+
+        try:
+            return await WorkflowEngine().aexecute(context)
+        finally:
+            self._ended = True
+
+    _ended = False
+
+    def _prepared(
+        self, start: str | DecoratedTask | None, max_steps: int | None, inputs: Mapping[str, Any] | None
+    ) -> ExecutionContext | None:
+        if not overrides.wants(self):
+            return None
+        names = self._starts(start)
+        self._renew()
+        try:
+            context = self.execution_context
+            for key, value in {**(inputs or {}), **overrides.inputs}.items():
+                context.channel.set(key, value)
+        except BaseException:
+            if self._context is not None:
+                self._context.home.close()
+            raise
+        state = context.state
+        if context.found is None:
+            state.starts = names
+        limit = overrides.max_steps if overrides.max_steps is not None else max_steps
+        if limit is not None:
+            state.max_steps = limit
+        return context
+
+    def _renew(self) -> None:
+        """After a session has ended, `execute` goes on with it if it can, else starts another."""
+        if self._ended and self._context is not None:
+            ended, self._context = self._context, None
+            self._ended = False
+            if ended.home.last is not None and ended.status != "completed":
+                self._session_id = ended.session_id
+
+    def _starts(self, start: str | DecoratedTask | None) -> tuple[str, ...]:
+        if start is None:
+            return tuple(self.graph.roots())
+        name = start if isinstance(start, str) else start.name
+        if name not in self.graph.nodes:
+            self._graph.add(start if isinstance(start, DecoratedTask) else self._decorated_elsewhere(name))
+        return (name,)
+
+    def _decorated_elsewhere(self, name: str) -> DecoratedTask:
+        found = known.get(name, [])
+        if not found:
+            self.graph.get_node(name)
+            raise UnknownTask(f"No task is called {name!r}.", task=name)
+        if len({t.func.__module__ for t in found}) > 1:
+            modules = sorted({t.func.__module__ for t in found})
+            raise GraphError(
+                f"Several modules have a task {name!r}: {', '.join(modules)}.",
+                hint="Give the task itself instead of its name.",
+                task=name,
+            )
+        return found[-1]
+
+
+def workflow(
+    name: str,
+    session_id: str | None = None,
+    resume: Resume = "auto",
+    *,
+    durability: Durability | None = None,
+    checkpoint: Policy | None = None,
+    on_failure: OnFailure = "pause",
+    max_parallel: int | None = None,
+    store: str | os.PathLike[str] | None = None,
+    keep: KeepLast | None = None,
+    on_save_failure: OnSaveFailure = "event",
+    changed: Changed | None = None,
+    rng: bool = True,
+    grace: float = 30.0,
+    observers: Sequence[Observer] = (),
+    middleware: Sequence[Middleware] = (),
+) -> Workflow:
+    """A workflow; tasks that are made and joined in its `with` block belong to it."""
+    environment: Any = os.environ.get("GRAFLOW_CKPT_DURABILITY", "checkpoint")
+    settings = Settings(
+        workflow=name,
+        durability=durability or environment,
+        resume=resume,
+        policy=checkpoint or OnRequest(),
+        keep=keep or KeepLast(10),
+        on_failure=on_failure,
+        on_save_failure=on_save_failure,
+        changed=changed,
+        max_parallel=max_parallel,
+        rng=rng,
+        grace=grace,
+        observers=tuple(observers),
+        middleware=tuple(middleware),
+    )
+    folder = os.fspath(store) if store is not None else os.environ.get("GRAFLOW_CKPT_STORE", "checkpoints")
+    return Workflow(name, session_id, folder, settings)

@@ -1,0 +1,215 @@
+"""Expressions: `a >> b` and `a | b`.
+
+Values that remember what was joined to what. The workflow in whose block they are made collects
+them; a part that ends up in a larger expression counts only there. Elsewhere they are handed to
+`workflow.add(...)` or to `context.next_task(...)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+from graflow_ckpt.core.errors import GraphError
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.task import All, AtLeast, BestEffort, Group, GroupPolicy, Task
+
+
+class Collector(Protocol):
+    """The workflow whose block is open."""
+
+    def collect(self, expression: Chain | Parallel, parts: tuple[Expression, ...]) -> None: ...
+
+
+collector: ContextVar[Collector | None] = ContextVar("graflow_workflow", default=None)
+
+
+class Joined:
+    """What tasks, chains and groups have in common."""
+
+    __slots__ = ()
+
+    def __rshift__(self, other: Any) -> Chain:
+        """Then."""
+        return Chain((self, _operand(other, ">>")))
+
+    def __rrshift__(self, other: Any) -> Chain:
+        return Chain((_operand(other, ">>"), self))
+
+    def __or__(self, other: Any) -> Parallel:
+        """And at the same time."""
+        return Parallel((self, _operand(other, "|")))
+
+    def __ror__(self, other: Any) -> Parallel:
+        return Parallel((_operand(other, "|"), self))
+
+
+class DecoratedTask(Task, Joined):
+    """What `@task` makes: a task that can be called like the function it was, and joined."""
+
+    __slots__ = ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the body directly, as if it had never been decorated."""
+        return self.func(*args, **kwargs)
+
+    def bind(self, *, id: str | None = None, **arguments: Any) -> DecoratedTask:
+        """The same body as another task, with some of its arguments given."""
+        bound = DecoratedTask(
+            id or self.name, self.func, self.options, {**self.arguments, **arguments}
+        )
+        registered(bound)
+        return bound
+
+    @property
+    def id(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"<task {self.name}>"
+
+
+class Chain(Joined):
+    """Parts one after the other."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: tuple[Any, ...]) -> None:
+        self.parts: tuple[Expression, ...] = tuple(
+            inner for part in parts for inner in (part.parts if isinstance(part, Chain) else (part,))
+        )
+        _collect(self, parts)
+
+    def __repr__(self) -> str:
+        return " >> ".join(map(repr, self.parts))
+
+
+class Parallel(Joined):
+    """Members at the same time, joined under a policy."""
+
+    __slots__ = ("members", "name", "policy")
+
+    def __init__(
+        self, members: tuple[Any, ...], policy: GroupPolicy | None = None, name: str | None = None
+    ) -> None:
+        flat: list[Expression] = []
+        for member in members:
+            plain = isinstance(member, Parallel) and member.policy is None and member.name is None
+            flat += member.members if plain else (member,)
+        self.members: tuple[Expression, ...] = tuple(flat)
+        self.policy = policy
+        self.name = name
+        _collect(self, members)
+
+    def with_policy(self, policy: GroupPolicy, name: str | None = None) -> Parallel:
+        """The same members under All(), BestEffort() or AtLeast(n)."""
+        changed = Parallel(self.members, policy, name or self.name)
+        _collect(changed, (self,))
+        return changed
+
+    def best_effort(self) -> Parallel:
+        return self.with_policy(BestEffort())
+
+    def at_least(self, count: int) -> Parallel:
+        return self.with_policy(AtLeast(count))
+
+    def named(self, name: str) -> Parallel:
+        return self.with_policy(self.policy or All(), name)
+
+    def __repr__(self) -> str:
+        return f"({' | '.join(map(repr, self.members))})"
+
+
+Expression = Any  # DecoratedTask | Chain | Parallel; Joined says what they share
+
+
+def group(*members: Any, policy: GroupPolicy | None = None, name: str | None = None) -> Parallel:
+    """Members that run at the same time: `group(a, b >> c, policy=AtLeast(1))`."""
+    if not members:
+        raise GraphError("A group needs members.")
+    return Parallel(tuple(_operand(m, "group") for m in members), policy, name)
+
+
+# --- making a graph of them ------------------------------------------------------------
+
+
+def add_to(graph: TaskGraph, expression: Expression) -> tuple[list[str], list[str]]:
+    """Add an expression's nodes and edges; its heads and its tails."""
+    if isinstance(expression, Task):
+        graph.add(expression)
+        return [expression.name], [expression.name]
+    if isinstance(expression, Chain):
+        heads: list[str] = []
+        tails: list[str] = []
+        for part in expression.parts:
+            first, last = add_to(graph, part)
+            for source in tails:
+                for target in first:
+                    graph.add_edge(source, target)
+            heads = heads or first
+            tails = last
+        return heads, tails
+    return _add_group(graph, expression)
+
+
+def _add_group(graph: TaskGraph, expression: Parallel) -> tuple[list[str], list[str]]:
+    before = set(graph.nodes)
+    heads: list[str] = []
+    tails: list[str] = []
+    inside: set[str] = set()
+    for member in expression.members:
+        first, last = add_to(graph, member)
+        heads += first
+        tails += last
+        inside |= _tasks_of(member)
+    name = expression.name
+    if name is None:
+        number = 1 + sum(isinstance(node, Group) for node in graph.nodes.values())
+        name = expression.name = f"group_{number}"
+    if name in graph.nodes and isinstance(graph.nodes[name], Group):
+        return heads, [name]
+    policy = expression.policy or All()
+    policy.need(len(tails))  # refuses a policy that can never be met
+    graph.add(Group(name, policy, tuple(tails), frozenset(inside & (before | set(graph.nodes)))))
+    for tail in tails:
+        graph.add_edge(tail, name)
+    return heads, [name]
+
+
+def _tasks_of(expression: Expression) -> set[str]:
+    if isinstance(expression, Task):
+        return {expression.name}
+    parts = expression.parts if isinstance(expression, Chain) else expression.members
+    return set().union(*(_tasks_of(part) for part in parts))
+
+
+# --- who collects ----------------------------------------------------------------------
+
+known: dict[str, list[DecoratedTask]] = {}
+"""Every decorated task by name: a task decorated outside the block is found by it."""
+
+
+def registered(made: DecoratedTask) -> DecoratedTask:
+    known.setdefault(made.name, []).append(made)
+    return made
+
+
+def _collect(expression: Chain | Parallel, parts: tuple[Expression, ...]) -> None:
+    current = collector.get()
+    if current is not None:
+        current.collect(expression, parts)
+
+
+def _operand(value: Any, operator: str) -> Expression:
+    if isinstance(value, Joined):
+        return value
+    if isinstance(value, (list, tuple)) and value:
+        return Parallel(tuple(_operand(v, operator) for v in value))
+    raise GraphError(
+        f"{operator} joins tasks, chains and groups, not {type(value).__name__}.",
+        hint="Decorate the function with @task.",
+    )
+
+
+Decorator = Callable[[Callable[..., Any]], DecoratedTask]

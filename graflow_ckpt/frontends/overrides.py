@@ -1,0 +1,75 @@
+"""What the command line and the environment say about the workflows of a program.
+
+`graflow-ckpt run FILE.py` and `python FILE.py` are one program: the file is the same, and this
+is all that differs. The session applies to the workflow that is chosen, else to the first one
+that asks; further ones get ids made from it.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import Any, Protocol
+
+from graflow_ckpt.core.events import Observer
+from graflow_ckpt.core.policy import Policy
+from graflow_ckpt.engine.settings import Settings
+
+
+class Chosen(Protocol):
+    """A workflow, as far as this module is concerned."""
+
+    name: str
+
+
+class Overrides:
+    """One per process; the command line fills it before it runs the program."""
+
+    def __init__(self) -> None:
+        self.session: str | None = None
+        self.store: str | None = None
+        self.only: str | None = None  # the workflow to run
+        self.inputs: dict[str, Any] = {}
+        self.max_steps: int | None = None
+        self.policy: Policy | None = None
+        self.settings: dict[str, Any] = {}  # fields of Settings
+        self.observers: tuple[Observer, ...] = ()
+        self.met: list[Any] = []  # the workflows of the program, for a command line that runs them
+        self.executed: list[str] = []
+        self.collecting = False
+        self._given: list[str] = []
+
+    def meet(self, workflow: Chosen) -> None:
+        if self.collecting:
+            self.met.append(workflow)
+
+    def wants(self, workflow: Chosen) -> bool:
+        """Whether this workflow is to run."""
+        wanted = self.only is None or workflow.name == self.only
+        if wanted:
+            self.executed.append(workflow.name)
+        return wanted
+
+    def apply(
+        self, workflow: Chosen, session: str | None, settings: Settings, store: str
+    ) -> tuple[str | None, Settings, str]:
+        """Session id, settings and store as they count."""
+        session = self._session(workflow, session)
+        changes = dict(self.settings)
+        if self.policy is not None:
+            changes["policy"] = self.policy
+        if self.observers:
+            changes["observers"] = (*settings.observers, *self.observers)
+        return session, replace(settings, **changes) if changes else settings, self.store or store
+
+    def _session(self, workflow: Chosen, session: str | None) -> str | None:
+        given = self.session or os.environ.get("GRAFLOW_CKPT_SESSION")
+        if given is None:
+            return session
+        if self._given and workflow.name not in self._given:
+            return session or f"{given}-{workflow.name}"
+        self._given.append(workflow.name)
+        return given
+
+
+overrides = Overrides()

@@ -1,0 +1,1 @@
+"""Sessions: where a SessionState lives, and the views of it that users know."""

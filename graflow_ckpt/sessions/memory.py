@@ -1,0 +1,105 @@
+"""The session in this process: one SessionState, one lock, and what is on loan from it.
+
+Promise: a commit is applied, and recorded if there is a recorder, under one lock, or not at
+all. After a recorder has failed nothing is committed any more. Reads take no lock: a value and
+its version are one tuple.
+
+Loans: a live value that an attempt has got is *on loan* until the attempt ends. Whoever takes
+a picture of live values holds `still()`: it is refused while anything is on loan, and makes
+new loans wait.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from time import time
+
+from graflow_ckpt.core.errors import GraflowError, SessionError
+from graflow_ckpt.core.facts import Claim, Op
+from graflow_ckpt.core.state import SessionState, apply
+from graflow_ckpt.core.values import Cell, Live
+
+Recorder = Callable[[SessionState, float, Sequence[Op]], None]
+
+
+class MemorySession:
+    """A session that lives and dies with the process."""
+
+    def __init__(self, state: SessionState, clock: Callable[[], float] = time) -> None:
+        self.state = state
+        self.recorder: Recorder | None = None
+        self.broken: GraflowError | None = None
+        self.clock = clock
+        self._lock = threading.RLock()
+        self._loans: dict[str, int] = {}
+        self._loan_lock = threading.Lock()
+
+    def commit(self, ops: Sequence[Op]) -> list[Claim]:
+        """Apply and record one transition; the claims it hands out."""
+        with self._lock:
+            if self.broken is not None:
+                raise self.broken
+            now = self.clock()
+            claims = apply(self.state, ops, now)
+            if self.recorder is not None:
+                try:
+                    self.recorder(self.state, now, ops)
+                except GraflowError as error:
+                    self.broken = error
+                    raise
+            return claims
+
+    def close(self, why: str) -> None:
+        """From now on every commit is refused."""
+        with self._lock:
+            if self.broken is None:
+                self.broken = SessionError(why, session=self.state.session)
+
+    def read(self, name: str) -> tuple[Cell, int, tuple[Cell, ...]] | None:
+        """A value's cell, its version, and the items appended to it."""
+        found = self.state.values.get(name)
+        if found is None:
+            return None
+        items = self.state.appended.get(name)
+        return (*found, tuple(items) if items else ())
+
+    def names(self) -> list[str]:
+        return list(self.state.values)
+
+    # --- loans -------------------------------------------------------------------------
+
+    def lend(self, name: str) -> None:
+        """Called before a live value is handed out; waits while a picture is taken."""
+        with self._loan_lock:
+            self._loans[name] = self._loans.get(name, 0) + 1
+
+    def give_back(self, names: Sequence[str]) -> None:
+        with self._loan_lock:
+            for name in names:
+                left = self._loans[name] - 1
+                if left:
+                    self._loans[name] = left
+                else:
+                    del self._loans[name]
+
+    def on_loan_beside(self, name: str) -> bool:
+        """Whether somebody else than the attempt that commits holds the value."""
+        return self._loans.get(name, 0) > 1
+
+    def replace_live(self, name: str, old: object, new: Live) -> None:
+        """The session lets go of an object that a body still holds, and keeps a copy of it."""
+        with self._lock:
+            cell, version = self.state.values.get(name, (None, 0))
+            if isinstance(cell, Live) and cell.value is old:
+                self.state.values[name] = (new, version)
+
+    def on_loan(self) -> list[str]:
+        return list(self._loans)
+
+    @contextmanager
+    def still(self) -> Iterator[bool]:
+        """Holds the live values still; False if one of them is on loan."""
+        with self._loan_lock:
+            yield not self._loans

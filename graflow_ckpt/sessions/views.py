@@ -1,0 +1,78 @@
+"""TaskQueue and Channel: two views of one session, under the names that users know.
+
+They hold nothing themselves. A write through them is a transition of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from graflow_ckpt.core.facts import TaskSpec
+from graflow_ckpt.core.values import Cell
+from graflow_ckpt.sessions.memory import MemorySession
+
+# Encoding and decoding belong to the layer above; values are whatever users put in, hence Any.
+ToCell = Callable[[str, Any], Cell]
+FromCells = Callable[[str, Cell, tuple[Cell, ...]], Any]
+
+
+class InMemoryTaskQueue:
+    """What is waiting to run, in order."""
+
+    def __init__(self, session: MemorySession) -> None:
+        self._session = session
+
+    def enqueue(self, spec: TaskSpec) -> bool:
+        """Schedule one execution."""
+        op = (
+            "enqueue", spec.task_id, spec.task_data, spec.priority, spec.max_retries, spec.queue,
+            spec.execution_strategy,
+        )  # fmt: skip
+        self._session.commit([op])
+        return True
+
+    def get_pending_task_specs(self) -> list[TaskSpec]:
+        """The full specs of all that has still to run."""
+        return self._session.state.pending()
+
+    def get_pending_tasks(self) -> list[str]:
+        """The ids of all that has still to run."""
+        return [spec.task_id for spec in self.get_pending_task_specs()]
+
+    def size(self) -> int:
+        return len(self._session.state.specs)
+
+    def is_empty(self) -> bool:
+        return not self._session.state.specs
+
+    def __len__(self) -> int:
+        return self.size()
+
+
+class MemoryChannel:
+    """Named values of a session, outside of a task: each `set` is committed at once."""
+
+    def __init__(self, session: MemorySession, to_cell: ToCell, from_cells: FromCells) -> None:
+        self._session = session
+        self._to_cell = to_cell
+        self._from_cells = from_cells
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The committed value; changing it in place changes nothing in the session if it is plain."""
+        found = self._session.read(key)
+        if found is None:
+            return default
+        return self._from_cells(key, found[0], found[2])
+
+    def set(self, key: str, value: Any) -> None:
+        self._session.commit([("put", key, self._to_cell(key, value), -1)])
+
+    def append(self, key: str, item: Any) -> None:
+        self._session.commit([("append", key, self._to_cell(key, item))])
+
+    def keys(self) -> list[str]:
+        return self._session.names()
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._session.state.values

@@ -167,9 +167,8 @@ def _make(path: Path) -> None:
 
 def _publish(draft: Path, path: Path) -> None:
     try:
-        os.link(
-            draft, path
-        )  # not a rename: it would replace the key that another process has just begun to use
+        # No rename: it would replace a key that another process has begun to use.
+        os.link(draft, path)
     except FileExistsError:
         return
 

@@ -389,6 +389,17 @@ except ValueError as error:
     assert run.stdout == "CheckpointError numpy\n"
 
 
+def test_a_type_that_claims_to_be_of_numpy_does_not_get_numpy_imported() -> None:
+    program = """
+import sys
+from graflow_ckpt.checkpoint.cells import to_cell
+print(to_cell(type("float64", (), {"__module__": "numpy"})()), "numpy" in sys.modules)
+"""
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+
+    assert run.stdout == "Live(float64) False\n"
+
+
 def test_a_numpy_payload_cannot_name_another_dtype() -> None:
     for dtype in (b"|O", b"<g", b"<U1", b"i4,i4"):
         with pytest.raises(CheckpointCorrupt):

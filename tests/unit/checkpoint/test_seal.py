@@ -29,9 +29,9 @@ scalars = st.one_of(
     st.floats(allow_nan=False, allow_infinity=False),
     st.text(st.characters(exclude_categories=())),
 )
+names = st.text(max_size=3)
 metas = st.dictionaries(
-    st.text(max_size=5),
-    st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)),
+    names, scalars | st.lists(scalars, max_size=3) | st.dictionaries(names, scalars, max_size=3)
 )
 
 

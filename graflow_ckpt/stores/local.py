@@ -39,6 +39,8 @@ class LocalStore:
     """The folder is made at the first write, not before."""
 
     def __init__(self, folder: str | os.PathLike[str] = "checkpoints", *, disk: Disk | None = None) -> None:
+        if not os.fspath(folder):
+            raise CheckpointError("The path for the checkpoints is empty: no folder.", hint="Give a folder.")
         self.folder = os.fspath(folder).rstrip("/") or "/"
         self.synced = True  # False once the file system has refused to sync a folder: saves are `accepted`
         self._root = os.path.abspath(self.folder)

@@ -180,7 +180,7 @@ def make_folders(disk: Disk, folder: str) -> None:
     for path in reversed(missing):
         with refusing("make the folder", path), suppress(FileExistsError):
             disk.make_folder(path)
-    for path in missing or [folder]:
+    for path in reversed(missing or [folder]):
         # also of a folder that was there: who made it may have died before this call
         with refusing("sync the folder above", path), suppress(PermissionError):
             disk.sync_folder(os.path.dirname(path))

@@ -1,0 +1,67 @@
+"""A disk that fails where a test wants it to."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from graflow_ckpt.core.protocols import Buffer
+from graflow_ckpt.stores.disk import Disk
+
+
+class FaultyDisk(Disk):
+    """The real disk, but call number `at` (from 1) of `method` fails with `number`."""
+
+    __slots__ = ("_at", "_method", "_number", "_seen")
+
+    def __init__(self, method: str = "", number: int = errno.EIO, at: int = 1) -> None:
+        self.arm(method, number, at)
+
+    def arm(self, method: str, number: int = errno.EIO, at: int = 1) -> None:
+        self._method, self._number, self._at, self._seen = method, number, at, 0
+
+    def _pass(self, method: str) -> None:
+        if method == self._method:
+            self._seen += 1
+            if self._seen == self._at:
+                raise OSError(self._number, os.strerror(self._number))
+
+    def create(self, path: str) -> int:
+        self._pass("create")
+        return super().create(path)
+
+    def write(self, fd: int, data: Buffer) -> int:
+        self._pass("write")
+        return super().write(fd, data[: max(1, len(data) // 2)])  # the kernel may take less than it is given
+
+    def write_at(self, fd: int, data: Buffer, offset: int) -> int:
+        self._pass("write_at")
+        return super().write_at(fd, data[: max(1, len(data) // 2)], offset)
+
+    def sync(self, fd: int) -> None:
+        self._pass("sync")
+        super().sync(fd)
+
+    def sync_data(self, fd: int) -> None:
+        self._pass("sync_data")
+        super().sync_data(fd)
+
+    def sync_folder(self, path: str) -> bool:
+        self._pass("sync_folder")
+        return super().sync_folder(path)
+
+    def rename(self, source: str, target: str) -> None:
+        self._pass("rename")
+        super().rename(source, target)
+
+    def unlink(self, path: str) -> None:
+        self._pass("unlink")
+        super().unlink(path)
+
+    def make_folder(self, path: str) -> None:
+        self._pass("make_folder")
+        super().make_folder(path)
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._pass("truncate")
+        super().truncate(fd, size)

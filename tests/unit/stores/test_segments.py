@@ -1,0 +1,160 @@
+"""Journal segments: appended, durable, fenced, and closed for ever after a failure."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from graflow_ckpt.core.errors import Fenced, JournalFailed
+from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.ownership import LocalLease
+from tests.unit.stores.faults import FaultyDisk
+
+
+@pytest.fixture
+def disk() -> FaultyDisk:
+    return FaultyDisk()
+
+
+@pytest.fixture
+def store(tmp_path: Path, disk: FaultyDisk) -> LocalStore:
+    return LocalStore(tmp_path, disk=disk)
+
+
+@pytest.fixture
+def lease(store: LocalStore) -> Iterator[LocalLease]:
+    lease = store.acquire("s")
+    yield lease
+    lease.release()
+
+
+def frames(store: LocalStore) -> list[tuple[int, int, bytes]]:
+    return [(epoch, after, raw.rstrip(b"\0")) for epoch, after, raw in store.segments("s")]
+
+
+def test_frames_follow_each_other(store: LocalStore, lease: LocalLease) -> None:
+    journal = store.journal(lease, 4)
+    written = [bytes([n % 255 + 1]) * (n * 37 % 5000 + 1) for n in range(200)]
+
+    for frame in written:
+        journal.append(frame)
+
+    assert frames(store) == [(1, 4, b"".join(written))]
+    journal.close()
+    assert list(store.segments("s")) == [(1, 4, b"".join(written))]
+
+
+def test_a_frame_larger_than_any_room_made_is_taken_whole(store: LocalStore, lease: LocalLease) -> None:
+    journal = store.journal(lease, 0)
+
+    for frame in (b"a", b"b" * 1_000_000, b"c"):
+        journal.append(frame)
+
+    assert frames(store) == [(1, 0, b"a" + b"b" * 1_000_000 + b"c")]
+    journal.close()
+
+
+@pytest.mark.parametrize(("method", "at"), [("write_at", 1), ("write_at", 2), ("sync_data", 1)])
+def test_a_failed_append_leaves_no_trace_and_is_the_last(
+    method: str, at: int, store: LocalStore, disk: FaultyDisk, lease: LocalLease
+) -> None:
+    journal = store.journal(lease, 0)
+    journal.append(b"good")
+
+    disk.arm(method, errno.ENOSPC, at)
+    with pytest.raises(JournalFailed, match="No space left") as failed:
+        journal.append(b"bad")
+    disk.arm("")
+
+    assert failed.value.session == "s"
+    assert frames(store) == [(1, 0, b"good")]
+    with pytest.raises(JournalFailed, match="closed"):
+        journal.append(b"more")
+    journal.close()
+
+
+def test_an_interrupt_in_the_middle_closes_it_too(
+    store: LocalStore, disk: FaultyDisk, lease: LocalLease, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = store.journal(lease, 0)
+    journal.append(b"good")
+
+    def interrupted(disk: FaultyDisk, fd: int) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(FaultyDisk, "sync_data", interrupted)
+        journal.append(b"bad")
+
+    assert frames(store) == [(1, 0, b"good")]
+    with pytest.raises(JournalFailed):
+        journal.append(b"more")
+
+
+def test_no_room_in_advance_is_no_failure(store: LocalStore, disk: FaultyDisk, lease: LocalLease) -> None:
+    journal = store.journal(lease, 0)
+
+    disk.arm("write_at", errno.ENOSPC)
+    journal.append(b"fits")
+
+    assert frames(store) == [(1, 0, b"fits")]
+    journal.close()
+
+
+def test_who_was_fenced_appends_nothing(store: LocalStore, lease: LocalLease) -> None:
+    journal = store.journal(lease, 0)
+    journal.append(b"mine")
+    new = store.acquire("s", take_over=True)
+
+    with pytest.raises(Fenced):
+        journal.append(b"late")
+    with pytest.raises(Fenced):
+        store.journal(lease, 1)
+
+    assert frames(store) == [(1, 0, b"mine")]
+    new.release()
+
+
+def test_a_segment_without_frames_may_be_opened_again_and_one_with_frames_not(
+    store: LocalStore, lease: LocalLease
+) -> None:
+    store.journal(lease, 3).close()
+    journal = store.journal(lease, 3)
+    journal.append(b"x")
+    journal.close()
+
+    with pytest.raises(JournalFailed, match="has records"):
+        store.journal(lease, 3)
+
+
+def test_segments_come_in_order_of_epoch_and_sequence_as_numbers(store: LocalStore, tmp_path: Path) -> None:
+    for epoch, after in ((10, 2), (2, 30), (2, 4)):
+        (tmp_path / f".s.{epoch}.{after}.journal").write_bytes(b"x")
+    (tmp_path / ".s-1.1.1.journal").write_bytes(b"of another session")
+
+    assert [(epoch, after) for epoch, after, _ in store.segments("s")] == [(2, 4), (2, 30), (10, 2)]
+
+
+@pytest.mark.parametrize(
+    ("before", "left"), [(3, [0, 4, 9]), (4, [4, 9]), (8, [4, 9]), (9, [9]), (1000, [9])]
+)
+def test_a_segment_goes_when_the_next_one_begins_early_enough(
+    before: int, left: list[int], store: LocalStore, tmp_path: Path
+) -> None:
+    for after in (0, 4, 9):
+        (tmp_path / f".s.1.{after}.journal").write_bytes(b"x")
+
+    store.drop_segments("s", before)
+
+    assert [after for _, after, _ in store.segments("s")] == left
+
+
+def test_no_folder_no_segments(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "not there")
+
+    store.drop_segments("s", 7)
+
+    assert list(store.segments("s")) == []

@@ -85,9 +85,10 @@ def test_an_interrupt_in_the_middle_closes_it_too(
     def interrupted(disk: FaultyDisk, fd: int) -> None:
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(FaultyDisk, "sync_data", interrupted)
-        journal.append(b"bad")
+        with pytest.raises(KeyboardInterrupt):
+            journal.append(b"bad")
 
     assert frames(store) == [(1, 0, b"good")]
     with pytest.raises(JournalFailed):

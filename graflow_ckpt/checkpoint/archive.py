@@ -52,7 +52,7 @@ class _Payload:
         self.payload = payload
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from graflow_ckpt import _restore  # noqa: PLC0415  it reaches up to the engine, by name only
+        from graflow_ckpt import _restore
 
         return _restore.context, (self.payload,)
 
@@ -143,7 +143,7 @@ def describe(
 
 
 def library_version() -> str:
-    from graflow_ckpt import __version__  # noqa: PLC0415  the package imports this module
+    from graflow_ckpt import __version__
 
     return __version__
 

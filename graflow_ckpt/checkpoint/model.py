@@ -76,7 +76,7 @@ class CheckpointMetadata:
 
     def document(self) -> Document:
         """As it stands in `.meta.json`, without parts and seal."""
-        from dataclasses import asdict  # noqa: PLC0415  only when something is saved
+        from dataclasses import asdict
 
         found = asdict(self)
         del found["path"]

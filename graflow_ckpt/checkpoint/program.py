@@ -17,7 +17,7 @@ from typing import Any
 from graflow_ckpt.checkpoint.fingerprint import Fingerprint, fingerprints
 from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.checkpoint.pickles import check_picklable, live_bytes, load_live
-from graflow_ckpt.checkpoint.plan import CurrentTask, SavedTask
+from graflow_ckpt.checkpoint.plan import CurrentTask, SavedTask, State
 from graflow_ckpt.core.errors import CheckpointError, NotStorable
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Group, Task
@@ -54,52 +54,41 @@ class Missing:
 
 
 def describe(graph: TaskGraph) -> Document:
-    """The control facts of a graph."""
-    prints = fingerprints({n.name: n.func for n in graph.nodes.values() if isinstance(n, Task)})
-    before = predecessors(graph)
-    tasks = {name: {"after": before[name], "print": prints[name].to_record()} for name in prints}
-    facts: Document = {
-        "tasks": tasks,
-        "groups": {n.name: list(n.members) for n in graph.nodes.values() if isinstance(n, Group)},
+    """The control facts of a compiled graph."""
+    tasks = {
+        task.name: {"after": task.after, "print": task.fingerprint and task.fingerprint.to_record()}
+        for task in current_tasks(graph)
     }
-    facts["digest"] = hashlib.blake2b(
-        json.dumps([sorted(graph.nodes), sorted(graph.edges())]).encode(), digest_size=16
-    ).hexdigest()
-    return facts
-
-
-def predecessors(graph: TaskGraph) -> dict[str, list[str]]:
-    """Every node that leads to each task; a group stands for its members."""
-    before: dict[str, list[str]] = {name: [] for name in graph.nodes}
-    for source, target in graph.edges():
-        node = graph.nodes[source]
-        before[target] += node.members if isinstance(node, Group) else [source]
-    return before
+    edges = json.dumps([sorted(graph.nodes), sorted(graph.edges())])
+    digest = hashlib.blake2b(edges.encode(), digest_size=16).hexdigest()
+    return {"tasks": tasks, "digest": digest}
 
 
 def current_tasks(graph: TaskGraph) -> list[CurrentTask]:
-    """The tasks of the running program, for a plan."""
-    prints = fingerprints({n.name: n.func for n in graph.nodes.values() if isinstance(n, Task)})
-    before = predecessors(graph)
-    return [CurrentTask(name, found, tuple(before[name])) for name, found in prints.items()]
+    """The nodes of a compiled graph, for a plan; a group has no body and no fingerprint."""
+    own = [node for name, node in graph.nodes.items() if name not in graph.made]
+    prints = fingerprints({node.name: node.func for node in own if isinstance(node, Task)})
+    return [CurrentTask(n.name, prints.get(n.name), graph.routes[n.name].preds) for n in own]
 
 
 def saved_tasks(facts: Document) -> list[SavedTask]:
     """The tasks that a checkpoint knows, with what has become of them."""
-    states: dict[str, str] = dict.fromkeys(facts["completed_tasks"], "completed")
+    states: dict[str, State] = dict.fromkeys(facts["gates"], "waiting")
+    states |= dict.fromkeys([*facts["completed_tasks"], *facts["passed"]], "completed")
     states |= dict.fromkeys(facts["skipped"], "skipped")
-    for spec in facts["pending_tasks"]:
-        states[spec["task_id"]] = spec["status"]
-    saved = []
+    states |= {spec["task_id"]: spec["status"] for spec in facts["pending_tasks"]}
     graph = facts["graph"]["tasks"]
-    for name, entry in graph.items():
-        state: Any = states.get(name, "waiting")
-        saved.append(SavedTask(name, state, Fingerprint.from_record(entry["print"]), tuple(entry["after"])))
-    made = facts.get("made", ())
-    for name, state in states.items():
-        if name not in graph and name not in facts["graph"]["groups"] and name not in made:
-            found: Any = state
-            saved.append(SavedTask(name, found, None, ()))
+    saved = [
+        SavedTask(
+            name,
+            states.get(name, "unreached"),
+            Fingerprint.from_record(entry["print"]) if entry["print"] else None,
+            tuple(entry["after"]),
+        )
+        for name, entry in graph.items()
+    ]
+    made = set(facts["made"])
+    saved += [SavedTask(n, state) for n, state in states.items() if n not in graph and n not in made]
     return saved
 
 
@@ -117,9 +106,7 @@ def pack_code(graph: TaskGraph) -> bytes:
 
 
 def _pack(nodes: list[Any], graph: TaskGraph) -> bytes:
-    entries = [
-        (n.name, n.func, n.options, n.arguments) if isinstance(n, Task) else n for n in nodes
-    ]
+    entries = [(n.name, n.func, n.options, n.arguments) if isinstance(n, Task) else n for n in nodes]
     return live_bytes((entries, list(graph.edges())), "code")
 
 

@@ -79,6 +79,7 @@ def capture(state: SessionState, rng: Cell | None = None) -> Snapshot:
         "enqueued": dict(state.counts),
         "gates": {name: gate.facts() for name, gate in state.gates.items()},
         "skipped": dict(state.skipped),
+        "passed": list(state.passed),
         "made": list(state.tasks),
         "errors": dict(state.errors),
     }
@@ -111,7 +112,9 @@ def _spec_facts(state: SessionState, spec: TaskSpec, data: list[Cell]) -> Docume
     if spec.task_data is not None:
         facts["task_data"] = {"ref": len(data), **preview(spec.task_data)}
         data.append(spec.task_data)
-    if where == "failed":
+    if where == "running":
+        facts["claim"] = state.claimed[spec.key]
+    elif where == "failed":
         facts["error"] = state.dead[spec.key]
     return facts
 
@@ -143,6 +146,7 @@ def _restore(facts: Document, payload: dict[str, Any]) -> SessionState:
     state.counts = dict(facts["enqueued"])
     state.gates = {name: _gate(values) for name, values in facts["gates"].items()}
     state.skipped, state.errors = dict(facts["skipped"]), dict(facts["errors"])
+    state.passed = dict.fromkeys(facts["passed"], 0)
     values: dict[str, Cell] = dict(payload["plain"])
     values.update((name, Live(value)) for name, value in payload["live"].items())
     state.values = {name: (cell, 0) for name, cell in values.items()}
@@ -182,11 +186,10 @@ def _restore_spec(state: SessionState, facts: Document, data: list[Cell], order:
     key = spec.key
     state.specs[key] = spec
     if facts["status"] == "running":
-        state.claimed[key] = order
+        state.claimed[key] = facts["claim"]
     elif facts["status"] == "failed":
         state.dead[key] = facts.get("error", "")
     elif spec.not_before and spec.retry_count:
         state.delayed.append((spec.not_before, key))
     else:
         state.ready.append((-spec.priority, order, key))
-

@@ -1,10 +1,10 @@
 """decide: what follows from an outcome. It knows the graph and never the state.
 
-    done       put what was changed, end the spec, tell the successors
-    again      next_iteration: the same task once more, nobody is told
-    goto       other tasks instead of the successors; what is cut off is skipped
-    failed     a retry while there are retries; else as the session's on_failure has it
-    cancelled  nothing of the body is committed
+done       put what was changed, end the spec, tell the successors
+again      next_iteration: the same task once more, nobody is told
+goto       other tasks instead of the successors; what is cut off is skipped
+failed     a retry while there are retries; else as the session's on_failure has it
+cancelled  nothing of the body is committed
 """
 
 from __future__ import annotations
@@ -39,12 +39,6 @@ def pass_on(graph: TaskGraph, claim: Claim) -> list[Op]:
     if spec.execution_strategy == "skip":
         return [("end", spec.key, number, "skipped"), *graph.not_taken(route, _NOWHERE, True)[1]]
     return [("end", spec.key, number, "passed"), *route.done]
-
-
-def leave_out(graph: TaskGraph, claim: Claim) -> list[Op]:
-    """An attempt in doubt that is not run again: its successors go on without a result."""
-    spec, number = claim
-    return [("end", spec.key, number, "skipped"), *graph.routes[spec.task_id].done]
 
 
 def _failed(graph: TaskGraph, route: Route, claim: Claim, outcome: Failed, on_failure: str) -> list[Op]:

@@ -24,6 +24,7 @@ it asks for. A `Transition` is a list of ops: flat tuples of strings, numbers an
     ("reopen", epoch, limit)                                   a new owner goes on
     ("release", key, crashes)                                  a claim of a dead owner is void
     ("again", tasks…)                                          completed tasks that run again
+    ("absorb", task, count)                                    arrivals that come too late
     ("clear",)                                                 drop all that is scheduled
 """
 
@@ -47,7 +48,7 @@ _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 def check_session_id(session: str) -> str:
     """Give the id back, or say what an id may be."""
-    if not isinstance(session, str) or not _SESSION_ID.match(session):
+    if not _SESSION_ID.match(session):
         raise BadSessionId(
             f"{session!r} is not a session id.",
             hint="Use 1 to 64 letters, digits, '_' or '-'.",

@@ -164,14 +164,9 @@ class TaskGraph:
         route.forward = before
         self.live.add(task.name)
         for name in before:
-            target = self.routes[name]
-            target.waits = True
-            target.preds = (*target.preds, task.name)
-            target.indegree = max(1, target.indegree)
-            for pred in target.preds:
-                self._prepare(pred)
+            self.routes[name].preds = (*self.routes[name].preds, task.name)
+            self.gate(name)
         self._prepare(task.name)
-        self._prepare(spawner)
 
     def _counts(self, source: str, target: str) -> bool:
         """An edge from where the start never leads does not hold up what it does lead to."""
@@ -179,10 +174,18 @@ class TaskGraph:
 
     def _prepare(self, name: str) -> None:
         route = self.routes[name]
-        onward = [self._edge(name, target) for target in route.forward]
+        onward = [self.edge(name, target) for target in route.forward]
         route.done = (*onward, *(self.routes[t].enqueue() for t in route.loops))
 
-    def _edge(self, source: str, target: str) -> Op:
+    def gate(self, name: str) -> None:
+        """Whatever leads to this node arrives at its gate from now on."""
+        self.routes[name].waits = True
+        self.routes[name].indegree = max(1, self.routes[name].indegree)
+        for pred in self.routes[name].preds:
+            self._prepare(pred)
+
+    def edge(self, source: str, target: str) -> Op:
+        """What `source` sends along its edge to `target` when it has completed."""
         successor = self.routes[target]
         if successor.waits and self._counts(source, target):
             return successor.arrive(1)

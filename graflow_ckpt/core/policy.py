@@ -68,7 +68,7 @@ class EveryN(Policy):
         return since.steps >= self.steps
 
 
-def EveryTask() -> EveryN:  # noqa: N802  reads as a value beside the others
+def EveryTask() -> EveryN:
     """After every completed task."""
     return EveryN(1)
 

@@ -44,7 +44,7 @@ class SessionState:
 
     __slots__ = (
         "appended", "claimed", "completed", "counts", "dead", "delayed", "epoch", "errors", "gates",
-        "max_steps", "next_claim", "next_key", "next_order", "ready", "reason", "rng", "sequence",
+        "max_steps", "next_claim", "next_key", "next_order", "passed", "ready", "reason", "rng", "sequence",
         "session", "skipped", "specs", "starts", "status", "steps", "tasks", "values",
     )  # fmt: skip
 
@@ -68,6 +68,7 @@ class SessionState:
         self.gates: dict[str, Gate] = {}
         self.completed: dict[str, int] = {}  # task -> step
         self.skipped: dict[str, int] = {}
+        self.passed: dict[str, int] = {}  # groups that are through
         self.errors: dict[str, str] = {}  # task -> its last error
         self.counts: dict[str, int] = {}  # task -> how often it was enqueued
         self.values: dict[str, tuple[Cell, int]] = {}  # name -> cell and version
@@ -155,6 +156,8 @@ def _end(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
             state.errors[task] = op[4]
         elif how == "skipped":
             state.skipped[task] = state.steps
+        elif how == "passed":
+            state.passed[task] = state.steps
 
 
 def _ready(state: SessionState, spec: TaskSpec, key: int) -> None:
@@ -307,6 +310,8 @@ def _again(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None
     gone = set(op[1:])
     for task in gone:
         state.completed.pop(task, None)
+        state.passed.pop(task, None)
+        state.skipped.pop(task, None)
         state.gates.pop(task, None)
         state.values.pop(task + RESULT, None)
     for key in [k for k, spec in state.specs.items() if spec.task_id in gone]:
@@ -317,6 +322,11 @@ def _again(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None
     state.delayed = [item for item in state.delayed if item[1] in state.specs]
     heapify(state.ready)
     heapify(state.delayed)
+
+
+def _absorb(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
+    """So many arrivals are still to come at a join that is done without them."""
+    state.gates[op[1]] = Gate(op[2], 0, fired=True)
 
 
 def _clear(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
@@ -340,5 +350,6 @@ _APPLY: dict[str, Callable[[SessionState, Op, float, list[Claim]], Any]] = {
     "reopen": _reopen,
     "release": _release,
     "again": _again,
+    "absorb": _absorb,
     "clear": _clear,
 }

@@ -48,7 +48,7 @@ class Attempt:
 
     __slots__ = (
         "again", "appends", "claim", "digests", "got", "nexts", "over", "request", "spawned", "terminate",
-        "values", "written", "_check", "_digest",
+        "checks", "values", "written", "_digest",
     )  # fmt: skip
 
     def __init__(self, values: Values, claim: Claim, *, check: bool = True, digest: bool = False) -> None:
@@ -64,7 +64,7 @@ class Attempt:
         self.terminate: str | None = None
         self.request: Request | None = None
         self.over: GraflowError | None = None  # fenced: every further call of the body is refused
-        self._check = check  # refuse what cannot be pickled, when it is set
+        self.checks = check  # refuse what cannot be pickled, when it is set
         self._digest = digest  # a retry has to know whether a live value was changed
 
     # --- what a body calls -------------------------------------------------------------
@@ -108,7 +108,7 @@ class Attempt:
         self.still_running()
         if not isinstance(name, str):
             raise TypeError(f"A channel name is a string, not {type(name).__name__}.")
-        if self._check and not is_atom(value):
+        if self.checks and not is_atom(value):
             check_storable(name, value)
         self.written[name] = value
         if self.appends:
@@ -122,7 +122,9 @@ class Attempt:
             if current is None:
                 current = self.written[name] = []
         if current is MISSING:
-            self.appends.append(("append", name, check_storable(name, item) if self._check else to_cell(item)))
+            self.appends.append(
+                ("append", name, check_storable(name, item) if self.checks else to_cell(item))
+            )
         else:
             current.append(item)
 
@@ -164,7 +166,7 @@ class Attempt:
 
     def _cell(self, name: str, value: Any) -> Cell:
         cell = to_cell(value)
-        if self._check and isinstance(cell, Live):
+        if self.checks and isinstance(cell, Live):
             check_storable(name, value)
         return cell
 

@@ -79,7 +79,7 @@ def signature(func: Callable[..., Any]) -> tuple[list[str], frozenset[str], dict
         defaults = dict(zip(names[count - len(values) : count], values, strict=True))
         defaults.update(func.__kwdefaults__ or {})
         return names, frozenset(names[count:]), defaults
-    import inspect  # noqa: PLC0415  only for callables that are not plain functions
+    import inspect
 
     found = inspect.signature(func).parameters.values()
     taken = [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]

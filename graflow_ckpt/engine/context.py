@@ -312,7 +312,7 @@ class ExecutionContext:
             "session_id": payload["session_id"], "starts": payload["starts"], "max_steps": None, "steps": 0,
             "status": "running", "reason": "", "epoch": 0, "transition": 0, "counters": [1, 1, 1],
             "completed_tasks": [], "completed_steps": [], "enqueued": {}, "gates": {}, "skipped": {},
-            "errors": {}, "pending_tasks": [], "schema_version": SCHEMA,
+            "passed": [], "errors": {}, "pending_tasks": [], "schema_version": SCHEMA,
         }  # fmt: skip
         context.session = MemorySession(restore(facts, payload))
         context._channel = Channel(context)

@@ -124,7 +124,9 @@ class Cutter:
             handle.metadata = metadata
             handle.saved = True
 
-    def _cut(self, cause: str, user: dict[str, Any] | None, path: str | None = None, handle: Any = None) -> Any:
+    def _cut(
+        self, cause: str, user: dict[str, Any] | None, path: str | None = None, handle: Any = None
+    ) -> Any:
         self._policy_due = False
         try:
             return self.save(cause, user, path)
@@ -156,7 +158,9 @@ class Cutter:
             self.home.open_journal(state.sequence)
             self.home.store.drop_segments(state.session, self._previous)
             self._previous = state.sequence
-        log.info("Checkpoint created: %s", metadata.path, extra={"session": state.session, "step": state.steps})
+        log.info(
+            "Checkpoint created: %s", metadata.path, extra={"session": state.session, "step": state.steps}
+        )
         self._emit("checkpoint_saved", path=metadata.path, cause=cause, seconds=monotonic() - began)
         self.on_saved(metadata)
         if cause == "policy":
@@ -177,7 +181,9 @@ class Cutter:
             if len(payload) <= journal.SIZE_LIMIT:
                 self.home.append(payload)
                 return
-            name = max((op for op in kept if op[0] in ("put", "append", "end")), key=_weight, default=("", ""))[1]
+            name = max(
+                (op for op in kept if op[0] in ("put", "append", "end")), key=_weight, default=("", "")
+            )[1]
             log.warning(
                 "the change of %r has %d bytes, too many for a journal record: a checkpoint makes it durable",
                 name,
@@ -208,5 +214,3 @@ class Cutter:
 def _weight(op: Op) -> int:
     cell = op[4] if op[0] == "end" and op[3] == "completed" else op[2]
     return len(cell) if isinstance(cell, bytes) else 1 << 30
-
-

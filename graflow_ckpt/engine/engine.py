@@ -186,7 +186,9 @@ class _Execution:
         plan.raise_if_refused(self.context.session_id)
         for row in plan.rows:
             if row.note:
-                log.info("%s: %s", row.task, row.note, extra={"session": self.context.session_id, "task": row.task})
+                log.info(
+                    "%s: %s", row.task, row.note, extra={"session": self.context.session_id, "task": row.task}
+                )
         return plan
 
     def _set_up(self, ops: list[Op]) -> None:
@@ -265,7 +267,12 @@ class _Execution:
         self._emit("session_ended", status=status)
         if status in ("completed", "stopped"):
             if status == "stopped":
-                log.info("session %s: %s; resume with a larger one: %s", state.session, state.reason, self._command())
+                log.info(
+                    "session %s: %s; resume with a larger one: %s",
+                    state.session,
+                    state.reason,
+                    self._command(),
+                )
             return self.context.result()
         if status == "cancelled":
             raise WorkflowCancelled(state.reason, session=state.session)
@@ -345,5 +352,3 @@ def _names(func: Any) -> set[str]:
         names.update(code.co_names)
         codes += [c for c in code.co_consts if isinstance(c, CodeType)]
     return names
-
-

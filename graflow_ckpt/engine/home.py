@@ -135,7 +135,9 @@ class Home:
             user=user,
         )
         metadata.parent = self.parent
-        metadata = archive.save(self.store, self.keyring, lease, snapshot, self.describe_program(graph), metadata)
+        metadata = archive.save(
+            self.store, self.keyring, lease, snapshot, self.describe_program(graph), metadata
+        )
         self.sequence += 1
         self.parent = metadata.checkpoint_id
         self.last = metadata

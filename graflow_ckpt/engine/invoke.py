@@ -28,7 +28,6 @@ from graflow_ckpt.engine.threads import Threads
 from graflow_ckpt.sessions.memory import MemorySession
 
 if TYPE_CHECKING:
-    from graflow_ckpt.engine.children import Children
     from graflow_ckpt.engine.coroutines import Loop
 
 _COROUTINE = 0x80  # inspect.CO_COROUTINE
@@ -61,7 +60,9 @@ Post = Callable[[tuple[Running, Outcome | BaseException]], None]
 class Invoker:
     """Runs bodies for one run."""
 
-    def __init__(self, graph: TaskGraph, session: MemorySession, settings: Settings, loop: Loop | None) -> None:
+    def __init__(
+        self, graph: TaskGraph, session: MemorySession, settings: Settings, loop: Loop | None
+    ) -> None:
         self.graph = graph
         self.session = session
         self.host: Host
@@ -71,7 +72,6 @@ class Invoker:
         self._check = settings.durability != "none"
         self._threads = Threads(f"graflow-{session.state.session}")
         self._loop = loop
-        self._children: Children | None = None
         self._extra: dict[int, int] = {}  # attempts that count for ctx.attempt only
         self._body = self._with_middleware()
 
@@ -217,7 +217,7 @@ class Invoker:
         claim, attempt = running.claim, running.attempt
         assert attempt is not None
         if self._loop is None:
-            from graflow_ckpt.engine.coroutines import Loop  # noqa: PLC0415  asyncio only when needed
+            from graflow_ckpt.engine.coroutines import Loop
 
             self._loop = Loop()
         loop = self._loop
@@ -239,12 +239,9 @@ class Invoker:
         running.kill = loop.submit(coroutine, ended)
 
     def _start_child(self, running: Running, binding: Binding, post: Post) -> None:
-        if self._children is None:
-            from graflow_ckpt.engine.children import Children  # noqa: PLC0415  only for isolation="process"
+        from graflow_ckpt.engine.children import Child
 
-            self._children = Children(self.session, self.host, self._check)
-        children = self._children
-        child = children.new()
+        child = Child(self.session, self.host)
         running.kill = child.kill
 
         def work() -> None:
@@ -295,7 +292,6 @@ def _open(cell: Cell) -> Any:
 
 def spread() -> float:
     """A random number that leaves the session's random state alone."""
-    import os  # noqa: PLC0415
+    import os
 
     return int.from_bytes(os.urandom(4), "little") / 2**32
-

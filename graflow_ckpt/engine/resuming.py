@@ -1,9 +1,9 @@
 """Resuming: from the newest good cut and its journal to a state that can go on.
 
-    1 newest meta whose seal and digests hold     4 values
-    2 control facts                               5 journal records of the same line
-    3 the plan, before any pickle                 6 attempts in doubt
-                                                  7 the new epoch, before the first task
+1 newest meta whose seal and digests hold     4 values
+2 control facts                               5 journal records of the same line
+3 the plan, before any pickle                 6 attempts in doubt
+                                              7 the new epoch, before the first task
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.errors import InDoubt, NoSession, SessionCancelled, SessionExists
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.context import Channel, ExecutionContext
+from graflow_ckpt.engine.run import CRASH_BUDGET
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
 
 log = logging.getLogger("graflow_ckpt.engine")
 
-CRASH_BUDGET = 3
-"""How often a task may be running when its process dies before it counts as failed."""
 
-
-def open_session(graph: TaskGraph, session_id: str | None, settings: Settings, store: str) -> ExecutionContext:
+def open_session(
+    graph: TaskGraph, session_id: str | None, settings: Settings, store: str
+) -> ExecutionContext:
     """A new session, or the one of that id as it was left."""
     context = ExecutionContext(graph, session_id, settings=settings, store=store)
     if session_id is None:
@@ -70,7 +69,9 @@ def load(context: ExecutionContext, found: Found) -> None:
     adopt(context, found, payload, MemorySession(state))
 
 
-def adopt(context: ExecutionContext, found: Found, payload: dict[str, object], session: MemorySession) -> None:
+def adopt(
+    context: ExecutionContext, found: Found, payload: dict[str, object], session: MemorySession
+) -> None:
     context.found = found
     context._payload = payload
     context.session = session
@@ -100,10 +101,12 @@ def plan_for(context: ExecutionContext) -> Plan:
     facts["completed_tasks"] = list(state.completed)
     facts["skipped"] = dict(state.skipped)
     facts["made"] = list(state.tasks)
-    running = [{"task_id": state.specs[k].task_id, "status": "running"} for k in state.claimed]
-    failed = [{"task_id": state.specs[k].task_id, "status": "failed"} for k in state.dead]
-    pending = [{"task_id": s.task_id, "status": "pending"} for s in state.pending()]
-    facts["pending_tasks"] = [*pending, *running, *failed]
+    facts["passed"] = list(state.passed)
+    facts["gates"] = list(state.gates)
+    where = dict.fromkeys(state.claimed, "running") | dict.fromkeys(state.dead, "failed")
+    facts["pending_tasks"] = [
+        {"task_id": s.task_id, "status": where.get(s.key, "pending")} for s in state.pending()
+    ]
     return make_plan(saved_tasks(facts), current_tasks(context.graph), context.settings.changed)
 
 
@@ -116,50 +119,27 @@ def remake_tasks(context: ExecutionContext) -> None:
 
 def reopen(context: ExecutionContext, plan: Plan, epoch: int, max_steps: int | None) -> list[Op]:
     """The transition with which a new owner goes on."""
-    state = context.state
+    going_on, failing = _in_doubt(context, plan.rerun | plan.recalled)
+    limit = max_steps if max_steps is not None else context.state.max_steps
+    return [*_changes(context.graph, plan), *going_on, ("reopen", epoch, limit), *failing]
+
+
+def _changes(graph: TaskGraph, plan: Plan) -> list[Op]:
+    """What a changed program has to run again, or does without."""
     ops: list[Op] = []
-    if plan.rerun:
-        ops += _again(context, plan)
-    ops += _new_edges(context, plan)
-    going_on, failing = _in_doubt(context, plan.rerun)
-    reopened = ("reopen", epoch, max_steps if max_steps is not None else state.max_steps)
-    return [*ops, *going_on, reopened, *failing]
-
-
-def _again(context: ExecutionContext, plan: Plan) -> list[Op]:
-    """Tasks that run again: their heads are enqueued, joins get the arrivals that will not come again."""
-    ops: list[Op] = [("again", *sorted(plan.rerun))]
-    routes = context.graph.routes
-    for name in plan.rerun:
-        route = routes.get(name)
-        if route is None:
-            continue
-        inside = [p for p in route.preds if _members(context.graph, p) & plan.rerun]
-        outside = len(route.preds) - len(inside)
-        if not inside:
-            ops.append(route.enqueue())
-        elif outside and route.waits:
-            ops += [route.arrive(1)] * outside
-    return ops
-
-
-def _members(graph: TaskGraph, name: str) -> set[str]:
-    node = graph.nodes[name]
-    return {name} if isinstance(node, Task) else set(node.members)
-
-
-def _new_edges(context: ExecutionContext, plan: Plan) -> list[Op]:
-    """A new task after completed ones: they will not tell it, so it is told now."""
-    ops: list[Op] = []
-    for name in plan.new:
-        route = context.graph.routes.get(name)
-        if route is None or name not in context.graph.live:
-            continue
-        done = [p for p in route.preds if p in context.state.completed and p not in plan.rerun]
-        if done and route.waits:
-            ops += [route.arrive(1)] * len(done)
-        elif done:
-            ops.append(route.enqueue())
+    anew = plan.rerun | plan.recalled
+    if anew or plan.dropped:
+        ops.append(("again", *sorted(anew | plan.dropped)))
+    late: dict[str, int] = {}
+    for _, target in plan.absorbed:
+        late[target] = late.get(target, 0) + 1
+    for target, count in late.items():
+        graph.gate(target)
+        ops.append(("absorb", target, count))
+    ops += [graph.edge(source, target) for source, target in plan.arrivals]
+    ops += [
+        graph.routes[n].enqueue() for n in sorted(anew) if n in graph.routes and not graph.routes[n].preds
+    ]
     return ops
 
 
@@ -199,5 +179,3 @@ def _in_doubt(context: ExecutionContext, rerun: frozenset[str]) -> tuple[list[Op
             tasks=asked,
         )
     return ops, failing
-
-

@@ -32,16 +32,16 @@ def restore(cell: bytes) -> None:
     """Put the generators back; a library that was loaded then is loaded now."""
     states = decode(cell)
     if "random" in states:
-        import random  # noqa: PLC0415
+        import random
 
         version, internal, gauss = states["random"]
         random.setstate((version, tuple(internal), gauss))
     if "numpy" in states:
-        import numpy  # noqa: PLC0415
+        import numpy
 
         name, keys, position, has_gauss, gauss = states["numpy"]
         numpy.random.set_state((name, numpy.frombuffer(keys, numpy.uint32), position, has_gauss, gauss))
     if "torch" in states:
-        import torch  # type: ignore[import-not-found]  # noqa: PLC0415
+        import torch  # type: ignore[import-not-found]
 
         torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))

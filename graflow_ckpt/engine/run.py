@@ -10,28 +10,25 @@ through one queue, together with signals and deadlines.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from heapq import heappop, heappush
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, Protocol
 
-from graflow_ckpt.core.decide import decide, leave_out, pass_on
+from graflow_ckpt.core.decide import decide, pass_on
 from graflow_ckpt.core.errors import (
-    Fenced,
     GraflowError,
     GroupFailed,
     MaxCyclesExceeded,
-    NotStorable,
     TaskTimeout,
     ValueTorn,
+    WorkerDied,
     WriteConflict,
 )
 from graflow_ckpt.core.events import Event, Kind
 from graflow_ckpt.core.facts import Claim, Done, Failed, Op, Outcome
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.invoke import Invoker, Running
 from graflow_ckpt.engine.settings import Settings
@@ -41,6 +38,9 @@ log = logging.getLogger("graflow_ckpt.engine")
 
 CONFLICT_BUDGET = 20
 """How often a task may lose a race for a value before that counts as a failure."""
+
+CRASH_BUDGET = 3
+"""How often a task may take its process down before that counts as a failure."""
 
 
 class Cuts(Protocol):
@@ -55,7 +55,7 @@ class Cuts(Protocol):
     def timer(self) -> float | None: ...
 
 
-class GoBack(Exception):  # noqa: N818  control flow between run and engine, not an error
+class GoBack(Exception):
     """The session has to go back to its newest cut: a failed attempt changed a live value."""
 
     def __init__(self, claim: Claim, outcome: Failed, names: list[str]) -> None:
@@ -196,6 +196,9 @@ class Run:
 
     def _finish(self, claim: Claim, attempt: Attempt | None, outcome: Outcome) -> list[Claim]:
         """Decide and commit; the next claims ride in the same transition."""
+        if isinstance(outcome, Failed) and isinstance(outcome.exception, WorkerDied):
+            if claim.spec.crashes + 1 < CRASH_BUDGET:
+                return self._crashed(claim, outcome)
         try:
             if isinstance(outcome, Failed):
                 self._check_torn(claim, attempt, outcome)
@@ -275,6 +278,12 @@ class Run:
         release = ("release", claim.spec.key, claim.spec.crashes)
         return self._with_bodies(self._commit([release, ("claim", self._free(None, failed))]))
 
+    def _crashed(self, claim: Claim, outcome: Failed) -> list[Claim]:
+        """A body that took its process down is no failure yet: it has a budget of its own."""
+        log.warning("%s It runs again.", outcome.exception, extra={"task": claim.spec.task_id})
+        release = ("release", claim.spec.key, claim.spec.crashes + 1)
+        return self._with_bodies(self._commit([release, ("claim", self._free(None, outcome))]))
+
     def _timed_out(self, running: Running) -> list[Claim]:
         """The attempt is over; its thread, if it has one, is told in its next ctx call."""
         spec = running.claim.spec
@@ -323,13 +332,19 @@ class Run:
         if isinstance(outcome, Failed):
             if self.session.state.status in ("failing", "failed") and self.failure is None:
                 self.failure = outcome.exception
-            again = claim.spec.key in self.session.state.specs and claim.spec.key not in self.session.state.dead
+            again = (
+                claim.spec.key in self.session.state.specs and claim.spec.key not in self.session.state.dead
+            )
             log.warning(
                 "task %s failed%s: %s",
                 task,
                 ", it runs again" if again else "",
                 outcome.error,
-                extra={"session": self.session.state.session, "task": task, "attempt": claim.spec.retry_count + 1},
+                extra={
+                    "session": self.session.state.session,
+                    "task": task,
+                    "attempt": claim.spec.retry_count + 1,
+                },
             )
         self.emit("task_ended", task, outcome=type(outcome).__name__.lower())
 
@@ -342,5 +357,3 @@ class Run:
                 observer(event)
             except Exception:
                 log.exception("observer %r failed on %s", observer, kind)
-
-

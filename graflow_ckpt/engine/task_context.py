@@ -162,7 +162,9 @@ class TaskExecutionContext:
         if isinstance(task, str):
             if self._host.task_of(task) is None and all(s.task.name != task for s in attempt.spawned):
                 raise UnknownTask(
-                    f"next_task({task!r}): the graph has no such task.", hint="Give the task itself.", task=task
+                    f"next_task({task!r}): the graph has no such task.",
+                    hint="Give the task itself.",
+                    task=task,
                 )
             name = task
         else:

@@ -1,8 +1,8 @@
 """Decorated workflows: `@task`, `workflow(...)`, `>>` and `|`.
 
-    with workflow("etl", session_id="nightly") as ctx:
-        extract >> (clean | enrich) >> load
-        ctx.execute("extract")
+with workflow("etl", session_id="nightly") as ctx:
+    extract >> (clean | enrich) >> load
+    ctx.execute("extract")
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Token
 from types import TracebackType
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from graflow_ckpt.core.errors import GraphError, UnknownTask
 from graflow_ckpt.core.events import Observer
@@ -41,7 +41,7 @@ from graflow_ckpt.frontends.expressions import (
 )
 from graflow_ckpt.frontends.overrides import overrides
 
-if False:  # for annotations only: the engine is loaded when something is executed
+if TYPE_CHECKING:  # the engine is loaded when something is executed
     from graflow_ckpt.engine.context import ExecutionContext
 
 

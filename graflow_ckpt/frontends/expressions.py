@@ -15,6 +15,8 @@ from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import All, AtLeast, BestEffort, Group, GroupPolicy, Task
 
+Expression = Any  # DecoratedTask | Chain | Parallel; Joined says what they share
+
 
 class Collector(Protocol):
     """The workflow whose block is open."""
@@ -56,9 +58,7 @@ class DecoratedTask(Task, Joined):
 
     def bind(self, *, id: str | None = None, **arguments: Any) -> DecoratedTask:
         """The same body as another task, with some of its arguments given."""
-        bound = DecoratedTask(
-            id or self.name, self.func, self.options, {**self.arguments, **arguments}
-        )
+        bound = DecoratedTask(id or self.name, self.func, self.options, {**self.arguments, **arguments})
         registered(bound)
         return bound
 
@@ -89,6 +89,9 @@ class Parallel(Joined):
     """Members at the same time, joined under a policy."""
 
     __slots__ = ("members", "name", "policy")
+    members: tuple[Expression, ...]
+    policy: GroupPolicy | None
+    name: str | None
 
     def __init__(
         self, members: tuple[Any, ...], policy: GroupPolicy | None = None, name: str | None = None
@@ -97,7 +100,7 @@ class Parallel(Joined):
         for member in members:
             plain = isinstance(member, Parallel) and member.policy is None and member.name is None
             flat += member.members if plain else (member,)
-        self.members: tuple[Expression, ...] = tuple(flat)
+        self.members = tuple(flat)
         self.policy = policy
         self.name = name
         _collect(self, members)
@@ -119,9 +122,6 @@ class Parallel(Joined):
 
     def __repr__(self) -> str:
         return f"({' | '.join(map(repr, self.members))})"
-
-
-Expression = Any  # DecoratedTask | Chain | Parallel; Joined says what they share
 
 
 def group(*members: Any, policy: GroupPolicy | None = None, name: str | None = None) -> Parallel:

@@ -1,0 +1,145 @@
+"""The other side of children.py: what runs in the process of one attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from graflow_ckpt.checkpoint.cells import to_cell
+from graflow_ckpt.checkpoint.model import CheckpointMetadata, now_iso
+from graflow_ckpt.checkpoint.pickles import live_digest
+from graflow_ckpt.checkpoint.snapshot import BACKEND
+from graflow_ckpt.core.errors import WorkflowCancelled
+from graflow_ckpt.core.facts import Claim, Effects, Request
+from graflow_ckpt.core.task import Task
+from graflow_ckpt.core.values import Cell, Live
+from graflow_ckpt.engine.attempt import Attempt
+from graflow_ckpt.engine.children import Pipe
+from graflow_ckpt.engine.invoke import is_coroutine
+from graflow_ckpt.engine.task_context import PendingCheckpoint, TaskExecutionContext
+
+_PR_SET_PDEATHSIG = 1
+
+
+class Parent:
+    """Values and host, both asked over the pipe; one question at a time."""
+
+    def __init__(self, pipe: Pipe, session: str) -> None:
+        self.session_id = session
+        self._pipe = pipe
+        self._lock = threading.Lock()
+        self.digests: dict[str, bytes] = {}
+
+    def _ask(self, *question: Any) -> Any:
+        with self._lock:
+            self._pipe.send(question)
+            return self._pipe.receive()
+
+    def read(self, name: str) -> tuple[Cell, int, tuple[Cell, ...]] | None:
+        found: tuple[Cell, int, tuple[Cell, ...]] | None = self._ask("read", name)
+        if found is not None and isinstance(found[0], Live):
+            self.digests[name] = live_digest(found[0].value)
+        return found
+
+    def names(self) -> list[str]:
+        return list(self._ask("names"))
+
+    def lend(self, name: str) -> None:
+        """What crosses is a copy: nothing is on loan."""
+
+    def give_back(self, names: Sequence[str]) -> None:
+        """See lend."""
+
+    def task_of(self, name: str) -> Task | None:
+        found: Task | None = self._ask("task_of", name)
+        return found
+
+    def is_made(self, name: str) -> bool:
+        return bool(self._ask("is_made", name))
+
+    def successors_of(self, name: str) -> Sequence[str]:
+        return list(self._ask("successors_of", name))
+
+    def progress(self, task: str, done: float, total: float | None) -> None:
+        self._ask("progress", task, done, total)
+
+    def reserve(self, task: str, metadata: dict[str, Any]) -> PendingCheckpoint:
+        """The parent reserves the path when the outcome arrives."""
+        prepared = CheckpointMetadata("", self.session_id, now_iso(), 0, "", dict(BACKEND), metadata)
+        return PendingCheckpoint("", prepared)
+
+    def code_of(self, task: Task, spawner: str, before: tuple[str, ...]) -> Cell:
+        cell: Cell = self._ask("code_of", task, spawner, before)
+        return cell
+
+    @property
+    def stopping(self) -> bool:
+        return bool(self._ask("stopping"))
+
+
+def main(read: int, write: int, parent: int) -> None:
+    """Run one body and send its outcome."""
+    _die_with(parent)
+    pipe = Pipe(read, write)
+    path, folder, session, claim, check = pipe.receive()
+    sys.path[:] = path
+    os.chdir(folder)
+    func, arguments, context = pipe.receive()
+    host = Parent(pipe, session)
+    attempt = Attempt(host, claim, check=check)
+    if context is not None:
+        name, number = context
+        arguments[name] = TaskExecutionContext(attempt, host, number - _attempts(claim))
+    outcome = _run(func, arguments, attempt, host)
+    try:
+        pipe.send(("outcome", outcome))
+    except Exception as error:  # a body's exception or result that does not cross
+        pipe.send(("outcome", ("failed", RuntimeError(f"{outcome[1]!r} ({error})"))))
+
+
+def _attempts(claim: Claim) -> int:
+    return claim.spec.retry_count + claim.spec.crashes + 1
+
+
+def _run(func: Any, arguments: dict[str, Any], attempt: Attempt, host: Parent) -> tuple[Any, ...]:
+    try:
+        result = asyncio.run(func(**arguments)) if is_coroutine(func) else func(**arguments)
+        if attempt.over is not None:
+            return ("cancelled", attempt.over)
+        return ("done", to_cell(result), _effects(attempt, host))
+    except WorkflowCancelled as cancelled:
+        return ("cancelled", cancelled)
+    except Exception as error:
+        return ("failed", error)
+
+
+def _effects(attempt: Attempt, host: Parent) -> Effects:
+    """Live values that are as they came are left out; a request's handle stays here."""
+    effects = attempt.effects()
+    ops = tuple(
+        op
+        for op in effects.ops
+        if not (
+            op[0] == "put" and isinstance(op[2], Live) and host.digests.get(op[1]) == live_digest(op[2].value)
+        )
+    )
+    request = effects.request and Request(effects.request.metadata, None)
+    return effects._replace(ops=ops, request=request)
+
+
+def _die_with(parent: int) -> None:
+    """Linux ends this process when the one that started it ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

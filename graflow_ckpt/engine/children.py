@@ -1,0 +1,159 @@
+"""Child processes: one killable process per attempt of a task with `isolation="process"`.
+
+The child is a fresh interpreter that is sent the body and its arguments; `__main__` is not run
+again. It asks for values and sends its outcome back over a pair of pipes; everything crosses as
+a copy. A child that ends without an outcome has died, and the attempt with it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
+from graflow_ckpt.core.errors import WorkerDied, WorkflowCancelled
+from graflow_ckpt.core.facts import Cancelled, Claim, Done, Failed, Outcome, Request
+from graflow_ckpt.engine.attempt import Attempt
+from graflow_ckpt.engine.bind import Binding
+from graflow_ckpt.engine.task_context import Host
+from graflow_ckpt.sessions.memory import MemorySession
+
+_SIZE = struct.Struct("<Q")
+
+
+class Pipe:
+    """Whole messages over two file descriptors."""
+
+    def __init__(self, read: int, write: int) -> None:
+        self._read = os.fdopen(read, "rb")
+        self._write = os.fdopen(write, "wb")
+
+    def send(self, message: Any) -> None:
+        data = live_bytes(message, "message")
+        self._write.write(_SIZE.pack(len(data)) + data)
+        self._write.flush()
+
+    def receive(self) -> Any:
+        """EOFError when the other side is gone."""
+        head = self._read.read(_SIZE.size)
+        if len(head) < _SIZE.size:
+            raise EOFError
+        size = _SIZE.unpack(head)[0]
+        data = self._read.read(size)
+        if len(data) < size:
+            raise EOFError
+        return load_live(data)
+
+    def close(self) -> None:
+        for file in (self._read, self._write):
+            try:
+                file.close()
+            except OSError:
+                pass  # the other side is gone, and with it whoever wanted the rest
+
+
+class Child:
+    """One attempt in one process."""
+
+    def __init__(self, session: MemorySession, host: Host) -> None:
+        self._session = session
+        self._host = host
+        self._process: subprocess.Popen[bytes] | None = None
+        self._killed = False
+        self._lock = threading.Lock()
+
+    def run(
+        self,
+        claim: Claim,
+        binding: Binding,
+        attempt: Attempt,
+        arguments: dict[str, Any],
+        failed: Callable[[Claim, BaseException], Failed],
+    ) -> Outcome:
+        """Start the process, answer its questions, wait for its outcome."""
+        pipe = self._start()
+        if pipe is None:
+            return failed(claim, WorkerDied("The attempt was ended before its process started."))
+        try:
+            context = None
+            if binding.context is not None:
+                context = (binding.context, arguments.pop(binding.context).attempt)
+            pipe.send((sys.path, os.getcwd(), self._host.session_id, claim, attempt.checks))
+            pipe.send((binding.func, arguments, context))
+            while True:
+                kind, *rest = pipe.receive()
+                if kind == "outcome":
+                    return self._outcome(claim, rest[0], failed)
+                pipe.send(self._answer(kind, rest))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return failed(claim, self._death(claim))
+        finally:
+            pipe.close()
+            self.kill()
+
+    def kill(self) -> None:
+        """End the process and whatever it has started."""
+        with self._lock:
+            self._killed = True
+            if self._process is not None and self._process.poll() is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+
+    def _start(self) -> Pipe | None:
+        ours, theirs_out = os.pipe()
+        theirs_in, ours_out = os.pipe()
+        with self._lock:
+            if self._killed:
+                for fd in (ours, theirs_out, theirs_in, ours_out):
+                    os.close(fd)
+                return None
+            command = [
+                sys.executable,
+                "-m",
+                "graflow_ckpt.engine.child",
+                str(theirs_in),
+                str(theirs_out),
+                str(os.getpid()),
+            ]
+            self._process = subprocess.Popen(
+                command, pass_fds=(theirs_in, theirs_out), start_new_session=True, stdin=subprocess.DEVNULL
+            )
+        os.close(theirs_in)
+        os.close(theirs_out)
+        return Pipe(ours, ours_out)
+
+    def _answer(self, kind: str, rest: list[Any]) -> Any:
+        if kind == "read":
+            return self._session.read(rest[0])
+        if kind == "names":
+            return self._session.names()
+        return getattr(self._host, kind)(*rest) if kind != "stopping" else self._host.stopping
+
+    def _outcome(self, claim: Claim, found: Any, failed: Callable[[Claim, BaseException], Failed]) -> Outcome:
+        kind = found[0]
+        if kind == "done":
+            cell, effects = found[1:]
+            if effects.request is not None:
+                handle = self._host.reserve(claim.spec.task_id, effects.request.metadata)
+                effects = effects._replace(request=Request(effects.request.metadata, handle))
+            return Done(cell, effects)
+        error = found[1]
+        if kind == "cancelled":
+            return Cancelled(error.message if isinstance(error, WorkflowCancelled) else str(error))
+        return failed(claim, error)
+
+    def _death(self, claim: Claim) -> WorkerDied:
+        assert self._process is not None
+        code = self._process.wait()
+        how = f"by {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+        return WorkerDied(
+            f"The process of task {claim.spec.task_id!r} ended {how} without an outcome.",
+            task=claim.spec.task_id,
+            code=code,
+        )

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+from graflow_ckpt import _restore
 from graflow_ckpt.checkpoint import journal, pickles
 from graflow_ckpt.checkpoint.digest import Digest, DigestingSink, VerifyingSource
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_schema, now_iso, parse, upgrade
@@ -52,8 +53,6 @@ class _Payload:
         self.payload = payload
 
     def __reduce__(self) -> tuple[Any, ...]:
-        from graflow_ckpt import _restore
-
         return _restore.context, (self.payload,)
 
 
@@ -117,7 +116,7 @@ def describe(
 ) -> CheckpointMetadata:
     """The metadata of a cut that is about to be written."""
     facts = snapshot.facts
-    metadata = CheckpointMetadata(
+    return CheckpointMetadata(
         checkpoint_id=f"chk_{uuid.uuid4().hex}",
         session_id=facts["session_id"],
         created_at=now_iso(),
@@ -139,7 +138,6 @@ def describe(
         graph=program.facts.get("digest", ""),
         inputs=dict(program.inputs or {}),
     )
-    return metadata
 
 
 def library_version() -> str:
@@ -264,7 +262,7 @@ def none_good(session: str, skipped: list[tuple[str, CheckpointError]]) -> NoGoo
     reasons = "; ".join(f"{path}: {error.message}" for path, error in skipped[:3])
     return NoGoodCheckpoint(
         f"Session {session} has {len(skipped)} checkpoints and none of them verifies: {reasons}",
-        hint="Nothing was started. Repair or remove them (graflow-ckpt checkpoints verify), or use a new session.",
+        hint="Nothing was started. See graflow-ckpt checkpoints verify, or use a new session.",
         session=session,
         skipped=skipped,
     )
@@ -282,12 +280,12 @@ def replay(
     applied = 0
     for number, (epoch, after, raw) in enumerate(segments):
         void = min((s[1] for s in segments[number + 1 :] if s[0] > epoch), default=sys.maxsize)
-        for payload in journal.read(keyring.signing[1], session, epoch, after, raw):
+        for payload in journal.read(keyring, session, epoch, after, raw):
             record = journal.unpack(payload)
             if record.sequence <= state.sequence or record.sequence > void:
                 continue
             if record.sequence != state.sequence + 1:
-                raise journal._damaged(session, epoch, 0, f"record {state.sequence + 1} is missing")
+                raise journal.damaged(session, epoch, 0, f"record {state.sequence + 1} is missing")
             apply(state, record.ops, record.now)
             applied += 1
     return applied

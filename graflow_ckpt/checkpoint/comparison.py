@@ -151,7 +151,7 @@ class Comparison:
             for before in task.after
             if before not in self.saved[task.name].after
             and before not in self.left_out
-            and (before in self.rerun or not self.done(before))
+            and not self.done(before)
         )
 
     def _waits_anew(self, name: str) -> bool:

@@ -1,5 +1,6 @@
 """The journal: the transitions since a cut, one sealed record each.
 
+    segment  frames; the first one's payload is the id of the key
     frame    "GJ"  length:u32  crc32:u32  mac:16  payload          (little endian)
     payload  msgpack [sequence, now, op, …]; a live cell is an extension of type 1, its pickle
 
@@ -18,8 +19,8 @@ from typing import Any, NamedTuple
 import msgpack
 
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
-from graflow_ckpt.checkpoint.seal import Chain
-from graflow_ckpt.core.errors import JournalDamaged
+from graflow_ckpt.checkpoint.seal import Chain, Keyring
+from graflow_ckpt.core.errors import JournalDamaged, UnknownKey
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.values import Live
 
@@ -41,8 +42,10 @@ class Record(NamedTuple):
 class Writer:
     """Frames the records of one segment."""
 
-    def __init__(self, key: bytes, session: str, epoch: int, after: int) -> None:
-        self._chain = Chain(key, start(session, epoch, after))
+    def __init__(self, keyring: Keyring, session: str, epoch: int, after: int) -> None:
+        key_id, secret = keyring.signing
+        self._chain = Chain(secret, start(session, epoch, after))
+        self.head = self.frame(key_id.encode())
 
     def frame(self, payload: bytes) -> bytes:
         mac = self._chain.next(payload)
@@ -78,18 +81,36 @@ def _unpack_live(code: int, data: bytes) -> Any:
     return Live(load_live(data)) if code == _LIVE else msgpack.ExtType(code, data)
 
 
-def read(key: bytes, session: str, epoch: int, after: int, raw: bytes) -> Iterator[bytes]:
+def read(keyring: Keyring, session: str, epoch: int, after: int, raw: bytes) -> Iterator[bytes]:
     """The payloads of one segment; JournalDamaged where more than a torn tail is missing."""
-    chain = Chain(key, start(session, epoch, after))
+    chain = None
     offset = 0
     while (found := _frame(raw, offset)) is not None:
         payload, mac = found
-        if chain.next(payload) != mac:
-            raise _damaged(session, epoch, offset, "a record was changed, moved or sealed with another key")
-        yield payload
+        first = chain is None
+        if chain is None:
+            chain = Chain(_secret(keyring, payload, session, epoch), start(session, epoch, after))
+        if not chain.check(payload, mac):
+            raise damaged(session, epoch, offset, "a record was changed, moved or sealed with another key")
+        if not first:
+            yield payload
         offset += _HEAD.size + len(payload)
     if _any_frame(raw, offset):
-        raise _damaged(session, epoch, offset, "a damaged record has good ones after it")
+        raise damaged(session, epoch, offset, "a damaged record has good ones after it")
+
+
+def _secret(keyring: Keyring, payload: bytes, session: str, epoch: int) -> bytes:
+    key_id = payload.decode(errors="replace")
+    secret = keyring.secret(key_id)
+    if secret is None:
+        raise UnknownKey(
+            f"The journal of session {session} (epoch {epoch}) is sealed with key {key_id}, "
+            "which this machine does not have.",
+            hint="Carry the key over (GRAFLOW_CKPT_KEY), or resume from a checkpoint that you name.",
+            session=session,
+            key_id=key_id,
+        )
+    return secret
 
 
 def _frame(raw: bytes, offset: int) -> tuple[bytes, bytes] | None:
@@ -112,7 +133,7 @@ def _any_frame(raw: bytes, offset: int) -> bool:
     return False
 
 
-def _damaged(session: str, epoch: int, offset: int, why: str) -> JournalDamaged:
+def damaged(session: str, epoch: int, offset: int, why: str) -> JournalDamaged:
     return JournalDamaged(
         f"The journal of session {session} (epoch {epoch}) is damaged at byte {offset}: {why}.",
         hint="Resume from a checkpoint that you name: graflow-ckpt checkpoints list.",

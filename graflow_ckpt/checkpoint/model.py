@@ -119,7 +119,7 @@ def parse(path: str, raw: bytes, what: str) -> Document:
     except ValueError as error:
         raise CheckpointCorrupt(
             f"Checkpoint {path} is corrupted or uses an incompatible schema version.",
-            hint=f"{what} is not valid JSON ({error}); resume from an older one: graflow-ckpt checkpoints list.",
+            hint=f"{what} is not valid JSON ({error}). Older ones: graflow-ckpt checkpoints list.",
             path=path,
         ) from error
     if not isinstance(document, dict):
@@ -132,8 +132,8 @@ def check_schema(path: str, version: object) -> None:
     if version not in supported():
         raise SchemaUnsupported(
             f"Unsupported checkpoint schema version: {version}. Supported: {supported()}.",
-            hint=f"{path}: checkpoint schema version {version} is incompatible with current version {SCHEMA}. "
-            "Migration required: upgrade graflow_ckpt.",
+            hint=f"Checkpoint schema version {version} is incompatible with current version {SCHEMA}. "
+            f"Migration required: upgrade graflow_ckpt to read {path}.",
             path=path,
             version=version,
         )

@@ -3,8 +3,8 @@
 What is written is a plain pickle of protocol 5 that `pickle.load` reads. The pickler gives a
 large payload (an array's memory, bytes, bytearray) to its file as the very object, outside of
 all frames; from here it goes on in slices, as it lies in memory. On the way back the unpickler
-has it read into its final place. cloudpickle does the pickling, so that functions and classes
-of `__main__` work; it is loaded with the first live value.
+has it read into its final place. cloudpickle does the pickling (code.py), so that functions and
+classes of `__main__` work; it is loaded with the first live value.
 
 Two limits: an array that is contiguous in no order is copied once by numpy, a text is there
 twice while it is written. Not here: whether the bytes may be trusted (digest.py, seal.py).
@@ -86,10 +86,10 @@ def check_picklable(value: Any, root: str) -> None:
 def _pickle(
     value: Any, out: _Out, take_buffer: Callable[[pickle.PickleBuffer], None] | None, root: str
 ) -> None:
-    import cloudpickle
+    from graflow_ckpt.checkpoint.code import Pickler
 
     try:
-        cloudpickle.Pickler(out, protocol=5, buffer_callback=take_buffer).dump(value)
+        Pickler(out, protocol=5, buffer_callback=take_buffer).dump(value)
     except MemoryError:
         raise
     except Exception as error:  # a save: the value's own code runs in here, and may raise anything

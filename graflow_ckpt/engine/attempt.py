@@ -15,7 +15,7 @@ from graflow_ckpt.checkpoint.cells import check_storable, to_cell
 from graflow_ckpt.checkpoint.codec import decode, is_atom
 from graflow_ckpt.checkpoint.pickles import live_digest
 from graflow_ckpt.core.errors import GraflowError
-from graflow_ckpt.core.facts import NO_EFFECTS, Claim, Effects, Next, Op, Request, Spawned
+from graflow_ckpt.core.facts import Claim, Effects, Next, Op, Request, Spawned
 from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.engine.bind import MISSING
 
@@ -140,9 +140,6 @@ class Attempt:
     def effects(self) -> Effects:
         """Everything that the commit has to carry out; raises NotStorable for what it cannot keep."""
         ops = self._changes()
-        if not ops and not self.nexts and not self.spawned:
-            if self.again is None and self.terminate is None and self.request is None:
-                return NO_EFFECTS
         return Effects(
             tuple(ops), tuple(self.nexts), tuple(self.spawned), self.again, self.terminate, self.request
         )

@@ -99,7 +99,7 @@ def main(read: int, write: int, parent: int) -> None:
     outcome = _run(func, arguments, attempt, host)
     try:
         pipe.send(("outcome", outcome))
-    except Exception as error:  # a body's exception or result that does not cross
+    except Exception as error:  # noqa: BLE001  a body's exception or result that does not cross
         pipe.send(("outcome", ("failed", RuntimeError(f"{outcome[1]!r} ({error})"))))
 
 
@@ -115,7 +115,7 @@ def _run(func: Any, arguments: dict[str, Any], attempt: Attempt, host: Parent) -
         return ("done", to_cell(result), _effects(attempt, host))
     except WorkflowCancelled as cancelled:
         return ("cancelled", cancelled)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  a body
         return ("failed", error)
 
 

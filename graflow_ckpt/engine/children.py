@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
@@ -52,10 +53,8 @@ class Pipe:
 
     def close(self) -> None:
         for file in (self._read, self._write):
-            try:
+            with suppress(OSError):  # the other side is gone, and with it whoever wanted the rest
                 file.close()
-            except OSError:
-                pass  # the other side is gone, and with it whoever wanted the rest
 
 
 class Child:

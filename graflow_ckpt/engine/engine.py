@@ -232,7 +232,7 @@ class _Execution:
             raise ValueTorn(
                 f"Task {task!r} failed after it may have changed {back.names[0]!r} in place, "
                 "and there is no checkpoint to go back to.",
-                hint="Cut before it (context.checkpoint(), or a policy), or get the value with readonly=True.",
+                hint="Cut before it (context.checkpoint(), a policy), or get the value with readonly=True.",
                 task=task,
                 name=back.names[0],
             ) from error

@@ -160,7 +160,8 @@ class Home:
         self.close_journal()
         lease = self.open()
         self._segment = self.store.journal(lease, after)
-        self._writer = journal.Writer(self.keyring.signing[1], self.session, lease.epoch, after)
+        self._writer = journal.Writer(self.keyring, self.session, lease.epoch, after)
+        self._segment.append(self._writer.head)
 
     def append(self, payload: bytes) -> None:
         """One record, durable when this returns."""

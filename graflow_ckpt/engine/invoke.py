@@ -104,7 +104,7 @@ class Invoker:
                 return Done(NONE if result is None else self._result(claim, result))
             result = binding.func(**self._arguments(claim, attempt, binding))
             return self._done(claim, attempt, result)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  a body
             return self._raised(claim, attempt, error)
 
     def _done(self, claim: Claim, attempt: Attempt, result: Any) -> Outcome:
@@ -210,7 +210,7 @@ class Invoker:
         assert running.attempt is not None
         try:
             post((running, self._body(running.claim, running.attempt, binding)))
-        except BaseException as error:  # SystemExit and its like belong to the caller's thread
+        except BaseException as error:  # noqa: BLE001  SystemExit and its like belong to the caller's thread
             post((running, error))
 
     def _start_coroutine(self, running: Running, binding: Binding, post: Post) -> None:
@@ -252,7 +252,7 @@ class Invoker:
                 post((running, child.run(claim, binding, attempt, arguments, self.failed)))
             except GraflowError as error:
                 post((running, self._raised(claim, attempt, error)))
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  as above
                 post((running, error))
 
         self._threads.submit(work)

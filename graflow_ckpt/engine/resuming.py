@@ -173,7 +173,7 @@ def _in_doubt(context: ExecutionContext, rerun: frozenset[str]) -> tuple[list[Op
             ops.append(("release", key, crashes))
     if asked:
         raise InDoubt(
-            f"In session {context.session_id} these tasks were running when the process died: {', '.join(asked)}.",
+            f"Session {context.session_id}: running when the process died: {', '.join(asked)}.",
             hint="Answer with --in-doubt TASK=rerun, TASK=skip or TASK=fail.",
             session=context.session_id,
             tasks=asked,

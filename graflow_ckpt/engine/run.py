@@ -10,6 +10,7 @@ through one queue, together with signals and deadlines.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from heapq import heappop, heappush
 from queue import Empty, SimpleQueue
 from time import monotonic
@@ -161,10 +162,8 @@ class Run:
         state = self.session.state
         if state.delayed:
             wait = max(0.0, state.delayed[0][0] - self.session.clock())
-            try:
+            with suppress(Empty):
                 self._inbox.get(timeout=min(wait, self._patience() or wait))
-            except Empty:
-                pass
         return self._claim()
 
     def _patience(self) -> float | None:
@@ -196,9 +195,9 @@ class Run:
 
     def _finish(self, claim: Claim, attempt: Attempt | None, outcome: Outcome) -> list[Claim]:
         """Decide and commit; the next claims ride in the same transition."""
-        if isinstance(outcome, Failed) and isinstance(outcome.exception, WorkerDied):
-            if claim.spec.crashes + 1 < CRASH_BUDGET:
-                return self._crashed(claim, outcome)
+        died = isinstance(outcome, Failed) and isinstance(outcome.exception, WorkerDied)
+        if died and claim.spec.crashes + 1 < CRASH_BUDGET:
+            return self._crashed(claim, outcome)
         try:
             if isinstance(outcome, Failed):
                 self._check_torn(claim, attempt, outcome)
@@ -278,9 +277,10 @@ class Run:
         release = ("release", claim.spec.key, claim.spec.crashes)
         return self._with_bodies(self._commit([release, ("claim", self._free(None, failed))]))
 
-    def _crashed(self, claim: Claim, outcome: Failed) -> list[Claim]:
+    def _crashed(self, claim: Claim, outcome: Outcome) -> list[Claim]:
         """A body that took its process down is no failure yet: it has a budget of its own."""
-        log.warning("%s It runs again.", outcome.exception, extra={"task": claim.spec.task_id})
+        error = outcome.error if isinstance(outcome, Failed) else ""
+        log.warning("%s It runs again.", error, extra={"task": claim.spec.task_id})
         release = ("release", claim.spec.key, claim.spec.crashes + 1)
         return self._with_bodies(self._commit([release, ("claim", self._free(None, outcome))]))
 

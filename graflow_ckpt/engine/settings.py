@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from graflow_ckpt.core.errors import GraphError
@@ -36,8 +36,8 @@ class Settings:
     workflow: str = "workflow"
     durability: Durability = "checkpoint"
     resume: Resume = "auto"
-    policy: Policy = OnRequest()
-    keep: KeepLast = KeepLast(10)
+    policy: Policy = field(default_factory=OnRequest)
+    keep: KeepLast = field(default_factory=KeepLast)
     on_failure: OnFailure = "pause"
     on_save_failure: OnSaveFailure = "event"
     changed: Changed | None = None

@@ -65,7 +65,7 @@ def task(
 ) -> Decorator: ...
 
 
-def task(func: Callable[..., Any] | None = None, /, *, id: str | None = None, **options: Any) -> Any:
+def task(func: Callable[..., Any] | None = None, /, *, id: str | None = None, **options: Any) -> Any:  # noqa: A002
     """Make a task of a function: `@task`, or `@task(max_retries=3, timeout=60)`."""
     backoff = options.get("backoff")
     if isinstance(backoff, (int, float)):

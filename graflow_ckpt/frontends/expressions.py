@@ -56,7 +56,7 @@ class DecoratedTask(Task, Joined):
         """Run the body directly, as if it had never been decorated."""
         return self.func(*args, **kwargs)
 
-    def bind(self, *, id: str | None = None, **arguments: Any) -> DecoratedTask:
+    def bind(self, *, id: str | None = None, **arguments: Any) -> DecoratedTask:  # noqa: A002
         """The same body as another task, with some of its arguments given."""
         bound = DecoratedTask(id or self.name, self.func, self.options, {**self.arguments, **arguments})
         registered(bound)

@@ -1,0 +1,52 @@
+"""How code is pickled: by name where it has one, with a copy where the name may not be there.
+
+Functions and classes of `__main__` are kept as their name and, in a byte string of its own, a
+copy that is opened only if the running `__main__` lacks the name. A task's body in an importable
+module is kept by name: cloudpickle alone would take a copy of it, since the name in the module
+is the task. Everything else is cloudpickle's.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import FunctionType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import cloudpickle
+
+from graflow_ckpt import _restore
+from graflow_ckpt.core.task import Task
+
+_copies: WeakKeyDictionary[Any, bytes] = WeakKeyDictionary()  # functions and classes of __main__
+
+
+class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """cloudpickle's, but for what has a name."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, FunctionType | type):
+            reduced = _by_name(obj)
+            if reduced is not None:
+                return reduced
+        return super().reducer_override(obj)
+
+
+def _by_name(obj: Any) -> tuple[Any, ...] | None:
+    module, name = getattr(obj, "__module__", None), obj.__qualname__
+    if "<" in name or not isinstance(module, str):  # a lambda, or made inside a function
+        return None
+    found = _restore.walk(sys.modules.get(module), name)
+    if module == "__main__":
+        if found is obj or (isinstance(found, Task) and found.func is obj):
+            return _restore.of_main, (name, _copy(obj))
+    elif isinstance(found, Task) and found.func is obj:
+        return _restore.body, (module, name)
+    return None
+
+
+def _copy(obj: Any) -> bytes:
+    copy = _copies.get(obj)
+    if copy is None:
+        copy = _copies[obj] = cloudpickle.dumps(obj, protocol=5)
+    return copy

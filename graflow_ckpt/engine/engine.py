@@ -13,13 +13,11 @@ import logging
 import sys
 from functools import partial
 from time import sleep
-from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.core.errors import (
     GraphError,
     Interrupted,
-    SessionError,
     Stalled,
     TaskError,
     ValueTorn,
@@ -27,9 +25,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.core.task import Task
-from graflow_ckpt.engine import resuming, rng
-from graflow_ckpt.engine.bind import bind, check
+from graflow_ckpt.engine import preflight, resuming, rng
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.cuts import Cutter
 from graflow_ckpt.engine.host import RunHost
@@ -42,8 +38,6 @@ if TYPE_CHECKING:
     from graflow_ckpt.engine.coroutines import Loop
 
 log = logging.getLogger("graflow_ckpt.engine")
-
-_ASKS = frozenset({"checkpoint", "request_checkpoint"})
 
 
 class WorkflowEngine:
@@ -99,8 +93,6 @@ class _Execution:
                 ops = self._go_back(back)
             except Interrupted:
                 self._leave()
-            except (ValueTorn, SessionError):
-                raise
         return self._end()
 
     # --- before ------------------------------------------------------------------------
@@ -115,9 +107,9 @@ class _Execution:
         fresh = context.found is None
         if fresh:
             context.note_inputs()
-        self._check_graph()
+        self._bindings = preflight.check_graph(self.graph, self.settings, self.home.inputs)
         self.home.workflow = self.settings.workflow
-        if not fresh or self._wants_home():
+        if not fresh or preflight.wants_home(context, self._bindings):
             self._move_in(fresh)
         epoch = self.home.lease.epoch if self.home.lease is not None else 0
         if fresh or start is not None:
@@ -126,29 +118,6 @@ class _Execution:
             ops: list[Op] = [("clear",), ("reopen", epoch, state.max_steps)]
             return ops + [routes[name].enqueue() for name in starts]
         return self._resume(epoch)
-
-    def _check_graph(self) -> None:
-        bindings = {}
-        for name in self.graph.live:
-            node = self.graph.nodes[name]
-            if isinstance(node, Task):
-                bindings[name] = bind(self.graph, node)
-                if node.options.on_interrupted != "rerun" and self.settings.durability != "journal":
-                    raise GraphError(
-                        f"Task {name!r} has on_interrupted={node.options.on_interrupted!r}, "
-                        f"which needs durability='journal': a checkpoint cannot tell what was running.",
-                        task=name,
-                    )
-        check(self.graph, bindings, self.home.inputs)
-        self._bindings = bindings
-
-    def _wants_home(self) -> bool:
-        """Whether somebody will want to come back to this session."""
-        if self.settings.durability == "none":
-            return False
-        if self.context.named or self.settings.durability == "journal" or self.settings.policy.watches:
-            return True
-        return any(b.context is not None and _ASKS & _names(b.func) for b in self._bindings.values())
 
     def _move_in(self, fresh: bool) -> None:
         """The preflight: folder, key, lease and code, so that no save fails for these later."""
@@ -241,7 +210,7 @@ class _Execution:
         context.rewinds = False
         self.home.close_journal()
         resuming.load(context, found)
-        self._run.emit("session_went_back", task, step=context.steps, path=found.path)
+        self._run.announcer.emit("session_went_back", task, step=context.steps, path=found.path)
         log.warning(
             "task %s failed with %s changed; the session goes on from step %d",
             task,
@@ -284,7 +253,7 @@ class _Execution:
                     gates=sorted(state.waiting_gates()),
                 )
             )
-        raise self._with_note(self._run.failure or TaskError(state.reason, session=state.session))
+        raise self._with_note(self._run.announcer.failure or TaskError(state.reason, session=state.session))
 
     def _keeps_end(self) -> bool:
         """A session that somebody may ask for again keeps its end."""
@@ -336,19 +305,4 @@ class _Execution:
         return f"graflow-ckpt resume {self.context.session_id}{where}"
 
     def _emit(self, kind: Any, task: str = "", **facts: Any) -> None:
-        self._run.emit(kind, task, **facts)
-
-
-def _names(func: Any) -> set[str]:
-    """The names that a body uses, nested functions and helpers of its module included."""
-    code = getattr(func, "__code__", None)
-    if code is None:
-        return set()
-    helpers = [getattr(func.__globals__.get(n), "__code__", None) for n in code.co_names]
-    codes: list[Any] = [code, *(h for h in helpers if h is not None)]
-    names: set[str] = set()
-    while codes:
-        code = codes.pop()
-        names.update(code.co_names)
-        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
-    return names
+        self._run.announcer.emit(kind, task, **facts)

@@ -36,7 +36,7 @@ class RunHost:
         return self._graph.routes[name].forward
 
     def progress(self, task: str, done: float, total: float | None) -> None:
-        self._run.emit("task_progress", task, done=done, total=total)
+        self._run.announcer.emit("task_progress", task, done=done, total=total)
 
     def reserve(self, task: str, metadata: dict[str, Any]) -> PendingCheckpoint:
         """A handle whose path is known before the checkpoint is there."""

@@ -14,7 +14,7 @@ from contextlib import suppress
 from heapq import heappop, heappush
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, Protocol
+from typing import Protocol
 
 from graflow_ckpt.core.decide import decide, pass_on
 from graflow_ckpt.core.errors import (
@@ -26,10 +26,9 @@ from graflow_ckpt.core.errors import (
     WorkerDied,
     WriteConflict,
 )
-from graflow_ckpt.core.events import Event, Kind
 from graflow_ckpt.core.facts import Claim, Done, Failed, Op, Outcome
 from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.invoke import Invoker, Running
 from graflow_ckpt.engine.settings import Settings
@@ -77,9 +76,9 @@ class Run:
         self.settings = settings
         self.cuts = cuts
         self.invoker = invoker
+        self.announcer = Announcer(session, settings.observers)
         self.stopping = False
         self.torn: list[str] = []  # live values that a failed attempt may have left changed
-        self.failure: BaseException | None = None
         self._slots = settings.slots
         self._inbox: SimpleQueue[tuple[Running, Outcome | BaseException] | None] = SimpleQueue()
         self._running: dict[int, Running] = {}
@@ -124,7 +123,7 @@ class Run:
         if refused is not None:
             return self._finish(claim, None, refused)
         if self._watched:
-            self.emit("task_started", claim.spec.task_id, attempt=claim.spec.retry_count + 1)
+            self.announcer.emit("task_started", claim.spec.task_id, attempt=claim.spec.retry_count + 1)
         attempt, outcome = self.invoker.call(claim)
         return self._finish(claim, attempt, outcome)
 
@@ -135,7 +134,7 @@ class Run:
             self._running[claim.number] = Running(claim, None)
             return
         if self._watched:
-            self.emit("task_started", claim.spec.task_id, attempt=claim.spec.retry_count + 1)
+            self.announcer.emit("task_started", claim.spec.task_id, attempt=claim.spec.retry_count + 1)
         running = self.invoker.start(claim, self._inbox.put)
         self._running[claim.number] = running
         if running.deadline is not None:
@@ -214,7 +213,7 @@ class Run:
             if attempt is not None:
                 attempt.give_back()
         if self._watched or type(outcome) is not Done:
-            self._tell(claim, outcome)
+            self.announcer.ended(claim, outcome)
         self.cuts.committed(outcome, not self._running)
         return self._with_bodies(claims)
 
@@ -303,7 +302,7 @@ class Run:
             task,
             extra={"session": self.session.state.session, "task": task},
         )
-        self.emit("task_late", task)
+        self.announcer.emit("task_late", task)
 
     def _check_torn(self, claim: Claim, attempt: Attempt | None, outcome: Failed) -> None:
         """A failed attempt may have changed live values in place: see ARCHITECTURE 5."""
@@ -324,36 +323,3 @@ class Run:
                 task=claim.spec.task_id,
                 name=names[0],
             ) from outcome.exception
-
-    # --- telling -----------------------------------------------------------------------
-
-    def _tell(self, claim: Claim, outcome: Outcome) -> None:
-        task = claim.spec.task_id
-        if isinstance(outcome, Failed):
-            if self.session.state.status in ("failing", "failed") and self.failure is None:
-                self.failure = outcome.exception
-            again = (
-                claim.spec.key in self.session.state.specs and claim.spec.key not in self.session.state.dead
-            )
-            log.warning(
-                "task %s failed%s: %s",
-                task,
-                ", it runs again" if again else "",
-                outcome.error,
-                extra={
-                    "session": self.session.state.session,
-                    "task": task,
-                    "attempt": claim.spec.retry_count + 1,
-                },
-            )
-        self.emit("task_ended", task, outcome=type(outcome).__name__.lower())
-
-    def emit(self, kind: Kind, task: str = "", **facts: Any) -> None:
-        """Tell the observers; one that fails is logged and asked again next time."""
-        state: SessionState = self.session.state
-        event = Event(kind, state.session, self.session.clock(), state.steps, task, facts)
-        for observer in self.settings.observers:
-            try:
-                observer(event)
-            except Exception:
-                log.exception("observer %r failed on %s", observer, kind)

@@ -1,0 +1,58 @@
+"""The preflight: what can be known before the first task is known before the first task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from types import CodeType
+from typing import Any
+
+from graflow_ckpt.core.errors import GraphError
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.task import Task
+from graflow_ckpt.engine.bind import Binding, bind, check
+from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.engine.settings import Settings
+
+_ASKS = frozenset({"checkpoint", "request_checkpoint"})
+
+
+def check_graph(graph: TaskGraph, settings: Settings, inputs: Collection[str]) -> dict[str, Binding]:
+    """Every parameter has one source, every option its durability; the bindings of the bodies."""
+    bindings = {}
+    for name in graph.live:
+        node = graph.nodes[name]
+        if isinstance(node, Task):
+            bindings[name] = bind(graph, node)
+            if node.options.on_interrupted != "rerun" and settings.durability != "journal":
+                raise GraphError(
+                    f"Task {name!r} has on_interrupted={node.options.on_interrupted!r}.",
+                    hint="That needs durability='journal': a checkpoint cannot tell what was running.",
+                    task=name,
+                )
+    check(graph, bindings, inputs)
+    return bindings
+
+
+def wants_home(context: ExecutionContext, bindings: dict[str, Binding]) -> bool:
+    """Whether somebody will want to come back to this session."""
+    settings = context.settings
+    if settings.durability == "none":
+        return False
+    if context.named or settings.durability == "journal" or settings.policy.watches:
+        return True
+    return any(b.context is not None and _ASKS & _names(b.func) for b in bindings.values())
+
+
+def _names(func: Callable[..., Any]) -> set[str]:
+    """The names that a body uses, nested functions and helpers of its module included."""
+    code = getattr(func, "__code__", None)
+    if code is None:
+        return set()
+    helpers = [getattr(func.__globals__.get(n), "__code__", None) for n in code.co_names]
+    codes = [code, *(h for h in helpers if h is not None)]
+    names: set[str] = set()
+    while codes:
+        code = codes.pop()
+        names.update(code.co_names)
+        codes += [c for c in code.co_consts if isinstance(c, CodeType)]
+    return names

@@ -67,11 +67,11 @@ def storm(folder: str, deaths: str, seed: str) -> None:
 
         pid = forked(write)
         os.close(report)
-        promised = int(os.read(reports, 20).split()[0])  # it is at work now
+        said = os.read(reports, 1)  # it is at work now
         time.sleep(chance.random() * 0.01)
         killed(pid)
-        with os.fdopen(reports) as rest:
-            promised = max([promised, *map(int, rest.read().split())])
+        with os.fdopen(reports, "rb") as rest:
+            promised = int((said + rest.read()).split()[-1])
         found = read(LocalStore(folder), path)
         unrolled += bool(list(Path(folder).glob("best.*.pkl.tmp")))
         number = -1 if found in (NOTHING, CORRUPT) else int(found[1:].partition("-")[0])

@@ -17,26 +17,11 @@ from typing import Any
 
 from graflow_ckpt.core.errors import Fenced, WriteConflict
 from graflow_ckpt.core.facts import RESULT, Claim, Op, TaskSpec
+from graflow_ckpt.core.gate import Gate
 from graflow_ckpt.core.values import Cell, Live
 
 NONE = b"\xc0"
 """The plain value None."""
-
-
-class Gate:
-    """What a join or a group waits with."""
-
-    __slots__ = ("arrived", "fired", "need", "ok", "size")
-
-    def __init__(self, size: int, need: int, arrived: int = 0, ok: int = 0, fired: bool = False) -> None:
-        self.size = size
-        self.need = need
-        self.arrived = arrived
-        self.ok = ok
-        self.fired = fired
-
-    def facts(self) -> list[int]:
-        return [self.size, self.need, self.arrived, self.ok, int(self.fired)]
 
 
 class SessionState:

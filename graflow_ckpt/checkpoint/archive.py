@@ -14,9 +14,9 @@ import platform
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from graflow_ckpt import _restore
 from graflow_ckpt.checkpoint import journal, pickles
@@ -58,9 +58,7 @@ class _Payload:
 
 def auto_path(store: CheckpointStore, session: str, steps: int, sequence: int) -> str:
     """The path of a checkpoint for which none was given."""
-    folder = getattr(store, "folder", "")
-    name = f"session_{session}_step_{steps}_{int(time.time())}-{sequence}.pkl"
-    return os.path.join(folder, name) if folder else name
+    return os.path.join(store.folder, f"session_{session}_step_{steps}_{int(time.time())}-{sequence}.pkl")
 
 
 # --- saving ----------------------------------------------------------------------------
@@ -108,7 +106,7 @@ def save(
     store.put(
         metadata.path, [("pkl", values), ("state.json", facts), ("meta.json", meta)], lease=lease, stage=stage
     )
-    return replace(metadata, synced=getattr(store, "synced", True))
+    return replace(metadata, synced=store.synced)
 
 
 def describe(
@@ -163,14 +161,22 @@ def _digest_of(path: str, meta: Document, part: str) -> Digest:
 
 def find(store: CheckpointStore, keyring: Keyring, path: str, raw: bytes | None = None) -> Found:
     """Verify a checkpoint's seal and read its control facts; no pickle is opened."""
+    return _settled(store, path, lambda meta: _find(store, keyring, path, meta), raw)
+
+
+T = TypeVar("T")
+
+
+def _settled(store: CheckpointStore, path: str, read: Callable[[bytes], T], raw: bytes | None = None) -> T:
+    """Read something of a checkpoint again if a newer one was written over it meanwhile."""
     for _ in range(5):
-        first = store.meta(path) if raw is None else raw
+        meta = store.meta(path) if raw is None else raw
         try:
-            return _find(store, keyring, path, first)
+            return read(meta)
         except CheckpointCorrupt:
-            if store.meta(path) == first:
+            if store.meta(path) == meta:
                 raise
-            raw = None  # a newer one has been written over it meanwhile
+            raw = None
     raise CheckpointCorrupt(f"Checkpoint {path} changes faster than it can be read.", path=path)
 
 
@@ -209,8 +215,28 @@ def _all(source: Source) -> bytes:
     return bytes(view[:got])
 
 
+def load(store: CheckpointStore, keyring: Keyring, path: str) -> tuple[Found, Any]:
+    """Verify a checkpoint and open it: control facts, and what `_restore.context` makes of it."""
+
+    def read(meta: bytes) -> tuple[Found, Any]:
+        found = _find(store, keyring, path, meta)
+        return found, open_values(store, found)
+
+    return _settled(store, path, read)
+
+
+def check(store: CheckpointStore, keyring: Keyring, path: str) -> tuple[Found, int]:
+    """Verify all of a checkpoint without opening it; the size of its values."""
+
+    def read(meta: bytes) -> tuple[Found, int]:
+        found = _find(store, keyring, path, meta)
+        return found, check_values(store, found)
+
+    return _settled(store, path, read)
+
+
 def open_values(store: CheckpointStore, found: Found) -> Any:
-    """Open the pickle of a verified checkpoint: what `_restore.context` makes of it."""
+    """Open the pickle of a verified checkpoint."""
     source = _open(store, found.path, found.meta, "pkl", found.stage)
     try:
         return pickles.load(source)

@@ -42,8 +42,8 @@ class CheckpointManager:
     ) -> tuple[ExecutionContext, CheckpointMetadata]:
         """The session as it was at that checkpoint, and no other; `execute` goes on from it."""
         place = open_store(store or os.path.dirname(checkpoint_path) or ".")
-        found = archive.find(place, Keyring.load(), checkpoint_path)
-        context: ExecutionContext = archive.open_values(place, found)
+        context: ExecutionContext
+        found, context = archive.load(place, Keyring.load(), checkpoint_path)
         context.return_to(found, restore(found.facts, context.payload), cls._home(place, found))
         return context, found.metadata
 
@@ -96,9 +96,7 @@ class CheckpointManager:
     def verify(cls, checkpoint_path: str, *, store: str | None = None) -> CheckpointMetadata:
         """Check seal and digests of all three files; opens no pickle."""
         place = open_store(store or os.path.dirname(checkpoint_path) or ".")
-        found = archive.find(place, Keyring.load(), checkpoint_path)
-        archive.check_values(place, found)
-        return found.metadata
+        return archive.check(place, Keyring.load(), checkpoint_path)[0].metadata
 
     @classmethod
     def _home(cls, place: CheckpointStore, found: archive.Found) -> str:

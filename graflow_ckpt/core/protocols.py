@@ -84,6 +84,12 @@ class CheckpointStore(Protocol):
     @property
     def url(self) -> str: ...
 
+    @property
+    def folder(self) -> str: ...  # what a path of its own starts with; "" if paths have none
+
+    @property
+    def synced(self) -> bool: ...  # whether what was put is on the disk, or only accepted
+
     def probe(self) -> None: ...
 
     def acquire(self, session: str, *, take_over: bool = False) -> Lease: ...

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.cells import check_storable
 from graflow_ckpt.checkpoint.model import SCHEMA, CheckpointMetadata, Document, check_metadata
-from graflow_ckpt.checkpoint.pickles import live_digest
 from graflow_ckpt.checkpoint.program import unpack_code
 from graflow_ckpt.checkpoint.snapshot import BACKEND, capture, restore
 from graflow_ckpt.core.errors import CheckpointError, InputsChanged, SessionError
@@ -22,43 +21,16 @@ from graflow_ckpt.core.facts import RESULT, TaskSpec, check_session_id
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.core.values import Cell, Live
-from graflow_ckpt.engine.attempt import from_cells
+from graflow_ckpt.core.values import Cell
 from graflow_ckpt.engine.home import Home
+from graflow_ckpt.engine.inputs import Channel, CycleController, digest_of
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
-from graflow_ckpt.sessions.views import InMemoryTaskQueue, MemoryChannel
+from graflow_ckpt.sessions.views import InMemoryTaskQueue
 from graflow_ckpt.stores import open_store
 
 if TYPE_CHECKING:
     from graflow_ckpt.engine.cuts import Cutter
-
-
-class CycleController:
-    """How often each task has come round."""
-
-    def __init__(self, state: SessionState) -> None:
-        self._state = state
-
-    @property
-    def cycle_counts(self) -> dict[str, int]:
-        return {task: n - 1 for task, n in self._state.counts.items() if n > 1}
-
-    def get_count(self, task_id: str) -> int:
-        return max(0, self._state.counts.get(task_id, 0) - 1)
-
-
-class Channel(MemoryChannel):
-    """The session's values for its caller; what is set before `execute` is an input."""
-
-    def __init__(self, context: ExecutionContext) -> None:
-        super().__init__(context.session, context.to_cell, from_cells)
-        self._context = context
-
-    def set(self, key: str, value: Any) -> None:
-        """Committed at once; on a resumed session an equal input is dropped, another refused."""
-        if not self._context.drops_input(key, value):
-            super().set(key, value)
 
 
 class ExecutionContext:
@@ -88,6 +60,7 @@ class ExecutionContext:
         self.checkpoint_requested = False
         self.checkpoint_request_metadata: dict[str, Any] | None = None
         self.cutter: Cutter | None = None  # while a run is under way
+        self.started = False  # what is set before that is an input
         self._payload: dict[str, Any] | None = None
         self._channel = Channel(self)
 
@@ -231,9 +204,18 @@ class ExecutionContext:
             if self.cutter is not None:
                 saved = self.cutter.save("request", metadata, path)
             else:
+                self._schedule_start()
                 saved = self.home.cut(self.graph, capture(self.state), "request", metadata, path)
         self.note_checkpoint(saved)
         return saved.path, saved
+
+    def _schedule_start(self) -> None:
+        """A session that has never run is kept with its start as what is to run."""
+        if not self.graph.routes:
+            self.graph.compile(self.state.starts or self.graph.roots())
+        if self.state.next_key == 1:
+            self.state.starts = self.graph.starts
+            self.session.commit([self.graph.routes[name].enqueue() for name in self.graph.starts])
 
     def note_checkpoint(self, metadata: CheckpointMetadata) -> None:
         """What spec/002 keeps of the last checkpoint."""
@@ -285,7 +267,7 @@ class ExecutionContext:
 
     def drops_input(self, key: str, value: Any) -> bool:
         """Whether a write before `execute` repeats an input of a session that goes on."""
-        if self.found is None or self.rewinds or self.cutter is not None:
+        if self.found is None or self.rewinds or self.started:
             return False
         known = self.home.inputs.get(key)
         if known is None or known != digest_of(check_storable(key, value)):
@@ -338,12 +320,3 @@ class ExecutionContext:
     def graph_from_code(self) -> TaskGraph:
         """The graph that the checkpoint carries."""
         return unpack_code(self.payload["code"], lambda task: task)
-
-
-def digest_of(cell: Cell) -> str:
-    """Of an input: what a resumed session compares."""
-    import hashlib
-
-    if isinstance(cell, Live):
-        return live_digest(cell.value).hex()
-    return hashlib.blake2b(cell, digest_size=16).hexdigest()

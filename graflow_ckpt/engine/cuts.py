@@ -79,6 +79,10 @@ class Cutter:
         """Called after every commit: cut if one is due and nothing is on loan."""
         if isinstance(outcome, Done) and outcome.effects.request is not None:
             self._requests.append(outcome.effects.request)
+        self.poll(idle)
+
+    def poll(self, idle: bool) -> None:
+        """Cut if a policy has become due, or one that is due can be taken now."""
         if self._watches and not self._policy_due:
             steps = self.session.state.steps - self._cut_steps
             self._policy_due = self.settings.policy.due(Since(steps, monotonic() - self._cut_time, idle))

@@ -105,13 +105,16 @@ class _Execution:
             raise GraphError("The workflow has no task to start with.", hint="Decorate functions with @task.")
         self.graph.compile(starts)
         fresh = context.found is None
-        if fresh:
+        if fresh and not context.started:
             context.note_inputs()
+        context.started = True
         self._bindings = preflight.check_graph(self.graph, self.settings, self.home.inputs)
         self.home.workflow = self.settings.workflow
         if not fresh or preflight.wants_home(context, self._bindings):
             self._move_in(fresh)
         epoch = self.home.lease.epoch if self.home.lease is not None else 0
+        if fresh and start is None and state.specs:
+            return [("reopen", epoch, state.max_steps)]  # somebody has queued what is to run
         if fresh or start is not None:
             state.starts = starts
             routes = self.graph.routes
@@ -170,10 +173,12 @@ class _Execution:
         self._run = Run(self.graph, session, self.settings, cutter, invoker)
         invoker.host = RunHost(context, self._run)
         context.cutter = cutter
+        if self._stop.signal is not None:
+            self._run.stop()
         if self.settings.rng and isinstance(session.state.rng, bytes):
             rng.restore(session.state.rng)
         if self.settings.durability == "journal":
-            if context.found is None and self.home.sequence == 0:
+            if context.found is None:
                 session.commit(ops)
                 ops = []
                 cutter.save("journal", None, None)  # what the journal's records follow
@@ -192,7 +197,7 @@ class _Execution:
         task = back.claim.spec.task_id
         error = back.outcome.exception
         times = self._went_back[task] = self._went_back.get(task, 0) + 1
-        if times > back.claim.spec.max_retries:
+        if times > back.budget:
             raise self._with_note(error)
         context = self.context
         context.session.close("the session went back to an earlier cut")
@@ -208,7 +213,6 @@ class _Execution:
         if back.outcome.due > 0:
             sleep(max(0.0, back.outcome.due - context.session.clock()))
         context.rewinds = False
-        self.home.close_journal()
         resuming.load(context, found)
         self._run.announcer.emit("session_went_back", task, step=context.steps, path=found.path)
         log.warning(
@@ -300,7 +304,7 @@ class _Execution:
         return error
 
     def _command(self) -> str:
-        folder = getattr(self.home.store, "folder", "checkpoints")
+        folder = self.home.store.folder
         where = "" if folder == "checkpoints" else f" --store {folder}"
         return f"graflow-ckpt resume {self.context.session_id}{where}"
 

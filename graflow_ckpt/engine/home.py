@@ -43,6 +43,7 @@ class Home:
         self._keyring: Keyring | None = None
         self._program: Program | None = None
         self._segment: Journal | None = None
+        self._after = -1
         self._writer: journal.Writer | None = None
 
     @property
@@ -56,7 +57,7 @@ class Home:
         if self.lease is None:
             self.store.probe()
             self.lease = self.store.acquire(self.session, take_over=take_over)
-            warning = key_storage_warning(getattr(self.store, "folder", "."))
+            warning = key_storage_warning(self.store.folder)
             if warning:
                 log.warning("%s", warning, extra={"session": self.session})
         return self.lease
@@ -157,8 +158,11 @@ class Home:
 
     def open_journal(self, after: int) -> None:
         """A new segment for what follows the transition `after`."""
+        if self._segment is not None and self._after == after:
+            return  # nothing has been appended since it was opened
         self.close_journal()
         lease = self.open()
+        self._after = after
         self._segment = self.store.journal(lease, after)
         self._writer = journal.Writer(self.keyring, self.session, lease.epoch, after)
         self._segment.append(self._writer.head)

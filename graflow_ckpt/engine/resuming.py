@@ -18,7 +18,8 @@ from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.errors import InDoubt, NoSession, SessionCancelled, SessionExists
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.engine.context import Channel, ExecutionContext
+from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.engine.inputs import Channel
 from graflow_ckpt.engine.run import CRASH_BUDGET
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession

@@ -26,7 +26,7 @@ from graflow_ckpt.core.errors import (
     WorkerDied,
     WriteConflict,
 )
-from graflow_ckpt.core.facts import Claim, Done, Failed, Op, Outcome
+from graflow_ckpt.core.facts import Cancelled, Claim, Done, Failed, Op, Outcome
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.attempt import Attempt
@@ -50,6 +50,8 @@ class Cuts(Protocol):
 
     def committed(self, outcome: Outcome, idle: bool) -> None: ...
 
+    def poll(self, idle: bool) -> None: ...
+
     def before_commit(self, ops: list[Op]) -> None: ...
 
     def timer(self) -> float | None: ...
@@ -58,8 +60,9 @@ class Cuts(Protocol):
 class GoBack(Exception):
     """The session has to go back to its newest cut: a failed attempt changed a live value."""
 
-    def __init__(self, claim: Claim, outcome: Failed, names: list[str]) -> None:
+    def __init__(self, claim: Claim, outcome: Failed, names: list[str], budget: int) -> None:
         super().__init__(names)
+        self.budget = budget  # how often that may happen to one task
         self.claim = claim
         self.outcome = outcome
         self.names = names
@@ -93,6 +96,8 @@ class Run:
         try:
             claims = self._claim()
             while True:
+                if claims and self.stopping:
+                    claims = self._hand_back(claims)
                 if claims and not self._running and self._alone(claims):
                     claims = self._step(claims[0])
                     continue
@@ -111,6 +116,11 @@ class Run:
         """Start nothing more; callable from a signal handler."""
         self.stopping = True
         self._inbox.put(None)
+
+    def _hand_back(self, claims: list[Claim]) -> list[Claim]:
+        """What was claimed and not started is not in doubt."""
+        ops = [("release", claim.spec.key, claim.spec.crashes) for claim in reversed(claims)]
+        return self._commit([*ops, ("claim", 0)])
 
     def _alone(self, claims: list[Claim]) -> bool:
         if len(claims) > 1 or self.session.state.delayed:
@@ -186,7 +196,7 @@ class Run:
             if running is not None:
                 claims += self._timed_out(running)
         if not claims:
-            self.cuts.committed(Failed("", TimeoutError()), not self._running)
+            self.cuts.poll(idle=not self._running)
             claims = self._claim()
         return claims
 
@@ -200,6 +210,8 @@ class Run:
         try:
             if isinstance(outcome, Failed):
                 self._check_torn(claim, attempt, outcome)
+            elif isinstance(outcome, Cancelled) and attempt is not None:
+                self.torn += self.invoker.let_go(attempt)
             elif isinstance(outcome, Done) and outcome.effects.spawned:
                 for spawned in outcome.effects.spawned:
                     self.graph.extend(claim.spec.task_id, spawned.task, spawned.before)
@@ -214,7 +226,10 @@ class Run:
                 attempt.give_back()
         if self._watched or type(outcome) is not Done:
             self.announcer.ended(claim, outcome)
+        waited = self.cuts.waiting
         self.cuts.committed(outcome, not self._running)
+        if waited and not self.cuts.waiting:  # nothing was claimed for the sake of this cut
+            return self._claim()
         return self._with_bodies(claims)
 
     def _commit(self, ops: list[Op]) -> list[Claim]:
@@ -267,11 +282,14 @@ class Run:
         return Failed(f"{type(error).__name__}: {error}", error, retry=False)
 
     def _conflict(self, claim: Claim, attempt: Attempt | None, conflict: WriteConflict) -> list[Claim]:
+        names = [] if attempt is None else self.invoker.let_go(attempt)
         lost = self._conflicts[claim.spec.key] = self._conflicts.get(claim.spec.key, 0) + 1
         failed = Failed(f"WriteConflict: {conflict}", conflict, retry=False)
         if lost > CONFLICT_BUDGET:
             conflict.ids["task"] = claim.spec.task_id
             return self._finish(claim, None, failed)
+        if names:
+            raise GoBack(claim, failed, names, CONFLICT_BUDGET)
         log.info("%s; task %s runs again", conflict.message, claim.spec.task_id)
         release = ("release", claim.spec.key, claim.spec.crashes)
         return self._with_bodies(self._commit([release, ("claim", self._free(None, failed))]))
@@ -314,7 +332,7 @@ class Run:
         retry = outcome.retry and claim.spec.retry_count < claim.spec.max_retries
         route = self.graph.routes[claim.spec.task_id]
         if retry:
-            raise GoBack(claim, outcome, names)
+            raise GoBack(claim, outcome, names, claim.spec.max_retries)
         self.torn += names
         if route.lenient or self.settings.on_failure == "continue":
             raise ValueTorn(

@@ -1,0 +1,49 @@
+"""The caller's channel and cycle counts; and inputs: what is set before a session has started."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING, Any
+
+from graflow_ckpt.checkpoint.pickles import live_digest
+from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.core.values import Cell, Live
+from graflow_ckpt.engine.attempt import from_cells
+from graflow_ckpt.sessions.views import MemoryChannel
+
+if TYPE_CHECKING:
+    from graflow_ckpt.engine.context import ExecutionContext
+
+
+class CycleController:
+    """How often each task has come round."""
+
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
+
+    @property
+    def cycle_counts(self) -> dict[str, int]:
+        return {task: n - 1 for task, n in self._state.counts.items() if n > 1}
+
+    def get_count(self, task_id: str) -> int:
+        return max(0, self._state.counts.get(task_id, 0) - 1)
+
+
+class Channel(MemoryChannel):
+    """The session's values for its caller; what is set before `execute` is an input."""
+
+    def __init__(self, context: ExecutionContext) -> None:
+        super().__init__(context.session, context.to_cell, from_cells)
+        self._context = context
+
+    def set(self, key: str, value: Any) -> None:
+        """Committed at once; on a resumed session an equal input is dropped, another refused."""
+        if not self._context.drops_input(key, value):
+            super().set(key, value)
+
+
+def digest_of(cell: Cell) -> str:
+    """Of an input: what a resumed session compares."""
+    if isinstance(cell, Live):
+        return live_digest(cell.value).hex()
+    return hashlib.blake2b(cell, digest_size=16).hexdigest()

@@ -74,17 +74,17 @@ def test_what_nested_code_rebinds_is_rebound_by_the_task_too() -> None:
 def test_a_free_variable_that_is_called_is_told_from_one_that_is_handed_on() -> None:
     found = shape(
         """
-        def make(f, g, h):
+        def make(f, g, h, k):
             def run(x):
                 h(f, g(1))
-                return lambda: g(h)
+                return lambda: k(g, h)
             return run
     """,
         "make",
         "run",
     )
 
-    assert found.calls_free == {"g", "h"}
+    assert found.calls_free == {"g", "h", "k"}
 
 
 @pytest.mark.parametrize(

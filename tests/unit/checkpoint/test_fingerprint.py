@@ -192,8 +192,10 @@ def test_helpers_that_call_each_other_in_a_circle_terminate_and_agree() -> None:
         ("K = (1, 2)\ndef run(): return K", "K = (1, 3)\ndef run(): return K"),
         ("K = 1\ndef run(): return lambda: K", "K = 2\ndef run(): return lambda: K"),
         ("K = 1\ndef run():\n  class A: k = K", "K = 2\ndef run():\n  class A: k = K"),
+        ("class A:\n  a = 1\ndef run(): return A", "class A:\n  b = 1\ndef run(): return A"),
         ("import re\nK = re.compile('a')\ndef run(): K()", "import re\nK = re.compile('b')\ndef run(): K()"),
         ("import math\nh = math.sin\ndef run(): h()", "import math\nh = math.cos\ndef run(): h()"),
+        ("from math import sqrt as h\ndef run(): h()", "from cmath import sqrt as h\ndef run(): h()"),
         ("h = str.upper\ndef run(): h()", "h = str.lower\ndef run(): h()"),
     ],
 )
@@ -266,6 +268,64 @@ def test_what_a_helper_does_is_seen_however_deep_it_is(text: str) -> None:
 
     assert changed(HELPERS, after)
     assert of(HELPERS).not_seen == ()
+
+
+@pytest.mark.parametrize(
+    ("made", "other"),
+    [
+        ("partial(helper, 1)", "partial(helper, 2)"),
+        ("partial(helper, x=1)", "partial(helper, y=1)"),
+        ("partial(helper, x=1)", "partial(helper, x=2)"),
+        ("Tool().use", "Tool().other"),
+        ("lambda mode=Mode.FAST: mode", "lambda mode=Mode.SLOW: mode"),
+        ("outer(helper)", "outer(second)"),
+        ("Deco(helper)", "Deco(second)"),
+    ],
+)
+def test_a_task_made_of_helpers_sees_them_and_what_is_bound_to_them(made: str, other: str) -> None:
+    program = f"""
+        from enum import Enum
+        from functools import partial, wraps
+        K = 1
+        class Mode(Enum):
+            FAST = 1
+            SLOW = 2
+        class Tool:
+            def use(self): return helper()
+            def other(self): return second()
+        class Deco:
+            def __init__(self, func): self.func = func
+            def __call__(self): return self.func()
+        def outer(f):
+            @wraps(f)
+            def run(): return TABLE["f"]()
+            return run
+        TABLE = {{}}
+        def helper(x=0, y=0): return K
+        def second(x=0, y=0): return -K
+        run = {made}
+    """
+    assert changed(program, program.replace(made, other))
+    if "helper" in made or "Tool" in made:
+        assert changed(program, program.replace("return K", "return K + 1"))
+        assert changed(program, program.replace("K = 1", "K = 2"))
+
+
+def test_a_function_with_a_default_or_a_cell_of_its_own_sees_globals_like_any_other() -> None:
+    program = """
+        K = 1
+        CACHE = {}
+        def helper(): return 1
+        def run(x=0): return K, CACHE, helper()
+        def make(n):
+            def inner(): return n, K, CACHE, helper()
+            return inner
+        inner = make(1)
+    """
+    for task in ("run", "inner"):
+        for text in ("K = 1", "return 1"):
+            assert of(program, task).digest != of(program.replace(text, text + "1"), task).digest
+        assert of(program, task).not_seen == ("CACHE",)
 
 
 def test_a_constant_in_a_closure_is_seen_and_so_is_a_helper_there() -> None:
@@ -462,6 +522,19 @@ def test_functions_of_one_code_differ_by_their_cells_defaults_and_module() -> No
         return lambda: n
 
     loop = {str(n): (lambda x=n: x) for n in range(3)}
+
+    def keyword(n: int) -> Callable[[], Any]:
+        def run(*, x: int = n) -> int:
+            return x
+
+        return run
+
+    def wrapper(f: Any) -> Callable[[], Any]:
+        def run() -> None: ...
+
+        run.__wrapped__ = f  # type: ignore[attr-defined]
+        return run
+
     code = compile("def run(): return K", "x", "exec")
     modules: list[dict[str, Any]] = [{"K": 1}, {"K": 2}]
     for module in modules:
@@ -471,6 +544,8 @@ def test_functions_of_one_code_differ_by_their_cells_defaults_and_module() -> No
         {
             **loop,
             **{f"make{n}": make(n) for n in (1, True, "1")},
+            **{f"keyword{n}": keyword(n) for n in (1, 2)},
+            **{f"wrapper{n}": wrapper(f) for n, f in enumerate((keyword, make))},
             "m1": modules[0]["run"],
             "m2": modules[1]["run"],
         }

@@ -166,6 +166,7 @@ def test_rerun_runs_a_changed_task_and_all_that_depends_on_it_again() -> None:
         "f": "reuse",
     }
     assert note(plan, "d") == "after b, which runs again"
+    assert note(plan, "e") == "after d, which runs again"
     assert set(plan.arrivals) == {
         ("a", "b"),
         ("c", "e"),
@@ -233,10 +234,10 @@ def test_new_tasks_behind_the_frontier_just_run_and_say_what_starts_them() -> No
 
 
 def test_a_new_task_before_a_completed_one_is_refused_and_so_are_new_ones_before_it() -> None:
-    plan = make_plan(before("a b<a"), now("a m<a n<m b<n"))
+    plan = make_plan(before("a b<a"), now("a l m<a,l n<m b<n"))
 
     assert plan.refused
-    assert [row.task for row in plan.offending] == ["m", "n"]
+    assert [row.task for row in plan.offending] == ["l", "m", "n"]
     assert note(plan, "n") == "stands before b, which has completed"
     assert note(plan, "b") == "stood after a, now after n"
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 Kind = Literal[
     "session_started",
+    "session_finished",  # it had ended before: nothing runs
     "session_ended",
     "task_started",
     "task_ended",

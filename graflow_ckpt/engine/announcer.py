@@ -36,7 +36,8 @@ class Announcer:
         task = claim.spec.task_id
         if isinstance(outcome, Failed):
             self._failed(claim, outcome)
-        self.emit("task_ended", task, outcome=type(outcome).__name__.lower())
+        pending = len(self._session.state.specs)
+        self.emit("task_ended", task, outcome=type(outcome).__name__.lower(), pending=pending)
 
     def _failed(self, claim: Claim, outcome: Failed) -> None:
         state, key = self._session.state, claim.spec.key

@@ -148,6 +148,20 @@ class ExecutionContext:
         last = next(reversed(self.state.completed), None)
         return None if last is None else self.get_result(last)
 
+    def facts(self) -> dict[str, Any]:
+        """What observers are told of a session that starts or goes on."""
+        return {
+            "workflow": self.settings.workflow,
+            "resumed": self.found is not None,
+            "path": self.found.path if self.found is not None else None,
+            "replayed": self.replayed,
+            "completed": len(self.state.completed),
+            "pending": len(self.state.specs),
+            "max_steps": self.max_steps,
+            "kept": self.home.lease is not None,
+            "store": getattr(self.home.store, "folder", self.home.store.url),
+        }
+
     # --- changes -----------------------------------------------------------------------
 
     def add_to_queue(self, task: TaskSpec | Task | str) -> None:

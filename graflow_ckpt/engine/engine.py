@@ -26,6 +26,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.engine import preflight, resuming, rng
+from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.cuts import Cutter
 from graflow_ckpt.engine.host import RunHost
@@ -51,6 +52,7 @@ class WorkflowEngine:
         `start_task_id` on a session that goes on: drop what is scheduled and start there.
         """
         if context.found is not None and start_task_id is None and resuming.runs_nothing(context):
+            Announcer(context.session, context.settings.observers).emit("session_finished", **context.facts())
             context.home.close()
             return context.result()
         try:
@@ -185,7 +187,7 @@ class _Execution:
             cutter.start()
         if ops:
             session.commit(ops)
-        self._emit("session_started", resumed=context.found is not None, pending=len(session.state.specs))
+        self._emit("session_started", **context.facts())
         if context.checkpoint_requested:
             context.checkpoint_requested = False
             cutter.now("request", context.checkpoint_request_metadata)
@@ -237,7 +239,7 @@ class _Execution:
             self._roll_back()
         elif failed or status in ("stopped", "stalled", "cancelled") or self._keeps_end():
             self._last_cut("failure" if failed else "end")
-        self._emit("session_ended", status=status)
+        self._emit("session_ended", status=status, reason=state.reason)
         if status in ("completed", "stopped"):
             if status == "stopped":
                 log.info(

@@ -24,9 +24,18 @@ class Backoff:
     limit: float = 300.0
     jitter: float = 0.1
 
+    def __post_init__(self) -> None:
+        if self.base < 0 or self.factor < 1 or self.limit < 0 or not 0 <= self.jitter <= 1:
+            raise GraphError(
+                f"{self} makes no delays.", hint="base and limit >= 0, factor >= 1, jitter from 0 to 1."
+            )
+
     def delay(self, retries: int, spread: float) -> float:
         """`spread` is a random number in [0, 1)."""
-        plain = min(self.limit, self.base * self.factor**retries)
+        try:
+            plain = min(self.limit, self.base * self.factor**retries)
+        except OverflowError:  # hundreds of retries later
+            plain = self.limit
         return float(plain * (1.0 + self.jitter * (2.0 * spread - 1.0)))
 
 

@@ -200,10 +200,12 @@ class Workflow:
         if not overrides.wants(self):
             return None
         names = self._starts(start)
+        overrides.prepared(self, names)
         self._renew()
         try:
             context = self.execution_context
-            for key, value in {**(inputs or {}), **overrides.inputs}.items():
+            ours = overrides.concerns(self)
+            for key, value in {**(inputs or {}), **(overrides.inputs if ours else {})}.items():
                 context.channel.set(key, value)
         except BaseException:
             if self._context is not None:
@@ -212,7 +214,7 @@ class Workflow:
         state = context.state
         if context.found is None:
             state.starts = names
-        limit = overrides.max_steps if overrides.max_steps is not None else max_steps
+        limit = overrides.max_steps if ours and overrides.max_steps is not None else max_steps
         if limit is not None:
             state.max_steps = limit
         return context

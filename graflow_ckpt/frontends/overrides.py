@@ -22,6 +22,15 @@ class Chosen(Protocol):
     name: str
 
 
+class Planned(BaseException):
+    """Ends a program that was run for its graph alone; not an error, so no program catches it."""
+
+    def __init__(self, workflow: Any, starts: tuple[str, ...]) -> None:
+        super().__init__(workflow)
+        self.workflow = workflow
+        self.starts = starts
+
+
 class Overrides:
     """One per process; the command line fills it before it runs the program."""
 
@@ -29,6 +38,8 @@ class Overrides:
         self.session: str | None = None
         self.store: str | None = None
         self.only: str | None = None  # the workflow to run
+        self.target: str | None = None  # the workflow that all of this is about; None: whichever asks
+        self.planning = False  # nothing runs: the first `execute` ends the program
         self.inputs: dict[str, Any] = {}
         self.max_steps: int | None = None
         self.policy: Policy | None = None
@@ -50,10 +61,23 @@ class Overrides:
             self.executed.append(workflow.name)
         return wanted
 
+    def concerns(self, workflow: Chosen) -> bool:
+        """Whether what was said is about this workflow."""
+        return self.target in (None, workflow.name)
+
+    def prepared(self, workflow: Chosen, starts: tuple[str, ...]) -> None:
+        """Called when the graph is complete and nothing has been touched."""
+        if self.planning and self.concerns(workflow):
+            raise Planned(workflow, starts)
+
     def apply(
         self, workflow: Chosen, session: str | None, settings: Settings, store: str
     ) -> tuple[str | None, Settings, str]:
         """Session id, settings and store as they count."""
+        if self.planning:  # what a program does before `execute` touches no session
+            return None, replace(settings, durability="none", resume="auto"), store
+        if not self.concerns(workflow):
+            return session, settings, store
         session = self._session(workflow, session)
         changes = dict(self.settings)
         if self.policy is not None:

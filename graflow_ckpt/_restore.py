@@ -23,6 +23,8 @@ def of_main(name: str, copy: bytes) -> Any:
     """A class or function of `__main__`: the running one of that name, else the copy."""
     found = walk(sys.modules.get("__main__"), name)
     if found is _NOTHING:
+        if not copy:  # it would have taken large global data with it
+            raise AttributeError(f"__main__ has no {name!r}, and the checkpoint has only its name")
         return pickle.loads(copy)
     return getattr(found, "func", found)  # a task's name stands for the task, not for its body
 

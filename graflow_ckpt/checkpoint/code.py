@@ -4,13 +4,17 @@ Functions and classes of `__main__` are kept as their name and, in a byte string
 copy that is opened only if the running `__main__` lacks the name. A task's body in an importable
 module is kept by name: cloudpickle alone would take a copy of it, since the name in the module
 is the task. Everything else is cloudpickle's.
+
+A copy has in it whatever its code uses of `__main__`, also data. One that is larger than
+`COPY_LIMIT` is left out with a warning: else every checkpoint would hold the training set.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 from types import FunctionType
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import cloudpickle
@@ -18,6 +22,9 @@ import cloudpickle
 from graflow_ckpt import _restore
 from graflow_ckpt.core.task import Task
 
+COPY_LIMIT: Final = 1 << 20
+
+_log = logging.getLogger("graflow_ckpt.checkpoint")
 _copies: WeakKeyDictionary[Any, bytes] = WeakKeyDictionary()  # functions and classes of __main__
 
 
@@ -48,5 +55,34 @@ def _by_name(obj: Any) -> tuple[Any, ...] | None:
 def _copy(obj: Any) -> bytes:
     copy = _copies.get(obj)
     if copy is None:
-        copy = _copies[obj] = cloudpickle.dumps(obj, protocol=5)
+        room = _Room()
+        try:
+            cloudpickle.Pickler(room, protocol=5).dump(obj)
+        except _FullError:
+            _log.warning(
+                "%s of __main__ uses more than %d MiB of global data: it is kept by name only, and its "
+                "checkpoints can be resumed with its program alone (they do not grow by that data)",
+                obj.__qualname__,
+                COPY_LIMIT >> 20,
+            )
+            room.data.clear()
+        copy = _copies[obj] = bytes(room.data)
     return copy
+
+
+class _FullError(Exception):
+    """A copy has become too large."""
+
+
+class _Room:
+    """A pickler's file with an end."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: Any) -> int:
+        with memoryview(data) as view:
+            if len(self.data) + view.nbytes > COPY_LIMIT:
+                raise _FullError
+            self.data += view
+            return view.nbytes

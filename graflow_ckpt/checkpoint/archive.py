@@ -11,23 +11,21 @@ import json
 import logging
 import os
 import platform
-import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from graflow_ckpt import _restore
-from graflow_ckpt.checkpoint import journal, pickles
+from graflow_ckpt.checkpoint import pickles
 from graflow_ckpt.checkpoint.digest import Digest, DigestingSink, VerifyingSource
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_schema, now_iso, parse, upgrade
 from graflow_ckpt.checkpoint.program import Program
 from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
 from graflow_ckpt.checkpoint.snapshot import BACKEND, Snapshot
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, NoGoodCheckpoint
+from graflow_ckpt.core.errors import CheckpointCorrupt, UnsafeCheckpoint
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, Sink, Source
-from graflow_ckpt.core.state import SessionState, apply
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -173,14 +171,28 @@ def _settled(store: CheckpointStore, path: str, read: Callable[[bytes], T], raw:
         meta = store.meta(path) if raw is None else raw
         try:
             return read(meta)
-        except CheckpointCorrupt:
+        except CheckpointCorrupt as error:
             if store.meta(path) == meta:
-                raise
+                raise _corrupted(path, error) from error
             raw = None
     raise CheckpointCorrupt(f"Checkpoint {path} changes faster than it can be read.", path=path)
 
 
+def _corrupted(path: str, error: CheckpointCorrupt) -> CheckpointCorrupt:
+    opening = f"Checkpoint {path} is corrupted or uses an incompatible schema version."
+    if error.message.startswith(opening):
+        return error
+    return CheckpointCorrupt(opening, hint=str(error), path=path)
+
+
 def _find(store: CheckpointStore, keyring: Keyring, path: str, raw: bytes) -> Found:
+    unsafe = store.unsafe(path)
+    if unsafe is not None:
+        raise UnsafeCheckpoint(
+            f"Checkpoint {path} is not opened: {unsafe}.",
+            hint="Take the permission away (chmod o-w), after making sure that nobody has used it.",
+            path=path,
+        )
     meta = parse(path, raw, ".meta.json")
     check_schema(path, meta.get("schema_version"))
     verify(meta, keyring)
@@ -255,71 +267,3 @@ def check_values(store: CheckpointStore, found: Found) -> int:
     finally:
         source.close()
     return size
-
-
-def newest(
-    store: CheckpointStore, keyring: Keyring, session: str
-) -> Iterator[tuple[str, Found | CheckpointError]]:
-    """A session's checkpoints of the current line of history, newest first, each verified or with
-    the reason why not."""
-    lines = store.lines(session)
-    metas: list[tuple[int, int, str, bytes]] = []
-    for path, raw in store.list(session):
-        epoch, sequence = order_of(raw)
-        if not any(line.epoch > epoch and sequence > line.sequence for line in lines):
-            metas.append((epoch, sequence, path, raw))
-    for _, _, path, raw in sorted(metas, key=lambda m: (m[0], m[1], m[2]), reverse=True):
-        try:
-            yield path, find(store, keyring, path, raw)
-        except CheckpointError as error:
-            yield path, error
-
-
-def order_of(raw: bytes) -> tuple[int, int]:
-    """Epoch and sequence as an unverified meta claims them: good for sorting only."""
-    try:
-        meta = json.loads(raw)
-        return int(meta["epoch"]), int(meta["sequence"])
-    except (ValueError, TypeError, KeyError):
-        return sys.maxsize, 0  # looked at first, so that the damage is mentioned
-
-
-def none_good(session: str, skipped: list[tuple[str, CheckpointError]]) -> NoGoodCheckpoint:
-    reasons = "; ".join(f"{path}: {error.message}" for path, error in skipped[:3])
-    return NoGoodCheckpoint(
-        f"Session {session} has {len(skipped)} checkpoints and none of them verifies: {reasons}",
-        hint="Nothing was started. See graflow-ckpt checkpoints verify, or use a new session.",
-        session=session,
-        skipped=skipped,
-    )
-
-
-def replay(
-    store: CheckpointStore, keyring: Keyring, state: SessionState, found: Found | None, session: str
-) -> int:
-    """Apply the journal's records after the cut; how many there were."""
-    base_epoch = int(found.meta["epoch"]) if found else 0
-    sequence = int(found.meta["sequence"]) if found else 0
-    opened = [line.epoch for line in store.lines(session) if line.sequence == sequence]
-    floor = max([base_epoch, *(epoch for epoch in opened if epoch > base_epoch)])
-    segments = [s for s in store.segments(session) if s[0] >= floor]
-    applied = 0
-    for number, (epoch, after, raw) in enumerate(segments):
-        void = min((s[1] for s in segments[number + 1 :] if s[0] > epoch), default=sys.maxsize)
-        for payload in journal.read(keyring, session, epoch, after, raw):
-            record = journal.unpack(payload)
-            if record.sequence <= state.sequence or record.sequence > void:
-                continue
-            if record.sequence != state.sequence + 1:
-                raise journal.damaged(session, epoch, 0, f"record {state.sequence + 1} is missing")
-            apply(state, record.ops, record.now)
-            applied += 1
-    return applied
-
-
-def cause_of(raw: bytes) -> str:
-    """Why an unverified meta says it was made."""
-    try:
-        return str(json.loads(raw)["cause"])
-    except (ValueError, TypeError, KeyError):
-        return ""

@@ -9,11 +9,11 @@ import logging
 import os
 from typing import TYPE_CHECKING, Any
 
-from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, parse
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.checkpoint.snapshot import restore
-from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
 
@@ -42,8 +42,13 @@ class CheckpointManager:
     ) -> tuple[ExecutionContext, CheckpointMetadata]:
         """The session as it was at that checkpoint, and no other; `execute` goes on from it."""
         place = open_store(store or os.path.dirname(checkpoint_path) or ".")
+        keyring = Keyring.load()
         context: ExecutionContext
-        found, context = archive.load(place, Keyring.load(), checkpoint_path)
+        try:
+            found, context = archive.load(place, keyring, checkpoint_path)
+        except CheckpointCorrupt as error:
+            error.hint += history.newest_good(place, keyring, checkpoint_path)
+            raise
         context.return_to(found, restore(found.facts, context.payload), cls._home(place, found))
         return context, found.metadata
 
@@ -66,12 +71,12 @@ class CheckpointManager:
     def get_latest(cls, session_id: str, *, store: str = "checkpoints") -> str:
         """The path of a session's newest good checkpoint."""
         skipped = []
-        for path, found in archive.newest(open_store(store), Keyring.load(), session_id):
+        for path, found in history.newest(open_store(store), Keyring.load(), session_id):
             if isinstance(found, archive.Found):
                 return path
             skipped.append((path, found))
         if skipped:
-            raise archive.none_good(session_id, skipped)
+            raise history.none_good(session_id, skipped)
         raise CheckpointNotFound(f"Session {session_id} has no checkpoint.", session=session_id)
 
     @classmethod

@@ -9,6 +9,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint.archive import Found
@@ -19,6 +20,7 @@ from graflow_ckpt.checkpoint.snapshot import BACKEND, capture, restore
 from graflow_ckpt.core.errors import CheckpointError, InputsChanged, SessionError
 from graflow_ckpt.core.facts import RESULT, TaskSpec, check_session_id
 from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.policy import EveryN
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell
@@ -75,6 +77,7 @@ class ExecutionContext:
         queue_backend: str = "memory",
         channel_backend: str = "memory",
         config: Mapping[str, Any] | None = None,
+        auto_checkpoint_interval: int | None = None,
         settings: Settings | None = None,
         store: str = "checkpoints",
     ) -> ExecutionContext:
@@ -85,6 +88,9 @@ class ExecutionContext:
                     f"{name}_backend={backend!r} is not available.",
                     hint="Queue and channel are two views of one session; this version has 'memory'.",
                 )
+        settings = settings or Settings()
+        if auto_checkpoint_interval is not None:
+            settings = replace(settings, policy=EveryN(auto_checkpoint_interval))
         context = cls(graph, session_id, settings=settings, store=store)
         context.session.state.starts = (start_node,)
         context.session.state.max_steps = max_steps

@@ -106,7 +106,7 @@ class Cutter:
                 for request in requests:
                     self._cut_for(request)
                 if self._policy_due or (self._gap and not requests):
-                    self._cut("policy" if self._policy_due else "journal", None)
+                    self._cut("policy" if self._policy_due else "journal", {"auto": True})
 
     def now(self, cause: str, user: dict[str, Any] | None = None, path: str | None = None) -> Any:
         """Cut at once, outside of a run's commits; None if something is on loan."""

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-from graflow_ckpt.checkpoint import archive, journal, program
+from graflow_ckpt.checkpoint import archive, history, journal, program
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program import Program
@@ -73,14 +73,14 @@ class Home:
     def newest(self) -> Found | None:
         """The newest good cut; what was skipped is logged. NoGoodCheckpoint if all are bad."""
         skipped: list[tuple[str, CheckpointError]] = []
-        for path, found in archive.newest(self.store, self.keyring, self.session):
+        for path, found in history.newest(self.store, self.keyring, self.session):
             if isinstance(found, Found):
                 for bad, error in skipped:
                     log.warning("checkpoint %s is skipped: %s", bad, error, extra={"session": self.session})
                 return found
             skipped.append((path, found))
         if skipped:
-            raise archive.none_good(self.session, skipped)
+            raise history.none_good(self.session, skipped)
         return None
 
     def continue_from(self, found: Found) -> None:
@@ -93,7 +93,7 @@ class Home:
 
     def highest_sequence(self) -> int:
         """Over all lines of history: a sequence never goes back."""
-        return max((archive.order_of(raw)[1] for _, raw in self.store.list(self.session)), default=0)
+        return max((history.order_of(raw)[1] for _, raw in self.store.list(self.session)), default=0)
 
     # --- cuts --------------------------------------------------------------------------
 
@@ -148,9 +148,9 @@ class Home:
         """Take away the oldest cuts that were made by policy."""
         own = []
         for path, raw in self.store.list(self.session):
-            cause = archive.cause_of(raw)
+            cause = history.cause_of(raw)
             if cause == "policy":
-                own.append((archive.order_of(raw), path))
+                own.append((history.order_of(raw), path))
         for _, path in sorted(own)[: -keep.count]:
             self.store.delete(path)
 

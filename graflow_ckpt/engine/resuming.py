@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 
-from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.plan import Plan, make_plan
 from graflow_ckpt.checkpoint.program import current_tasks, saved_tasks, unpack_task
@@ -66,7 +66,7 @@ def load(context: ExecutionContext, found: Found) -> None:
     state = restore(found.facts, payload)
     home.continue_from(found)
     if not context.rewinds:
-        context.replayed = archive.replay(home.store, home.keyring, state, found, context.session_id)
+        context.replayed = history.replay(home.store, home.keyring, state, found, context.session_id)
     adopt(context, found, payload, MemorySession(state))
 
 

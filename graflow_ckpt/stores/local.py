@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import re
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
@@ -118,6 +119,19 @@ class LocalStore:
 
     def meta(self, path: str) -> bytes:
         return trio.read_meta(self._disk, self._target(path))
+
+    def unsafe(self, path: str) -> str | None:
+        """Why anybody could have written that checkpoint; None if not everybody could."""
+        target = self._target(path)
+        for part in trio.PARTS:
+            with suppress(FileNotFoundError):
+                mode = os.stat(target.final(part)).st_mode
+                if mode & stat.S_IWOTH:
+                    return f"{target.final(part)} can be written by everybody (mode {stat.S_IMODE(mode):04o})"
+        mode = os.stat(target.folder).st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            return f"everybody can put files into {target.folder} (mode {stat.S_IMODE(mode):04o})"
+        return None
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
         """Whatever has a meta: damaged ones with their bytes, unreadable ones with none at all.

@@ -203,7 +203,10 @@ def open_part(disk: Disk, target: Target, part: str, stage: str) -> FileSource:
             except FileNotFoundError:
                 continue
     if not os.path.lexists(target.final(META)):
-        raise CheckpointNotFound(f"There is no checkpoint {target.final('pkl')}.", path=target.final("pkl"))
+        raise CheckpointNotFound(
+            f"Checkpoint {target.final('pkl')} not found. It may have expired or been deleted.",
+            path=target.final("pkl"),
+        )
     raise CheckpointCorrupt(
         f"The checkpoint {target.final('pkl')} lacks its companion {target.base}.{part}.",
         hint="All three files belong together: copy or rename them as one, or use another checkpoint.",
@@ -221,7 +224,7 @@ def read_meta(disk: Disk, target: Target) -> bytes:
             pass
     alone = os.path.lexists(target.final("pkl"))
     raise CheckpointNotFound(
-        f"There is no checkpoint {target.final('pkl')}"
+        f"Checkpoint {target.final('pkl')} not found. It may have expired or been deleted"
         + (f": the file is there, its companion {target.base}.{META} is not." if alone else "."),
         hint="All three files belong together: copy or rename them as one." if alone else "",
         path=target.final("pkl"),

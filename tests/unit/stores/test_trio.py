@@ -195,7 +195,7 @@ def test_a_missing_companion_is_named(tmp_path: Path) -> None:
 def test_nothing_there_is_not_found(tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFound):
         content(tmp_path, "pkl", "one")
-    with pytest.raises(CheckpointNotFound, match="no checkpoint"):
+    with pytest.raises(CheckpointNotFound, match="not found"):
         trio.read_meta(Disk(), Target(str(tmp_path), "x"))
 
 

@@ -1,0 +1,100 @@
+"""The history of a session: its cuts, newest first, and the journal after them.
+
+Only the current line counts: what an owner has gone back behind on purpose is superseded.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+
+from graflow_ckpt.checkpoint import journal
+from graflow_ckpt.checkpoint.archive import Found, find
+from graflow_ckpt.checkpoint.seal import Keyring
+from graflow_ckpt.core.errors import CheckpointError, NoGoodCheckpoint
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.state import SessionState, apply
+
+
+def newest(
+    store: CheckpointStore, keyring: Keyring, session: str
+) -> Iterator[tuple[str, Found | CheckpointError]]:
+    """A session's checkpoints of the current line of history, newest first, each verified or with
+    the reason why not."""
+    lines = store.lines(session)
+    metas: list[tuple[int, int, str, bytes]] = []
+    for path, raw in store.list(session):
+        epoch, sequence = order_of(raw)
+        if not any(line.epoch > epoch and sequence > line.sequence for line in lines):
+            metas.append((epoch, sequence, path, raw))
+    for _, _, path, raw in sorted(metas, key=lambda m: (m[0], m[1], m[2]), reverse=True):
+        try:
+            yield path, find(store, keyring, path, raw)
+        except CheckpointError as error:
+            yield path, error
+
+
+def order_of(raw: bytes) -> tuple[int, int]:
+    """Epoch and sequence as an unverified meta claims them: good for sorting only."""
+    try:
+        meta = json.loads(raw)
+        return int(meta["epoch"]), int(meta["sequence"])
+    except (ValueError, TypeError, KeyError):
+        return sys.maxsize, 0  # looked at first, so that the damage is mentioned
+
+
+def none_good(session: str, skipped: list[tuple[str, CheckpointError]]) -> NoGoodCheckpoint:
+    reasons = "; ".join(f"{path}: {error.message}" for path, error in skipped[:3])
+    return NoGoodCheckpoint(
+        f"Session {session} has {len(skipped)} checkpoints and none of them verifies: {reasons}",
+        hint="Nothing was started. See graflow-ckpt checkpoints verify, or use a new session.",
+        session=session,
+        skipped=skipped,
+    )
+
+
+def replay(
+    store: CheckpointStore, keyring: Keyring, state: SessionState, found: Found | None, session: str
+) -> int:
+    """Apply the journal's records after the cut; how many there were."""
+    base_epoch = int(found.meta["epoch"]) if found else 0
+    sequence = int(found.meta["sequence"]) if found else 0
+    opened = [line.epoch for line in store.lines(session) if line.sequence == sequence]
+    floor = max([base_epoch, *(epoch for epoch in opened if epoch > base_epoch)])
+    segments = [s for s in store.segments(session) if s[0] >= floor]
+    applied = 0
+    for number, (epoch, after, raw) in enumerate(segments):
+        void = min((s[1] for s in segments[number + 1 :] if s[0] > epoch), default=sys.maxsize)
+        for payload in journal.read(keyring, session, epoch, after, raw):
+            record = journal.unpack(payload)
+            if record.sequence <= state.sequence or record.sequence > void:
+                continue
+            if record.sequence != state.sequence + 1:
+                raise journal.damaged(session, epoch, 0, f"record {state.sequence + 1} is missing")
+            apply(state, record.ops, record.now)
+            applied += 1
+    return applied
+
+
+def cause_of(raw: bytes) -> str:
+    """Why an unverified meta says it was made."""
+    try:
+        return str(json.loads(raw)["cause"])
+    except (ValueError, TypeError, KeyError):
+        return ""
+
+
+def newest_good(store: CheckpointStore, keyring: Keyring, path: str) -> str:
+    """What to say of a damaged checkpoint: the newest good one of its session."""
+    try:
+        session = str(json.loads(store.meta(path))["session_id"])
+    except (ValueError, TypeError, KeyError):
+        match = re.match(r"session_([A-Za-z0-9_-]+)_step_\d+_\d+-\d+", os.path.basename(path))
+        session = match[1] if match else ""
+    for other, found in newest(store, keyring, session) if session else ():
+        if isinstance(found, Found) and other != path:
+            return f" The newest good checkpoint of session {session} is {other}."
+    return " No other good checkpoint of its session is there."

@@ -71,7 +71,7 @@ class Binding:
 
 def signature(func: Callable[..., Any]) -> tuple[list[str], frozenset[str], dict[str, Any]]:
     """Parameter names, which of them are keyword only, and the defaults."""
-    if type(func) is FunctionType and not hasattr(func, "__wrapped__"):  # inspect costs 20 times as much
+    if type(func) is FunctionType and "__wrapped__" not in func.__dict__:  # inspect costs 20 times as much
         code = func.__code__
         count = code.co_argcount
         names = list(code.co_varnames[: count + code.co_kwonlyargcount])

@@ -190,7 +190,7 @@ def _restore_spec(state: SessionState, facts: Document, data: list[Cell], order:
         state.claimed[key] = facts["claim"]
     elif facts["status"] == "failed":
         state.dead[key] = facts.get("error", "")
-    elif spec.not_before and spec.retry_count:
+    elif spec.not_before:
         state.delayed.append((spec.not_before, key))
     else:
         state.ready.append((-spec.priority, order, key))

@@ -125,10 +125,12 @@ def _end(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
             state.errors.pop(task, None)
             state.skipped.pop(task, None)
     elif how == "retry":
+        later = op[4] > now  # not_before is set exactly while a spec is delayed
         spec = state.specs[key]
-        state.specs[key] = spec._replace(retry_count=spec.retry_count + 1, not_before=op[4])
+        spec = spec._replace(retry_count=spec.retry_count + 1, not_before=op[4] if later else 0.0)
+        state.specs[key] = spec
         state.errors[spec.task_id] = op[5]
-        if op[4] > now:
+        if later:
             heappush(state.delayed, (op[4], key))
         else:
             _ready(state, spec, key)
@@ -233,7 +235,8 @@ def _claim(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None
 def _promote(state: SessionState, now: float) -> None:
     while state.delayed and state.delayed[0][0] <= now:
         key = heappop(state.delayed)[1]
-        _ready(state, state.specs[key], key)
+        spec = state.specs[key] = state.specs[key]._replace(not_before=0.0)
+        _ready(state, spec, key)
 
 
 def _settle(state: SessionState) -> None:

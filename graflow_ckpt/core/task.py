@@ -35,7 +35,7 @@ class Backoff:
         try:
             plain = min(self.limit, self.base * self.factor**retries)
         except OverflowError:  # hundreds of retries later
-            plain = self.limit
+            plain = self.limit if self.base else 0.0
         return float(plain * (1.0 + self.jitter * (2.0 * spread - 1.0)))
 
 

@@ -15,7 +15,7 @@ def test_a_session_id_is_given_back(session: str) -> None:
 
 @pytest.mark.parametrize("session", ["", "..", "a/b", "../x", "a.b", "a b", "ä", "a\n", "x" * 65, "a\0"])
 def test_what_could_leave_the_folder_is_no_session_id(session: str) -> None:
-    with pytest.raises(BadSessionId, match="is not a session id. Use 1 to 64 letters") as caught:
+    with pytest.raises(BadSessionId, match=r"is not a session id\. Use 1 to 64 letters") as caught:
         check_session_id(session)
 
     assert caught.value.session == session

@@ -38,6 +38,7 @@ def test_a_delay_doubles_with_each_retry_up_to_the_limit() -> None:
 
 def test_a_task_may_retry_for_ever_without_an_overflow() -> None:
     assert Backoff(1.0, jitter=0.0).delay(5000, 0.5) == 300.0
+    assert Backoff(0.0).delay(5000, 0.5) == 0.0
 
 
 @pytest.mark.parametrize(

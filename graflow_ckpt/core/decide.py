@@ -9,7 +9,7 @@ cancelled  nothing of the body is committed
 
 from __future__ import annotations
 
-from graflow_ckpt.core.facts import Cancelled, Claim, Done, Effects, Failed, Next, Op, Outcome
+from graflow_ckpt.core.facts import NO_DATA, Cancelled, Claim, Done, Effects, Failed, Next, Op, Outcome
 from graflow_ckpt.core.graph import Route, TaskGraph
 from graflow_ckpt.core.values import Cell
 
@@ -72,7 +72,7 @@ def _onward(graph: TaskGraph, route: Route, effects: Effects) -> list[Op]:
 
 
 def _with_data(op: Op, data: Cell | None) -> Op:
-    return op if data is None else (*op[:2], data, *op[3:])
+    return op if data is None or data == NO_DATA else (*op[:2], data, *op[3:])
 
 
 def _goto(graph: TaskGraph, route: Route, gotos: list[Next]) -> list[Op]:

@@ -105,13 +105,17 @@ class Spawned:
     record: Cell
 
 
+NO_DATA = b""
+"""No value has this cell: `next_iteration()` was called without data."""
+
+
 class Effects(NamedTuple):
     """What a body changed and asked for, beside its result."""
 
     ops: tuple[Op, ...] = ()  # puts and appends
     nexts: tuple[Next, ...] = ()
     spawned: tuple[Spawned, ...] = ()
-    again: Cell | None = None  # next_iteration's data
+    again: Cell | None = None  # next_iteration's data, NO_DATA if it was given none
     terminate: str | None = None
     request: Request | None = None
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from graflow_ckpt.checkpoint.cells import check_storable
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata
 from graflow_ckpt.core.errors import GraflowError, GraphError, UnknownTask, WorkflowCancelled
-from graflow_ckpt.core.facts import Next, Request, Spawned
+from graflow_ckpt.core.facts import NO_DATA, Next, Request, Spawned
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell
 from graflow_ckpt.engine.attempt import Attempt
@@ -143,10 +143,11 @@ class TaskExecutionContext:
 
     # --- where to go -------------------------------------------------------------------
 
-    def next_iteration(self, data: Any = None) -> None:
-        """This task once more after this one, with `data` as its argument."""
+    def next_iteration(self, data: Any = MISSING) -> None:
+        """This task once more after this one, with `data` as its argument if it is given."""
         self._attempt.still_running()
-        self._attempt.again = check_storable("next_iteration(data)", data)
+        again = NO_DATA if data is MISSING else check_storable("next_iteration(data)", data)
+        self._attempt.again = again
 
     def next_task(
         self, task: str | Task, *, goto: bool = False, data: Any = MISSING, before: str | Sequence[str] = ()
@@ -181,6 +182,12 @@ class TaskExecutionContext:
             raise GraphError(
                 f"next_task: the graph already has another task {task.name!r}.",
                 hint="Give the new one an id of its own: task.bind(id=...).",
+                task=task.name,
+            )
+        if known is not None and set(self._host.successors_of(task.name)) != set(before):
+            raise GraphError(
+                f"next_task: {task.name!r} was made before with other successors.",
+                hint="Give this one an id of its own: task.bind(id=...).",
                 task=task.name,
             )
         successors = self._host.successors_of(self.task_id)

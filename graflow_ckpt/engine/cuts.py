@@ -92,7 +92,7 @@ class Cutter:
     def timer(self) -> float | None:
         """Seconds until a policy wants to be asked although nothing is committed."""
         period = self.settings.policy.period if self._watches else None
-        if period is None or self.session.state.steps == self._cut_steps:
+        if period is None or self.waiting or self.session.state.steps == self._cut_steps:
             return None
         return max(0.001, self._cut_time + period - monotonic())
 

@@ -36,7 +36,7 @@ _COROUTINE = 0x80  # inspect.CO_COROUTINE
 class Running:
     """An attempt that runs elsewhere."""
 
-    __slots__ = ("attempt", "claim", "deadline", "kill", "killed")
+    __slots__ = ("attempt", "claim", "deadline", "kill", "killed", "posted")
 
     def __init__(self, claim: Claim, attempt: Attempt | None, deadline: float | None = None) -> None:
         self.claim = claim
@@ -44,6 +44,7 @@ class Running:
         self.deadline = deadline
         self.kill: Callable[[], None] | None = None  # ends the code, where that can be done
         self.killed = False
+        self.posted = False  # the body has ended, and its outcome is on its way
 
     def end(self, error: GraflowError) -> None:
         """The attempt is over: fence it, and end its code if it can be ended."""
@@ -70,6 +71,7 @@ class Invoker:
         self._inline: dict[str, bool] = {}
         self._settings = settings
         self._check = settings.durability != "none"
+        self._goes_on = settings.on_failure == "continue"
         self._threads = Threads(f"graflow-{session.state.session}")
         self._loop = loop
         self._extra: dict[int, int] = {}  # attempts that count for ctx.attempt only
@@ -144,7 +146,9 @@ class Invoker:
         return found
 
     def _attempt(self, claim: Claim) -> Attempt:
-        return Attempt(self.session, claim, check=self._check, digest=claim.spec.max_retries > 0)
+        # Whatever may follow its failure but the end has to know whether it has changed a live value.
+        goes_on = claim.spec.max_retries > 0 or self._goes_on or self.graph.routes[claim.spec.task_id].lenient
+        return Attempt(self.session, claim, check=self._check, digest=goes_on)
 
     def _arguments(self, claim: Claim, attempt: Attempt, binding: Binding) -> dict[str, Any]:
         data = MISSING if claim.spec.task_data is None else _open(claim.spec.task_data)

@@ -10,10 +10,7 @@ through one queue, together with signals and deadlines.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
-from heapq import heappop, heappush
 from queue import Empty, SimpleQueue
-from time import monotonic
 from typing import Protocol
 
 from graflow_ckpt.core.decide import decide, pass_on
@@ -30,6 +27,7 @@ from graflow_ckpt.core.facts import Cancelled, Claim, Done, Failed, Op, Outcome
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.attempt import Attempt
+from graflow_ckpt.engine.deadlines import Deadlines
 from graflow_ckpt.engine.invoke import Invoker, Running
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
@@ -85,7 +83,7 @@ class Run:
         self._slots = settings.slots
         self._inbox: SimpleQueue[tuple[Running, Outcome | BaseException] | None] = SimpleQueue()
         self._running: dict[int, Running] = {}
-        self._deadlines: list[tuple[float, int]] = []
+        self._deadlines = Deadlines()
         self._conflicts: dict[int, int] = {}
         self._watched = bool(settings.observers)
 
@@ -140,18 +138,24 @@ class Run:
     def _start(self, claim: Claim) -> None:
         refused = self._refused(claim)
         if refused is not None:
-            self._inbox.put((Running(claim, None), refused))
-            self._running[claim.number] = Running(claim, None)
+            running = self._running[claim.number] = Running(claim, None)
+            self._inbox.put((running, refused))
             return
         if self._watched:
             self.announcer.emit("task_started", claim.spec.task_id, attempt=claim.spec.retry_count + 1)
-        running = self.invoker.start(claim, self._inbox.put)
+        running = self.invoker.start(claim, self._post)
         self._running[claim.number] = running
         if running.deadline is not None:
-            heappush(self._deadlines, (running.deadline, claim.number))
+            self._deadlines.add(running.deadline, claim.number)
+
+    def _post(self, message: tuple[Running, Outcome | BaseException]) -> None:
+        message[0].posted = True  # it was in time, however long the message lies here
+        self._inbox.put(message)
 
     def _wait(self) -> list[Claim]:
         """One message: an outcome, a signal, or a deadline that has passed."""
+        if self._deadlines.passed():  # also while others keep the inbox full
+            return self._overdue()
         try:
             message = self._inbox.get(timeout=self._patience())
         except Empty:
@@ -168,37 +172,27 @@ class Run:
 
     def _idle(self) -> list[Claim]:
         """Nothing runs, but something will be due."""
-        state = self.session.state
-        if state.delayed:
-            wait = max(0.0, state.delayed[0][0] - self.session.clock())
-            with suppress(Empty):
-                self._inbox.get(timeout=min(wait, self._patience() or wait))
-        return self._claim()
+        if self.cuts.waiting:
+            self.cuts.poll(idle=True)
+        return self._wait() if self.session.state.delayed else self._claim()
 
     def _patience(self) -> float | None:
         """Seconds until somebody has to look at the clock."""
-        times = []
-        if self._deadlines:
-            times.append(self._deadlines[0][0] - monotonic())
+        times = [self._deadlines.left(), self.cuts.timer()]
         delayed = self.session.state.delayed
-        if delayed and len(self._running) < self._slots:
+        if delayed and self._may_claim():
             times.append(delayed[0][0] - self.session.clock())
-        timer = self.cuts.timer()
-        if timer is not None:
-            times.append(timer)
-        return max(0.0, min(times)) if times else None
+        known = [seconds for seconds in times if seconds is not None]
+        return max(0.0, min(known)) if known else None
 
     def _overdue(self) -> list[Claim]:
-        claims: list[Claim] = []
-        now = monotonic()
-        while self._deadlines and self._deadlines[0][0] <= now:
-            running = self._running.pop(heappop(self._deadlines)[1], None)
-            if running is not None:
-                claims += self._timed_out(running)
-        if not claims:
-            self.cuts.poll(idle=not self._running)
-            claims = self._claim()
-        return claims
+        while self._deadlines.passed():
+            running = self._running.get(self._deadlines.pop())
+            if running is not None and not running.posted:  # one at a time, so that its slot counts once
+                del self._running[running.claim.number]
+                return self._timed_out(running)
+        self.cuts.poll(idle=not self._running)
+        return self._claim()
 
     # --- ends of attempts --------------------------------------------------------------
 
@@ -239,12 +233,14 @@ class Run:
     def _claim(self) -> list[Claim]:
         """Claims for the free slots, in a transition of their own."""
         state = self.session.state
-        free = self._slots - len(self._running)
-        if self.stopping or self.cuts.waiting or free < 1 or state.status != "running":
+        if not self._may_claim() or (self._running and not state.ready and not state.delayed):
             return []
-        if self._running and not state.ready and not state.delayed:
-            return []
-        return self._with_bodies(self._commit([("claim", free)]))
+        return self._with_bodies(self._commit([("claim", self._unused())]))
+
+    def _may_claim(self) -> bool:
+        if self.stopping or self.cuts.waiting or self.session.state.status != "running":
+            return False
+        return len(self._running) < self._slots
 
     def _free(self, attempt: Attempt | None, outcome: Outcome) -> int:
         if self.stopping or self.cuts.waiting:
@@ -260,9 +256,13 @@ class Run:
             if how == "direct" or how == "lost":
                 found.append(claim)
             else:
-                limit = 0 if self.stopping or self.cuts.waiting else 1
+                # a slot is free for all that follows, not for this claim's own successor alone
+                limit = 0 if self.stopping or self.cuts.waiting else self._unused(found, claims)
                 claims += self._commit([*pass_on(self.graph, claim), ("claim", limit)])
         return found
+
+    def _unused(self, *claimed: list[Claim]) -> int:
+        return self._slots - len(self._running) - sum(map(len, claimed))
 
     def _refused(self, claim: Claim) -> Failed | None:
         """A spec that must not run."""

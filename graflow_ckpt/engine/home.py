@@ -42,6 +42,7 @@ class Home:
         self.inputs: dict[str, str] = {}
         self._keyring: Keyring | None = None
         self._program: Program | None = None
+        self._by_policy: list[str] | None = None  # the cuts that retention may take, oldest first
         self._segment: Journal | None = None
         self._after = -1
         self._writer: journal.Writer | None = None
@@ -146,13 +147,16 @@ class Home:
 
     def prune(self, keep: KeepLast) -> None:
         """Take away the oldest cuts that were made by policy."""
-        own = []
-        for path, raw in self.store.list(self.session):
-            cause = history.cause_of(raw)
-            if cause == "policy":
-                own.append((history.order_of(raw), path))
-        for _, path in sorted(own)[: -keep.count]:
-            self.store.delete(path)
+        if self._by_policy is None:  # once: reading every meta after every cut would cost more and more
+            metas = [(path, raw) for path, raw in self.store.list(self.session)]
+            found = [
+                (history.order_of(raw), path) for path, raw in metas if history.cause_of(raw) == "policy"
+            ]
+            self._by_policy = [path for _, path in sorted(found)]
+        elif self.last is not None:
+            self._by_policy.append(self.last.path)
+        while len(self._by_policy) > keep.count:
+            self.store.delete(self._by_policy.pop(0))
 
     # --- journal -----------------------------------------------------------------------
 

@@ -41,14 +41,25 @@ class MemorySession:
         with self._lock:
             if self.broken is not None:
                 raise self.broken
-            now = self.clock()
-            claims = apply(self.state, ops, now)
-            if self.recorder is not None:
-                try:
+            now, before = self.clock(), self.state.sequence
+            whole = False
+            try:
+                claims = apply(self.state, ops, now)
+                if self.recorder is not None:
                     self.recorder(self.state, now, ops)
-                except GraflowError as error:
+                whole = True
+            except GraflowError as error:
+                whole = self.state.sequence == before  # refused: nothing was changed
+                if not whole:
                     self.broken = error
-                    raise
+                raise
+            finally:
+                if not whole and self.broken is None:  # a signal's exception, or a bug, half way
+                    self.broken = SessionError(
+                        "A commit was interrupted half way; nothing more is committed.",
+                        hint="The last checkpoint stands: resume from it.",
+                        session=self.state.session,
+                    )
             return claims
 
     def close(self, why: str) -> None:
@@ -96,10 +107,11 @@ class MemorySession:
                 self.state.values[name] = (new, version)
 
     def on_loan(self) -> list[str]:
-        return list(self._loans)
+        """What stands in the way of a picture."""
+        return list(self._loans) or (["a commit that failed"] if self.broken is not None else [])
 
     @contextmanager
     def still(self) -> Iterator[bool]:
-        """Holds the live values still; False if one of them is on loan."""
+        """Holds the live values still; False if one of them is on loan, or the state is not whole."""
         with self._loan_lock:
-            yield not self._loans
+            yield not self._loans and self.broken is None

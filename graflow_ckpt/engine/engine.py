@@ -128,8 +128,8 @@ class _Execution:
         """The preflight: folder, key, lease and code, so that no save fails for these later."""
         self.home.open(take_over=self.settings.take_over)
         _ = self.home.keyring
-        self.home.describe_program(self.graph)
         if fresh:
+            self.home.describe_program(self.graph)  # code that has no pickle is told of before the first task
             self.home.sequence = self.home.highest_sequence()
         elif self.context.rewinds and self.context.found is not None:
             lease = self.home.lease
@@ -203,7 +203,9 @@ class _Execution:
             raise self._with_note(error)
         context = self.context
         context.session.close("the session went back to an earlier cut")
-        found = self.home.newest() if self.home.lease is not None else None
+        context.rewinds = False
+        load = partial(resuming.load, context)
+        found = self.home.newest(load) if self.home.lease is not None else None
         if found is None:
             raise ValueTorn(
                 f"Task {task!r} failed after it may have changed {back.names[0]!r} in place, "
@@ -214,8 +216,6 @@ class _Execution:
             ) from error
         if back.outcome.due > 0:
             sleep(max(0.0, back.outcome.due - context.session.clock()))
-        context.rewinds = False
-        resuming.load(context, found)
         self._run.announcer.emit("session_went_back", task, step=context.steps, path=found.path)
         log.warning(
             "task %s failed with %s changed; the session goes on from step %d",

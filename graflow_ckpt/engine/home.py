@@ -10,15 +10,17 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from graflow_ckpt.checkpoint import archive, history, journal, program
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
+from graflow_ckpt.checkpoint.plan import CurrentTask
 from graflow_ckpt.checkpoint.program import Program
 from graflow_ckpt.checkpoint.seal import Keyring, key_storage_warning
 from graflow_ckpt.checkpoint.snapshot import Snapshot
-from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import KeepLast
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease
@@ -41,6 +43,7 @@ class Home:
         self.file = program_file()
         self.inputs: dict[str, str] = {}
         self._keyring: Keyring | None = None
+        self._tasks: list[CurrentTask] | None = None
         self._program: Program | None = None
         self._by_policy: list[str] | None = None  # the cuts that retention may take, oldest first
         self._segment: Journal | None = None
@@ -71,17 +74,25 @@ class Home:
 
     # --- what was kept -----------------------------------------------------------------
 
-    def newest(self) -> Found | None:
-        """The newest good cut; what was skipped is logged. NoGoodCheckpoint if all are bad."""
-        skipped: list[tuple[str, CheckpointError]] = []
+    def newest(self, load: Callable[[Found], None]) -> Found | None:
+        """Load the newest cut that is good to the last byte; what was passed over is logged.
+
+        None if there is no cut at all, NoGoodCheckpoint if all are bad.
+        """
+        passed: list[tuple[str, CheckpointError]] = []
         for path, found in history.newest(self.store, self.keyring, self.session):
             if isinstance(found, Found):
-                for bad, error in skipped:
-                    log.warning("checkpoint %s is skipped: %s", bad, error, extra={"session": self.session})
+                try:
+                    load(found)
+                except CheckpointCorrupt as error:
+                    passed.append((path, error))
+                    continue
+                for bad, why in passed:
+                    log.warning("checkpoint %s is passed over: %s", bad, why, extra={"session": self.session})
                 return found
-            skipped.append((path, found))
-        if skipped:
-            raise history.none_good(self.session, skipped)
+            passed.append((path, found))
+        if passed:
+            raise history.none_good(self.session, passed)
         return None
 
     def continue_from(self, found: Found) -> None:
@@ -98,11 +109,17 @@ class Home:
 
     # --- cuts --------------------------------------------------------------------------
 
+    def tasks_of(self, graph: TaskGraph) -> list[CurrentTask]:
+        """The program's tasks as they were before the first of them ran: fingerprints are taken once."""
+        if self._tasks is None:
+            self._tasks = program.current_tasks(graph)
+        return self._tasks
+
     def describe_program(self, graph: TaskGraph) -> Program:
         """Made once; tasks made at run time are kept with the state."""
         if self._program is None:
             self._program = Program(
-                program.describe(graph),
+                program.describe(graph, self.tasks_of(graph)),
                 program.pack_code(graph),
                 self.file,
                 tuple(sys.argv),

@@ -9,11 +9,12 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.plan import Plan, make_plan
-from graflow_ckpt.checkpoint.program import current_tasks, saved_tasks, unpack_task
+from graflow_ckpt.checkpoint.program import saved_tasks, unpack_task
 from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.errors import InDoubt, NoSession, SessionCancelled, SessionExists
 from graflow_ckpt.core.facts import Op
@@ -38,21 +39,19 @@ def open_session(
         return context
     context.home.open(take_over=settings.take_over)
     try:
-        found = context.home.newest()
+        found = context.home.newest(partial(load, context))
         if found is None and settings.resume == "must":
             raise NoSession(
                 f"Session {session_id} has no checkpoint.",
                 hint="Start it first, or look at: graflow-ckpt sessions.",
                 session=session_id,
             )
-        if found is not None:
-            if settings.resume == "never":
-                raise SessionExists(
-                    f"Session {session_id} exists already ({found.path}) and resume='never'.",
-                    hint="Use another session id, or resume='auto'.",
-                    session=session_id,
-                )
-            load(context, found)
+        if found is not None and settings.resume == "never":
+            raise SessionExists(
+                f"Session {session_id} exists already ({found.path}) and resume='never'.",
+                hint="Use another session id, or resume='auto'.",
+                session=session_id,
+            )
     except BaseException:
         context.home.close()
         raise
@@ -108,7 +107,7 @@ def plan_for(context: ExecutionContext) -> Plan:
     facts["pending_tasks"] = [
         {"task_id": s.task_id, "status": where.get(s.key, "pending")} for s in state.pending()
     ]
-    return make_plan(saved_tasks(facts), current_tasks(context.graph), context.settings.changed)
+    return make_plan(saved_tasks(facts), context.home.tasks_of(context.graph), context.settings.changed)
 
 
 def remake_tasks(context: ExecutionContext) -> None:

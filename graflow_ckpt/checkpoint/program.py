@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,11 +53,11 @@ class Missing:
         )
 
 
-def describe(graph: TaskGraph) -> Document:
-    """The control facts of a compiled graph."""
+def describe(graph: TaskGraph, current: Sequence[CurrentTask]) -> Document:
+    """The control facts of a compiled graph and its tasks."""
     tasks = {
         task.name: {"after": task.after, "print": task.fingerprint and task.fingerprint.to_record()}
-        for task in current_tasks(graph)
+        for task in current
     }
     edges = json.dumps([sorted(graph.nodes), sorted(graph.edges())])
     digest = hashlib.blake2b(edges.encode(), digest_size=16).hexdigest()

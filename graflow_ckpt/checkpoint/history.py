@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.archive import Found, find
 from graflow_ckpt.checkpoint.seal import Keyring
-from graflow_ckpt.core.errors import CheckpointError, NoGoodCheckpoint
+from graflow_ckpt.core.errors import CheckpointError, NoGoodCheckpoint, UnknownKey
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState, apply
 
@@ -50,16 +50,24 @@ def none_good(session: str, skipped: list[tuple[str, CheckpointError]]) -> NoGoo
     reasons = "; ".join(f"{path}: {error.message}" for path, error in skipped[:3])
     return NoGoodCheckpoint(
         f"Session {session} has {len(skipped)} checkpoints and none of them verifies: {reasons}",
-        hint="Nothing was started. See graflow-ckpt checkpoints verify, or use a new session.",
+        hint=skipped[0][1].hint
+        if all(isinstance(error, UnknownKey) for _, error in skipped)
+        else "Nothing was started. See graflow-ckpt checkpoints verify, or use a new session.",
         session=session,
         skipped=skipped,
     )
 
 
 def replay(
-    store: CheckpointStore, keyring: Keyring, state: SessionState, found: Found | None, session: str
+    store: CheckpointStore,
+    keyring: Keyring,
+    state: SessionState,
+    found: Found | None,
+    session: str,
+    *,
+    closed: bool = False,
 ) -> int:
-    """Apply the journal's records after the cut; how many there were."""
+    """Apply the journal's records after the cut; how many there were. `closed`: opens no pickle."""
     base_epoch = int(found.meta["epoch"]) if found else 0
     sequence = int(found.meta["sequence"]) if found else 0
     opened = [line.epoch for line in store.lines(session) if line.sequence == sequence]
@@ -69,7 +77,7 @@ def replay(
     for number, (epoch, after, raw) in enumerate(segments):
         void = min((s[1] for s in segments[number + 1 :] if s[0] > epoch), default=sys.maxsize)
         for payload in journal.read(keyring, session, epoch, after, raw):
-            record = journal.unpack(payload)
+            record = journal.unpack(payload, closed=closed)
             if record.sequence <= state.sequence or record.sequence > void:
                 continue
             if record.sequence != state.sequence + 1:
@@ -96,5 +104,5 @@ def newest_good(store: CheckpointStore, keyring: Keyring, path: str) -> str:
         session = match[1] if match else ""
     for other, found in newest(store, keyring, session) if session else ():
         if isinstance(found, Found) and other != path:
-            return f" The newest good checkpoint of session {session} is {other}."
-    return " No other good checkpoint of its session is there."
+            return f"The newest good checkpoint of session {session} is {other}."
+    return "No other good checkpoint of its session is there."

@@ -69,16 +69,24 @@ def _pack_live(value: Any) -> msgpack.ExtType:
     raise TypeError(f"an op holds a {type(value).__name__}")
 
 
-def unpack(payload: bytes) -> Record:
-    """The record of a payload; opens pickles, so only for payloads whose mac has been checked."""
+def unpack(payload: bytes, *, closed: bool = False) -> Record:
+    """The record of a payload; opens pickles, so only for payloads whose mac has been checked.
+
+    `closed` leaves them closed: the live values are None then, for whoever wants the facts alone.
+    """
+    hook = _leave_live if closed else _unpack_live
     sequence, now, *ops = msgpack.unpackb(
-        payload, ext_hook=_unpack_live, use_list=False, strict_map_key=False, unicode_errors="surrogatepass"
+        payload, ext_hook=hook, use_list=False, strict_map_key=False, unicode_errors="surrogatepass"
     )
     return Record(sequence, now, list(ops))
 
 
 def _unpack_live(code: int, data: bytes) -> Any:
     return Live(load_live(data)) if code == _LIVE else msgpack.ExtType(code, data)
+
+
+def _leave_live(code: int, data: bytes) -> Any:
+    return Live(None) if code == _LIVE else msgpack.ExtType(code, data)
 
 
 def read(keyring: Keyring, session: str, epoch: int, after: int, raw: bytes) -> Iterator[bytes]:

@@ -1,0 +1,91 @@
+"""The command group: names, one-line descriptions, and where each command's file is.
+
+Also the one place where errors become messages and exit statuses:
+
+    0 done    1 failed    2 usage    3 waiting for an answer    75 interrupted, try again    130 Ctrl-C
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.interfaces.cli.manner import Manner
+
+COMMANDS = {
+    "run": "Run a program's workflow under a session.",
+    "resume": "Go on with a session, or from one checkpoint.",
+    "plan": "Show what a resume would reuse and run.",
+    "sessions": "List the sessions of a store.",
+    "checkpoints": "List, show and verify checkpoints.",
+    "trust": "Look at a foreign checkpoint and seal it with your key.",
+    "key": "Make a key that seals checkpoints.",
+    "doctor": "What is installed, writable and safe, and what durability costs here.",
+    "completion": "Print the completion script of a shell.",
+}
+
+
+class Commands(click.Group):
+    """Loads a command when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module = import_module(f"graflow_ckpt.interfaces.cli.{cmd_name}")
+        command: click.Command = module.command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        from graflow_ckpt import __version__
+
+        click.echo(f"graflow-ckpt {__version__}, Python {sys.version.split()[0]}")
+        ctx.exit()
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="A session starts with: graflow-ckpt run FILE.py --session NAME. Kill it, and type it again.",
+)
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show versions."
+)
+def app() -> None:
+    """Workflows in which the checkpoint comes first: kill anything, run the same command, go on."""
+
+
+def call(arguments: Sequence[str] | None) -> int:
+    """Run one command; the exit status."""
+    manner = Manner()
+    try:
+        status = app.main(arguments, prog_name="graflow-ckpt", standalone_mode=False, obj=manner)
+        sys.stdout.flush()
+        return int(status or 0)
+    except click.exceptions.Abort:
+        manner.note("Nothing was done.")
+        return 130
+    except click.ClickException as error:
+        manner.usage(error)
+        return error.exit_code
+    except GraflowError as error:
+        return manner.failed(error)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # whoever read the table has seen enough; the interpreter must not complain when it flushes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 141

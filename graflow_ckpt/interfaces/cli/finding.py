@@ -1,0 +1,158 @@
+"""Finding: what somebody means by X: the path of a checkpoint, a session, or a workflow.
+
+All three are tried; more than one hit is an error that lists them, because to guess would mean to
+run something that nobody has asked for. What is found here is verified, and not opened.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import click
+
+from graflow_ckpt.checkpoint import archive, history
+from graflow_ckpt.checkpoint.archive import Found
+from graflow_ckpt.checkpoint.seal import Keyring
+from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, GraflowError, NoSession
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.interfaces.cli.overview import UNFINISHED, Row, overview
+from graflow_ckpt.interfaces.cli.standing import standing
+from graflow_ckpt.stores import open_store
+
+_SUFFIXES = (".meta.json", ".state.json", ".pkl")
+
+
+class Ambiguous(GraflowError):
+    """X may mean several things. `.hits` lists them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One session, and the cut of it that counts."""
+
+    store: str
+    session: str
+    found: Found
+    named: bool  # the cut was named by its path: it counts and no other
+
+    @property
+    def kept_in(self) -> CheckpointStore:
+        return open_store(self.store)
+
+
+def find_place(store: str, what: str | None, *, latest: bool = False) -> Place:
+    """By path, session or workflow; without any, the one unfinished session."""
+    if what is None:
+        return _the_only(store, latest)
+    path = checkpoint_path(what)
+    rows = overview(store)
+    sessions = [row for row in rows if row.session == what]
+    workflows = [row for row in rows if row.workflow == what and row.session != what]
+    if workflows and not sessions and path is None and not latest:
+        unfinished = [row for row in workflows if row.status in UNFINISHED]
+        workflows = unfinished or workflows
+    if latest:
+        workflows = workflows[:1]
+    hits = [f"checkpoint {path}"] if path else []
+    hits += [f"session {row.session}" for row in sessions]
+    hits += [f"session {r.session} of workflow {r.workflow} ({r.status}, step {r.steps})" for r in workflows]
+    if len(hits) > 1:
+        raise Ambiguous(
+            f"{what!r} may mean: {'; '.join(hits)}.",
+            hint="Name the session, or the path with its folder and suffix (./NAME.pkl); "
+            "--latest takes the newest session of a workflow.",
+            hits=hits,
+        )
+    if path:
+        return by_path(path)
+    if not hits:
+        raise _nothing(store, what, rows)
+    return by_session(store, (sessions or workflows)[0].session)
+
+
+def _nothing(store: str, what: str, rows: list[Row]) -> GraflowError:
+    if what.endswith(_SUFFIXES) or os.sep in what:
+        return CheckpointNotFound(
+            f"There is no checkpoint {what}.", hint="See: graflow-ckpt checkpoints list.", path=what
+        )
+    known = ", ".join(row.session for row in rows[:5])
+    return NoSession(
+        f"{what!r} is neither a checkpoint nor a session nor a workflow in {store}.",
+        hint=f"It has: {known}{' …' if len(rows) > 5 else ''}." if rows else "--store names another folder.",
+        session=what,
+    )
+
+
+def _the_only(store: str, latest: bool) -> Place:
+    rows = [row for row in overview(store) if row.status in UNFINISHED]
+    if not rows:
+        raise NoSession(f"No session in {store} can go on.", hint="See: graflow-ckpt sessions.", store=store)
+    if len(rows) > 1 and not latest:
+        names = ", ".join(f"{row.session} ({row.workflow}, {row.status})" for row in rows[:8])
+        raise click.UsageError(f"Which one? {names}. Name it, or take the newest: --latest.")
+    return by_session(store, rows[0].session)
+
+
+def checkpoint_path(what: str) -> str | None:
+    """The `.pkl` path of a checkpoint, if one is there under this name or one of its files'."""
+    base = what
+    for suffix in _SUFFIXES:
+        if what.endswith(suffix):
+            base = what.removesuffix(suffix)
+            break
+    there = os.path.lexists(f"{base}.meta.json") or (base != what and os.path.lexists(what))
+    return f"{base}.pkl" if there else None
+
+
+def by_path(path: str) -> Place:
+    """The cut of that path, in the session's own store."""
+    place = open_store(os.path.dirname(path) or ".")
+    keyring = Keyring.load()
+    try:
+        found = archive.find(place, keyring, path)
+    except CheckpointError as error:
+        error.hint += history.newest_good(place, keyring, path)
+        raise
+    home = str(found.meta.get("home", "")).removeprefix("file://")
+    folder = _shown(home) if os.path.isdir(home) else os.path.dirname(path) or "."
+    return Place(folder, found.meta["session_id"], found, named=True)
+
+
+def _shown(folder: str) -> str:
+    """Relative, if it is below here: `checkpoints` is what people have typed."""
+    relative = os.path.relpath(folder)
+    return folder if relative.startswith("..") else relative
+
+
+def by_session(store: str, session: str) -> Place:
+    """The newest good cut of a session."""
+    skipped: list[tuple[str, CheckpointError]] = []
+    for path, found in history.newest(open_store(store), Keyring.load(), session):
+        if isinstance(found, Found):
+            return Place(store, session, found, named=False)
+        skipped.append((path, found))
+    if skipped:
+        raise history.none_good(session, skipped)
+    raise NoSession(f"Session {session} has no checkpoint in {store}.", session=session)
+
+
+def gone_on(place: Place) -> list[str]:
+    """What the session has done after a named cut: later cuts of its line, records of its journal."""
+    store = place.kept_in
+    sequence = int(place.found.meta["sequence"])
+    later = [
+        path
+        for path, found in history.newest(store, Keyring.load(), place.session)
+        if isinstance(found, Found) and int(found.meta["sequence"]) > sequence
+    ]
+    if later:
+        return later
+    records = standing(store, place.found, journal=True)[1]
+    return [f"{records} journal records"] if records else []
+
+
+def is_kept(place: Place) -> bool:
+    """Whether the cut lies where its session looks for cuts; a copy elsewhere does not."""
+    folder = os.path.dirname(place.found.path) or "."
+    return os.path.realpath(folder) == os.path.realpath(place.store.removeprefix("file://"))

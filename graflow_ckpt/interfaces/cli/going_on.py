@@ -1,0 +1,175 @@
+"""Going on: from a place in a session's history, with its program or with the code that it carries."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass, replace
+
+from graflow_ckpt.checkpoint.manager import CheckpointManager
+from graflow_ckpt.core.errors import SessionError, SessionExists
+from graflow_ckpt.core.facts import check_session_id
+from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.engine.engine import WorkflowEngine
+from graflow_ckpt.engine.home import Home
+from graflow_ckpt.engine.resuming import open_session
+from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.frontends.overrides import overrides
+from graflow_ckpt.interfaces.cli import program, words
+from graflow_ckpt.interfaces.cli.finding import Place, by_session, gone_on, is_kept
+from graflow_ckpt.interfaces.cli.launch import Wishes, conducted, launch
+from graflow_ckpt.interfaces.cli.manner import Manner
+from graflow_ckpt.interfaces.cli.standing import standing
+
+
+class GoneOn(SessionError):
+    """The session has gone on since the checkpoint that was named."""
+
+
+def go_on(manner: Manner, place: Place, wishes: Wishes, *, rewind: bool, fork: str | None) -> int:
+    """Resume; the exit status."""
+    if fork is not None:
+        place = _forked(place, fork)
+    elif place.named:
+        _check_not_gone_on(place, rewind)
+        if is_kept(place):
+            _rewind(place, wishes.take_over)
+    state, _ = standing(place.kept_in, place.found, journal=not place.named)
+    if state.status == "completed":
+        manner.note(f"session {place.session} is finished ({state.steps} steps); nothing runs")
+        if manner.json:
+            manner.document({"event": "exit", "code": 0, "session": place.session, "status": "completed"})
+        return 0
+    wishes = replace(
+        wishes, session=place.session, store=place.store, workflow=place.found.meta["workflow"], resume="must"
+    )
+    origin = origin_of(place)
+    if place.named and not is_kept(place):
+        return _with_its_code(manner, place, wishes, "it lies outside of its session's store")
+    if origin.gone:
+        return _with_its_code(manner, place, wishes, origin.gone)
+    return launch(manner, wishes, origin.target, origin.arguments, origin.called)
+
+
+# --- the program ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The program that wrote a checkpoint, or why it cannot be run again."""
+
+    target: str = ""
+    arguments: tuple[str, ...] = ()
+    called: str | None = None
+    gone: str = ""
+
+
+def origin_of(place: Place) -> Origin:
+    """From verified metadata only: what is named here will be run."""
+    file, argv = place.found.meta.get("file"), tuple(place.found.meta.get("argv") or ())
+    if file is not None:
+        if not os.path.isfile(file):
+            return Origin(gone=f"its program {file} is gone")
+        same = bool(argv) and os.path.abspath(argv[0]) == file
+        return Origin(file, argv[1:], argv[0] if same else None)
+    if argv and ":" in argv[0]:
+        return Origin(argv[0].removesuffix(":"), argv[1:])
+    return Origin(gone="it was written by no program file")
+
+
+def _with_its_code(manner: Manner, place: Place, wishes: Wishes, why: str) -> int:
+    manner.note(f"session {place.session}: {why}; the code in the checkpoint is run")
+
+    def execute() -> None:
+        main = program.new_main()
+        sys.argv = list(place.found.meta.get("argv") or [""])
+        context = _context(place, wishes)
+        main.__file__ = context.home.file = place.found.meta.get("file")
+        overrides.executed.append(place.found.meta["workflow"])
+        WorkflowEngine().execute(context)
+
+    return conducted(manner, wishes, execute, what=place.found.path)
+
+
+def _context(place: Place, wishes: Wishes) -> ExecutionContext:
+    """Code from the cut; state from it, or with the journal, from the newest one."""
+    context, metadata = CheckpointManager.resume_from_checkpoint(place.found.path)
+    journal = any(place.kept_in.segments(place.session))
+    settings = Settings(workflow=metadata.workflow, durability="journal" if journal else "checkpoint")
+    _, settings, store = overrides.apply(_Named(metadata.workflow), place.session, settings, place.store)
+    if place.named and not is_kept(place):
+        context.settings = settings
+    else:
+        context = open_session(context.graph, place.session, settings, store)
+    if wishes.max_steps is not None:
+        context.state.max_steps = wishes.max_steps
+    return context
+
+
+@dataclass(slots=True)
+class _Named:
+    """A workflow of which only the name is known."""
+
+    name: str
+
+
+# --- named cuts ----------------------------------------------------------------------------
+
+
+def _check_not_gone_on(place: Place, rewind: bool) -> None:
+    later = gone_on(place)
+    if later and not rewind:
+        path = place.found.path
+        raise GoneOn(
+            f"Session {place.session} has gone on since {path}: {later[0]}"
+            f"{f' and {len(later) - 1} more' if len(later) > 1 else ''}.",
+            hint=f"Go on with the session: {words.resume_command(place.session, place.store)}. Go back to "
+            "this checkpoint and give up what came after it: --rewind. Go on from it as another session: "
+            "--fork NEW-ID.",
+            session=place.session,
+            path=path,
+            later=later,
+        )
+
+
+def _rewind(place: Place, take_over: bool) -> None:
+    """From here on the session's history ends with this cut; recorded before anything runs."""
+    store = place.kept_in
+    lease = store.acquire(place.session, take_over=take_over)
+    try:
+        store.rewound(lease, int(place.found.meta["sequence"]))
+    finally:
+        lease.release()
+
+
+def _forked(place: Place, new: str) -> Place:
+    """A new session whose first cut is this place; the old one is not touched."""
+    check_session_id(new)
+    if any(place.kept_in.list(new)):
+        raise SessionExists(
+            f"Session {new} exists already in {place.store}.", hint="Give another id.", session=new
+        )
+    argv, sys.argv = sys.argv, list(place.found.meta.get("argv") or [""])
+    try:
+        context = _loaded(place)
+        context.session_id = new
+        context.state.session = new
+        context.home, old = Home(place.kept_in, new), context.home
+        context.home.continue_from(place.found)
+        context.home.sequence, context.home.file = 0, place.found.meta.get("file")
+        assert old.lease is None or old.session != new
+        context.checkpoint(metadata=dict(place.found.meta["user_metadata"]))
+        old.close()
+    finally:
+        sys.argv = argv
+    return by_session(place.store, new)
+
+
+def _loaded(place: Place) -> ExecutionContext:
+    """The session with its values, as it is at the place; nobody owns it."""
+    context, metadata = CheckpointManager.resume_from_checkpoint(place.found.path)
+    if not place.named:
+        graph, settings = context.graph, Settings(workflow=metadata.workflow, durability="none")
+        context = open_session(graph, place.session, settings, place.store)
+        context.home.close()
+    return context

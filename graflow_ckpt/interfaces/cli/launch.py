@@ -1,0 +1,132 @@
+"""Launch: a program is run with what the command line says about it, and its end becomes a status."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from graflow_ckpt.core.policy import Policy
+from graflow_ckpt.frontends.overrides import overrides
+from graflow_ckpt.interfaces.cli import program
+from graflow_ckpt.interfaces.cli.manner import Manner
+from graflow_ckpt.interfaces.cli.progress import Reporter, reporter_for
+from graflow_ckpt.interfaces.cli.unfinished import mention
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the command line says about a run; None: what the program says counts."""
+
+    session: str | None = None
+    workflow: str | None = None  # the one that the session belongs to
+    store: str | None = None
+    resume: str | None = None
+    durability: str | None = None
+    policy: Policy | None = None
+    max_steps: int | None = None
+    changed: str | None = None
+    in_doubt: tuple[tuple[str, str], ...] = ()
+    take_over: bool = False
+    inputs: dict[str, Any] = field(default_factory=dict)  # Any: JSON
+    log_level: str | None = None
+    progress: bool = True
+
+    def settings(self) -> dict[str, Any]:
+        """The fields of Settings that are wished for."""
+        wished = {
+            "resume": self.resume, "durability": self.durability, "changed": self.changed,
+            "in_doubt": self.in_doubt or None, "take_over": self.take_over or None,
+        }  # fmt: skip
+        return {name: value for name, value in wished.items() if value is not None}
+
+
+def launch(
+    manner: Manner, wishes: Wishes, target: str, arguments: Sequence[str], called: str | None = None
+) -> int:
+    """Run a program; the exit status."""
+    return conducted(manner, wishes, lambda: program.run(target, arguments, called), what=target)
+
+
+def conducted(manner: Manner, wishes: Wishes, body: Callable[[], object], *, what: str) -> int:
+    """Run a body that executes a workflow, show what happens, and tell its end."""
+    if wishes.log_level:
+        _show_log(wishes.log_level)
+    with _documents_apart(manner):
+        reporter = reporter_for(manner, mention(manner, wishes.session), progress=wishes.progress)
+        _fill(wishes, reporter)
+        sandbox = program.Sandbox()
+        try:
+            with sandbox:
+                body()
+        finally:
+            reporter.close()
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        return _concluded(manner, reporter, sandbox.failed, what, wishes.workflow)
+
+
+def _concluded(manner: Manner, reporter: Reporter, failed: bool, what: str, workflow: str | None) -> int:
+    tallies = list(reporter.tallies.values())
+    status = 1 if failed else 0
+    if not failed and not tallies and workflow is not None:
+        manner.note(f"{what} did not execute workflow {workflow!r}: nothing of the session was run.")
+        status = 1
+    elif not failed and not tallies and not overrides.executed:
+        manner.note(f"{what} executed no workflow. Call its execute(), or: graflow-ckpt run MODULE:WORKFLOW")
+        status = 2
+    if manner.json:
+        manner.document({"event": "exit", "code": status, "sessions": [t.document() for t in tallies]})
+    return status
+
+
+def _fill(wishes: Wishes, reporter: Reporter) -> None:
+    overrides.session = wishes.session
+    overrides.target = wishes.workflow
+    overrides.store = wishes.store
+    overrides.inputs = dict(wishes.inputs)
+    overrides.max_steps = wishes.max_steps
+    overrides.policy = wishes.policy
+    overrides.settings = wishes.settings()
+    overrides.observers = (reporter,)
+
+
+@contextmanager
+def _documents_apart(manner: Manner) -> Iterator[None]:
+    """With --json stdout has documents only: what the program prints goes to stderr."""
+    if not manner.json:
+        yield
+        return
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "w", encoding="utf-8") as documents:
+        manner.documents = documents
+        os.dup2(2, 1)  # of the process, so that children and C code are led there, too
+        yield
+
+
+class _Stderr(logging.StreamHandler[Any]):
+    """Writes to what stderr is now: while there is a live block, that is above it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: Any) -> None:
+        raise AttributeError("always stderr")
+
+
+def _show_log(level: str) -> None:
+    logger = logging.getLogger("graflow_ckpt")
+    handler = _Stderr()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
+    logger.propagate = False  # else a program that configures logging itself shows each line twice

@@ -1,0 +1,123 @@
+"""How a command speaks: a table on a terminal, plain columns on a pipe, JSON if asked.
+
+Results go to stdout, everything said about them to stderr. Text from checkpoints is shown
+without control characters, so that a name cannot move the cursor. Not here: live progress.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, is_dataclass
+from typing import Any, TextIO
+
+import click
+
+from graflow_ckpt.core.errors import BadSessionId, GraflowError, InDoubt
+
+Document = dict[str, Any]  # JSON as written
+
+_COLORS = {
+    "completed": "green", "good": "green", "reuse": "green", "ok": "green",
+    "running": "cyan", "run": "cyan", "new": "cyan",
+    "interrupted": "yellow", "stopped": "yellow", "stalled": "yellow", "run again": "yellow",
+    "warning": "yellow",
+    "failed": "red", "bad": "red", "changed": "red", "orphaned": "red", "cancelled": "red",
+}  # fmt: skip
+
+
+class Manner:
+    """One per call of the command line; the common options set it."""
+
+    def __init__(self) -> None:
+        self.json = False
+        self.traceback = False
+        self.documents: TextIO | None = None  # where JSON goes if stdout belongs to a program
+
+    # --- results -----------------------------------------------------------------------
+
+    def document(self, document: Any) -> None:
+        """One JSON document on one line, or over several for a person."""
+        out = self.documents or sys.stdout
+        person = self.documents is None and out.isatty()
+        out.write(json.dumps(document, default=jsonable, indent=2 if person else None) + "\n")
+        out.flush()
+
+    def table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, right: Iterable[str] = ()
+    ) -> None:
+        """Rows for people; columns in `right` are numbers."""
+        texts = [["" if cell is None else clean(str(cell)) for cell in row] for row in rows]
+        if sys.stdout.isatty():
+            _pretty(columns, texts, set(right))
+            return
+        sizes = [max(len(c), *(len(row[i]) for row in texts), 0) for i, c in enumerate(columns)]
+        for row in [[c.upper() for c in columns], *texts]:
+            cells = [
+                cell.rjust(size) if name in right else cell.ljust(size)
+                for name, cell, size in zip(columns, row, sizes, strict=True)
+            ]
+            click.echo("  ".join(cells).rstrip())
+
+    def say(self, text: str) -> None:
+        click.echo(clean(text))
+
+    def note(self, text: str) -> None:
+        """Beside the result."""
+        click.echo(f"graflow-ckpt: {clean(text)}", err=True)
+
+    # --- errors ------------------------------------------------------------------------
+
+    def usage(self, error: click.ClickException) -> None:
+        if self.json:
+            self.document({"error": "Usage", "message": error.format_message()})
+        else:
+            error.show()
+
+    def failed(self, error: GraflowError) -> int:
+        """One clear message and what to do; the exit status."""
+        if self.traceback:
+            import traceback
+
+            traceback.print_exception(error)
+        notes = list(getattr(error, "__notes__", ()))
+        if self.json:
+            told = {"message": error.message, "hint": error.hint, "notes": notes}
+            self.document({**error.ids, "error": type(error).__name__, **told})
+        elif not self.traceback:
+            click.echo(f"graflow-ckpt: {click.style('error:', fg='red')} {clean(error.message)}", err=True)
+            for line in (error.hint, *notes):
+                if line:
+                    click.echo(f"  {clean(line)}", err=True)
+        return 3 if isinstance(error, InDoubt) else 2 if isinstance(error, BadSessionId) else 1
+
+
+def clean(text: str) -> str:
+    """Without control characters."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
+def jsonable(value: Any) -> Any:
+    """What JSON does not know, in an error's ids."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value)
+
+
+def _pretty(columns: Sequence[str], texts: Sequence[Sequence[str]], right: set[str]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in texts:
+        table.add_row(*(Text(cell, style=_COLORS.get(cell, "")) for cell in row))
+    Console(highlight=False).print(table)

@@ -1,0 +1,117 @@
+"""Options that several commands share, and what a shell completes for their arguments."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.interfaces.cli.manner import Manner
+
+# Any: click's decorators take whatever functions commands are.
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _manner(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
+    def callback(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+        if value:
+            setattr(manner_of(ctx), name, True)
+
+    return callback
+
+
+def manner_of(ctx: click.Context) -> Manner:
+    found = ctx.find_object(Manner)
+    return found if found is not None else ctx.ensure_object(Manner)
+
+
+def common(function: F) -> F:
+    """`--json` and `--traceback`: of every command. The command is given a `manner`."""
+    for flag, name, text in (
+        ("--traceback", "traceback", "Show where an error of graflow-ckpt comes from."),
+        ("--json", "json", "JSON instead of text."),
+    ):
+        function = click.option(
+            flag, is_flag=True, is_eager=True, expose_value=False, callback=_manner(name), help=text
+        )(function)
+    return function
+
+
+def default_store() -> str:
+    return os.environ.get("GRAFLOW_CKPT_STORE") or "checkpoints"
+
+
+def store(function: F) -> F:
+    """`--store`, with the same default as a program's."""
+    return click.option(
+        "--store", default=default_store, show_default="checkpoints", metavar="FOLDER",
+        help="Where the checkpoints are; also GRAFLOW_CKPT_STORE.", shell_complete=complete_folders,
+    )(function)  # fmt: skip
+
+
+def running(function: F) -> F:
+    """What `run` and `resume` have in common."""
+    for option in reversed((
+        click.option("--max-steps", type=click.IntRange(min=1), metavar="N",
+                     help="Stop after so many steps, counted over all resumes."),
+        click.option("--durability", type=click.Choice(["checkpoint", "journal", "none"]),
+                     help="What survives a crash: the newest checkpoint, every commit, or nothing."),
+        click.option("--every", "policy", multiple=True, callback=words.parse_every, metavar="N|30s",
+                     help="Checkpoint every N steps or every 30s; may be repeated."),
+        click.option("--changed", type=click.Choice(["reuse", "rerun"]),
+                     help="What to do with completed tasks that have changed since."),
+        click.option("--in-doubt", multiple=True, callback=words.parse_answers,
+                     metavar="TASK=rerun|skip|fail",
+                     help="What to do with a task that was running when its process died."),
+        click.option("--take-over", is_flag=True, help="Take the session from an owner who is still alive."),
+        click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
+                     help="Show what the engine logs."),
+        click.option("--progress/--no-progress", default=True, help="Show what goes on while it runs."),
+    )):  # fmt: skip
+        function = option(function)
+    return function
+
+
+# --- completion ----------------------------------------------------------------------------
+
+
+def _ids(ctx: click.Context) -> dict[str, str]:
+    """Session ids by what the names of their files say; nothing is opened."""
+    from graflow_ckpt.interfaces.cli.names import session_names
+
+    return session_names(str(ctx.params.get("store") or default_store()))
+
+
+def complete_sessions(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+    from click.shell_completion import CompletionItem
+
+    found = _ids(ctx).items()
+    return [CompletionItem(name, help=text) for name, text in found if name.startswith(incomplete)]
+
+
+def complete_places(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+    """Sessions and the paths of checkpoints."""
+    from click.shell_completion import CompletionItem
+
+    from graflow_ckpt.interfaces.cli.names import checkpoint_paths
+
+    store = str(ctx.params.get("store") or default_store())
+    folder = os.path.dirname(incomplete) if os.sep in incomplete else store
+    paths = [CompletionItem(path) for path in checkpoint_paths(folder) if path.startswith(incomplete)]
+    folders = complete_folders(ctx, parameter, incomplete) if os.sep in incomplete else []
+    return complete_sessions(ctx, parameter, incomplete) + (paths or folders)
+
+
+def complete_folders(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="dir")]
+
+
+def complete_programs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type="file")]

@@ -1,0 +1,96 @@
+"""The overview of a store: one row per session, from metadata and control facts alone.
+
+No pickle is opened. What a row says of steps and tasks is verified; where nothing verifies, the
+status says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from graflow_ckpt.checkpoint import history
+from graflow_ckpt.checkpoint.model import CheckpointMetadata, parse
+from graflow_ckpt.checkpoint.seal import Keyring
+from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.interfaces.cli.manner import Document
+from graflow_ckpt.stores import open_store
+
+UNFINISHED = ("running", "interrupted", "stopped", "failed", "stalled", "waiting")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One session."""
+
+    session: str
+    workflow: str
+    status: str
+    steps: int
+    done: int | None
+    pending: int | None
+    checkpoints: int
+    newest: str
+    created_at: str
+    owner: str  # of the process that runs it now, or nothing
+    note: str = ""
+
+    def document(self) -> Document:
+        from dataclasses import asdict
+
+        return {**asdict(self), "owner": self.owner or None, "age": words.seconds_since(self.created_at)}
+
+
+def overview(store: str, sessions: Iterable[str] | None = None) -> list[Row]:
+    """The sessions of a store, the newest first."""
+    place = open_store(store)
+    counts: dict[str, int] = {}
+    for path, raw in place.list():
+        session = _session_of(path, raw)
+        if session:
+            counts[session] = counts.get(session, 0) + 1
+    wanted = counts if sessions is None else [session for session in sessions if session in counts]
+    keyring = Keyring.load() if wanted else None
+    rows = [_row(place, keyring, session, counts[session]) for session in wanted] if keyring else []
+    return sorted(rows, key=lambda row: row.created_at, reverse=True)
+
+
+def _row(place: CheckpointStore, keyring: Keyring, session: str, count: int) -> Row:
+    holder = place.owner(session)
+    owner = f"{holder.pid}@{holder.host}" if holder is not None else ""
+    bad = 0
+    reason = ""
+    for _, found in history.newest(place, keyring, session):
+        if isinstance(found, CheckpointError):
+            bad, reason = bad + 1, reason or found.message
+            continue
+        facts, metadata = found.facts, found.metadata
+        status = metadata.status
+        if status in ("running", "closing", "failing"):
+            status = "running" if owner else "interrupted"
+        note = f"{bad} newer ones do not verify" if bad else ""
+        return Row(
+            session, metadata.workflow, status, metadata.steps, len(facts["completed_tasks"]),
+            len(facts["pending_tasks"]), count, found.path, metadata.created_at, owner, note,
+        )  # fmt: skip
+    return Row(session, "", "bad", 0, None, None, count, "", "", owner, reason)
+
+
+def _session_of(path: str, raw: bytes) -> str:
+    """As an unverified meta claims it."""
+    try:
+        found = json.loads(raw)["session_id"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return ""
+    return found if isinstance(found, str) else ""
+
+
+def listed(path: str, raw: bytes) -> CheckpointMetadata | CheckpointError:
+    """One checkpoint as its unverified meta describes it."""
+    try:
+        return CheckpointMetadata.from_document(path, parse(path, raw, ".meta.json"))
+    except CheckpointError as error:
+        return error

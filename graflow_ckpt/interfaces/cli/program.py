@@ -1,0 +1,149 @@
+"""Programs: a file run as `__main__`, or a module imported, as if graflow-ckpt were not there.
+
+`graflow-ckpt run FILE.py` and `python FILE.py` are one program: `__main__`, `sys.argv` and
+`sys.path[0]` are what they would be, and stay so until the process ends. A module is named
+`module:workflow`; its `__main__` is empty, and `sys.argv[0]` keeps that name, so that a resume
+finds it again. What a program raises is shown without the engine's frames.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType, TracebackType
+
+import click
+
+from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.frontends.dsl import Workflow
+from graflow_ckpt.frontends.overrides import overrides
+
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
+
+
+def is_file(target: str) -> bool:
+    return target.endswith(".py") or os.sep in target or os.path.isfile(target)
+
+
+def run(target: str, arguments: Sequence[str], called: str | None = None) -> None:
+    """Run a file, `called` as sys.argv[0] says, or a module's workflow."""
+    if is_file(target):
+        _run_file(target, [called or target, *arguments])
+    else:
+        _run_module(target, arguments)
+
+
+def _run_file(target: str, argv: Sequence[str]) -> None:
+    path = os.path.abspath(target)
+    try:
+        source = Path(path).read_bytes()
+    except OSError as error:
+        raise click.UsageError(f"{target} cannot be read: {error.strerror}.") from error
+    main = new_main()
+    main.__file__ = path
+    vars(main)["__loader__"] = SourceFileLoader("__main__", path)  # inspect.getsource asks it
+    sys.argv = list(argv)
+    _first_on_path(os.path.dirname(os.path.realpath(path)))
+    exec(compile(source, path, "exec", dont_inherit=True), vars(main))
+
+
+def _run_module(target: str, arguments: Sequence[str]) -> None:
+    name, _, chosen = target.partition(":")
+    new_main()
+    sys.argv = [target if ":" in target else f"{target}:", *arguments]
+    _first_on_path(os.getcwd())
+    if chosen:
+        overrides.only = chosen  # if it is a workflow's name, it may run while the module is imported
+    try:
+        module = import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        raise click.UsageError(f"There is no file and no module {name!r} here.") from error
+    if not overrides.executed:
+        workflow = _choose(module, chosen)
+        overrides.only = workflow.name
+        workflow.execute()
+
+
+def _choose(module: ModuleType, chosen: str) -> Workflow:
+    """By variable or by name; without either the only one."""
+    met: list[Workflow] = overrides.met
+    if chosen:
+        found = vars(module).get(chosen)
+        if isinstance(found, Workflow):
+            return found
+        met = [workflow for workflow in met if workflow.name == chosen]
+    if len(met) == 1:
+        return met[0]
+    names = ", ".join(sorted({workflow.name for workflow in overrides.met})) or "none"
+    what = f"no workflow {chosen!r}" if chosen else "several workflows" if met else "no workflow"
+    name = module.__name__
+    raise click.UsageError(f"{name} has {what} (it has: {names}). Name one: {name}:WORKFLOW")
+
+
+def new_main() -> ModuleType:
+    """An empty program, in the place of the command line's own."""
+    main = ModuleType("__main__")
+    vars(main).update(__builtins__=builtins, __cached__=None)
+    sys.modules["__main__"] = main
+    return main
+
+
+def _first_on_path(folder: str) -> None:
+    if not sys.flags.safe_path:
+        sys.path[:1] = [folder]
+
+
+class Sandbox:
+    """Around a program: its own exceptions end here, shown as Python would, without our frames."""
+
+    def __init__(self) -> None:
+        self.failed = False
+
+    def __enter__(self) -> Sandbox:
+        overrides.collecting = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if isinstance(error, GraflowError):
+            where = _users_line(trace)
+            if where:
+                error.add_note(where)
+            return False
+        if not isinstance(error, Exception) or isinstance(error, (click.ClickException, BrokenPipeError)):
+            return False
+        self.failed = True
+        sys.stderr.write("".join(own_frames(error)))
+        return True
+
+
+def own_frames(error: BaseException) -> list[str]:
+    """The traceback without the frames of this package."""
+    shown = traceback.TracebackException.from_exception(error)
+    todo, seen = [shown], set()
+    while todo:
+        one = todo.pop()
+        seen.add(id(one))
+        one.stack = traceback.StackSummary.from_list([f for f in one.stack if not _ours(f.filename)])
+        linked = [one.__cause__, one.__context__, *(one.exceptions or ())]
+        todo += [other for other in linked if other is not None and id(other) not in seen]
+    return list(shown.format())
+
+
+def _users_line(trace: TracebackType | None) -> str:
+    """Where in the program an error of ours came up."""
+    frames = [f for f in traceback.extract_tb(trace) if not _ours(f.filename)]
+    return f"at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+
+
+def _ours(filename: str) -> bool:
+    return filename.startswith((_PACKAGE, "<frozen "))

@@ -1,0 +1,221 @@
+"""Progress: what `run` and `resume` show while a session runs. Observers of the engine.
+
+    a terminal    one line that is kept for the start, a live block, one line for the end
+    a pipe        plain lines: start, checkpoints, now and then how far it is, end
+    --json        one JSON document per event, and one for the end
+
+All but JSON goes to stderr: stdout belongs to the program.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from graflow_ckpt.core.events import Event
+from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.interfaces.cli.manner import Manner
+from graflow_ckpt.interfaces.cli.tally import Tally
+
+if TYPE_CHECKING:
+    from rich.live import Live
+
+PERIOD = 5.0  # seconds between two progress lines on a pipe
+SAVES = 1.0  # seconds between two lines about checkpoints
+
+Mention = Callable[[Tally], None]
+
+
+class Reporter:
+    """Keeps a tally per session, and says how they start and end."""
+
+    def __init__(self, manner: Manner, mention: Mention) -> None:
+        self.manner = manner
+        self.tallies: dict[str, Tally] = {}
+        self._mention = mention
+
+    def __call__(self, event: Event) -> None:
+        tally = self.tallies.get(event.session)
+        first = tally is None
+        if tally is None or tally.status:  # a session may be executed again
+            if event.kind not in ("session_started", "session_finished"):
+                return
+            tally = self.tallies[event.session] = Tally(event)
+        tally.add(event)
+        if event.kind == "session_finished":
+            self.finished(tally)
+        elif event.kind == "session_started" and tally.running == {} and (first or tally.step == event.step):
+            self.started(event, tally)
+        elif event.kind == "session_ended":
+            self.ended(tally)
+        else:
+            self.went_on(event, tally)
+
+    def started(self, event: Event, tally: Tally) -> None:
+        self.manner.note(f"session {tally.session} ({tally.workflow}): {opening(event, tally)}")
+        if not event.facts["resumed"]:
+            self._mention(tally)
+
+    def went_on(self, event: Event, tally: Tally) -> None:
+        pass
+
+    def ended(self, tally: Tally) -> None:
+        self.manner.note(f"session {tally.session}: {closing(tally)}")
+
+    def finished(self, tally: Tally) -> None:
+        self.manner.note(
+            f"session {tally.session} ({tally.workflow}) is finished ({tally.step} steps); nothing runs"
+        )
+
+    def close(self) -> None:
+        pass
+
+
+def opening(event: Event, tally: Tally) -> str:
+    """What this run is going to be."""
+    facts = event.facts
+    command = words.resume_command(tally.session, tally.store)
+    if facts["resumed"]:
+        journal = f" and {words.counted(facts['replayed'], 'journal record')}" if facts["replayed"] else ""
+        return (
+            f"goes on from step {event.step} ({facts['path']}{journal}), "
+            f"{words.counted(facts['completed'], 'task')} completed, {facts['pending']} pending"
+        )
+    if facts["kept"]:
+        return f"new; if it is interrupted, go on with: {command}"
+    return f"new; a checkpoint is made only if it is stopped or fails (--every, --session), then: {command}"
+
+
+def closing(tally: Tally) -> str:
+    """How it ended, and what to do next."""
+    command = words.resume_command(tally.session, tally.store)
+    own = f"{tally.step - tally.first_step} in this run, {tally.seconds:.3g} s"
+    steps = f"after {words.counted(tally.step, 'step')} ({own})"
+    failed = tally.failed_saves
+    lost = f"; {words.counted(failed, 'checkpoint')} could not be saved" if failed else ""
+    match tally.status:
+        case "completed":
+            return f"completed {steps}{lost}"
+        case "stopped":
+            limit = str(2 * max(1, tally.step))
+            larger = words.resume_command(tally.session, tally.store, "--max-steps", limit)
+            return f"{tally.reason or 'stopped'} {steps}; go on with a larger one: {larger}{lost}"
+        case "interrupted":
+            return f"interrupted {steps}{lost}"
+        case status:
+            again = f"; go on with: {command}" if status in ("failed", "stalled") and tally.saved_path else ""
+            return f"{status} {steps}{again}{lost}"
+
+
+class PlainLines(Reporter):
+    """For a pipe, a log, a person with --no-progress."""
+
+    def __init__(self, manner: Manner, mention: Mention, *, progress: bool = True) -> None:
+        super().__init__(manner, mention)
+        self._progress = progress
+        self._told = monotonic()
+        self._told_save = 0.0
+        self._untold = 0
+
+    def went_on(self, event: Event, tally: Tally) -> None:
+        now = monotonic()
+        if event.kind == "checkpoint_saved" and self._progress:
+            if now - self._told_save < SAVES:
+                self._untold += 1
+                return
+            more = f" (and {self._untold} before it)" if self._untold else ""
+            self.manner.note(f"checkpoint at step {event.step}: {event.facts['path']}{more}")
+            self._told_save, self._untold, self._told = now, 0, now
+        elif event.kind == "session_went_back":
+            self.manner.note(f"session {tally.session} went back to step {event.facts['step']}")
+        elif self._progress and now - self._told >= PERIOD:
+            self._told = now
+            self.manner.note(f"session {tally.session}: {tally.counts}{_bars(tally)}")
+
+
+def _bars(tally: Tally) -> str:
+    parts = [f"{task} {done:g}{f'/{total:g}' if total else ''}" for task, (done, total) in tally.bars.items()]
+    return f"; {', '.join(parts)}" if parts else ""
+
+
+class JsonLines(Reporter):
+    """One document per event."""
+
+    def __call__(self, event: Event) -> None:
+        super().__call__(event)
+        self.manner.document({
+            "event": event.kind, "session": event.session, "time": event.time, "step": event.step,
+            **({"task": event.task} if event.task else {}), **event.facts,
+        })  # fmt: skip
+
+    def started(self, event: Event, tally: Tally) -> None:
+        pass
+
+    def ended(self, tally: Tally) -> None:
+        pass
+
+    def finished(self, tally: Tally) -> None:
+        pass
+
+
+class LiveBlock(Reporter):
+    """For a terminal: what runs now stands below what the program prints."""
+
+    def __init__(self, manner: Manner, mention: Mention) -> None:
+        super().__init__(manner, mention)
+        self._live: Live | None = None
+        self._shown: Tally | None = None
+
+    def started(self, event: Event, tally: Tally) -> None:
+        self.close()
+        super().started(event, tally)
+        self._shown = tally
+        self._live = self._start()
+
+    def ended(self, tally: Tally) -> None:
+        if tally is self._shown:
+            self.close()
+        super().ended(tally)
+
+    def close(self) -> None:
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.stop()
+
+    def _start(self) -> Live:
+        from rich.console import Console
+        from rich.live import Live
+
+        live = Live(
+            self,  # rendered anew for each picture
+            console=Console(stderr=True, highlight=False),
+            refresh_per_second=8,
+            transient=True,
+            redirect_stdout=sys.stdout.isatty(),  # a file gets the program's output, not the block's
+        )
+        streams = sys.stdout, sys.stderr
+        os.register_at_fork(after_in_child=lambda: _put_back(*streams))
+        live.start()
+        return live
+
+    def __rich__(self) -> Any:  # Any: rich renders what it knows
+        from graflow_ckpt.interfaces.cli.block import block
+
+        assert self._shown is not None
+        return block(self._shown)
+
+
+def _put_back(out: Any, err: Any) -> None:  # Any: whatever the program has put there
+    """A forked child has no thread that draws, and must not wait for its lock."""
+    sys.stdout, sys.stderr = out, err
+
+
+def reporter_for(manner: Manner, mention: Mention, *, progress: bool) -> Reporter:
+    if manner.json:
+        return JsonLines(manner, mention)
+    if progress and sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        return LiveBlock(manner, mention)
+    return PlainLines(manner, mention, progress=progress)

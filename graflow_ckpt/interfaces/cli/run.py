@@ -1,0 +1,71 @@
+"""`graflow-ckpt run`: a program under a session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.interfaces.cli.options import (
+    common,
+    complete_folders,
+    complete_programs,
+    complete_sessions,
+    manner_of,
+    running,
+)
+
+EXAMPLES = """\b
+Examples:
+  graflow-ckpt run train.py                        a new session; its id is printed
+  graflow-ckpt run train.py --session night        new, or from where it was: type it again
+  graflow-ckpt run train.py --session night --every 30s --input lr=0.01 -- --verbose
+  graflow-ckpt run flows.etl:nightly --durability journal
+"""
+
+
+@click.command("run", epilog=EXAMPLES, short_help="Run a program's workflow under a session.")
+@click.argument("target", metavar="FILE.py|MODULE[:WORKFLOW]", shell_complete=complete_programs)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
+@click.option(
+    "--session", metavar="ID", shell_complete=complete_sessions, help="Go on with this session, or start it."
+)
+@click.option(
+    "--resume",
+    type=click.Choice(["auto", "never", "must"]),
+    help="If the session exists: go on (auto, must) or refuse (never); if not, must refuses.",
+)
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    callback=words.parse_inputs,
+    metavar="NAME=VALUE",
+    help="An input of the workflow: JSON if it parses, else text.",
+)
+@running
+@click.option(
+    "--store",
+    metavar="FOLDER",
+    shell_complete=complete_folders,
+    help="Where to keep checkpoints, instead of where the program says.",
+)
+@common
+@click.pass_context
+def command(
+    ctx: click.Context, /, target: str, arguments: tuple[str, ...], **options: Any
+) -> int:  # fmt: skip
+    """Run a program's workflow under a session.
+
+    A file is run as `python FILE.py` would run it; what follows `--` becomes its sys.argv. Of a module
+    the workflow is executed that is named, by variable or name, or the only one.
+    """
+    from graflow_ckpt.core.facts import check_session_id
+    from graflow_ckpt.interfaces.cli.launch import Wishes, launch
+
+    if options["session"] is not None:
+        check_session_id(options["session"])
+    elif options["resume"] == "must":
+        raise click.UsageError("--resume must needs --session.")
+    return launch(manner_of(ctx), Wishes(**options), target, arguments)

@@ -1,0 +1,119 @@
+"""Words: strings of the command line as objects, and facts as words for people.
+
+Strings are parsed here once; behind it there are policies, numbers and pairs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from graflow_ckpt.core.errors import GraphError
+from graflow_ckpt.core.policy import EveryN, EverySeconds, Policy
+
+_PERIOD = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?\Z")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_ANSWERS = ("rerun", "skip", "fail")
+
+
+def parse_inputs(
+    ctx: click.Context, parameter: click.Parameter, given: Sequence[str]
+) -> dict[str, Any]:  # Any: whatever JSON can say
+    """`k=v`: JSON if it parses, else text."""
+    inputs: dict[str, Any] = {}
+    for item in given:
+        name, equals, text = item.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{item!r} is not NAME=VALUE.", ctx, parameter)
+        if name in inputs:
+            raise click.BadParameter(f"{name!r} is given twice.", ctx, parameter)
+        try:
+            inputs[name] = json.loads(text)
+        except ValueError:
+            inputs[name] = text
+    return inputs
+
+
+def parse_every(ctx: click.Context, parameter: click.Parameter, given: Sequence[str]) -> Policy | None:
+    """`10` is steps, `30s` is time; several combine."""
+    policy: Policy | None = None
+    for item in given:
+        try:
+            one = _policy(item)
+        except GraphError as error:
+            raise click.BadParameter(error.message, ctx, parameter) from error
+        policy = one if policy is None else policy | one
+    return policy
+
+
+def _policy(item: str) -> Policy:
+    match = _PERIOD.match(item.strip())
+    if match is None or (match[2] is None and "." in item):
+        raise GraphError(f"{item!r} is neither a number of steps (10) nor a time (30s, 5m).")
+    return EveryN(int(match[1])) if match[2] is None else EverySeconds(float(match[1]) * _SECONDS[match[2]])
+
+
+def parse_answers(
+    ctx: click.Context, parameter: click.Parameter, given: Sequence[str]
+) -> tuple[tuple[str, str], ...]:
+    """`TASK=rerun|skip|fail`."""
+    answers = []
+    for item in given:
+        task, _, answer = item.rpartition("=")
+        if not task or answer not in _ANSWERS:
+            raise click.BadParameter(f"{item!r} is not TASK=rerun, TASK=skip or TASK=fail.", ctx, parameter)
+        answers.append((task, answer))
+    return tuple(answers)
+
+
+# --- for people --------------------------------------------------------------------------
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def resume_command(session: str, store: str, *more: str) -> str:
+    """What to type to go on."""
+    where = [] if store == "checkpoints" else ["--store", store]
+    return shlex.join(["graflow-ckpt", "resume", session, *where, *more])
+
+
+def seconds_since(iso: str, now: datetime | None = None) -> float | None:
+    """How long ago a checkpoint says that it was made."""
+    try:
+        made = datetime.fromisoformat(iso)
+    except (TypeError, ValueError):
+        return None
+    if made.tzinfo is None:
+        made = made.replace(tzinfo=UTC)
+    return max(0.0, ((now or datetime.now(UTC)) - made).total_seconds())
+
+
+def age(seconds: float | None) -> str:
+    """`3 s`, `4 min`, `2 h`, `5 d`."""
+    if seconds is None:
+        return "?"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(seconds)} s"
+
+
+def size(count: int | None) -> str:
+    """`17 B`, `5.7 kB`, `1.2 GB`."""
+    if count is None:
+        return "?"
+    number = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}" if unit != "B" else f"{count} B"
+        number /= 1000
+    return f"{number:.3g} TB"

@@ -195,7 +195,12 @@ def _find(store: CheckpointStore, keyring: Keyring, path: str, raw: bytes) -> Fo
         )
     meta = parse(path, raw, ".meta.json")
     check_schema(path, meta.get("schema_version"))
-    verify(meta, keyring)
+    try:
+        verify(meta, keyring)
+    except UnsafeCheckpoint as error:
+        raise type(error)(
+            f"Checkpoint {path}: {error.message}", hint=error.hint, path=path, **error.ids
+        ) from None
     stage = str(meta.get("stage", ""))
     body = _read(store, path, meta, "state.json", stage)
     facts = parse(path, body, ".state.json")

@@ -47,7 +47,7 @@ class CheckpointManager:
         try:
             found, context = archive.load(place, keyring, checkpoint_path)
         except CheckpointCorrupt as error:
-            error.hint += history.newest_good(place, keyring, checkpoint_path)
+            error.hint = f"{error.hint} {history.newest_good(place, keyring, checkpoint_path)}".strip()
             raise
         context.return_to(found, restore(found.facts, context.payload), cls._home(place, found))
         return context, found.metadata

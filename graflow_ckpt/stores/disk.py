@@ -16,7 +16,7 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.core.protocols import Buffer
 
 # macOS: fsync there only hands the bytes to the drive, which may keep them in its cache
@@ -44,6 +44,10 @@ _ADVICE = {
     errno.ELOOP: "The path goes round in symbolic links: give another one.",
     errno.ESTALE: "The network file system has lost the file: check the mount, then run again.",
 }
+
+
+SMALL = 64 << 20
+"""What is read in one piece is smaller, whatever somebody has put in its place."""
 
 
 class Disk:
@@ -118,6 +122,10 @@ class Disk:
         fd = self.open(path)
         try:
             size = regular_size(fd, path)
+            if size > SMALL:
+                raise CheckpointCorrupt(
+                    f"{path} has {size} bytes: nothing of that name is that large.", path=path, size=size
+                )
             return b"".join(iter(lambda: os.read(fd, max(size, 1 << 16)), b""))
         finally:
             self.close(fd)

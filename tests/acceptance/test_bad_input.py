@@ -1,0 +1,313 @@
+"""Bad input: each gives one clear error with what to do and an exit status, and nothing is lost.
+
+Through the real command line in a process of its own, on a session that was really killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import os, sys
+from graflow_ckpt import task, workflow
+
+with workflow("count", session_id="s") as ctx:
+
+    @task(inject_context=True)
+    def step(context):
+        n = context.channel.get("n", 0) + 1
+        context.channel.set("n", n)
+        context.checkpoint({"n": n})
+        if n == 4 and not os.path.exists("calm"):
+            os.kill(os.getpid(), 9)
+        if n < 6:
+            context.next_iteration()
+        return n
+
+    print("result", ctx.execute("step"))
+"""
+
+
+def call(*words: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONWARNINGS": "error", **(env or {})}
+    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
+
+
+def cli(*words: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    return call(sys.executable, "-m", "graflow_ckpt", *words, cwd=cwd, env=env)
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a session that was killed after three checkpoints."""
+    folder = tmp_path_factory.mktemp("killed")
+    (folder / "program.py").write_text(PROGRAM)
+    done = call(sys.executable, "program.py", cwd=folder)
+    assert done.returncode == -9, done.stderr
+    assert len(list((folder / "checkpoints").glob("*.meta.json"))) == 3
+    (folder / "calm").touch()
+    return folder
+
+
+@pytest.fixture
+def session(killed: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    return Path(shutil.copytree(killed, tmp_path / "session"))
+
+
+def newest(folder: Path, number: int = 3) -> Path:
+    return next((folder / "checkpoints").glob(f"session_s_step_{number}_*.pkl"))
+
+
+def part(path: Path, name: str) -> Path:
+    return path.with_name(path.name.removesuffix("pkl") + name)
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.write_bytes(data)
+
+
+def resize(path: Path, size: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+def swap(path: Path, other: Path) -> None:
+    keep = path.read_bytes()
+    path.write_bytes(other.read_bytes())
+    other.write_bytes(keep)
+
+
+def newer_schema(path: Path) -> None:
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "schema_version": "7.0"}))
+
+
+Damage = Callable[[Path], None]
+DAMAGES: dict[str, Damage] = {
+    "values truncated": lambda p: resize(p, p.stat().st_size // 2),
+    "values with a flipped bit": flip,
+    "values empty": lambda p: resize(p, 0),
+    "values enormous": lambda p: resize(p, 1 << 40),
+    "values missing": lambda p: p.unlink(),
+    "facts truncated": lambda p: resize(part(p, "state.json"), 100),
+    "facts with a flipped bit": lambda p: flip(part(p, "state.json")),
+    "facts empty": lambda p: resize(part(p, "state.json"), 0),
+    "facts enormous": lambda p: resize(part(p, "state.json"), 1 << 40),
+    "facts missing": lambda p: part(p, "state.json").unlink(),
+    "meta truncated": lambda p: resize(part(p, "meta.json"), 100),
+    "meta with a flipped bit": lambda p: flip(part(p, "meta.json")),
+    "meta empty": lambda p: resize(part(p, "meta.json"), 0),
+    "meta enormous": lambda p: resize(part(p, "meta.json"), 1 << 40),
+    "values swapped with another cut's": lambda p: swap(p, newest(p.parent.parent, 2)),
+    "facts swapped with another cut's": lambda p: swap(
+        part(p, "state.json"), part(newest(p.parent.parent, 2), "state.json")
+    ),
+    "a newer schema": lambda p: newer_schema(part(p, "meta.json")),
+    "values that everybody can write": lambda p: p.chmod(0o666),
+    "meta that everybody can write": lambda p: part(p, "meta.json").chmod(0o666),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_cut_is_refused_by_path_and_passed_over_by_session(session: Path, damage: Damage) -> None:
+    path = newest(session)
+    damage(path)
+
+    named = cli("resume", str(path.relative_to(session)), cwd=session)
+    again = cli("resume", "s", cwd=session)
+
+    assert named.returncode == 1, named
+    assert "Traceback" not in named.stderr
+    assert path.stem in named.stderr
+    assert named.stderr.strip().count("\n") < 6, named.stderr
+    assert again.returncode == 0, again.stderr
+    assert "result 6" in again.stdout  # from the cut before it
+    assert path.stem in again.stderr  # which says what was passed over
+
+
+def test_no_cut_that_verifies_is_never_a_fresh_start(session: Path) -> None:
+    for path in (session / "checkpoints").glob("*.pkl"):
+        flip(path)
+        flip(part(path, "state.json"))
+
+    again = cli("resume", "s", cwd=session)
+    direct = call(sys.executable, "program.py", cwd=session)
+
+    assert again.returncode == 1
+    assert "none of them verifies" in again.stderr
+    assert "Traceback" not in again.stderr
+    assert direct.returncode == 1
+    assert "NoGoodCheckpoint" in direct.stderr
+
+
+def test_a_foreign_key_is_refused_and_both_ways_on_are_named(session: Path, tmp_path: Path) -> None:
+    elsewhere = {"XDG_STATE_HOME": str(tmp_path / "other machine")}
+
+    refused = cli("resume", "s", cwd=session, env=elsewhere)
+
+    assert refused.returncode == 1
+    assert "trust" in refused.stderr
+    assert "GRAFLOW_CKPT_KEY" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_damaged_cuts_can_be_listed_and_are_named_by_verify(session: Path) -> None:
+    flip(newest(session))
+
+    listed = cli("checkpoints", "list", "s", cwd=session)
+    verified = cli("checkpoints", "verify", "s", cwd=session)
+
+    assert listed.returncode == 0, listed.stderr
+    assert listed.stdout.count("session_s_step_") == 3
+    assert verified.returncode == 1
+    assert "corrupted" in verified.stdout + verified.stderr
+
+
+@pytest.mark.parametrize("bad", ["a/b", "..", "../x", "", "x" * 65, "ü", "a b"])
+def test_a_bad_session_id_is_a_usage_error(session: Path, bad: str) -> None:
+    refused = cli("run", "program.py", "--session", bad, cwd=session)
+
+    assert refused.returncode in (1, 2)
+    assert "session id" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not list(session.parent.glob("*.lock"))
+
+
+def test_a_second_process_is_refused_by_name_of_the_owner_and_takes_over_when_it_is_dead(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "owner.py").write_text(
+        PROGRAM.replace(
+            "if n == 4", "print('at', n, flush=True)\n        if n == 2: sys.stdin.read()\n        if n == 99"
+        )
+    )
+    owner = subprocess.Popen(
+        [sys.executable, "owner.py"], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert owner.stdout is not None
+    while "at 2" not in owner.stdout.readline():
+        assert owner.poll() is None
+
+    busy = cli("run", "owner.py", "--session", "s", cwd=tmp_path)
+    owner.kill()
+    owner.communicate()
+    (tmp_path / "calm").touch()
+    taken = subprocess.run(
+        [sys.executable, "owner.py"], cwd=tmp_path, input="", capture_output=True, text=True, timeout=60
+    )
+
+    assert busy.returncode == 1
+    assert str(owner.pid) in busy.stderr
+    assert "Traceback" not in busy.stderr
+    assert taken.returncode == 0, taken.stderr
+    assert "result 6" in taken.stdout
+
+
+def program(body: str, *, settings: str = "") -> str:
+    lines = "\n".join(f"        {line}" for line in body.splitlines())
+    return (
+        "import os, threading\nfrom graflow_ckpt import task, workflow\n"
+        f'with workflow("w", session_id="s"{settings}) as ctx:\n'
+        f"    @task(inject_context=True)\n    def step(context):\n{lines}\n"
+        '    ctx.execute("step")\n    print("done")\n'
+    )
+
+
+UNSTORABLE = {
+    "a channel value": ('context.channel.set("box", {"a": [1, threading.Lock()]})', "box"),
+    "a result": ("return {'lock': threading.Lock()}", "lock"),
+    "metadata": ('context.checkpoint({"when": object()})', "metadata['when']"),
+}
+
+
+@pytest.mark.parametrize(("body", "path"), UNSTORABLE.values(), ids=UNSTORABLE)
+def test_what_cannot_be_kept_is_refused_with_the_path_to_it(tmp_path: Path, body: str, path: str) -> None:
+    (tmp_path / "program.py").write_text(program(body))
+
+    refused = cli("run", "program.py", cwd=tmp_path)
+
+    assert refused.returncode == 1
+    assert path in refused.stderr
+    assert "NotStorable" in refused.stderr or "cannot be" in refused.stderr
+
+
+def test_a_store_that_is_a_file_is_an_error_before_the_first_task(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints").write_text("not a folder")
+    (tmp_path / "program.py").write_text(program("open('ran', 'w')"))
+
+    refused = cli("run", "program.py", cwd=tmp_path)
+
+    assert refused.returncode == 1
+    assert "checkpoints" in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_checkpoint_path_that_is_a_folder_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "taken.meta.json").mkdir()
+    (tmp_path / "program.py").write_text(
+        program(
+            "try:\n    context.execution_context.checkpoint('taken.pkl')\n"
+            "except ValueError as error:\n    print('said', error)"
+        )
+    )
+
+    done = cli("run", "program.py", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert "said" in done.stdout
+    assert "taken" in done.stdout
+
+
+FULL = """
+import errno, os
+from graflow_ckpt import task, workflow
+from graflow_ckpt.stores.disk import Disk
+
+write = Disk.write
+
+def full(self, fd, data):
+    if os.path.exists("full") and b"a long value" in bytes(data):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return write(self, fd, data)
+
+Disk.write = full
+
+with workflow("w", session_id="s") as ctx:
+    @task(inject_context=True)
+    def step(context):
+        n = context.channel.get("n", 0) + 1
+        context.channel.set("n", n)
+        context.channel.set("v", "a long value " * 100)
+        handle = context.checkpoint()
+        if n == 2:
+            open("full", "w")
+        if n < 3:
+            context.next_iteration()
+        return n
+    print("result", ctx.execute("step"))
+"""
+
+
+def test_a_full_disk_is_an_event_and_the_last_good_cut_stands(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(FULL)
+
+    done = cli("run", "program.py", cwd=tmp_path)
+    verified = cli("checkpoints", "verify", "s", cwd=tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert "result 3" in done.stdout
+    assert "No space left" in done.stderr
+    assert verified.returncode == 0, verified.stdout
+    assert not list((tmp_path / "checkpoints").glob("*.tmp"))

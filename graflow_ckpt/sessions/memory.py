@@ -1,8 +1,9 @@
 """The session in this process: one SessionState, one lock, and what is on loan from it.
 
 Promise: a commit is applied, and recorded if there is a recorder, under one lock, or not at
-all. After a recorder has failed nothing is committed any more. Reads take no lock: a value and
-its version are one tuple.
+all. After a recorder has failed nothing is committed any more. Reads take the
+lock only if a commit changes the state meanwhile: a value, its version and what was appended to
+it belong together.
 
 Loans: a live value that an attempt has got is *on loan* until the attempt ends. Whoever takes
 a picture of live values holds `still()`: it is refused while anything is on loan, and makes
@@ -33,6 +34,7 @@ class MemorySession:
         self.broken: GraflowError | None = None
         self.clock = clock
         self._lock = threading.RLock()
+        self._changes = 0  # odd while a commit changes the state
         self._loans: dict[str, int] = {}
         self._loan_lock = threading.Lock()
 
@@ -44,13 +46,17 @@ class MemorySession:
             now, before = self.clock(), self.state.sequence
             whole = False
             try:
+                self._changes += 1
                 claims = apply(self.state, ops, now)
+                self._changes += 1
                 if self.recorder is not None:
                     self.recorder(self.state, now, ops)
                 whole = True
             except GraflowError as error:
                 whole = self.state.sequence == before  # refused: nothing was changed
-                if not whole:
+                if whole:
+                    self._changes += 1
+                else:
                     self.broken = error
                 raise
             finally:
@@ -70,6 +76,14 @@ class MemorySession:
 
     def read(self, name: str) -> tuple[Cell, int, tuple[Cell, ...]] | None:
         """A value's cell, its version, and the items appended to it."""
+        before = self._changes
+        found = self._read(name)
+        if before % 2 or self._changes != before:  # a commit goes on: the items may be of another value
+            with self._lock:
+                found = self._read(name)
+        return found
+
+    def _read(self, name: str) -> tuple[Cell, int, tuple[Cell, ...]] | None:
         found = self.state.values.get(name)
         if found is None:
             return None

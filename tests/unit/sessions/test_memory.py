@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 
 import pytest
 
 from graflow_ckpt.core.errors import Fenced, JournalFailed, SessionError
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Live
+from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.sessions.memory import MemorySession
 
 
@@ -103,6 +104,42 @@ def test_a_value_comes_with_its_version_and_what_was_appended() -> None:
     assert mine.read("x") == (b"\x01", 2, (b"\x02",))
     assert mine.read("y") is None
     assert mine.names() == ["x"]
+
+
+class Watched(dict[str, tuple[Cell, int]]):
+    """Values that have another thread read when one of them is about to change."""
+
+    def __init__(self, values: dict[str, tuple[Cell, int]], meanwhile: Callable[[], None]) -> None:
+        super().__init__(values)
+        self.meanwhile = meanwhile
+
+    def __setitem__(self, name: str, value: tuple[Cell, int]) -> None:
+        super().__setitem__(name, value)
+        self.meanwhile()
+
+
+def test_who_reads_during_a_commit_gets_a_value_with_its_own_items() -> None:
+    mine = session()
+    mine.commit([("append", "x", b"\x01")])
+    found: list[object] = []
+    begun = threading.Event()
+
+    def read() -> None:
+        begun.set()
+        found.append(mine.read("x"))
+
+    reader = threading.Thread(target=read)
+
+    def meanwhile() -> None:
+        reader.start()
+        begun.wait()
+        reader.join(0.05)  # without the lock it has read by then
+
+    mine.state.values = Watched(mine.state.values, meanwhile)
+    mine.commit([("put", "x", b"\x91\x05", 1)])
+    reader.join()
+
+    assert found == [(b"\x91\x05", 2, ())]
 
 
 # --- loans -----------------------------------------------------------------------------

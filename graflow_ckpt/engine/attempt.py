@@ -17,7 +17,8 @@ from graflow_ckpt.checkpoint.pickles import live_digest
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.core.facts import Claim, Effects, Next, Op, Request, Spawned
 from graflow_ckpt.core.values import Cell, Live
-from graflow_ckpt.engine.bind import MISSING
+
+EMPTY_LIST = b"\x90"
 
 
 class Values(Protocol):
@@ -74,35 +75,37 @@ class Attempt:
         if name in self.written:
             return self.written[name]
         if name in self.got:
-            return self.got[name].value
+            got = self.got[name]
+            return default if got.before is None else got.value
         found = self.values.read(name)
         own = [op[2] for op in self.appends if op[1] == name]
         if found is None and not own:
             if not readonly:
-                self.got[name] = Got(default, None, 0)
+                self.got[name] = Got(None, None, 0)
             return default
-        cell, version, items = found or (b"\x90", 0, ())
-        if isinstance(cell, Live) and not items and not own:
-            return self._lend(name, cell, version, readonly)
+        cell, version, items = found or (EMPTY_LIST, 0, ())
+        if readonly:
+            return read_only(from_cells(name, cell, (*items, *own)))
+        if any(isinstance(c, Live) for c in (cell, *items)):
+            return self._lend(name, own)
         value = from_cells(name, cell, (*items, *own))
-        if not readonly:
-            before = b"" if own else to_cell(value) if items else cell
-            self.got[name] = Got(value, before, version)
-            if own:
-                self.appends = [op for op in self.appends if op[1] != name]
+        self._take(name, value, b"" if own else to_cell(value) if items else cell, version)
         return value
 
-    def _lend(self, name: str, cell: Live, version: int, readonly: bool) -> Any:
-        if readonly:
-            return read_only(cell.value)
+    def _lend(self, name: str, own: list[Cell]) -> Any:
         self.values.lend(name)
-        found = self.values.read(name)  # a picture may have been taken meanwhile, or a commit
-        if found is not None and isinstance(found[0], Live):
-            cell, version = found[0], found[1]
-        self.got[name] = Got(cell.value, cell, version)
+        # read again: a picture may have been taken meanwhile, or a commit made
+        cell, version, items = self.values.read(name) or (EMPTY_LIST, 0, ())
+        value = from_cells(name, cell, (*items, *own))
+        self._take(name, value, Live(value) if items or own or isinstance(cell, bytes) else cell, version)
         if self._digest:
-            self.digests[name] = live_digest(cell.value)
-        return cell.value
+            self.digests[name] = live_digest(value)
+        return value
+
+    def _take(self, name: str, value: Any, before: Cell, version: int) -> None:
+        """From here on the attempt works on a copy or a loan of its own."""
+        self.got[name] = Got(value, before, version)
+        self.appends = [op for op in self.appends if op[1] != name]
 
     def set(self, name: str, value: Any) -> None:
         self.still_running()
@@ -111,22 +114,22 @@ class Attempt:
         if self.checks and not is_atom(value):
             check_storable(name, value)
         self.written[name] = value
-        if self.appends:
-            self.appends = [op for op in self.appends if op[1] != name]
+        self.appends = [op for op in self.appends if op[1] != name]
 
     def append(self, name: str, item: Any) -> None:
         self.still_running()
-        current = self.written.get(name, MISSING)
-        if current is MISSING and name in self.got:
-            current = self.got[name].value
-            if current is None:
-                current = self.written[name] = []
-        if current is MISSING:
-            self.appends.append(
-                ("append", name, check_storable(name, item) if self.checks else to_cell(item))
-            )
+        cell = check_storable(name, item) if self.checks else to_cell(item)
+        known = self.got.get(name)
+        if name in self.written:
+            _list(name, self.written[name]).append(item)
+        elif known is not None and known.before is not None:
+            _list(name, known.value).append(item)
         else:
-            current.append(item)
+            found = self.values.read(name)
+            if found is not None and not found[2] and not is_list(found[0]):
+                _list(name, from_cells(name, found[0], ()))
+            self.got.pop(name, None)  # it was looked for and not there: an append still never conflicts
+            self.appends.append(("append", name, cell))
 
     def names(self) -> list[str]:
         return list(dict.fromkeys([*self.values.names(), *self.written, *(op[1] for op in self.appends)]))
@@ -186,13 +189,24 @@ class Attempt:
                 self.got.clear()
 
 
+def is_list(cell: Cell) -> bool:
+    """Whether a cell holds a list; a plain one says so in its first byte."""
+    if isinstance(cell, Live):
+        return isinstance(cell.value, list)
+    return 0x90 <= cell[0] <= 0x9F or cell[0] in (0xDC, 0xDD)
+
+
+def _list(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise TypeError(f"{name!r} is a {type(value).__name__}; only lists can be appended to.")
+    return value
+
+
 def from_cells(name: str, cell: Cell, items: Sequence[Cell]) -> Any:
     """The value of a cell and of what was appended to it."""
     value = decode(cell) if isinstance(cell, bytes) else cell.value
     if items:
-        if not isinstance(value, list):
-            raise TypeError(f"{name!r} is a {type(value).__name__}; only lists can be appended to.")
-        value = [*value, *(decode(i) if isinstance(i, bytes) else i.value for i in items)]
+        value = [*_list(name, value), *(decode(i) if isinstance(i, bytes) else i.value for i in items)]
     return value
 
 

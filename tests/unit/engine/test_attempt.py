@@ -1,0 +1,483 @@
+"""One attempt: what it read, changed and asked for, and what of it becomes ops.
+
+Every test works against a real session and commits what the attempt came to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graflow_ckpt.checkpoint.cells import check_storable
+from graflow_ckpt.core.errors import Fenced, NotStorable, WriteConflict
+from graflow_ckpt.core.facts import Claim, Next, TaskSpec
+from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.core.values import Live
+from graflow_ckpt.engine.attempt import Attempt, from_cells, is_list
+from graflow_ckpt.sessions.memory import MemorySession
+from graflow_ckpt.sessions.views import MemoryChannel
+
+
+class Model:
+    """A live value."""
+
+    def __init__(self, weight: int = 0) -> None:
+        self.weight = weight
+
+
+@pytest.fixture
+def session() -> MemorySession:
+    return MemorySession(SessionState("s"))
+
+
+def attempt(session: MemorySession, **options: bool) -> Attempt:
+    return Attempt(session, Claim(TaskSpec("a"), 1), **options)
+
+
+def channel(session: MemorySession) -> MemoryChannel:
+    return MemoryChannel(session, check_storable, from_cells)
+
+
+def commit(session: MemorySession, one: Attempt) -> list[str]:
+    """The names that were written, in order."""
+    ops = one.effects().ops
+    session.commit(ops)
+    one.give_back()
+    return [op[1] for op in ops]
+
+
+# --- plain values ----------------------------------------------------------------------
+
+
+def test_what_was_got_and_changed_in_place_counts_as_set(session: MemorySession) -> None:
+    channel(session).set("x", {"n": [1]})
+    one = attempt(session)
+
+    one.get("x", None, False)["n"].append(2)
+
+    assert channel(session).get("x") == {"n": [1]}
+    assert commit(session, one) == ["x"]
+    assert channel(session).get("x") == {"n": [1, 2]}
+
+
+def test_what_was_got_and_left_alone_is_not_written(session: MemorySession) -> None:
+    channel(session).set("x", [1])
+    channel(session).set("y", 5)
+    one = attempt(session)
+
+    one.get("x", None, False)
+    one.get("y", None, False)
+
+    assert commit(session, one) == []
+
+
+def test_a_value_got_twice_is_one_object(session: MemorySession) -> None:
+    channel(session).set("x", [1])
+    one = attempt(session)
+
+    assert one.get("x", None, False) is one.get("x", None, False)
+
+
+def test_what_was_got_readonly_is_not_looked_at_again(session: MemorySession) -> None:
+    channel(session).set("x", [1])
+    one = attempt(session)
+
+    one.get("x", None, True).append(2)
+
+    assert commit(session, one) == []
+
+
+def test_what_was_set_is_seen_by_its_own_attempt_alone(session: MemorySession) -> None:
+    one, other = attempt(session), attempt(session)
+
+    one.set("x", 1)
+
+    assert one.get("x", None, False) == 1
+    assert other.get("x", "nothing", False) == "nothing"
+    assert one.names() == ["x"]
+    assert other.names() == []
+
+
+def test_what_was_set_and_then_changed_in_place_is_committed_as_changed(session: MemorySession) -> None:
+    one = attempt(session)
+    mine = [1]
+
+    one.set("x", mine)
+    mine.append(2)
+    commit(session, one)
+
+    assert channel(session).get("x") == [1, 2]
+
+
+def test_the_default_is_the_one_of_each_call(session: MemorySession) -> None:
+    one = attempt(session)
+
+    assert [one.get("x", default, False) for default in (1, 2, None)] == [1, 2, None]
+
+
+# --- conflicts -------------------------------------------------------------------------
+
+
+def test_two_that_change_what_they_got_conflict(session: MemorySession) -> None:
+    channel(session).set("x", [1])
+    one, other = attempt(session), attempt(session)
+    for each in (one, other):
+        each.get("x", None, False).append(2)
+    commit(session, one)
+
+    with pytest.raises(WriteConflict, match="'x'"):
+        commit(session, other)
+
+    assert channel(session).get("x") == [1, 2]
+
+
+def test_setting_what_was_got_at_an_older_version_conflicts(session: MemorySession) -> None:
+    channel(session).set("n", 1)
+    one = attempt(session)
+    one.set("n", one.get("n", 0, False) + 1)
+    channel(session).set("n", 10)
+
+    with pytest.raises(WriteConflict):
+        commit(session, one)
+
+
+def test_setting_what_was_looked_for_and_not_there_conflicts_if_it_came(session: MemorySession) -> None:
+    one = attempt(session)
+    one.set("n", one.get("n", 0, False) + 1)
+    channel(session).set("n", 10)
+
+    with pytest.raises(WriteConflict):
+        commit(session, one)
+
+
+def test_a_blind_set_is_last_commit_wins(session: MemorySession) -> None:
+    one = attempt(session)
+    one.set("n", 1)
+    channel(session).set("n", 10)
+
+    commit(session, one)
+
+    assert channel(session).get("n") == 1
+
+
+def test_reading_what_another_one_changes_is_no_conflict(session: MemorySession) -> None:
+    channel(session).set("x", [1])
+    one = attempt(session)
+    one.get("x", None, False)
+    channel(session).set("x", [2])
+
+    assert commit(session, one) == []
+
+
+# --- append ----------------------------------------------------------------------------
+
+
+def test_appends_of_several_attempts_are_all_kept(session: MemorySession) -> None:
+    attempts = [attempt(session) for _ in range(3)]
+    for number, each in enumerate(attempts):
+        each.append("log", number)
+        each.append("log", number * 10)
+    for each in attempts:
+        commit(session, each)
+
+    assert channel(session).get("log") == [0, 0, 1, 10, 2, 20]
+
+
+def test_an_append_after_a_look_that_found_nothing_is_kept_and_never_conflicts(
+    session: MemorySession,
+) -> None:
+    one = attempt(session)
+    assert one.get("log", [], False) == []
+    channel(session).append("log", "other")
+
+    one.append("log", "mine")
+    commit(session, one)
+
+    assert channel(session).get("log") == ["other", "mine"]
+
+
+def test_an_attempt_sees_its_own_appends_after_the_committed_items(session: MemorySession) -> None:
+    channel(session).append("log", 1)
+    one = attempt(session)
+    one.append("log", 2)
+
+    assert one.get("log", None, True) == [1, 2]
+    assert one.get("log", None, False) == [1, 2]
+    one.append("log", 3)
+    assert one.get("log", None, False) == [1, 2, 3]
+    commit(session, one)
+
+    assert channel(session).get("log") == [1, 2, 3]
+
+
+def test_what_was_appended_before_is_not_written_again(session: MemorySession) -> None:
+    channel(session).append("log", 1)
+    one = attempt(session)
+
+    one.get("log", None, False)
+
+    assert commit(session, one) == []
+
+
+def test_an_append_to_what_was_set_extends_it(session: MemorySession) -> None:
+    one = attempt(session)
+    one.set("log", [1])
+    one.append("log", 2)
+    commit(session, one)
+
+    assert channel(session).get("log") == [1, 2]
+
+
+def test_a_set_drops_what_the_attempt_appended_before(session: MemorySession) -> None:
+    one = attempt(session)
+    one.append("log", 1)
+    one.append("other", 1)
+    one.set("log", [])
+    commit(session, one)
+
+    assert (channel(session).get("log"), channel(session).get("other")) == ([], [1])
+
+
+@pytest.mark.parametrize("value", [(1,), {"a": 1}, "text", None, Model()])
+@pytest.mark.parametrize("how", ["committed", "set", "got"])
+def test_an_append_to_what_is_no_list_is_refused_where_it_is_called(
+    session: MemorySession, value: Any, how: str
+) -> None:
+    one = attempt(session)
+    if how == "set":
+        one.set("x", value)
+    else:
+        channel(session).set("x", value)
+    if how == "got":
+        one.get("x", None, False)
+
+    with pytest.raises(TypeError, match=f"'x' is a {type(value).__name__}; only lists can be appended to"):
+        one.append("x", 1)
+    one.give_back()
+
+
+@pytest.mark.parametrize("size", [0, 15, 16, 65535, 65536])
+def test_a_list_of_any_size_can_be_appended_to(session: MemorySession, size: int) -> None:
+    channel(session).set("x", [None] * size)
+    one = attempt(session)
+
+    one.append("x", 1)
+    commit(session, one)
+
+    assert len(channel(session).get("x")) == size + 1
+
+
+def test_a_live_list_is_a_list() -> None:
+    assert is_list(Live([Model()]))
+    assert not is_list(Live(Model()))
+
+
+# --- live values -----------------------------------------------------------------------
+
+
+def test_a_live_value_is_the_object_itself_and_on_loan(session: MemorySession) -> None:
+    model = Model()
+    channel(session).set("m", model)
+    one = attempt(session)
+
+    assert one.get("m", None, False) is model
+    assert (one.loans(), session.on_loan()) == (["m"], ["m"])
+    model.weight = 3
+    assert commit(session, one) == ["m"]
+
+    assert session.on_loan() == []
+    assert channel(session).get("m").weight == 3
+
+
+def test_siblings_that_share_a_live_object_do_not_conflict(session: MemorySession) -> None:
+    channel(session).set("m", Model())
+    one, other = attempt(session), attempt(session)
+    for each in (one, other):
+        each.get("m", None, False).weight += 1
+    commit(session, one)
+    commit(session, other)
+
+    assert channel(session).get("m").weight == 2
+
+
+def test_two_that_replace_a_live_object_conflict(session: MemorySession) -> None:
+    channel(session).set("m", Model())
+    one, other = attempt(session), attempt(session)
+    for each in (one, other):
+        each.get("m", None, False)
+        each.set("m", Model(5))
+    commit(session, one)
+
+    with pytest.raises(WriteConflict):
+        commit(session, other)
+    other.give_back()
+
+
+def test_a_live_value_that_was_got_readonly_is_not_on_loan(session: MemorySession) -> None:
+    channel(session).set("m", Model())
+    one = attempt(session)
+
+    one.get("m", None, True)
+
+    assert (one.loans(), commit(session, one), session.on_loan()) == ([], [], [])
+
+
+def test_an_array_that_was_got_readonly_cannot_be_written(session: MemorySession) -> None:
+    array = np.zeros(3)
+    channel(session).set("w", array)
+    one = attempt(session)
+
+    seen = one.get("w", None, True)
+
+    with pytest.raises(ValueError, match="read-only"):
+        seen[0] = 1
+    one.get("w", None, False)[0] = 2
+    assert (array[0], seen[0]) == (2, 2)
+    one.give_back()
+
+
+def test_live_objects_that_were_appended_are_on_loan_and_given_back(session: MemorySession) -> None:
+    channel(session).append("models", Model())
+    one = attempt(session)
+
+    one.get("models", None, False)[0].weight = 7
+    assert session.on_loan() == ["models"]
+    assert commit(session, one) == ["models"]
+
+    assert session.on_loan() == []
+    assert [model.weight for model in channel(session).get("models")] == [7]
+
+
+def test_a_live_list_with_own_appends_is_on_loan_too(session: MemorySession) -> None:
+    channel(session).set("models", [Model(1)])
+    one = attempt(session)
+    one.append("models", Model(2))
+
+    one.get("models", None, False)[0].weight = 5
+    assert session.on_loan() == ["models"]
+    commit(session, one)
+
+    assert [model.weight for model in channel(session).get("models")] == [5, 2]
+    assert session.on_loan() == []
+
+
+def test_a_value_that_became_plain_while_it_was_lent_is_still_given_back(session: MemorySession) -> None:
+    class Replaced(MemorySession):
+        def lend(self, name: str) -> None:
+            channel(self).set(name, [1])
+            super().lend(name)
+
+    mine = Replaced(SessionState("s"))
+    mine.commit([("put", "m", Live(Model()), -1)])
+    one = attempt(mine)
+
+    assert one.get("m", None, False) == [1]
+    commit(mine, one)
+
+    assert mine.on_loan() == []
+
+
+def test_an_attempt_with_retries_knows_whether_a_live_value_was_changed(session: MemorySession) -> None:
+    channel(session).set("m", Model())
+    channel(session).set("n", Model())
+    one = attempt(session, digest=True)
+    one.get("m", None, False)
+    one.get("n", None, False)
+    assert one.torn() == []
+
+    one.got["m"].value.weight = 1
+
+    assert one.torn() == ["m"]
+    one.give_back()
+
+
+def test_an_attempt_without_retries_may_have_changed_all_that_it_had(session: MemorySession) -> None:
+    channel(session).set("m", Model())
+    one = attempt(session)
+    one.get("m", None, False)
+
+    assert one.torn() == ["m"]
+    one.give_back()
+
+
+# --- what cannot be kept ---------------------------------------------------------------
+
+
+def test_what_cannot_be_pickled_is_refused_when_it_is_set(session: MemorySession) -> None:
+    one = attempt(session)
+
+    with pytest.raises(NotStorable) as caught:
+        one.set("x", {"rows": [1, (n for n in ())]})
+
+    assert str(caught.value.path).startswith("x")
+    assert "rows" in str(caught.value.path)
+    assert one.names() == []
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_what_cannot_be_pickled_is_refused_when_it_is_appended(session: MemorySession, known: bool) -> None:
+    one = attempt(session)
+    if known:
+        one.set("x", [])
+
+    with pytest.raises(NotStorable):
+        one.append("x", (n for n in ()))
+
+    assert one.get("x", [], False) == []
+
+
+def test_what_was_made_unpicklable_after_it_was_set_is_refused_at_the_commit(session: MemorySession) -> None:
+    one = attempt(session)
+    model = Model()
+    one.set("m", model)
+    model.weight = (n for n in ())  # type: ignore[assignment]
+
+    with pytest.raises(NotStorable, match="weight"):
+        one.effects()
+
+
+def test_a_session_that_keeps_nothing_takes_everything(session: MemorySession) -> None:
+    one = attempt(session, check=False)
+    generator = (n for n in ())
+
+    one.set("x", generator)
+    one.append("y", generator)
+    commit(session, one)
+
+    assert channel(session).get("x") is generator
+
+
+@pytest.mark.parametrize("name", [1, None, b"x"])
+def test_a_name_is_a_string(session: MemorySession, name: Any) -> None:
+    with pytest.raises(TypeError, match="A channel name is a string"):
+        attempt(session).set(name, 1)
+
+
+# --- the rest --------------------------------------------------------------------------
+
+
+def test_an_attempt_that_is_over_is_told_so_at_its_next_call(session: MemorySession) -> None:
+    one = attempt(session)
+    one.over = Fenced("too late")
+
+    for call in (lambda: one.get("x", 0, False), lambda: one.set("x", 0), lambda: one.append("x", 0)):
+        with pytest.raises(Fenced, match="too late"):
+            call()
+
+
+def test_all_that_was_asked_for_is_in_the_effects(session: MemorySession) -> None:
+    one = attempt(session)
+    one.nexts.append(Next("b", None, False))
+    one.again = b"\x05"
+    one.terminate = "enough"
+
+    effects = one.effects()
+
+    assert (effects.nexts, effects.again, effects.terminate) == ((Next("b", None, False),), b"\x05", "enough")
+
+
+def test_items_on_top_of_what_is_no_list_are_refused() -> None:
+    with pytest.raises(TypeError, match="'x' is a int"):
+        from_cells("x", b"\x05", (b"\x01",))

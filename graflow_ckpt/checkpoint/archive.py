@@ -97,6 +97,7 @@ def save(
     def meta(sink: Sink) -> None:
         document = metadata.document() | {
             "stage": stage,
+            "host": platform.node(),
             "parts": {part: _digest_document(digest) for part, digest in digests.items()},
         }
         sink.write(json.dumps(seal(document, keyring), separators=(",", ":")).encode())
@@ -248,6 +249,20 @@ def check(store: CheckpointStore, keyring: Keyring, path: str) -> tuple[Found, i
     def read(meta: bytes) -> tuple[Found, int]:
         found = _find(store, keyring, path, meta)
         return found, check_values(store, found)
+
+    return _settled(store, path, read)
+
+
+def described(store: CheckpointStore, path: str) -> Document:
+    """The meta of a checkpoint whoever has sealed it; its other files are what it says they are."""
+
+    def read(raw: bytes) -> Document:
+        meta = parse(path, raw, ".meta.json")
+        check_schema(path, meta.get("schema_version"))
+        stage = str(meta.get("stage", ""))
+        _read(store, path, meta, "state.json", stage)
+        check_values(store, Found(path, meta, {}, stage))
+        return meta
 
     return _settled(store, path, read)
 

@@ -168,7 +168,8 @@ def _append(state: SessionState, op: Op, now: float, claims: list[Claim]) -> Non
 def _enqueue(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
     _, task, data, priority, retries, queue, how = op
     cycle = state.counts.get(task, 0)
-    state.counts[task] = cycle + 1
+    if how != "skip":  # a branch not taken is no visit: max_cycles counts executions
+        state.counts[task] = cycle + 1
     key = state.next_key
     state.next_key = key + 1
     state.specs[key] = TaskSpec(task, data, "pending", priority, 0, retries, how, cycle, 0.0, queue, key)

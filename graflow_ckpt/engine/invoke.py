@@ -15,7 +15,7 @@ from graflow_ckpt.checkpoint.cells import check_storable, to_cell
 from graflow_ckpt.checkpoint.codec import decode
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import Fenced, GraflowError, WorkflowCancelled
-from graflow_ckpt.core.facts import Cancelled, Claim, Done, Failed, Outcome
+from graflow_ckpt.core.facts import RESULT, Cancelled, Claim, Done, Failed, Outcome
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import NONE
 from graflow_ckpt.core.task import Task
@@ -154,6 +154,9 @@ class Invoker:
         data = MISSING if claim.spec.task_data is None else _open(claim.spec.task_data)
 
         def read(name: str) -> Any:
+            task, state = name.removesuffix(RESULT), self.session.state
+            if task in state.skipped or task in state.errors:
+                return MISSING  # this time; what it gave in an earlier round does not count
             found = self.session.read(name)
             return MISSING if found is None else read_only(from_cells(name, found[0], found[2]))
 

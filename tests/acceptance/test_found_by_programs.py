@@ -1,0 +1,70 @@
+"""What generated programs have found, each as the small workflow that shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from graflow_ckpt import task, workflow
+
+
+def test_a_branch_that_is_skipped_at_a_join_is_no_visit() -> None:
+    with workflow("visits", max_parallel=1) as flow:
+
+        @task
+        def start() -> None: ...
+
+        @task(inject_context=True)
+        def left(context: Any) -> None:
+            if context.cycle == 0:
+                context.next_task("away", goto=True)
+
+        @task(inject_context=True)
+        def right(context: Any) -> None:
+            if context.cycle == 0:
+                context.next_task("away", goto=True)
+
+        @task(max_cycles=1)
+        def join() -> str:
+            return "joined"
+
+        @task(inject_context=True)
+        def away(context: Any) -> None:
+            if context.cycle == 1:  # both branches have come here
+                context.next_task("start")
+
+        start >> left >> join
+        start >> right >> join
+
+    flow.execute("start")
+
+    assert flow.execution_context.get_result("join") == "joined"
+    assert "join" not in flow.execution_context.cycle_counts
+
+
+def test_a_predecessor_that_is_skipped_gives_no_result_of_an_earlier_round() -> None:
+    seen: list[Any] = []
+    with workflow("rounds", max_parallel=1) as flow:
+
+        @task
+        def start() -> None: ...
+
+        @task(inject_context=True)
+        def chooses(context: Any) -> None:
+            if context.cycle == 1:
+                context.next_task("end", goto=True)
+
+        @task
+        def gives() -> str:
+            return "given"
+
+        @task(inject_context=True)
+        def end(context: Any, gives: str = "nothing") -> None:
+            seen.append(gives)
+            if context.cycle == 0:
+                context.next_task("start", goto=True)
+
+        start >> chooses >> gives >> end
+
+    flow.execute("start")
+
+    assert seen == ["given", "nothing"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import Token
+from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -56,6 +57,7 @@ def task(
     inject_context: bool = False,
     max_retries: int = 0,
     backoff: Backoff | float = 0.0,
+    jitter: float | None = None,
     timeout: float | None = None,
     priority: int = 0,
     max_cycles: int | None = None,
@@ -70,6 +72,8 @@ def task(func: Callable[..., Any] | None = None, /, *, id: str | None = None, **
     backoff = options.get("backoff")
     if isinstance(backoff, (int, float)):
         options["backoff"] = Backoff(float(backoff))
+    if (jitter := options.pop("jitter", None)) is not None:
+        options["backoff"] = replace(options.get("backoff", Backoff()), jitter=jitter)
     made = Options(**options)
 
     def decorate(function: Callable[..., Any]) -> DecoratedTask:

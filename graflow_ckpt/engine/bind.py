@@ -8,7 +8,7 @@ for one parameter, or none, is a GraphError.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
@@ -26,7 +26,6 @@ class Parameter(NamedTuple):
 
     name: str
     default: Any  # the user's, or MISSING
-    keyword_only: bool
     result: str | None  # the value name of a direct predecessor's result
     group: tuple[str, ...] | None  # the members of a preceding group
     bound: Any  # an argument bound to the task, or MISSING
@@ -39,7 +38,7 @@ class Binding:
 
     def __init__(self, task: Task, preds: dict[str, str], groups: dict[str, tuple[str, ...]]) -> None:
         self.func = task.func
-        names, keyword_only, defaults = signature(task.func)
+        names, defaults = signature(task.func)
         self.context: str | None = None
         if task.options.inject_context:
             self.context = next((n for n in names if n in CONTEXT_NAMES), names[0] if names else None)
@@ -56,7 +55,6 @@ class Binding:
             Parameter(
                 n,
                 defaults.get(n, MISSING),
-                n in keyword_only,
                 preds.get(n),
                 groups.get(n),
                 task.arguments.get(n, MISSING),
@@ -69,8 +67,8 @@ class Binding:
         self.plain = not self.parameters and self.context is None
 
 
-def signature(func: Callable[..., Any]) -> tuple[list[str], frozenset[str], dict[str, Any]]:
-    """Parameter names, which of them are keyword only, and the defaults."""
+def signature(func: Callable[..., Any]) -> tuple[list[str], dict[str, Any]]:
+    """Parameter names and the defaults."""
     if type(func) is FunctionType and "__wrapped__" not in func.__dict__:  # inspect costs 20 times as much
         code = func.__code__
         count = code.co_argcount
@@ -78,38 +76,45 @@ def signature(func: Callable[..., Any]) -> tuple[list[str], frozenset[str], dict
         values = func.__defaults__ or ()
         defaults = dict(zip(names[count - len(values) : count], values, strict=True))
         defaults.update(func.__kwdefaults__ or {})
-        return names, frozenset(names[count:]), defaults
+        _refuse_positional(func, names[: code.co_posonlyargcount])
+        return names, defaults
     import inspect
 
     found = inspect.signature(func).parameters.values()
     taken = [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    return (
-        [p.name for p in taken],
-        frozenset(p.name for p in taken if p.kind is p.KEYWORD_ONLY),
-        {p.name: p.default for p in taken if p.default is not p.empty},
-    )
+    _refuse_positional(func, [p.name for p in taken if p.kind is p.POSITIONAL_ONLY])
+    return [p.name for p in taken], {p.name: p.default for p in taken if p.default is not p.empty}
+
+
+def _refuse_positional(func: Callable[..., Any], names: list[str]) -> None:
+    if names:
+        called = getattr(func, "__qualname__", repr(func))
+        raise GraphError(
+            f"The parameter {names[0]!r} of {called} is positional only; arguments are given by name.",
+            hint="Take the '/' out of its signature.",
+            parameter=names[0],
+        )
 
 
 def bind(graph: TaskGraph, task: Task) -> Binding:
     """The binding of a task where it stands in the graph."""
     preds: dict[str, str] = {}
     groups: dict[str, tuple[str, ...]] = {}
-    for name in _direct(graph, task.name, groups):
+    loops = [source for source, targets in graph.looped.items() if task.name in targets]
+    for name in _tasks(graph, (*graph.routes[task.name].preds, *loops), groups):
         preds[name] = name + RESULT
     return Binding(task, preds, groups)
 
 
-def _direct(graph: TaskGraph, name: str, groups: dict[str, tuple[str, ...]]) -> Iterator[str]:
-    """The tasks right before `name`; a group stands for its members."""
-    route = graph.routes[name]
-    loops = [n for n, r in graph.routes.items() if name in r.loops] if graph.looped else []
-    for pred in (*route.preds, *loops):
-        node = graph.nodes[pred]
+def _tasks(graph: TaskGraph, names: Iterable[str], groups: dict[str, tuple[str, ...]]) -> Iterator[str]:
+    """The tasks of these nodes; a group stands for its members, and is noted in `groups`."""
+    for name in names:
+        node = graph.nodes[name]
         if isinstance(node, Group):
-            groups[pred] = node.members
-            yield from node.members
+            groups[name] = tuple(_tasks(graph, node.members, groups))
+            yield from groups[name]
         else:
-            yield pred
+            yield name
 
 
 def fill(
@@ -150,6 +155,7 @@ def fill(
 def check(graph: TaskGraph, bindings: dict[str, Binding], channel: Collection[str]) -> None:
     """Two sources for one parameter, or none, is refused by name."""
     mentioned: set[str] | None = None
+    sent = any(b.context is not None for b in bindings.values())  # data, by next_task or next_iteration
     for name, binding in bindings.items():
         if name not in graph.live:
             continue
@@ -170,7 +176,8 @@ def check(graph: TaskGraph, bindings: dict[str, Binding], channel: Collection[st
                     task=name,
                     parameter=p.name,
                 )
-            if not sources and p.default is MISSING and p.name != binding.data:
+            filled = p.name == binding.data and sent and name not in graph.starts
+            if not sources and p.default is MISSING and not filled:
                 if mentioned is None:
                     mentioned = set().union(*(_strings(b) for b in bindings.values()))
                 if p.name not in mentioned:

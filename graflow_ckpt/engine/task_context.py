@@ -18,7 +18,7 @@ from graflow_ckpt.core.facts import NO_DATA, Next, Request, Spawned
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell
 from graflow_ckpt.engine.attempt import Attempt
-from graflow_ckpt.engine.bind import MISSING
+from graflow_ckpt.engine.bind import MISSING, Binding
 
 _log = logging.getLogger("graflow_ckpt.task")
 
@@ -190,6 +190,7 @@ class TaskExecutionContext:
                 hint="Give this one an id of its own: task.bind(id=...).",
                 task=task.name,
             )
+        Binding(task, {}, {})  # refuses a signature that no arguments fit
         successors = self._host.successors_of(self.task_id)
         for name in before:
             if name not in successors:

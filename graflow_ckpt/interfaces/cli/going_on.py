@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import dataclass, replace
 
@@ -19,6 +18,7 @@ from graflow_ckpt.interfaces.cli import program, words
 from graflow_ckpt.interfaces.cli.finding import Place, by_session, gone_on, is_kept
 from graflow_ckpt.interfaces.cli.launch import Wishes, conducted, launch
 from graflow_ckpt.interfaces.cli.manner import Manner
+from graflow_ckpt.interfaces.cli.origin import origin_of
 from graflow_ckpt.interfaces.cli.standing import standing
 
 
@@ -52,29 +52,6 @@ def go_on(manner: Manner, place: Place, wishes: Wishes, *, rewind: bool, fork: s
 
 
 # --- the program ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """The program that wrote a checkpoint, or why it cannot be run again."""
-
-    target: str = ""
-    arguments: tuple[str, ...] = ()
-    called: str | None = None
-    gone: str = ""
-
-
-def origin_of(place: Place) -> Origin:
-    """From verified metadata only: what is named here will be run."""
-    file, argv = place.found.meta.get("file"), tuple(place.found.meta.get("argv") or ())
-    if file is not None:
-        if not os.path.isfile(file):
-            return Origin(gone=f"its program {file} is gone")
-        same = bool(argv) and os.path.abspath(argv[0]) == file
-        return Origin(file, argv[1:], argv[0] if same else None)
-    if argv and ":" in argv[0]:
-        return Origin(argv[0].removesuffix(":"), argv[1:])
-    return Origin(gone="it was written by no program file")
 
 
 def _with_its_code(manner: Manner, place: Place, wishes: Wishes, why: str) -> int:

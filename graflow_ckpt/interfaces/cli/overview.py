@@ -68,15 +68,20 @@ def _row(place: CheckpointStore, keyring: Keyring, session: str, count: int) -> 
             bad, reason = bad + 1, reason or found.message
             continue
         facts, metadata = found.facts, found.metadata
-        status = metadata.status
-        if status in ("running", "closing", "failing"):
-            status = "running" if owner else "interrupted"
+        status = status_now(metadata.status, alive=bool(owner))
         note = f"{bad} newer ones do not verify" if bad else ""
         return Row(
             session, metadata.workflow, status, metadata.steps, len(facts["completed_tasks"]),
             len(facts["pending_tasks"]), count, found.path, metadata.created_at, owner, note,
         )  # fmt: skip
     return Row(session, "", "bad", 0, None, None, count, "", "", owner, reason)
+
+
+def status_now(saved: str, *, alive: bool) -> str:
+    """What a session that was saved in that status is now."""
+    if saved in ("running", "closing", "failing"):
+        return "running" if alive else "interrupted"
+    return saved
 
 
 def _session_of(path: str, raw: bytes) -> str:

@@ -1,0 +1,121 @@
+"""`graflow-ckpt checkpoints`: list, show, verify. No pickle is opened, no value is shown."""
+
+from __future__ import annotations
+
+import click
+
+from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.interfaces.cli.options import common, complete_places, complete_sessions, manner_of, store
+
+LIST = """\b
+Examples:
+  graflow-ckpt checkpoints list night --limit 5
+  graflow-ckpt checkpoints list --workflow etl --status failed --json
+"""
+SHOW = """\b
+Examples:
+  graflow-ckpt checkpoints show checkpoints/best.pkl
+  graflow-ckpt checkpoints show checkpoints/best.pkl --json | jq .state.completed_tasks
+"""
+VERIFY = """\b
+Examples:
+  graflow-ckpt checkpoints verify night            all checkpoints of a session
+  graflow-ckpt checkpoints verify backups/*.pkl
+  graflow-ckpt checkpoints verify --all
+"""
+COLUMNS = ("path", "session", "workflow", "step", "status", "cause", "age", "size")
+
+
+@click.group("checkpoints", short_help="List, show and verify checkpoints.")
+def command() -> None:
+    """List, show and verify checkpoints."""
+
+
+@command.command("list", epilog=LIST)
+@click.argument("session", required=False, shell_complete=complete_sessions)
+@click.option("--workflow", metavar="NAME", help="Only of this workflow.")
+@click.option("--status", metavar="STATUS", help="Only of sessions that were running, completed, failed …")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The newest N.")
+@store
+@common
+@click.pass_context
+def list_(
+    ctx: click.Context,
+    /,
+    session: str | None,
+    workflow: str | None,
+    status: str | None,
+    limit: int | None,
+    store: str,
+) -> int:
+    """List checkpoints, the newest first.
+
+    As their metadata describe them; whether that is true, `verify` finds out.
+    """
+    from graflow_ckpt.interfaces.cli.listing import listing
+
+    manner = manner_of(ctx)
+    rows = [
+        row
+        for row in listing(store, session)
+        if workflow in (None, row.metadata.workflow) and status in (None, row.metadata.status)
+    ][:limit]
+    if manner.json:
+        manner.document([row.document() for row in rows])
+    elif not rows:
+        manner.note(f"There are no such checkpoints in {store}; --store names another folder.")
+    else:
+        table = [
+            (m.path, m.session_id, m.workflow, m.steps, m.status, m.cause,
+             words.age(words.seconds_since(m.created_at)), words.size(row.size))
+            for row in rows
+            for m in (row.metadata,)
+        ]  # fmt: skip
+        manner.table(COLUMNS, table, right=("step", "age", "size"))
+    return 0
+
+
+@command.command("show", epilog=SHOW)
+@click.argument("path", shell_complete=complete_places)
+@common
+@click.pass_context
+def show(ctx: click.Context, /, path: str) -> int:
+    """Show what a checkpoint says of itself: metadata, control facts, sizes.
+
+    Values are never shown, and what looks like a secret in the user's metadata is not either. The
+    exit status is 1 if the checkpoint does not verify.
+    """
+    from graflow_ckpt.interfaces.cli.showing import describe, lines
+
+    manner = manner_of(ctx)
+    document = describe(path)
+    if manner.json:
+        manner.document(document)
+    else:
+        for line in lines(document):
+            manner.say(line)
+    return 0 if document["verdict"] == "good" else 1
+
+
+@command.command("verify", epilog=VERIFY)
+@click.argument("what", nargs=-1, metavar="[SESSION|PATH]…", shell_complete=complete_places)
+@click.option("--all", "everything", is_flag=True, help="All checkpoints of the store.")
+@store
+@common
+@click.pass_context
+def verify(ctx: click.Context, /, what: tuple[str, ...], everything: bool, store: str) -> int:
+    """Check seals and digests of all three files of checkpoints; exit status 1 if any is bad."""
+    from graflow_ckpt.interfaces.cli.verifying import paths_of, verdicts
+
+    if bool(what) == everything:
+        raise click.UsageError("Name sessions or checkpoints, or give --all.")
+    manner = manner_of(ctx)
+    found = list(verdicts(paths_of(store, what), show=not manner.json))
+    bad = sum(verdict.what == "bad" for verdict in found)
+    if manner.json:
+        manner.document([verdict.document() for verdict in found])
+    else:
+        rows = [(v.path, v.what, words.size(v.size) if v.size is not None else "", v.why) for v in found]
+        manner.table(("path", "verdict", "size", "why"), rows, right=("size",))
+        manner.note(f"{words.counted(len(found), 'checkpoint')}, {bad} bad")
+    return 1 if bad else 0

@@ -1,0 +1,151 @@
+"""The examination of this machine: each finding is ok, a warning, or bad."""
+
+from __future__ import annotations
+
+import os
+import platform
+import stat
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+
+from graflow_ckpt.checkpoint.keys import Keyring, local_key_path, uses_local_key
+from graflow_ckpt.checkpoint.mounts import file_system, key_storage_warning
+from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.interfaces.cli.manner import Document
+from graflow_ckpt.interfaces.cli.measuring import costs
+from graflow_ckpt.stores import open_store
+
+LIBRARIES = ("blake3", "click", "cloudpickle", "msgpack", "rich", "numpy", "torch")
+MEMORY = frozenset({"tmpfs", "ramfs"})
+NETWORK = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph", "lustre", "glusterfs"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    verdict: str  # ok, warning, bad
+    found: str
+
+    def document(self) -> Document:
+        return asdict(self)
+
+
+def examine(store: str) -> list[Finding]:
+    """All of it; measures on the disk of the store, in a folder that is taken away again."""
+    return [*_versions(), *_store(store), *_key(store), *_costs(store)]
+
+
+def _versions() -> Iterator[Finding]:
+    from graflow_ckpt import __version__
+
+    yield Finding("graflow_ckpt", "ok", __version__)
+    version = platform.python_version()
+    yield Finding("python", "ok" if sys.version_info >= (3, 11) else "bad", f"{version} ({sys.executable})")
+    for name in LIBRARIES:
+        try:
+            yield Finding(name, "ok", metadata.version(name))
+        except metadata.PackageNotFoundError:
+            needed = name not in ("numpy", "torch")
+            yield Finding(
+                name, "bad" if needed else "ok", "not installed" + ("" if needed else " (optional)")
+            )
+
+
+# --- the store -----------------------------------------------------------------------------
+
+
+def _store(store: str) -> Iterator[Finding]:
+    place = open_store(store)
+    folder = place.url.removeprefix("file://")
+    there = os.path.isdir(folder)
+    try:
+        if there:
+            place.probe()
+        elif not os.access(existing(folder), os.W_OK | os.X_OK):
+            raise CheckpointError(f"{existing(folder)} is not writable, and {folder} is not there yet.")
+    except CheckpointError as error:
+        yield Finding("store", "bad", str(error))
+        return
+    yield Finding(
+        "store", "ok", f"{folder} is writable" if there else f"{folder} will be made by the first save"
+    )
+    if there:
+        yield _modes(folder)
+    yield _kind(folder)
+
+
+def _modes(folder: str) -> Finding:
+    found = os.stat(folder)
+    mode = stat.S_IMODE(found.st_mode)
+    said = f"mode {mode:04o}, owner {found.st_uid}"
+    if mode & stat.S_IWOTH:
+        return Finding(
+            "store modes", "bad", f"{said}: anybody can write checkpoints there (chmod o-w {folder})"
+        )
+    if found.st_uid not in (os.geteuid(), 0):
+        return Finding("store modes", "warning", f"{said}: somebody else can replace what is in it")
+    if mode & 0o077:
+        return Finding("store modes", "warning", f"{said}: others can look into it (chmod 700 {folder})")
+    return Finding("store modes", "ok", said)
+
+
+def _kind(folder: str) -> Finding:
+    kind = file_system(folder)
+    temporary = os.path.realpath(tempfile.gettempdir())
+    inside = os.path.realpath(folder).startswith(temporary + os.sep)
+    if kind in MEMORY:
+        return Finding("file system", "warning", f"{kind}: in memory, gone with the next boot")
+    if kind in NETWORK:
+        said = f"{kind}: a network file system; locks and syncs are only as good as its server's"
+        return Finding("file system", "warning", said)
+    if inside:
+        return Finding(
+            "file system", "warning", f"{temporary} is cleaned up by the system: not for what must last"
+        )
+    return Finding("file system", "ok", kind or "not known")
+
+
+def existing(folder: str) -> str:
+    """The folder, or the nearest one above it that is there."""
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return folder
+
+
+# --- the key -------------------------------------------------------------------------------
+
+
+def _key(store: str) -> Iterator[Finding]:
+    where = str(local_key_path()) if uses_local_key() else "set in the environment"
+    if uses_local_key() and not os.path.exists(local_key_path()):
+        yield Finding("key", "ok", f"none yet; {where} will be made by the first save")
+    else:
+        try:
+            yield Finding("key", "ok", f"{', '.join(Keyring.load().ids)} ({where})")
+        except CheckpointError as error:
+            yield Finding("key", "bad", str(error))
+            return
+    warning = key_storage_warning(store)
+    if warning:
+        yield Finding("key storage", "warning", warning)
+
+
+# --- what it costs -------------------------------------------------------------------------
+
+
+def _costs(store: str) -> Iterator[Finding]:
+    folder = open_store(store).url.removeprefix("file://")
+    try:
+        measured = costs(existing(folder))
+    except (CheckpointError, OSError) as error:
+        yield Finding("costs", "bad", str(error))
+        return
+    for name, cost in measured.items():
+        yield Finding(name, "ok", cost.text())

@@ -1,0 +1,59 @@
+"""The listing of checkpoints, as their unverified metadata describe them."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from graflow_ckpt.checkpoint.model import CheckpointMetadata, parse
+from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.interfaces.cli.manner import Document
+from graflow_ckpt.interfaces.cli.redaction import redacted
+from graflow_ckpt.stores import open_store
+
+_UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One checkpoint; `size` is that of its parts together."""
+
+    metadata: CheckpointMetadata
+    size: int | None
+
+    def document(self) -> Document:
+        found = asdict(self.metadata)
+        found["user_metadata"] = redacted(found["user_metadata"])
+        return {**found, "size": self.size}
+
+
+def listing(store: str, session: str | None) -> list[Listed]:
+    """Newest first; what cannot be read is in it, so that it is not overlooked."""
+    rows = [_listed(path, raw) for path, raw in open_store(store).list(session)]
+    return sorted(rows, key=_order, reverse=True)
+
+
+def _order(row: Listed) -> tuple[str, int, int]:
+    return str(row.metadata.created_at), _number(row.metadata.epoch), _number(row.metadata.sequence)
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0  # of an unverified meta
+
+
+def _listed(path: str, raw: bytes) -> Listed:
+    try:
+        document = parse(path, raw, ".meta.json")
+        metadata = CheckpointMetadata.from_document(path, document)
+    except CheckpointError:
+        return Listed(
+            CheckpointMetadata("", "", "", 0, "", {}, {}, path=path, status=_UNREADABLE, cause=""), None
+        )
+    return Listed(metadata, size_of(document))
+
+
+def size_of(meta: Document) -> int | None:
+    """All parts together, as a meta says."""
+    try:
+        return sum(int(part["size"]) for part in meta["parts"].values())
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None

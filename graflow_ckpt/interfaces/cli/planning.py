@@ -1,0 +1,100 @@
+"""Planning: a session's saved tasks against those of its program; nothing of either is run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+
+from graflow_ckpt.checkpoint.plan import HINT, CurrentTask, Plan, make_plan
+from graflow_ckpt.checkpoint.program import saved_tasks
+from graflow_ckpt.core.errors import GraphError
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.engine.resuming import plan_for
+from graflow_ckpt.engine.settings import Changed, Settings
+from graflow_ckpt.frontends.overrides import Planned, overrides
+from graflow_ckpt.interfaces.cli import program, words
+from graflow_ckpt.interfaces.cli.finding import Place
+from graflow_ckpt.interfaces.cli.manner import Document
+from graflow_ckpt.interfaces.cli.origin import Origin
+from graflow_ckpt.interfaces.cli.overview import status_now
+from graflow_ckpt.interfaces.cli.standing import standing
+from graflow_ckpt.sessions.memory import MemorySession
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """A plan, and what it is about."""
+
+    place: Place
+    plan: Plan
+    state: SessionState
+    replayed: int
+    gone: str  # why there is no program to compare with
+
+    def head(self) -> Iterator[str]:
+        journal = f" and {words.counted(self.replayed, 'journal record')}" if self.replayed else ""
+        place, state = self.place, self.state
+        workflow, path = place.found.meta["workflow"], place.found.path
+        yield f"session {place.session} ({workflow}), {self.status} at step {state.steps}: {path}{journal}"
+        if self.gone:
+            yield f"{self.gone}: a resume runs the code in the checkpoint"
+        if self.state.status == "completed":
+            yield "the session is finished: a resume runs nothing"
+
+    @property
+    def status(self) -> str:
+        owner = self.place.kept_in.owner(self.place.session)
+        return status_now(self.state.status, alive=owner is not None)
+
+    def refusal(self) -> str:
+        names = ", ".join(row.task for row in self.plan.offending)
+        return f"a resume is refused because of: {names}. {HINT}"
+
+    def document(self) -> Document:
+        return {
+            "session": self.place.session,
+            "workflow": self.place.found.meta["workflow"],
+            "path": self.place.found.path,
+            "journal_records": self.replayed,
+            "status": self.status,
+            "steps": self.state.steps,
+            "program_gone": self.gone or None,
+            **self.plan.as_json(),
+        }
+
+
+def planned(place: Place, origin: Origin, changed: Changed | None) -> Outlook:
+    """Compare; opens no pickle and touches no session."""
+    found = place.found
+    state, replayed = standing(place.kept_in, found, journal=not place.named)
+    if origin.gone:
+        saved = saved_tasks(found.facts)
+        same = [CurrentTask(task.name, task.fingerprint, task.after) for task in saved]
+        return Outlook(place, make_plan(saved, same, changed), state, replayed, origin.gone)
+    graph = graph_of(origin, found.meta["workflow"])
+    settings = Settings(workflow=found.meta["workflow"], changed=changed, durability="none")
+    context = ExecutionContext(graph, place.session, settings=settings, store=place.store)
+    context.found, context.session = found, MemorySession(state)
+    graph.compile(tuple(found.facts["starts"]))
+    return Outlook(place, plan_for(context), state, replayed, "")
+
+
+def graph_of(origin: Origin, workflow: str) -> TaskGraph:
+    """The graph of a program, which is run until it would execute the workflow."""
+    overrides.planning, overrides.only, overrides.target = True, workflow, workflow
+    try:
+        with redirect_stdout(sys.stderr), program.Sandbox() as sandbox:
+            program.run(origin.target, origin.arguments, origin.called)
+    except Planned as reached:
+        graph: TaskGraph = reached.workflow.graph
+        return graph
+    what = "failed before it executed" if sandbox.failed else "did not execute"
+    raise GraphError(
+        f"{origin.target} {what} workflow {workflow!r}, so its tasks are not known.",
+        hint="See what it needs by running it, or plan against another program: plan FILE.py --session ID.",
+        workflow=workflow,
+    )

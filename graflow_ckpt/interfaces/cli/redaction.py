@@ -1,0 +1,48 @@
+"""Redaction: what looks like a secret in a user's metadata is kept in checkpoints and not shown."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+HIDDEN = "•••"
+_SECRET = re.compile(
+    r"pass(word|wd|phrase)?$|password|passwd|secret|token|api_?key|private_?key|access_?key|credential|"
+    r"authorization|^auth$|cookie|^pin$|^pwd$|dsn|connection_?string",
+    re.IGNORECASE,
+)
+_IN_URL = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+(?=@)")
+
+
+def redacted(value: Any, name: str = "") -> Any:  # Any: JSON
+    """The same, with secrets hidden: by the names of keys, and passwords in URLs."""
+    if name and value not in (None, "", True, False) and _SECRET.search(_flat(name)):
+        return HIDDEN
+    if isinstance(value, dict):
+        return {key: redacted(item, str(key)) for key, item in value.items()}
+    if isinstance(value, list):
+        return [redacted(item) for item in value]
+    if isinstance(value, str):
+        return _IN_URL.sub(rf"\1:{HIDDEN}", value)
+    return value
+
+
+def _flat(name: str) -> str:
+    return name.replace("-", "_").replace(".", "_").replace(" ", "_")
+
+
+def redacted_argv(argv: list[str]) -> list[str]:
+    """Arguments as they were typed, without what follows a name like --password."""
+    shown: list[str] = []
+    hide = False
+    for word in argv:
+        name, equals, _ = word.partition("=")
+        secret = bool(_SECRET.search(_flat(name.lstrip("-"))))
+        if hide and not word.startswith("-"):
+            shown.append(HIDDEN)
+        elif secret and equals:
+            shown.append(f"{name}={HIDDEN}")
+        else:
+            shown.append(redacted(word))
+        hide = secret and not equals and word.startswith("-")
+    return shown

@@ -1,0 +1,78 @@
+"""Verifying checkpoints, one after the other, with a bar if there is somebody to watch it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.seal import Keyring
+from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, NoSession
+from graflow_ckpt.interfaces.cli.finding import checkpoint_path
+from graflow_ckpt.interfaces.cli.manner import Document
+from graflow_ckpt.stores import open_store
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of one checkpoint."""
+
+    path: str
+    what: str  # good or bad
+    error: str = ""  # the name of the error
+    why: str = ""
+    size: int | None = None  # of its values
+
+    def document(self) -> Document:
+        found = asdict(self)
+        found["verdict"] = found.pop("what")
+        return found
+
+
+def paths_of(store: str, what: Sequence[str]) -> list[str]:
+    """The checkpoints that are meant; nothing: all of the store."""
+    if not what:
+        return sorted(path for path, _ in open_store(store).list())
+    paths: list[str] = []
+    for name in what:
+        path = checkpoint_path(name)
+        found = [path] if path else sorted(path for path, _ in _of_session(store, name))
+        if not found:
+            raise _nothing(store, name)
+        paths += found
+    return list(dict.fromkeys(paths))
+
+
+def _of_session(store: str, name: str) -> Iterator[tuple[str, bytes]]:
+    return iter(()) if os.sep in name or name.endswith(".pkl") else open_store(store).list(name)
+
+
+def _nothing(store: str, name: str) -> CheckpointError | NoSession:
+    if os.sep in name or name.endswith(".pkl"):
+        return CheckpointNotFound(f"There is no checkpoint {name}.", path=name)
+    return NoSession(
+        f"{name!r} is neither a checkpoint nor a session in {store}.",
+        hint="--store names another folder.",
+        session=name,
+    )
+
+
+def verdicts(paths: Sequence[str], *, show: bool) -> Iterator[Verdict]:
+    """Each is read once, from end to end."""
+    keyring = Keyring.load()
+    for path in _watched(paths) if show and sys.stderr.isatty() and len(paths) > 1 else paths:
+        try:
+            _, size = archive.check(open_store(os.path.dirname(path) or "."), keyring, path)
+        except CheckpointError as error:
+            yield Verdict(path, "bad", type(error).__name__, str(error))
+        else:
+            yield Verdict(path, "good", size=size)
+
+
+def _watched(paths: Sequence[str]) -> Iterable[str]:
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(paths, "verifying", console=Console(stderr=True), transient=True)

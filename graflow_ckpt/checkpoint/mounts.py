@@ -40,6 +40,15 @@ def key_storage_warning(
     )
 
 
+def file_system(target: str | os.PathLike[str], table: Path = _TABLE) -> str | None:
+    """The kind of file system that `target` is on, or will be made on; None: not known."""
+    try:
+        mounts = _mounts(table.read_text(encoding="utf-8", errors="surrogateescape"))
+    except OSError:
+        return None
+    return _file_system(Path(target), mounts)
+
+
 def _mounts(table: str) -> list[tuple[Path, str]]:
     found: list[tuple[Path, str]] = []
     for line in table.splitlines():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.checkpoint.mounts import key_storage_warning
+from graflow_ckpt.checkpoint.mounts import file_system, key_storage_warning
 
 
 @pytest.fixture
@@ -71,3 +71,15 @@ def test_where_there_is_no_table_nothing_is_said(tmp_path: Path) -> None:
 
 def test_the_table_of_this_machine_can_be_read(tmp_path: Path) -> None:
     assert key_storage_warning(tmp_path) is None or isinstance(key_storage_warning(tmp_path), str)
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [("disk/new/folder", "ext4"), ("disk/memory", "tmpfs"), ("my disk", "xfs"), ("x", "overlay")],
+)
+def test_the_kind_of_a_file_system_is_told(tmp_path: Path, table: Path, target: str, kind: str) -> None:
+    assert file_system(tmp_path / target, table) == kind
+
+
+def test_without_a_table_the_kind_of_a_file_system_is_not_known(tmp_path: Path) -> None:
+    assert file_system(tmp_path, tmp_path / "none") is None

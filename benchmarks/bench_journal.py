@@ -1,9 +1,9 @@
 """What does a task cost whose commit is on the disk before the next one starts?
 
-Method: wall time per task of a chain of no-op tasks with durability="journal", from the first body to the
-last, so that start and end of the session do not count. Unit: µs. Floor: the very bytes that such a run has
-left in its journal, record by record: pwrite and fdatasync, into a file with room made ahead in steps of
-zeros, which is what the engine does and the cheaper of the two ways; a growing file is shown beside it.
+Method: wall time per task of a chain of no-op tasks with durability="journal", from the first body to
+the last, so that start and end of the session do not count. Unit: µs. The floor: the very bytes that such a
+run has left in its journal, record by record: pwrite and fdatasync, into a file with room made ahead in steps
+of zeros, which is what the engine does and the cheaper of the two ways; a growing file is shown beside it.
 A regression: a second sync, a record that grows with the session, work on values that did not change.
 """
 

@@ -4,7 +4,7 @@ Method: a session holds four numpy arrays of 250 MB. Saving: wall time of `check
 against writing and syncing the same memory to a new file. Memory: the highest resident size of a child
 process while it saves, less what it had right before (state, interpreter, libraries). Loading: wall time of
 `resume_from_checkpoint` against reading the same file into fresh memory; both from the page cache.
-Unit: ms and MB.
+Unit: ms and MB. The floors are the bare calls.
 A regression: a copy of the state, a second pass over it, digests that do not run beside the writing.
 """
 

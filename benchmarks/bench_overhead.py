@@ -2,8 +2,8 @@
 
 Method: CPU time of the whole process, all threads, for `execute` on a chain of 20,000 tasks with the settings
 that a user gets (no session id, durability="checkpoint", nothing is cut): graph check, first claim, every
-task, result. Writing the chain down comes before and is shown by itself. Unit: µs per task. Floor: a bare
-loop that calls the same functions.
+task, result. Writing the chain down comes before and is shown by itself. Unit: µs per task. The floor: a
+bare loop that calls the same functions.
 A regression: work per task that belongs to the graph (once) or to those who ask for it; anything per task
 that grows with the number of tasks.
 """

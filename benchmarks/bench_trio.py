@@ -1,8 +1,8 @@
 """What does a durable checkpoint of 30 kB cost?
 
 Method: wall time of `checkpoint()` called in a task of a running session whose .pkl has 20 kB and whose
-.state.json has 10 kB: picture, pickle, digests, seal, the commit protocol. Unit: ms. Floor: three files of
-the same sizes with bare system calls in the protocol's order: create, write, three fsyncs, fsync of the
+.state.json has 10 kB: picture, pickle, digests, seal, the commit protocol. Unit: ms. The floor: three files
+of the same sizes with bare system calls in the protocol's order: create, write, three fsyncs, fsync of the
 folder, flock, rename of meta, fsync of the folder, two renames. Both write to new paths, as the engine does
 by itself; one path again and again, and a cut by policy with its `KeepLast(10)`, are shown beside.
 A regression: one more sync, a folder that is read for each save, work that grows with the number of

@@ -12,15 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from graflow_ckpt.checkpoint.cells import to_cell
-from graflow_ckpt.checkpoint.model import CheckpointMetadata, now_iso
 from graflow_ckpt.checkpoint.pickles import live_digest
-from graflow_ckpt.checkpoint.snapshot import BACKEND
 from graflow_ckpt.core.errors import WorkflowCancelled
 from graflow_ckpt.core.facts import Claim, Effects, Request
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.engine.attempt import Attempt
-from graflow_ckpt.engine.children import Pipe
+from graflow_ckpt.engine.children import FromChannel, Pipe
 from graflow_ckpt.engine.invoke import is_coroutine
 from graflow_ckpt.engine.task_context import PendingCheckpoint, TaskExecutionContext
 
@@ -70,9 +68,9 @@ class Parent:
         self._ask("progress", task, done, total)
 
     def reserve(self, task: str, metadata: dict[str, Any]) -> PendingCheckpoint:
-        """The parent reserves the path when the outcome arrives."""
-        prepared = CheckpointMetadata("", self.session_id, now_iso(), 0, "", dict(BACKEND), metadata)
-        return PendingCheckpoint("", prepared)
+        """The parent keeps a handle of its own, which is the one that will be done."""
+        path, prepared = self._ask("reserve", task, metadata)
+        return PendingCheckpoint(path, prepared)
 
     def code_of(self, task: Task, spawner: str, before: tuple[str, ...]) -> Cell:
         cell: Cell = self._ask("code_of", task, spawner, before)
@@ -93,6 +91,7 @@ def main(read: int, write: int, parent: int) -> None:
     func, arguments, context = pipe.receive()
     host = Parent(pipe, session)
     attempt = Attempt(host, claim, check=check)
+    os.register_at_fork(after_in_child=pipe.close)  # else our death would not be noticed before theirs
     if context is not None:
         name, number = context
         arguments[name] = TaskExecutionContext(attempt, host, number - _attempts(claim))
@@ -109,6 +108,9 @@ def _attempts(claim: Claim) -> int:
 
 def _run(func: Any, arguments: dict[str, Any], attempt: Attempt, host: Parent) -> tuple[Any, ...]:
     try:
+        for name, value in arguments.items():
+            if isinstance(value, FromChannel):
+                arguments[name] = attempt.get(value.name, None, False)
         result = asyncio.run(func(**arguments)) if is_coroutine(func) else func(**arguments)
         if attempt.over is not None:
             return ("cancelled", attempt.over)

@@ -15,17 +15,23 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import WorkerDied, WorkflowCancelled
 from graflow_ckpt.core.facts import Cancelled, Claim, Done, Failed, Outcome, Request
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.bind import Binding
-from graflow_ckpt.engine.task_context import Host
+from graflow_ckpt.engine.task_context import Host, PendingCheckpoint
 from graflow_ckpt.sessions.memory import MemorySession
 
 _SIZE = struct.Struct("<Q")
+
+
+class FromChannel(NamedTuple):
+    """Stands for a parameter that the child gets itself, so that a change in place counts as set."""
+
+    name: str
 
 
 class Pipe:
@@ -64,6 +70,7 @@ class Child:
         self._session = session
         self._host = host
         self._process: subprocess.Popen[bytes] | None = None
+        self._handle: PendingCheckpoint | None = None  # of the checkpoint that the body asked for
         self._killed = False
         self._lock = threading.Lock()
 
@@ -97,12 +104,13 @@ class Child:
             self.kill()
 
     def kill(self) -> None:
-        """End the process and whatever it has started."""
+        """End the process and whatever it has started, also if it has ended by itself."""
         with self._lock:
-            self._killed = True
-            if self._process is not None and self._process.poll() is None:
-                os.killpg(self._process.pid, signal.SIGKILL)
+            if self._process is not None and not self._killed:
+                with suppress(ProcessLookupError, PermissionError):  # nobody of its group is left
+                    os.killpg(self._process.pid, signal.SIGKILL)
                 self._process.wait()
+            self._killed = True
 
     def _start(self) -> Pipe | None:
         ours, theirs_out = os.pipe()
@@ -132,15 +140,19 @@ class Child:
             return self._session.read(rest[0])
         if kind == "names":
             return self._session.names()
-        return getattr(self._host, kind)(*rest) if kind != "stopping" else self._host.stopping
+        if kind == "stopping":
+            return self._host.stopping
+        if kind == "reserve":
+            self._handle = self._host.reserve(*rest)
+            return self._handle.path, self._handle.metadata
+        return getattr(self._host, kind)(*rest)
 
     def _outcome(self, claim: Claim, found: Any, failed: Callable[[Claim, BaseException], Failed]) -> Outcome:
         kind = found[0]
         if kind == "done":
             cell, effects = found[1:]
             if effects.request is not None:
-                handle = self._host.reserve(claim.spec.task_id, effects.request.metadata)
-                effects = effects._replace(request=Request(effects.request.metadata, handle))
+                effects = effects._replace(request=Request(effects.request.metadata, self._handle))
             return Done(cell, effects)
         error = found[1]
         if kind == "cancelled":

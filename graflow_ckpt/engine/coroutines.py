@@ -9,20 +9,21 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any
+
+_PATIENCE = 1.0  # seconds that cancelled coroutines are given to clean up
 
 
 class Loop:
     """An event loop that coroutines are handed to from other threads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
-        self._own = loop is None
         self._loop = loop or asyncio.new_event_loop()
-        if self._own:
-            ready = threading.Event()
-            self._loop.call_soon(ready.set)
-            threading.Thread(target=self._loop.run_forever, name="graflow-loop", daemon=True).start()
-            ready.wait()
+        self._thread: threading.Thread | None = None
+        if loop is None:
+            self._thread = threading.Thread(target=self._run, name="graflow-loop", daemon=True)
+            self._thread.start()
 
     def submit(
         self, coroutine: Coroutine[Any, Any, Any], done: Callable[[Any, BaseException | None], None]
@@ -43,11 +44,25 @@ class Loop:
                 done(None if error else ended.result(), error)
 
         def cancel() -> None:
-            self._loop.call_soon_threadsafe(lambda: task[0].cancel() if task else None)
+            with suppress(RuntimeError):  # the loop has been closed, and all its tasks were cancelled
+                self._loop.call_soon_threadsafe(lambda: task[0].cancel())
 
         self._loop.call_soon_threadsafe(start)
         return cancel
 
     def close(self) -> None:
-        if self._own:
+        """End a loop of our own, with all that still runs on it."""
+        if self._thread is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(2 * _PATIENCE)  # a body that blocks its loop is left behind with the thread
+
+    def _run(self) -> None:
+        loop = self._loop
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=_PATIENCE))
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()

@@ -150,7 +150,10 @@ class Invoker:
         goes_on = claim.spec.max_retries > 0 or self._goes_on or self.graph.routes[claim.spec.task_id].lenient
         return Attempt(self.session, claim, check=self._check, digest=goes_on)
 
-    def _arguments(self, claim: Claim, attempt: Attempt, binding: Binding) -> dict[str, Any]:
+    def _arguments(
+        self, claim: Claim, attempt: Attempt, binding: Binding, lent: Callable[[str], Any] | None = None
+    ) -> dict[str, Any]:
+        """What the body is called with; `lent` stands in for values of the channel."""
         data = MISSING if claim.spec.task_data is None else _open(claim.spec.task_data)
 
         def read(name: str) -> Any:
@@ -161,7 +164,9 @@ class Invoker:
             return MISSING if found is None else read_only(from_cells(name, found[0], found[2]))
 
         def own(name: str) -> Any:
-            return MISSING if self.session.read(name) is None else attempt.get(name, None, False)
+            if self.session.read(name) is None:
+                return MISSING
+            return attempt.get(name, None, False) if lent is None else lent(name)
 
         arguments = fill(binding, claim.spec.task_id, data, read, own)
         if binding.context is not None:
@@ -246,7 +251,7 @@ class Invoker:
         running.kill = loop.submit(coroutine, ended)
 
     def _start_child(self, running: Running, binding: Binding, post: Post) -> None:
-        from graflow_ckpt.engine.children import Child
+        from graflow_ckpt.engine.children import Child, FromChannel
 
         child = Child(self.session, self.host)
         running.kill = child.kill
@@ -255,7 +260,7 @@ class Invoker:
             claim, attempt = running.claim, running.attempt
             assert attempt is not None
             try:
-                arguments = self._arguments(claim, attempt, binding)
+                arguments = self._arguments(claim, attempt, binding, FromChannel)
                 post((running, child.run(claim, binding, attempt, arguments, self.failed)))
             except GraflowError as error:
                 post((running, self._raised(claim, attempt, error)))

@@ -305,7 +305,11 @@ class Run:
         """The attempt is over; its thread, if it has one, is told in its next ctx call."""
         spec = running.claim.spec
         timeout = self.graph.routes[spec.task_id].options.timeout
-        error = TaskTimeout(f"Task {spec.task_id!r} passed its timeout of {timeout} s.", task=spec.task_id)
+        error = TaskTimeout(
+            f"Task {spec.task_id!r} passed its timeout of {timeout} s.",
+            hint="" if running.kill else "Its thread cannot be ended; with isolation='process' its code can.",
+            task=spec.task_id,
+        )
         running.end(error)
         failed = self.invoker.failed(running.claim, error)
         return self._finish(running.claim, running.attempt, failed)

@@ -1,0 +1,298 @@
+"""Timeouts: when an attempt is over, when its code is, and what is left of it."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from graflow_ckpt import Backoff, Event, task, workflow
+from graflow_ckpt.core.errors import TaskTimeout
+from tests.acceptance.processes import LONG, gone, run
+
+
+def pids_in(file: Path) -> list[int]:
+    return [int(line) for line in file.read_text().split()]
+
+
+# --- in a child process ----------------------------------------------------------------
+
+
+def stubborn(file: str) -> None:
+    with open(file, "a") as out:
+        print(os.getpid(), file=out)
+    while True:
+        try:
+            while True:
+                pass
+        except BaseException:  # noqa: BLE001
+            pass
+
+
+def in_c(file: str) -> None:
+    with open(file, "a") as out:
+        print(os.getpid(), file=out)
+    ctypes.PyDLL(None).sleep(60)  # PyDLL: holds the interpreter lock
+
+
+def on_a_lock(file: str) -> None:
+    with open(file, "a") as out:
+        print(os.getpid(), file=out)
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def busy_in_c(file: str) -> None:
+    with open(file, "a") as out:
+        print(os.getpid(), file=out)
+    pow(3, 10**8, 10**3_000_000 + 7)  # one C call of many minutes
+
+
+def with_children(file: str) -> None:
+    own = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    forked = os.fork()
+    if not forked:
+        while True:
+            signal.pause()
+    with open(file, "a") as out:
+        print(os.getpid(), own.pid, forked, file=out)
+    own.wait()
+
+
+BODIES = [stubborn, in_c, on_a_lock, busy_in_c, with_children]
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
+def test_a_timeout_ends_the_code_in_a_child_within_a_second(body, tmp_path: Path) -> None:
+    file = tmp_path / "pids"
+
+    with workflow("w") as flow:
+        task(id="hang", isolation="process", timeout=1.5)(body)
+        flow.get_channel().set("file", str(file))
+        began = time.monotonic()
+        with pytest.raises(TaskTimeout):
+            flow.execute()
+        took = time.monotonic() - began
+
+    pids = pids_in(file)
+    assert took < 2.5
+    assert len(pids) == (3 if body is with_children else 1)
+    assert all(gone(pid, 1) for pid in pids)
+
+
+def test_a_retry_runs_in_a_process_of_its_own_after_a_timeout(tmp_path: Path) -> None:
+    with workflow("w") as flow:
+        flow.get_channel().set("file", str(tmp_path / "pids"))
+
+        @task(isolation="process", inject_context=True, timeout=1.5, max_retries=1)
+        def a(context, file: str) -> str:
+            context.get_channel().set(f"trace{context.attempt}", 1)
+            if context.attempt == 1:
+                stubborn(file)
+            return "second"
+
+        assert flow.execute() == "second"
+
+    assert flow.get_channel().keys() == ["file", "trace2", "a.__result__"]
+
+
+def test_what_a_body_left_running_ends_with_its_attempt(tmp_path: Path) -> None:
+    with workflow("w") as flow:
+
+        @task(isolation="process")
+        def a() -> int:
+            return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid
+
+        pid = flow.execute()
+
+    assert gone(pid, 1)
+
+
+# --- in a thread -----------------------------------------------------------------------
+
+
+def swallow(file: str) -> None:
+    deadline = time.monotonic() + 3
+    while time.monotonic() < deadline:
+        try:
+            while time.monotonic() < deadline:
+                pass
+        except BaseException:  # noqa: BLE001
+            pass
+
+
+def blocked_in_c(file: str) -> None:
+    ctypes.CDLL(None).sleep(3)
+
+
+def blocked_on_a_lock(file: str) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire(timeout=3)
+
+
+@pytest.mark.parametrize("body", [swallow, blocked_in_c, blocked_on_a_lock], ids=lambda body: body.__name__)
+def test_a_thread_that_hangs_holds_up_neither_a_retry_nor_the_end(body) -> None:
+    attempts = []
+
+    with workflow("w") as flow:
+        flow.get_channel().set("file", "")
+
+        @task(inject_context=True, timeout=0.2, max_retries=1)
+        def hang(context, file: str) -> str:
+            attempts.append(context.attempt)
+            if context.attempt == 1:
+                body(file)
+            return "second"
+
+        began = time.monotonic()
+        assert flow.execute() == "second"
+        took = time.monotonic() - began
+
+    assert attempts == [1, 2]
+    assert took < 2
+
+
+def test_a_timeout_in_a_thread_says_how_code_can_be_ended() -> None:
+    release = threading.Event()
+
+    with workflow("w") as flow:
+
+        @task(timeout=0.05)
+        def hang() -> None:
+            release.wait(LONG)
+
+        with pytest.raises(TaskTimeout, match="isolation='process'"):
+            flow.execute()
+        release.set()
+
+
+def test_every_call_of_an_attempt_that_is_over_is_refused() -> None:
+    over, done = threading.Event(), threading.Event()
+    refused: list[str] = []
+
+    with workflow(
+        "w", on_failure="continue", observers=[lambda e: e.kind == "task_ended" and over.set()]
+    ) as flow:
+
+        @task(inject_context=True, timeout=0.05)
+        def slow(context) -> None:
+            channel = context.get_channel()
+            assert over.wait(LONG)
+            calls = {
+                "get": lambda: channel.get("x"),
+                "set": lambda: channel.set("x", 1),
+                "append": lambda: channel.append("x", 1),
+                "checkpoint": context.checkpoint,
+                "next_iteration": context.next_iteration,
+                "next_task": lambda: context.next_task("slow"),
+                "terminate": context.terminate_workflow,
+                "cancel": context.cancel_workflow,
+                "progress": lambda: context.progress(1),
+            }
+            for name, call in calls.items():
+                try:
+                    call()
+                except TaskTimeout:
+                    refused.append(name)
+            if context.cancelled:
+                refused.append("cancelled")
+            done.set()
+
+        flow.execute()
+
+    assert done.wait(LONG)
+    assert refused == [
+        "get", "set", "append", "checkpoint", "next_iteration", "next_task", "terminate", "cancel",
+        "progress", "cancelled",
+    ]  # fmt: skip
+
+
+def test_the_interpreter_ends_although_a_thread_hangs(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import threading\n"
+        "from graflow_ckpt import task, workflow\n"
+        "with workflow('w', on_failure='continue') as flow:\n"
+        "    @task(timeout=0.1)\n"
+        "    def hang():\n"
+        "        threading.Lock().acquire() and threading.Event().wait()\n"
+        "    flow.execute()\n"
+        "    print(flow.execution_context.status)\n"
+    )
+
+    assert "completed" in run(program)
+
+
+# --- async def -------------------------------------------------------------------------
+
+
+def test_a_coroutine_is_cancelled_at_its_deadline() -> None:
+    ended = threading.Event()
+    seen: list[Event] = []
+
+    with workflow("w", observers=[seen.append]) as flow:
+
+        @task(timeout=0.1)
+        async def hang() -> None:
+            try:
+                await asyncio.sleep(LONG)
+            finally:
+                ended.set()
+
+        with pytest.raises(TaskTimeout):
+            flow.execute()
+
+    assert ended.wait(1)
+    assert not [event for event in seen if event.kind == "task_late"]
+
+
+def test_a_coroutine_that_swallows_its_cancellation_is_fenced() -> None:
+    swallowed, finish = threading.Event(), threading.Event()
+
+    with workflow("w") as flow:
+
+        @task(inject_context=True, timeout=0.1, max_retries=1)
+        async def stubborn(context) -> str:
+            if context.attempt == 2:
+                finish.set()
+                return "second"
+            context.get_channel().set("x", 1)
+            try:
+                await asyncio.sleep(LONG)
+            except asyncio.CancelledError:
+                swallowed.set()
+                while not finish.is_set():
+                    await asyncio.sleep(0.001)
+            return "first"
+
+        assert flow.execute() == "second"
+
+    assert swallowed.is_set()
+    assert "x" not in flow.get_channel()
+
+
+def test_a_coroutine_is_retried_after_its_timeout_with_backoff() -> None:
+    attempts = []
+
+    with workflow("w") as flow:
+
+        @task(inject_context=True, timeout=0.1, max_retries=1, backoff=Backoff(0.05))
+        async def slow(context) -> str:
+            attempts.append(context.attempt)
+            if context.attempt == 1:
+                await asyncio.sleep(LONG)
+            return "second"
+
+        assert flow.execute() == "second"
+
+    assert attempts == [1, 2]

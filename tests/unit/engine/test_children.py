@@ -1,0 +1,341 @@
+"""Attempts in child processes: what crosses, what is killed, and what a death means."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from graflow_ckpt import CheckpointManager, Event, task, workflow
+from graflow_ckpt.core.errors import UnknownTask, WorkerDied, WorkflowCancelled
+from tests.acceptance.processes import LONG, gone
+
+
+class Box:
+    """A live value."""
+
+    def __init__(self, *items: object) -> None:
+        self.items = list(items)
+
+
+def pids_in(file: Path) -> list[int]:
+    return [int(line) for line in file.read_text().split()]
+
+
+# --- what crosses ----------------------------------------------------------------------
+
+
+def test_a_body_runs_in_another_process_and_its_result_comes_back() -> None:
+    with workflow("w") as flow:
+
+        @task(isolation="process")
+        def a() -> int:
+            return os.getpid()
+
+        @task(isolation="process")
+        def b(a: int) -> list[int]:
+            return [a, os.getpid()]
+
+        a >> b
+        first, second = flow.execute()
+
+    assert len({first, second, os.getpid()}) == 3
+    assert gone(first, 5)
+    assert gone(second, 5)
+
+
+def test_all_that_a_context_offers_works_across_the_pipe() -> None:
+    seen: list[Event] = []
+
+    with workflow("w", session_id="s", observers=[seen.append]) as flow:
+        flow.get_channel().set("list", [1])
+        flow.get_channel().set("box", Box(1))
+
+        @task(isolation="process", inject_context=True, max_retries=1)
+        def a(context) -> dict[str, object]:
+            if context.attempt == 1:
+                raise OSError
+            channel = context.get_channel()
+            channel.get("list").append(2)
+            channel.get("box").items.append(2)
+            channel.set("new", Box("n"))
+            channel.append("log", 1)
+            context.progress(1, 2)
+            path, _ = context.checkpoint({"mine": 1})
+            context.next_task("c", data=5)
+            return {
+                "keys": channel.keys(),
+                "cancelled": context.cancelled,
+                "attempt": context.attempt,
+                "session": context.session_id,
+                "key": context.idempotency_key,
+                "path": Path(path).name.split("_")[:4],
+                "read": channel.get("box", readonly=True).items,
+                "no execution context": context.execution_context,
+            }
+
+        @task
+        def c(data: int) -> int:
+            return data
+
+        flow.add(c)
+        flow.execute("a")
+
+    context, channel = flow.execution_context, flow.get_channel()
+    assert context.get_result("a") == {
+        "keys": ["list", "box", "new", "log"],
+        "cancelled": False,
+        "attempt": 2,
+        "session": "s",
+        "key": "s/a/0",
+        "path": ["session", "s", "step", "1"],
+        "read": [1, 2],
+        "no execution context": None,
+    }
+    assert channel.get("list") == [1, 2]
+    assert channel.get("box").items == [1, 2]
+    assert channel.get("new").items == ["n"]
+    assert channel.get("log") == [1]
+    assert context.get_result("c") == 5
+    assert [e.facts["done"] for e in seen if e.kind == "task_progress"] == [1]
+    first = CheckpointManager.list_checkpoints("s")[-1]
+    assert first.user_metadata["mine"] == 1
+    assert first.steps == 1
+
+
+def test_a_parameter_from_the_channel_that_is_changed_in_place_counts_as_set() -> None:
+    with workflow("w") as flow:
+        flow.get_channel().set("items", [1])
+        flow.get_channel().set("box", Box(1))
+
+        @task(isolation="process")
+        def a(items: list[int], box: Box) -> None:
+            items.append(2)
+            box.items.append(2)
+
+        flow.execute()
+
+    assert flow.get_channel().get("items") == [1, 2]
+    assert flow.get_channel().get("box").items == [1, 2]
+
+
+def test_a_live_value_that_was_only_read_in_the_child_stays_the_same_object() -> None:
+    with workflow("w") as flow:
+        box = Box(1)
+        flow.get_channel().set("box", box)
+
+        @task(isolation="process", inject_context=True)
+        def a(context) -> list[object]:
+            return context.get_channel().get("box").items
+
+        assert flow.execute() == [1]
+
+    assert flow.get_channel().get("box") is box
+
+
+def test_the_exception_of_a_body_comes_back_as_itself() -> None:
+    with workflow("w") as flow:
+
+        @task(isolation="process")
+        def a() -> None:
+            raise LookupError("not here", 3)
+
+        with pytest.raises(LookupError, match="not here") as error:
+            flow.execute()
+
+    assert error.value.args == ("not here", 3)
+
+
+class Unpicklable(Exception):
+    def __init__(self) -> None:
+        super().__init__("holds a lock")
+        self.lock = threading.Lock()
+
+
+def test_an_exception_that_cannot_cross_is_told_by_its_name() -> None:
+    with workflow("w") as flow:
+
+        @task(isolation="process")
+        def a() -> None:
+            raise Unpicklable
+
+        with pytest.raises(RuntimeError, match=r"Unpicklable\('holds a lock'\)"):
+            flow.execute()
+
+
+def test_a_result_that_cannot_cross_fails_the_task_with_the_path_to_it() -> None:
+    with workflow("w") as flow:
+
+        @task(isolation="process")
+        def a() -> object:
+            return {"lock": threading.Lock()}
+
+        with pytest.raises(RuntimeError, match="lock"):
+            flow.execute()
+
+
+def test_cancel_workflow_works_from_a_child() -> None:
+    with workflow("w") as flow:
+
+        @task(isolation="process", inject_context=True)
+        def a(context) -> None:
+            context.get_channel().set("x", 1)
+            context.cancel_workflow("no more")
+
+        with pytest.raises(WorkflowCancelled, match="no more"):
+            flow.execute()
+
+    assert flow.get_channel().keys() == []
+
+
+def test_cancel_workflow_cannot_be_swallowed_in_a_child() -> None:
+    with workflow("w") as flow:
+
+        @task(isolation="process", inject_context=True)
+        def a(context) -> None:
+            try:
+                context.cancel_workflow("no more")
+            except Exception:  # noqa: BLE001
+                return
+
+        with pytest.raises(WorkflowCancelled, match="no more"):
+            flow.execute()
+
+
+def test_a_task_made_in_a_child_runs() -> None:
+    with workflow("w") as flow:
+
+        @task
+        def made(data: int) -> int:
+            return data * 2
+
+        @task(isolation="process", inject_context=True)
+        def a(context) -> None:
+            try:
+                context.next_task("nowhere")
+            except UnknownTask:
+                context.next_task("made", data=21)
+
+        flow.execute("a")
+
+    assert flow.execution_context.get_result("made") == 42
+
+
+def test_async_bodies_run_in_children_too() -> None:
+    with workflow("w") as flow:
+
+        @task(isolation="process")
+        async def a() -> int:
+            return os.getpid()
+
+        assert flow.execute() != os.getpid()
+
+
+def test_a_child_sees_the_folder_and_the_path_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend("/somewhere/else")
+
+    with workflow("w") as flow:
+
+        @task(isolation="process")
+        def a() -> list[str]:
+            return [os.getcwd(), sys.path[0]]
+
+        assert flow.execute() == [os.getcwd(), "/somewhere/else"]
+
+
+# --- what a death means ----------------------------------------------------------------
+
+
+def test_a_body_that_takes_its_process_down_has_a_crash_budget_and_is_then_named(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+
+    with workflow("w") as flow:
+
+        @task(isolation="process")
+        def a() -> None:
+            with open(runs, "a") as out:
+                print("run", file=out)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        with pytest.raises(WorkerDied, match="The process of task 'a' ended by SIGKILL") as died:
+            flow.execute()
+
+    assert runs.read_text().split() == ["run"] * 3
+    assert died.value.code == -signal.SIGKILL
+
+
+def test_a_body_that_leaves_with_a_status_is_named_with_it() -> None:
+    with workflow("w") as flow:
+
+        @task(isolation="process")
+        def a() -> None:
+            os._exit(3)
+
+        with pytest.raises(WorkerDied, match="with status 3"):
+            flow.execute()
+
+
+def test_a_crash_is_made_good_by_a_later_attempt_and_counted_in_the_context(tmp_path: Path) -> None:
+    with workflow("w") as flow:
+        flow.get_channel().set("box", Box(1))
+
+        @task(isolation="process", inject_context=True)
+        def a(context, box: Box) -> int:
+            if context.attempt < 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+            context.checkpoint()
+            return context.attempt
+
+        assert flow.execute() == 3
+
+    assert flow.execution_context.last_checkpoint_path is not None
+
+
+def test_a_death_is_noticed_although_a_forked_grandchild_goes_on(tmp_path: Path) -> None:
+    file = tmp_path / "pids"
+
+    with workflow("w") as flow:
+
+        @task(isolation="process", inject_context=True)
+        def a(context) -> str:
+            if context.attempt > 1:
+                return "made good"
+            loader = os.fork()
+            if not loader:
+                while True:
+                    signal.pause()
+            file.write_text(str(loader))
+            os._exit(1)
+
+        assert flow.execute() == "made good"
+
+    assert all(gone(pid, 1) for pid in pids_in(file))
+
+
+def test_a_child_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
+    file = tmp_path / "pids"
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, time\n"
+        "from graflow_ckpt import task, workflow\n"
+        "with workflow('w') as flow:\n"
+        "    @task(isolation='process')\n"
+        "    def a():\n"
+        f"        open({str(file)!r}, 'w').write(str(os.getpid()))\n"
+        "        time.sleep(60)\n"
+        "    flow.execute()\n"
+    )
+    with subprocess.Popen([sys.executable, str(program)]) as parent:
+        deadline = time.monotonic() + LONG
+        while not (file.exists() and file.read_text()) and time.monotonic() < deadline:
+            select.select([], [], [], 0.02)
+        parent.kill()
+
+    assert gone(pids_in(file)[0], 2)

@@ -134,6 +134,7 @@ def describe(
         transition=facts["transition"],
         graph=program.facts.get("digest", ""),
         inputs=dict(program.inputs or {}),
+        options=dict(program.options or {}),
     )
 
 

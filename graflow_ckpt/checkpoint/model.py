@@ -57,6 +57,7 @@ class CheckpointMetadata:
     transition: int = 0
     graph: str = ""
     inputs: dict[str, str] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)  # of the command line
     home: str = ""  # the store in which the session lives; the path may be elsewhere
 
     @classmethod

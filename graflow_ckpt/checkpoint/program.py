@@ -36,6 +36,7 @@ class Program:
     argv: tuple[str, ...] = ()
     workflow: str = ""
     inputs: dict[str, str] | None = None
+    options: dict[str, str] | None = None
 
 
 class Missing:

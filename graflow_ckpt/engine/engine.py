@@ -111,7 +111,7 @@ class _Execution:
             context.note_inputs()
         context.started = True
         self._bindings = preflight.check_graph(self.graph, self.settings, self.home.inputs)
-        self.home.workflow = self.settings.workflow
+        self.home.workflow, self.home.options = self.settings.workflow, dict(self.settings.options)
         if not fresh or preflight.wants_home(context, self._bindings):
             self._move_in(fresh)
         epoch = self.home.lease.epoch if self.home.lease is not None else 0

@@ -40,6 +40,7 @@ class Home:
         self.parent: str | None = None  # the last cut
         self.last: CheckpointMetadata | None = None
         self.workflow = ""
+        self.options: dict[str, str] = {}
         self.file = program_file()
         self.inputs: dict[str, str] = {}
         self._keyring: Keyring | None = None
@@ -125,6 +126,7 @@ class Home:
                 tuple(sys.argv),
                 self.workflow,
                 self.inputs,
+                self.options,
             )
         return self._program
 

@@ -47,6 +47,7 @@ class Settings:
     unsafe_pickle: bool = False
     take_over: bool = False
     in_doubt: tuple[tuple[str, str], ...] = ()  # answers for on_interrupted="ask"
+    options: tuple[tuple[str, str], ...] = ()  # as somebody typed them; checkpoints keep them for `resume`
     observers: tuple[Observer, ...] = ()
     middleware: tuple[Middleware, ...] = ()
 

@@ -49,9 +49,7 @@ def find_place(store: str, what: str | None, *, latest: bool = False) -> Place:
     rows = overview(store)
     sessions = [row for row in rows if row.session == what]
     workflows = [row for row in rows if row.workflow == what and row.session != what]
-    if workflows and not sessions and path is None and not latest:
-        unfinished = [row for row in workflows if row.status in UNFINISHED]
-        workflows = unfinished or workflows
+    workflows = [row for row in workflows if row.status in UNFINISHED] or workflows
     if latest:
         workflows = workflows[:1]
     hits = [f"checkpoint {path}"] if path else []

@@ -43,6 +43,7 @@ def go_on(manner: Manner, place: Place, wishes: Wishes, *, rewind: bool, fork: s
     wishes = replace(
         wishes, session=place.session, store=place.store, workflow=place.found.meta["workflow"], resume="must"
     )
+    wishes = wishes.remembering(place.found.meta["options"])
     origin = origin_of(place)
     if place.named and not is_kept(place):
         return _with_its_code(manner, place, wishes, "it lies outside of its session's store")
@@ -134,6 +135,7 @@ def _forked(place: Place, new: str) -> Place:
         context.home, old = Home(place.kept_in, new), context.home
         context.home.continue_from(place.found)
         context.home.sequence, context.home.file = 0, place.found.meta.get("file")
+        context.home.options = dict(place.found.meta["options"])
         assert old.lease is None or old.session != new
         context.checkpoint(metadata=dict(place.found.meta["user_metadata"]))
         old.close()

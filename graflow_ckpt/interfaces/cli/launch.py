@@ -7,12 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graflow_ckpt.core.policy import Policy
 from graflow_ckpt.frontends.overrides import overrides
-from graflow_ckpt.interfaces.cli import program
+from graflow_ckpt.interfaces.cli import program, words
 from graflow_ckpt.interfaces.cli.manner import Manner
 from graflow_ckpt.interfaces.cli.progress import Reporter, reporter_for
 from graflow_ckpt.interfaces.cli.unfinished import mention
@@ -42,7 +42,19 @@ class Wishes:
             "resume": self.resume, "durability": self.durability, "changed": self.changed,
             "in_doubt": self.in_doubt or None, "take_over": self.take_over or None,
         }  # fmt: skip
-        return {name: value for name, value in wished.items() if value is not None}
+        settings = {name: value for name, value in wished.items() if value is not None}
+        return {**settings, "options": tuple(self.options().items())}
+
+    def options(self) -> dict[str, str]:
+        """What a resume does not find in the program, and has to know."""
+        options = {"durability": self.durability} if self.durability is not None else {}
+        return options if self.policy is None else {**options, "every": words.policy_text(self.policy)}
+
+    def remembering(self, options: dict[str, str]) -> Wishes:
+        """With what was said when the session was started, where nothing else is said now."""
+        durability = self.durability or options.get("durability")
+        policy = self.policy or words.policy_of(options.get("every", ""))
+        return replace(self, durability=durability, policy=policy)
 
 
 def launch(

@@ -11,12 +11,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from graflow_ckpt.checkpoint import history
-from graflow_ckpt.checkpoint.model import CheckpointMetadata, parse
+from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.manner import Document
+from graflow_ckpt.interfaces.cli.standing import standing
 from graflow_ckpt.stores import open_store
 
 UNFINISHED = ("running", "interrupted", "stopped", "failed", "stalled", "waiting")
@@ -61,20 +63,31 @@ def overview(store: str, sessions: Iterable[str] | None = None) -> list[Row]:
 def _row(place: CheckpointStore, keyring: Keyring, session: str, count: int) -> Row:
     holder = place.owner(session)
     owner = f"{holder.pid}@{holder.host}" if holder is not None else ""
-    bad = 0
-    reason = ""
+    reasons: list[str] = []
     for _, found in history.newest(place, keyring, session):
         if isinstance(found, CheckpointError):
-            bad, reason = bad + 1, reason or found.message
+            reasons.append(found.message)
             continue
-        facts, metadata = found.facts, found.metadata
-        status = status_now(metadata.status, alive=bool(owner))
-        note = f"{bad} newer ones do not verify" if bad else ""
+        notes = [f"{words.counted(len(reasons), 'newer checkpoint')} bad"] if reasons else []
+        state = _state(place, found, notes)
+        status = status_now(state.status, alive=bool(owner))
         return Row(
-            session, metadata.workflow, status, metadata.steps, len(facts["completed_tasks"]),
-            len(facts["pending_tasks"]), count, found.path, metadata.created_at, owner, note,
+            session, found.metadata.workflow, status, state.steps, len(state.completed), len(state.specs),
+            count, found.path, found.metadata.created_at, owner, "; ".join(notes),
         )  # fmt: skip
-    return Row(session, "", "bad", 0, None, None, count, "", "", owner, reason)
+    return Row(session, "", "bad", 0, None, None, count, "", "", owner, "; ".join(reasons[:1]))
+
+
+def _state(place: CheckpointStore, found: Found, notes: list[str]) -> SessionState:
+    """With the journal, where there is one and it can be read."""
+    try:
+        state, replayed = standing(place, found, journal=True)
+    except CheckpointError as error:
+        notes.append(error.message)
+        return standing(place, found, journal=False)[0]
+    if replayed:
+        notes.append(f"and {words.counted(replayed, 'journal record')}")
+    return state
 
 
 def status_now(saved: str, *, alive: bool) -> str:
@@ -91,11 +104,3 @@ def _session_of(path: str, raw: bytes) -> str:
     except (ValueError, TypeError, KeyError, RecursionError):
         return ""
     return found if isinstance(found, str) else ""
-
-
-def listed(path: str, raw: bytes) -> CheckpointMetadata | CheckpointError:
-    """One checkpoint as its unverified meta describes it."""
-    try:
-        return CheckpointMetadata.from_document(path, parse(path, raw, ".meta.json"))
-    except CheckpointError as error:
-        return error

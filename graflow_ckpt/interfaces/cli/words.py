@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from graflow_ckpt.core.errors import GraphError
-from graflow_ckpt.core.policy import EveryN, EverySeconds, Policy
+from graflow_ckpt.core.policy import Either, EveryN, EverySeconds, Policy
 
 _PERIOD = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?\Z")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -57,6 +57,26 @@ def _policy(item: str) -> Policy:
     if match is None or (match[2] is None and "." in item):
         raise GraphError(f"{item!r} is neither a number of steps (10) nor a time (30s, 5m).")
     return EveryN(int(match[1])) if match[2] is None else EverySeconds(float(match[1]) * _SECONDS[match[2]])
+
+
+def policy_of(text: str) -> Policy | None:
+    """Of `policy_text`."""
+    policy: Policy | None = None
+    for item in text.split():
+        policy = _policy(item) if policy is None else policy | _policy(item)
+    return policy
+
+
+def policy_text(policy: Policy) -> str:
+    """A policy that `--every` has made, as it could be typed again."""
+    match policy:
+        case EveryN(steps):
+            return str(steps)
+        case EverySeconds(seconds):
+            return f"{round(seconds * 1000)}ms"
+        case Either(members):
+            return " ".join(policy_text(member) for member in members)
+    raise TypeError(f"{policy!r} cannot be typed")
 
 
 def parse_answers(

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from hashlib import blake2b
 from types import FunctionType
 from typing import Any, Literal, NamedTuple
 
@@ -72,6 +73,7 @@ class _Printer:
         self._shared: dict[tuple[int, int], Fingerprint] = {}
         # By id; the value is kept beside what is known of it, so that its id stays its own.
         self._readings: dict[int, tuple[object, Reading]] = {}
+        self._named: dict[int, tuple[object, Fingerprint]] = {}
         self._reached: dict[int, tuple[bytes, frozenset[str]]] = {}
 
     def take(self, task: object) -> Fingerprint:
@@ -81,8 +83,21 @@ class _Printer:
         key = (id(body.__code__), id(body.__globals__))
         known = self._shared.get(key)
         if known is None:
-            known = self._shared[key] = self._print(self._reader.read(body))
+            known = self._shared[key] = self._bare(body)
         return known
+
+    def _bare(self, function: FunctionType) -> Fingerprint:
+        """Code and the globals that it names, and nothing else: generated tasks often name the same."""
+        code = self._reader.code_of(function)
+        if code is None:
+            return self._print(self._reader.read(function))
+        digest, named = code
+        known = self._named.get(id(named))
+        if known is None:
+            named.digest = pack(tuple(named.parts))
+            known = self._named[id(named)] = (named, self._print(named))
+        both = digest + known[1].digest.encode()
+        return Fingerprint(_PYTHON, blake2b(both, digest_size=16).hexdigest(), known[1].not_seen)
 
     def _print(self, reading: Reading) -> Fingerprint:
         if not reading.leads:

@@ -75,7 +75,7 @@ class Reader:
         self._shapes = Shapes()
         self._origins: dict[str, str] = {}
         # By id; what is kept in the value keeps the id from being given to something else.
-        self._named: dict[tuple[int, int], tuple[CodeType, dict[str, Any], Reading]] = {}
+        self._named: dict[tuple[int, int], tuple[object, dict[str, Any], Reading]] = {}
         self._rebound: dict[int, tuple[dict[str, Any], frozenset[str]]] = {}
         self._kept = [body for task in tasks for body in (task, self.body(task))]
         self._tasks = frozenset(map(id, self._kept))
@@ -106,6 +106,13 @@ class Reader:
         reading.digest = pack(tuple(reading.parts))
         return reading
 
+    def code_of(self, function: FunctionType) -> tuple[bytes, Reading] | None:
+        """The digest of the user's own code, and a reading of the globals that it names."""
+        if self._origin(_home(function)) != _OWN:
+            return None
+        shape = self._shapes.of(function.__code__)
+        return shape.digest, self._shared_globals(function.__code__, shape, function.__globals__)
+
     # --- functions and classes of the user's own modules ---
 
     def _function(self, reading: Reading, function: FunctionType) -> None:
@@ -115,7 +122,10 @@ class Reader:
         defaults, keywords = function.__defaults__, function.__kwdefaults__
         if shape.uses or shape.imports:
             if function.__closure__ or defaults or keywords:  # one of many of this code, it may be
-                self._shared_globals(reading, code, shape, function.__globals__)
+                named = self._shared_globals(code, shape, function.__globals__)
+                reading.parts += named.parts
+                reading.leads += named.leads
+                reading.not_seen += named.not_seen
             else:
                 self._globals(reading, shape, function.__globals__)
         if defaults:
@@ -147,15 +157,15 @@ class Reader:
         else:
             reading.parts.append(contents)
 
-    def _shared_globals(self, reading: Reading, code: CodeType, shape: Shape, module: dict[str, Any]) -> None:
-        key = (id(code), id(module))
+    def _shared_globals(self, code: CodeType, shape: Shape, module: dict[str, Any]) -> Reading:
+        # code that differs in its constants only has the very same tuple of uses
+        names: object = code if shape.rebinds or shape.imports else shape.uses
+        key = (id(names), id(module))
         known = self._named.get(key)
         if known is None:
-            known = self._named[key] = (code, module, Reading())
+            known = self._named[key] = (names, module, Reading())
             self._globals(known[2], shape, module)
-        reading.parts += known[2].parts
-        reading.leads += known[2].leads
-        reading.not_seen += known[2].not_seen
+        return known[2]
 
     def _globals(self, reading: Reading, shape: Shape, module: dict[str, Any]) -> None:
         """What the names in the code are bound to now."""

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from graflow_ckpt.checkpoint.cells import check_storable, to_cell
 from graflow_ckpt.checkpoint.codec import decode, is_atom
 from graflow_ckpt.checkpoint.pickles import live_digest
-from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.core.errors import GraflowError, NotStorable
 from graflow_ckpt.core.facts import Claim, Effects, Next, Op, Request, Spawned
 from graflow_ckpt.core.values import Cell, Live
 
@@ -48,14 +49,15 @@ class Attempt:
     """The buffer between a body and its session."""
 
     __slots__ = (
-        "again", "appends", "claim", "digests", "got", "nexts", "over", "request", "spawned", "terminate",
-        "checks", "values", "written", "_digest",
+        "again", "appends", "claim", "defaults", "digests", "got", "nexts", "over", "request", "spawned",
+        "terminate", "checks", "values", "written", "_digest",
     )  # fmt: skip
 
     def __init__(self, values: Values, claim: Claim, *, check: bool = True, digest: bool = False) -> None:
         self.values = values
         self.claim = claim
         self.got: dict[str, Got] = {}
+        self.defaults: dict[str, tuple[Any, bytes]] = {}  # given for what was not there, as they were
         self.written: dict[str, Any] = {}
         self.appends: list[Op] = []
         self.digests: dict[str, bytes] = {}  # live values on loan, as they were
@@ -76,12 +78,13 @@ class Attempt:
             return self.written[name]
         if name in self.got:
             got = self.got[name]
-            return default if got.before is None else got.value
+            return self._default(name, default) if got.before is None else got.value
         found = self.values.read(name)
         own = [op[2] for op in self.appends if op[1] == name]
         if found is None and not own:
             if not readonly:
                 self.got[name] = Got(None, None, 0)
+                return self._default(name, default)
             return default
         cell, version, items = found or (EMPTY_LIST, 0, ())
         if readonly:
@@ -91,6 +94,19 @@ class Attempt:
         value = from_cells(name, cell, (*items, *own))
         self._take(name, value, b"" if own else to_cell(value) if items else cell, version)
         return value
+
+    def _default(self, name: str, default: Any) -> Any:
+        """The default of this call, unless an earlier one was changed: then it counts as set."""
+        if name in self.defaults and self._default_changed(name):
+            return self.defaults[name][0]
+        if not is_atom(default):
+            with suppress(NotStorable):  # it need not be: only what is changed is kept
+                self.defaults[name] = (default, _mark(default))
+        return default
+
+    def _default_changed(self, name: str) -> bool:
+        default, mark = self.defaults[name]
+        return _mark(default, name) != mark
 
     def _lend(self, name: str, own: list[Cell]) -> Any:
         self.values.lend(name)
@@ -124,10 +140,13 @@ class Attempt:
             _list(name, self.written[name]).append(item)
         elif known is not None and known.before is not None:
             _list(name, known.value).append(item)
+        elif name in self.defaults and self._default_changed(name):
+            _list(name, self.defaults[name][0]).append(item)
         else:
             found = self.values.read(name)
             if found is not None and not found[2] and not is_list(found[0]):
                 _list(name, from_cells(name, found[0], ()))
+            self.defaults.pop(name, None)
             self.got.pop(name, None)  # it was looked for and not there: an append still never conflicts
             self.appends.append(("append", name, cell))
 
@@ -158,6 +177,9 @@ class Attempt:
                 cell = self._cell(name, got.value)
                 if cell != got.before:
                     ops.append(("put", name, cell, got.version))
+        for name in self.defaults:
+            if name not in self.written and self._default_changed(name):
+                ops.append(("put", name, self._cell(name, self.defaults[name][0]), 0))
         for name, value in self.written.items():
             known = self.got.get(name)
             ops.append(("put", name, self._cell(name, value), -1 if known is None else known.version))
@@ -200,6 +222,12 @@ def _list(name: str, value: Any) -> list[Any]:
     if not isinstance(value, list):
         raise TypeError(f"{name!r} is a {type(value).__name__}; only lists can be appended to.")
     return value
+
+
+def _mark(value: Any, name: str = "default") -> bytes:
+    """Bytes that differ when the value does."""
+    cell = to_cell(value)
+    return cell if isinstance(cell, bytes) else live_digest(value, name)
 
 
 def from_cells(name: str, cell: Cell, items: Sequence[Cell]) -> Any:

@@ -5,6 +5,7 @@ Every test works against a real session and commits what the attempt came to.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -115,6 +116,56 @@ def test_the_default_is_the_one_of_each_call(session: MemorySession) -> None:
     one = attempt(session)
 
     assert [one.get("x", default, False) for default in (1, 2, None)] == [1, 2, None]
+
+
+@pytest.mark.parametrize(
+    ("default", "change"),
+    [
+        ([], lambda it: it.append(1)),
+        ({}, lambda it: it.update(a=1)),
+        (Model(), lambda it: setattr(it, "weight", 1)),
+        ([], lambda it: it.append(Model(1))),
+    ],
+)
+def test_a_default_that_is_changed_in_place_counts_as_set(
+    session: MemorySession, default: Any, change: Any
+) -> None:
+    one = attempt(session)
+
+    change(one.get("x", default, False))
+    again = one.get("x", None, False)
+
+    assert again is default
+    assert commit(session, one) == ["x"]
+    assert channel(session).get("x") is not None
+
+
+@pytest.mark.parametrize("default", [[], {"a": 1}, Model(), threading.Lock()])
+def test_a_default_that_is_not_changed_is_not_set(session: MemorySession, default: Any) -> None:
+    one = attempt(session)
+
+    one.get("x", default, False)
+
+    assert commit(session, one) == []
+
+
+def test_what_is_appended_after_a_changed_default_comes_after_it(session: MemorySession) -> None:
+    one = attempt(session)
+
+    one.get("x", [], False).append(1)
+    one.append("x", 2)
+    commit(session, one)
+
+    assert channel(session).get("x") == [1, 2]
+
+
+def test_a_changed_default_conflicts_with_a_value_that_came_meanwhile(session: MemorySession) -> None:
+    one = attempt(session)
+    one.get("x", [], False).append(1)
+    channel(session).set("x", [2])
+
+    with pytest.raises(WriteConflict, match="'x'"):
+        commit(session, one)
 
 
 # --- conflicts -------------------------------------------------------------------------

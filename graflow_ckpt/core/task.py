@@ -69,7 +69,7 @@ class Options:
             raise GraphError(f"max_cycles={self.max_cycles} would never let the task run.")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Task:
     """A named function with options; `arguments` are bound ones."""
 

@@ -8,15 +8,16 @@ with workflow("etl", session_id="nightly") as ctx:
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import Token
 from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, overload
 
-from graflow_ckpt.core.errors import GraphError, UnknownTask
+from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.events import Observer
-from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.graph import Node, TaskGraph
 from graflow_ckpt.core.policy import KeepLast, OnRequest, Policy
 from graflow_ckpt.core.task import Backoff, Isolation, OnInterrupted, Options
 from graflow_ckpt.engine.settings import (
@@ -36,8 +37,8 @@ from graflow_ckpt.frontends.expressions import (
     Expression,
     Parallel,
     add_to,
+    called,
     collector,
-    known,
     registered,
 )
 from graflow_ckpt.frontends.overrides import overrides
@@ -173,10 +174,8 @@ class Workflow:
             return None
         from graflow_ckpt.engine.engine import WorkflowEngine
 
-        try:
+        with self._running():
             return WorkflowEngine().execute(context)
-        finally:
-            self._ended = True
 
     async def aexecute(
         self,
@@ -191,12 +190,20 @@ class Workflow:
             return None
         from graflow_ckpt.engine.engine import WorkflowEngine
 
-        try:
+        with self._running():
             return await WorkflowEngine().aexecute(context)
-        finally:
-            self._ended = True
 
     _ended = False
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """What bodies decorate and join is theirs: it is no part of the block that they are run in."""
+        token = collector.set(None)
+        try:
+            yield
+        finally:
+            collector.reset(token)
+            self._ended = True
 
     def _prepared(
         self, start: str | DecoratedTask | None, max_steps: int | None, inputs: Mapping[str, Any] | None
@@ -234,24 +241,23 @@ class Workflow:
     def _starts(self, start: str | DecoratedTask | None) -> tuple[str, ...]:
         if start is None:
             return tuple(self.graph.roots())
-        name = start if isinstance(start, str) else start.name
-        if name not in self.graph.nodes:
-            self._graph.add(start if isinstance(start, DecoratedTask) else self._decorated_elsewhere(name))
-        return (name,)
+        if isinstance(start, DecoratedTask):
+            self.graph.add(start)
+            return (start.name,)
+        if start not in self.graph.nodes:
+            self.graph.add(self._decorated_elsewhere(start))
+        return (start,)
 
-    def _decorated_elsewhere(self, name: str) -> DecoratedTask:
-        found = known.get(name, [])
-        if not found:
-            self.graph.get_node(name)
-            raise UnknownTask(f"No task is called {name!r}.", task=name)
-        if len({t.func.__module__ for t in found}) > 1:
-            modules = sorted({t.func.__module__ for t in found})
+    def _decorated_elsewhere(self, name: str) -> Node:
+        found = called(name)
+        modules = sorted({task.func.__module__ for task in found})
+        if len(modules) > 1:
             raise GraphError(
                 f"Several modules have a task {name!r}: {', '.join(modules)}.",
                 hint="Give the task itself instead of its name.",
                 task=name,
             )
-        return found[-1]
+        return found[-1] if found else self.graph.get_node(name)  # which says what there is
 
 
 def workflow(

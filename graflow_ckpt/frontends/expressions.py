@@ -2,14 +2,16 @@
 
 Values that remember what was joined to what. The workflow in whose block they are made collects
 them; a part that ends up in a larger expression counts only there. Elsewhere they are handed to
-`workflow.add(...)` or to `context.next_task(...)`.
+`workflow.add(...)`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
+from itertools import count
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.graph import TaskGraph
@@ -154,7 +156,6 @@ def add_to(graph: TaskGraph, expression: Expression) -> tuple[list[str], list[st
 
 
 def _add_group(graph: TaskGraph, expression: Parallel) -> tuple[list[str], list[str]]:
-    before = set(graph.nodes)
     heads: list[str] = []
     tails: list[str] = []
     inside: set[str] = set()
@@ -163,18 +164,31 @@ def _add_group(graph: TaskGraph, expression: Parallel) -> tuple[list[str], list[
         heads += first
         tails += last
         inside |= _tasks_of(member)
-    name = expression.name
-    if name is None:
-        number = 1 + sum(isinstance(node, Group) for node in graph.nodes.values())
-        name = expression.name = f"group_{number}"
-    if name in graph.nodes and isinstance(graph.nodes[name], Group):
-        return heads, [name]
     policy = expression.policy or All()
-    policy.need(len(tails))  # refuses a policy that can never be met
-    graph.add(Group(name, policy, tuple(tails), frozenset(inside & (before | set(graph.nodes)))))
-    for tail in tails:
-        graph.add_edge(tail, name)
+    policy.need(len(set(tails)))  # refuses a policy that can never be met
+    what = (policy, tuple(dict.fromkeys(tails)), frozenset(inside))
+    name = expression.name or _free_name(graph, what)
+    if not _is_group(graph, name, what):  # the same group in two expressions is one node
+        graph.add(Group(name, *what))
+        for tail in tails:
+            graph.add_edge(tail, name)
     return heads, [name]
+
+
+What = tuple[GroupPolicy, tuple[str, ...], frozenset[str]]
+
+
+def _free_name(graph: TaskGraph, what: What) -> str:
+    """By order of declaration, so that a program that is started again has the same names."""
+    number = 1
+    while f"group_{number}" in graph.nodes and not _is_group(graph, f"group_{number}", what):
+        number += 1
+    return f"group_{number}"
+
+
+def _is_group(graph: TaskGraph, name: str, what: What) -> bool:
+    node = graph.nodes.get(name)
+    return isinstance(node, Group) and (node.policy, node.members, node.inside) == what
 
 
 def _tasks_of(expression: Expression) -> set[str]:
@@ -186,13 +200,19 @@ def _tasks_of(expression: Expression) -> set[str]:
 
 # --- who collects ----------------------------------------------------------------------
 
-known: dict[str, list[DecoratedTask]] = {}
-"""Every decorated task by name: a task decorated outside the block is found by it."""
+_known: WeakValueDictionary[int, DecoratedTask] = WeakValueDictionary()
+_numbers = count()
 
 
 def registered(made: DecoratedTask) -> DecoratedTask:
-    known.setdefault(made.name, []).append(made)
+    """Remember a task as long as somebody holds it: one made in every round of a loop must not stay."""
+    _known[next(_numbers)] = made
     return made
+
+
+def called(name: str) -> list[DecoratedTask]:
+    """The tasks of that name, wherever they were decorated, oldest first."""
+    return [task for task in list(_known.values()) if task.name == name]
 
 
 def _collect(expression: Chain | Parallel, parts: tuple[Expression, ...]) -> None:

@@ -1,0 +1,422 @@
+"""Decorated workflows: what a `with` block collects, and what `execute` makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graflow_ckpt.core.errors import GraphError, InputsChanged, UnknownTask
+from graflow_ckpt.core.policy import EveryN, KeepLast, OnRequest
+from graflow_ckpt.core.task import Backoff
+from graflow_ckpt.frontends.dsl import Workflow, task, workflow
+from graflow_ckpt.frontends.expressions import DecoratedTask, called, collector, group
+from graflow_ckpt.frontends.overrides import overrides
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@task
+def outside(x: int = 1) -> int:
+    return x + 1
+
+
+# --- @task -----------------------------------------------------------------------------
+
+
+def test_a_bare_decorator_names_the_task_after_its_function() -> None:
+    @task
+    def plain() -> int:
+        return 1
+
+    assert (plain.name, plain()) == ("plain", 1)
+    assert repr(plain) == "<task plain>"
+
+
+def test_options_are_taken_by_name() -> None:
+    @task(id="other", max_retries=2, backoff=1.5, timeout=3, priority=4, max_cycles=5, queue="gpu")
+    def body() -> None: ...
+
+    assert body.name == "other"
+    options = body.options
+    assert (options.max_retries, options.timeout, options.priority, options.max_cycles) == (2, 3, 4, 5)
+    assert (options.queue, options.backoff) == ("gpu", Backoff(1.5))
+
+
+@pytest.mark.parametrize(
+    ("given", "backoff"),
+    [
+        ({}, Backoff()),
+        ({"backoff": 2}, Backoff(2.0)),
+        ({"backoff": Backoff(1, 3)}, Backoff(1, 3)),
+        ({"backoff": 2, "jitter": 0.5}, Backoff(2.0, jitter=0.5)),
+        ({"backoff": Backoff(1, 3), "jitter": 0.0}, Backoff(1, 3, jitter=0.0)),
+        ({"jitter": 0.5}, Backoff(jitter=0.5)),
+    ],
+)
+def test_a_backoff_is_a_number_of_seconds_or_a_value_and_has_a_jitter(
+    given: dict[str, Any], backoff: Backoff
+) -> None:
+    assert task(**given)(lambda: None).options.backoff == backoff
+
+
+def test_an_option_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(TypeError, match="max_retrys"):
+        task(max_retrys=3)  # type: ignore[call-overload]
+
+
+def test_a_function_without_a_name_needs_an_id() -> None:
+    class Callee:
+        def __call__(self) -> int:
+            return 3
+
+    with pytest.raises(GraphError, match=r"has no name. Give one: @task\(id="):
+        task(Callee())
+    assert task(id="named")(Callee())() == 3
+
+
+# --- what a block collects -------------------------------------------------------------
+
+
+def test_tasks_and_expressions_of_a_block_belong_to_its_workflow() -> None:
+    with workflow("w") as ctx:
+
+        @task
+        def a() -> int:
+            return 1
+
+        @task
+        def b(a: int) -> int:
+            return a + 1
+
+        @task
+        def alone() -> None: ...
+
+        a >> b
+
+    assert list(ctx.graph.nodes) == ["a", "b", "alone"]
+    assert list(ctx.graph.edges()) == [("a", "b")]
+    assert ctx.execute("a") == 2
+
+
+def test_only_the_whole_of_an_expression_counts() -> None:
+    with workflow("w") as ctx:
+        a, b, c, d = (task(id=name)(lambda: None) for name in "abcd")
+        inner = a | b
+        _ = inner >> c
+        _ = group(b, c).best_effort() >> d
+        again = c >> d
+        ctx.collect(again, ())
+
+    assert [name for name in ctx.graph.nodes if name.startswith("group")] == ["group_1", "group_2"]
+
+
+def test_a_loop_of_next_iterations_adds_nothing_to_the_graph() -> None:
+    with workflow("w") as ctx:
+
+        @task(inject_context=True)
+        def count(context: Any) -> int:
+            @task
+            def inner() -> None: ...
+
+            context.next_task(inner)
+            _ = inner >> inner
+            if context.cycle < 50:
+                context.next_iteration()
+            return int(context.cycle)
+
+        ctx.execute("count")
+        nodes = list(ctx.graph.nodes)
+        ctx.execute("count")
+
+    assert (nodes, list(ctx.graph.nodes)) == (["count", "inner"], ["count", "inner"])
+    assert (ctx.graph_nodes, len(called("inner"))) == ([], 1)
+
+
+def test_what_a_body_decorates_is_not_collected_even_if_the_body_fails() -> None:
+    with workflow("w") as ctx:
+
+        @task
+        def fails() -> None:
+            assert collector.get() is None
+            raise KeyError("no")
+
+        with pytest.raises(KeyError):
+            ctx.execute("fails")
+
+        assert collector.get() is ctx
+
+
+def test_the_same_name_for_two_tasks_is_refused() -> None:
+    with workflow("w") as ctx:
+        for _ in range(2):
+            task(id="a")(lambda: None)
+
+        with pytest.raises(GraphError, match="Two different tasks are called 'a'"):
+            ctx.execute("a")
+
+
+def test_tasks_chains_and_groups_made_elsewhere_can_be_added() -> None:
+    a, b, c = (task(id=name)(lambda name=name: name) for name in "abc")
+
+    ctx = workflow("w").add(c, a >> b)
+
+    assert list(ctx.graph.nodes) == ["c", "a", "b"]
+    assert ctx.execute("a") == "b"
+
+
+def test_blocks_may_be_nested_and_do_not_mix() -> None:
+    with workflow("outer") as outer:
+        a, b = (task(id=name)(lambda: None) for name in "ab")
+        with workflow("inner") as inner:
+            c = task(id="c")(lambda: None)
+            _ = c >> c
+        _ = a >> b
+        with outer:
+            _ = b >> a
+
+    assert list(outer.graph.edges()) == [("a", "b"), ("b", "a")]
+    assert list(inner.graph.nodes) == ["c"]
+    assert collector.get() is None
+
+
+def test_two_workflows_in_two_threads_do_not_see_each_other() -> None:
+    both_open = threading.Barrier(2, timeout=30)
+    results: dict[str, Any] = {}
+
+    def run(name: str, value: int) -> None:
+        with workflow(name) as ctx:
+            both_open.wait()
+
+            @task
+            def first() -> int:
+                return value
+
+            @task(inject_context=True)
+            def second(context: Any, first: int) -> int:
+                context.get_channel().set("value", first)
+                both_open.wait()
+                return first * 10
+
+            first >> second
+            both_open.wait()
+            result = ctx.execute()
+            results[name] = (result, ctx.get_channel().get("value"), list(ctx.graph.nodes))
+
+    threads = [threading.Thread(target=run, args=(name, value)) for name, value in (("w1", 1), ("w2", 2))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert results == {"w1": (10, 1, ["first", "second"]), "w2": (20, 2, ["first", "second"])}
+
+
+# --- execute ---------------------------------------------------------------------------
+
+
+def test_a_task_decorated_outside_the_block_is_found_by_its_name() -> None:
+    with workflow("w") as ctx:
+        assert ctx.execute("outside") == 2
+    assert list(ctx.graph.nodes) == ["outside"]
+
+
+def test_a_name_that_nobody_has_is_refused_with_those_there_are() -> None:
+    with workflow("w") as ctx:
+        task(id="a")(lambda: None)
+
+        with pytest.raises(UnknownTask, match=r"no task 'nobody'\. It has: a\."):
+            ctx.execute("nobody")
+
+
+def test_a_name_that_several_modules_have_is_refused() -> None:
+    def foreign() -> None: ...
+
+    foreign.__module__ = "elsewhere"
+    other = task(id="outside")(foreign)
+
+    with pytest.raises(GraphError, match="Several modules have a task 'outside': elsewhere, "):
+        workflow("w").execute("outside")
+    assert workflow("w").execute(other) is None
+
+
+def test_a_start_may_be_the_task_itself_but_not_another_one_of_that_name() -> None:
+    with workflow("w") as ctx:
+        a = task(id="a")(lambda: "mine")
+
+    assert ctx.execute(a) == "mine"
+    with pytest.raises(GraphError, match="Two different tasks are called 'a'"):
+        ctx.execute(DecoratedTask("a", lambda: "other"))
+
+
+def test_without_a_start_all_roots_are_started() -> None:
+    with workflow("w") as ctx:
+        a, b, c = (task(id=name)(lambda name=name: name) for name in "abc")
+        a >> c
+        b >> c
+
+        assert ctx.execute() == "c"
+
+    assert ctx.execution_context.completed_tasks == {"a", "b", "c"}
+
+
+def test_a_workflow_without_tasks_has_nothing_to_start_with() -> None:
+    with pytest.raises(GraphError, match="no task to start with"):
+        workflow("w").execute()
+
+
+def test_inputs_land_in_the_channel_and_in_parameters() -> None:
+    with workflow("w") as ctx:
+
+        @task
+        def double(k: int) -> int:
+            return 2 * k
+
+        assert ctx.execute("double", inputs={"k": 4}) == 8
+        assert ctx.get_channel().get("k") == 4
+
+
+def test_a_workflow_without_a_session_id_starts_anew_each_time() -> None:
+    with workflow("w") as ctx:
+        task(id="a")(lambda: 1)
+
+        ctx.execute("a")
+        first = ctx.session_id
+        ctx.execute("a")
+
+    assert ctx.session_id != first
+
+
+def test_a_failed_session_goes_on_with_the_next_execute() -> None:
+    ran: list[str] = []
+    with workflow("w", session_id="s") as ctx:
+
+        @task
+        def a() -> None:
+            ran.append("a")
+
+        @task
+        def b() -> str:
+            ran.append("b")
+            if ran.count("b") == 1:
+                raise OSError("not yet")
+            return "done"
+
+        a >> b
+        with pytest.raises(OSError, match="not yet"):
+            ctx.execute("a")
+
+        assert ctx.execute("a") == "done"
+
+    assert ran == ["a", "b", "b"]
+
+
+def test_max_steps_stops_and_a_larger_one_goes_on() -> None:
+    with workflow("w", session_id="s") as ctx:
+        a, b = (task(id=name)(lambda name=name: name) for name in "ab")
+        a >> b
+
+        ctx.execute("a", max_steps=1)
+        assert ctx.execution_context.status == "stopped"
+        assert ctx.execute("a", max_steps=5) == "b"
+
+
+def test_other_inputs_on_resume_are_refused_and_the_session_is_let_go() -> None:
+    with workflow("w", session_id="s") as ctx:
+
+        @task
+        def a(k: int) -> None:
+            raise OSError("not yet")
+
+        for _ in range(2):
+            with pytest.raises(OSError, match="not yet"):
+                ctx.execute("a", inputs={"k": 1})
+
+        with pytest.raises(InputsChanged):
+            ctx.execute("a", inputs={"k": 2})
+        assert ctx.execution_context.home.lease is None
+
+
+def test_a_coroutine_can_execute_too() -> None:
+    with workflow("w") as ctx:
+
+        @task
+        async def a() -> int:
+            await asyncio.sleep(0)
+            return 3
+
+        assert asyncio.run(ctx.aexecute("a")) == 3
+
+
+# --- settings --------------------------------------------------------------------------
+
+
+def test_settings_have_defaults() -> None:
+    settings = workflow("w").settings
+
+    assert (settings.workflow, settings.durability, settings.policy) == ("w", "checkpoint", OnRequest())
+    assert settings.keep == KeepLast(10)
+
+
+def test_what_is_given_counts_and_what_is_not_comes_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("GRAFLOW_CKPT_DURABILITY", "none")
+    monkeypatch.setenv("GRAFLOW_CKPT_STORE", str(tmp_path / "env"))
+
+    assert workflow("w").settings.durability == "none"
+    assert workflow("w").execution_context.home.store.url.endswith("env")
+    given = workflow("w", durability="journal", checkpoint=EveryN(2), store=tmp_path / "mine")
+    assert (given.settings.durability, given.settings.policy) == ("journal", EveryN(2))
+    assert given.execution_context.home.store.url.endswith("mine")
+
+
+def test_a_setting_that_means_nothing_is_refused_where_it_is_given() -> None:
+    with pytest.raises(GraphError, match="on_failure='stop' is none of 'pause', 'continue', 'rollback'"):
+        workflow("w", on_failure="stop")  # type: ignore[arg-type]
+
+
+# --- the command line ------------------------------------------------------------------
+
+
+@pytest.fixture
+def other_workflow_chosen() -> Iterator[None]:
+    overrides.only = "another"
+    yield
+    overrides.only = None
+
+
+@pytest.mark.usefixtures("other_workflow_chosen")
+def test_a_workflow_that_was_not_chosen_runs_nothing() -> None:
+    with workflow("w") as ctx:
+        task(id="a")(lambda: 1)
+
+        assert ctx.execute("a") is None
+        assert asyncio.run(ctx.aexecute("a")) is None
+
+
+def test_the_command_line_gives_inputs_and_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(overrides, "inputs", {"k": 5})
+    monkeypatch.setattr(overrides, "max_steps", 1)
+    with workflow("w") as ctx:
+        a = task(id="a")(lambda k: k)
+        _ = a >> task(id="b")(lambda: None)
+
+        assert ctx.execute("a", max_steps=9, inputs={"k": 1}) == 5
+
+    assert ctx.execution_context.status == "stopped"
+
+
+def test_a_workflow_is_no_more_than_its_name_and_settings_until_it_is_touched() -> None:
+    ctx = Workflow("w", "s", "checkpoints", workflow("w").settings)
+
+    assert not Path("checkpoints").exists()
+    assert ctx.session_id == "s"
+    ctx.execution_context.home.close()

@@ -15,6 +15,45 @@ from typing import Any
 _PATIENCE = 1.0  # seconds that cancelled coroutines are given to clean up
 
 
+async def on_a_thread(call: Callable[[], Any], stop: Callable[[], bool]) -> Any:
+    """Run a blocking call beside the loop. Cancelled, it is asked to stop and waited for, once.
+
+    The thread is a daemon, unlike those of an executor: a task that hangs must not keep the
+    interpreter from ending.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[tuple[Any, BaseException | None]] = loop.create_future()
+
+    def work() -> None:
+        outcome: tuple[Any, BaseException | None]
+        try:
+            outcome = call(), None
+        except BaseException as error:  # noqa: BLE001  it is raised again by whoever waits
+            outcome = None, error
+        with suppress(RuntimeError):  # the loop was closed: nobody waits any more
+            loop.call_soon_threadsafe(ended.set_result, outcome)
+
+    context = contextvars.copy_context()
+    threading.Thread(target=context.run, args=(work,), name="graflow-run", daemon=True).start()
+    try:
+        result, error = await asyncio.shield(ended)
+    except asyncio.CancelledError:
+        if stop():
+            await asyncio.shield(ended)
+        raise
+    if error is not None:
+        raise error
+    return result
+
+
+class Leaving(Exception):
+    """Carries a SystemExit or a KeyboardInterrupt of a body out of its loop."""
+
+    def __init__(self, reason: BaseException) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
 class Loop:
     """An event loop that coroutines are handed to from other threads."""
 
@@ -32,8 +71,14 @@ class Loop:
         context = contextvars.copy_context()
         task: list[asyncio.Task[Any]] = []
 
+        async def body() -> Any:
+            try:
+                return await coroutine
+            except (SystemExit, KeyboardInterrupt) as leaving:  # as it is, it would end the loop instead
+                raise Leaving(leaving) from None
+
         def start() -> None:
-            task.append(self._loop.create_task(coroutine, context=context))
+            task.append(self._loop.create_task(body(), context=context))
             task[0].add_done_callback(finished)
 
         def finished(ended: asyncio.Task[Any]) -> None:
@@ -41,6 +86,8 @@ class Loop:
                 done(None, asyncio.CancelledError())
             else:
                 error = ended.exception()
+                if isinstance(error, Leaving):
+                    error = error.reason
                 done(None if error else ended.result(), error)
 
         def cancel() -> None:

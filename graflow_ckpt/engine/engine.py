@@ -44,31 +44,36 @@ log = logging.getLogger("graflow_ckpt.engine")
 class WorkflowEngine:
     """Executes sessions; holds nothing between them."""
 
-    def execute(
-        self, context: ExecutionContext, start_task_id: str | None = None, *, loop: Loop | None = None
-    ) -> Any:
+    def execute(self, context: ExecutionContext, start_task_id: str | None = None) -> Any:
         """Run a session, or go on with it; what its last task returned.
 
         `start_task_id` on a session that goes on: drop what is scheduled and start there.
         """
-        if context.found is not None and start_task_id is None and resuming.runs_nothing(context):
-            Announcer(context.session, context.settings.observers).emit("session_finished", **context.facts())
-            context.home.close()
+        if self._runs_nothing(context, start_task_id):
             return context.result()
-        try:
-            return _Execution(context, loop).run(start_task_id)
-        finally:
-            context.cutter = None
-            context.home.close()
+        return _Execution(context, None).run(start_task_id)
 
     async def aexecute(self, context: ExecutionContext, start_task_id: str | None = None) -> Any:
-        """The same from a coroutine: `async def` tasks run on the caller's loop."""
+        """The same from a coroutine: `async def` tasks run on the caller's loop.
+
+        Cancelled, it stops like a session that gets a signal: what runs is finished, then saved.
+        """
         import asyncio
 
-        from graflow_ckpt.engine.coroutines import Loop
+        from graflow_ckpt.engine.coroutines import Loop, on_a_thread
 
-        loop = Loop(asyncio.get_running_loop())
-        return await asyncio.to_thread(partial(self.execute, context, start_task_id, loop=loop))
+        if self._runs_nothing(context, start_task_id):
+            return context.result()
+        execution = _Execution(context, Loop(asyncio.get_running_loop()))
+        with handled(execution.stop):  # signals come to the main thread, wherever the session runs
+            return await on_a_thread(partial(execution.run, start_task_id), execution.stop.ask)
+
+    def _runs_nothing(self, context: ExecutionContext, start: str | None) -> bool:
+        if context.found is None or start is not None or not resuming.runs_nothing(context):
+            return False
+        Announcer(context.session, context.settings.observers).emit("session_finished", **context.facts())
+        context.home.close()
+        return True
 
 
 class _Execution:
@@ -80,22 +85,37 @@ class _Execution:
         self.graph: TaskGraph = context.graph
         self.home = context.home
         self._loop = loop
-        self._went_back: dict[str, int] = {}
-        self._stop = Stop(context.session_id, self.settings.grace, lambda: self._run.stop())
+        self._went_back: dict[tuple[str, int], int] = {}  # task and cycle -> how often
+        self._run: Run | None = None
+        self.stop = Stop(context.session_id, self.settings.grace, self._stop_run)
 
     def run(self, start: str | None) -> Any:
-        ops = self._prepare(start)
+        try:
+            self._set_up(self._prepare(start))
+            with handled(self.stop):
+                self._drive()
+                return self._end()
+        finally:
+            self.context.cutter = None
+            self.home.close()
+
+    def _drive(self) -> None:
         while True:
-            self._set_up(ops)
             try:
-                with handled(self._stop):
-                    self._run.drive()
-                break
+                return self.current.drive()
             except GoBack as back:
-                ops = self._go_back(back)
+                self._set_up(self._go_back(back))
             except Interrupted:
                 self._leave()
-        return self._end()
+
+    @property
+    def current(self) -> Run:
+        assert self._run is not None
+        return self._run
+
+    def _stop_run(self) -> None:
+        if self._run is not None:
+            self._run.stop()
 
     # --- before ------------------------------------------------------------------------
 
@@ -136,11 +156,11 @@ class _Execution:
             assert lease is not None
             self.home.store.rewound(lease, int(self.context.found.meta["sequence"]))
 
-    def _resume(self, epoch: int) -> list[Op]:
+    def _resume(self, epoch: int, *, died: bool = True) -> list[Op]:
         context = self.context
         plan = self._plan()
         resuming.remake_tasks(context)
-        ops = resuming.reopen(context, plan, epoch, context.state.max_steps)
+        ops = resuming.reopen(context, plan, epoch, context.state.max_steps, died=died)
         found = context.found
         assert found is not None
         log.info(
@@ -170,13 +190,14 @@ class _Execution:
         context, session = self.context, self.context.session
         invoker = Invoker(self.graph, session, self.settings, self._loop)
         invoker.bindings = self._bindings
+        invoker.went_back = self._went_back
         cutter = Cutter(self.graph, session, self.settings, self.home, self._emit)
         cutter.on_saved = context.note_checkpoint
-        self._run = Run(self.graph, session, self.settings, cutter, invoker)
-        invoker.host = RunHost(context, self._run)
+        self._run = run = Run(self.graph, session, self.settings, cutter, invoker)
+        invoker.host = RunHost(context, run)
         context.cutter = cutter
-        if self._stop.signal is not None:
-            self._run.stop()
+        if self.stop.signal is not None:
+            run.stop()
         if self.settings.rng and isinstance(session.state.rng, bytes):
             rng.restore(session.state.rng)
         if self.settings.durability == "journal":
@@ -198,8 +219,10 @@ class _Execution:
         """A failed attempt left a live value changed: the session as a whole goes back to its cut."""
         task = back.claim.spec.task_id
         error = back.outcome.exception
-        times = self._went_back[task] = self._went_back.get(task, 0) + 1
+        visit = (task, back.claim.spec.cycle)
+        times = self._went_back[visit] = self._went_back.get(visit, 0) + 1
         if times > back.budget:
+            self._emit("session_ended", status="failed", reason=back.outcome.error)
             raise self._with_note(error)
         context = self.context
         context.session.close("the session went back to an earlier cut")
@@ -214,9 +237,9 @@ class _Execution:
                 task=task,
                 name=back.names[0],
             ) from error
-        if back.outcome.due > 0:
-            sleep(max(0.0, back.outcome.due - context.session.clock()))
-        self._run.announcer.emit("session_went_back", task, step=context.steps, path=found.path)
+        while self.stop.signal is None and (left := back.outcome.due - context.session.clock()) > 0:
+            sleep(min(left, 0.1))
+        self.current.announcer.emit("session_went_back", task, step=context.steps, path=found.path)
         log.warning(
             "task %s failed with %s changed; the session goes on from step %d",
             task,
@@ -225,14 +248,14 @@ class _Execution:
             extra={"session": context.session_id, "task": task},
         )
         self.graph.compile(self.graph.starts)
-        return self._resume(context.state.epoch)
+        return self._resume(context.state.epoch, died=False)
 
     # --- after -------------------------------------------------------------------------
 
     def _end(self) -> Any:
         state = self.context.state
         status = state.status
-        if self._stop.signal is not None and status in ("running", "closing", "failing"):
+        if self.stop.signal is not None and status in ("running", "closing", "failing"):
             self._leave()
         failed = status == "failed"
         if failed and self.settings.on_failure == "rollback":
@@ -259,7 +282,9 @@ class _Execution:
                     gates=sorted(state.waiting_gates()),
                 )
             )
-        raise self._with_note(self._run.announcer.failure or TaskError(state.reason, session=state.session))
+        raise self._with_note(
+            self.current.announcer.failure or TaskError(state.reason, session=state.session)
+        )
 
     def _keeps_end(self) -> bool:
         """A session that somebody may ask for again keeps its end."""
@@ -268,10 +293,10 @@ class _Execution:
     def _last_cut(self, cause: str) -> None:
         if self.settings.durability == "none":
             return
-        if self._run.torn:
+        if self.current.torn:
             log.warning(
                 "%s may have been changed by the attempt that failed: the last checkpoint stands",
-                ", ".join(self._run.torn),
+                ", ".join(self.current.torn),
                 extra={"session": self.context.session_id},
             )
             return
@@ -311,4 +336,4 @@ class _Execution:
         return f"graflow-ckpt resume {self.context.session_id}{where}"
 
     def _emit(self, kind: Any, task: str = "", **facts: Any) -> None:
-        self._run.announcer.emit(kind, task, **facts)
+        self.current.announcer.emit(kind, task, **facts)

@@ -74,7 +74,7 @@ class Invoker:
         self._goes_on = settings.on_failure == "continue"
         self._threads = Threads(f"graflow-{session.state.session}")
         self._loop = loop
-        self._extra: dict[int, int] = {}  # attempts that count for ctx.attempt only
+        self.went_back: dict[tuple[str, int], int] = {}  # attempts that the state does not know of
         self._body = self._with_middleware()
 
     # --- in this thread ----------------------------------------------------------------
@@ -170,12 +170,9 @@ class Invoker:
 
         arguments = fill(binding, claim.spec.task_id, data, read, own)
         if binding.context is not None:
-            extra = self._extra.get(claim.spec.key, 0)
+            extra = self.went_back.get((claim.spec.task_id, claim.spec.cycle), 0) if self.went_back else 0
             arguments[binding.context] = TaskExecutionContext(attempt, self.host, extra)
         return arguments
-
-    def counts_extra(self, key: int) -> None:
-        self._extra[key] = self._extra.get(key, 0) + 1
 
     def let_go(self, attempt: Attempt) -> list[str]:
         """Live values of a failed attempt: those it may have changed.
@@ -240,6 +237,8 @@ class Invoker:
                     post((running, self._done(claim, attempt, result)))
                 except GraflowError as refused:
                     post((running, self._raised(claim, attempt, refused)))
+            elif isinstance(error, SystemExit | KeyboardInterrupt):  # for the caller's thread
+                post((running, error))
             else:
                 post((running, self._raised(claim, attempt, error)))
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
+from _thread import start_new_thread
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -31,12 +31,22 @@ class Stop:
         self._session = session
         self._grace = grace
         self._expired = False
-        self._timer: threading.Timer | None = None
+        self._open = threading.Lock()  # held as long as somebody has to watch the time
+        self._open.acquire()
+
+    def ask(self) -> bool:
+        """Stop as if by a signal; False if that was asked before."""
+        if self.signal is not None:
+            return False
+        self.signal = 0
+        self.stop()
+        return True
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:
             self.signal = number
-            self._start_timer(self._grace)
+            # Neither threading.Timer nor sys.stderr: the main thread may hold their locks right now.
+            start_new_thread(self._watch, ())
             self.stop()
             name = signal.Signals(number).name
             _say(f"{name}: finishing what runs, then saving (again: leave at once; grace {self._grace:g} s)")
@@ -45,22 +55,18 @@ class Stop:
         else:
             raise KeyboardInterrupt
 
-    def _start_timer(self, seconds: float) -> None:
-        self._timer = threading.Timer(seconds, self._expire)
-        self._timer.daemon = True
-        self._timer.start()
-
-    def _expire(self) -> None:
-        if self._expired:
-            _say(f"session {self._session}: a task does not let go; leaving. The last checkpoint stands.")
-            os._exit(75)
+    def _watch(self) -> None:
+        if self._open.acquire(timeout=min(self._grace, threading.TIMEOUT_MAX)):
+            return
         self._expired = True
-        self._start_timer(_LAST_RESORT)
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+        if self._open.acquire(timeout=_LAST_RESORT):
+            return
+        _say(f"session {self._session}: a task does not let go; leaving. The last checkpoint stands.")
+        os._exit(75)
 
     def close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        self._open.release()
 
 
 @contextmanager
@@ -80,5 +86,5 @@ def handled(stop: Stop) -> Iterator[None]:
 
 
 def _say(text: str) -> None:
-    sys.stderr.write(f"graflow-ckpt: {text}\n")
-    sys.stderr.flush()
+    with suppress(OSError):  # nobody listens
+        os.write(2, f"graflow-ckpt: {text}\n".encode())

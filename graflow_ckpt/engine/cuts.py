@@ -157,7 +157,7 @@ class Cutter:
         snapshot = capture(state, rng.capture() if self.settings.rng else None)
         metadata = self.home.cut(self.graph, snapshot, cause, user, path)
         self._cut_steps, self._cut_time = state.steps, monotonic()
-        if self._journal and self.session.recorder is not None:
+        if self._journal and self.session.recorder is not None and self.home.finds(metadata.path):
             self._gap = False
             self.home.open_journal(state.sequence)
             self.home.store.drop_segments(state.session, self._previous)
@@ -210,7 +210,11 @@ class Cutter:
                     if self._digests.get(op[1]) == digest:
                         continue
                     self._digests[op[1]] = digest
+                else:
+                    self._digests.pop(op[1], None)
                 op = ("put", op[1], op[2], -1)
+            elif op[0] == "append":  # what the journal has is no longer what it wrote
+                self._digests.pop(op[1], None)
             kept.append(op)
         return kept, False
 

@@ -108,6 +108,11 @@ class Home:
         """Over all lines of history: a sequence never goes back."""
         return max((history.order_of(raw)[1] for _, raw in self.store.list(self.session)), default=0)
 
+    def finds(self, path: str) -> bool:
+        """Whether a resume of this session looks where that cut is."""
+        folder = os.path.dirname(path)
+        return folder == self.store.folder or f"file://{os.path.abspath(folder)}" == self.store.url
+
     # --- cuts --------------------------------------------------------------------------
 
     def tasks_of(self, graph: TaskGraph) -> list[CurrentTask]:

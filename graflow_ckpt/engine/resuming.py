@@ -117,9 +117,11 @@ def remake_tasks(context: ExecutionContext) -> None:
         context.graph.extend(spawner, task, before)
 
 
-def reopen(context: ExecutionContext, plan: Plan, epoch: int, max_steps: int | None) -> list[Op]:
-    """The transition with which a new owner goes on."""
-    going_on, failing = _in_doubt(context, plan.rerun | plan.recalled)
+def reopen(
+    context: ExecutionContext, plan: Plan, epoch: int, max_steps: int | None, *, died: bool = True
+) -> list[Op]:
+    """The transition with which a new owner goes on, or, if nobody has died, the same one."""
+    going_on, failing = _in_doubt(context, plan.rerun | plan.recalled, died)
     limit = max_steps if max_steps is not None else context.state.max_steps
     return [*_changes(context.graph, plan), *going_on, ("reopen", epoch, limit), *failing]
 
@@ -143,7 +145,7 @@ def _changes(graph: TaskGraph, plan: Plan) -> list[Op]:
     return ops
 
 
-def _in_doubt(context: ExecutionContext, rerun: frozenset[str]) -> tuple[list[Op], list[Op]]:
+def _in_doubt(context: ExecutionContext, rerun: frozenset[str], died: bool) -> tuple[list[Op], list[Op]]:
     """What was claimed by the owner before and not committed: by each task's on_interrupted."""
     state, graph = context.state, context.graph
     answers = dict(context.settings.in_doubt)
@@ -154,8 +156,8 @@ def _in_doubt(context: ExecutionContext, rerun: frozenset[str]) -> tuple[list[Op
         spec, number = state.specs[key], state.claimed[key]
         if spec.task_id in rerun:
             continue
-        counts = context.settings.durability == "journal"
-        crashes = spec.crashes + 1 if counts else 0
+        counts = died and context.settings.durability == "journal"
+        crashes = spec.crashes if not died else spec.crashes + 1 if counts else 0
         choice = graph.routes[spec.task_id].options.on_interrupted if counts else "rerun"
         if choice == "ask":
             choice_given = answers.get(spec.task_id)
@@ -166,7 +168,7 @@ def _in_doubt(context: ExecutionContext, rerun: frozenset[str]) -> tuple[list[Op
         if choice == "skip":
             node = graph.routes[spec.task_id]
             ops += [("end", key, number, "skipped"), *node.done]
-        elif choice == "fail" or crashes >= CRASH_BUDGET:
+        elif choice == "fail" or (died and crashes >= CRASH_BUDGET):
             why = f"WorkerDied: {spec.task_id} was running when its process died ({crashes} times)"
             failing += [("end", key, number, "failed", why), ("status", "failing", why)]
         else:

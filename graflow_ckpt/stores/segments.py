@@ -11,6 +11,7 @@ Not here: what is in a frame, and which frames count (checkpoint/journal.py).
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -35,6 +36,7 @@ class Segment:
         self._end = 0  # of the last frame that is on the disk
         self._room = 0  # the size of the file
         self._step = _FIRST_STEP
+        self._process = os.getpid()
 
     def append(self, frame: bytes, /) -> None:
         """Durable when it returns. JournalFailed closes the segment; so does Ctrl-C in the middle."""
@@ -60,8 +62,9 @@ class Segment:
         if fd < 0:
             return
         try:
-            with suppress(OSError):  # zeros after the last frame do no harm
-                self._disk.truncate(fd, self._end)
+            if os.getpid() == self._process:  # in a forked child `_end` is where its parent was then
+                with suppress(OSError):  # zeros after the last frame do no harm
+                    self._disk.truncate(fd, self._end)
         finally:
             self._disk.close(fd)
 

@@ -136,20 +136,30 @@ class TaskGraph:
         for source, targets in self.successors.items():
             route = self.routes[source]
             route.forward = tuple(targets)
-            if any((source, t) in loops for t in targets):
+            if loops and any((source, t) in loops for t in targets):
                 route.loops = self.looped[source] = tuple(t for t in targets if (source, t) in loops)
                 route.forward = tuple(t for t in targets if (source, t) not in loops)
             for target in route.forward:
                 preds[target].append(source)
+        everywhere = len(self.live) == len(self.nodes)
         for name, route in self.routes.items():
             route.preds = tuple(preds[name])
-            route.indegree = sum(self._counts(p, name) for p in route.preds)
+            route.indegree = len(route.preds)
+            if not everywhere:
+                route.indegree = sum(self._counts(p, name) for p in route.preds)
             route.waits = route.indegree > 1 or isinstance(route.node, Group)
             if isinstance(route.node, Group) and route.need != 0:
                 for member in route.node.inside:
                     self.routes[member].lenient = True
-        for name in self.routes:
-            self._prepare(name)
+        same: dict[str, Op] = {}  # where every edge counts, all that lead to a node send it the same
+        for name, route in self.routes.items():
+            if not everywhere or route.loops:
+                self._prepare(name)
+                continue
+            for target in route.forward:
+                if target not in same:
+                    same[target] = self.edge(name, target)
+            route.done = tuple([same[target] for target in route.forward])
 
     def extend(self, spawner: str, task: Task, before: tuple[str, ...]) -> None:
         """A task made at run time joins a compiled graph; it stands before `before`."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from graflow_ckpt.core.errors import GraphError, TaskError
 from graflow_ckpt.core.facts import RESULT
@@ -46,63 +46,65 @@ class Binding:
                 raise GraphError(
                     f"Task {task.name!r} has inject_context=True and takes no parameter.", task=task.name
                 )
-        unknown = sorted(set(task.arguments) - set(names))
+        unknown = sorted(set(task.arguments) - set(names)) if task.arguments else ()
         if unknown:
             raise GraphError(
                 f"Task {task.name!r} takes no parameter {unknown[0]!r}.", task=task.name, parameter=unknown[0]
             )
+        free = [n for n in names if n != self.context]
         self.parameters = tuple(
-            Parameter(
-                n,
-                defaults.get(n, MISSING),
-                preds.get(n),
-                groups.get(n),
-                task.arguments.get(n, MISSING),
-            )
-            for n in names
-            if n != self.context
+            [
+                Parameter(
+                    n, defaults.get(n, MISSING), preds.get(n), groups.get(n), task.arguments.get(n, MISSING)
+                )
+                for n in free
+            ]
         )
-        free = [p.name for p in self.parameters]
         self.data = "data" if "data" in free else (free[0] if free else None)
-        self.plain = not self.parameters and self.context is None
+        self.plain = not free and self.context is None
 
 
 def signature(func: Callable[..., Any]) -> tuple[list[str], dict[str, Any]]:
     """Parameter names and the defaults."""
-    if type(func) is FunctionType and "__wrapped__" not in func.__dict__:  # inspect costs 20 times as much
+    if type(func) is FunctionType and getattr(func, "__wrapped__", None) is None:  # inspect costs 20 times it
         code = func.__code__
         count = code.co_argcount
         names = list(code.co_varnames[: count + code.co_kwonlyargcount])
-        values = func.__defaults__ or ()
-        defaults = dict(zip(names[count - len(values) : count], values, strict=True))
-        defaults.update(func.__kwdefaults__ or {})
-        _refuse_positional(func, names[: code.co_posonlyargcount])
+        if code.co_posonlyargcount:
+            _refuse_positional(func, names)
+        values = func.__defaults__
+        defaults = dict(zip(names[count - len(values) : count], values, strict=True)) if values else {}
+        if func.__kwdefaults__:
+            defaults.update(func.__kwdefaults__)
         return names, defaults
     import inspect
 
     found = inspect.signature(func).parameters.values()
     taken = [p for p in found if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
-    _refuse_positional(func, [p.name for p in taken if p.kind is p.POSITIONAL_ONLY])
+    only = [p.name for p in taken if p.kind is p.POSITIONAL_ONLY]
+    if only:
+        _refuse_positional(func, only)
     return [p.name for p in taken], {p.name: p.default for p in taken if p.default is not p.empty}
 
 
-def _refuse_positional(func: Callable[..., Any], names: list[str]) -> None:
-    if names:
-        called = getattr(func, "__qualname__", repr(func))
-        raise GraphError(
-            f"The parameter {names[0]!r} of {called} is positional only; arguments are given by name.",
-            hint="Take the '/' out of its signature.",
-            parameter=names[0],
-        )
+def _refuse_positional(func: Callable[..., Any], names: list[str]) -> NoReturn:
+    called = getattr(func, "__qualname__", repr(func))
+    raise GraphError(
+        f"The parameter {names[0]!r} of {called} is positional only; arguments are given by name.",
+        hint="Take the '/' out of its signature.",
+        parameter=names[0],
+    )
 
 
 def bind(graph: TaskGraph, task: Task) -> Binding:
     """The binding of a task where it stands in the graph."""
     preds: dict[str, str] = {}
     groups: dict[str, tuple[str, ...]] = {}
-    loops = [source for source, targets in graph.looped.items() if task.name in targets]
-    for name in _tasks(graph, (*graph.routes[task.name].preds, *loops), groups):
-        preds[name] = name + RESULT
+    before = graph.routes[task.name].preds
+    if graph.looped:
+        before += tuple(source for source, targets in graph.looped.items() if task.name in targets)
+    if before:
+        preds = {name: name + RESULT for name in _tasks(graph, before, groups)}
     return Binding(task, preds, groups)
 
 

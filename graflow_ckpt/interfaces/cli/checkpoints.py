@@ -115,6 +115,9 @@ def verify(ctx: click.Context, /, what: tuple[str, ...], everything: bool, store
     if manner.json:
         manner.document([verdict.document() for verdict in found])
     else:
+        if not found:
+            manner.note(f"There are no checkpoints in {store}; --store names another folder.")
+            return 0
         rows = [(v.path, v.what, words.size(v.size) if v.size is not None else "", v.why) for v in found]
         manner.table(("path", "verdict", "size", "why"), rows, right=("size",))
         manner.note(f"{words.counted(len(found), 'checkpoint')}, {bad} bad")

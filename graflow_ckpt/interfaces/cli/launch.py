@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,31 +67,37 @@ def conducted(manner: Manner, wishes: Wishes, body: Callable[[], object], *, wha
     """Run a body that executes a workflow, show what happens, and tell its end."""
     if wishes.log_level:
         _show_log(wishes.log_level)
-    with _documents_apart(manner):
-        reporter = reporter_for(manner, mention(manner, wishes.session), progress=wishes.progress)
-        _fill(wishes, reporter)
-        sandbox = program.Sandbox()
-        try:
-            with sandbox:
-                body()
-        finally:
-            reporter.close()
-            for stream in (sys.stdout, sys.stderr):
-                stream.flush()
-        return _concluded(manner, reporter, sandbox.failed, what, wishes.workflow)
+    if manner.json:
+        _set_documents_apart(manner)
+    reporter = reporter_for(manner, mention(manner, wishes.session), progress=wishes.progress)
+    _fill(wishes, reporter)
+    sandbox = program.Sandbox()
+    try:
+        with sandbox:
+            body()
+    finally:
+        reporter.close()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+    return _concluded(manner, reporter, sandbox, what, wishes.workflow)
 
 
-def _concluded(manner: Manner, reporter: Reporter, failed: bool, what: str, workflow: str | None) -> int:
+def _concluded(
+    manner: Manner, reporter: Reporter, sandbox: program.Sandbox, what: str, workflow: str | None
+) -> int:
     tallies = list(reporter.tallies.values())
-    status = 1 if failed else 0
-    if not failed and not tallies and workflow is not None:
+    status = sandbox.status or 0
+    if sandbox.status is None and not tallies and workflow is not None:
         manner.note(f"{what} did not execute workflow {workflow!r}: nothing of the session was run.")
         status = 1
-    elif not failed and not tallies and not overrides.executed:
+    elif sandbox.status is None and not tallies and not overrides.executed:
         manner.note(f"{what} executed no workflow. Call its execute(), or: graflow-ckpt run MODULE:WORKFLOW")
         status = 2
     if manner.json:
-        manner.document({"event": "exit", "code": status, "sessions": [t.document() for t in tallies]})
+        error = sandbox.error
+        failure = {} if error is None else {"error": type(error).__name__, "message": str(error)}
+        sessions = [tally.document() for tally in tallies]
+        manner.document({"event": "exit", "code": status, **failure, "sessions": sessions})
     return status
 
 
@@ -107,17 +112,11 @@ def _fill(wishes: Wishes, reporter: Reporter) -> None:
     overrides.observers = (reporter,)
 
 
-@contextmanager
-def _documents_apart(manner: Manner) -> Iterator[None]:
-    """With --json stdout has documents only: what the program prints goes to stderr."""
-    if not manner.json:
-        yield
-        return
+def _set_documents_apart(manner: Manner) -> None:
+    """With --json stdout has documents only: what the program prints goes to stderr from here on."""
     sys.stdout.flush()
-    with os.fdopen(os.dup(1), "w", encoding="utf-8") as documents:
-        manner.documents = documents
-        os.dup2(2, 1)  # of the process, so that children and C code are led there, too
-        yield
+    manner.documents = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115  # to the end of the process
+    os.dup2(2, 1)  # of the process, so that children and C code are led there, too
 
 
 class _Stderr(logging.StreamHandler[Any]):

@@ -92,7 +92,7 @@ def graph_of(origin: Origin, workflow: str) -> TaskGraph:
     except Planned as reached:
         graph: TaskGraph = reached.workflow.graph
         return graph
-    what = "failed before it executed" if sandbox.failed else "did not execute"
+    what = "ended before it executed" if sandbox.status is not None else "did not execute"
     raise GraphError(
         f"{origin.target} {what} workflow {workflow!r}, so its tasks are not known.",
         hint="See what it needs by running it, or plan against another program: plan FILE.py --session ID.",

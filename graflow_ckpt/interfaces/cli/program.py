@@ -20,7 +20,7 @@ from types import ModuleType, TracebackType
 
 import click
 
-from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.core.errors import GraflowError, GraphError, NotStorable
 from graflow_ckpt.frontends.dsl import Workflow
 from graflow_ckpt.frontends.overrides import overrides
 
@@ -102,10 +102,14 @@ def _first_on_path(folder: str) -> None:
 
 
 class Sandbox:
-    """Around a program: its own exceptions end here, shown as Python would, without our frames."""
+    """Around a program: its exceptions end here, shown as Python would, without our frames.
+
+    Errors of this package pass, with the line of the program that led to them.
+    """
 
     def __init__(self) -> None:
-        self.failed = False
+        self.status: int | None = None  # as the program left it; None: it ran to its end
+        self.error: BaseException | None = None
 
     def __enter__(self) -> Sandbox:
         overrides.collecting = True
@@ -114,16 +118,30 @@ class Sandbox:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        if isinstance(error, GraflowError):
-            where = _users_line(trace)
-            if where:
-                error.add_note(where)
-            return False
-        if not isinstance(error, Exception) or isinstance(error, (click.ClickException, BrokenPipeError)):
-            return False
-        self.failed = True
-        sys.stderr.write("".join(own_frames(error)))
+        match error:
+            case SystemExit():
+                self.status = _status(error.code)
+            case KeyboardInterrupt():
+                self.status = 130
+            case GraphError() | NotStorable():  # mended in the program, so it is said where
+                error.add_note(_users_line(trace))
+                return False
+            case GraflowError():
+                return False
+            case Exception() if not isinstance(error, (click.ClickException, BrokenPipeError)):
+                self.status, self.error = 1, error
+                sys.stderr.write("".join(own_frames(error)))
+            case _:
+                return False
         return True
+
+
+def _status(code: object) -> int:
+    """What Python makes of `sys.exit(code)`."""
+    if code is None or isinstance(code, int):
+        return code or 0
+    sys.stderr.write(f"{code}\n")
+    return 1
 
 
 def own_frames(error: BaseException) -> list[str]:

@@ -63,7 +63,8 @@ class Reporter:
         pass
 
     def ended(self, tally: Tally) -> None:
-        self.manner.note(f"session {tally.session}: {closing(tally)}")
+        if tally.status != "interrupted":  # the engine itself says from where that goes on
+            self.manner.note(f"session {tally.session}: {closing(tally)}")
 
     def finished(self, tally: Tally) -> None:
         self.manner.note(
@@ -103,8 +104,6 @@ def closing(tally: Tally) -> str:
             limit = str(2 * max(1, tally.step))
             larger = words.resume_command(tally.session, tally.store, "--max-steps", limit)
             return f"{tally.reason or 'stopped'} {steps}; go on with a larger one: {larger}{lost}"
-        case "interrupted":
-            return f"interrupted {steps}{lost}"
         case status:
             again = f"; go on with: {command}" if status in ("failed", "stalled") and tally.saved_path else ""
             return f"{status} {steps}{again}{lost}"

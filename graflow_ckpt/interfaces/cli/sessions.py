@@ -15,7 +15,7 @@ Examples:
 """
 
 COLUMNS = (
-    "session", "workflow", "status", "steps", "done", "pending", "checkpoints", "newest", "age", "owner",
+    "session", "workflow", "status", "steps", "done", "pending", "checkpoints", "age", "owner", "newest",
     "note",
 )  # fmt: skip
 
@@ -46,8 +46,8 @@ def command(ctx: click.Context, workflow: str | None, unfinished: bool, store: s
     else:
         columns = COLUMNS if any(row.note for row in rows) else COLUMNS[:-1]
         table = [
-            (r.session, r.workflow, r.status, r.steps, r.done, r.pending, r.checkpoints, r.newest,
-             words.age(words.seconds_since(r.created_at)), r.owner or "-", r.note)[: len(columns)]
+            (r.session, r.workflow, r.status, r.steps, r.done, r.pending, r.checkpoints,
+             words.age(words.seconds_since(r.created_at)), r.owner or "-", r.newest, r.note)[: len(columns)]
             for r in rows
         ]  # fmt: skip
         manner.table(columns, table, right=("steps", "done", "pending", "checkpoints", "age"))

@@ -48,7 +48,7 @@ class Story:
     def run(self, command: list[str], kill_after: float | None = None) -> bool:
         """Start the program; False if it was killed."""
         self._seen = len(self.lines("events.log"))
-        console.print(f"\n[bold]$[/] {shown(command)}", style="cyan")
+        console.print(f"\n[bold cyan]$[/][cyan] {shown(command)}[/]")
         began = time.monotonic()
         child = subprocess.Popen(command, cwd=self.folder, env=environment(self.folder.parent))
         try:
@@ -57,13 +57,13 @@ class Story:
             os.kill(child.pid, signal.SIGKILL)
             child.wait()
         self.seconds += time.monotonic() - began
-        if console.is_terminal:
-            console.show_cursor()  # a killed program cannot do that itself,
-            console.print()  # nor end its line
         if child.returncode not in (0, -signal.SIGKILL):
             raise SystemExit(f"the training failed with status {child.returncode}")
         if child.returncode == 0:
             return True
+        if console.is_terminal:
+            console.show_cursor()  # a killed program cannot do that itself,
+            console.print()  # nor end its line
         where = self.where()
         self.deaths.append(where)
         console.print(f"  [red]SIGKILL[/] to pid {child.pid} at {self.seconds:.2f} s: {where}")
@@ -143,16 +143,10 @@ def compare(straight: Story, broken: Story) -> bool:
 
 
 def list_checkpoints(story: Story) -> None:
-    from graflow_ckpt import CheckpointManager
-
-    table = Table(box=box.SIMPLE_HEAD, title="its checkpoints", title_justify="left", title_style="bold")
-    for name in ("epoch", "loss", "accuracy", "why", "path"):
-        table.add_column(name, justify="right" if name != "path" else "left")
-    for found in CheckpointManager.list_checkpoints(store=str(story.folder / "checkpoints")):
-        user = found.user_metadata
-        loss, accuracy = (f"{user[name]:.4f}" if name in user else "" for name in ("loss", "accuracy"))
-        table.add_row(str(found.steps), loss, accuracy, found.cause, os.path.basename(found.path))
-    console.print(table)
+    """What the command line says of the killed run."""
+    console.print("[bold cyan]$[/][cyan] graflow-ckpt checkpoints list[/]")
+    command = [sys.executable, "-m", "graflow_ckpt", "checkpoints", "list"]
+    subprocess.run(command, cwd=story.folder, env=environment(story.folder.parent), check=True)
 
 
 def main() -> int:
@@ -179,7 +173,9 @@ def main() -> int:
         same = compare(straight, broken)
         list_checkpoints(broken)
     words = "[green]The same weights, to the last bit." if same else "[red]THE WEIGHTS DIFFER."
-    console.print(f"{words}[/]\n[dim]Kill at these moments again: make demo ARGS='--seed {options.seed}'[/]")
+    console.print(
+        f"\n{words}[/]\n[dim]Kill at these moments again: make demo ARGS='--seed {options.seed}'[/]"
+    )
     return 0 if same else 1
 
 

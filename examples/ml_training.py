@@ -57,7 +57,7 @@ def ml_training(context):
     channel.set("metrics", metrics)
 
     if (epoch + 1) % 10 == 0:
-        checkpoint_path, checkpoint_metadata = context.checkpoint(
+        checkpoint_path, _ = context.checkpoint(
             metadata={"epoch": epoch + 1, "loss": metrics["loss"], "accuracy": metrics["accuracy"]}
         )
         print(f"Checkpoint asked for: {checkpoint_path}")

@@ -34,7 +34,7 @@ with workflow("order_processing") as ctx:
         if state == "NEW":
             validate_order(order_data)
             channel.set("order_state", "VALIDATED")
-            checkpoint_path, metadata = context.checkpoint(
+            checkpoint_path, _ = context.checkpoint(
                 metadata={"stage": "validation_complete", "order_id": order_data["id"]}
             )
             print(f"Checkpoint asked for: {checkpoint_path}")
@@ -43,7 +43,7 @@ with workflow("order_processing") as ctx:
         elif state == "VALIDATED":
             process_payment(order_data)
             channel.set("order_state", "PAID")
-            checkpoint_path, metadata = context.checkpoint(
+            checkpoint_path, _ = context.checkpoint(
                 metadata={"stage": "payment_complete", "amount": order_data["amount"]}
             )
             print(f"Checkpoint asked for: {checkpoint_path}")
@@ -52,6 +52,8 @@ with workflow("order_processing") as ctx:
         elif state == "PAID":
             ship_order(order_data)
             return "ORDER_COMPLETE"
+
+        return None
 
     channel = ctx.execution_context.get_channel()
     channel.set("order_data", {"id": "ORD123", "amount": 100})

@@ -13,10 +13,13 @@ from collections.abc import Iterator
 
 from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.archive import Found, find
+from graflow_ckpt.checkpoint.model import NOT_JSON
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.errors import CheckpointError, NoGoodCheckpoint, UnknownKey
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState, apply
+
+_NO_META = (*NOT_JSON, TypeError, KeyError)
 
 
 def newest(
@@ -42,7 +45,7 @@ def order_of(raw: bytes) -> tuple[int, int]:
     try:
         meta = json.loads(raw)
         return int(meta["epoch"]), int(meta["sequence"])
-    except (ValueError, TypeError, KeyError):
+    except (*_NO_META, OverflowError):
         return sys.maxsize, 0  # looked at first, so that the damage is mentioned
 
 
@@ -91,18 +94,26 @@ def cause_of(raw: bytes) -> str:
     """Why an unverified meta says it was made."""
     try:
         return str(json.loads(raw)["cause"])
-    except (ValueError, TypeError, KeyError):
+    except _NO_META:
         return ""
+
+
+def newest_path(store: CheckpointStore, keyring: Keyring, session: str, beside: str = "") -> str | None:
+    """The path of a session's newest good checkpoint other than `beside`."""
+    for path, found in newest(store, keyring, session):
+        if isinstance(found, Found) and path != beside:
+            return path
+    return None
 
 
 def newest_good(store: CheckpointStore, keyring: Keyring, path: str) -> str:
     """What to say of a damaged checkpoint: the newest good one of its session."""
     try:
         session = str(json.loads(store.meta(path))["session_id"])
-    except (ValueError, TypeError, KeyError):
+    except _NO_META:
         match = re.match(r"session_([A-Za-z0-9_-]+)_step_\d+_\d+-\d+", os.path.basename(path))
         session = match[1] if match else ""
-    for other, found in newest(store, keyring, session) if session else ():
-        if isinstance(found, Found) and other != path:
-            return f"The newest good checkpoint of session {session} is {other}."
+    other = newest_path(store, keyring, session, path) if session else None
+    if other is not None:
+        return f"The newest good checkpoint of session {session} is {other}."
     return "No other good checkpoint of its session is there."

@@ -93,8 +93,10 @@ class CheckpointManager:
             sessions.setdefault(metadata.session_id, []).append(metadata)
         gone = 0
         for session, found in sessions.items():
-            if place.owner(session) is None:
-                gone += sum(place.delete(m.path) for m in found[max(1, keep_last_n) :])
+            old = found[max(1, keep_last_n) :]
+            if old and place.owner(session) is None:
+                spared = history.newest_path(place, Keyring.load(), session)
+                gone += sum(place.delete(m.path) for m in old if m.path != spared)
         return gone
 
     @classmethod

@@ -13,10 +13,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, NotStorable, SchemaUnsupported
+from graflow_ckpt.core.errors import BadSessionId, CheckpointCorrupt, NotStorable, SchemaUnsupported
+from graflow_ckpt.core.facts import check_session_id
 
 SCHEMA = "1.0"
 Document = dict[str, Any]  # JSON as parsed
+NOT_JSON = (ValueError, RecursionError)
+"""What parsing raises; the second one for brackets nested by the thousand."""
 
 UPGRADES: dict[str, tuple[str, Callable[[Document, Document], tuple[Document, Document]]]] = {}
 """schema -> (next schema, (meta, state) -> (meta, state)); values are never touched."""
@@ -87,22 +90,30 @@ class CheckpointMetadata:
     def from_document(cls, path: str, document: Document) -> CheckpointMetadata:
         known = {name: document[name] for name in cls.__dataclass_fields__ if name in document}
         known["path"] = path
+        wrong = [name for name, kinds in _SORTED_BY.items() if not isinstance(known.get(name), kinds)]
         try:
+            if wrong:
+                raise TypeError(", ".join(wrong))
+            check_session_id(known["session_id"])
             return cls(**known)
-        except TypeError as error:
+        except (TypeError, BadSessionId) as error:
             raise CheckpointCorrupt(
                 f"Checkpoint {path} is corrupted or uses an incompatible schema version.",
-                hint=f"Its metadata lacks fields: {error}.",
+                hint=f"Its metadata lacks fields, or they are of another type: {error}.",
                 path=path,
             ) from error
+
+
+_SORTED_BY = {"epoch": int, "sequence": int, "steps": int, "created_at": str, "session_id": str}
+"""What lists of checkpoints are made of before anything is verified."""
 
 
 def check_metadata(metadata: dict[str, Any]) -> None:
     """Metadata is JSON that people and tools read; nothing is turned into text to make it fit."""
     for key, value in metadata.items():
         try:
-            same = json.loads(json.dumps({key: value})) == {key: value}
-        except (TypeError, ValueError):
+            same = json.loads(json.dumps({key: value}, allow_nan=False)) == {key: value}
+        except (TypeError, *NOT_JSON):
             same = False
         if not same:
             raise NotStorable(
@@ -117,7 +128,7 @@ def parse(path: str, raw: bytes, what: str) -> Document:
     """JSON of a companion file, or a clear error."""
     try:
         document = json.loads(raw)
-    except ValueError as error:
+    except NOT_JSON as error:
         raise CheckpointCorrupt(
             f"Checkpoint {path} is corrupted or uses an incompatible schema version.",
             hint=f"{what} is not valid JSON ({error}). Older ones: graflow-ckpt checkpoints list.",

@@ -39,20 +39,21 @@ class Reporter:
 
     def __call__(self, event: Event) -> None:
         tally = self.tallies.get(event.session)
-        first = tally is None
-        if tally is None or tally.status:  # a session may be executed again
+        fresh = tally is None or bool(tally.status)  # a session may be executed again
+        if tally is None or fresh:
             if event.kind not in ("session_started", "session_finished"):
                 return
             tally = self.tallies[event.session] = Tally(event)
         tally.add(event)
-        if event.kind == "session_finished":
-            self.finished(tally)
-        elif event.kind == "session_started" and tally.running == {} and (first or tally.step == event.step):
-            self.started(event, tally)
-        elif event.kind == "session_ended":
-            self.ended(tally)
-        else:
-            self.went_on(event, tally)
+        match event.kind:
+            case "session_finished":
+                self.finished(tally)
+            case "session_started" if fresh:  # else it has gone back and starts from there
+                self.started(event, tally)
+            case "session_ended":
+                self.ended(tally)
+            case _:
+                self.went_on(event, tally)
 
     def started(self, event: Event, tally: Tally) -> None:
         self.manner.note(f"session {tally.session} ({tally.workflow}): {opening(event, tally)}")

@@ -7,8 +7,8 @@ from typing import Any
 
 HIDDEN = "•••"
 _SECRET = re.compile(
-    r"pass(word|wd|phrase)?$|password|passwd|secret|token|api_?key|private_?key|access_?key|credential|"
-    r"authorization|^auth$|cookie|^pin$|^pwd$|dsn|connection_?string",
+    r"(^|_)pass(phrase)?$|password|passwd|passphrase|secret|token$|(api|private|access|secret)_?key|credential|"
+    r"authorization|(^|_)(auth|pin|pwd|dsn|cookies?)$|connection_?string",
     re.IGNORECASE,
 )
 _IN_URL = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+(?=@)")

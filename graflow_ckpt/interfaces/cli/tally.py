@@ -57,8 +57,10 @@ class Tally:
         left = self.running.get(task, 0) - 1
         if left > 0:
             self.running[task] = left
-        else:
-            self.running.pop(task, None)
+            return
+        self.running.pop(task, None)
+        done, total = self.bars.get(task, (0, None))
+        if total is None or done >= total:  # else it tells the progress of a loop, and comes again
             self.bars.pop(task, None)
 
     @property

@@ -1,0 +1,82 @@
+"""How a command speaks."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from graflow_ckpt.core.errors import BadSessionId, GraflowError, InDoubt, SessionBusy
+from graflow_ckpt.core.protocols import Owner
+from graflow_ckpt.interfaces.cli.manner import Manner, clean
+
+
+def test_on_a_pipe_a_table_is_plain_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    Manner().table(("name", "steps"), [("a", 7), ("longer", 1234), ("n", None)], right=("steps",))
+
+    assert capsys.readouterr().out == "NAME    STEPS\na           7\nlonger   1234\nn\n"
+
+
+def test_names_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    manner = Manner()
+
+    manner.table(("name",), [("\x1b[2Jgone",)])
+    manner.note("\x1b]0;title\x07")
+
+    told = capsys.readouterr()
+    assert "\x1b" not in told.out + told.err
+    assert "?[2Jgone" in told.out
+
+
+def test_lone_surrogates_do_not_stop_a_table() -> None:
+    clean("caf\udce9").encode()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (GraflowError("no"), 1),
+        (InDoubt("which?", tasks=["a"]), 3),
+        (BadSessionId("bad"), 2),
+    ],
+)
+def test_an_error_has_a_status_for_who_called(error: GraflowError, status: int) -> None:
+    assert Manner().failed(error) == status
+
+
+def test_an_error_is_its_message_its_hint_and_its_notes(capsys: pytest.CaptureFixture[str]) -> None:
+    error = GraflowError("It broke.", hint="Mend it.")
+    error.add_note("at x.py:3")
+
+    Manner().failed(error)
+
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert told.err.splitlines() == ["graflow-ckpt: error: It broke.", "  Mend it.", "  at x.py:3"]
+
+
+def test_with_traceback_an_error_says_where_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
+    manner = Manner()
+    manner.traceback = True
+    try:
+        raise GraflowError("It broke.", hint="Mend it.")
+    except GraflowError as error:
+        manner.failed(error)
+
+    told = capsys.readouterr().err
+    assert "Traceback" in told
+    assert "Mend it." in told
+
+
+def test_an_error_as_json_has_its_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    manner = Manner()
+    manner.json = True
+    owner = Owner(7, "1", "b", "n", "host", "argv", "now")
+
+    manner.failed(SessionBusy("Busy.", hint="Wait.", session="s", owner=owner, tags={"b", "a"}))
+
+    document = json.loads(capsys.readouterr().out)
+    assert document["error"] == "SessionBusy"
+    assert (document["message"], document["hint"]) == ("Busy.", "Wait.")
+    assert document["owner"]["pid"] == 7
+    assert document["tags"] == ["a", "b"]

@@ -1,0 +1,184 @@
+"""What is said while a session runs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from graflow_ckpt.core.events import Event, Kind
+from graflow_ckpt.interfaces.cli import progress
+from graflow_ckpt.interfaces.cli.manner import Manner
+from graflow_ckpt.interfaces.cli.progress import JsonLines, PlainLines, Reporter, reporter_for
+from graflow_ckpt.interfaces.cli.tally import Tally
+
+START = {
+    "workflow": "w", "store": "checkpoints", "pending": 1, "path": None, "resumed": False, "replayed": 0,
+    "completed": 0, "max_steps": None, "kept": True,
+}  # fmt: skip
+
+
+def event(kind: Kind, at: int, task: str = "", **facts: Any) -> Event:
+    return Event(kind, "s", 0.0, at, task, facts)
+
+
+def nothing(tally: Tally) -> None:
+    """Nobody is mentioned."""
+
+
+def told_by(reporter: Reporter, *events: Event) -> None:
+    for one in events:
+        reporter(one)
+
+
+def ended(status: str, step: int = 4, reason: str = "") -> Event:
+    return event("session_ended", step, status=status, reason=reason)
+
+
+@pytest.mark.parametrize(
+    ("start", "said"),
+    [
+        ({}, "new; if it is interrupted, go on with: graflow-ckpt resume s"),
+        ({"store": "x"}, "graflow-ckpt resume s --store x"),
+        ({"kept": False}, "only if it is stopped or fails (--every, --session), then: graflow-ckpt resume s"),
+        (
+            {"resumed": True, "path": "p.pkl", "completed": 1},
+            "from step 0 (p.pkl), 1 task completed, 1 pending",
+        ),
+        (
+            {"resumed": True, "path": "p.pkl", "replayed": 3},
+            "(p.pkl and 3 journal records), 0 tasks completed",
+        ),
+    ],
+)
+def test_the_start_says_what_this_run_is(
+    capsys: pytest.CaptureFixture[str], start: dict[str, Any], said: str
+) -> None:
+    told_by(PlainLines(Manner(), nothing), event("session_started", 0, **{**START, **start}))
+
+    assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (ended("completed"), "completed after 4 steps (4 in this run"),
+        (ended("stopped", reason="max_steps=4 reached"), "graflow-ckpt resume s --max-steps 8"),
+        (ended("cancelled"), "cancelled after 4 steps"),
+    ],
+)
+def test_the_end_says_how_it_ended(capsys: pytest.CaptureFixture[str], end: Event, said: str) -> None:
+    told_by(PlainLines(Manner(), nothing), event("session_started", 0, **START), end)
+
+    assert said in capsys.readouterr().err
+
+
+def test_the_end_of_a_failed_session_names_the_command_if_there_is_something_to_go_on_from(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    start = event("session_started", 0, **START)
+    told_by(PlainLines(Manner(), nothing), start, ended("failed"))
+    assert "resume" not in capsys.readouterr().err.splitlines()[-1]
+
+    saved = event("checkpoint_saved", 4, path="p.pkl", cause="failure")
+    told_by(PlainLines(Manner(), nothing), start, saved, ended("failed"))
+    assert capsys.readouterr().err.splitlines()[-1].endswith("go on with: graflow-ckpt resume s")
+
+
+def test_lost_saves_are_not_forgotten_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    failed = event("checkpoint_failed", 2, error="full", cause="policy")
+
+    told_by(PlainLines(Manner(), nothing), event("session_started", 0, **START), failed, ended("completed"))
+
+    assert "1 checkpoint could not be saved" in capsys.readouterr().err
+
+
+def test_an_interrupted_session_is_told_by_the_engine_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    told_by(PlainLines(Manner(), nothing), event("session_started", 0, **START), ended("interrupted"))
+
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_many_checkpoints_in_a_second_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    saves = [event("checkpoint_saved", step, path=f"p{step}", cause="policy") for step in range(1, 200)]
+
+    told_by(PlainLines(Manner(), nothing), event("session_started", 0, **START), *saves, ended("completed"))
+
+    assert 3 <= len(capsys.readouterr().err.splitlines()) < 10
+
+
+def test_progress_lines_are_few(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(progress, "monotonic", lambda: now)
+    reporter = PlainLines(Manner(), nothing)
+    reporter(event("session_started", 0, **START))
+    for step in range(1, 112):
+        now += 0.1  # eleven seconds in all
+        reporter(event("task_started", step - 1, "a"))
+        reporter(event("task_progress", step - 1, "a", done=step, total=200))
+        reporter(event("task_ended", step, "a", outcome="done", pending=1))
+
+    lines = [line for line in capsys.readouterr().err.splitlines() if "running" in line]
+    assert len(lines) == 2
+    assert "a 50/200" in lines[0]
+
+
+def test_without_progress_there_is_a_start_and_an_end(capsys: pytest.CaptureFixture[str]) -> None:
+    save = event("checkpoint_saved", 1, path="p", cause="policy")
+
+    reporter = PlainLines(Manner(), nothing, progress=False)
+    told_by(reporter, event("session_started", 0, **START), save, ended("completed"))
+
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_a_finished_session_says_that_nothing_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    told_by(PlainLines(Manner(), nothing), event("session_finished", 4, **START))
+
+    assert capsys.readouterr().err == "graflow-ckpt: session s (w) is finished (4 steps); nothing runs\n"
+
+
+def test_unfinished_ones_are_mentioned_at_a_fresh_start_only() -> None:
+    mentioned: list[str] = []
+    reporter = PlainLines(Manner(), lambda tally: mentioned.append(tally.session))
+
+    told_by(
+        reporter, event("session_started", 2, **{**START, "resumed": True, "path": "p"}), ended("completed")
+    )
+    assert mentioned == []
+
+    told_by(reporter, event("session_started", 0, **START))
+    assert mentioned == ["s"]
+
+
+def test_a_session_that_went_back_is_not_announced_again(capsys: pytest.CaptureFixture[str]) -> None:
+    resumed = event("session_started", 2, **{**START, "resumed": True, "path": "p"})
+    back = event("session_went_back", 4, "a", step=2, path="p")
+
+    told_by(PlainLines(Manner(), nothing), resumed, event("task_started", 2, "a"), back, resumed)
+
+    lines = capsys.readouterr().err.splitlines()
+    assert [line for line in lines if "goes on from" in line] == lines[:1]
+    assert lines[1].endswith("went back to step 2")
+
+
+def test_json_is_one_document_per_event(capsys: pytest.CaptureFixture[str]) -> None:
+    manner = Manner()
+    manner.json = True
+
+    told_by(JsonLines(manner, nothing), event("session_started", 0, **START), event("task_started", 0, "a"))
+
+    told = capsys.readouterr()
+    documents = [json.loads(line) for line in told.out.splitlines()]
+    assert [document["event"] for document in documents] == ["session_started", "task_started"]
+    assert documents[1] == {"event": "task_started", "session": "s", "time": 0.0, "step": 0, "task": "a"}
+    assert told.err == ""
+
+
+def test_on_a_pipe_lines_are_plain_and_with_json_they_are_documents() -> None:
+    manner = Manner()
+    assert type(reporter_for(manner, nothing, progress=True)) is PlainLines
+
+    manner.json = True
+    assert type(reporter_for(manner, nothing, progress=True)) is JsonLines

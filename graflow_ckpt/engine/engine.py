@@ -151,10 +151,6 @@ class _Execution:
         if fresh:
             self.home.describe_program(self.graph)  # code that has no pickle is told of before the first task
             self.home.sequence = self.home.highest_sequence()
-        elif self.context.rewinds and self.context.found is not None:
-            lease = self.home.lease
-            assert lease is not None
-            self.home.store.rewound(lease, int(self.context.found.meta["sequence"]))
 
     def _resume(self, epoch: int, *, died: bool = True) -> list[Op]:
         context = self.context
@@ -200,6 +196,12 @@ class _Execution:
             run.stop()
         if self.settings.rng and isinstance(session.state.rng, bytes):
             rng.restore(session.state.rng)
+        if context.rewinds and context.found is not None:
+            if not self.home.finds(context.found.path):
+                session.commit(ops)
+                ops = []
+                cutter.save("rewind", None, None)  # a resume looks for it in the store
+            self._rewind(int(context.found.meta["sequence"]))
         if self.settings.durability == "journal":
             if context.found is None:
                 session.commit(ops)
@@ -214,6 +216,12 @@ class _Execution:
             cutter.now("request", context.checkpoint_request_metadata)
 
     # --- going back --------------------------------------------------------------------
+
+    def _rewind(self, sequence: int) -> None:
+        """Give up what came after a checkpoint that was named: nothing can refuse any more."""
+        lease = self.home.lease
+        assert lease is not None
+        self.home.store.rewound(lease, sequence)
 
     def _go_back(self, back: GoBack) -> list[Op]:
         """A failed attempt left a live value changed: the session as a whole goes back to its cut."""

@@ -142,3 +142,68 @@ def test_a_cut_that_is_kept_elsewhere_takes_nothing_off_the_journal(tmp_path: Pa
         """,
     )
     assert [line for line in said.splitlines() if line.startswith("step")] == ["step 8", "step 9"]
+
+
+REWOUND = """
+import os, sys
+from graflow_ckpt import CheckpointManager, task, workflow
+
+
+def dying(event):
+    if "dies" in sys.argv and event.kind == "session_started":
+        os._exit(9)
+
+with workflow("w", session_id="s", durability="journal", observers=[dying]) as flow:
+    @task(inject_context=True)
+    def a(context):
+        print("a", "new" if "new" in sys.argv else "")
+        context.checkpoint()
+
+    @task(inject_context=True)
+    def b(context):
+        print("b")
+        context.checkpoint()
+
+    @task(inject_context=True)
+    def c(context):
+        print("c")
+        context.checkpoint()
+
+    @task
+    def d():
+        if "crash" in sys.argv:
+            os._exit(9)
+        print("d")
+
+    a >> b >> c >> d
+    if "rewind" in sys.argv:
+        context, _ = CheckpointManager.resume_from_checkpoint(sys.argv[2])
+        if "new" in sys.argv:
+            context.graph = flow.graph
+        context.settings = flow.settings
+        context.execute()
+    else:
+        flow.execute()
+"""
+
+
+def test_a_rewind_that_is_refused_leaves_the_history_as_it_is(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(REWOUND.replace('"new" if "new" in sys.argv else ""', "0"))
+    run(program, "crash", status=9)
+    first = next((tmp_path / "checkpoints").glob("session_s_step_1_*.pkl"))
+    program.write_text(REWOUND.replace('"new" if "new" in sys.argv else ""', "1"))
+    assert "GraphChanged" in run(program, "rewind", str(first), "new", status=1)
+    program.write_text(REWOUND.replace('"new" if "new" in sys.argv else ""', "0"))
+    assert run(program) == "d\n"
+
+
+def test_a_crash_after_a_rewind_to_a_copy_goes_on_from_the_copy(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(REWOUND)
+    run(program, "crash", status=9)
+    second = next((tmp_path / "checkpoints").glob("session_s_step_2_*.pkl"))
+    for file in tmp_path.glob(f"checkpoints/{second.stem}.*"):
+        file.rename(tmp_path / file.name.replace(second.stem, "copy"))
+    run(program, "rewind", str(tmp_path / "copy.pkl"), "dies", status=9)
+    assert run(program) == "c\nd\n"

@@ -39,7 +39,7 @@ def dump(value: Any, sink: Sink, root: str = "value") -> None:
 def load(source: Source) -> Any:
     """The value of a pickle, which has to fill the source. The bytes must be trusted already."""
     reader = io.BufferedReader(_Raw(source), _READ)
-    with _collector_at_rest(source.size > _MANY):
+    with collector_at_rest(source.size > _MANY):
         value = _unpickled(pickle.Unpickler(reader).load)
     if reader.read(1):
         raise CheckpointCorrupt("Something follows where a pickle has ended.")
@@ -169,8 +169,8 @@ def _unpickled(load_it: Callable[[], Any]) -> Any:
 
 
 @contextmanager
-def _collector_at_rest(large: bool) -> Iterator[None]:
-    # Loading makes objects by the million and no garbage: the collector doubles the time and finds nothing.
+def collector_at_rest(large: bool = True) -> Iterator[None]:
+    """Where objects are made by the million, and no garbage, the collector takes half the time for nothing."""
     rest = large and gc.isenabled()
     if rest:
         gc.disable()

@@ -15,6 +15,7 @@ from functools import partial
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
+from graflow_ckpt.checkpoint.pickles import collector_at_rest
 from graflow_ckpt.core.errors import (
     GraphError,
     Interrupted,
@@ -119,6 +120,7 @@ class _Execution:
 
     # --- before ------------------------------------------------------------------------
 
+    @collector_at_rest()
     def _prepare(self, start: str | None) -> list[Op]:
         """Check all that can be checked before the first task; the first transition."""
         context, state = self.context, self.context.state

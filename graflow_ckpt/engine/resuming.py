@@ -13,6 +13,7 @@ from functools import partial
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
+from graflow_ckpt.checkpoint.pickles import collector_at_rest
 from graflow_ckpt.checkpoint.plan import Plan, make_plan
 from graflow_ckpt.checkpoint.program import saved_tasks, unpack_task
 from graflow_ckpt.checkpoint.snapshot import restore
@@ -28,6 +29,7 @@ from graflow_ckpt.sessions.memory import MemorySession
 log = logging.getLogger("graflow_ckpt.engine")
 
 
+@collector_at_rest()
 def open_session(
     graph: TaskGraph, session_id: str | None, settings: Settings, store: str
 ) -> ExecutionContext:

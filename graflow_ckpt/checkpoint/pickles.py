@@ -170,7 +170,7 @@ def _unpickled(load_it: Callable[[], Any]) -> Any:
 
 @contextmanager
 def collector_at_rest(large: bool = True) -> Iterator[None]:
-    """Where objects are made by the million, and no garbage, the collector takes half the time for nothing."""
+    """Where objects are made by the million, and no garbage, the collector takes half the time."""
     rest = large and gc.isenabled()
     if rest:
         gc.disable()

@@ -18,7 +18,7 @@ from time import monotonic
 from typing import Any
 
 from graflow_ckpt.checkpoint import journal
-from graflow_ckpt.checkpoint.pickles import live_digest
+from graflow_ckpt.checkpoint.pickles import live_bytes, live_digest
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError
 from graflow_ckpt.core.facts import Done, Op, Outcome, Request
@@ -221,4 +221,4 @@ class Cutter:
 
 def _weight(op: Op) -> int:
     cell = op[4] if op[0] == "end" and op[3] == "completed" else op[2]
-    return len(cell) if isinstance(cell, bytes) else 1 << 30
+    return len(live_bytes(cell.value)) if isinstance(cell, Live) else len(cell) if type(cell) is bytes else 0

@@ -298,7 +298,8 @@ def is_coroutine(func: Callable[..., Any]) -> bool:
 
 
 def _open(cell: Cell) -> Any:
-    return decode(cell) if isinstance(cell, bytes) else cell.value
+    """Task data for one attempt: a copy of its own, so that a retry and a cut have it as it was."""
+    return decode(cell) if isinstance(cell, bytes) else load_live(live_bytes(cell.value))
 
 
 def spread() -> float:

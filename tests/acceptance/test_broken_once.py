@@ -207,3 +207,33 @@ def test_a_crash_after_a_rewind_to_a_copy_goes_on_from_the_copy(tmp_path: Path) 
         file.rename(tmp_path / file.name.replace(second.stem, "copy"))
     run(program, "rewind", str(tmp_path / "copy.pkl"), "dies", status=9)
     assert run(program) == "c\nd\n"
+
+
+@pytest.mark.parametrize("durability", ["none", "checkpoint", "journal"])
+def test_a_failed_attempt_leaves_no_trace_in_the_data_that_it_was_given(durability: Any) -> None:
+    with workflow("w", durability=durability) as flow:
+
+        @task(inject_context=True, max_retries=1)
+        def count(context, data=None) -> Any:
+            if data is None:
+                context.next_iteration(Box(0))
+                return None
+            data.what += 1
+            if context.attempt == 1:
+                raise ValueError("not yet")
+            return data.what
+
+        assert flow.execute() == 1
+
+
+def test_the_value_that_is_too_large_for_a_record_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    with workflow("w", durability="journal") as flow:
+
+        @task(inject_context=True)
+        def store(context) -> None:
+            context.channel.set("small", Box(0))
+            context.channel.set("large", b"x" * (2 << 20))
+
+        flow.execute()
+
+    assert "'large'" in caplog.text

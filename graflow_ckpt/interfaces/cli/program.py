@@ -11,8 +11,9 @@ from __future__ import annotations
 import builtins
 import os
 import sys
+import sysconfig
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
@@ -25,6 +26,7 @@ from graflow_ckpt.frontends.dsl import Workflow
 from graflow_ckpt.frontends.overrides import overrides
 
 _PACKAGE = str(Path(__file__).parents[2]) + os.sep
+_LIBRARY = ("<frozen ", sysconfig.get_path("stdlib") + os.sep)
 
 
 def is_file(target: str) -> bool:
@@ -151,7 +153,7 @@ def own_frames(error: BaseException) -> list[str]:
     while todo:
         one = todo.pop()
         seen.add(id(one))
-        one.stack = traceback.StackSummary.from_list([f for f in one.stack if not _ours(f.filename)])
+        one.stack = traceback.StackSummary.from_list(_of_the_user(one.stack))
         linked = [one.__cause__, one.__context__, *(one.exceptions or ())]
         todo += [other for other in linked if other is not None and id(other) not in seen]
     return list(shown.format())
@@ -159,9 +161,16 @@ def own_frames(error: BaseException) -> list[str]:
 
 def _users_line(trace: TracebackType | None) -> str:
     """Where in the program an error of ours came up."""
-    frames = [f for f in traceback.extract_tb(trace) if not _ours(f.filename)]
+    frames = [f for f in _of_the_user(traceback.extract_tb(trace)) if not f.filename.startswith(_LIBRARY)]
     return f"at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
 
 
-def _ours(filename: str) -> bool:
-    return filename.startswith((_PACKAGE, "<frozen "))
+def _of_the_user(frames: Iterable[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
+    """Without our frames, and without those of the standard library that ours have called."""
+    kept: list[traceback.FrameSummary] = []
+    ours = False
+    for frame in frames:
+        ours = frame.filename.startswith(_PACKAGE) or (ours and frame.filename.startswith(_LIBRARY))
+        if not ours:
+            kept.append(frame)
+    return kept

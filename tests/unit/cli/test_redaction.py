@@ -6,12 +6,11 @@ import pytest
 
 from graflow_ckpt.interfaces.cli.redaction import HIDDEN, redacted, redacted_argv
 
+NAMES = """password db_password PASSWD secret client-secret token access_token accessToken api_key apiKey
+X.Api-Key Authorization credentials session_cookie pass private-key"""
 
-@pytest.mark.parametrize(
-    "name",
-    ["password", "db_password", "PASSWD", "secret", "client-secret", "token", "access_token",
-     "accessToken", "api_key", "apiKey", "X.Api-Key", "private key", "Authorization", "credentials", "session_cookie", "pass"],
-)  # fmt: skip
+
+@pytest.mark.parametrize("name", NAMES.split())
 def test_values_of_keys_that_name_secrets_are_hidden(name: str) -> None:
     assert redacted({name: "hunter2"}) == {name: HIDDEN}
 

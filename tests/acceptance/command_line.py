@@ -1,0 +1,179 @@
+"""The command line in real processes, on pipes and on a pseudo terminal, and programs for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+LONG = 60.0  # seconds: only a hang takes so long
+GRAFLOW = [sys.executable, "-m", "graflow_ckpt"]
+
+# Counts up to `limit`, one step each; kills itself once, in the step that it is told.
+COUNT = """
+import os, signal, sys
+from graflow_ckpt import task, workflow
+
+with workflow("count") as ctx:
+
+    @task(inject_context=True)
+    def count(context, limit=6, data=0):
+        with open("steps.log", "a") as log:
+            log.write(f"{data}\\n")
+        context.get_channel().set("n", data + 1)
+        context.progress(data + 1, limit)
+        if sys.argv[1:2] == [str(data)] and not os.path.exists("killed"):
+            open("killed", "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        if data + 1 < limit:
+            context.next_iteration(data + 1)
+        return data + 1
+
+    print("result", ctx.execute())
+"""
+
+# Two tasks, each told by a file whether to fail.
+CHAIN = """
+import os
+from graflow_ckpt import task, workflow
+
+def risky(name):
+    if os.path.exists(f"{name}.fails"):
+        raise ZeroDivisionError(name)
+
+with workflow("chain") as ctx:
+
+    @task
+    def first():
+        print("first runs")
+        risky("first")
+        return 1
+
+    @task
+    def second(first):
+        print("second runs")
+        risky("second")
+        return first + 1
+
+    first >> second
+    print("result", ctx.execute())
+"""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command that has ended."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def documents(self) -> list[Any]:
+        """Standard output as JSON lines: nothing else may be in it."""
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+
+def graflow(*arguments: str | Path, status: int | None = 0, stdin: str = "", **environment: str) -> Ended:
+    """Run the command line; it has to end with this status (None: with any)."""
+    return ended([*GRAFLOW, *map(str, arguments)], status, stdin, environment)
+
+
+def python(*arguments: str | Path, status: int | None = 0) -> Ended:
+    return ended([sys.executable, *map(str, arguments)], status, "", {})
+
+
+def ended(command: Sequence[str], status: int | None, stdin: str, environment: dict[str, str]) -> Ended:
+    done = subprocess.run(
+        command,
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=LONG,
+        env={**os.environ, **environment},
+        check=False,
+    )
+    assert status is None or done.returncode == status, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    return Ended(done.returncode, done.stdout, done.stderr)
+
+
+KILLED = -signal.SIGKILL
+
+
+def program(name: str, text: str) -> Path:
+    path = Path(name).absolute()
+    path.write_text(text)
+    return path
+
+
+def steps() -> list[int]:
+    """The steps that COUNT has begun."""
+    return [int(line) for line in Path("steps.log").read_text().split()]
+
+
+def checkpoints(session: str = "*") -> list[str]:
+    """Oldest first."""
+    found = Path("checkpoints").glob(f"session_{session}_step_*.meta.json")
+    paths = [str(path).removesuffix(".meta.json") + ".pkl" for path in found]
+    return sorted(paths, key=lambda path: int(path.rpartition("-")[2].removesuffix(".pkl")))
+
+
+# --- on a terminal -----------------------------------------------------------------------
+
+
+class Terminal:
+    """A command on a pseudo terminal."""
+
+    def __init__(self, *arguments: str | Path) -> None:
+        self.pid, self._fd = pty.fork()
+        if self.pid == 0:
+            os.environ.update(TERM="xterm", COLUMNS="100", LINES="30")
+            os.execv(sys.executable, [*GRAFLOW, *map(str, arguments)])
+        self.seen = b""
+
+    def read_until(self, pattern: str) -> None:
+        deadline = time.monotonic() + LONG
+        while not re.search(pattern, self.text):
+            assert time.monotonic() < deadline, self.text
+            if not self._read():
+                raise AssertionError(f"{pattern!r} was not shown, but:\n{self.text}")
+
+    def _read(self) -> bool:
+        ready, _, _ = select.select([self._fd], [], [], 1.0)
+        if not ready:
+            return True
+        try:
+            data = os.read(self._fd, 65536)
+        except OSError:  # Linux: the other side is closed
+            return False
+        self.seen += data
+        return bool(data)
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def end(self) -> int:
+        """The exit status."""
+        while self._read():
+            pass
+        os.close(self._fd)
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+    @property
+    def text(self) -> str:
+        """What was shown, without what moves the cursor and colours."""
+        return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.seen.decode(errors="replace"))

@@ -181,7 +181,8 @@ def _signature(code: CodeType) -> tuple[object, ...]:
     """Parameters, by name: arguments are looked up by it. Other locals may be called anything."""
     flags = code.co_flags & _FLAGS
     count = code.co_argcount + code.co_kwonlyargcount + (flags >> 2 & 1) + (flags >> 3 & 1)
-    return code.co_varnames[:count], code.co_argcount, code.co_posonlyargcount, flags
+    names = code.co_varnames[:count] if count else ()  # a tuple is made for each who asks
+    return names, code.co_argcount, code.co_posonlyargcount, flags
 
 
 # Plain constants of any type, which is what marshal takes.

@@ -69,6 +69,8 @@ def signature(func: Callable[..., Any]) -> tuple[list[str], dict[str, Any]]:
     if type(func) is FunctionType and getattr(func, "__wrapped__", None) is None:  # inspect costs 20 times it
         code = func.__code__
         count = code.co_argcount
+        if not (count or code.co_kwonlyargcount):
+            return [], {}
         names = list(code.co_varnames[: count + code.co_kwonlyargcount])
         if code.co_posonlyargcount:
             _refuse_positional(func, names)

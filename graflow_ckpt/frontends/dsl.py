@@ -279,6 +279,8 @@ def workflow(
     middleware: Sequence[Middleware] = (),
 ) -> Workflow:
     """A workflow; tasks that are made and joined in its `with` block belong to it."""
+    import graflow_ckpt.engine.engine  # noqa: F401 - it will be run: better now than between call and first task
+
     environment: Any = os.environ.get("GRAFLOW_CKPT_DURABILITY", "checkpoint")
     settings = Settings(
         workflow=name,

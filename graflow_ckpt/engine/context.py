@@ -24,6 +24,7 @@ from graflow_ckpt.core.policy import EveryN
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell
+from graflow_ckpt.engine.attempt import from_cells
 from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.inputs import Channel, CycleController, digest_of
 from graflow_ckpt.engine.settings import Settings
@@ -136,7 +137,7 @@ class ExecutionContext:
 
     @property
     def task_queue(self) -> InMemoryTaskQueue:
-        return InMemoryTaskQueue(self.session)
+        return InMemoryTaskQueue(self.session, self.to_cell, from_cells)
 
     @property
     def channel(self) -> Channel:

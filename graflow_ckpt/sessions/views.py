@@ -20,13 +20,21 @@ FromCells = Callable[[str, Cell, tuple[Cell, ...]], Any]
 class InMemoryTaskQueue:
     """What is waiting to run, in order."""
 
-    def __init__(self, session: MemorySession) -> None:
+    def __init__(
+        self,
+        session: MemorySession,
+        to_cell: ToCell = lambda name, data: data,
+        from_cells: FromCells = lambda name, cell, items: cell,
+    ) -> None:
         self._session = session
+        self._to_cell = to_cell
+        self._from_cells = from_cells
 
     def enqueue(self, spec: TaskSpec) -> bool:
         """Schedule one execution."""
+        data = None if spec.task_data is None else self._to_cell("task_data", spec.task_data)
         op = (
-            "enqueue", spec.task_id, spec.task_data, spec.priority, spec.max_retries, spec.queue,
+            "enqueue", spec.task_id, data, spec.priority, spec.max_retries, spec.queue,
             spec.execution_strategy,
         )  # fmt: skip
         self._session.commit([op])
@@ -34,11 +42,16 @@ class InMemoryTaskQueue:
 
     def get_pending_task_specs(self) -> list[TaskSpec]:
         """The full specs of all that has still to run."""
-        return self._session.state.pending()
+        return [
+            spec
+            if spec.task_data is None
+            else spec._replace(task_data=self._from_cells("task_data", spec.task_data, ()))
+            for spec in self._session.state.pending()
+        ]
 
     def get_pending_tasks(self) -> list[str]:
         """The ids of all that has still to run."""
-        return [spec.task_id for spec in self.get_pending_task_specs()]
+        return [spec.task_id for spec in self._session.state.pending()]
 
     def size(self) -> int:
         return len(self._session.state.specs)

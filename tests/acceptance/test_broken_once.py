@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt import task, workflow
+from graflow_ckpt import TaskSpec, task, workflow
 from tests.acceptance.processes import run
 
 
@@ -237,3 +237,16 @@ def test_the_value_that_is_too_large_for_a_record_is_named(caplog: pytest.LogCap
         flow.execute()
 
     assert "'large'" in caplog.text
+
+
+def test_a_spec_that_is_queued_by_its_caller_brings_its_data(tmp_path: Path) -> None:
+    with workflow("w", session_id="s", store=tmp_path) as flow:
+
+        @task
+        def double(data=None) -> Any:
+            return {"x": 2 * data["x"]}
+
+        queue = flow.execution_context.task_queue
+        flow.execution_context.add_to_queue(TaskSpec("double", {"x": 21}))
+        assert [spec.task_data for spec in queue.get_pending_task_specs()] == [{"x": 21}]
+        assert flow.execute() == {"x": 42}

@@ -28,6 +28,9 @@ _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _SCHEME = 1  # raise it when the digest of unchanged code changes: saved ones become "unknown"
 
 
+_WRITTEN = f"{_PYTHON}/{_SCHEME}"
+
+
 class Fingerprint(NamedTuple):
     python: str
     """The minor that it was taken on; only within one can digests be compared."""
@@ -40,9 +43,11 @@ class Fingerprint(NamedTuple):
     @classmethod
     def from_record(cls, record: Iterable[str]) -> Fingerprint:
         python, digest, *not_seen = record
-        minor, _, scheme = python.partition("/")
-        # Of another scheme: kept whole, so that it equals no Python and compares as unknown.
-        return cls(minor if scheme == str(_SCHEME) else python, digest, tuple(not_seen))
+        if python != _WRITTEN:
+            minor, _, scheme = python.partition("/")
+            # Of another scheme: kept whole, so that it equals no Python and compares as unknown.
+            return cls(minor if scheme == str(_SCHEME) else python, digest, tuple(not_seen))
+        return cls(_PYTHON, digest, tuple(not_seen))
 
 
 def fingerprint(func: Callable[..., Any], *, unwrap: Unwrap = task_body) -> Fingerprint:
@@ -77,7 +82,7 @@ class _Printer:
         self._reached: dict[int, tuple[bytes, frozenset[str]]] = {}
 
     def take(self, task: object) -> Fingerprint:
-        body = self._reader.body(task)
+        body = task if type(task) is FunctionType else self._reader.body(task)
         if not (type(body) is FunctionType and _is_bare(body)):
             return self._print(self._reader.read(body))
         key = (id(body.__code__), id(body.__globals__))

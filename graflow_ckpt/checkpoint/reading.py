@@ -35,6 +35,7 @@ _DIRECT = frozenset({"func", "__call__", "__wrapped__"})
 _HINTS = (GenericAlias, UnionType)
 _QUIET_TYPES = frozenset({"logging", "typing", "dataclasses"})  # nothing of theirs is in a result
 _DESCRIPTORS = (staticmethod, classmethod)
+_NO_TASKS = (type, ModuleType, functools.partial, MethodType, *_DESCRIPTORS)
 _MADE = frozenset({"_abc_impl", "_field_defaults", "__annotate__", "__annotate_func__"})  # by Python itself
 
 
@@ -90,7 +91,7 @@ class Reader:
         return task
 
     def _inner(self, value: object) -> object | None:
-        if isinstance(value, (type, ModuleType, functools.partial, MethodType, *_DESCRIPTORS)):
+        if isinstance(value, _NO_TASKS):
             return None
         inner = self._unwrap(value)
         return _state(value).get("__wrapped__") if inner is None else inner
@@ -215,7 +216,7 @@ class Reader:
             for value in list(module.values()):
                 for member in vars(value).values() if isinstance(value, type) else (value,):
                     for part in _parts(member):
-                        body = self.body(part)
+                        body = part if type(part) is FunctionType else self.body(part)
                         if type(body) is FunctionType and body.__globals__ is module:
                             found |= self._shapes.of(body.__code__).rebinds
             known = self._rebound[id(module)] = (module, frozenset(found))

@@ -126,8 +126,8 @@ def _frame(raw: bytes, offset: int) -> tuple[bytes, bytes] | None:
         return None
     _, size, crc, mac = _HEAD.unpack_from(raw, offset)
     payload = raw[offset + _HEAD.size : offset + _HEAD.size + size]
-    if len(payload) != size or zlib.crc32(payload) != crc:
-        return None
+    if not size or len(payload) != size or zlib.crc32(payload) != crc:
+        return None  # no payload is empty: this is what is left of a frame whose rest is zeros
     return payload, mac
 
 

@@ -121,6 +121,8 @@ def _end(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
             del state.completed[task]  # the order is that of the last completion
         state.completed[task] = state.steps
         state.values[task + RESULT] = (op[4], state.sequence)
+        if state.appended:  # somebody took a result for a list
+            state.appended.pop(task + RESULT, None)
         if state.errors or state.skipped:
             state.errors.pop(task, None)
             state.skipped.pop(task, None)
@@ -303,6 +305,7 @@ def _again(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None
         state.skipped.pop(task, None)
         state.gates.pop(task, None)
         state.values.pop(task + RESULT, None)
+        state.appended.pop(task + RESULT, None)
     for key in [k for k, spec in state.specs.items() if spec.task_id in gone]:
         del state.specs[key]
         state.dead.pop(key, None)

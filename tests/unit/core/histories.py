@@ -23,8 +23,9 @@ Record = tuple[float, list[Op]]
 @st.composite
 def histories(draw: st.DrawFn, most: int = 25) -> list[Record]:
     """Transitions that a new session takes one after the other."""
-    state = SessionState("s", ("a",), draw(st.none() | st.integers(1, 6)))
-    records: list[Record] = []
+    state = SessionState("s", ("a",))
+    records: list[Record] = [(0.0, [("reopen", 1, draw(st.none() | st.integers(1, 6)))])]
+    apply(state, records[0][1], 0.0)
     now = 0.0
     for _ in range(draw(st.integers(0, most))):
         now += draw(st.sampled_from([0.0, 1.0, 5.0]))
@@ -116,9 +117,9 @@ def _plain_op(kind: str, state: SessionState) -> st.SearchStrategy[Op]:
 # --- comparing -------------------------------------------------------------------------
 
 
-def run(records: list[Record], max_steps: int | None = None) -> SessionState:
+def run(records: list[Record]) -> SessionState:
     """The state that a history leads to."""
-    state = SessionState("s", ("a",), max_steps)
+    state = SessionState("s", ("a",))
     for now, ops in records:
         apply(state, ops, now)
     return state

@@ -52,6 +52,7 @@ def check_invariants(state: SessionState) -> None:
     assert all(gate.arrived < gate.size for gate in state.gates.values())
     assert all(version <= state.sequence for _, version in state.values.values())
     assert set(state.appended) <= set(state.values)
+    assert all(state.appended.values())
     assert list(state.completed.values()) == sorted(set(state.completed.values()))
     assert [spec.key for spec in state.pending()][: len(state.claimed)] == sorted(
         state.claimed, key=state.claimed.__getitem__
@@ -283,6 +284,15 @@ def test_a_put_takes_the_place_of_what_was_appended() -> None:
     apply(state, [("put", "x", b"\x05", 1)], 0.0)
 
     assert (state.values["x"][0], state.appended) == (b"\x05", {"y": [b"\x02"]})
+
+
+def test_a_result_takes_the_place_of_what_was_appended_under_its_name() -> None:
+    state = started(enqueue(), ("append", "a" + RESULT, b"\x01"))
+    (one,) = claim(state)
+
+    end(state, one, "completed", b"\x05")
+
+    assert (state.values["a" + RESULT][0], state.appended) == (b"\x05", {})
 
 
 # --- gates -----------------------------------------------------------------------------

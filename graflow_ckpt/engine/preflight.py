@@ -19,9 +19,8 @@ _ASKS = frozenset({"checkpoint", "request_checkpoint"})
 def check_graph(graph: TaskGraph, settings: Settings, inputs: Collection[str]) -> dict[str, Binding]:
     """Every parameter has one source, every option its durability; the bindings of the bodies."""
     bindings = {}
-    for name in graph.live:
-        node = graph.nodes[name]
-        if isinstance(node, Task):
+    for name, node in graph.nodes.items():
+        if name in graph.live and isinstance(node, Task):
             bindings[name] = bind(graph, node)
             if node.options.on_interrupted != "rerun" and settings.durability != "journal":
                 raise GraphError(

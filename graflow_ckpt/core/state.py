@@ -73,6 +73,13 @@ class SessionState:
         order += self.dead
         return [self.specs[key] for key in order]
 
+    def gave_nothing(self, task: str) -> bool:
+        """Whether it was skipped or has failed since it last completed; one that is retried has not."""
+        if task in self.skipped:
+            return True
+        retried = (s.task_id == task and s.retry_count for s in list(self.specs.values()))
+        return task in self.errors and not any(retried)
+
     def waiting_gates(self) -> dict[str, Gate]:
         """Joins that some have reached and that have not fired."""
         return {name: gate for name, gate in self.gates.items() if not gate.fired}
@@ -279,7 +286,7 @@ def _rng(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
 def _reopen(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
     """A new owner goes on: what had failed runs again, and a larger limit counts."""
     state.epoch, state.max_steps = op[1], op[2]
-    if state.status != "completed":
+    if state.status != "completed" or state.ready or state.delayed:  # somebody has queued more since
         state.status, state.reason = "running", ""
     for key in state.dead:
         state.specs[key] = spec = state.specs[key]._replace(retry_count=0, not_before=0.0, crashes=0)

@@ -158,7 +158,7 @@ class Invoker:
 
         def read(name: str) -> Any:
             task, state = name.removesuffix(RESULT), self.session.state
-            if task in state.skipped or task in state.errors:
+            if (state.skipped or state.errors) and state.gave_nothing(task):
                 return MISSING  # this time; what it gave in an earlier round does not count
             found = self.session.read(name)
             return MISSING if found is None else read_only(from_cells(name, found[0], found[2]))

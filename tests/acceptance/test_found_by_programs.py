@@ -68,3 +68,27 @@ def test_a_predecessor_that_is_skipped_gives_no_result_of_an_earlier_round() -> 
     flow.execute("start")
 
     assert seen == ["given", "nothing"]
+
+
+def test_a_task_that_is_retried_still_reads_what_it_gave_in_an_earlier_round() -> None:
+    seen: list[Any] = []
+    with workflow("retried", max_parallel=1) as flow:
+
+        @task(inject_context=True, max_retries=1)
+        def loop(context: Any, loop: str = "nothing") -> str:
+            seen.append(loop)
+            if context.attempt == 1:
+                raise ValueError("once")
+            if context.cycle == 1:
+                context.next_task("end", goto=True)
+            return "given"
+
+        @task
+        def end() -> None: ...
+
+        loop >> end
+        loop >> loop
+
+    flow.execute("loop")
+
+    assert seen == ["nothing", "nothing", "given", "given"]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
+_TICK = 0.5  # seconds between looks at signals: one that comes right before a wait does not end it
 _PATIENCE = 1.0  # seconds that cancelled coroutines are given to clean up
 
 
@@ -36,11 +37,13 @@ async def on_a_thread(call: Callable[[], Any], stop: Callable[[], bool]) -> Any:
     context = contextvars.copy_context()
     threading.Thread(target=context.run, args=(work,), name="graflow-run", daemon=True).start()
     try:
-        result, error = await asyncio.shield(ended)
+        while not ended.done():
+            await asyncio.wait([ended], timeout=_TICK)
     except asyncio.CancelledError:
         if stop():
-            await asyncio.shield(ended)
+            await asyncio.wait([ended])
         raise
+    result, error = ended.result()
     if error is not None:
         raise error
     return result

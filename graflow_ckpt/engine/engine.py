@@ -10,7 +10,6 @@ checkpoint), or when the first cut is taken.
 from __future__ import annotations
 
 import logging
-import sys
 from functools import partial
 from time import sleep
 from typing import TYPE_CHECKING, Any
@@ -19,10 +18,7 @@ from graflow_ckpt.checkpoint.pickles import collector_at_rest
 from graflow_ckpt.core.errors import (
     GraphError,
     Interrupted,
-    Stalled,
-    TaskError,
     ValueTorn,
-    WorkflowCancelled,
 )
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
@@ -30,6 +26,7 @@ from graflow_ckpt.engine import preflight, resuming, rng
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.cuts import Cutter
+from graflow_ckpt.engine.ending import Ending
 from graflow_ckpt.engine.host import RunHost
 from graflow_ckpt.engine.invoke import Invoker
 from graflow_ckpt.engine.run import GoBack, Run
@@ -66,6 +63,7 @@ class WorkflowEngine:
         if self._runs_nothing(context, start_task_id):
             return context.result()
         execution = _Execution(context, Loop(asyncio.get_running_loop()))
+        execution.stop.leave = lambda error: execution.current.inbox.leave(error)
         with handled(execution.stop):  # signals come to the main thread, wherever the session runs
             return await on_a_thread(partial(execution.run, start_task_id), execution.stop.ask)
 
@@ -107,7 +105,7 @@ class _Execution:
             except GoBack as back:
                 self._set_up(self._go_back(back))
             except Interrupted:
-                self._leave()
+                self._ending.leave()
 
     @property
     def current(self) -> Run:
@@ -232,8 +230,7 @@ class _Execution:
         visit = (task, back.claim.spec.cycle)
         times = self._went_back[visit] = self._went_back.get(visit, 0) + 1
         if times > back.budget:
-            self._emit("session_ended", status="failed", reason=back.outcome.error)
-            raise self._with_note(error)
+            self._ending.fail(error, back.outcome.error)
         context = self.context
         context.session.close("the session went back to an earlier cut")
         context.rewinds = False
@@ -262,88 +259,15 @@ class _Execution:
 
     # --- after -------------------------------------------------------------------------
 
+    @property
+    def _ending(self) -> Ending:
+        return Ending(self.context, self.current)
+
     def _end(self) -> Any:
-        state = self.context.state
-        status = state.status
-        if self.stop.signal is not None and status in ("running", "closing", "failing"):
-            self._leave()
-        failed = status == "failed"
-        if failed and self.settings.on_failure == "rollback":
-            self._roll_back()
-        elif failed or status in ("stopped", "stalled", "cancelled") or self._keeps_end():
-            self._last_cut("failure" if failed else "end")
-        self._emit("session_ended", status=status, reason=state.reason)
-        if status in ("completed", "stopped"):
-            if status == "stopped":
-                log.info(
-                    "session %s: %s; resume with a larger one: %s",
-                    state.session,
-                    state.reason,
-                    self._command(),
-                )
-            return self.context.result()
-        if status == "cancelled":
-            raise WorkflowCancelled(state.reason, session=state.session)
-        if status == "stalled":
-            raise self._with_note(
-                Stalled(
-                    f"Session {state.session} is stalled: nothing is left to run, and {state.reason}.",
-                    session=state.session,
-                    gates=sorted(state.waiting_gates()),
-                )
-            )
-        raise self._with_note(
-            self.current.announcer.failure or TaskError(state.reason, session=state.session)
-        )
-
-    def _keeps_end(self) -> bool:
-        """A session that somebody may ask for again keeps its end."""
-        return self.settings.durability != "none" and (self.context.named or self.home.sequence > 0)
-
-    def _last_cut(self, cause: str) -> None:
-        if self.settings.durability == "none":
-            return
-        if self.current.torn:
-            log.warning(
-                "%s may have been changed by the attempt that failed: the last checkpoint stands",
-                ", ".join(self.current.torn),
-                extra={"session": self.context.session_id},
-            )
-            return
-        cutter = self.context.cutter
-        assert cutter is not None
-        cutter.final(cause)
-
-    def _leave(self) -> None:
-        """Stopped by a signal: cut if nothing is on loan, and say what goes on from where."""
-        context = self.context
-        if self.settings.durability != "none":
-            self._last_cut("signal")
-        last = context.home.last
-        saved = f"at step {last.steps} ({last.path})" if last is not None else "nowhere: nothing was saved"
-        message = f"session {context.session_id} stopped; it goes on {saved} with: {self._command()}"
-        self._emit("session_ended", status="interrupted")
-        sys.stderr.write(f"graflow-ckpt: {message}\n")
-        raise Interrupted(message, context.session_id)
-
-    def _roll_back(self) -> None:
-        """on_failure="rollback": nothing of the session is kept."""
-        if self.home.lease is not None:
-            for path, _ in list(self.home.store.list(self.context.session_id)):
-                self.home.store.delete(path)
-            self.home.close_journal()
-            self.home.store.drop_segments(self.context.session_id, 2**62)
-
-    def _with_note(self, error: BaseException) -> BaseException:
-        """The task's own exception, with the command that goes on."""
-        if self.home.last is not None and self.settings.on_failure != "rollback":
-            error.add_note(f"Session {self.context.session_id} can go on: {self._command()}")
-        return error
-
-    def _command(self) -> str:
-        folder = self.home.store.folder
-        where = "" if folder == "checkpoints" else f" --store {folder}"
-        return f"graflow-ckpt resume {self.context.session_id}{where}"
+        # A signal that came too late to stop anything still ends the program.
+        if self.stop.signal is not None and self.context.status not in ("failed", "stalled", "cancelled"):
+            self._ending.leave()
+        return self._ending.result()
 
     def _emit(self, kind: Any, task: str = "", **facts: Any) -> None:
         self.current.announcer.emit(kind, task, **facts)

@@ -10,7 +10,8 @@ through one queue, together with signals and deadlines.
 from __future__ import annotations
 
 import logging
-from queue import Empty, SimpleQueue
+from math import inf
+from queue import Empty
 from typing import Protocol
 
 from graflow_ckpt.core.decide import decide, pass_on
@@ -28,6 +29,7 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.deadlines import Deadlines
+from graflow_ckpt.engine.inbox import Inbox
 from graflow_ckpt.engine.invoke import Invoker, Running
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
@@ -81,7 +83,7 @@ class Run:
         self.stopping = False
         self.torn: list[str] = []  # live values that a failed attempt may have left changed
         self._slots = settings.slots
-        self._inbox: SimpleQueue[tuple[Running, Outcome | BaseException] | None] = SimpleQueue()
+        self.inbox = Inbox()
         self._running: dict[int, Running] = {}
         self._deadlines = Deadlines()
         self._conflicts: dict[int, int] = {}
@@ -113,7 +115,7 @@ class Run:
     def stop(self) -> None:
         """Start nothing more; callable from a signal handler."""
         self.stopping = True
-        self._inbox.put(None)
+        self.inbox.knock()
 
     def _hand_back(self, claims: list[Claim]) -> list[Claim]:
         """What was claimed and not started is not in doubt."""
@@ -139,25 +141,21 @@ class Run:
         refused = self._refused(claim)
         if refused is not None:
             running = self._running[claim.number] = Running(claim, None)
-            self._inbox.put((running, refused))
+            self.inbox.post((running, refused))
             return
         if self._watched:
             self.announcer.emit("task_started", claim.spec.task_id, attempt=claim.spec.retry_count + 1)
-        running = self.invoker.start(claim, self._post)
+        running = self.invoker.start(claim, self.inbox.post)
         self._running[claim.number] = running
         if running.deadline is not None:
             self._deadlines.add(running.deadline, claim.number)
-
-    def _post(self, message: tuple[Running, Outcome | BaseException]) -> None:
-        message[0].posted = True  # it was in time, however long the message lies here
-        self._inbox.put(message)
 
     def _wait(self) -> list[Claim]:
         """One message: an outcome, a signal, or a deadline that has passed."""
         if self._deadlines.passed():  # also while others keep the inbox full
             return self._overdue()
         try:
-            message = self._inbox.get(timeout=self._patience())
+            message = self.inbox.get(self._patience())
         except Empty:
             return self._overdue()
         if message is None:
@@ -176,14 +174,13 @@ class Run:
             self.cuts.poll(idle=True)
         return self._wait() if self.session.state.delayed else self._claim()
 
-    def _patience(self) -> float | None:
+    def _patience(self) -> float:
         """Seconds until somebody has to look at the clock."""
         times = [self._deadlines.left(), self.cuts.timer()]
         delayed = self.session.state.delayed
         if delayed and self._may_claim():
             times.append(delayed[0][0] - self.session.clock())
-        known = [seconds for seconds in times if seconds is not None]
-        return max(0.0, min(known)) if known else None
+        return max(0.0, min((seconds for seconds in times if seconds is not None), default=inf))
 
     def _overdue(self) -> list[Claim]:
         while self._deadlines.passed():

@@ -28,6 +28,7 @@ class Stop:
     def __init__(self, session: str, grace: float, stop: Callable[[], None]) -> None:
         self.signal: int | None = None
         self.stop = stop
+        self.leave: Callable[[Interrupted], None] | None = None  # for a run in another thread
         self._session = session
         self._grace = grace
         self._expired = False
@@ -50,10 +51,13 @@ class Stop:
             self.stop()
             name = signal.Signals(number).name
             _say(f"{name}: finishing what runs, then saving (again: leave at once; grace {self._grace:g} s)")
-        elif self._expired or number != signal.SIGINT:
-            raise Interrupted(f"Session {self._session} did not finish in its grace period.", self._session)
-        else:
+            return
+        if number == signal.SIGINT and not self._expired:
             raise KeyboardInterrupt
+        error = Interrupted(f"Session {self._session} did not finish in its grace period.", self._session)
+        if self.leave is None:
+            raise error
+        self.leave(error)
 
     def _watch(self) -> None:
         if self._open.acquire(timeout=min(self._grace, threading.TIMEOUT_MAX)):

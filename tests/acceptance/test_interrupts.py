@@ -1,0 +1,312 @@
+"""SIGTERM and Ctrl-C, sent to real processes."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from graflow_ckpt import CheckpointManager, task, workflow
+from tests.acceptance.processes import gone, run, started
+
+# Four steps; in the second one it says "at work" and waits for a line. argv: how it is run, grace.
+PROGRAM = """
+import asyncio, signal, sys
+from graflow_ckpt import task, workflow
+
+HOW, GRACE = sys.argv[1], float(sys.argv[2])
+
+def say(text):
+    print(text, flush=True)
+
+def work(items):
+    say("at work")
+    sys.stdin.readline()
+
+before = signal.getsignal(signal.SIGTERM)
+with workflow("w", session_id="s", grace=GRACE) as flow:
+    @task(inject_context=True)
+    def first(context):
+        say("first")
+        context.get_channel().set("items", [1] if HOW != "live" else Live([1]))
+
+    @task(inject_context=True, timeout=1000 if HOW == "thread" else None)
+    def second(context):
+        items = context.get_channel().get("items")
+        work(items)
+        items.append(2)
+        say(f"cancelled: {context.cancelled}")
+
+    @task(id="second", inject_context=True)
+    async def async_second(context):
+        items = context.get_channel().get("items")
+        await asyncio.to_thread(work, items)
+        items.append(2)
+
+    @task(inject_context=True)
+    def third(context):
+        say("third")
+        context.get_channel().get("items").append(3)
+
+    @task(inject_context=True)
+    def last(context):
+        return list(context.get_channel().get("items"))
+
+class Live(list):
+    pass
+
+chain = workflow("w", session_id="s", grace=GRACE)
+chain.add(first >> (async_second if HOW == "async" else second) >> third >> last)
+result = asyncio.run(chain.aexecute()) if HOW == "async" else chain.execute()
+say(f"restored: {signal.getsignal(signal.SIGTERM) is before}")
+say(f"result: {result}")
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("how", ["inline", "thread", "async"])
+def test_the_first_signal_lets_the_task_finish_saves_and_says_how_to_go_on(
+    program: Path, how: str, number: signal.Signals
+) -> None:
+    with started(program, how, "30") as first:
+        first.hear("at work")
+        first.signal(number)
+        first.hear(f"{number.name}: finishing what runs")
+        first.tell()
+        status = first.wait()
+
+    assert status == 75
+    assert "third" not in first.said
+    if how != "async":
+        assert "cancelled: True" in first.said
+    assert "it goes on at step 2" in first.text
+    assert "graflow-ckpt resume s" in first.text
+    assert "Traceback" not in first.text
+    again = run(program, how, "30")
+    assert "at work" not in again
+    assert "restored: True" in again
+    assert "result: [1, 2, 3]" in again
+
+
+@pytest.mark.parametrize("how", ["inline", "thread", "async"])
+def test_a_second_ctrl_c_leaves_at_once(program: Path, how: str) -> None:
+    with started(program, how, "30") as first:
+        first.hear("at work")
+        first.signal(signal.SIGINT)
+        first.hear("finishing what runs")
+        began = time.monotonic()
+        first.signal(signal.SIGINT)
+        if how == "async":
+            first.tell()  # the executor of asyncio.to_thread, which is the program's, waits for its thread
+        status = first.wait()
+
+    assert time.monotonic() - began < 5
+    assert status in (130, -signal.SIGINT)  # a shell makes 130 of both
+    assert "KeyboardInterrupt" in first.text
+    with started(program, how, "30") as second:
+        second.tell()
+        assert second.wait() == 0
+    assert "result: [1, 2, 3]" in second.said
+
+
+def test_a_second_sigterm_leaves_at_once_and_keeps_what_is_complete(program: Path) -> None:
+    with started(program, "inline", "30") as first:
+        first.hear("at work")
+        first.signal(signal.SIGTERM)
+        first.hear("finishing what runs")
+        first.signal(signal.SIGTERM)
+        status = first.wait()
+
+    assert status == 75
+    assert "it goes on at step 1" in first.text
+    newest = CheckpointManager.list_checkpoints("s")[0]
+    assert newest.steps == 1
+    assert newest.cause == "signal"
+    with started(program, "inline", "30") as second:
+        second.hear("at work")
+        second.tell()
+        assert second.wait() == 0
+    assert "first" not in second.said
+    assert "result: [1, 2, 3]" in second.said
+
+
+def test_a_live_value_that_is_out_when_the_grace_period_ends_is_not_photographed(program: Path) -> None:
+    with started(program, "live", "0.3") as first:
+        first.hear("at work")
+        first.signal(signal.SIGTERM)
+        status = first.wait()
+
+    assert status == 75
+    assert "items is on loan: the last checkpoint stands" in first.text
+    assert "nothing was saved" in first.text
+    with started(program, "live", "30") as second:
+        second.tell()
+        assert second.wait() == 0
+    assert "result: [1, 2, 3]" in second.said
+
+
+@pytest.mark.parametrize("how", ["inline", "thread", "async"])
+def test_after_the_grace_period_the_process_leaves_with_what_is_complete(program: Path, how: str) -> None:
+    with started(program, how, "0.3") as first:
+        first.hear("at work")
+        began = time.monotonic()
+        first.signal(signal.SIGTERM)
+        if how == "async":
+            first.hear("goes on at")
+            first.tell()  # see above
+        status = first.wait()
+
+    assert status == 75
+    assert time.monotonic() - began < 5
+    assert "it goes on at step 1" in first.text
+
+
+def test_a_body_that_swallows_everything_is_left_behind_in_the_end(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from graflow_ckpt import task, workflow\n"
+        "import graflow_ckpt.engine.signals as signals\n"
+        "signals._LAST_RESORT = 0.3\n"
+        "with workflow('w', session_id='s', grace=0.3) as flow:\n"
+        "    @task\n"
+        "    def hang():\n"
+        "        print('at work', flush=True)\n"
+        "        while True:\n"
+        "            try:\n"
+        "                import time; time.sleep(60)\n"
+        "            except BaseException: pass\n"
+        "    flow.execute()\n"
+    )
+    with started(program) as process:
+        process.hear("at work")
+        process.signal(signal.SIGTERM)
+        status = process.wait()
+
+    assert status == 75
+    assert "a task does not let go" in process.text
+
+
+def test_a_signal_during_the_last_task_ends_the_program_and_keeps_the_result(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import sys\n"
+        "from graflow_ckpt import task, workflow\n"
+        "with workflow('w', session_id='s') as flow:\n"
+        "    @task\n"
+        "    def only():\n"
+        "        print('at work', flush=True)\n"
+        "        sys.stdin.readline()\n"
+        "        return 7\n"
+        "    print('result:', flow.execute())\n"
+    )
+    with started(program) as process:
+        process.hear("at work")
+        process.signal(signal.SIGTERM)
+        process.hear("finishing")
+        process.tell()
+        assert process.wait() == 75
+
+    assert "result:" not in process.text
+    assert "result: 7" in run(program)
+
+
+def test_a_signal_ends_the_wait_for_a_retry(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "from graflow_ckpt import task, workflow\n"
+        "with workflow('w', session_id='s') as flow:\n"
+        "    @task(max_retries=1, backoff=1000)\n"
+        "    def flaky():\n"
+        "        print('at work', flush=True)\n"
+        "        raise OSError\n"
+        "    flow.execute()\n"
+    )
+    with started(program) as process:
+        process.hear("it runs again")
+        process.signal(signal.SIGTERM)
+        assert process.wait() == 75
+
+
+def test_a_process_of_a_task_gets_no_ctrl_c_and_finishes(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    pids = tmp_path / "pids"
+    program.write_text(
+        "import os, sys\n"
+        "from graflow_ckpt import task, workflow\n"
+        "if __name__ == '__main__':\n"
+        "    with workflow('w', session_id='s') as flow:\n"
+        "        @task(isolation='process')\n"
+        "        def work(go):\n"
+        f"            open({str(pids)!r}, 'w').write(str(os.getpid()))\n"
+        "            print('at work', flush=True)\n"
+        "            open(go).read()\n"
+        "            return 'done'\n"
+        "        flow.get_channel().set('go', sys.argv[1])\n"
+        "        print('result:', flow.execute())\n"
+    )
+    fifo = tmp_path / "go"
+    import os
+
+    os.mkfifo(fifo)
+    with started(program, str(fifo)) as process:
+        process.hear("at work")
+        process.signal(signal.SIGINT)
+        process.hear("finishing")
+        fifo.write_text("go")
+        assert process.wait() == 75
+
+    assert "result: done" in run(program, str(fifo))
+    assert gone(int(pids.read_text()), 1)
+
+
+def test_no_handlers_are_installed_outside_of_the_main_thread() -> None:
+    found = []
+
+    def execute() -> None:
+        with workflow("w") as flow:
+
+            @task
+            def look() -> None:
+                found.append(signal.getsignal(signal.SIGTERM))
+
+            flow.execute()
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=execute)
+    thread.start()
+    thread.join()
+
+    assert found == [before]
+
+
+def test_the_handlers_of_before_are_restored_also_after_a_failure() -> None:
+    def mine(number: int, frame: object) -> None: ...
+
+    before = signal.signal(signal.SIGTERM, mine)
+    inside = []
+    try:
+        with workflow("w") as flow:
+
+            @task
+            def look() -> None:
+                inside.append(signal.getsignal(signal.SIGTERM))
+                raise OSError("mine")
+
+            with pytest.raises(OSError, match="mine"):
+                flow.execute()
+        after = signal.getsignal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+    assert inside != [mine]
+    assert after is mine

@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple, NoReturn
 
+from graflow_ckpt.checkpoint.program import Missing
 from graflow_ckpt.core.errors import GraphError, TaskError
 from graflow_ckpt.core.facts import RESULT
 from graflow_ckpt.core.graph import TaskGraph
@@ -42,7 +43,7 @@ class Binding:
         self.context: str | None = None
         if task.options.inject_context:
             self.context = next((n for n in names if n in CONTEXT_NAMES), names[0] if names else None)
-            if self.context is None:
+            if self.context is None and not isinstance(task.func, Missing):  # which speaks when it is run
                 raise GraphError(
                     f"Task {task.name!r} has inject_context=True and takes no parameter.", task=task.name
                 )

@@ -213,6 +213,8 @@ class ExecutionContext:
         """Write a checkpoint now."""
         if storage not in (None, "local"):
             raise CheckpointError(f"storage={storage!r} is not available.", hint="This version has 'local'.")
+        if path is not None and "://" in path:
+            open_store(path)  # refuses what this version cannot write to
         check_metadata(metadata or {})
         with self._owning(), self.session.still() as still:
             if not still:

@@ -89,7 +89,7 @@ def runs_nothing(context: ExecutionContext) -> bool:
             hint="Start a new session, or resume from one of its checkpoints by path.",
             session=context.session_id,
         )
-    if status == "completed":
+    if status == "completed" and not (context.state.ready or context.state.delayed):
         log.info("session %s is finished; nothing runs", context.session_id)
         return True
     return False

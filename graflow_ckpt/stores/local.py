@@ -179,7 +179,7 @@ class LocalStore:
     # --- within ------------------------------------------------------------------------
 
     def _target(self, path: str) -> trio.Target:
-        text = os.fspath(path)
+        text = os.fspath(path).removeprefix("file://")
         for suffix in _SUFFIXES:
             if text.endswith(suffix):
                 text = text.removesuffix(suffix)

@@ -109,8 +109,8 @@ class TaskGraph:
         return [name for name, node in self.nodes.items() if isinstance(node, Task)]
 
     def roots(self) -> list[str]:
-        """The nodes that nothing leads to."""
-        led_to = {target for targets in self.successors.values() for target in targets}
+        """The nodes that nothing else leads to."""
+        led_to = {target for source, target in self.edges() if source != target}
         return [name for name in self.nodes if name not in led_to]
 
     def edges(self) -> Iterator[tuple[str, str]]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextvars import copy_context
+from functools import partial
 from queue import SimpleQueue
 
 Job = Callable[[], None]
@@ -31,7 +33,7 @@ class Threads:
                 number = self._count
             else:
                 self._idle -= 1
-        self._jobs.put(job)
+        self._jobs.put(partial(copy_context().run, job))  # as in the caller's thread
         if start:
             threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True).start()
 

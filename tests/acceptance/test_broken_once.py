@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextvars import ContextVar
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -250,3 +251,43 @@ def test_a_spec_that_is_queued_by_its_caller_brings_its_data(tmp_path: Path) -> 
         flow.execution_context.add_to_queue(TaskSpec("double", {"x": 21}))
         assert [spec.task_data for spec in queue.get_pending_task_specs()] == [{"x": 21}]
         assert flow.execute() == {"x": 42}
+
+
+def test_a_body_on_a_thread_sees_the_callers_context_variables() -> None:
+    who = ContextVar("who", default="nobody")
+    who.set("caller")
+    seen = []
+
+    with workflow("w") as flow:
+
+        @task
+        def a() -> None:
+            seen.append(who.get())
+            who.set("a")
+
+        @task
+        def b() -> None:
+            seen.append(who.get())
+
+        flow.add(a, b)
+        flow.execute()
+
+    assert seen == ["caller", "caller"]
+    assert who.get() == "caller"
+
+
+def test_a_task_that_is_its_own_loop_is_a_start() -> None:
+    rounds = []
+
+    with workflow("w") as flow:
+
+        @task(inject_context=True)
+        def loop(context) -> None:
+            rounds.append(context.cycle)
+            if len(rounds) == 3:
+                context.terminate_workflow("enough")
+
+        loop >> loop
+        flow.execute()
+
+    assert rounds == [0, 1, 2]

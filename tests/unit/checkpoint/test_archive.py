@@ -1,0 +1,306 @@
+"""The archive: what is saved is found again, and what anybody has touched is not opened."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graflow_ckpt.checkpoint import archive, model
+from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.checkpoint.model import Document
+from graflow_ckpt.checkpoint.seal import seal
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    NotStorable,
+    SchemaUnsupported,
+    UnknownKey,
+    UnsafeCheckpoint,
+)
+from graflow_ckpt.core.values import Live
+from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.stores.local import LocalStore
+from tests.unit.checkpoint import trios
+from tests.unit.checkpoint.trios import RING
+
+
+def find(path: str | Path, ring: Keyring = RING) -> archive.Found:
+    return archive.find(LocalStore(Path(path).parent), ring, str(path))
+
+
+def rewrite_meta(path: Path, change: Callable[[Document], Document], ring: Keyring = RING) -> None:
+    """The meta changed and sealed anew, as only somebody with the key could."""
+    meta = path.with_suffix(".meta.json")
+    meta.write_text(json.dumps(seal(change(json.loads(meta.read_text())), ring)))
+
+
+# --- saving and finding ----------------------------------------------------------------
+
+
+def test_what_was_saved_is_found_with_its_facts_and_no_pickle_is_opened(tmp_path: Path) -> None:
+    saved = trios.save(tmp_path, user={"epoch": 3}, sequence=4, epoch=2)
+
+    found = find(saved.path)
+
+    assert found.metadata == saved
+    assert (found.metadata.user_metadata, found.metadata.workflow) == ({"epoch": 3}, "w")
+    assert (found.meta["sequence"], found.facts["epoch"], found.facts["session_id"]) == (4, 2, "s")
+    assert list(found.facts["graph"]["tasks"]) == ["a", "b"]
+
+
+def test_the_values_are_those_of_the_session(tmp_path: Path) -> None:
+    saved = trios.save(tmp_path)
+
+    found, context = archive.load(LocalStore(tmp_path), RING, saved.path)
+
+    assert isinstance(context, ExecutionContext)
+    assert context.payload["plain"] == {"x": b"\x05"}
+    assert context.payload["data"] == [("plain", b"\x07")]
+    assert list(context.graph_from_code().nodes) == ["a", "b"]
+    assert found.facts["pending_tasks"][0]["task_id"] == "a"
+
+
+def test_a_pkl_is_a_plain_pickle(tmp_path: Path) -> None:
+    saved = trios.save(tmp_path)
+
+    with open(saved.path, "rb") as file:
+        context = pickle.load(file)
+
+    assert context.session_id == "s"
+    assert context.get_channel().get("x") == 5
+
+
+def test_the_facts_are_one_line_of_json(tmp_path: Path) -> None:
+    trios.save(tmp_path)
+
+    text = (tmp_path / "x.state.json").read_text()
+
+    assert "\n" not in text
+    assert json.loads(text)["completed_tasks"] == []
+
+
+def test_a_path_that_was_not_given_says_session_step_and_sequence(tmp_path: Path) -> None:
+    path = archive.auto_path(LocalStore(tmp_path), "s", 12, 3)
+
+    assert Path(path).parent == tmp_path
+    assert Path(path).name.startswith("session_s_step_12_")
+    assert path.endswith("-3.pkl")
+
+
+def test_a_value_that_cannot_be_pickled_leaves_the_trio_before_it(tmp_path: Path) -> None:
+    before = trios.save(tmp_path)
+    bad = trios.state("s", ("put", "bad", Live(n for n in ()), -1))
+
+    with pytest.raises(NotStorable, match="bad"):
+        trios.save(tmp_path, of=bad, sequence=2)
+
+    assert find(before.path).metadata == before
+
+
+def test_checking_reads_all_of_a_trio_and_says_how_much(tmp_path: Path) -> None:
+    saved = trios.save(tmp_path)
+
+    found, size = archive.check(LocalStore(tmp_path), RING, saved.path)
+
+    assert (found.path, size) == (saved.path, (tmp_path / "x.pkl").stat().st_size)
+
+
+# --- what is not opened ----------------------------------------------------------------
+
+
+def flip(path: Path, at: int = -3) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[at] ^= 1
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda folder: flip(folder / "x.pkl"),
+        lambda folder: (folder / "x.pkl").write_bytes((folder / "x.pkl").read_bytes()[:-1]),
+        lambda folder: (folder / "x.pkl").write_bytes((folder / "x.pkl").read_bytes() + b"."),
+        lambda folder: (folder / "x.pkl").write_bytes(b""),
+        lambda folder: (folder / "x.pkl").unlink(),
+        lambda folder: flip(folder / "x.state.json"),
+        lambda folder: (folder / "x.state.json").unlink(),
+        lambda folder: (folder / "x.meta.json").write_bytes(b""),
+        lambda folder: (folder / "x.meta.json").write_bytes(b"[]"),
+        lambda folder: (folder / "x.pkl").write_bytes((folder / "y.pkl").read_bytes()),
+        lambda folder: (folder / "x.state.json").write_bytes((folder / "y.state.json").read_bytes()),
+    ],
+    ids=[
+        "flipped pkl", "truncated pkl", "longer pkl", "empty pkl", "no pkl", "flipped state", "no state",
+        "empty meta", "meta is a list", "swapped pkl", "swapped state",
+    ],
+)  # fmt: skip
+def test_a_damaged_trio_is_one_clear_error_with_its_path(
+    tmp_path: Path, damage: Callable[[Path], Any]
+) -> None:
+    saved = trios.save(tmp_path)
+    trios.save(
+        tmp_path, "y.pkl", of=trios.state("s", ("put", "x", b"\x06", -1), ("skipped", "b")), sequence=2
+    )
+    damage(tmp_path)
+
+    with pytest.raises(CheckpointError, match=r"x\.pkl") as caught:
+        archive.load(LocalStore(tmp_path), RING, saved.path)
+
+    assert isinstance(caught.value, CheckpointCorrupt)
+    assert "corrupted or uses an incompatible schema version" in str(caught.value)
+
+
+def test_a_checkpoint_that_is_not_there_is_a_file_not_found(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointNotFound):
+        find(tmp_path / "x.pkl")
+
+
+def test_a_changed_meta_is_unsafe(tmp_path: Path) -> None:
+    saved = trios.save(tmp_path)
+    meta = tmp_path / "x.meta.json"
+    meta.write_text(meta.read_text().replace('"steps":0', '"steps":1'))
+
+    with pytest.raises(UnsafeCheckpoint, match=r"x\.pkl: The seal of this checkpoint does not fit") as caught:
+        find(saved.path)
+
+    assert caught.value.path == saved.path
+
+
+def test_a_meta_without_a_seal_is_unsafe(tmp_path: Path) -> None:
+    saved = trios.save(tmp_path)
+    meta = tmp_path / "x.meta.json"
+    document = json.loads(meta.read_text())
+    del document["seal"]
+    meta.write_text(json.dumps(document))
+
+    with pytest.raises(UnsafeCheckpoint, match="no seal"):
+        find(saved.path)
+
+
+def test_a_foreign_key_is_unknown_by_its_id_and_host(tmp_path: Path) -> None:
+    saved = trios.save(tmp_path, ring=Keyring({"k9": b"9" * 32}))
+
+    with pytest.raises(UnknownKey, match="sealed with key k9 on ") as caught:
+        find(saved.path)
+
+    assert (caught.value.key_id, caught.value.path) == ("k9", saved.path)
+    described = archive.described(LocalStore(tmp_path), saved.path)
+    assert described["session_id"] == "s"  # what `trust` shows, with all digests checked
+
+
+def test_what_is_described_without_a_key_has_its_digests_checked(tmp_path: Path) -> None:
+    saved = trios.save(tmp_path)
+    flip(tmp_path / "x.pkl")
+
+    with pytest.raises(CheckpointCorrupt):
+        archive.described(LocalStore(tmp_path), saved.path)
+
+
+@pytest.mark.parametrize("name", ["x.pkl", "x.meta.json", "x.state.json"])
+def test_a_file_that_everybody_can_write_is_unsafe(tmp_path: Path, name: str) -> None:
+    saved = trios.save(tmp_path)
+    (tmp_path / name).chmod(0o666)
+
+    with pytest.raises(UnsafeCheckpoint, match="can be written by everybody"):
+        find(saved.path)
+
+
+@pytest.mark.parametrize("parts", [None, {}, {"state.json": {"size": "x", "chunks": []}}, {"state.json": 5}])
+def test_a_meta_that_does_not_say_what_its_parts_are_is_corrupt(tmp_path: Path, parts: Any) -> None:
+    saved = trios.save(tmp_path)
+    rewrite_meta(tmp_path / "x.pkl", lambda meta: meta | {"parts": parts})
+
+    with pytest.raises(CheckpointCorrupt, match=r"does not say what its state\.json is"):
+        find(saved.path)
+
+
+def test_a_moved_or_renamed_trio_is_still_itself(tmp_path: Path) -> None:
+    trios.save(tmp_path)
+    (tmp_path / "away").mkdir()
+    for part in ("pkl", "state.json", "meta.json"):
+        (tmp_path / f"x.{part}").rename(tmp_path / "away" / f"other.{part}")
+
+    found, context = archive.load(LocalStore(tmp_path / "away"), RING, str(tmp_path / "away" / "other.pkl"))
+
+    assert (found.metadata.session_id, context.session_id) == ("s", "s")
+
+
+# --- overwritten meanwhile -------------------------------------------------------------
+
+
+class Overwritten(LocalStore):
+    """A store in which a newer trio appears right after a meta was read."""
+
+    times = 1
+
+    def meta(self, path: str) -> bytes:
+        raw = super().meta(path)
+        if self.times:
+            self.times -= 1
+            newer = trios.state("s", ("skipped", f"task_{self.times}"))
+            trios.save(Path(path).parent, of=newer, sequence=10 - self.times)
+        return raw
+
+
+def test_a_trio_that_is_overwritten_while_it_is_read_is_read_again(tmp_path: Path) -> None:
+    saved = trios.save(tmp_path)
+
+    found = archive.find(Overwritten(tmp_path), RING, saved.path)
+
+    assert found.meta["sequence"] == 10
+
+
+def test_a_trio_that_never_comes_to_rest_is_given_up(tmp_path: Path) -> None:
+    saved = trios.save(tmp_path)
+    restless = Overwritten(tmp_path)
+    restless.times = 10**6
+
+    with pytest.raises(CheckpointCorrupt, match="changes faster than it can be read"):
+        archive.find(restless, RING, saved.path)
+
+
+# --- schemas ---------------------------------------------------------------------------
+
+
+def test_a_newer_schema_is_refused_before_anything_is_made_of_it(tmp_path: Path) -> None:
+    saved = trios.save(tmp_path)
+    rewrite_meta(tmp_path / "x.pkl", lambda meta: meta | {"schema_version": "2.0", "seal": "of the future"})
+
+    with pytest.raises(SchemaUnsupported, match=r"Unsupported checkpoint schema version: 2\.0"):
+        find(saved.path)
+
+
+def test_an_older_schema_is_brought_up_to_date_when_it_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An invented schema 0.9, in which groups that are through had no place and steps were called turns."""
+
+    def step(meta: Document, facts: Document) -> tuple[Document, Document]:
+        meta["steps"], facts["steps"] = meta.pop("turns"), facts.pop("turns")
+        return meta, facts | {"passed": []}
+
+    monkeypatch.setattr(model, "SCHEMA", "0.9")
+    real = json.dumps
+
+    def as_09(document: Any, **options: Any) -> str:
+        if isinstance(document, dict) and "steps" in document:
+            document = {k: v for k, v in document.items() if k not in ("steps", "passed")}
+            document |= {"turns": 7, "schema_version": "0.9"}
+        return real(document, **options)
+
+    monkeypatch.setattr("graflow_ckpt.checkpoint.archive.json.dumps", as_09)
+    saved = trios.save(tmp_path)
+    monkeypatch.undo()
+    monkeypatch.setitem(model.UPGRADES, "0.9", ("1.0", step))
+
+    found, context = archive.load(LocalStore(tmp_path), RING, saved.path)
+
+    assert json.loads((tmp_path / "x.state.json").read_text())["schema_version"] == "0.9"
+    assert (found.facts["schema_version"], found.facts["steps"], found.facts["passed"]) == ("1.0", 7, [])
+    assert (found.metadata.steps, context.payload["plain"]) == (7, {"x": b"\x05"})

@@ -1,0 +1,67 @@
+"""Trios for tests: a small session saved without an engine, under a fixed key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.checkpoint.model import CheckpointMetadata
+from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
+from graflow_ckpt.checkpoint.snapshot import capture
+from graflow_ckpt.core.facts import Op
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.state import SessionState, apply
+from graflow_ckpt.core.task import Task
+from graflow_ckpt.stores.local import LocalStore
+
+KEY = f"k1:{'31' * 32}"
+RING = Keyring({"k1": b"1" * 32})
+ENQUEUE: Op = ("enqueue", "a", b"\x07", 0, 0, "default", "direct")
+
+
+def first() -> int:
+    return 1
+
+
+def second(a: int) -> int:
+    return a + 1
+
+
+def graph() -> TaskGraph:
+    made = TaskGraph()
+    made.add(Task("a", first))
+    made.add(Task("b", second))
+    made.add_edge("a", "b")
+    made.compile(["a"])
+    return made
+
+
+def state(session: str = "s", *ops: Op) -> SessionState:
+    made = SessionState(session, ("a",))
+    apply(made, [("put", "x", b"\x05", -1), ENQUEUE, *ops], 0.0)
+    return made
+
+
+def save(
+    folder: Path,
+    name: str = "x.pkl",
+    *,
+    session: str = "s",
+    sequence: int = 1,
+    epoch: int = 1,
+    of: SessionState | None = None,
+    cause: str = "request",
+    user: dict[str, Any] | None = None,
+    ring: Keyring = RING,
+) -> CheckpointMetadata:
+    """One trio of a session in a folder."""
+    snapshot = capture(of or state(session))
+    snapshot.facts["epoch"] = epoch
+    tasks = graph()
+    program = Program(describe(tasks, current_tasks(tasks)), pack_code(tasks), "prog.py", ("prog.py",), "w")
+    metadata = archive.describe(
+        snapshot, program, path=str(folder / name), sequence=sequence, cause=cause, user=user
+    )
+    return archive.save(LocalStore(folder), ring, None, snapshot, program, metadata)

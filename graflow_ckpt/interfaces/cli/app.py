@@ -79,6 +79,8 @@ def call(arguments: Sequence[str] | None) -> int:
         manner.note("Nothing was done.")
         return 130
     except click.ClickException as error:
+        given = list(sys.argv[1:] if arguments is None else arguments)
+        manner.json = "--json" in given  # the error may have come before that option was read
         manner.usage(error)
         return error.exit_code
     except GraflowError as error:

@@ -66,7 +66,7 @@ def _store(store: str) -> Iterator[Finding]:
     folder = place.url.removeprefix("file://")
     there = os.path.isdir(folder)
     try:
-        if there:
+        if there or os.path.lexists(folder):  # if it is something else, that says so
             place.probe()
         elif not os.access(existing(folder), os.W_OK | os.X_OK):
             raise CheckpointError(f"{existing(folder)} is not writable, and {folder} is not there yet.")

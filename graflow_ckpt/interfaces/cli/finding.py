@@ -108,7 +108,9 @@ def by_path(path: str) -> Place:
     place = open_store(os.path.dirname(path) or ".")
     keyring = Keyring.load()
     try:
-        found = archive.find(place, keyring, path)
+        found, _ = archive.check(
+            place, keyring, path
+        )  # all of it: if it is bad, no other one takes its place
     except CheckpointError as error:
         error.hint += history.newest_good(place, keyring, path)
         raise

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, parse
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.interfaces.cli.manner import Document
-from graflow_ckpt.interfaces.cli.redaction import redacted
+from graflow_ckpt.interfaces.cli.redaction import redacted, redacted_argv
 from graflow_ckpt.stores import open_store
 
 _UNREADABLE = "unreadable"
@@ -23,6 +23,7 @@ class Listed:
     def document(self) -> Document:
         found = asdict(self.metadata)
         found["user_metadata"] = redacted(found["user_metadata"])
+        found["argv"] = redacted_argv([str(word) for word in found["argv"]])
         return {**found, "size": self.size}
 
 

@@ -161,7 +161,7 @@ def own_frames(error: BaseException) -> list[str]:
 
 def _users_line(trace: TracebackType | None) -> str:
     """Where in the program an error of ours came up."""
-    frames = [f for f in _of_the_user(traceback.extract_tb(trace)) if not f.filename.startswith(_LIBRARY)]
+    frames = [f for f in _of_the_user(traceback.extract_tb(trace)) if not _of_the_library(f.filename)]
     return f"at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
 
 
@@ -170,7 +170,11 @@ def _of_the_user(frames: Iterable[traceback.FrameSummary]) -> list[traceback.Fra
     kept: list[traceback.FrameSummary] = []
     ours = False
     for frame in frames:
-        ours = frame.filename.startswith(_PACKAGE) or (ours and frame.filename.startswith(_LIBRARY))
+        ours = frame.filename.startswith(_PACKAGE) or (ours and _of_the_library(frame.filename))
         if not ours:
             kept.append(frame)
     return kept
+
+
+def _of_the_library(filename: str) -> bool:
+    return filename.startswith(_LIBRARY) and "site-packages" not in filename

@@ -1,0 +1,65 @@
+"""graflow-ckpt doctor: what is installed, writable and safe."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from tests.acceptance.command_line import COUNT, graflow, program
+
+
+def findings(*arguments: str, status: int | None = 0, **environment: str) -> dict[str, Any]:
+    found = graflow("doctor", *arguments, "--json", status=status, **environment).document
+    return {finding["what"]: finding for finding in found}
+
+
+def test_a_healthy_machine_is_told_what_durability_costs_and_keeps_nothing_of_it() -> None:
+    found = findings()
+
+    assert {name: found[name]["verdict"] for name in ("python", "blake3", "store", "key")} == dict.fromkeys(
+        ("python", "blake3", "store", "key"), "ok"
+    )
+    assert "will be made by the first save" in found["store"]["found"]
+    for cost in ("fsync of 30 kB", "checkpoint of 30 kB", "journal record"):
+        assert found[cost]["found"].split()[1] == "ms"
+    assert os.listdir() == []
+
+
+def test_a_folder_that_anybody_can_write_is_bad() -> None:
+    program("count.py", COUNT)
+    graflow("run", "count.py", "--session", "s")
+    assert findings()["store modes"]["verdict"] == "ok"
+
+    Path("checkpoints").chmod(0o777)
+
+    assert findings(status=1)["store modes"]["verdict"] == "bad"
+
+
+def test_a_store_that_is_no_folder_is_bad() -> None:
+    Path("file").touch()
+
+    found = findings("--store", "file", status=1)
+
+    assert found["store"]["verdict"] == "bad"
+    assert "file" in found["store"]["found"]
+
+
+def test_a_key_that_others_can_read_is_bad(tmp_path: Path) -> None:
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    findings(**state)
+    key = tmp_path / "state" / "graflow_ckpt" / "key"
+    key.chmod(0o644)
+
+    found = findings(status=1, **state)
+
+    assert found["key"]["verdict"] == "bad"
+    assert "chmod" in found["key"]["found"]
+    assert key.read_text().strip() not in str(found)
+
+
+def test_for_people_it_is_a_table() -> None:
+    lines = graflow("doctor").out.splitlines()
+
+    assert lines[0].split() == ["WHAT", "VERDICT", "FOUND"]
+    assert any(line.startswith("journal record") for line in lines)

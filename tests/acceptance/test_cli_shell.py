@@ -1,0 +1,146 @@
+"""The command line and its shell: help, completion, pipes, how fast it starts."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from graflow_ckpt.interfaces.cli.app import COMMANDS
+from tests.acceptance.command_line import COUNT, GRAFLOW, checkpoints, graflow, program
+
+ALL = [
+    *([name] for name in COMMANDS),
+    ["checkpoints", "list"], ["checkpoints", "show"], ["checkpoints", "verify"], ["key", "new"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", [c for c in ALL if c not in (["checkpoints"], ["key"])], ids=" ".join)
+def test_the_help_of_each_command_has_examples_and_json(command: list[str]) -> None:
+    told = graflow(*command, "--help").out
+
+    assert "Examples:\n" in told
+    assert f"graflow-ckpt {' '.join(command)}" in told
+    assert "--json" in told
+
+
+def test_the_help_lists_all_commands() -> None:
+    told = graflow("--help").out
+
+    for name in COMMANDS:
+        assert f"\n  {name} " in told
+
+
+def test_the_version_is_told() -> None:
+    from graflow_ckpt import __version__
+
+    assert graflow("--version").out.startswith(f"graflow-ckpt {__version__}, Python 3.")
+
+
+@pytest.mark.parametrize(
+    "arguments", [["nonsense"], ["run"], ["run", "x.py", "--every", "x"], ["resume", "--x"]]
+)
+def test_usage_errors_have_status_2(arguments: list[str]) -> None:
+    done = graflow(*arguments, status=2)
+
+    assert "Usage: graflow-ckpt" in done.err
+    if arguments[0] != "nonsense":
+        assert graflow(*arguments[:1], "--json", *arguments[1:], status=2).document["error"] == "Usage"
+
+
+def test_help_loads_neither_rich_nor_the_engine() -> None:
+    code = (
+        "import sys; from graflow_ckpt.interfaces.cli import main; main(['run', '--help']);"
+        "print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    loaded = set(done.stderr.split())
+    assert "click" in loaded
+    assert {"rich", "cloudpickle", "msgpack", "blake3", "asyncio", "graflow_ckpt.engine"} & loaded == set()
+
+
+def test_help_starts_fast() -> None:
+    def seconds(command: list[str]) -> float:
+        began = time.perf_counter()
+        subprocess.run(command, capture_output=True, check=True)
+        return time.perf_counter() - began
+
+    bare = min(seconds([sys.executable, "-c", "pass"]) for _ in range(5))
+    ours = min(seconds([*GRAFLOW, "--help"]) for _ in range(5))
+
+    assert ours - bare < 0.15
+
+
+def test_whoever_has_read_enough_may_close_the_pipe() -> None:
+    program("count.py", COUNT)
+    graflow("run", "count.py", "--session", "s", "--every", "1")
+
+    with subprocess.Popen(
+        [*GRAFLOW, "checkpoints", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as listing:
+        assert listing.stdout is not None
+        assert listing.stderr is not None
+        listing.stdout.close()
+        told = listing.stderr.read()
+
+    assert told == b""
+
+
+# --- completion ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell_is_printed_with_where_to_put_it(shell: str) -> None:
+    done = graflow("completion", shell)
+
+    assert "_GRAFLOW_CKPT_COMPLETE" in done.out
+    assert "put this into" in done.err
+    assert graflow("completion", shell, "--json").document["script"] + "\n" == done.out
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_is_one_that_its_shell_takes(shell: str) -> None:
+    script = graflow("completion", shell).out
+    Path("script").write_text(script)
+    if shutil.which(shell):
+        subprocess.run([shell, "-n", "script"], check=True)
+    assert script.strip()
+
+
+def completed(line: str) -> list[str]:
+    words = line.split(" ")
+    told = graflow(
+        status=None, COMP_WORDS=line, COMP_CWORD=str(len(words) - 1), _GRAFLOW_CKPT_COMPLETE="bash_complete"
+    ).out
+    return [item.partition(",")[2] for item in told.splitlines() if item]
+
+
+def test_commands_sessions_and_checkpoints_are_completed() -> None:
+    program("count.py", COUNT)
+    graflow("run", "count.py", "--session", "alpha")
+    graflow("run", "count.py", "--session", "beta", "--store", "other")
+
+    assert "resume" in completed("graflow-ckpt res")
+    assert completed("graflow-ckpt resume al") == ["alpha"]
+    assert completed("graflow-ckpt resume checkpoints/s") == checkpoints("alpha")
+    assert completed("graflow-ckpt checkpoints list ") == ["alpha"]
+    assert completed("graflow-ckpt checkpoints list --store other ") == ["beta"]
+    assert completed("graflow-ckpt run count.py --session a") == ["alpha"]
+    assert "--rewind" in completed("graflow-ckpt resume --re")
+    assert set(completed("graflow-ckpt completion ")) == {"bash", "zsh", "fish"}
+
+
+def test_in_a_folder_without_sessions_a_tab_is_no_error() -> None:
+    assert completed("graflow-ckpt resume ") == []
+    assert os.listdir() == []
+
+
+def test_lists_as_json_are_one_document() -> None:
+    assert json.loads(graflow("sessions", "--json").out) == []

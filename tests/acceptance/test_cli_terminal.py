@@ -1,0 +1,108 @@
+"""What a person sees of a run on a terminal."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.command_line import CHAIN, COUNT, Terminal, graflow, program
+
+SLOW = """
+import os, select, sys
+from graflow_ckpt import task, workflow
+
+with workflow("slow") as ctx:
+
+    @task(inject_context=True)
+    def work(context, data=0):
+        context.progress(data, 40)
+        print(f"line {data}", flush=True)
+        select.select([], [], [], 0.05)
+        if data < 40:
+            context.next_iteration(data + 1)
+
+    ctx.execute()
+"""
+
+
+def test_a_live_block_shows_how_far_a_session_is_below_what_it_prints() -> None:
+    program("slow.py", SLOW)
+
+    terminal = Terminal("run", "slow.py", "--session", "s", "--every", "5")
+    terminal.read_until(r"last checkpoint: step \d+, \d+ s ago")
+    terminal.read_until(r"slow s +\d+ done, 1 running, 0 pending, [\d.]+/s")
+    terminal.read_until(r"work .*\d+/40")
+
+    assert terminal.end() == 0
+    assert re.search(
+        r"session s \(slow\): new; if it is interrupted, go on with: graflow-ckpt", terminal.text
+    )
+    assert "session s: completed after 41 steps" in terminal.text
+    for number in range(41):
+        assert re.search(rf"line {number}\r?\n", terminal.text), number
+
+
+def test_the_cursor_is_shown_again_at_the_end() -> None:
+    program("chain.py", CHAIN)
+    Path("second.fails").touch()
+
+    terminal = Terminal("run", "chain.py", "--session", "s")
+
+    assert terminal.end() == 1
+    assert terminal.seen.rfind(b"\x1b[?25h") > terminal.seen.rfind(b"\x1b[?25l") > 0
+    assert "ZeroDivisionError: second" in terminal.text
+
+
+@pytest.mark.parametrize(("number", "key"), [(signal.SIGINT, "\x03"), (signal.SIGTERM, "")])
+def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals, key: str) -> None:
+    import os
+
+    program("slow.py", SLOW)
+
+    terminal = Terminal("run", "slow.py", "--session", "s")
+    terminal.read_until("line 3")
+    if key:
+        terminal.type(key)
+    else:
+        os.kill(terminal.pid, number)
+
+    assert terminal.end() == 75
+    told = re.search(r"it goes on at step (\d+) \(\S+\) with:\s+graflow-ckpt resume s", terminal.text)
+    assert told is not None
+    assert f"goes on from step {told[1]}" in graflow("resume", "s").err
+
+
+def test_a_second_ctrl_c_leaves_at_once() -> None:
+    program("stuck.py", SLOW.replace("0.05)", "60)"))
+
+    terminal = Terminal("run", "stuck.py", "--session", "s")
+    terminal.read_until("line 0")
+    terminal.type("\x03")
+    terminal.read_until("finishing what runs")
+    terminal.type("\x03")
+
+    assert terminal.end() == 130
+
+
+def test_without_progress_a_terminal_gets_plain_lines() -> None:
+    program("count.py", COUNT)
+
+    terminal = Terminal("run", "count.py", "--session", "s", "--no-progress")
+
+    assert terminal.end() == 0
+    assert b"\x1b[" not in terminal.seen
+    assert "completed after 6 steps" in terminal.text
+
+
+def test_tables_have_lines_and_colours_on_a_terminal() -> None:
+    program("count.py", COUNT)
+    graflow("run", "count.py", "--session", "s")
+
+    terminal = Terminal("sessions")
+
+    assert terminal.end() == 0
+    assert "───" in terminal.text
+    assert b"\x1b[32mcompleted" in terminal.seen

@@ -1,0 +1,226 @@
+"""CheckpointManager: the verbs that users know."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graflow_ckpt import CheckpointManager, ExecutionContext, WorkflowEngine
+from graflow_ckpt.core.errors import (
+    BadSessionId,
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    NoGoodCheckpoint,
+    NotStorable,
+)
+from graflow_ckpt.stores.local import LocalStore
+from tests.unit.checkpoint import trios
+
+
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", trios.KEY)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Three cuts of session s and one of t."""
+    for sequence in (1, 2, 3):
+        trios.save(tmp_path, f"session_s_step_{sequence}_17-{sequence}.pkl", sequence=sequence)
+    trios.save(tmp_path, "session_t_step_1_17-1.pkl", session="t")
+    return tmp_path
+
+
+def names(found: list[Any]) -> list[str]:
+    return [Path(getattr(item, "path", item)).name for item in found]
+
+
+# --- create and resume -----------------------------------------------------------------
+
+
+def test_a_checkpoint_is_created_and_resumed_from(tmp_path: Path) -> None:
+    context = ExecutionContext.create(trios.graph(), "a", session_id="s", store=str(tmp_path))
+    user = {"epoch": 3, "nested": {"a": [1]}}
+
+    path, metadata = CheckpointManager.create_checkpoint(context, str(tmp_path / "mine.pkl"), user)
+    back, again = CheckpointManager.resume_from_checkpoint(path)
+
+    assert (path, metadata.user_metadata) == (str(tmp_path / "mine.pkl"), user)
+    assert user == {"epoch": 3, "nested": {"a": [1]}}
+    assert (again.checkpoint_id, back.session_id, back.start_node) == (metadata.checkpoint_id, "s", "a")
+    assert WorkflowEngine().execute(back) == 2
+    assert back.completed_tasks == {"a", "b"}
+
+
+def test_metadata_that_json_cannot_hold_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
+    context = ExecutionContext.create(trios.graph(), "a", session_id="s", store=str(tmp_path))
+
+    with pytest.raises(NotStorable, match=r"metadata\['loss'\]"):
+        CheckpointManager.create_checkpoint(context, metadata={"loss": float("inf")})
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_resuming_from_a_damaged_one_names_the_newest_good_one(folder: Path) -> None:
+    newest = folder / "session_s_step_3_17-3.pkl"
+    newest.write_bytes(b"")
+
+    with pytest.raises(CheckpointCorrupt, match=r"newest good checkpoint of session s is .*17-2\.pkl"):
+        CheckpointManager.resume_from_checkpoint(str(newest))
+
+
+def test_resuming_from_the_only_one_when_it_is_damaged_says_so(tmp_path: Path) -> None:
+    saved = trios.save(tmp_path)
+    (tmp_path / "x.meta.json").write_text("{")
+
+    with pytest.raises(CheckpointCorrupt, match="No other good checkpoint of its session is there"):
+        CheckpointManager.resume_from_checkpoint(saved.path)
+
+
+def test_a_copy_elsewhere_belongs_to_the_store_that_it_was_written_in(tmp_path: Path) -> None:
+    trios.save(tmp_path / "home")
+    (tmp_path / "away").mkdir()
+    for part in ("pkl", "state.json", "meta.json"):
+        (tmp_path / "home" / f"x.{part}").rename(tmp_path / "away" / f"x.{part}")
+
+    back, _ = CheckpointManager.resume_from_checkpoint(str(tmp_path / "away" / "x.pkl"))
+    assert back.home.store.url == LocalStore(tmp_path / "home").url
+    (tmp_path / "home").rename(tmp_path / "gone")
+    back, _ = CheckpointManager.resume_from_checkpoint(str(tmp_path / "away" / "x.pkl"))
+    assert back.home.store.url == LocalStore(tmp_path / "away").url
+
+
+@pytest.mark.parametrize("path", ["nothing.pkl", "no/such/folder/x.pkl"])
+def test_resuming_from_nothing_is_a_file_not_found(tmp_path: Path, path: str) -> None:
+    with pytest.raises(FileNotFoundError, match=r"nothing|folder"):
+        CheckpointManager.resume_from_checkpoint(str(tmp_path / path))
+
+
+def test_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "x.pkl").mkdir()
+
+    with pytest.raises(CheckpointError):
+        CheckpointManager.resume_from_checkpoint(str(tmp_path / "x.pkl"))
+
+
+# --- list ------------------------------------------------------------------------------
+
+
+def test_the_checkpoints_of_a_session_are_listed_newest_first(folder: Path) -> None:
+    found = CheckpointManager.list_checkpoints("s", store=str(folder))
+
+    assert [metadata.sequence for metadata in found] == [3, 2, 1]
+    assert {metadata.session_id for metadata in found} == {"s"}
+    assert len(CheckpointManager.list_checkpoints(store=str(folder))) == 4
+    assert CheckpointManager.list_checkpoints("nobody", store=str(folder)) == []
+
+
+def test_a_pattern_may_stand_for_a_session(folder: Path) -> None:
+    by_name = CheckpointManager.list_checkpoints(path_pattern=f"{folder}/*_step_1_*")
+    in_its_place = CheckpointManager.list_checkpoints(f"{folder}/*_step_1_*")
+
+    assert sorted(names(by_name)) == sorted(names(in_its_place))
+    assert len(by_name) == 2
+
+
+def test_listing_opens_no_pickle_and_leaves_damaged_ones_out_by_name(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for path in folder.glob("*.pkl"):
+        path.write_bytes(b"cos\nsystem\n(S'false'\ntR.")
+    meta = folder / "session_s_step_2_17-2.meta.json"
+    meta.write_text("{")
+    other = folder / "session_s_step_1_17-1.meta.json"
+    other.write_text(json.dumps(json.loads(other.read_text()) | {"sequence": "many"}))
+    with caplog.at_level(logging.WARNING):
+        found = CheckpointManager.list_checkpoints("s", store=str(folder))
+
+    assert [metadata.sequence for metadata in found] == [3]
+    assert "step_2_17-2.pkl is corrupted" in caplog.text
+    assert "step_1_17-1.pkl is corrupted" in caplog.text
+
+
+# --- latest ----------------------------------------------------------------------------
+
+
+def test_the_latest_is_the_newest_good_one(folder: Path) -> None:
+    assert CheckpointManager.get_latest("s", store=str(folder)).endswith("-3.pkl")
+
+    (folder / "session_s_step_3_17-3.state.json").write_text("{}")
+
+    assert CheckpointManager.get_latest("s", store=str(folder)).endswith("-2.pkl")
+
+
+def test_there_is_no_latest_of_a_session_without_checkpoints(folder: Path) -> None:
+    with pytest.raises(CheckpointNotFound, match="Session nobody has no checkpoint"):
+        CheckpointManager.get_latest("nobody", store=str(folder))
+
+
+def test_there_is_no_latest_if_none_is_good(folder: Path) -> None:
+    (folder / "session_t_step_1_17-1.state.json").unlink()
+
+    with pytest.raises(NoGoodCheckpoint, match="Session t has 1 checkpoints and none of them verifies"):
+        CheckpointManager.get_latest("t", store=str(folder))
+
+
+@pytest.mark.parametrize("session", ["..", "../s", "a/b", ""])
+def test_what_could_leave_the_folder_is_no_session(folder: Path, session: str) -> None:
+    with pytest.raises(BadSessionId):
+        CheckpointManager.get_latest(session, store=str(folder))
+
+
+# --- clean up --------------------------------------------------------------------------
+
+
+def test_all_but_the_newest_of_each_session_are_deleted(folder: Path) -> None:
+    assert CheckpointManager.cleanup_old_checkpoints(1, store=str(folder)) == 2
+
+    left = CheckpointManager.list_checkpoints(store=str(folder))
+    assert sorted((m.session_id, m.sequence) for m in left) == [("s", 3), ("t", 1)]
+    assert len(list(folder.glob("*.pkl"))) == 2
+    assert CheckpointManager.cleanup_old_checkpoints(0, store=str(folder)) == 0
+
+
+def test_only_the_session_that_was_named_is_cleaned_up(folder: Path) -> None:
+    trios.save(folder, "session_t_step_2_17-2.pkl", session="t", sequence=2)
+
+    assert CheckpointManager.cleanup_old_checkpoints(2, "s", store=str(folder)) == 1
+    assert len(CheckpointManager.list_checkpoints("t", store=str(folder))) == 2
+
+
+def test_the_newest_good_one_is_spared_behind_damaged_ones(folder: Path) -> None:
+    (folder / "session_s_step_3_17-3.state.json").write_text("{}")
+
+    assert CheckpointManager.cleanup_old_checkpoints(1, "s", store=str(folder)) == 1
+
+    assert CheckpointManager.get_latest("s", store=str(folder)).endswith("-2.pkl")
+
+
+def test_a_session_that_somebody_runs_is_spared(folder: Path) -> None:
+    store = LocalStore(folder)
+    lease = store.acquire("s")
+    try:
+        assert CheckpointManager.cleanup_old_checkpoints(1, store=str(folder)) == 0
+    finally:
+        lease.release()
+    assert CheckpointManager.cleanup_old_checkpoints(1, store=str(folder)) == 2
+
+
+# --- verify ----------------------------------------------------------------------------
+
+
+def test_verifying_reads_all_three_and_opens_none(folder: Path) -> None:
+    path = folder / "session_s_step_3_17-3.pkl"
+    assert CheckpointManager.verify(str(path)).sequence == 3
+
+    raw = bytearray(path.read_bytes())
+    raw[-5] ^= 1
+    path.write_bytes(raw)
+
+    with pytest.raises(CheckpointCorrupt):
+        CheckpointManager.verify(str(path))

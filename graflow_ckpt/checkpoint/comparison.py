@@ -51,7 +51,7 @@ class Comparison:
         self.moved: list[CurrentTask] = []
         for task in current:
             was = self.saved.get(task.name)
-            if was is not None:
+            if was is not None and (was.fingerprint, was.after) != (task.fingerprint, task.after):
                 self._compare(was, task)
         self._intrude()
         self.rerun: dict[str, str] = self._rerun() if changed == "rerun" else {}

@@ -16,7 +16,7 @@ import functools
 import sys
 from collections.abc import Callable, Collection
 from enum import Enum
-from types import BuiltinFunctionType, CodeType, FunctionType, GenericAlias, MethodType, ModuleType, UnionType
+from types import BuiltinFunctionType, FunctionType, GenericAlias, MethodType, ModuleType, UnionType
 from typing import Any, Final
 
 from graflow_ckpt.checkpoint.bytecode import Shape, Shapes, pack
@@ -109,10 +109,17 @@ class Reader:
 
     def code_of(self, function: FunctionType) -> tuple[bytes, Reading] | None:
         """The digest of the user's own code, and a reading of the globals that it names."""
-        if self._origin(_home(function)) != _OWN:
-            return None
-        shape = self._shapes.of(function.__code__)
-        return shape.digest, self._shared_globals(function.__code__, shape, function.__globals__)
+        code, module = function.__code__, function.__globals__
+        shape = self._shapes.of(code)
+        # code that differs in its constants only has the very same tuple of uses
+        names: object = code if shape.rebinds or shape.imports else shape.uses
+        known = self._named.get((id(names), id(module)))
+        if known is None:
+            if self._origin(_home(function)) != _OWN:
+                return None
+            known = self._named[id(names), id(module)] = (names, module, Reading())
+            self._globals(known[2], shape, module)
+        return shape.digest, known[2]
 
     # --- functions and classes of the user's own modules ---
 
@@ -123,7 +130,7 @@ class Reader:
         defaults, keywords = function.__defaults__, function.__kwdefaults__
         if shape.uses or shape.imports:
             if function.__closure__ or defaults or keywords:  # one of many of this code, it may be
-                named = self._shared_globals(code, shape, function.__globals__)
+                _, named = self.code_of(function) or (b"", Reading())
                 reading.parts += named.parts
                 reading.leads += named.leads
                 reading.not_seen += named.not_seen
@@ -157,16 +164,6 @@ class Reader:
             self._refer(reading, f"{name} (default)", value)
         else:
             reading.parts.append(contents)
-
-    def _shared_globals(self, code: CodeType, shape: Shape, module: dict[str, Any]) -> Reading:
-        # code that differs in its constants only has the very same tuple of uses
-        names: object = code if shape.rebinds or shape.imports else shape.uses
-        key = (id(names), id(module))
-        known = self._named.get(key)
-        if known is None:
-            known = self._named[key] = (names, module, Reading())
-            self._globals(known[2], shape, module)
-        return known[2]
 
     def _globals(self, reading: Reading, shape: Shape, module: dict[str, Any]) -> None:
         """What the names in the code are bound to now."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 from pathlib import Path
@@ -58,8 +59,6 @@ def test_the_cursor_is_shown_again_at_the_end() -> None:
 
 @pytest.mark.parametrize(("number", "key"), [(signal.SIGINT, "\x03"), (signal.SIGTERM, "")])
 def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals, key: str) -> None:
-    import os
-
     program("slow.py", SLOW)
 
     terminal = Terminal("run", "slow.py", "--session", "s")
@@ -106,3 +105,41 @@ def test_tables_have_lines_and_colours_on_a_terminal() -> None:
     assert terminal.end() == 0
     assert "───" in terminal.text
     assert b"\x1b[32mcompleted" in terminal.seen
+
+
+LOGS = """
+import logging, os, select, sys
+logging.basicConfig(level=logging.INFO, format="log %(message)s")  # keeps what stderr is by now
+from graflow_ckpt import task, workflow
+
+with workflow("logs") as ctx:
+
+    @task(inject_context=True)
+    def work(context, data=0):
+        logging.getLogger("mine").info("number %d", data)
+        print(f"half {data} ", end="", flush=True)
+        if data == 3:
+            pid = os.fork()
+            if pid == 0:
+                print("from a child", flush=True)
+                os._exit(0)
+            os.waitpid(pid, 0)
+        select.select([], [], [], 0.05)
+        print("whole", data)
+        if data < 10:
+            context.next_iteration(data + 1)
+
+    ctx.execute()
+"""
+
+
+def test_logs_and_output_of_children_stand_above_the_block() -> None:
+    program("logs.py", LOGS)
+
+    terminal = Terminal("run", "logs.py", "--session", "s")
+
+    assert terminal.end() == 0
+    for number in range(11):
+        assert re.search(rf"(^|[\r\n])log number {number}\r?\n", terminal.text), terminal.text
+        assert terminal.text.count(f"half {number} whole {number}") == 1
+    assert terminal.text.count("from a child") == 1

@@ -165,7 +165,10 @@ class LiveBlock(Reporter):
     """For a terminal: what runs now stands below what the program prints."""
 
     def __init__(self, manner: Manner, mention: Mention) -> None:
+        from graflow_ckpt.interfaces.cli.doors import Doors  # rich is for terminals only
+
         super().__init__(manner, mention)
+        self._doors = Doors()
         self._live: Live | None = None
         self._shown: Tally | None = None
 
@@ -184,20 +187,22 @@ class LiveBlock(Reporter):
         if self._live is not None:
             live, self._live = self._live, None
             live.stop()
+            self._doors.open()
 
     def _start(self) -> Live:
         from rich.console import Console
         from rich.live import Live
 
+        console = Console(file=self._doors.err.real, highlight=False)
         live = Live(
             self,  # rendered anew for each picture
-            console=Console(stderr=True, highlight=False),
+            console=console,
             refresh_per_second=8,
             transient=True,
-            redirect_stdout=sys.stdout.isatty(),  # a file gets the program's output, not the block's
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
-        streams = sys.stdout, sys.stderr
-        os.register_at_fork(after_in_child=lambda: _put_back(*streams))
+        self._doors.lead_above(console)
         live.start()
         return live
 
@@ -206,11 +211,6 @@ class LiveBlock(Reporter):
 
         assert self._shown is not None
         return block(self._shown)
-
-
-def _put_back(out: Any, err: Any) -> None:  # Any: whatever the program has put there
-    """A forked child has no thread that draws, and must not wait for its lock."""
-    sys.stdout, sys.stderr = out, err
 
 
 def reporter_for(manner: Manner, mention: Mention, *, progress: bool) -> Reporter:

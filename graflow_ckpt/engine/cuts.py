@@ -21,7 +21,7 @@ from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.pickles import live_bytes, live_digest
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError
-from graflow_ckpt.core.facts import Done, Op, Outcome, Request
+from graflow_ckpt.core.facts import Claim, Done, Failed, Op, Outcome, Request
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import Since
 from graflow_ckpt.core.state import SessionState
@@ -58,6 +58,7 @@ class Cutter:
         self._gap = False  # the journal waits for a cut
         self._digests: dict[str, bytes] = {}  # live values as the journal last wrote them
         self._rng: bytes | None = None
+        self._before: tuple[int, Callable[[], None]] | None = None  # an attempt, and how to undo its draws
 
     # --- around a commit ---------------------------------------------------------------
 
@@ -66,6 +67,17 @@ class Cutter:
         if self._journal:
             self.home.open_journal(self.session.state.sequence)
             self.session.recorder = self._record
+
+    def starts(self, number: int, alone: bool) -> None:
+        """Called before an attempt: beside others nobody can tell who has used the random state."""
+        kept = self.settings.rng and self.home.lease is not None
+        self._before = (number, rng.remember()) if alone and kept else None
+
+    def failed(self, claim: Claim, outcome: Failed) -> None:
+        """A failure that no retry follows leaves no trace in the random state either."""
+        retried = outcome.retry and claim.spec.retry_count < claim.spec.max_retries
+        if self._before is not None and self._before[0] == claim.number and not retried:
+            self._before[1]()
 
     def before_commit(self, ops: list[Op]) -> None:
         """With a journal, random state is part of what a commit has changed."""

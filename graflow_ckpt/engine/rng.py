@@ -7,6 +7,8 @@ It is part of a session unless `rng=False`. Generators that a program makes itse
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 
 from graflow_ckpt.checkpoint.codec import decode, encode
 
@@ -26,6 +28,26 @@ def capture() -> bytes:
     if torch is not None:
         states["torch"] = torch.get_rng_state().numpy().tobytes()
     return encode(states)
+
+
+def remember() -> Callable[[], None]:
+    """Take the states as they are, which costs less than a cell; the result puts them back."""
+    undo: list[Callable[[], None]] = []
+    random = sys.modules.get("random")
+    if random is not None:
+        undo.append(partial(random.setstate, random.getstate()))
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        undo.append(partial(numpy.set_state, numpy.get_state()))
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        undo.append(partial(torch.set_rng_state, torch.get_rng_state()))
+
+    def put_back() -> None:
+        for one in undo:
+            one()
+
+    return put_back
 
 
 def restore(cell: bytes) -> None:

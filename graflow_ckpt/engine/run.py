@@ -19,6 +19,7 @@ from graflow_ckpt.core.errors import (
     GraflowError,
     GroupFailed,
     MaxCyclesExceeded,
+    ReadOnlyChanged,
     TaskTimeout,
     ValueTorn,
     WorkerDied,
@@ -49,11 +50,10 @@ class Cuts(Protocol):
     waiting: bool
 
     def committed(self, outcome: Outcome, idle: bool) -> None: ...
-
     def poll(self, idle: bool) -> None: ...
-
+    def starts(self, number: int, alone: bool) -> None: ...
+    def failed(self, claim: Claim, outcome: Failed) -> None: ...
     def before_commit(self, ops: list[Op]) -> None: ...
-
     def timer(self) -> float | None: ...
 
 
@@ -134,6 +134,7 @@ class Run:
             return self._finish(claim, None, refused)
         if self._watched:
             self.announcer.emit("task_started", claim.spec.task_id, attempt=claim.spec.retry_count + 1)
+        self.cuts.starts(claim.number, alone=True)
         attempt, outcome = self.invoker.call(claim)
         return self._finish(claim, attempt, outcome)
 
@@ -145,6 +146,7 @@ class Run:
             return
         if self._watched:
             self.announcer.emit("task_started", claim.spec.task_id, attempt=claim.spec.retry_count + 1)
+        self.cuts.starts(claim.number, alone=not self._running)
         running = self.invoker.start(claim, self.inbox.post)
         self._running[claim.number] = running
         if running.deadline is not None:
@@ -201,6 +203,7 @@ class Run:
         try:
             if isinstance(outcome, Failed):
                 self._check_torn(claim, attempt, outcome)
+                self.cuts.failed(claim, outcome)
             elif isinstance(outcome, Cancelled) and attempt is not None:
                 self.torn += self.invoker.let_go(attempt)
             elif isinstance(outcome, Done) and outcome.effects.spawned:
@@ -328,6 +331,8 @@ class Run:
         if attempt is None:
             return
         names = self.invoker.let_go(attempt)
+        if isinstance(outcome.exception, ReadOnlyChanged):
+            names.append(outcome.exception.ids["name"])
         if not names:
             return
         retry = outcome.retry and claim.spec.retry_count < claim.spec.max_retries

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
 from textwrap import dedent
@@ -291,3 +293,31 @@ def test_a_task_that_is_its_own_loop_is_a_start() -> None:
         flow.execute()
 
     assert rounds == [0, 1, 2]
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "journal"])
+@pytest.mark.parametrize("options", [{}, {"timeout": 20.0}])
+def test_a_failed_task_that_was_mended_draws_the_same_random_numbers(
+    tmp_path: Path, durability: Any, options: dict[str, Any]
+) -> None:
+    def drawn(session: str, fails: list[int]) -> Any:
+        random.seed(1)
+        with workflow("w", session_id=session, store=tmp_path, durability=durability) as flow:
+
+            @task(inject_context=True, **options)
+            def draw(context) -> float:
+                number = random.random()
+                if context.cycle in fails:
+                    raise ValueError("to be mended")
+                context.channel.append("drawn", number)
+                if context.cycle < 3:
+                    context.next_iteration()
+                return number
+
+            with suppress(ValueError):
+                flow.execute()
+            fails.clear()
+            flow.execute()
+        return flow.get_channel().get("drawn"), random.random()
+
+    assert drawn("failed", [2]) == drawn("whole", [])

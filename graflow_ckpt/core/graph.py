@@ -148,9 +148,7 @@ class TaskGraph:
             if not everywhere:
                 route.indegree = sum(self._counts(p, name) for p in route.preds)
             route.waits = route.indegree > 1 or isinstance(route.node, Group)
-            if isinstance(route.node, Group) and route.need != 0:
-                for member in route.node.inside:
-                    self.routes[member].lenient = True
+        self._mark_lenient()
         same: dict[str, Op] = {}  # where every edge counts, all that lead to a node send it the same
         for name, route in self.routes.items():
             if not everywhere or route.loops:
@@ -160,6 +158,16 @@ class TaskGraph:
                 if target not in same:
                     same[target] = self.edge(name, target)
             route.done = tuple([same[target] for target in route.forward])
+
+    def _mark_lenient(self) -> None:
+        """What stands in a group that can do without members, groups inside it included."""
+        groups = [(r, r.node.inside) for r in self.routes.values() if isinstance(r.node, Group)]
+        for route, inside in groups:
+            if route.need != 0:
+                for member in inside:
+                    self.routes[member].lenient = True
+                for other, tasks in groups:
+                    other.lenient |= tasks < inside
 
     def extend(self, spawner: str, task: Task, before: tuple[str, ...]) -> None:
         """A task made at run time joins a compiled graph; it stands before `before`."""

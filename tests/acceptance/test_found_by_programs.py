@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from graflow_ckpt import task, workflow
+from graflow_ckpt import AtLeast, group, task, workflow
 
 
 def test_a_branch_that_is_skipped_at_a_join_is_no_visit() -> None:
@@ -92,3 +92,31 @@ def test_a_task_that_is_retried_still_reads_what_it_gave_in_an_earlier_round() -
     flow.execute("loop")
 
     assert seen == ["nothing", "nothing", "given", "given"]
+
+
+def test_a_group_that_fails_inside_a_group_that_can_do_without_it_is_a_lost_member() -> None:
+    with workflow("nested", max_parallel=1) as flow:
+
+        @task
+        def start() -> None: ...
+
+        @task
+        def bad() -> None:
+            raise ValueError("no")
+
+        @task
+        def good() -> str:
+            return "good"
+
+        @task
+        def after() -> None: ...
+
+        @task
+        def end(good: str) -> str:
+            return good
+
+        inner = group(bad, policy=AtLeast(1))
+        start >> group(inner >> after, good, policy=AtLeast(1)) >> end
+
+    assert flow.execute("start") == "good"
+    assert "after" in flow.execution_context.state.skipped

@@ -1,0 +1,151 @@
+"""Golden files: what a released schema wrote loads for ever, on every Python, without opening its code."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graflow_ckpt import CheckpointManager
+from graflow_ckpt.checkpoint import archive, history
+from graflow_ckpt.checkpoint.codec import decode, encode
+from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.checkpoint.model import SCHEMA
+from graflow_ckpt.checkpoint.snapshot import restore
+from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.stores.local import LocalStore
+from tests.golden import make
+
+SCHEMAS = sorted(Path(__file__).parent.glob("schema-*"))
+
+
+@pytest.fixture(params=SCHEMAS, ids=lambda folder: folder.name)
+def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files of one schema as a session leaves them: with its modes, and the journal under its name."""
+    for file in request.param.iterdir():
+        name = f".{file.name}" if file.suffix == ".journal" else file.name
+        shutil.copyfile(file, tmp_path / name)
+        (tmp_path / name).chmod(0o600)
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", make.KEY)
+    return tmp_path
+
+
+def load(folder: Path) -> tuple[archive.Found, dict[str, Any], SessionState]:
+    found, context = archive.load(LocalStore(folder), Keyring.load(), str(folder / "golden.pkl"))
+    return found, context.payload, restore(found.facts, context.payload)
+
+
+def test_the_current_schema_has_golden_files() -> None:
+    assert f"schema-{SCHEMA}" in [folder.name for folder in SCHEMAS]
+
+
+def test_the_seal_and_all_digests_hold(folder: Path) -> None:
+    metadata = CheckpointManager.verify(str(folder / "golden.pkl"))
+
+    assert (metadata.session_id, metadata.workflow, metadata.user_metadata) == (
+        "golden",
+        "golden",
+        {"epoch": 4},
+    )
+    assert (metadata.epoch, metadata.sequence, metadata.transition, metadata.steps) == (3, 2, 6, 1)
+    assert CheckpointManager.get_latest("golden", store=str(folder)) == str(folder / "golden.pkl")
+
+
+def test_the_control_facts_are_what_they_were(folder: Path) -> None:
+    _, _, state = load(folder)
+
+    assert (state.session, state.starts, state.max_steps) == ("golden", ("prepare",), 50)
+    assert (state.status, state.epoch, state.sequence, state.steps) == ("running", 3, 6, 1)
+    assert (state.completed, state.skipped) == ({"prepare": 1}, {"never": 1})
+    assert (state.counts, state.errors) == (
+        {"prepare": 2, "left": 1, "right": 1, "finish": 1},
+        {"left": "OSError: later"},
+    )
+    assert {name: gate.facts() for name, gate in state.gates.items()} == {"both": [3, 1, 1, 0, 0]}
+    assert [spec.task_id for spec in state.pending()] == ["right", "finish", "prepare", "left"]
+    assert (state.claimed, state.delayed) == ({3: 3}, [(2e9, 2)])
+    left, finish = state.specs[2], state.specs[4]
+    assert (left.retry_count, left.max_retries, left.priority) == (1, 2, 1)
+    assert decode(_bytes(finish.task_data)) == {"data": [1]}
+    assert (state.next_key, state.next_claim) == (6, 4)
+    assert (list(state.tasks), decode(_bytes(state.rng))) == (["made"], [1, 2])
+
+
+def test_plain_values_are_what_they_were(folder: Path) -> None:
+    _, _, state = load(folder)
+
+    for name, expected in make.VALUES.items():
+        cell = _bytes(state.values[name][0])
+        assert decode(cell) == expected
+        assert encode(decode(cell)) == cell == encode(expected)
+    assert [decode(_bytes(item)) for item in state.appended["log"]] == make.LOG
+    assert decode(_bytes(state.values["prepare.__result__"][0])) == 1
+
+
+def test_a_live_value_that_every_python_has_is_what_it_was(folder: Path) -> None:
+    assert load(folder)[1]["live"] == {"live": make.LIVE}
+
+
+def test_the_graph_is_known_without_opening_the_code(folder: Path) -> None:
+    found, payload, _ = load(folder)
+
+    after = {name: task["after"] for name, task in found.facts["graph"]["tasks"].items()}
+    assert after == {
+        "prepare": [],
+        "left": ["prepare"],
+        "right": ["prepare"],
+        "finish": ["both"],
+        "both": ["left", "right"],
+    }
+    assert isinstance(payload["code"], bytes)
+
+
+def test_the_journal_leads_on_from_the_cut(folder: Path) -> None:
+    found, _, state = load(folder)
+
+    applied = history.replay(LocalStore(folder), Keyring.load(), state, found, "golden")
+
+    assert (applied, state.sequence, state.status) == (3, 9, "failed")
+    assert (state.completed, state.dead) == ({"prepare": 1, "right": 2}, {4: "ValueError: no"})
+    assert decode(_bytes(state.values["right.__result__"][0])) == (2, 3)
+    assert decode(_bytes(state.values["numbers"][0])) == [7]
+    assert [decode(_bytes(item)) for item in state.appended["log"]] == [*make.LOG, "third"]
+    assert [spec.task_id for spec in state.pending()] == ["prepare", "both", "left", "finish"]
+
+
+def test_the_files_say_nothing_of_the_machine_that_wrote_them(folder: Path) -> None:
+    meta = json.loads((folder / "golden.meta.json").read_text())
+
+    assert (meta["home"], meta["host"], meta["file"]) == ("file:///golden", "golden", "golden.py")
+    assert b"make.py" not in (folder / "golden.pkl").read_bytes()
+
+
+def test_a_released_schema_is_not_written_again(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="is there already"):
+        make.main(tmp_path)
+
+
+def test_the_script_still_writes_what_was_released(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If this fails the schema has changed: give it a new number, an upgrade step, and golden files."""
+    make.main(tmp_path / "new")
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", make.KEY)
+    released = Path(__file__).parent / f"schema-{SCHEMA}"
+
+    new = json.loads((tmp_path / "new" / "golden.state.json").read_text())
+    old = json.loads((released / "golden.state.json").read_text())
+    for facts in (new, old):  # fingerprints are compared within one minor version of Python
+        for task in facts["graph"]["tasks"].values():
+            del task["print"]
+    assert new == old
+    meta = [json.loads((where / "golden.meta.json").read_text()) for where in (tmp_path / "new", released)]
+    assert set(meta[0]) == set(meta[1])
+    journals = [(where / "golden.3.6.journal").read_bytes() for where in (tmp_path / "new", released)]
+    assert journals[0] == journals[1]
+
+
+def _bytes(cell: Any) -> bytes:
+    assert isinstance(cell, bytes)
+    return cell

@@ -35,9 +35,12 @@ def newest(
             metas.append((epoch, sequence, path, raw))
     for _, _, path, raw in sorted(metas, key=lambda m: (m[0], m[1], m[2]), reverse=True):
         try:
-            yield path, find(store, keyring, path, raw)
+            found = find(store, keyring, path, raw)
         except CheckpointError as error:
             yield path, error
+        else:
+            if found.meta["session_id"] == session:  # else a copy of another one's, under this one's name
+                yield path, found
 
 
 def order_of(raw: bytes) -> tuple[int, int]:

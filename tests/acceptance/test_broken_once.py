@@ -321,3 +321,20 @@ def test_a_failed_task_that_was_mended_draws_the_same_random_numbers(
         return flow.get_channel().get("drawn"), random.random()
 
     assert drawn("failed", [2]) == drawn("whole", [])
+
+
+def test_a_copy_under_another_sessions_name_is_not_that_session(tmp_path: Path) -> None:
+    def run_as(session: str) -> Any:
+        with workflow("w", session_id=session, store=tmp_path) as flow:
+
+            @task(inject_context=True)
+            def who(context) -> str:
+                context.checkpoint()
+                return context.session_id
+
+            return flow.execute()
+
+    assert run_as("mine") == "mine"
+    for file in list(tmp_path.glob("session_mine_*")):
+        file.with_name(file.name.replace("mine", "yours")).write_bytes(file.read_bytes())
+    assert run_as("yours") == "yours"

@@ -25,6 +25,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.values import Live
 from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.stores.disk import Disk
 from graflow_ckpt.stores.local import LocalStore
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.trios import RING
@@ -52,6 +53,23 @@ def test_what_was_saved_is_found_with_its_facts_and_no_pickle_is_opened(tmp_path
     assert (found.metadata.user_metadata, found.metadata.workflow) == ({"epoch": 3}, "w")
     assert (found.meta["sequence"], found.facts["epoch"], found.facts["session_id"]) == (4, 2, "s")
     assert list(found.facts["graph"]["tasks"]) == ["a", "b"]
+
+
+class Stubborn(Disk):
+    """A file system that syncs no folders, as some network ones."""
+
+    def sync_folder(self, path: str) -> bool:
+        return False
+
+
+def test_a_save_that_no_folder_was_synced_for_says_so_also_when_it_is_listed(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path, disk=Stubborn())
+    store.probe()
+
+    saved = trios.save(tmp_path, store=store)
+
+    assert not saved.synced
+    assert not find(saved.path).metadata.synced
 
 
 def test_the_values_are_those_of_the_session(tmp_path: Path) -> None:

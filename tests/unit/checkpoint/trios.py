@@ -55,6 +55,7 @@ def save(
     cause: str = "request",
     user: dict[str, Any] | None = None,
     ring: Keyring = RING,
+    store: LocalStore | None = None,
 ) -> CheckpointMetadata:
     """One trio of a session in a folder."""
     snapshot = capture(of or state(session))
@@ -64,4 +65,4 @@ def save(
     metadata = archive.describe(
         snapshot, program, path=str(folder / name), sequence=sequence, cause=cause, user=user
     )
-    return archive.save(LocalStore(folder), ring, None, snapshot, program, metadata)
+    return archive.save(store or LocalStore(folder), ring, None, snapshot, program, metadata)

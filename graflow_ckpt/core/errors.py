@@ -178,6 +178,10 @@ class ValueTorn(TaskError):
     """A failed attempt changed a live value in place, and there is no cut to go back to."""
 
 
+class ReadOnlyChanged(TaskError):
+    """GRAFLOW_CKPT_CHECK=1 has found that a task changed a value that it was to look at only."""
+
+
 class GroupFailed(TaskError):
     """Fewer members of a group succeeded than its policy needs."""
 

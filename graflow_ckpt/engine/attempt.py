@@ -18,6 +18,7 @@ from graflow_ckpt.checkpoint.pickles import live_digest
 from graflow_ckpt.core.errors import GraflowError, NotStorable
 from graflow_ckpt.core.facts import Claim, Effects, Next, Op, Request, Spawned
 from graflow_ckpt.core.values import Cell, Live
+from graflow_ckpt.engine.checks import Watch
 
 EMPTY_LIST = b"\x90"
 
@@ -32,6 +33,8 @@ class Values(Protocol):
     def lend(self, name: str) -> None: ...
 
     def give_back(self, names: Sequence[str]) -> None: ...
+
+    def on_loan(self) -> list[str]: ...
 
 
 class Got:
@@ -50,10 +53,12 @@ class Attempt:
 
     __slots__ = (
         "again", "appends", "claim", "defaults", "digests", "got", "nexts", "over", "request", "spawned",
-        "terminate", "checks", "values", "written", "_digest",
+        "terminate", "checks", "values", "watch", "written", "_digest",
     )  # fmt: skip
 
-    def __init__(self, values: Values, claim: Claim, *, check: bool = True, digest: bool = False) -> None:
+    def __init__(
+        self, values: Values, claim: Claim, *, check: bool = True, digest: bool = False, watch: bool = False
+    ) -> None:
         self.values = values
         self.claim = claim
         self.got: dict[str, Got] = {}
@@ -69,6 +74,7 @@ class Attempt:
         self.over: GraflowError | None = None  # fenced: every further call of the body is refused
         self.checks = check  # refuse what cannot be pickled, when it is set
         self._digest = digest  # a retry has to know whether a live value was changed
+        self.watch = Watch(values, claim.spec.task_id) if watch else None
 
     # --- what a body calls -------------------------------------------------------------
 
@@ -88,7 +94,7 @@ class Attempt:
             return default
         cell, version, items = found or (EMPTY_LIST, 0, ())
         if readonly:
-            return read_only(from_cells(name, cell, (*items, *own)))
+            return self.look(name, (cell, version, (*items, *own)))
         if any(isinstance(c, Live) for c in (cell, *items)):
             return self._lend(name, own)
         value = from_cells(name, cell, (*items, *own))
@@ -108,14 +114,26 @@ class Attempt:
         default, mark = self.defaults[name]
         return _mark(default, name) != mark
 
+    def look(self, name: str, found: tuple[Cell, int, tuple[Cell, ...]]) -> Any:
+        """A value that is not to be changed."""
+        value = from_cells(name, found[0], found[2])
+        if self.watch is not None and any(isinstance(cell, Live) for cell in (found[0], *found[2])):
+            self.watch.given(name, value, found[1])
+        return read_only(value)
+
     def _lend(self, name: str, own: list[Cell]) -> Any:
         self.values.lend(name)
+        if self.watch is not None:
+            self.watch.lent(name)
         # read again: a picture may have been taken meanwhile, or a commit made
         cell, version, items = self.values.read(name) or (EMPTY_LIST, 0, ())
         value = from_cells(name, cell, (*items, *own))
         self._take(name, value, Live(value) if items or own or isinstance(cell, bytes) else cell, version)
         if self._digest:
             self.digests[name] = live_digest(value)
+        if self.over is not None:  # while it was lent: nobody else will give it back
+            self._return(name)
+            raise self.over
         return value
 
     def _take(self, name: str, value: Any, before: Cell, version: int) -> None:
@@ -193,22 +211,30 @@ class Attempt:
         return cell
 
     def loans(self) -> list[str]:
-        return [name for name, got in self.got.items() if isinstance(got.before, Live)]
+        # a list: a body that is past its deadline may be getting one more right now
+        return [name for name, got in list(self.got.items()) if isinstance(got.before, Live)]
 
     def torn(self) -> list[str]:
         """The live values that this attempt may have changed in place."""
-        return [
-            name
-            for name in self.loans()
-            if name not in self.digests or live_digest(self.got[name].value) != self.digests[name]
-        ]
+        return [name for name in self.loans() if self.changed(name, self.got[name].value)]
+
+    def changed(self, name: str, value: Any) -> bool:
+        """Whether a live value may be another than it was when it was lent."""
+        if name not in self.digests:
+            return True
+        try:
+            return live_digest(value) != self.digests[name]
+        except NotStorable:  # it was storable before
+            return True
 
     def give_back(self) -> None:
         if self.got:
-            names = self.loans()
-            if names:
-                self.values.give_back(names)
-                self.got.clear()
+            for name in self.loans():
+                self._return(name)
+
+    def _return(self, name: str) -> None:
+        if self.got.pop(name, None) is not None:  # once, whichever thread comes first
+            self.values.give_back([name])
 
 
 def is_list(cell: Cell) -> bool:

@@ -17,6 +17,7 @@ from graflow_ckpt.core.errors import WorkflowCancelled
 from graflow_ckpt.core.facts import Claim, Effects, Request
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell, Live
+from graflow_ckpt.engine import checks
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.children import FromChannel, Pipe
 from graflow_ckpt.engine.invoke import is_coroutine
@@ -54,6 +55,9 @@ class Parent:
     def give_back(self, names: Sequence[str]) -> None:
         """See lend."""
 
+    def on_loan(self) -> list[str]:
+        return []
+
     def task_of(self, name: str) -> Task | None:
         found: Task | None = self._ask("task_of", name)
         return found
@@ -90,7 +94,7 @@ def main(read: int, write: int, parent: int) -> None:
     os.chdir(folder)
     func, arguments, context = pipe.receive()
     host = Parent(pipe, session)
-    attempt = Attempt(host, claim, check=check)
+    attempt = Attempt(host, claim, check=check, watch=checks.enabled())
     os.register_at_fork(after_in_child=pipe.close)  # else our death would not be noticed before theirs
     if context is not None:
         name, number = context
@@ -114,6 +118,9 @@ def _run(func: Any, arguments: dict[str, Any], attempt: Attempt, host: Parent) -
         result = asyncio.run(func(**arguments)) if is_coroutine(func) else func(**arguments)
         if attempt.over is not None:
             return ("cancelled", attempt.over)
+        changed = attempt.watch and attempt.watch.check()
+        if changed:
+            return ("failed", changed)
         return ("done", to_cell(result), _effects(attempt, host))
     except WorkflowCancelled as cancelled:
         return ("cancelled", cancelled)

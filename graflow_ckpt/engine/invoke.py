@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from graflow_ckpt.checkpoint.cells import check_storable, to_cell
 from graflow_ckpt.checkpoint.codec import decode
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
-from graflow_ckpt.core.errors import Fenced, GraflowError, WorkflowCancelled
+from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, ReadOnlyChanged, WorkflowCancelled
 from graflow_ckpt.core.facts import RESULT, Cancelled, Claim, Done, Failed, Outcome
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import NONE
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell, Live
-from graflow_ckpt.engine.attempt import Attempt, from_cells, read_only
+from graflow_ckpt.engine import checks
+from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.bind import MISSING, Binding, bind, fill
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.task_context import Host, TaskExecutionContext
@@ -71,6 +72,7 @@ class Invoker:
         self._inline: dict[str, bool] = {}
         self._settings = settings
         self._check = settings.durability != "none"
+        self._watch = checks.enabled()
         self._goes_on = settings.on_failure == "continue"
         self._threads = Threads(f"graflow-{session.state.session}")
         self._loop = loop
@@ -112,12 +114,19 @@ class Invoker:
     def _done(self, claim: Claim, attempt: Attempt, result: Any) -> Outcome:
         if isinstance(attempt.over, WorkflowCancelled):  # a body that swallowed it
             return Cancelled(attempt.over.message)
+        changed = attempt.watch and attempt.watch.check()
+        if changed:
+            return self.failed(claim, changed)
         cell = NONE if result is None else self._result(claim, result)
         return Done(cell, attempt.effects())
 
     def _raised(self, claim: Claim, attempt: Attempt | None, error: BaseException) -> Outcome:
         if attempt is not None and isinstance(attempt.over, WorkflowCancelled):
             return Cancelled(attempt.over.message)
+        changed = attempt and attempt.watch and attempt.watch.check()
+        if changed:
+            changed.__cause__ = error
+            error = changed
         return self.failed(claim, error)
 
     def _result(self, claim: Claim, result: Any) -> Cell:
@@ -133,7 +142,8 @@ class Invoker:
             backoff = self.graph.routes[spec.task_id].options.backoff
             if backoff.base:
                 due = self.session.clock() + backoff.delay(spec.retry_count, spread())
-        return Failed(f"{type(error).__name__}: {error}", error, due)
+        again = not isinstance(error, ReadOnlyChanged)
+        return Failed(f"{type(error).__name__}: {error}", error, due, retry=again)
 
     # --- arguments ---------------------------------------------------------------------
 
@@ -148,7 +158,7 @@ class Invoker:
     def _attempt(self, claim: Claim) -> Attempt:
         # Whatever may follow its failure but the end has to know whether it has changed a live value.
         goes_on = claim.spec.max_retries > 0 or self._goes_on or self.graph.routes[claim.spec.task_id].lenient
-        return Attempt(self.session, claim, check=self._check, digest=goes_on)
+        return Attempt(self.session, claim, check=self._check, digest=goes_on, watch=self._watch)
 
     def _arguments(
         self, claim: Claim, attempt: Attempt, binding: Binding, lent: Callable[[str], Any] | None = None
@@ -161,7 +171,7 @@ class Invoker:
             if (state.skipped or state.errors) and state.gave_nothing(task):
                 return MISSING  # this time; what it gave in an earlier round does not count
             found = self.session.read(name)
-            return MISSING if found is None else read_only(from_cells(name, found[0], found[2]))
+            return MISSING if found is None else attempt.look(name, found)
 
         def own(name: str) -> Any:
             if self.session.read(name) is None:
@@ -177,26 +187,25 @@ class Invoker:
     def let_go(self, attempt: Attempt) -> list[str]:
         """Live values of a failed attempt: those it may have changed.
 
-        A body that still runs keeps its object; if that is as it was, the session takes a copy.
+        A body that still runs keeps its object. If that is as it was, the session takes a copy;
+        not if siblings work on the same object, which they would put back.
         """
-        torn = []
-        for name in attempt.loans():
-            before = attempt.digests.get(name)
-            if before is None:
-                torn.append(name)
-                continue
-            value = attempt.got[name].value
-            if attempt.over is None:
-                if name in attempt.torn():
-                    torn.append(name)
-                continue
+        if attempt.over is None:
+            return attempt.torn()
+        return [name for name in attempt.loans() if not self._copied(attempt, name)]
+
+    def _copied(self, attempt: Attempt, name: str) -> bool:
+        value = attempt.got[name].value
+        if name not in attempt.digests or self.session.on_loan_beside(name):
+            return False
+        try:
             copy = load_live(live_bytes(value))
-            attempt.got[name].value = copy
-            if name in attempt.torn():
-                torn.append(name)
-            else:
-                self.session.replace_live(name, value, Live(copy))
-        return torn
+        except CheckpointError:  # it is being changed right now
+            return False
+        if attempt.changed(name, copy):
+            return False
+        self.session.replace_live(name, value, Live(copy))
+        return True
 
     # --- elsewhere ---------------------------------------------------------------------
 

@@ -1,0 +1,269 @@
+"""Hypothesis strategies for programs: workflows as plain data (see oracle.py).
+
+A program is a spine of single tasks, diamonds and groups, with loop edges back along the spine and
+inside members, side tasks that only a goto reaches, and tasks made at run time. Programs for several
+threads are confluent by construction: a task writes names of its own, appends, or adds to a sum, and
+never runs beside itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from tests.acceptance.oracle import Body, Fork, Graph, Oracle, Part, Program, TooLong, inside
+
+Draw = Callable[[st.SearchStrategy[Any]], Any]
+
+few = st.integers(0, 9)  # "in n of ten cases" is few < n
+
+
+class Shape:
+    """The nodes and edges of a program that is being drawn."""
+
+    def __init__(self, draw: Draw) -> None:
+        self.draw = draw
+        self.names: list[str] = []
+        self.spine: list[str] = []
+        self.chains: list[tuple[Part, ...]] = []
+        self.forks: list[Fork] = []
+        self.members: list[tuple[str, ...]] = []  # plain chains inside groups
+        self.loops: list[tuple[str, str]] = []
+        tail: Part = self.single()
+        for _ in range(draw(st.integers(1, 3))):
+            tail = draw(st.sampled_from([self.add_single, self.add_diamond, self.add_group]))(tail)
+        self.last = self.single()
+        self.chains.append((tail, self.last))
+        self.side = [self.name("s") for _ in range(draw(st.integers(0, 2)))]
+        if len(self.side) == 2:
+            self.chains.append(tuple(self.side))
+        self.add_loops()
+
+    def name(self, letter: str = "t") -> str:
+        self.names.append(f"{letter}{len(self.names)}")
+        return self.names[-1]
+
+    def single(self) -> str:
+        self.spine.append(self.name())
+        return self.spine[-1]
+
+    def add_single(self, tail: Part) -> Part:
+        name = self.single()
+        self.chains.append((tail, name))
+        return name
+
+    def add_diamond(self, tail: Part) -> Part:
+        left, right = self.name(), self.name()
+        longer = (self.name(),) if self.draw(st.booleans()) else ()
+        join = self.single()
+        self.chains += [(tail, left, *longer, join), (tail, right, join)]
+        extra = self.draw(st.integers(0, 3))
+        if extra == 1:
+            self.chains.append((tail, join))
+        elif extra == 2:
+            self.chains.append((left, right))
+        return join
+
+    def add_group(self, tail: Part) -> Part:
+        fork = self.fork(nested=self.draw(few) < 2)
+        self.chains.append((tail, fork))
+        return fork
+
+    def fork(self, nested: bool) -> Fork:
+        members: list[tuple[Part, ...]] = []
+        for number in range(self.draw(st.integers(2, 3))):
+            member: tuple[Part, ...] = tuple(self.name("m") for _ in range(self.draw(st.integers(1, 3))))
+            self.members.append(member)  # type: ignore[arg-type]
+            if nested and number == 0:
+                member = (*member, self.fork(nested=False), self.name("m"))
+            members.append(member)
+        policy = self.draw(st.sampled_from(["all", "best", "least"]))
+        need = self.draw(st.integers(1, len(members))) if policy == "least" else 0
+        fork = Fork(f"g{len(self.forks)}", policy, need, tuple(members))
+        self.forks.append(fork)
+        return fork
+
+    def add_loops(self) -> None:
+        if self.draw(few) < 4:
+            at = self.draw(st.integers(0, len(self.spine) - 2))
+            self.loops.append((self.spine[at], self.spine[self.draw(st.integers(0, at))]))
+        for member in self.members:
+            if len(member) == 3 and self.draw(few) < 4:
+                self.loops.append((member[1], member[0]))
+        self.chains += self.loops
+
+
+def _heads(graph: Graph, name: str) -> list[str]:
+    """The successors of a task that a goto can name; it cannot name a group."""
+    return [n for n in graph.forward[name] if n not in graph.groups]
+
+
+class Drawing:
+    """Bodies for a shape."""
+
+    def __init__(self, draw: Draw) -> None:
+        self.draw = draw
+        self.parallel = draw(few) < 3
+        self.shape = Shape(draw)
+        self.empty = Program(
+            tuple(Body(n) for n in self.shape.names), tuple(self.shape.chains), self.shape.names[0]
+        )
+        self.graph = Graph(self.empty)
+        self.made: list[Body] = []
+        self.sources = dict(self.shape.loops)
+        least = any(fork.policy == "least" for fork in self.shape.forks)
+        self.goes_back = not (self.parallel and least)
+
+    def program(self) -> Program:
+        bodies = [self.body(name) for name in self.shape.names]
+        spread = self.draw(few)
+        if spread < 4:
+            self.fail(bodies, spread)
+        return replace(
+            self.empty,
+            bodies=tuple(bodies),
+            made=tuple(self.made),
+            on_failure=self.draw(st.sampled_from(["pause", "pause", "continue"])),
+            seed=self.draw(st.integers(0, 99)),
+            parallel=self.parallel,
+        )
+
+    def body(self, name: str) -> Body:
+        ways = [*self.graph.before[name], *(s for s, t in self.sources.items() if t == name)]
+        readable = [w for w in ways if self.may_read(w)]
+        reads = tuple(w for w in readable if self.draw(st.booleans()))
+        later: tuple[Any, ...] = ("plain",)
+        visits: list[tuple[Any, ...]] = []
+        if name in self.sources:
+            later = ("goto", self.draw(st.sampled_from(_heads(self.graph, name) or [self.shape.last])))
+            if self.goes_back:
+                stay = ("goto", self.sources[name]) if self.parallel else ("plain",)
+                visits += [stay] * self.draw(st.integers(0, 3))
+        elif self.draw(few) < 3:
+            visits += [self.ask(name) for _ in range(self.draw(st.integers(1, 2)))]
+        tight = name in self.sources and self.draw(few) < 2
+        ops = self.ops(name)
+        if ("cancel",) in visits:  # changes in place are not undone for the sake of an end
+            ops = tuple(op for op in ops if op[0] != "live")
+        return Body(
+            name,
+            reads,
+            ops,
+            tuple(visits),
+            later,
+            priority=self.draw(st.sampled_from([0, 0, 0, 0, 5, -1])),
+            max_cycles=2 if tight else None,
+            constant=self.draw(st.integers(1, 9)),
+        )
+
+    def may_read(self, way: str) -> bool:
+        """Who may still be running when the group goes on is not read on several threads."""
+        fork = self.graph.groups.get(way)
+        if self.parallel and fork is not None and fork.policy == "least":
+            return False
+        return fork is None or all(tail in self.shape.names for tail in self.graph.tails[way])
+
+    def ops(self, name: str) -> tuple[tuple[str, str, int], ...]:
+        shared = "shared"
+        choices = [
+            ("set", f"own_{name}"), ("mutate", f"items_{name}"), ("live", f"live_{name}"),
+            ("append", "list"), ("add", "sum"), ("checkpoint", ""),
+        ]  # fmt: skip
+        if not self.parallel:
+            choices += [
+                ("random", "drawn"),
+                ("read", shared),
+                ("set", shared),
+                ("live", "live"),
+                ("read", "sum"),
+            ]
+        found = self.draw(st.lists(st.sampled_from(choices), max_size=3))
+        return tuple((kind, where, self.draw(st.integers(1, 9))) for kind, where in found)
+
+    def ask(self, name: str) -> tuple[Any, ...]:
+        """Something else than going on to the successors."""
+        graph, shape, pick = self.graph, self.shape, self.pick
+        on_spine = name in shape.spine
+        below = [n for n in shape.names if n != name and n in graph.before and graph.leads_to(name, n)]
+        verbs = ["again", "make", "make"]
+        alone = on_spine or not self.parallel  # nothing else runs that could go there too
+        verbs += ["below", "make goto"] if below and alone else []
+        verbs += ["above"] if on_spine and self.goes_back else []
+        verbs += ["side"] if alone and shape.side and name not in shape.side else []
+        verbs += [] if self.parallel else ["aside", "also", "end"]
+        verb = pick(verbs)
+        if verb == "again":
+            return ("again", self.draw(st.integers(0, 99)))
+        if verb == "make":
+            return ("make", self.make(), pick([None, *_heads(graph, name)]))
+        if verb == "make goto":
+            return ("make goto", self.make())
+        if verb == "below":
+            return ("goto", pick(below))
+        if verb == "above":
+            return ("goto", pick(shape.spine[: shape.spine.index(name) + 1]))
+        if verb == "side":
+            return ("goto", shape.side[0])
+        if verb == "also":
+            return ("also", pick([n for n in shape.names if n != name]), self.draw(st.integers(0, 99)))
+        if verb == "aside":
+            return ("goto", pick([n for n in shape.names if n != name]))
+        return (pick(["terminate", "terminate", "cancel"]),)
+
+    def pick(self, choices: list[Any]) -> Any:
+        return self.draw(st.sampled_from(choices))
+
+    def make(self) -> str:
+        """A task that will join the graph at run time."""
+        name = f"d{len(self.made)}"
+        self.made.append(Body(name, (), self.ops(name), constant=self.draw(st.integers(1, 9))))
+        return name
+
+    def fail(self, bodies: list[Body], spread: int) -> None:
+        """Some attempts of some tasks fail; those change no live value in place."""
+        members = [n for fork in self.shape.forks for n in sorted(inside(fork)) if n in self.shape.names]
+        for number in range(1 + spread // 2):
+            pool = members if members and number == 0 and spread % 2 else self.shape.names
+            at = self.shape.names.index(self.draw(st.sampled_from(pool)))
+            retries = self.draw(st.integers(0, 2))
+            broken = self.draw(st.booleans())
+            bodies[at] = replace(
+                bodies[at],
+                ops=tuple(op for op in bodies[at].ops if op[0] != "live"),
+                retries=retries,
+                flaky=0 if broken else self.draw(st.integers(0, retries)),
+                broken=broken,
+            )
+
+
+@st.composite
+def programs(draw: Draw) -> tuple[Program, Oracle]:
+    """A program, and the oracle that has interpreted it."""
+    program = Drawing(draw).program()
+    oracle = Oracle(program, limit=40)
+    try:
+        if oracle.run().status == "failed" and program.parallel:  # what ran before it is anybody's guess
+            program = replace(program, parallel=False)
+            oracle = Oracle(program)
+            oracle.run()
+    except TooLong:
+        assume(False)
+    oracle.features.update(shape_of(program, oracle))
+    return program, oracle
+
+
+def shape_of(program: Program, oracle: Oracle) -> list[str]:
+    """The features that a program has by its shape."""
+    graph = oracle.graph
+    found = ["several threads" if program.parallel else "one thread"]
+    found += [f"group policy {fork.policy}" for fork in graph.groups.values()]
+    members = [member for fork in graph.groups.values() for member in fork.members]
+    found += ["group member is a chain"] * any(len(m) > 1 for m in members)
+    found += ["nested group"] * any(isinstance(part, Fork) for m in members for part in m)
+    found += ["diamond"] * any(len(w) > 1 and n not in graph.groups for n, w in graph.before.items())
+    found += ["priority"] * any(body.priority for body in program.bodies)
+    return found

@@ -1,0 +1,481 @@
+"""The oracle: a sequential interpreter of workflows that are plain data.
+
+It says what a workflow comes to: values, results, completed and skipped tasks, steps, cycle counts
+and status. It is written from ARCHITECTURE 4 and imports nothing of graflow_ckpt; it has no threads, no
+attempts, no epochs and no disk, so that what it says cannot depend on them.
+
+    spec      a place in the queue: task, cycle, data, and whether it runs, passes or is skipped
+    gate      what a join or a group waits with
+    cut off   nodes of which every way in comes from a branch that is not taken
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from typing import Any, NamedTuple
+
+# --- programs --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A task: what it does to the channel, and where it goes after its n-th visit."""
+
+    name: str
+    reads: tuple[str, ...] = ()  # parameters: predecessors, or groups before it
+    ops: tuple[tuple[str, str, int], ...] = ()
+    visits: tuple[tuple[Any, ...], ...] = ()  # what it asks for at cycle 0, 1, …
+    later: tuple[Any, ...] = ("plain",)  # and after those
+    flaky: int = 0  # so many attempts fail
+    broken: bool = False  # every attempt fails until the program is mended
+    retries: int = 0
+    priority: int = 0
+    max_cycles: int | None = None
+    constant: int = 1
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """Short in reports of Hypothesis: only what is not as usual."""
+        usual = Body("")
+        said = [f"{n}={getattr(self, n)!r}" for n in self.__slots__ if getattr(self, n) != getattr(usual, n)]
+        printer.text(f"Body({', '.join(said)})")
+
+    def asks(self, cycle: int) -> tuple[Any, ...]:
+        return self.visits[cycle] if cycle < len(self.visits) else self.later
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """A group: members are chains of names or of further groups."""
+
+    name: str
+    policy: str  # "all", "best", "least"
+    need: int
+    members: tuple[tuple[Any, ...], ...]
+
+
+Part = str | Fork
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A workflow as data."""
+
+    bodies: tuple[Body, ...]
+    chains: tuple[tuple[Part, ...], ...]  # edges, in order of declaration
+    start: str
+    made: tuple[Body, ...] = ()  # tasks that others make at run time
+    on_failure: str = "pause"
+    seed: int = 0
+    parallel: bool = False  # its outcome does not depend on the order of what is ready
+
+
+def mix(*parts: Any) -> int:
+    """A number that depends on all of them and on their order."""
+    total = 7
+    for part in parts:
+        if isinstance(part, dict):
+            part = mix(*(x for pair in sorted(part.items()) for x in pair))
+        elif isinstance(part, str):
+            part = sum(part.encode())
+        elif isinstance(part, (list, tuple)):
+            part = mix(*part)
+        elif isinstance(part, float):
+            part = int(part * 1e6)
+        total = (total * 31 + (0 if part is None else part + 1)) % 99991
+    return total
+
+
+# --- what it comes to ------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class End:
+    """Everything that has to be the same however often the run was interrupted."""
+
+    status: str
+    values: dict[str, Any]
+    results: dict[str, Any]
+    completed: list[str]
+    skipped: set[str]
+    errors: set[str]
+    steps: int
+    cycles: dict[str, int]
+
+
+class Spec(NamedTuple):
+    task: str
+    how: str  # "run", "pass", "skip", "lost"
+    data: Any
+    cycle: int
+    tries: int = 0
+
+
+@dataclass(slots=True)
+class Gate:
+    size: int
+    arrived: int = 0
+    ok: int = 0
+    fired: bool = False
+
+
+class TooLong(Exception):
+    """The program does more than a test wants to run."""
+
+
+@dataclass
+class Graph:
+    """Forward edges, loop edges and groups of a program, as seen from its start."""
+
+    program: Program
+    follow: dict[str, list[str]] = field(default_factory=dict)
+    groups: dict[str, Fork] = field(default_factory=dict)
+    forward: dict[str, list[str]] = field(default_factory=dict)
+    loops: dict[str, list[str]] = field(default_factory=dict)
+    before: dict[str, list[str]] = field(default_factory=dict)
+    tails: dict[str, list[str]] = field(default_factory=dict)  # group -> last tasks of its members
+    lenient: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.follow = {body.name: [] for body in self.program.bodies}
+        for chain in self.program.chains:
+            self._chain(chain)
+        back = self._closing_edges(self.program.start)
+        for name, targets in self.follow.items():
+            self.forward[name] = [t for t in targets if (name, t) not in back]
+            self.loops[name] = [t for t in targets if (name, t) in back]
+        self.before = {name: [s for s, ts in self.forward.items() if name in ts] for name in self.follow}
+
+    def _chain(self, chain: Iterable[Part]) -> tuple[list[str], list[str]]:
+        heads: list[str] = []
+        tails: list[str] = []
+        for part in chain:
+            first, last = ([part], [part]) if isinstance(part, str) else self._group(part)
+            for tail in tails:
+                self.follow[tail] += [h for h in first if h not in self.follow[tail]]
+            heads, tails = heads or first, last
+        return heads, tails
+
+    def _group(self, fork: Fork) -> tuple[list[str], list[str]]:
+        heads: list[str] = []
+        tails: list[str] = []
+        for member in fork.members:
+            first, last = self._chain(member)
+            heads += first
+            tails += last
+        if fork.name not in self.groups:
+            self.groups[fork.name] = fork
+            self.follow[fork.name] = []
+            self.tails[fork.name] = tails
+            for tail in tails:
+                self.follow[tail].append(fork.name)
+            if fork.policy != "all":
+                self.lenient |= inside(fork)
+        return heads, [fork.name]
+
+    def _closing_edges(self, start: str) -> set[tuple[str, str]]:
+        """Edges that close a cycle in order of declaration from the start."""
+        back: set[tuple[str, str]] = set()
+        done: set[str] = set()
+
+        def walk(name: str, path: tuple[str, ...]) -> None:
+            for target in self.follow[name]:
+                if target in path:
+                    back.add((name, target))
+                elif target not in done:
+                    walk(target, (*path, target))
+            done.add(name)
+
+        for name in (start, *self.follow):
+            if name not in done:
+                walk(name, (name,))
+        return back
+
+    def leads_to(self, source: str, target: str) -> bool:
+        """Along forward edges; every task leads to itself."""
+        return source == target or any(self.leads_to(n, target) for n in self.forward[source])
+
+    def cut_off(self, source: str, stop: set[str], failure: bool) -> set[str]:
+        """The nodes that nothing leads to when `source` leads nowhere; a failure cuts off no group."""
+        cut = {source}
+        grown = True
+        while grown:
+            more = {
+                name
+                for name, ways in self.before.items()
+                if ways and name not in cut and name not in stop and cut.issuperset(ways)
+                if not (failure and name in self.groups)
+            }
+            cut |= more
+            grown = bool(more)
+        return cut - {source}
+
+
+def inside(fork: Fork) -> set[str]:
+    """Every task and group of every member."""
+    parts = [part for member in fork.members for part in member]
+    names = {part if isinstance(part, str) else part.name for part in parts}
+    return names.union(*(inside(part) for part in parts if isinstance(part, Fork)))
+
+
+# --- the interpreter -------------------------------------------------------------------
+
+
+class Oracle:
+    """Interprets one program from its start to its end."""
+
+    def __init__(self, program: Program, limit: int = 60) -> None:
+        self.program = program
+        self.graph = Graph(program)
+        self.bodies = {body.name: body for body in (*program.bodies, *program.made)}
+        self.limit = limit
+        self.mended = False
+        self.rng = random.Random(program.seed)
+        self.queue: list[tuple[int, int, Spec]] = []
+        self.order = 0
+        self.gates: dict[str, Gate] = {}
+        self.end = End("running", {}, {}, [], set(), set(), 0, {})
+        self.counts: Counter[str] = Counter()
+        self.executions = 0
+        self.features: Counter[str] = Counter()
+        self.failed: Spec | None = None
+
+    def run(self) -> End:
+        """Until nothing is left to do; what has failed is mended and goes on, as long as that helps."""
+        self._enqueue(self.program.start)
+        while True:
+            before = self.end.steps
+            self._drain()
+            if self.failed is None:
+                break
+            spec, self.failed = self.failed, None
+            if self.mended and self.end.steps == before:
+                self.end.status = "failed"
+                break
+            self.mended = True
+            self.features["paused by a failure, mended, resumed"] += 1
+            self._push(spec._replace(tries=0))
+        if self.end.status == "running":
+            waiting = [name for name, gate in self.gates.items() if not gate.fired]
+            self.end.status = "stalled" if waiting else "completed"
+        self.end.cycles = {task: n - 1 for task, n in self.counts.items() if n > 1 and task in self.bodies}
+        self.features[f"status {self.end.status}"] += 1
+        return self.end
+
+    def _drain(self) -> None:
+        while self.queue and self.failed is None and self.end.status == "running":
+            spec = heappop(self.queue)[2]
+            if spec.how == "run":
+                self._run(spec)
+            elif spec.how == "lost":
+                self.features["group fails: too few members"] += 1
+                self._fail(spec)
+            elif spec.how == "skip":
+                self.features["skipped at a join"] += 1
+                self.end.skipped.add(spec.task)
+                self._skip(spec.task, set(), failure=False)
+            else:
+                self.features[f"group passes: {self.graph.groups[spec.task].policy}"] += 1
+                self._send(spec.task)
+
+    # --- the queue ---------------------------------------------------------------------
+
+    def _push(self, spec: Spec) -> None:
+        self.order += 1
+        priority = self.bodies[spec.task].priority if spec.task in self.bodies else 0
+        heappush(self.queue, (-priority, self.order, spec))
+
+    def _enqueue(self, task: str, data: Any = None, how: str = "run") -> None:
+        cycle = self.counts[task]
+        if how == "run":
+            self.counts[task] += 1
+        self._push(Spec(task, "pass" if how == "run" and task in self.graph.groups else how, data, cycle))
+
+    def _waits(self, task: str) -> bool:
+        return len(self.graph.before.get(task, ())) > 1 or task in self.graph.groups or task in self.gates
+
+    def _gate(self, task: str) -> Gate:
+        return self.gates.setdefault(task, Gate(len(self.graph.before[task])))
+
+    def _arrive(self, task: str, ok: int) -> None:
+        if not self._waits(task):
+            self._enqueue(task, how="run" if ok else "skip")
+            return
+        gate = self._gate(task)
+        gate.arrived += 1
+        gate.ok += ok
+        full = gate.arrived >= gate.size
+        group = self.graph.groups.get(task)
+        policy = group.policy if group else "all"
+        enough = policy == "least" and group is not None and gate.ok >= group.need
+        if gate.fired:
+            self.features["late arrival absorbed"] += 1
+        elif full or enough:
+            gate.fired = True
+            if policy == "all":
+                how = "run" if gate.ok else "skip"
+                self.features["join fires"] += group is None
+            else:
+                how = "run" if enough or policy == "best" else "lost"
+            self._enqueue(task, how=how)
+        if full:
+            del self.gates[task]
+
+    # --- ways onward -------------------------------------------------------------------
+
+    def _send(self, task: str) -> None:
+        """Plain completion: successors, then the targets of loop edges."""
+        for target in self.graph.forward.get(task, ()):
+            self._arrive(target, 1)
+        for target in self.graph.loops.get(task, ()):
+            self.features["loop edge taken"] += 1
+            self._enqueue(target)
+
+    def _skip(self, task: str, stop: set[str], failure: bool) -> set[str]:
+        """A branch that is not taken; returns what it cut off."""
+        cut = self.graph.cut_off(task, stop, failure)
+        self.end.skipped |= cut
+        self.features["cut off"] += len(cut)
+        for target, ways in self._met(task, cut, stop).items():
+            for _ in range(0 if target in cut else ways):
+                self.features["skip arrives at a join"] += 1
+                self._arrive(target, 0)
+        return cut
+
+    def _met(self, task: str, cut: set[str], stop: set[str]) -> dict[str, int]:
+        """What a walk down the branch meets, last way first, and by how many ways."""
+        met: dict[str, int] = {}
+        walk = [task]
+        while walk:
+            for target in self.graph.forward.get(walk.pop(), ()):
+                if target not in stop:
+                    met[target] = met.get(target, 0) + 1
+                    if target in cut and met[target] == len(self.graph.before[target]):
+                        walk.append(target)
+        return met
+
+    def _goto(self, task: str, target: str) -> None:
+        graph = self.graph
+        if target in graph.before and graph.leads_to(target, task):
+            self.features["goto back"] += 1
+            self._enqueue(target)
+            return
+        descendant = task in graph.forward and graph.leads_to(task, target)
+        cut = self._skip(task, {target}, failure=False)
+        ways = graph.before.get(target, [])
+        closed = sum(1 for way in ways if way == task or way in cut)
+        self.features["goto forward" if descendant else "goto aside"] += 1
+        if descendant and self._waits(target) and 0 < closed < len(ways):
+            self.features["goto joins other branches"] += 1
+            for number in range(closed):
+                self._arrive(target, int(number == 0))
+        else:
+            self._enqueue(target)
+
+    # --- one execution -----------------------------------------------------------------
+
+    def _run(self, spec: Spec) -> None:
+        body = self.bodies[spec.task]
+        self.executions += 1
+        if self.executions > self.limit:
+            raise TooLong
+        if body.max_cycles is not None and spec.cycle >= body.max_cycles:
+            self.features["max_cycles exceeded"] += 1
+            self._fail(spec)
+            return
+        asks = body.asks(spec.cycle)
+        before = self.rng.getstate()
+        written, result = self._interpret(body, spec)
+        if (body.broken and not self.mended) or spec.tries < body.flaky:
+            self.features["attempt fails"] += 1
+            if spec.tries < body.retries:
+                self.features["retry"] += 1
+                self._push(spec._replace(tries=spec.tries + 1))
+            else:
+                self.rng.setstate(before)  # a failure that no retry follows leaves no trace
+                self._fail(spec)
+            return
+        if asks[0] == "cancel":
+            self.end.status = "cancelled"
+            return
+        self.end.values = written
+        self._complete(spec.task, result)
+        self._onward(spec.task, asks)
+
+    def _complete(self, task: str, result: int) -> None:
+        end = self.end
+        end.steps += 1
+        end.results[task] = result
+        if task in end.completed:
+            end.completed.remove(task)
+        end.completed.append(task)
+        end.skipped.discard(task)
+        end.errors.discard(task)
+
+    def _onward(self, task: str, asks: tuple[Any, ...]) -> None:
+        verb = asks[0]
+        if verb == "make":
+            self.features["dynamic task" + (" before a successor" if asks[2] else "")] += 1
+            if asks[2]:
+                self._gate(asks[2]).size += 1
+                self.graph.forward[asks[1]] = [asks[2]]
+        if verb == "again":
+            self.features["next_iteration with data"] += 1
+            self._enqueue(task, asks[1])
+        elif verb == "goto":
+            self._goto(task, asks[1])
+        elif verb == "make goto":
+            self.features["dynamic task instead of the successors"] += 1
+            self._skip(task, set(), failure=False)
+            self._enqueue(asks[1])
+        else:
+            self._send(task)
+        if verb == "also":
+            self.features["next_task with data"] += 1
+            self._enqueue(asks[1], asks[2])
+        elif verb == "make":
+            self._enqueue(asks[1])
+        elif verb == "terminate":
+            self.features["terminate with work left"] += bool(self.queue)
+            self.queue.clear()
+            self.gates.clear()
+            self.end.status = "completed"
+
+    def _fail(self, spec: Spec) -> None:
+        self.end.errors.add(spec.task)
+        if spec.task in self.graph.lenient or self.program.on_failure == "continue":
+            self.features["lost, the session goes on"] += 1
+            self._skip(spec.task, set(), failure=True)
+        else:
+            self.failed = spec
+
+    def _interpret(self, body: Body, spec: Spec) -> tuple[dict[str, Any], int]:
+        """The values after the body, and what it returns."""
+        values = {n: list(v) if isinstance(v, list) else v for n, v in self.end.values.items()}
+        seen: list[Any] = [body.constant, spec.cycle, spec.data]
+        seen += [self._read(name) for name in body.reads]
+        for kind, name, number in body.ops:
+            self.features[f"op {kind}"] += 1
+            if kind == "set":
+                values[name] = mix(number, *seen)
+            elif kind == "add":
+                values[name] = values.get(name, 0) + number
+            elif kind in ("append", "mutate", "live"):
+                values[name] = [*values.get(name, []), mix(number, spec.cycle)]
+            elif kind == "random":
+                values[name] = self.rng.random()
+            elif kind == "read":
+                seen.append(values.get(name))
+        return values, mix(*seen)
+
+    def _read(self, name: str) -> Any:
+        if name in self.graph.groups:
+            return {m: self.end.results[m] for m in self.graph.tails[name] if self._has_result(m)}
+        return self.end.results[name] if self._has_result(name) else None
+
+    def _has_result(self, task: str) -> bool:
+        """A predecessor that was skipped or has failed gives none, whatever it gave before."""
+        return task in self.end.results and task not in self.end.skipped and task not in self.end.errors

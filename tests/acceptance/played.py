@@ -1,0 +1,250 @@
+"""Programs played by the engine: a program becomes real tasks, which run in sessions like those of users.
+
+`Stage` is the world outside of a session: it logs executions, fails what is to fail, and lets the
+"process" die at chosen points. Dying is an exception that no task and no engine catches: what the
+session had in memory is gone, no cut is taken, and the lease is let go.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from functools import lru_cache
+from types import CodeType
+from typing import Any
+
+from graflow_ckpt import AtLeast, BestEffort, group, task, workflow
+from graflow_ckpt.core.errors import SessionCancelled, Stalled, WorkflowCancelled
+from graflow_ckpt.core.events import Event
+from graflow_ckpt.core.facts import Claim, Outcome
+from graflow_ckpt.frontends.dsl import Workflow
+from tests.acceptance.oracle import Body, End, Fork, Part, Program, mix
+
+RESULT = ".__result__"
+
+
+class Death(BaseException):
+    """The process is gone."""
+
+
+class Broken(Exception):
+    """What a task raises that is to fail."""
+
+
+class Box:
+    """A live value: an object that is changed in place."""
+
+    def __init__(self, items: list[int]) -> None:
+        self.items = items
+
+
+class Stage:
+    """Everything that outlives the processes in which a session runs."""
+
+    def __init__(self, program: Program, deaths: tuple[tuple[int, bool], ...] = ()) -> None:
+        self.program = program
+        self.bodies = {body.name: body for body in (*program.bodies, *program.made)}
+        self.deaths = dict(deaths)  # at the n-th execution: True at its end, False at its beginning
+        self.died = 0
+        self.mended = False
+        self.executions = 0
+        self.started: Counter[tuple[str, int]] = Counter()
+        self.committed: set[tuple[str, int]] = set()
+        self.twice: list[tuple[str, int]] = []  # executions of what was committed
+        self.tries = threading.local()
+        self._cycles: dict[str, int] = {}
+        self._lock = threading.Lock()
+
+    def start(self, name: str, cycle: int) -> bool | None:
+        """Note an execution; whether, and when in it, the process dies."""
+        with self._lock:
+            number, self.executions = self.executions, self.executions + 1
+            self.started[name, cycle] += 1
+            self._cycles[name] = cycle
+            if (name, cycle) in self.committed:
+                self.twice.append((name, cycle))
+        return self.deaths.pop(number, None)
+
+    def observe(self, event: Event) -> None:
+        if event.kind == "task_ended" and event.facts["outcome"] == "done":
+            self.committed.add((event.task, self._cycles[event.task]))
+
+    def count_tries(self, claim: Claim, call_next: Callable[[Claim], Outcome]) -> Outcome:
+        """Middleware: a body fails by the number of its failures, not of its executions."""
+        self.tries.number = claim.spec.retry_count
+        return call_next(claim)
+
+
+current: Stage
+"""The stage on which tasks play; a global, so that the tasks pickle by name alone."""
+
+
+def play(name: str, context: Any, arguments: dict[str, Any], data: Any) -> int:
+    """The body of every task."""
+    stage, body = current, current.bodies[name]
+    asks = body.asks(context.cycle)
+    dies = stage.start(name, context.cycle)
+    if dies is False:
+        raise Death
+    seen = [body.constant, context.cycle, data, *arguments.values()]
+    channel = context.get_channel()
+    for kind, where, number in body.ops:
+        _operate(kind, where, number, context, channel, seen)
+    if dies:
+        raise Death
+    if (body.broken and not stage.mended) or stage.tries.number < body.flaky:
+        raise Broken(name)
+    _ask(context, asks)
+    return mix(*seen)
+
+
+def _operate(kind: str, where: str, number: int, context: Any, channel: Any, seen: list[Any]) -> None:
+    item = mix(number, context.cycle)
+    if kind == "set":
+        channel.set(where, mix(number, *seen))
+    elif kind == "add":
+        channel.set(where, channel.get(where, 0) + number)
+    elif kind == "append":
+        channel.append(where, item)
+    elif kind == "mutate":
+        known = channel.get(where)
+        if known is None:
+            channel.set(where, [item])
+        else:
+            known.append(item)  # changed in place: counts as set
+    elif kind == "live":
+        box = channel.get(where)
+        if box is None:
+            channel.set(where, Box([item]))
+        else:
+            box.items.append(item)
+    elif kind == "random":
+        channel.set(where, random.random())
+    elif kind == "read":
+        seen.append(channel.get(where))
+    elif kind == "checkpoint":
+        context.checkpoint(metadata={"number": number})
+
+
+def _ask(context: Any, asks: tuple[Any, ...]) -> None:
+    verb = asks[0]
+    if verb == "again":
+        context.next_iteration(asks[1])
+    elif verb == "goto":
+        context.next_task(asks[1], goto=True)
+    elif verb == "also":
+        context.next_task(asks[1], data=asks[2])
+    elif verb == "make":
+        context.next_task(made(current.bodies[asks[1]]), before=asks[2] or ())
+    elif verb == "make goto":
+        context.next_task(made(current.bodies[asks[1]]), goto=True)
+    elif verb == "terminate":
+        context.terminate_workflow("enough")
+    elif verb == "cancel":
+        context.cancel_workflow("never mind")
+
+
+@lru_cache(maxsize=10_000)
+def _code(name: str, reads: tuple[str, ...]) -> CodeType:
+    parameters = "".join(f", {n}=None" for n in reads)
+    arguments = ", ".join(f"{n!r}: {n}" for n in reads)
+    source = (
+        f"def {name}(context{parameters}, data=None): return play({name!r}, context, {{{arguments}}}, data)"
+    )
+    return compile(source, "<program>", "exec")
+
+
+def made(body: Body) -> Any:
+    """A real task for a body."""
+    space: dict[str, Any] = {"play": play, "__name__": "program"}
+    exec(_code(body.name, body.reads), space)
+    options = {"max_retries": body.retries, "priority": body.priority, "max_cycles": body.max_cycles}
+    return task(inject_context=True, **options)(space[body.name])
+
+
+def build(program: Program, **settings: Any) -> Workflow:
+    """The workflow of a program."""
+    stage = current
+    with workflow(
+        "program",
+        on_failure=program.on_failure,  # type: ignore[arg-type]
+        max_parallel=4 if program.parallel else 1,
+        observers=(stage.observe,),
+        middleware=(stage.count_tries,),
+        **settings,
+    ) as flow:
+        tasks: dict[str, Any] = {body.name: made(body) for body in program.bodies}
+        for chain in program.chains:
+            _expression(chain, tasks)
+    return flow
+
+
+def _expression(chain: tuple[Part, ...], known: dict[str, Any]) -> Any:
+    parts = []
+    for part in chain:
+        if isinstance(part, Fork) and part.name not in known:
+            members = [_expression(member, known) for member in part.members]
+            policy = {"all": None, "best": BestEffort(), "least": AtLeast(max(1, part.need))}[part.policy]
+            known[part.name] = group(*members, policy=policy, name=part.name)
+        parts.append(known[part if isinstance(part, str) else part.name])
+    joined = parts[0]
+    for part in parts[1:]:
+        joined = joined >> part
+    return joined
+
+
+def run(stage: Stage, *, slices: int | None = None, **settings: Any) -> End:
+    """A session in as many processes as it takes: after a death, a failure or a slice, the next one."""
+    global current
+    current = stage
+    limit, failed_at, processes = slices, -1, 0
+    while True:
+        processes += 1
+        assert processes < 100, "the session does not come to an end"
+        random.seed(stage.program.seed)  # as a script does at its top
+        flow = build(stage.program, **settings)
+        try:
+            flow.execute(stage.program.start, max_steps=limit)
+        except Death:
+            stage.died += 1
+            continue
+        except (WorkflowCancelled, SessionCancelled, Stalled):
+            return end_of(flow)
+        except Exception:  # what a task raised; the status says what became of the session
+            state = flow.execution_context.state
+            if state.status != "failed":
+                raise
+            if stage.mended and failed_at == state.steps:
+                return end_of(flow)
+            failed_at, stage.mended = state.steps, True
+            continue
+        if flow.execution_context.status != "stopped":
+            return end_of(flow)
+        assert limit is not None
+        assert slices is not None
+        assert flow.execution_context.steps == limit
+        limit += slices
+
+
+def end_of(flow: Workflow) -> End:
+    """The end of a session in the oracle's words."""
+    context = flow.execution_context
+    state, channel = context.state, context.get_channel()
+    names = channel.keys()
+    bodies = current.bodies
+    return End(
+        state.status,
+        {n: _plain(channel.get(n)) for n in names if not n.endswith(RESULT)},
+        {n.removesuffix(RESULT): channel.get(n) for n in names if n.endswith(RESULT)},
+        list(state.completed),
+        set(state.skipped),
+        set(state.errors),
+        context.steps,
+        {n: count for n, count in context.cycle_counts.items() if n in bodies},
+    )
+
+
+def _plain(value: Any) -> Any:
+    return list(value.items) if isinstance(value, Box) else value

@@ -1,7 +1,8 @@
-"""What the checkpoint/resume design names, phases 1 and 2 of its checklist, with sessions in memory.
+"""What the checkpoint/resume design names, phases 1 and 2 of its checklist: three files, and asking for them.
 
-Under the names that it uses, through the public package alone. Nested workflows and Redis are
-not here; the examples that it prints are run by test_examples.py.
+Under the names that it uses, through the public package alone, with sessions in memory. Going on is in
+test_spec_002_resume.py, the queue in test_spec_002_queue.py, lists and refusals in test_spec_002_lists.py;
+the examples that it prints are run by test_examples.py. Nested workflows and Redis are not here.
 """
 
 from __future__ import annotations
@@ -12,70 +13,20 @@ import os
 import pickle
 import re
 import stat
-import subprocess
-import sys
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from graflow_ckpt import (
-    CheckpointManager,
-    CheckpointMetadata,
-    ExecutionContext,
-    TaskExecutionContext,
-    Workflow,
-    WorkflowEngine,
-    task,
-    workflow,
-)
-
-LOG: list[str] = []
-WORLD = {"down": False}
-
-
-@task(inject_context=True)
-def step(context: TaskExecutionContext) -> str:
-    """A state machine: A, B, C, one iteration each, with a checkpoint after each."""
-    channel = context.get_channel()
-    state: str = channel.get("state", default="A")
-    LOG.append(state)
-    if state == "C" and WORLD["down"]:
-        raise ConnectionError("down")
-    channel.set("state", {"A": "B", "B": "C", "C": "D"}[state])
-    context.checkpoint(metadata={"was": state})
-    if state != "C":
-        context.next_iteration()
-    return state
-
-
-@task
-def last() -> str:
-    return "last"
+from graflow_ckpt import CheckpointMetadata, ExecutionContext, TaskExecutionContext, task, workflow
+from tests.acceptance.machine import LOG, WORLD, cuts, files_of, machine
 
 
 @pytest.fixture(autouse=True)
 def world() -> None:
     LOG.clear()
     WORLD["down"] = False
-
-
-def machine(session_id: str | None = None) -> Workflow:
-    with workflow("machine", session_id) as flow:
-        flow.add(step, last)
-    return flow
-
-
-def files_of(path: str) -> dict[str, Path]:
-    base = path.removesuffix(".pkl")
-    return {part: Path(f"{base}.{part}") for part in ("pkl", "state.json", "meta.json")}
-
-
-def cuts(session: str) -> list[CheckpointMetadata]:
-    """The cuts that were asked for, oldest first."""
-    return [m for m in reversed(CheckpointManager.list_checkpoints(session)) if m.cause == "request"]
 
 
 # --- the three files --------------------------------------------------------------------
@@ -284,111 +235,3 @@ def test_marking_a_task_completed_counts_it_without_running_it() -> None:
 
     assert context.completed_tasks == {"last"}
     assert LOG == []
-
-
-# --- going on ---------------------------------------------------------------------------
-
-
-def test_a_state_machine_goes_on_where_it_was_also_in_the_values() -> None:
-    flow = machine()
-    flow.execute("step", max_steps=2)
-    path = CheckpointManager.get_latest(flow.session_id)
-
-    context, metadata = CheckpointManager.resume_from_checkpoint(path)
-    assert (context.steps, metadata.steps, context.completed_tasks) == (2, 2, {"step"})
-    assert (context.cycle_controller.get_count("step"), context.get_channel().get("state")) == (2, "C")
-    result = context.execute(max_steps=10)
-
-    assert (result, context.get_channel().get("state"), context.steps) == ("C", "D", 3)
-
-
-def test_a_failed_step_runs_again_and_those_before_it_do_not() -> None:
-    flow = machine()
-    WORLD["down"] = True
-    with pytest.raises(ConnectionError) as failure:
-        flow.execute("step", max_steps=10)
-    assert f"graflow-ckpt resume {flow.session_id}" in failure.value.__notes__[0]
-
-    WORLD["down"] = False
-    context, _ = CheckpointManager.resume_from_checkpoint(CheckpointManager.get_latest(flow.session_id))
-    WorkflowEngine().execute(context)
-
-    assert LOG == ["A", "B", "C", "C"]
-    assert context.status == "completed"
-
-
-def test_each_of_several_checkpoints_can_be_resumed_on_its_own() -> None:
-    flow = machine()
-    flow.execute("step")
-
-    ends = []
-    for metadata in cuts(flow.session_id):
-        context, _ = CheckpointManager.resume_from_checkpoint(metadata.path)
-        before = context.get_channel().get("state")
-        WorkflowEngine().execute(context)
-        ends.append((before, context.get_channel().get("state"), context.steps))
-
-    assert ends == [("B", "D", 3), ("C", "D", 3), ("D", "D", 3)]
-
-
-def test_a_start_that_is_given_overrides_the_queue() -> None:
-    flow = machine()
-    flow.execute("step", max_steps=2)
-    context = ExecutionContext.resume(CheckpointManager.get_latest(flow.session_id))
-    context.state.max_steps = None
-
-    result = WorkflowEngine().execute(context, start_task_id="last")
-
-    assert result == "last"
-    assert context.get_channel().get("state") == "C"
-
-
-def test_a_context_is_saved_and_loaded_under_a_path_of_ones_own() -> None:
-    flow = machine()
-    flow.execute("step", max_steps=1)
-
-    flow.execution_context.save("kept/mine.pkl")
-    loaded = ExecutionContext.load("kept/mine.pkl")
-
-    assert sorted(os.listdir("kept"))[-3:] == ["mine.meta.json", "mine.pkl", "mine.state.json"]
-    assert (loaded.steps, loaded.get_channel().get("state")) == (1, "B")
-    assert ExecutionContext.load("kept/mine").steps == 1  # the suffix may be left out
-
-
-def test_a_checkpoint_is_created_for_a_context_now() -> None:
-    flow = machine()
-    flow.execute("step", max_steps=1)
-
-    path, metadata = CheckpointManager.create_checkpoint(flow.execution_context, "mine.pkl", {"stage": "x"})
-
-    assert (path, metadata.user_metadata, metadata.steps) == ("mine.pkl", {"stage": "x"}, 1)
-    assert CheckpointManager.verify(path).checkpoint_id == metadata.checkpoint_id
-
-
-def test_another_process_goes_on_with_the_code_of_the_checkpoint(tmp_path: Path) -> None:
-    first = """
-from graflow_ckpt import task, workflow
-offset = 40
-with workflow("code", session_id="code") as ctx:
-    @task(inject_context=True)
-    def half(context):
-        context.checkpoint()
-        return 1
-    @task
-    def whole(half):
-        return half + 1 + offset
-    half >> whole
-    ctx.execute(max_steps=1)
-"""
-    then = """
-from graflow_ckpt import CheckpointManager, WorkflowEngine
-context, _ = CheckpointManager.resume_from_checkpoint(CheckpointManager.get_latest("code"))
-context.state.max_steps = None
-print(WorkflowEngine().execute(context))
-"""
-    done = [
-        subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-        for program in (first, then)
-    ]
-
-    assert [(one.returncode, one.stdout) for one in done] == [(0, ""), (0, "42\n")], done[1].stderr

@@ -16,9 +16,6 @@ from typing import Protocol
 
 from graflow_ckpt.core.decide import decide, pass_on
 from graflow_ckpt.core.errors import (
-    GraflowError,
-    GroupFailed,
-    MaxCyclesExceeded,
     ReadOnlyChanged,
     TaskTimeout,
     ValueTorn,
@@ -32,6 +29,7 @@ from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.deadlines import Deadlines
 from graflow_ckpt.engine.inbox import Inbox
 from graflow_ckpt.engine.invoke import Invoker, Running
+from graflow_ckpt.engine.refusals import refused
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
 
@@ -39,6 +37,9 @@ log = logging.getLogger("graflow_ckpt.engine")
 
 CONFLICT_BUDGET = 20
 """How often a task may lose a race for a value before that counts as a failure."""
+
+FAIR = 3
+"""After so many lost races a task runs with nothing beside it."""
 
 CRASH_BUDGET = 3
 """How often a task may take its process down before that counts as a failure."""
@@ -87,6 +88,7 @@ class Run:
         self._running: dict[int, Running] = {}
         self._deadlines = Deadlines()
         self._conflicts: dict[int, int] = {}
+        self._exclusive: int | None = None  # a spec that has lost too many races
         self._watched = bool(settings.observers)
 
     # --- the loop ----------------------------------------------------------------------
@@ -129,9 +131,9 @@ class Run:
 
     def _step(self, claim: Claim) -> list[Claim]:
         """Claim in, next claims out, all in this thread: the hot path."""
-        refused = self._refused(claim)
-        if refused is not None:
-            return self._finish(claim, None, refused)
+        refusal = refused(self.graph, claim)
+        if refusal is not None:
+            return self._finish(claim, None, refusal)
         if self._watched:
             self.announcer.emit("task_started", claim.spec.task_id, attempt=claim.spec.retry_count + 1)
         self.cuts.starts(claim.number, alone=True)
@@ -139,10 +141,10 @@ class Run:
         return self._finish(claim, attempt, outcome)
 
     def _start(self, claim: Claim) -> None:
-        refused = self._refused(claim)
-        if refused is not None:
+        refusal = refused(self.graph, claim)
+        if refusal is not None:
             running = self._running[claim.number] = Running(claim, None)
-            self.inbox.post((running, refused))
+            self.inbox.post((running, refusal))
             return
         if self._watched:
             self.announcer.emit("task_started", claim.spec.task_id, attempt=claim.spec.retry_count + 1)
@@ -200,6 +202,7 @@ class Run:
         died = isinstance(outcome, Failed) and isinstance(outcome.exception, WorkerDied)
         if died and claim.spec.crashes + 1 < CRASH_BUDGET:
             return self._crashed(claim, outcome)
+        conflict = None
         try:
             if isinstance(outcome, Failed):
                 self._check_torn(claim, attempt, outcome)
@@ -210,21 +213,29 @@ class Run:
                 for spawned in outcome.effects.spawned:
                     self.graph.extend(claim.spec.task_id, spawned.task, spawned.before)
             ops = decide(self.graph, claim, outcome, self.settings.on_failure)
-            ops.append(("claim", self._free(attempt, outcome)))
-            try:
-                claims = self._commit(ops)
-            except WriteConflict as conflict:
-                return self._conflict(claim, attempt, conflict)
+            if claim.spec.key == self._exclusive:
+                self._exclusive = None
+            ops.append(("claim", self._unused()))
+            claims = self._commit(ops)
+        except WriteConflict as error:
+            conflict = error
+            names = [] if attempt is None else self.invoker.let_go(attempt)
         finally:
             if attempt is not None:
                 attempt.give_back()
+        if conflict is not None:
+            return self._conflict(claim, conflict, names)
         if self._watched or type(outcome) is not Done:
             self.announcer.ended(claim, outcome)
         waited = self.cuts.waiting
         self.cuts.committed(outcome, not self._running)
-        if waited and not self.cuts.waiting:  # nothing was claimed for the sake of this cut
-            return self._claim()
-        return self._with_bodies(claims)
+        return self._going_on(claims, waited)
+
+    def _going_on(self, claims: list[Claim], waited: bool) -> list[Claim]:
+        """What is started now: nothing while a cut is due, what was held back once it is taken."""
+        if self.cuts.waiting:
+            return self._hand_back(claims) if claims else []
+        return self._claim() if waited else self._with_bodies(claims)
 
     def _commit(self, ops: list[Op]) -> list[Claim]:
         self.cuts.before_commit(ops)
@@ -238,14 +249,14 @@ class Run:
         return self._with_bodies(self._commit([("claim", self._unused())]))
 
     def _may_claim(self) -> bool:
-        if self.stopping or self.cuts.waiting or self.session.state.status != "running":
-            return False
-        return len(self._running) < self._slots
+        return self._unused() > 0 and self.session.state.status == "running"
 
-    def _free(self, attempt: Attempt | None, outcome: Outcome) -> int:
+    def _unused(self, *claimed: list[Claim]) -> int:
+        """How many attempts may start now, beside these."""
         if self.stopping or self.cuts.waiting:
             return 0
-        return self._slots - len(self._running)
+        slots = self._slots if self._exclusive is None else 1
+        return max(0, slots - len(self._running) - sum(map(len, claimed)))
 
     def _with_bodies(self, claims: list[Claim]) -> list[Claim]:
         """Groups that are through and tasks that are not taken are passed on at once."""
@@ -257,49 +268,36 @@ class Run:
                 found.append(claim)
             else:
                 # a slot is free for all that follows, not for this claim's own successor alone
-                limit = 0 if self.stopping or self.cuts.waiting else self._unused(found, claims)
-                claims += self._commit([*pass_on(self.graph, claim), ("claim", limit)])
+                limit = ("claim", self._unused(found, claims))
+                claims += self._commit([*pass_on(self.graph, claim), limit])
         return found
 
-    def _unused(self, *claimed: list[Claim]) -> int:
-        return self._slots - len(self._running) - sum(map(len, claimed))
-
-    def _refused(self, claim: Claim) -> Failed | None:
-        """A spec that must not run."""
+    def _conflict(self, claim: Claim, conflict: WriteConflict, names: list[str]) -> list[Claim]:
         spec = claim.spec
-        limit = self.graph.routes[spec.task_id].options.max_cycles
-        error: GraflowError
-        if spec.execution_strategy == "lost":
-            gate = f"group {spec.task_id!r}"
-            error = GroupFailed(f"Fewer members of {gate} succeeded than it needs.", task=spec.task_id)
-        elif limit is not None and spec.cycle >= limit:
-            error = MaxCyclesExceeded(
-                f"Task {spec.task_id!r} was to run for the {spec.cycle + 1}th time; max_cycles={limit}.",
-                task=spec.task_id,
-            )
-        else:
-            return None
-        return Failed(f"{type(error).__name__}: {error}", error, retry=False)
-
-    def _conflict(self, claim: Claim, attempt: Attempt | None, conflict: WriteConflict) -> list[Claim]:
-        names = [] if attempt is None else self.invoker.let_go(attempt)
-        lost = self._conflicts[claim.spec.key] = self._conflicts.get(claim.spec.key, 0) + 1
+        lost = self._conflicts[spec.key] = self._conflicts.get(spec.key, 0) + 1
         failed = Failed(f"WriteConflict: {conflict}", conflict, retry=False)
         if lost > CONFLICT_BUDGET:
-            conflict.ids["task"] = claim.spec.task_id
+            conflict.ids["task"] = spec.task_id
             return self._finish(claim, None, failed)
         if names:
             raise GoBack(claim, failed, names, CONFLICT_BUDGET)
-        log.info("%s; task %s runs again", conflict.message, claim.spec.task_id)
-        release = ("release", claim.spec.key, claim.spec.crashes)
-        return self._with_bodies(self._commit([release, ("claim", self._free(None, failed))]))
+        if lost >= FAIR:
+            self._exclusive = spec.key
+        log.info("%s; task %s runs again", conflict.message, spec.task_id)
+        return self._again(claim, spec.crashes)
 
     def _crashed(self, claim: Claim, outcome: Outcome) -> list[Claim]:
         """A body that took its process down is no failure yet: it has a budget of its own."""
         error = outcome.error if isinstance(outcome, Failed) else ""
         log.warning("%s It runs again.", error, extra={"task": claim.spec.task_id})
-        release = ("release", claim.spec.key, claim.spec.crashes + 1)
-        return self._with_bodies(self._commit([release, ("claim", self._free(None, outcome))]))
+        return self._again(claim, claim.spec.crashes + 1)
+
+    def _again(self, claim: Claim, crashes: int) -> list[Claim]:
+        """The same spec once more, before all others of its priority."""
+        claims = self._commit([("release", claim.spec.key, crashes), ("claim", self._unused())])
+        waited = self.cuts.waiting
+        self.cuts.poll(idle=not self._running)
+        return self._going_on(claims, waited)
 
     def _timed_out(self, running: Running) -> list[Claim]:
         """The attempt is over; its thread, if it has one, is told in its next ctx call."""

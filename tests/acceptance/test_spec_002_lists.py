@@ -52,6 +52,18 @@ def test_checkpoints_are_listed_newest_first_by_session_and_by_pattern() -> None
     ]
 
 
+def test_the_session_that_was_saved_last_is_listed_first() -> None:
+    three("long")
+    with workflow("lists", "short") as flow:
+        flow.add(asks)
+        flow.execute()
+
+    listed = [m.session_id for m in CheckpointManager.list_checkpoints()]
+
+    assert listed == sorted(listed, reverse=True)
+    assert listed[0] == "short"
+
+
 def test_the_newest_checkpoint_of_a_session_is_found() -> None:
     paths = three("one")
 

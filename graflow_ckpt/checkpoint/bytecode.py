@@ -149,6 +149,23 @@ class Shapes:
         self._known: dict[int, tuple[CodeType, Shape]] = {}
         self._scans: dict[tuple[bytes, tuple[str, ...]], _Scan] = {}
 
+    def plain_uses(self, code: CodeType) -> tuple[Use, ...] | None:
+        """What code loads that has no code inside and does none of the rare things; None if it does.
+
+        Code that differs in its constants only is given the very same tuple.
+        """
+        scan = self._scan_of(code)
+        if scan.rare:
+            return None
+        consts = code.co_consts
+        for index in scan.consts:
+            if type(consts[index]) is CodeType:
+                return None
+        return scan.uses
+
+    def rebinds(self, code: CodeType) -> frozenset[str]:
+        return frozenset() if self.plain_uses(code) is not None else self.of(code).rebinds
+
     def of(self, code: CodeType) -> Shape:
         known = self._known.get(id(code))
         if known is not None:
@@ -157,11 +174,15 @@ class Shapes:
         self._known[id(code)] = (code, shape)
         return shape
 
-    def _make(self, code: CodeType) -> Shape:
+    def _scan_of(self, code: CodeType) -> _Scan:
         key = (code.co_code, code.co_names)
         scan = self._scans.get(key)
         if scan is None:  # generated tasks often differ in their constants only
             scan = self._scans[key] = _scan(*key)
+        return scan
+
+    def _make(self, code: CodeType) -> Shape:
+        scan = self._scan_of(code)
         consts = code.co_consts
         nested: list[tuple[CodeType, Shape]] = []
         used: list[object] = []
@@ -171,7 +192,7 @@ class Shapes:
                 nested.append((value, self.of(value)))
                 value = nested[-1][1].digest
             used.append(value)
-        digest = pack((scan.masked, key[1], used, *_signature(code), code.co_exceptiontable))
+        digest = pack((scan.masked, code.co_names, used, *_signature(code), code.co_exceptiontable))
         if nested or scan.rare:
             return _joined(digest, scan, code, nested)
         return Shape(digest, scan.uses)
@@ -183,6 +204,12 @@ def _signature(code: CodeType) -> tuple[object, ...]:
     count = code.co_argcount + code.co_kwonlyargcount + (flags >> 2 & 1) + (flags >> 3 & 1)
     names = code.co_varnames[:count] if count else ()  # a tuple is made for each who asks
     return names, code.co_argcount, code.co_posonlyargcount, flags
+
+
+def raw(code: CodeType) -> tuple[object, ...]:
+    """All of plain code that does anything, for `pack`: more than a shape has, and made at once."""
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    return code.co_code, code.co_consts, code.co_names, code.co_varnames, counts, code.co_exceptiontable
 
 
 # Plain constants of any type, which is what marshal takes.

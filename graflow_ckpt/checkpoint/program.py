@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from graflow_ckpt.checkpoint.fingerprint import Fingerprint, fingerprints
+from graflow_ckpt.checkpoint.fingerprint import Fingerprint, fingerprints, summary
 from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.checkpoint.pickles import check_picklable, live_bytes, load_live
 from graflow_ckpt.checkpoint.plan import CurrentTask, SavedTask, State
@@ -72,13 +72,27 @@ def current_tasks(graph: TaskGraph) -> list[CurrentTask]:
     return [CurrentTask(n.name, prints.get(n.name), graph.routes[n.name].preds) for n in own]
 
 
-def saved_tasks(facts: Document) -> list[SavedTask]:
-    """The tasks that a checkpoint knows, with what has become of them."""
+def summary_of(graph: TaskGraph) -> str:
+    """One digest for graph and tasks: if a checkpoint has the same, nothing has to be compared."""
+    own = [node for name, node in graph.nodes.items() if name not in graph.made]
+    code = summary({node.name: node.func for node in own if isinstance(node, Task)})
+    edges = [(node.name, [t for t in graph.successors[node.name] if t not in graph.made]) for node in own]
+    whole = repr((code, graph.starts, edges))
+    return hashlib.blake2b(whole.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+def saved_tasks(facts: Document, *, noted: bool = False) -> list[SavedTask]:
+    """The tasks that a checkpoint knows, with what has become of them.
+
+    `noted`: of an unchanged program, those only of which a plan has something to say.
+    """
     states: dict[str, State] = dict.fromkeys(facts["gates"], "waiting")
     states |= dict.fromkeys([*facts["completed_tasks"], *facts["passed"]], "completed")
     states |= dict.fromkeys(facts["skipped"], "skipped")
     states |= {spec["task_id"]: spec["status"] for spec in facts["pending_tasks"]}
-    graph = facts["graph"]["tasks"]
+    graph = entries = facts["graph"]["tasks"]
+    if noted:
+        entries = {n: e for n, e in graph.items() if states.get(n) in _NOTED or len(e["print"] or ()) > 2}
     saved = [
         SavedTask(
             name,
@@ -86,11 +100,14 @@ def saved_tasks(facts: Document) -> list[SavedTask]:
             Fingerprint.from_record(entry["print"]) if entry["print"] else None,
             tuple(entry["after"]),
         )
-        for name, entry in graph.items()
+        for name, entry in entries.items()
     ]
     made = set(facts["made"])
     saved += [SavedTask(n, state) for n, state in states.items() if n not in graph and n not in made]
     return saved
+
+
+_NOTED = ("running", "failed", "waiting")
 
 
 # --- code ------------------------------------------------------------------------------
@@ -131,6 +148,14 @@ def _keepable(node: Task | Group) -> Task | Group:
 def pack_task(task: Task, spawner: str, before: tuple[str, ...]) -> bytes:
     """One task made at run time, and where it stands."""
     return live_bytes((task.name, task.func, task.options, task.arguments, spawner, before), task.name)
+
+
+def same_task(record: Cell, other: Cell) -> bool:
+    """Whether two records of a task made at run time run the same body with the same arguments."""
+    if isinstance(record, Live) and isinstance(other, Live):
+        mine, theirs = record.value[0], other.value[0]
+        return mine is theirs or (mine.func is theirs.func and mine.arguments == theirs.arguments)
+    return record == other
 
 
 def unpack_task(record: Cell) -> tuple[Task, str, tuple[str, ...]]:

@@ -5,8 +5,7 @@ values that it leads to (helpers and classes of the user's own modules, to be re
 and the names of what cannot be seen. The rules are the ones that fingerprint.py promises.
 
 The reader never follows anything itself: that a helper calls its caller is no trouble here.
-Not here: instructions (bytecode.py), constants (constants.py), and how readings become one digest
-(fingerprint.py).
+Not here: instructions (bytecode.py), constants (constants.py), one digest of all (fingerprint.py).
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ Unwrap = Callable[[object], object | None]
 
 _OWN: Final = "."  # the user's own modules, whose code is followed
 _QUIET: Final = ""  # changes with Python or with this package, which the checkpoint names already
-
 _ABSENT = object()
 _PLACE = frozenset({"__name__", "__file__", "__doc__", "__package__", "__spec__", "__loader__"})
 _PLACE |= {"__builtins__", "__cached__", "__path__"}
@@ -55,9 +53,10 @@ def task_body(value: object) -> object | None:
 class Reading:
     """What has been read off one value."""
 
-    __slots__ = ("digest", "leads", "not_seen", "parts")
+    __slots__ = ("digest", "leads", "not_seen", "parts", "plain")
 
-    def __init__(self) -> None:
+    def __init__(self, *, plain: bool = False) -> None:
+        self.plain = plain  # of code that has no code inside
         self.parts: list[object] = []
         self.leads: list[object] = []
         self.not_seen: list[str] = []
@@ -107,19 +106,21 @@ class Reader:
         reading.digest = pack(tuple(reading.parts))
         return reading
 
-    def code_of(self, function: FunctionType) -> tuple[bytes, Reading] | None:
-        """The digest of the user's own code, and a reading of the globals that it names."""
+    def digest_of(self, function: FunctionType) -> bytes:
+        return self._shapes.of(function.__code__).digest
+
+    def names_of(self, function: FunctionType) -> Reading | None:
+        """The globals that the user's own code names, read once for all that differs in constants only."""
         code, module = function.__code__, function.__globals__
-        shape = self._shapes.of(code)
-        # code that differs in its constants only has the very same tuple of uses
-        names: object = code if shape.rebinds or shape.imports else shape.uses
+        uses = self._shapes.plain_uses(code)
+        names: object = code if uses is None else uses
         known = self._named.get((id(names), id(module)))
         if known is None:
             if self._origin(_home(function)) != _OWN:
                 return None
-            known = self._named[id(names), id(module)] = (names, module, Reading())
-            self._globals(known[2], shape, module)
-        return shape.digest, known[2]
+            known = self._named[id(names), id(module)] = (names, module, Reading(plain=uses is not None))
+            self._globals(known[2], self._shapes.of(code), module)
+        return known[2]
 
     # --- functions and classes of the user's own modules ---
 
@@ -128,14 +129,11 @@ class Reader:
         shape = self._shapes.of(code)
         reading.parts.append(shape.digest)
         defaults, keywords = function.__defaults__, function.__kwdefaults__
-        if shape.uses or shape.imports:
-            if function.__closure__ or defaults or keywords:  # one of many of this code, it may be
-                _, named = self.code_of(function) or (b"", Reading())
-                reading.parts += named.parts
-                reading.leads += named.leads
-                reading.not_seen += named.not_seen
-            else:
-                self._globals(reading, shape, function.__globals__)
+        named = self.names_of(function) if shape.uses or shape.imports else None
+        if named is not None:
+            reading.parts += named.parts
+            reading.leads += named.leads
+            reading.not_seen += named.not_seen
         if defaults:
             first = code.co_argcount - len(defaults)
             for name, value in zip(code.co_varnames[first : code.co_argcount], defaults, strict=True):
@@ -215,7 +213,7 @@ class Reader:
                     for part in _parts(member):
                         body = part if type(part) is FunctionType else self.body(part)
                         if type(body) is FunctionType and body.__globals__ is module:
-                            found |= self._shapes.of(body.__code__).rebinds
+                            found |= self._shapes.rebinds(body.__code__)
             known = self._rebound[id(module)] = (module, frozenset(found))
         return known[1]
 

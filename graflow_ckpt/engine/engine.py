@@ -172,7 +172,7 @@ class _Execution:
         return ops
 
     def _plan(self) -> Plan:
-        plan = resuming.plan_for(self.context)
+        plan = resuming.plan_for(self.context, noted=True)
         plan.raise_if_refused(self.context.session_id)
         for row in plan.rows:
             if row.note:

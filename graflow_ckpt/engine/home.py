@@ -15,7 +15,7 @@ from typing import Any
 
 from graflow_ckpt.checkpoint import archive, history, journal, program
 from graflow_ckpt.checkpoint.archive import Found
-from graflow_ckpt.checkpoint.model import CheckpointMetadata
+from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document
 from graflow_ckpt.checkpoint.plan import CurrentTask
 from graflow_ckpt.checkpoint.program import Program
 from graflow_ckpt.checkpoint.seal import Keyring, key_storage_warning
@@ -45,6 +45,8 @@ class Home:
         self.inputs: dict[str, str] = {}
         self._keyring: Keyring | None = None
         self._tasks: list[CurrentTask] | None = None
+        self._summary: str | None = None
+        self._described: Document | None = None
         self._program: Program | None = None
         self._by_policy: list[str] | None = None  # the cuts that retention may take, oldest first
         self._segment: Journal | None = None
@@ -121,11 +123,25 @@ class Home:
             self._tasks = program.current_tasks(graph)
         return self._tasks
 
+    def is_unchanged(self, graph: TaskGraph, described: Document) -> bool:
+        """Whether the program is the one that a checkpoint describes; then that stays its description."""
+        if self._summary is None:
+            self._summary = program.summary_of(graph)
+        if self._summary == described.get("summary"):
+            self._described = described
+        return self._described is described
+
+    def _describe(self, graph: TaskGraph) -> Document:
+        if self._described is None:
+            self._described = program.describe(graph, self.tasks_of(graph))
+            self._described["summary"] = self._summary or program.summary_of(graph)
+        return self._described
+
     def describe_program(self, graph: TaskGraph) -> Program:
         """Made once; tasks made at run time are kept with the state."""
         if self._program is None:
             self._program = Program(
-                program.describe(graph, self.tasks_of(graph)),
+                self._describe(graph),
                 program.pack_code(graph),
                 self.file,
                 tuple(sys.argv),

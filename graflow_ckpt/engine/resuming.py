@@ -14,7 +14,7 @@ from functools import partial
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.pickles import collector_at_rest
-from graflow_ckpt.checkpoint.plan import Plan, make_plan
+from graflow_ckpt.checkpoint.plan import CurrentTask, Plan, make_plan
 from graflow_ckpt.checkpoint.program import saved_tasks, unpack_task
 from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.errors import InDoubt, NoSession, SessionCancelled, SessionExists
@@ -95,8 +95,11 @@ def runs_nothing(context: ExecutionContext) -> bool:
     return False
 
 
-def plan_for(context: ExecutionContext) -> Plan:
-    """The saved tasks against those of the program; opens no pickle."""
+def plan_for(context: ExecutionContext, *, noted: bool = False) -> Plan:
+    """The saved tasks against those of the program; opens no pickle.
+
+    `noted`: if nothing has changed, only with the rows that have a note.
+    """
     assert context.found is not None
     facts = dict(context.found.facts)
     state = context.state  # with the journal's records, where there are any
@@ -109,7 +112,12 @@ def plan_for(context: ExecutionContext) -> Plan:
     facts["pending_tasks"] = [
         {"task_id": s.task_id, "status": where.get(s.key, "pending")} for s in state.pending()
     ]
-    return make_plan(saved_tasks(facts), context.home.tasks_of(context.graph), context.settings.changed)
+    graph, changed = context.graph, context.settings.changed
+    if noted and context.home.is_unchanged(graph, facts["graph"]):
+        saved = saved_tasks(facts, noted=True)
+        same = [CurrentTask(t.name, t.fingerprint, t.after) for t in saved if t.name in graph.nodes]
+        return make_plan(saved, same, changed)
+    return make_plan(saved_tasks(facts), context.home.tasks_of(graph), changed)
 
 
 def remake_tasks(context: ExecutionContext) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graflow_ckpt.checkpoint.fingerprint import Fingerprint, compare, fingerprint, fingerprints
+from graflow_ckpt.checkpoint.fingerprint import Fingerprint, compare, fingerprint, fingerprints, summary
 from graflow_ckpt.core.task import Task
 
 
@@ -33,8 +33,14 @@ def of(source: str, task: str = "run", name: str = "shop") -> Fingerprint:
 
 
 def changed(before: str, after: str) -> bool:
-    """Whether the task `run` of two programs has two fingerprints."""
+    """Whether the task `run` of two programs has two fingerprints. Then they have two summaries, too."""
+    differ = of(before) != of(after)
+    assert not differ or summary_of(before) != summary_of(after)
     return of(before).digest != of(after).digest
+
+
+def summary_of(source: str) -> str:
+    return summary({"run": load(source)["run"]})
 
 
 # --- stable ---------------------------------------------------------------------------------------
@@ -609,3 +615,67 @@ def test_ten_thousand_tasks_take_a_fraction_of_a_second() -> None:
 
     assert len({each.digest for each in found.values()}) == 10_000
     assert spent < 1.0  # about 0.05; a walk by `dis`, or per task into the helper, takes seconds
+
+
+# --- summaries ------------------------------------------------------------------------------------
+
+GENERATED = """
+    def helper(n):
+        return n + RATE
+
+    RATE = 2
+
+    def a():
+        return helper(1)
+
+    def b():
+        return helper(2)
+
+    def c(x=3):
+        return [n for n in range(x)]
+"""
+
+
+def summary_of_generated(source: str = GENERATED, names: str = "abc") -> str:
+    module = load(source)
+    return summary({name: module[name] for name in names})
+
+
+def test_a_summary_does_not_depend_on_lines_comments_or_the_process() -> None:
+    moved = "\n\n    # a comment" + GENERATED
+    program = f"{Path(__file__).read_text()}\nprint(summary_of_generated({moved!r}))"
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.strip() == summary_of_generated() == summary_of_generated(moved)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("helper(1)", "helper(3)"),
+        ("n + RATE", "n - RATE"),
+        ("RATE = 2", "RATE = 5"),
+        ("x=3", "x=4"),
+        ("[n for", "[-n for"),
+        ("helper(2)", "print(2)"),
+    ],
+)
+def test_a_summary_covers_all_that_the_fingerprints_cover(old: str, new: str) -> None:
+    assert summary_of_generated() != summary_of_generated(GENERATED.replace(old, new))
+
+
+def test_a_summary_tells_which_task_has_which_code() -> None:
+    module = load(GENERATED)
+
+    assert summary({"a": module["a"], "b": module["b"]}) != summary({"a": module["b"], "b": module["a"]})
+    assert summary_of_generated(names="ab") != summary_of_generated(names="a")
+
+
+def test_a_summary_tells_modules_with_the_same_names_apart() -> None:
+    first, second = load(GENERATED), load(GENERATED.replace("RATE = 2", "RATE = 3"))
+
+    assert summary({"a": first["a"], "b": second["b"]}) != summary({"a": second["a"], "b": first["b"]})

@@ -17,6 +17,7 @@ from graflow_ckpt.checkpoint.program import (
     pack_code,
     pack_task,
     saved_tasks,
+    summary_of,
     unpack_code,
     unpack_task,
 )
@@ -34,6 +35,13 @@ def one() -> int:
 
 def other() -> int:
     return 2
+
+
+BOX: list[int] = []
+
+
+def unseen() -> int:
+    return len(BOX)
 
 
 def graph_of(**tasks: Any) -> TaskGraph:
@@ -210,3 +218,39 @@ def test_a_task_made_at_run_time_that_cannot_be_pickled_is_refused_by_its_name()
 
     with pytest.raises(NotStorable, match="made"):
         pack_task(Task("made", lambda: lock), "a", ())
+
+
+# --- a program that has not changed ----------------------------------------------------
+
+
+def test_a_summary_of_a_graph_tells_other_code_edges_and_starts_apart() -> None:
+    def summary(*edges: str, start: str = "a", **tasks: Any) -> str:
+        graph = graph_of(a=one, b=other, c=one, **tasks)
+        compiled(graph, *edges).compile((start,))
+        return summary_of(graph)
+
+    assert summary("ab", "bc") == summary("ab", "bc")
+    assert (
+        len({summary("ab", "bc"), summary("ab", "ac"), summary("ab", "bc", start="b"), summary(d=one)}) == 4
+    )
+
+
+def test_a_summary_is_that_of_the_program_also_when_tasks_were_made() -> None:
+    graph = compiled(graph_of(a=one, b=other), "ab")
+    before = summary_of(graph)
+    graph.extend("a", Task("made", one), ("b",))
+
+    assert summary_of(graph) == before
+
+
+def test_of_an_unchanged_program_the_tasks_with_a_note_are_told() -> None:
+    graph = compiled(graph_of(a=one, b=one, c=unseen), "ab", "bc")
+    state = SessionState("s", ("a",))
+    apply(state, [graph.routes["a"].enqueue(), ("claim", 1)], 0.0)
+    apply(state, [("end", 1, 1, "completed", b"\xc0"), graph.routes["b"].enqueue(), ("claim", 1)], 0.0)
+    facts = json.loads(json.dumps(capture(state).facts | {"graph": describe(graph, current_tasks(graph))}))
+
+    assert [(task.name, task.state) for task in saved_tasks(facts, noted=True)] == [
+        ("b", "running"),
+        ("c", "unreached"),
+    ]

@@ -27,7 +27,7 @@ from graflow_ckpt.core.policy import Since
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Live
 from graflow_ckpt.engine import rng
-from graflow_ckpt.engine.home import Home
+from graflow_ckpt.engine.home import MADE_BY_THEMSELVES, Home
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
 
@@ -57,6 +57,7 @@ class Cutter:
         self._journal = settings.durability == "journal"
         self._gap = False  # the journal waits for a cut
         self._digests: dict[str, bytes] = {}  # live values as the journal last wrote them
+        self._warned: set[str] = set()
         self._rng: bytes | None = None
         self._before: tuple[int, Callable[[], None]] | None = None  # an attempt, and how to undo its draws
 
@@ -179,7 +180,7 @@ class Cutter:
         )
         self._emit("checkpoint_saved", path=metadata.path, cause=cause, seconds=monotonic() - began)
         self.on_saved(metadata)
-        if cause == "policy":
+        if cause in MADE_BY_THEMSELVES:
             self.home.prune(self.settings.keep)
         return metadata
 
@@ -192,7 +193,9 @@ class Cutter:
         if self._gap:
             return
         kept, loaned = self._changed(ops)
-        if not loaned:
+        if loaned:
+            self._warn(loaned, "of a value on loan to another task")
+        else:
             payload = journal.pack(state.sequence, now, kept)
             if len(payload) <= journal.SIZE_LIMIT:
                 self.home.append(payload)
@@ -200,24 +203,30 @@ class Cutter:
             name = max(
                 (op for op in kept if op[0] in ("put", "append", "end")), key=_weight, default=("", "")
             )[1]
-            log.warning(
-                "the change of %r has %d bytes, too many for a journal record: a checkpoint makes it durable",
-                name,
-                len(payload),
-                extra={"session": state.session},
-            )
+            self._warn(name, f"{len(payload)} bytes, too many for a journal record")
         self._gap = True
 
-    def _changed(self, ops: Sequence[Op]) -> tuple[list[Op], bool]:
+    def _warn(self, name: str, why: str) -> None:
+        """Once per value: it will be so at every commit."""
+        if name not in self._warned:
+            self._warned.add(name)
+            log.warning(
+                "the change of %r is %s: each time a checkpoint makes it durable",
+                name,
+                why,
+                extra={"session": self.session.state.session},
+            )
+
+    def _changed(self, ops: Sequence[Op]) -> tuple[list[Op], str]:
         """The ops as they were applied: no bases to check, no live values that the journal has so
-        already; and whether a live value is on loan elsewhere."""
+        already; and a live value that is on loan elsewhere."""
         kept: list[Op] = []
         on_loan = self.session.on_loan_beside
         for op in ops:
             if op[0] == "put":
                 if isinstance(op[2], Live):
                     if on_loan(op[1]):
-                        return kept, True
+                        return kept, op[1]
                     digest = live_digest(op[2].value)
                     if self._digests.get(op[1]) == digest:
                         continue
@@ -228,7 +237,7 @@ class Cutter:
             elif op[0] == "append":  # what the journal has is no longer what it wrote
                 self._digests.pop(op[1], None)
             kept.append(op)
-        return kept, False
+        return kept, ""
 
 
 def _weight(op: Op) -> int:

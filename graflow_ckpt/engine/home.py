@@ -28,6 +28,10 @@ from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
 
+MADE_BY_THEMSELVES = frozenset({"policy", "journal"})
+"""Why cuts are made that KeepLast is for; the others stay."""
+
+
 class Home:
     """One session in one store."""
 
@@ -186,12 +190,11 @@ class Home:
         return metadata
 
     def prune(self, keep: KeepLast) -> None:
-        """Take away the oldest cuts that were made by policy."""
+        """Take away the oldest cuts that nobody has asked for."""
         if self._by_policy is None:  # once: reading every meta after every cut would cost more and more
             metas = [(path, raw) for path, raw in self.store.list(self.session)]
-            found = [
-                (history.order_of(raw), path) for path, raw in metas if history.cause_of(raw) == "policy"
-            ]
+            own = [(path, raw) for path, raw in metas if history.cause_of(raw) in MADE_BY_THEMSELVES]
+            found = [(history.order_of(raw), path) for path, raw in own]
             self._by_policy = [path for _, path in sorted(found)]
         elif self.last is not None:
             self._by_policy.append(self.last.path)

@@ -1,0 +1,418 @@
+"""When cuts are taken, what is kept of them, and what a failed save means."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import threading
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graflow_ckpt import (
+    CheckpointManager,
+    Event,
+    EveryN,
+    EverySeconds,
+    EveryTask,
+    KeepLast,
+    OnRequest,
+    PendingCheckpoint,
+    WhenIdle,
+    Workflow,
+    task,
+    workflow,
+)
+from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.stores.local import LocalStore
+from tests.unit.stores.faults import FaultyDisk
+
+LONG = 20.0  # seconds: only a hang takes so long
+
+
+def loop(steps: int, body: Callable[[Any], None] = lambda context: None, **options: Any) -> Workflow:
+    """A workflow of one task that comes round `steps` times."""
+    with workflow("w", session_id="s", **options) as flow:
+
+        @task(inject_context=True)
+        def turn(context) -> int:
+            body(context)
+            if context.cycle + 1 < steps:
+                context.next_iteration()
+            return context.cycle
+
+    return flow
+
+
+def cuts(cause: str = "policy") -> list[int]:
+    """The steps at which there are cuts, oldest first."""
+    found = CheckpointManager.list_checkpoints("s")
+    return [metadata.steps for metadata in reversed(found) if metadata.cause == cause]
+
+
+# --- policies --------------------------------------------------------------------------
+
+
+def test_on_request_cuts_when_asked_and_at_the_end_only() -> None:
+    loop(5, checkpoint=OnRequest()).execute()
+
+    assert cuts() == []
+    assert cuts("end") == [5]
+
+
+def test_every_n_cuts_every_n_steps() -> None:
+    loop(7, checkpoint=EveryN(3)).execute()
+
+    assert cuts() == [3, 6]
+
+
+def test_every_task_cuts_every_step() -> None:
+    loop(3, checkpoint=EveryTask()).execute()
+
+    assert cuts() == [1, 2, 3]
+
+
+def test_a_request_counts_as_the_cut_of_its_step() -> None:
+    loop(5, lambda context: context.cycle == 1 and context.checkpoint(), checkpoint=EveryN(3)).execute()
+
+    assert cuts("request") == [2]
+    assert cuts() == [5]
+
+
+def test_policies_combine() -> None:
+    loop(5, checkpoint=EveryN(2) | EveryN(5)).execute()
+
+    assert cuts() == [2, 4]
+
+
+def test_every_seconds_cuts_between_commits_while_a_task_runs() -> None:
+    saved = threading.Event()
+    observer = lambda event: event.kind == "checkpoint_saved" and saved.set()  # noqa: E731
+
+    with workflow("w", session_id="s", checkpoint=EverySeconds(0.05), observers=[observer]) as flow:
+
+        @task
+        def quick() -> None: ...
+
+        @task(timeout=LONG)
+        def slow(quick: None) -> bool:
+            return saved.wait(LONG)
+
+        quick >> slow
+        assert flow.execute() is True
+
+    assert cuts() == [1]
+
+
+def test_every_seconds_cuts_while_all_wait_for_a_retry() -> None:
+    seen: list[Event] = []
+
+    with workflow("w", session_id="s", checkpoint=EverySeconds(0.05), observers=[seen.append]) as flow:
+
+        @task
+        def quick() -> None: ...
+
+        @task(inject_context=True, max_retries=1, backoff=0.4)
+        def flaky(context, quick: None) -> None:
+            if context.attempt == 1:
+                raise OSError
+
+        quick >> flaky
+        flow.execute()
+
+    kinds = [(e.kind, e.task, e.facts.get("outcome")) for e in seen]
+    assert kinds.index(("checkpoint_saved", "", None)) < kinds.index(("task_ended", "flaky", "done"))
+
+
+def test_every_seconds_does_not_cut_when_nothing_has_happened() -> None:
+    loop(50, checkpoint=EverySeconds(60)).execute()
+
+    assert cuts() == []
+
+
+def test_when_idle_cuts_when_a_wave_is_through() -> None:
+    with workflow("w", session_id="s", checkpoint=WhenIdle()) as flow:
+        meeting = threading.Barrier(2, timeout=LONG)
+
+        @task
+        def a() -> None: ...
+
+        @task
+        def b() -> int:
+            return meeting.wait()
+
+        @task
+        def c() -> int:
+            return meeting.wait()
+
+        @task
+        def d() -> None: ...
+
+        a >> (b | c) >> d
+        flow.execute()
+
+    assert cuts() == [1, 3, 4]
+
+
+def test_durability_none_writes_what_is_asked_for_and_nothing_else() -> None:
+    loop(
+        3,
+        lambda context: context.cycle == 1 and context.checkpoint(),
+        checkpoint=EveryTask(),
+        durability="none",
+    ).execute()
+
+    assert [m.cause for m in CheckpointManager.list_checkpoints("s")] == ["request"]
+
+
+def test_the_newest_ten_cuts_of_a_policy_are_kept_and_all_that_were_asked_for() -> None:
+    loop(20, lambda context: context.cycle < 3 and context.checkpoint(), checkpoint=EveryTask()).execute()
+
+    assert cuts("request") == [1, 2, 3]
+    assert cuts() == list(range(11, 21))
+
+
+def test_keep_last_says_how_many() -> None:
+    loop(6, checkpoint=EveryTask(), keep=KeepLast(2)).execute()
+
+    assert cuts() == [5, 6]
+
+
+def test_cuts_that_a_journal_needs_are_not_kept_for_ever() -> None:
+    def grow(context) -> None:
+        context.get_channel().set("big", bytes(2_000_000))
+
+    loop(5, grow, durability="journal", keep=KeepLast(2)).execute()
+
+    assert cuts("journal") == [4, 5]
+
+
+# --- requests --------------------------------------------------------------------------
+
+
+def test_a_pending_checkpoint_is_done_when_its_task_has_completed() -> None:
+    handles: list[PendingCheckpoint] = []
+    before: list[Any] = []
+
+    with workflow("w", session_id="s") as flow:
+
+        @task(inject_context=True)
+        def a(context) -> None:
+            handle = context.checkpoint({"epoch": 1})
+            handles.append(handle)
+            before.append((handle.done(), handle.error, Path(handle.path).exists(), repr(handle)))
+
+        @task
+        def b() -> bool:
+            return handles[0].done()
+
+        a >> b
+        assert flow.execute() is True
+
+    handle = handles[0]
+    path, metadata = handle
+    assert before == [(False, None, False, f"PendingCheckpoint({path!r}, pending)")]
+    assert (path, metadata) == (handle.path, handle.metadata)
+    assert "saved" in repr(handle)
+    restored, found = CheckpointManager.resume_from_checkpoint(path)
+    assert found.user_metadata["epoch"] == 1
+    assert found.user_metadata["task_id"] == "a"
+    assert restored.completed_tasks == {"a"}
+    assert restored.task_queue.get_pending_tasks() == ["b"]
+
+
+def test_a_second_request_of_one_attempt_replaces_the_metadata_of_the_first(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    handles = []
+
+    def ask(context) -> None:
+        handles.append(context.checkpoint({"part": 1}))
+        handles.append(context.checkpoint({"part": 2}))
+
+    loop(1, ask).execute()
+
+    assert handles[0].path == handles[1].path
+    assert cuts("request") == [1]
+    assert CheckpointManager.verify(handles[0].path).user_metadata["part"] == 2
+    assert handles[0].metadata.user_metadata["part"] == 2
+    assert sum("asked for a checkpoint twice" in record.message for record in caplog.records) == 1
+
+
+def test_a_next_iteration_asked_for_in_the_same_task_is_in_the_checkpoint() -> None:
+    loop(3, lambda context: context.checkpoint()).execute()
+
+    first = CheckpointManager.list_checkpoints("s")[-1]
+    restored, _ = CheckpointManager.resume_from_checkpoint(first.path)
+    assert [(spec.task_id, spec.cycle) for spec in restored.task_queue.get_pending_task_specs()] == [
+        ("turn", 1)
+    ]
+
+
+def test_a_failed_task_gets_no_checkpoint() -> None:
+    handles = []
+
+    with workflow("w", session_id="s") as flow:
+
+        @task(inject_context=True)
+        def a(context) -> None:
+            handles.append(context.checkpoint())
+            raise OSError("x")
+
+        with pytest.raises(OSError, match="x"):
+            flow.execute()
+
+    assert not handles[0].done()
+    assert cuts("request") == []
+    assert cuts("failure") == [0]
+
+
+# --- saves that fail -------------------------------------------------------------------
+
+
+def on_a_bad_disk(flow: Workflow, method: str, at: int = 1, number: int = errno.ENOSPC) -> FaultyDisk:
+    """The session's store from now on; the lease stays with the one before."""
+    disk = FaultyDisk(method, number, at)
+    flow.execution_context.home.store = LocalStore("checkpoints", disk=disk)
+    return disk
+
+
+def test_a_failed_save_is_an_event_and_does_not_stop_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    seen: list[Event] = []
+    handles = []
+
+    def ask(context) -> None:
+        if context.cycle == 0:
+            handles.append(context.checkpoint())
+
+    flow = loop(3, ask, observers=[seen.append])
+    on_a_bad_disk(flow, "rename")
+
+    assert flow.execute() == 2
+    (failed,) = [event for event in seen if event.kind == "checkpoint_failed"]
+    assert failed.facts["cause"] == "request"
+    assert "No space left" in failed.facts["error"]
+    assert handles[0].done()
+    assert "No space left" in str(handles[0].error)
+    assert "failed" in repr(handles[0])
+    assert cuts("request") == []
+    assert cuts("end") == [3]
+    assert "checkpoint failed" in caplog.text
+
+
+def test_with_on_save_failure_fail_a_failed_save_stops_the_run_and_nothing_more_is_committed() -> None:
+    ran = []
+
+    def ask(context) -> None:
+        ran.append(context.cycle)
+        if context.cycle == 1:
+            context.checkpoint()
+
+    flow = loop(5, ask, on_save_failure="fail")
+    on_a_bad_disk(flow, "rename")
+
+    with pytest.raises(CheckpointError, match="No space left"):
+        flow.execute()
+    assert ran == [0, 1]
+
+
+def test_a_policy_that_could_not_save_tries_again_at_its_next_time() -> None:
+    flow = loop(6, checkpoint=EveryN(2))
+    on_a_bad_disk(flow, "rename")
+
+    flow.execute()
+
+    assert cuts() == [4, 6]
+
+
+def test_a_value_that_has_become_unpicklable_is_named_by_the_failed_save(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GRAFLOW_CKPT_CHECK", "0")  # which would notice earlier
+    seen: list[Event] = []
+
+    with workflow("w", session_id="s", checkpoint=EveryTask(), observers=[seen.append]) as flow:
+
+        @task(inject_context=True)
+        def make(context) -> None:
+            context.get_channel().set("box", Box())
+
+        @task(inject_context=True)
+        def spoil(context) -> None:
+            context.get_channel().get("box", readonly=True).lock = threading.Lock()
+
+        make >> spoil
+        flow.execute()
+
+    (failed, _) = [event for event in seen if event.kind == "checkpoint_failed"]
+    assert "box" in failed.facts["error"]
+    assert "lock" in failed.facts["error"]
+
+
+class Box:
+    """A live value."""
+
+
+# --- the journal -----------------------------------------------------------------------
+
+
+class CountingDisk(FaultyDisk):
+    """Counts the data syncs."""
+
+    syncs = 0
+
+    def sync_data(self, fd: int) -> None:
+        self.syncs += 1
+        super().sync_data(fd)
+
+
+def test_a_journal_costs_one_sync_per_commit() -> None:
+    disk = CountingDisk()
+    counts: list[int] = []
+    flow = loop(10, lambda context: counts.append(disk.syncs), durability="journal")
+    flow.execution_context.home.store = LocalStore("checkpoints", disk=disk)
+
+    flow.execute()
+
+    assert [b - a for a, b in pairwise(counts)] == [1] * 9
+
+
+def test_a_value_too_large_for_a_record_is_made_durable_by_a_cut_and_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def grow(context) -> None:
+        context.get_channel().set("big", bytes(2_000_000))
+
+    loop(3, grow, durability="journal").execute()
+
+    warnings = [r.getMessage() for r in caplog.records if "journal record" in r.getMessage()]
+    assert len(warnings) == 1
+    assert "'big'" in warnings[0]
+    assert "200" in warnings[0]
+    assert cuts("journal") == [0, 1, 2, 3]
+
+
+def test_a_value_on_loan_elsewhere_is_made_durable_by_a_cut_and_named_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    meeting = threading.Barrier(2, timeout=LONG)
+
+    with workflow("w", session_id="s", durability="journal") as flow:
+        flow.get_channel().set("box", Box())
+
+        def work(context) -> None:
+            context.get_channel().get("box")
+            meeting.wait()
+            if context.cycle == 0:
+                context.next_iteration()
+
+        for name in "ab":
+            task(id=name, inject_context=True)(work)
+        with caplog.at_level(logging.WARNING):
+            flow.execute()
+
+    assert sum("'box'" in r.getMessage() for r in caplog.records) == 1
+    assert cuts("journal")[-1] == 4

@@ -172,7 +172,9 @@ class TaskGraph:
     def extend(self, spawner: str, task: Task, before: tuple[str, ...]) -> None:
         """A task made at run time joins a compiled graph; it stands before `before`."""
         if task.name in self.routes:
-            self.nodes[task.name] = self.routes[task.name].node = task  # made again by a loop
+            route = self.routes[task.name]  # made again by a loop
+            self.nodes[task.name] = route.node = task
+            route.options = task.options
             return
         self.made.add(task.name)
         self.nodes[task.name] = task

@@ -35,9 +35,10 @@ class Parameter(NamedTuple):
 class Binding:
     """What one task's body takes."""
 
-    __slots__ = ("context", "data", "func", "parameters", "plain")
+    __slots__ = ("context", "data", "func", "parameters", "plain", "task")
 
     def __init__(self, task: Task, preds: dict[str, str], groups: dict[str, tuple[str, ...]]) -> None:
+        self.task = task
         self.func = task.func
         names, defaults = signature(task.func)
         self.context: str | None = None

@@ -16,7 +16,7 @@ from graflow_ckpt.checkpoint.codec import decode
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, ReadOnlyChanged, WorkflowCancelled
 from graflow_ckpt.core.facts import RESULT, Cancelled, Claim, Done, Failed, Outcome
-from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.graph import Node, TaskGraph
 from graflow_ckpt.core.state import NONE
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell, Live
@@ -69,7 +69,7 @@ class Invoker:
         self.session = session
         self.host: Host
         self.bindings: dict[str, Binding] = {}
-        self._inline: dict[str, bool] = {}
+        self._inline: dict[str, tuple[Node, bool]] = {}
         self._settings = settings
         self._check = settings.durability != "none"
         self._watch = checks.enabled()
@@ -84,15 +84,15 @@ class Invoker:
     def inline(self, claim: Claim) -> bool:
         """Whether the body may run in the thread that commits."""
         name = claim.spec.task_id
-        known = self._inline.get(name)
-        if known is None:
-            task = self.graph.nodes[name]
+        task = self.graph.nodes[name]
+        of, known = self._inline.get(name, (None, False))
+        if of is not task:
             known = not isinstance(task, Task) or (
                 task.options.timeout is None
                 and task.options.isolation == "thread"
                 and not is_coroutine(task.func)
             )
-            self._inline[name] = known
+            self._inline[name] = (task, known)
         return known
 
     def call(self, claim: Claim) -> tuple[Attempt | None, Outcome]:
@@ -149,8 +149,8 @@ class Invoker:
 
     def binding(self, name: str) -> Binding:
         found = self.bindings.get(name)
-        if found is None:
-            task = self.graph.nodes[name]
+        task = self.graph.nodes[name]
+        if found is None or found.task is not task:  # a loop makes a task of that name in each round
             assert isinstance(task, Task)
             found = self.bindings[name] = bind(self.graph, task)
         return found

@@ -358,3 +358,25 @@ def test_whether_a_value_is_there_does_not_cost_a_list_of_all_values() -> None:
     channel.get("missing")
 
     assert [name in channel for name in ("there", "set", "appended", "missing")] == [True, True, True, False]
+
+
+def test_a_task_that_a_loop_makes_anew_is_the_new_one() -> None:
+    with workflow("w") as flow:
+
+        @task(inject_context=True)
+        def loop(context) -> None:
+            number = context.cycle
+
+            @task(id="made", inject_context=True, max_retries=number)
+            def made(context) -> None:
+                if context.attempt <= number:
+                    raise ValueError("not yet")
+                context.channel.append("made", number)
+                if number < 2:
+                    context.next_task("loop")
+
+            context.next_task(made)
+
+        flow.execute()
+
+    assert flow.get_channel().get("made") == [0, 1, 2]

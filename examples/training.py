@@ -29,7 +29,7 @@ BATCH = 100
 EVERY = 5  # epochs per checkpoint
 
 options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-options.add_argument("--epochs", type=int, default=60)
+options.add_argument("--epochs", type=int, default=40)
 options.add_argument("--session", default="spirals")
 arguments = options.parse_args()
 EPOCHS = arguments.epochs

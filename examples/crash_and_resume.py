@@ -1,6 +1,4 @@
 import os
-import signal
-from pathlib import Path
 
 from graflow_ckpt import task, workflow
 
@@ -10,9 +8,9 @@ def learn(context):
     rounds = context.get_channel().get("rounds", default=[])
     rounds.append(len(rounds) + 1)  # changed in place: counts as set
     print("round", rounds[-1], flush=True)
-    if rounds[-1] == 7 and not Path("crashed").exists():
-        Path("crashed").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
+    if rounds[-1] == 7 and not os.path.exists("crashed"):
+        os.mkdir("crashed")
+        os.kill(os.getpid(), 9)  # SIGKILL
     if rounds[-1] % 2 == 0:
         context.checkpoint()  # taken when this round is committed
     if rounds[-1] < 10:

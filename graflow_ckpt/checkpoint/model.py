@@ -108,11 +108,15 @@ _SORTED_BY = {"epoch": int, "sequence": int, "steps": int, "created_at": str, "s
 """What lists of checkpoints are made of before anything is verified."""
 
 
-def check_metadata(metadata: dict[str, Any]) -> None:
-    """Metadata is JSON that people and tools read; nothing is turned into text to make it fit."""
-    for key, value in metadata.items():
+def check_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:
+    """A copy that nobody changes any more. Metadata is JSON that people and tools read; nothing is
+    turned into text to make it fit."""
+    copy: dict[str, Any] = {}
+    for key, value in (metadata or {}).items():
         try:
-            same = json.loads(json.dumps({key: value}, allow_nan=False)) == {key: value}
+            own = json.loads(json.dumps({key: value}, allow_nan=False))
+            same = own == {key: value}
+            copy |= own
         except (TypeError, *NOT_JSON):
             same = False
         if not same:
@@ -122,6 +126,7 @@ def check_metadata(metadata: dict[str, Any]) -> None:
                 "put other values into the channel.",
                 path=f"metadata[{key!r}]",
             )
+    return copy
 
 
 def parse(path: str, raw: bytes, what: str) -> Document:

@@ -150,14 +150,6 @@ def pack_task(task: Task, spawner: str, before: tuple[str, ...]) -> bytes:
     return live_bytes((task.name, task.func, task.options, task.arguments, spawner, before), task.name)
 
 
-def same_task(record: Cell, other: Cell) -> bool:
-    """Whether two records of a task made at run time run the same body with the same arguments."""
-    if isinstance(record, Live) and isinstance(other, Live):
-        mine, theirs = record.value[0], other.value[0]
-        return mine is theirs or (mine.func is theirs.func and mine.arguments == theirs.arguments)
-    return record == other
-
-
 def unpack_task(record: Cell) -> tuple[Task, str, tuple[str, ...]]:
     if isinstance(record, Live):
         task, spawner, before = record.value

@@ -66,7 +66,7 @@ def _onward(graph: TaskGraph, route: Route, effects: Effects) -> list[Op]:
     else:
         ops += route.done
     for item in effects.nexts:
-        if not item.goto:
+        if not item.goto or effects.again is not None:
             ops.append(_with_data(graph.routes[item.task].enqueue(), item.data))
     return ops
 

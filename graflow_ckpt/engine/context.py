@@ -197,9 +197,8 @@ class ExecutionContext:
 
     def request_checkpoint(self, metadata: dict[str, Any] | None = None) -> None:
         """Ask for a checkpoint: outside of a task it is taken by the next `execute`, first thing."""
-        check_metadata(metadata or {})
+        self.checkpoint_request_metadata = check_metadata(metadata)
         self.checkpoint_requested = True
-        self.checkpoint_request_metadata = dict(metadata or {})
 
     # --- checkpoints -------------------------------------------------------------------
 
@@ -215,7 +214,7 @@ class ExecutionContext:
             raise CheckpointError(f"storage={storage!r} is not available.", hint="This version has 'local'.")
         if path is not None and "://" in path:
             open_store(path)  # refuses what this version cannot write to
-        check_metadata(metadata or {})
+        metadata = check_metadata(metadata)
         with self._owning(), self.session.still() as still:
             if not still:
                 names = ", ".join(self.session.on_loan())

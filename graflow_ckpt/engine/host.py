@@ -13,7 +13,7 @@ from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.run import Run
-from graflow_ckpt.engine.task_context import PendingCheckpoint
+from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently, same_task
 
 
 class RunHost:
@@ -51,8 +51,15 @@ class RunHost:
     def code_of(self, task: Task, spawner: str, before: tuple[str, ...]) -> Cell:
         """A task made at run time, as the session keeps it."""
         if self._run.settings.durability == "none":
-            return Live((task, spawner, before))
-        return pack_task(task, spawner, before)
+            record: Cell = Live((task, spawner, before))
+        else:
+            record = pack_task(task, spawner, before)
+        state = self.execution_context.state
+        known = state.tasks.get(task.name)
+        differs = known is not None and not same_task(known, record)
+        if differs and task.name in [spec.task_id for spec in list(state.specs.values())]:
+            raise made_differently(task.name)  # what is pending would run with what is new
+        return record
 
     @property
     def stopping(self) -> bool:

@@ -16,11 +16,27 @@ from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata
 from graflow_ckpt.core.errors import GraflowError, GraphError, UnknownTask, WorkflowCancelled
 from graflow_ckpt.core.facts import NO_DATA, Next, Request, Spawned
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.core.values import Cell
+from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.bind import MISSING, Binding
 
 _log = logging.getLogger("graflow_ckpt.task")
+
+
+def same_task(record: Cell, other: Cell) -> bool:
+    """Whether two records of a task made at run time run the same body with the same arguments."""
+    if isinstance(record, Live) and isinstance(other, Live):
+        mine, theirs = record.value[0], other.value[0]
+        return mine is theirs or (mine.func is theirs.func and mine.arguments == theirs.arguments)
+    return record == other
+
+
+def made_differently(name: str) -> GraphError:
+    return GraphError(
+        f"next_task: {name!r} was made before with other code or arguments, and has still to run.",
+        hint="Give this one an id of its own (task.bind(id=...)), or pass what differs as data=.",
+        task=name,
+    )
 
 
 class PendingCheckpoint:
@@ -120,9 +136,7 @@ class TaskExecutionContext:
         """Ask for a checkpoint; it is taken when this task has completed."""
         attempt = self._attempt
         attempt.still_running()
-        enriched = dict(metadata or {})
-        check_metadata(enriched)
-        enriched |= {
+        enriched = check_metadata(metadata) | {
             "task_id": self.task_id,
             "cycle_count": self.cycle,
             "elapsed_time": monotonic() - self.start_time,
@@ -168,9 +182,14 @@ class TaskExecutionContext:
                     task=task,
                 )
             name = task
-        else:
+        elif isinstance(task, Task):
             name = task.name
             self._spawn(task, before)
+        else:
+            raise GraphError(
+                f"next_task takes a task or a name, not a {type(task).__name__}.",
+                hint="Decorate the function with @task; of a chain give the first task.",
+            )
         cell = None if data is MISSING else check_storable("next_task(data)", data)
         attempt.nexts.append(Next(name, cell, goto))
 
@@ -199,7 +218,10 @@ class TaskExecutionContext:
                     hint=f"before= takes successors of {self.task_id!r}: {', '.join(successors) or 'none'}.",
                     task=task.name,
                 )
-        self._attempt.spawned.append(Spawned(task, before, self._host.code_of(task, self.task_id, before)))
+        record = self._host.code_of(task, self.task_id, before)
+        if any(s.task.name == task.name and not same_task(s.record, record) for s in self._attempt.spawned):
+            raise made_differently(task.name)
+        self._attempt.spawned.append(Spawned(task, before, record))
 
     def terminate_workflow(self, message: str = "") -> None:
         """Commit this task, start nothing more: the session is completed."""

@@ -97,9 +97,19 @@ json_values = st.recursive(
 def test_json_is_taken_and_left_as_it_is(given_metadata: dict[str, Any]) -> None:
     before = json.dumps(given_metadata)
 
-    check_metadata(given_metadata)
+    copy = check_metadata(given_metadata)
 
-    assert json.dumps(given_metadata) == before
+    assert json.dumps(given_metadata) == json.dumps(copy) == before
+
+
+def test_what_is_kept_is_a_copy_all_the_way_down() -> None:
+    mine = {"losses": [1]}
+
+    copy = check_metadata(mine)
+    mine["losses"].append(2)
+
+    assert copy == {"losses": [1]}
+    assert check_metadata(None) == {}
 
 
 nested: list[Any] = []

@@ -179,6 +179,15 @@ def test_next_iteration_tells_nobody_until_the_last_one() -> None:
     assert [spec.task_data for spec in done.specs] == [None, None, b"\x05", b"\x05", None]
 
 
+def test_a_goto_beside_a_next_iteration_runs_too_and_skips_nothing() -> None:
+    both = Done(b"\xc0", Effects(again=NO_DATA, nexts=(Next("x", b"\x05", True),)))
+
+    done = walk(graph_of("ab", "x"), a=[both])
+
+    assert sorted(done.ran) == ["a", "a", "b", "x"]
+    assert done.state.skipped == {}
+
+
 def test_next_iteration_without_data_has_none() -> None:
     done = walk(graph_of("ab"), a=[Done(b"\xc0", Effects(again=NO_DATA))])
 

@@ -1,0 +1,481 @@
+"""TaskExecutionContext: what a running task sees and asks for, through the engine."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graflow_ckpt import CheckpointManager, Event, PendingCheckpoint, task, workflow
+from graflow_ckpt.core.errors import (
+    GraphError,
+    MaxCyclesExceeded,
+    NotStorable,
+    TaskError,
+    UnknownTask,
+    WorkflowCancelled,
+)
+from graflow_ckpt.frontends.dsl import Workflow
+
+Body = Callable[[Any], Any]
+
+
+def run(body: Body, *after: str, **options: Any) -> Workflow:
+    """A workflow of one task `a` with that body, and tasks after it; executed."""
+    with workflow("w", **options) as ctx:
+        a = task(id="a", inject_context=True)(body)
+        for name in after:
+            _ = a >> task(id=name)(lambda name=name: name)
+        ctx.execute("a")
+    return ctx
+
+
+def refused(body: Body, kind: type[Exception], words: str) -> Exception:
+    with pytest.raises(kind, match=words) as caught:
+        run(body, "b")
+    return caught.value
+
+
+# --- who am I --------------------------------------------------------------------------
+
+
+def test_a_task_knows_who_it_is() -> None:
+    seen: list[Any] = []
+
+    def body(context: Any) -> None:
+        seen.append((context.task_id, context.session_id, context.cycle, context.attempt))
+        seen.append((context.idempotency_key, context.cancelled))
+        assert context.get_channel() is context.channel
+
+    run(body, session_id="s")
+
+    assert seen == [("a", "s", 0, 1), ("s/a/0", False)]
+
+
+def test_an_attempt_counts_up_and_the_key_of_what_it_does_stays() -> None:
+    seen: list[Any] = []
+    with workflow("w", session_id="s") as ctx:
+
+        @task(inject_context=True, max_retries=2)
+        def a(context: Any) -> None:
+            seen.append((context.attempt, context.idempotency_key, context.cycle))
+            if context.attempt < 3:
+                raise OSError("again")
+            if context.cycle == 0:
+                context.next_iteration()
+
+        ctx.execute("a")
+
+    assert seen[:3] == [(1, "s/a/0", 0), (2, "s/a/0", 0), (3, "s/a/0", 0)]
+    assert seen[3][1:] == ("s/a/1", 1)
+
+
+def test_a_logger_has_session_task_and_attempt_as_keys(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        run(lambda context: context.logger.info("hello"), session_id="s")
+
+    (record,) = (r for r in caplog.records if r.message == "hello")
+    assert (vars(record)["session"], vars(record)["task"], vars(record)["attempt"]) == ("s", "a", 1)
+
+
+def test_progress_is_told_to_observers() -> None:
+    events: list[Event] = []
+
+    run(lambda context: context.progress(3, 10), observers=[events.append])
+
+    (event,) = (e for e in events if e.kind == "task_progress")
+    assert (event.task, event.facts["done"], event.facts["total"]) == ("a", 3, 10)
+
+
+# --- values ----------------------------------------------------------------------------
+
+
+def test_a_channel_knows_its_own_writes_before_they_are_committed() -> None:
+    def body(context: Any) -> None:
+        channel = context.get_channel()
+        channel.set("x", 1)
+        channel.append("y", 2)
+        assert channel.keys() == ["x", "y"]
+        assert "x" in channel
+        assert "y" in channel
+        assert "z" not in channel
+        assert context.execution_context.get_channel().get("x") is None
+
+    assert set(run(body).get_channel().keys()) >= {"x", "y"}
+
+
+def test_a_result_can_be_read_by_name_and_is_not_looked_at_again() -> None:
+    with workflow("w") as ctx:
+        first = task(id="first")(lambda: [1])
+
+        @task(inject_context=True)
+        def second(context: Any) -> Any:
+            context.get_result("first").append(2)
+            return context.get_result("first"), context.get_result("nobody", 7)
+
+        first >> second
+
+        assert ctx.execute() == ([1], 7)
+
+
+def test_something_unpicklable_is_refused_at_the_users_line_with_its_path() -> None:
+    def body(context: Any) -> None:
+        context.get_channel().set("state", {"rows": [1, (n for n in ())]})  # the user's line
+
+    error = refused(body, NotStorable, "state")
+
+    lines = [entry.name for entry in traceback.extract_tb(error.__traceback__)]
+    assert "body" in lines
+    assert "rows" in str(vars(error)["ids"]["path"])
+
+
+def test_a_failed_attempt_leaves_nothing_behind() -> None:
+    with workflow("w") as ctx:
+
+        @task(inject_context=True)
+        def a(context: Any) -> None:
+            context.get_channel().set("x", 1)
+            context.get_channel().append("y", 1)
+            context.next_task("b")
+            context.checkpoint()
+            raise OSError("no")
+
+        task(id="b")(lambda: None)
+        with pytest.raises(OSError, match="no"):
+            ctx.execute("a")
+
+    assert ctx.get_channel().keys() == []
+    assert ctx.execution_context.completed_tasks == set()
+    causes = [m.cause for m in CheckpointManager.list_checkpoints(ctx.session_id)]
+    assert "request" not in causes
+
+
+# --- checkpoints -----------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_pending_until_the_task_has_completed() -> None:
+    handles: list[PendingCheckpoint] = []
+    user = {"epoch": 1, "losses": [0.5]}
+
+    def body(context: Any) -> None:
+        handle = context.checkpoint(metadata=user)
+        handles.append(handle)
+        path, metadata = handle
+        assert (path, metadata.path) == (handle.path, path)
+        assert not handle.done()
+        assert "pending" in repr(handle)
+        assert not Path(path).exists()
+        user["losses"].append(object())  # type: ignore[attr-defined]  # after it was checked
+
+    run(body, "b", session_id="s")
+
+    (handle,) = handles
+    assert handle.done()
+    assert "saved" in repr(handle)
+    assert handle.error is None
+    saved = CheckpointManager.resume_from_checkpoint(handle.path)[1]
+    assert saved.checkpoint_id == handle.metadata.checkpoint_id
+    assert saved.user_metadata["losses"] == [0.5]
+    assert (saved.user_metadata["task_id"], saved.user_metadata["cycle_count"]) == ("a", 0)
+    assert set(user) == {"epoch", "losses"}
+
+
+def test_the_checkpoint_holds_the_next_iteration_that_the_same_task_asked_for() -> None:
+    handles: list[PendingCheckpoint] = []
+
+    def body(context: Any) -> None:
+        if context.cycle == 0:
+            handles.append(context.checkpoint())
+            context.next_iteration({"k": 1})
+
+    with workflow("w", session_id="s") as ctx:
+        task(id="a", inject_context=True)(lambda context, data=None: body(context))
+        ctx.execute("a")
+
+    back, _ = CheckpointManager.resume_from_checkpoint(handles[0].path)
+    (spec,) = back.task_queue.get_pending_task_specs()
+    assert (spec.task_id, spec.cycle, spec.task_data) == ("a", 1, {"k": 1})
+    assert back.completed_tasks == {"a"}
+
+
+def test_two_requests_are_one_checkpoint_with_the_later_metadata(caplog: pytest.LogCaptureFixture) -> None:
+    handles: list[PendingCheckpoint] = []
+
+    def body(context: Any) -> None:
+        handles.extend(context.checkpoint(metadata={"n": n}) for n in (1, 2))
+
+    run(body, session_id="s")
+
+    assert handles[0] is handles[1]
+    found = [m for m in CheckpointManager.list_checkpoints("s") if m.cause == "request"]
+    assert [m.user_metadata["n"] for m in found] == [2]
+    assert caplog.text.count("asked for a checkpoint twice") == 1
+
+
+def test_metadata_that_json_cannot_hold_is_refused_at_the_users_line() -> None:
+    refused(
+        lambda context: context.checkpoint(metadata={"x": {1, 2}}), NotStorable, r"metadata\['x'\] is a set"
+    )
+
+
+# --- where to go -----------------------------------------------------------------------
+
+
+def test_next_iteration_runs_the_task_again_with_its_data_and_successors_once() -> None:
+    seen: list[Any] = []
+    with workflow("w") as ctx:
+
+        @task(inject_context=True)
+        def a(context: Any, n: int = 0) -> int:
+            seen.append((context.cycle, n))
+            if n < 3:
+                context.next_iteration(n + 1)
+            return n
+
+        b = task(id="b")(lambda a: seen.append(("b", a)))
+        a >> b
+        ctx.execute("a")
+
+    assert seen == [(0, 0), (1, 1), (2, 2), (3, 3), ("b", 3)]
+    assert ctx.execution_context.steps == 5
+
+
+def test_next_iteration_without_data_leaves_the_parameters_as_they_are() -> None:
+    seen: list[Any] = []
+    with workflow("w") as ctx:
+        first = task(id="first")(lambda: 5)
+
+        @task(inject_context=True)
+        def a(context: Any, first: int) -> None:
+            seen.append(first)
+            if context.cycle == 0:
+                context.next_iteration()
+            elif context.cycle == 1:
+                context.next_iteration(None)
+
+        first >> a
+        ctx.execute("first")
+
+    assert seen == [5, 5, None]
+
+
+def test_max_cycles_is_how_often_a_task_may_run() -> None:
+    seen: list[int] = []
+    with workflow("w") as ctx:
+
+        @task(inject_context=True, max_cycles=3)
+        def a(context: Any) -> None:
+            seen.append(context.cycle)
+            context.next_iteration()
+
+        with pytest.raises(MaxCyclesExceeded, match=r"'a' .*max_cycles=3"):
+            ctx.execute("a")
+
+    assert seen == [0, 1, 2]
+
+
+def test_a_goto_beside_a_next_iteration_is_not_forgotten() -> None:
+    seen: list[str] = []
+    with workflow("w") as ctx:
+
+        @task(inject_context=True)
+        def a(context: Any) -> None:
+            seen.append("a")
+            if context.cycle == 0:
+                context.next_iteration()
+                context.next_task("x", goto=True)
+
+        task(id="x")(lambda: seen.append("x"))
+        ctx.execute("a")
+
+    assert sorted(seen) == ["a", "a", "x"]
+
+
+def test_a_task_made_at_run_time_runs_with_its_arguments_before_who_waits_for_it() -> None:
+    seen: list[Any] = []
+    part = task(id="part")(lambda n: seen.append(n))
+
+    def body(context: Any) -> None:
+        for n in range(3):
+            context.next_task(part.bind(id=f"part_{n}", n=n), before="b")
+        context.next_task("part_1")
+
+    ctx = run(body, "b")
+
+    assert sorted(seen) == [0, 1, 1, 2]
+    assert list(ctx.execution_context.state.completed)[-1] == "b"
+
+
+def test_a_task_that_is_in_the_graph_is_not_made() -> None:
+    with workflow("w") as ctx:
+        x = task(id="x")(lambda: None)
+
+        @task(inject_context=True)
+        def a(context: Any) -> None:
+            context.next_task(x)
+
+        ctx.execute("a")
+
+    assert ctx.execution_context.state.tasks == {}
+    assert ctx.execution_context.completed_tasks == {"a", "x"}
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "words"),
+    [
+        (lambda context: context.next_task("nobody"), UnknownTask, "the graph has no such task"),
+        (
+            lambda context: context.next_task(task(id="b")(lambda: None)),
+            GraphError,
+            "already has another task 'b'",
+        ),
+        (
+            lambda context: context.next_task(task(id="x")(lambda: None), before="a"),
+            GraphError,
+            "'x' cannot stand before 'a': 'a' does not lead there. before= takes successors of 'a': b.",
+        ),
+        (
+            lambda context: context.next_task(task(id="x")(lambda: None).bind(k=1)),
+            GraphError,
+            "'x' takes no parameter 'k'",
+        ),
+        (lambda context: context.next_task(len), GraphError, "not a builtin_function_or_method"),
+        (
+            lambda context: context.next_task(task(id="x")(lambda: None) >> task(id="y")(lambda: None)),
+            GraphError,
+            "next_task takes a task or a name, not a Chain",
+        ),
+        (lambda context: context.next_task("b", data=(n for n in ())), NotStorable, "next_task"),
+        (lambda context: context.next_iteration(n for n in ()), NotStorable, "next_iteration"),
+    ],
+)
+def test_what_cannot_come_next_is_refused_where_it_is_asked_for(
+    body: Body, kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        run(body, "b")
+
+    assert words in str(caught.value)
+
+
+@pytest.mark.parametrize("durability", ["none", "checkpoint"])
+def test_two_tasks_of_one_name_made_at_run_time_are_refused(durability: Any) -> None:
+    part = task(id="part")(lambda n: n)
+
+    def twice(context: Any) -> None:
+        for n in (1, 2):
+            context.next_task(part.bind(id="p", n=n))
+
+    def in_two_rounds(context: Any) -> None:
+        context.next_task(part.bind(id="p", n=context.cycle))
+        if context.cycle == 0:
+            context.next_iteration()
+
+    for body in (twice, in_two_rounds):
+        with pytest.raises(GraphError, match="'p' was made before with other code or arguments"):
+            run(body, durability=durability)
+
+
+@pytest.mark.parametrize("durability", ["none", "checkpoint"])
+def test_the_same_task_may_be_made_again_and_another_one_once_the_first_has_run(durability: Any) -> None:
+    seen: list[int] = []
+    part = task(id="part")(lambda n: seen.append(n) or n)  # type: ignore[func-returns-value]
+
+    def body(context: Any) -> None:
+        for _ in range(2):
+            context.next_task(part.bind(id="p", n=context.cycle))
+        if context.cycle == 0:
+            context.next_task("again")
+
+    with workflow("w", durability=durability, max_parallel=1) as ctx:
+        a = task(id="a", inject_context=True)(body)
+        task(id="again", inject_context=True)(lambda context: context.next_task("a"))
+        ctx.execute(a)
+
+    assert seen == [0, 0, 1, 1]
+    assert ctx.execution_context.status == "completed"
+
+
+def test_a_task_is_not_made_again_with_other_successors() -> None:
+    part = task(id="part")(lambda: None)
+
+    def body(context: Any) -> None:
+        context.next_task(part.bind(id="p"), before="bc"[context.cycle])
+        if context.cycle == 0:
+            context.next_iteration()
+
+    with pytest.raises(GraphError, match="'p' was made before with other successors"):
+        run(body, "b", "c")
+
+
+# --- ends ------------------------------------------------------------------------------
+
+
+def test_terminate_commits_the_task_and_starts_nothing_more() -> None:
+    def body(context: Any) -> int:
+        context.get_channel().set("x", 1)
+        context.terminate_workflow("enough")
+        return 5
+
+    ctx = run(body, "b")
+
+    assert (ctx.execution_context.status, ctx.execution_context.state.reason) == ("completed", "enough")
+    assert ctx.execution_context.completed_tasks == {"a"}
+    assert (ctx.get_channel().get("x"), ctx.execution_context.result()) == (1, 5)
+
+
+@pytest.mark.parametrize("swallow", [False, True])
+def test_cancel_commits_nothing_and_reaches_the_caller(swallow: bool) -> None:
+    with workflow("w") as ctx:
+
+        @task(inject_context=True)
+        def a(context: Any) -> None:
+            context.get_channel().set("x", 1)
+            try:
+                context.cancel_workflow("no more")
+            except WorkflowCancelled:
+                assert context.cancelled
+                if not swallow:
+                    raise
+
+        with pytest.raises(WorkflowCancelled, match="no more"):
+            ctx.execute("a")
+
+    assert (ctx.execution_context.status, ctx.get_channel().keys()) == ("cancelled", [])
+
+
+def test_cancel_without_a_message_says_that_it_was_cancelled() -> None:
+    refused(lambda context: context.cancel_workflow(), TaskError, "The workflow was cancelled")
+
+
+def test_nothing_can_be_asked_for_after_the_attempt_is_over() -> None:
+    calls: list[Callable[[Any], Any]] = [
+        lambda context: context.get_channel().get("x"),
+        lambda context: context.get_channel().set("x", 1),
+        lambda context: context.get_channel().append("x", 1),
+        lambda context: context.checkpoint(),
+        lambda context: context.next_iteration(),
+        lambda context: context.next_task("a"),
+        lambda context: context.terminate_workflow(),
+        lambda context: context.cancel_workflow(),
+        lambda context: context.progress(1),
+    ]
+    refusals: list[str] = []
+
+    def body(context: Any) -> None:
+        try:
+            context.cancel_workflow("over")
+        except WorkflowCancelled:
+            for call in calls:
+                try:
+                    call(context)
+                except WorkflowCancelled as error:
+                    refusals.append(str(error))
+
+    refused(body, WorkflowCancelled, "over")
+
+    assert refusals == ["over"] * len(calls)

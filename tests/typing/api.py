@@ -1,0 +1,207 @@
+"""The public types, pinned: `mypy --strict tests/typing/api.py`. It is never run.
+
+`assert_type` fails the check if a type changes; a line under `error` has to stay an error, since an
+ignore that nothing needs is one itself (warn_unused_ignores is part of --strict).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, assert_type
+
+from graflow_ckpt import (
+    All,
+    AtLeast,
+    Backoff,
+    BestEffort,
+    CheckpointManager,
+    CheckpointMetadata,
+    Event,
+    EveryN,
+    EverySeconds,
+    EveryTask,
+    ExecutionContext,
+    GraflowError,
+    InMemoryTaskQueue,
+    KeepLast,
+    OnRequest,
+    PendingCheckpoint,
+    TaskExecutionContext,
+    TaskGraph,
+    TaskSpec,
+    WhenIdle,
+    Workflow,
+    WorkflowEngine,
+    group,
+    task,
+    workflow,
+)
+from graflow_ckpt.core.policy import Policy
+from graflow_ckpt.engine.inputs import Channel, CycleController
+from graflow_ckpt.engine.task_context import TaskChannel
+from graflow_ckpt.frontends.expressions import Chain, DecoratedTask, Decorator, Parallel
+
+# --- tasks -----------------------------------------------------------------------------
+
+
+@task
+def bare(x: int) -> int:
+    return x
+
+
+@task(
+    id="other",
+    inject_context=True,
+    max_retries=3,
+    backoff=Backoff(1.0),
+    jitter=0.5,
+    timeout=60,
+    priority=1,
+    max_cycles=10,
+    on_interrupted="ask",
+    isolation="process",
+    queue="gpu",
+)
+def full(context: TaskExecutionContext) -> None: ...
+
+
+@task(backoff=1.5)
+async def coroutine() -> None: ...
+
+
+assert_type(bare, DecoratedTask)
+assert_type(full, DecoratedTask)
+assert_type(coroutine, DecoratedTask)
+assert_type(task(id="x"), Decorator)
+assert_type(bare.bind(id="y", x=1), DecoratedTask)
+assert_type(bare.name, str)
+assert_type(bare.id, str)
+
+
+# --- expressions -----------------------------------------------------------------------
+
+assert_type(bare >> full, Chain)
+assert_type(bare >> (full | coroutine) >> bare, Chain)
+assert_type(bare | full, Parallel)
+assert_type(bare >> [full, coroutine], Chain)
+assert_type([full, coroutine] >> bare, Chain)
+assert_type((bare | full).best_effort(), Parallel)
+assert_type((bare | full).at_least(1), Parallel)
+assert_type((bare | full).with_policy(AtLeast(1), "name"), Parallel)
+assert_type(group(bare, bare >> full, policy=BestEffort(), name="g"), Parallel)
+assert_type(All(), All)
+
+
+# --- workflows -------------------------------------------------------------------------
+
+
+def observer(event: Event) -> None:
+    assert_type(event.session, str)
+    assert_type(event.facts, dict[str, Any])
+
+
+def workflows() -> None:
+    policy = OnRequest() | EveryN(10) | EverySeconds(30) | EveryTask() | WhenIdle()
+    assert_type(policy, Policy)
+    made = workflow(
+        "name",
+        session_id="s",
+        resume="must",
+        durability="journal",
+        checkpoint=policy,
+        on_failure="rollback",
+        max_parallel=2,
+        store="checkpoints",
+        keep=KeepLast(3),
+        on_save_failure="fail",
+        changed="rerun",
+        rng=False,
+        grace=1.0,
+        observers=[observer],
+    )
+    assert_type(made, Workflow)
+    with made as ctx:
+        assert_type(ctx, Workflow)
+        assert_type(ctx.graph, TaskGraph)
+        assert_type(ctx.session_id, str)
+        assert_type(ctx.execution_context, ExecutionContext)
+        assert_type(ctx.execute("a", max_steps=3, inputs={"k": 1}), Any)
+        assert_type(ctx.execute(bare), Any)
+        assert_type(ctx.add(bare, bare >> full), Workflow)
+
+
+def refused() -> None:
+    workflow("name", resume="perhaps")  # type: ignore[arg-type]
+    workflow("name", durability="disk")  # type: ignore[arg-type]
+    task(isolation="fiber")  # type: ignore[call-overload]
+    task(retries=3)  # type: ignore[call-overload]
+    workflow("name", checkpoint=10)  # type: ignore[arg-type]
+
+
+async def asynchronous(ctx: Workflow, context: ExecutionContext) -> None:
+    assert_type(await ctx.aexecute("a", inputs={}), Any)
+    assert_type(await WorkflowEngine().aexecute(context), Any)
+
+
+# --- contexts --------------------------------------------------------------------------
+
+
+def in_a_task(context: TaskExecutionContext) -> None:
+    assert_type(context.get_channel(), TaskChannel)
+    assert_type(context.get_channel().get("x", default=1, readonly=True), Any)
+    assert_type(context.get_channel().keys(), list[str])
+    assert_type(context.checkpoint(metadata={"epoch": 1}), PendingCheckpoint)
+    assert_type(context.checkpoint().metadata, CheckpointMetadata)
+    assert_type(context.checkpoint().done(), bool)
+    assert_type(context.checkpoint().error, GraflowError | None)
+    _path, _metadata = context.checkpoint()
+    assert_type(iter(context.checkpoint()), Iterator[Any])
+    context.next_iteration()
+    context.next_iteration({"k": 1})
+    context.next_task("b", goto=True, data=1)
+    context.next_task(bare, before=["b"])
+    context.terminate_workflow("enough")
+    context.cancel_workflow("no more")
+    context.progress(1, 10)
+    context.logger.info("hello %s", "you")
+    assert_type(context.cancelled, bool)
+    assert_type(context.attempt, int)
+    assert_type(context.cycle, int)
+    assert_type(context.idempotency_key, str)
+    assert_type(context.session_id, str)
+    assert_type(context.task_id, str)
+
+
+def outside(graph: TaskGraph) -> None:
+    context = ExecutionContext.create(graph, "a", session_id="s", max_steps=3)
+    assert_type(context, ExecutionContext)
+    assert_type(context.completed_tasks, set[str])
+    assert_type(context.cycle_counts, dict[str, int])
+    assert_type(context.cycle_controller, CycleController)
+    assert_type(context.task_queue, InMemoryTaskQueue)
+    assert_type(context.task_queue.get_pending_task_specs(), list[TaskSpec])
+    assert_type(context.channel, Channel)
+    assert_type(context.checkpoint(), tuple[str, CheckpointMetadata])
+    assert_type(context.last_checkpoint_path, str | None)
+    assert_type(context.steps, int)
+    assert_type(context.max_steps, int | None)
+    assert_type(context.execute(max_steps=5), Any)
+    assert_type(ExecutionContext.load("x.pkl"), ExecutionContext)
+    assert_type(WorkflowEngine().execute(context, "a"), Any)
+    context.add_to_queue(TaskSpec("a"))
+    context.request_checkpoint({"note": "now"})
+
+
+def manager(context: ExecutionContext) -> None:
+    created: Callable[..., tuple[str, CheckpointMetadata]] = CheckpointManager.create_checkpoint
+    created(context, "x.pkl", {"epoch": 1})
+    assert_type(
+        CheckpointManager.resume_from_checkpoint("x.pkl"), tuple[ExecutionContext, CheckpointMetadata]
+    )
+    assert_type(CheckpointManager.list_checkpoints("s"), list[CheckpointMetadata])
+    assert_type(CheckpointManager.get_latest("s"), str)
+    assert_type(CheckpointManager.cleanup_old_checkpoints(keep_last_n=5), int)
+    assert_type(CheckpointManager.verify("x.pkl"), CheckpointMetadata)
+    found: Sequence[CheckpointMetadata] = CheckpointManager.list_checkpoints(path_pattern="*.pkl")
+    assert_type(found[0].user_metadata, dict[str, Any])
+    assert_type(found[0].steps, int)

@@ -1,0 +1,163 @@
+"""Several ranks, threads and processes of one program, and who owns a session."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graflow_ckpt import CheckpointManager, ExecutionContext, workflow
+from graflow_ckpt.core.errors import SessionBusy
+from graflow_ckpt.engine.settings import Settings
+from tests.acceptance.processes import run, started
+
+PROGRAM = """
+import os, sys
+from graflow_ckpt import task, workflow
+from graflow_ckpt.engine.settings import Settings
+
+SESSION = os.environ.get("SESSION", "s")
+with workflow("w", session_id=SESSION) as flow:
+    @task
+    def first():
+        return os.getpid()
+
+    @task(inject_context=True)
+    def second(context, first):
+        if "wait" in sys.argv:
+            print("at work", flush=True)
+            sys.stdin.readline()
+        context.checkpoint({"by": os.getpid()})
+        return first
+
+    first >> second
+
+from dataclasses import replace
+if "take" in sys.argv:
+    flow.settings = replace(flow.settings, take_over=True)
+print("result:", flow.execute(), flush=True)
+"""
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    return path
+
+
+def test_a_session_that_another_process_runs_is_refused_by_the_name_of_its_owner(program: Path) -> None:
+    with started(program, "wait") as owner:
+        owner.hear("at work")
+
+        said = run(program, status=1)
+        owner.tell()
+
+        assert owner.wait() == 0
+    assert f"Session 's' is in use by process {owner.pid}" in said
+    assert "--take-over" in said
+
+
+def test_with_rank_set_the_refusal_says_how_each_rank_gets_a_session_of_its_own(program: Path) -> None:
+    with started(program, "wait", RANK="0") as owner:
+        owner.hear("at work")
+
+        said = run(program, status=1, RANK="1")
+
+    assert "RANK is set" in said
+    assert 'session_id=f"s-rank{r}"' in said
+    assert '"s-rank1"' in said
+
+
+def test_ranks_with_sessions_of_their_own_do_not_meet(program: Path) -> None:
+    with started(program, "wait", SESSION="s-rank0") as owner:
+        owner.hear("at work")
+
+        assert "result:" in run(program, SESSION="s-rank1")
+
+
+def test_the_same_session_twice_in_one_process_is_refused(tmp_path: Path) -> None:
+    first = workflow("w", session_id="s").execution_context
+
+    with pytest.raises(SessionBusy, match="in use by this process itself"):
+        _ = workflow("w", session_id="s").execution_context
+
+    first.home.close()
+    workflow("w", session_id="s").execution_context.home.close()
+
+
+def test_the_same_session_in_two_threads_is_refused(tmp_path: Path) -> None:
+    entered, leave = threading.Event(), threading.Event()
+    results: list[Any] = []
+
+    def execute() -> None:
+        from graflow_ckpt import task
+
+        with workflow("w", session_id="s") as flow:
+
+            @task
+            def a() -> int:
+                entered.set()
+                leave.wait(20)
+                return 1
+
+            results.append(flow.execute())
+
+    thread = threading.Thread(target=execute)
+    thread.start()
+    assert entered.wait(20)
+    with pytest.raises(SessionBusy):
+        _ = workflow("w", session_id="s").execution_context
+    leave.set()
+    thread.join()
+
+    assert results == [1]
+
+
+def test_a_killed_owner_is_taken_over_without_a_word(program: Path) -> None:
+    with started(program, "wait") as owner:
+        owner.hear("at work")
+        owner.signal(signal.SIGKILL)
+        owner.wait()
+
+    assert "result:" in run(program)
+
+
+def test_who_was_stopped_and_taken_over_writes_nothing_when_it_wakes(program: Path) -> None:
+    with started(program, "wait") as old:
+        old.hear("at work")
+        old.signal(signal.SIGSTOP)
+        assert "in use by" in run(program, status=1)
+
+        taken = run(program, "take")
+        before = sorted(os.listdir("checkpoints"))
+        old.signal(signal.SIGCONT)
+        old.tell()
+        status = old.wait()
+
+    assert "result:" in taken
+    assert status == 1
+    assert "Fenced" in old.text
+    assert "was taken over by another owner" in old.text  # who has ended meanwhile
+    assert [name for name in sorted(os.listdir("checkpoints")) if name not in before] == []
+    by = {m.user_metadata.get("by") for m in CheckpointManager.list_checkpoints("s")}
+    assert old.pid not in by
+
+
+def test_a_context_that_ended_lets_its_session_go(tmp_path: Path) -> None:
+    from graflow_ckpt import WorkflowEngine, task
+
+    with workflow("w") as flow:
+
+        @task
+        def a() -> int:
+            return 1
+
+    for _ in range(2):
+        context = ExecutionContext(flow.graph, "s", settings=Settings())
+        assert WorkflowEngine().execute(context) == 1
+        assert context.home.lease is None

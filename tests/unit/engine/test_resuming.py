@@ -1,0 +1,332 @@
+"""Going on: the words of resume=, other inputs, changed code, named checkpoints, random state."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from graflow_ckpt import CheckpointManager, EveryTask, ExecutionContext, WorkflowEngine, task, workflow
+from graflow_ckpt.core.errors import (
+    GraphChanged,
+    InputsChanged,
+    NoSession,
+    SessionCancelled,
+    SessionExists,
+)
+
+# --- the words of resume= --------------------------------------------------------------
+
+
+def flow_of(ran: list[str], *, fails: bool = False, session: str | None = "s", **options: Any) -> Any:
+    with workflow("w", session, **options) as flow:
+
+        @task
+        def a() -> int:
+            ran.append("a")
+            return 1
+
+        @task
+        def b(a: int) -> int:
+            ran.append("b")
+            if fails:
+                raise OSError("not yet")
+            return a + 1
+
+        a >> b
+    return flow
+
+
+def test_a_finished_session_gives_its_result_and_runs_nothing() -> None:
+    ran: list[str] = []
+    seen = []
+
+    first = flow_of(ran).execute()
+    again = flow_of(ran, observers=[seen.append])
+
+    assert (first, again.execute()) == (2, 2)
+    assert ran == ["a", "b"]
+    assert [event.kind for event in seen] == ["session_finished"]
+
+
+def test_a_failed_session_runs_what_is_not_completed() -> None:
+    ran: list[str] = []
+
+    with pytest.raises(OSError, match="not yet"):
+        flow_of(ran, fails=True).execute()
+    assert flow_of(ran, changed="reuse").execute() == 2
+
+    assert ran == ["a", "b", "b"]
+
+
+def test_the_same_workflow_object_goes_on_after_a_failure() -> None:
+    ran = []
+
+    with workflow("w", session_id="s") as flow:
+
+        @task
+        def a() -> None:
+            ran.append("a")
+
+        @task
+        def b() -> str:
+            ran.append("b")
+            if ran.count("b") == 1:
+                raise OSError("not yet")
+            return "done"
+
+        a >> b
+        with pytest.raises(OSError, match="not yet"):
+            flow.execute()
+        assert flow.execute() == "done"
+
+    assert ran == ["a", "b", "b"]
+
+
+def test_never_refuses_an_id_that_has_state() -> None:
+    flow_of([]).execute()
+
+    with pytest.raises(SessionExists, match="Session s exists already"):
+        flow_of([], resume="never").execute()
+    assert flow_of([]).execute() == 2  # the lease was let go
+
+
+def test_must_refuses_an_id_that_has_none() -> None:
+    with pytest.raises(NoSession, match="Session s has no checkpoint"):
+        flow_of([], resume="must").execute()
+    with pytest.raises(NoSession, match="needs a session id"):
+        flow_of([], session=None, resume="must").execute()
+
+
+def test_a_cancelled_session_stays_cancelled() -> None:
+    def build() -> Any:
+        with workflow("w", session_id="s") as flow:
+
+            @task(inject_context=True)
+            def a(context) -> None:
+                context.cancel_workflow("wrong data")
+
+        return flow
+
+    with pytest.raises(Exception, match="wrong data"):
+        build().execute()
+    with pytest.raises(SessionCancelled, match="Session s was cancelled: wrong data"):
+        build().execute()
+
+
+def test_a_stopped_session_goes_on_in_a_new_context_with_a_larger_limit() -> None:
+    def build() -> Any:
+        with workflow("w", session_id="s") as flow:
+
+            @task(inject_context=True)
+            def turn(context) -> int:
+                if context.cycle < 9:
+                    context.next_iteration()
+                return context.cycle
+
+        return flow
+
+    assert build().execute(max_steps=3) == 2
+    assert build().execute() == 2  # the same limit: nothing to do
+    assert build().execute(max_steps=5) == 4
+    assert build().execute(max_steps=50) == 9
+
+
+# --- inputs ----------------------------------------------------------------------------
+
+
+def with_input(value: Any, fails: bool = False) -> Any:
+    with workflow("w", session_id="s") as flow:
+
+        @task
+        def a(rate: int) -> int:
+            return rate
+
+        @task
+        def b(a: int) -> int:
+            if fails:
+                raise OSError("not yet")
+            return a
+
+        a >> b
+    return flow.execute(inputs=None if value is None else {"rate": value})
+
+
+def test_equal_inputs_are_dropped_on_resume_and_others_are_refused() -> None:
+    with pytest.raises(OSError, match="not yet"):
+        with_input(5, fails=True)
+
+    with pytest.raises(InputsChanged, match="started with another input 'rate'") as changed:
+        with_input(6)
+    assert changed.value.name == "rate"
+    assert with_input(5) == 5
+    assert with_input(None) == 5
+
+
+def test_an_input_that_the_session_did_not_have_is_refused() -> None:
+    flow_of([]).execute()
+
+    with pytest.raises(InputsChanged, match="no input 'extra'"):
+        flow_of([]).execute(inputs={"extra": 1})
+
+
+# --- changed code ----------------------------------------------------------------------
+
+
+def versions(change: str, changed: Any = None) -> Any:
+    """A chain of three of which the second fails at first; then mended, or the first one changed."""
+    with workflow("w", session_id="s", changed=changed) as flow:
+        if change == "first":
+
+            @task
+            def a() -> int:
+                return 100
+        else:
+
+            @task
+            def a() -> int:
+                return 1
+
+        if change == "":
+
+            @task
+            def b(a: int) -> int:
+                raise OSError("not yet")
+        else:
+
+            @task
+            def b(a: int) -> int:
+                return a + 10
+
+        @task
+        def c(b: int) -> int:
+            return b + 1000
+
+        a >> b >> c
+    return flow
+
+
+@pytest.fixture
+def failed() -> None:
+    with pytest.raises(OSError, match="not yet"):
+        versions("").execute()
+
+
+@pytest.mark.usefixtures("failed")
+def test_a_failed_task_that_was_mended_goes_on_with_the_same_command() -> None:
+    assert versions("second").execute() == 1011
+
+
+@pytest.mark.usefixtures("failed")
+def test_a_completed_task_that_changed_is_refused_with_the_table() -> None:
+    with pytest.raises(GraphChanged, match="--changed=rerun") as refused:
+        versions("first").execute()
+
+    assert "a" in str(refused.value.table)
+
+
+@pytest.mark.usefixtures("failed")
+@pytest.mark.parametrize(("changed", "result"), [("reuse", 1011), ("rerun", 1110)])
+def test_changed_reuse_keeps_the_result_and_rerun_makes_it_again(changed: str, result: int) -> None:
+    assert versions("first", changed).execute() == result
+
+
+# --- named checkpoints -----------------------------------------------------------------
+
+
+def test_a_named_checkpoint_means_that_state_and_opens_a_new_line() -> None:
+    ran: list[str] = []
+    flow = flow_of(ran, checkpoint=EveryTask())
+    flow.execute()
+    first = CheckpointManager.list_checkpoints("s")[-1]
+
+    context, metadata = CheckpointManager.resume_from_checkpoint(first.path)
+    assert (metadata.steps, context.completed_tasks) == (1, {"a"})
+    assert WorkflowEngine().execute(context) == 2
+
+    newest = CheckpointManager.list_checkpoints("s")[0]
+    assert newest.epoch > first.epoch
+    assert newest.sequence > first.sequence
+    assert newest.parent == first.checkpoint_id
+
+
+def test_the_names_of_the_context_do_the_same(tmp_path: Path) -> None:
+    flow = flow_of([], checkpoint=EveryTask())
+    flow.execute()
+    flow.execution_context.save(str(tmp_path / "mine.pkl"))
+
+    context = ExecutionContext.load(str(tmp_path / "mine.pkl"))
+
+    assert context.completed_tasks == {"a", "b"}
+    assert context.execute() == 2
+
+
+def test_a_start_on_a_session_that_goes_on_drops_what_was_scheduled() -> None:
+    ran: list[str] = []
+    with pytest.raises(OSError, match="not yet"):
+        flow_of(ran, fails=True).execute()
+    flow = flow_of(ran, changed="reuse")
+
+    WorkflowEngine().execute(flow.execution_context, "a")
+
+    assert ran == ["a", "b", "a", "b"]
+
+
+# --- random state ----------------------------------------------------------------------
+
+
+def drawing(draws: list[Any], fails: bool, **options: Any) -> None:
+    with workflow("w", session_id="s", checkpoint=EveryTask(), **options) as flow:
+
+        @task
+        def first() -> None:
+            draws.append((random.random(), float(numpy.random.random())))
+
+        @task
+        def second() -> None:
+            if fails:
+                raise OSError("not yet")
+            draws.append((random.random(), float(numpy.random.random())))
+
+        first >> second
+        flow.execute()
+
+
+def seed() -> None:
+    random.seed(1)
+    numpy.random.seed(1)
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "journal"])
+def test_random_state_goes_on_where_it_was(durability: Any) -> None:
+    quiet: list[Any] = []
+    seed()
+    drawing(quiet, False)
+    for trio in Path("checkpoints").iterdir():
+        trio.unlink()
+    draws: list[Any] = []
+    seed()
+    with pytest.raises(OSError, match="not yet"):
+        drawing(draws, True, durability=durability)
+    random.seed(99)
+    numpy.random.seed(99)
+
+    drawing(draws, False, durability=durability, changed="reuse")
+
+    assert draws == quiet
+
+
+def test_rng_false_leaves_random_state_alone() -> None:
+    draws: list[Any] = []
+    seed()
+    with pytest.raises(OSError, match="not yet"):
+        drawing(draws, True, rng=False)
+    random.seed(99)
+    expected = random.Random(99).random()
+
+    drawing(draws, False, rng=False, changed="reuse")
+
+    assert draws[1][0] == expected

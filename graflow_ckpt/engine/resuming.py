@@ -131,7 +131,7 @@ def reopen(
     context: ExecutionContext, plan: Plan, epoch: int, max_steps: int | None, *, died: bool = True
 ) -> list[Op]:
     """The transition with which a new owner goes on, or, if nobody has died, the same one."""
-    going_on, failing = _in_doubt(context, plan.rerun | plan.recalled, died)
+    going_on, failing = _in_doubt(context, plan.rerun | plan.recalled | plan.dropped, died)
     limit = max_steps if max_steps is not None else context.state.max_steps
     return [*_changes(context.graph, plan), *going_on, ("reopen", epoch, limit), *failing]
 

@@ -380,3 +380,29 @@ def test_a_task_that_a_loop_makes_anew_is_the_new_one() -> None:
         flow.execute()
 
     assert flow.get_channel().get("made") == [0, 1, 2]
+
+
+@pytest.mark.parametrize("changed", ["reuse", "rerun"])
+def test_a_task_that_was_running_may_be_gone_from_the_program(tmp_path: Path, changed: str) -> None:
+    said = killed_and_resumed(
+        tmp_path,
+        f"""
+        from graflow_ckpt import EveryTask
+
+        with workflow("w", session_id="s", checkpoint=EveryTask(), changed={changed!r}) as flow:
+            @task
+            def first(): pass
+
+            @task
+            def last(): print("last")
+
+            if crash:
+                @task
+                def gone(): os._exit(9)
+                first >> gone >> last
+            else:
+                first >> last
+            flow.execute()
+        """,
+    )
+    assert said == "last\n"

@@ -181,6 +181,12 @@ def test_a_frame_of_which_only_the_magic_was_written_is_a_torn_tail() -> None:
     assert records(raw + b"GJ" + bytes(64)) == [b"1"]
 
 
+def test_what_only_looks_like_a_frame_after_a_torn_one_is_part_of_the_tail() -> None:
+    head, one, two = segment(b"1", b"GJ" * 30)
+
+    assert records(head + one + two[:-1]) == [b"1"]
+
+
 # --- keys ------------------------------------------------------------------------------
 
 

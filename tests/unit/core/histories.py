@@ -21,7 +21,7 @@ Record = tuple[float, list[Op]]
 
 
 @st.composite
-def histories(draw: st.DrawFn, most: int = 25) -> list[Record]:
+def histories(draw: st.DrawFn, most: int = 15) -> list[Record]:
     """Transitions that a new session takes one after the other."""
     state = SessionState("s", ("a",))
     records: list[Record] = [(0.0, [("reopen", 1, draw(st.none() | st.integers(1, 6)))])]

@@ -193,6 +193,25 @@ def test_a_retry_that_is_due_at_once_is_ready_and_not_delayed() -> None:
 
 
 @pytest.mark.parametrize(
+    ("ops", "nothing"),
+    [
+        ([("skipped", "a")], True),
+        ([("skipped", "b")], False),
+        ([enqueue(), ("claim", 1), ("end?", "lost", "E: no")], True),
+        ([enqueue(), ("claim", 1), ("end?", "failed", "E: no")], True),
+        ([enqueue(retries=1), ("claim", 1), ("end?", "retry", 9.0, "E: no")], False),
+        ([enqueue(), ("claim", 1), ("end?", "completed", b"\x01")], False),
+    ],
+)
+def test_who_gave_nothing_was_skipped_or_failed_for_good(ops: list[Op], nothing: bool) -> None:
+    state = SessionState("s", ("a",))
+    for op in ops:
+        apply(state, [("end", 1, 1, *op[1:]) if op[0] == "end?" else op], 0.0)
+
+    assert state.gave_nothing("a") is nothing
+
+
+@pytest.mark.parametrize(
     ("how", "table"), [("lost", "errors"), ("skipped", "skipped"), ("passed", "passed"), ("dropped", None)]
 )
 def test_other_ends_are_no_steps(how: str, table: str | None) -> None:

@@ -1,0 +1,226 @@
+"""The history of a session: which cut is the newest, and which journal records follow it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from graflow_ckpt.checkpoint import history, journal
+from graflow_ckpt.checkpoint.archive import Found, load
+from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.checkpoint.snapshot import restore
+from graflow_ckpt.core.errors import CheckpointCorrupt, JournalDamaged, UnknownKey
+from graflow_ckpt.core.facts import Op
+from graflow_ckpt.core.protocols import Lease
+from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.core.values import Live
+from graflow_ckpt.stores.local import LocalStore
+from tests.unit.checkpoint import trios
+from tests.unit.checkpoint.trios import RING
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path)
+
+
+def cut(store: LocalStore, sequence: int, epoch: int = 1, session: str = "s") -> Path:
+    name = f"session_{session}_step_0_17-{sequence}.pkl"
+    return Path(trios.save(Path(store.folder), name, session=session, sequence=sequence, epoch=epoch).path)
+
+
+def newest(store: LocalStore, session: str = "s", ring: Keyring = RING) -> list[tuple[int, str]]:
+    """Sequence numbers, and of bad ones the kind of error."""
+    return [
+        (int(Path(path).stem.rpartition("-")[2]), "" if isinstance(found, Found) else type(found).__name__)
+        for path, found in history.newest(store, ring, session)
+    ]
+
+
+# --- cuts ------------------------------------------------------------------------------
+
+
+def test_cuts_come_newest_first_by_epoch_and_then_by_sequence(store: LocalStore) -> None:
+    for sequence, epoch in ((1, 1), (4, 1), (2, 2), (3, 2)):
+        cut(store, sequence, epoch)
+    cut(store, 9, session="t")
+
+    assert newest(store) == [(3, ""), (2, ""), (4, ""), (1, "")]
+
+
+def test_what_an_owner_has_gone_back_behind_does_not_count(store: LocalStore) -> None:
+    for sequence in (1, 2, 3):
+        cut(store, sequence, epoch=1)
+    store.acquire("s").release()
+    lease = store.acquire("s")
+    assert lease.epoch > 1
+    store.rewound(lease, 1)
+    lease.release()
+
+    assert newest(store) == [(1, "")]
+    cut(store, 4, epoch=lease.epoch)
+    assert newest(store) == [(4, ""), (1, "")]
+
+
+def test_bad_ones_are_mentioned_where_they_stand(store: LocalStore) -> None:
+    for sequence in (1, 2, 3):
+        cut(store, sequence)
+    cut(store, 2).with_suffix(".state.json").unlink()
+    cut(store, 1).with_suffix(".meta.json").write_text("{")
+
+    assert newest(store) == [(1, "CheckpointCorrupt"), (3, ""), (2, "CheckpointCorrupt")]
+    assert str(history.newest_path(store, RING, "s")).endswith("-3.pkl")
+
+
+def test_a_copy_of_another_session_under_this_ones_name_is_not_its(store: LocalStore) -> None:
+    other = cut(store, 7, session="t")
+    for part in (".pkl", ".state.json", ".meta.json"):
+        other.with_suffix(part).rename(other.with_name(f"session_s_step_0_17-8{part}"))
+
+    assert newest(store) == []
+
+
+def test_the_newest_good_one_may_be_asked_for_beside_another(store: LocalStore) -> None:
+    first, second = cut(store, 1), cut(store, 2)
+
+    assert history.newest_path(store, RING, "s", str(second)) == str(first)
+    assert history.newest_path(store, RING, "nobody") is None
+
+
+def test_a_damaged_one_points_to_the_newest_good_one(store: LocalStore, tmp_path: Path) -> None:
+    first, second = cut(store, 1), cut(store, 2)
+    words = f"The newest good checkpoint of session s is {first}."
+
+    assert history.newest_good(store, RING, str(second)) == words
+    second.with_suffix(".meta.json").write_text("[" * 100_000)
+    assert history.newest_good(store, RING, str(second)) == words  # by the name of the file
+    nameless = Path(trios.save(tmp_path, "mine.pkl").path)
+    nameless.with_suffix(".meta.json").write_text("[]")
+    assert history.newest_good(store, RING, str(nameless)).startswith("No other good checkpoint")
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"[]", b"{}", b'{"epoch": 1}', b'{"epoch": 1e999, "sequence": 1}', b"[" * 100_000]
+)
+def test_a_meta_that_says_nothing_is_looked_at_first(raw: bytes) -> None:
+    assert history.order_of(raw) > (10**9, -1)
+    assert history.cause_of(raw) == ""
+
+
+def test_what_an_unverified_meta_says(store: LocalStore) -> None:
+    raw = cut(store, 5, epoch=3).with_suffix(".meta.json").read_bytes()
+
+    assert (history.order_of(raw), history.cause_of(raw)) == ((3, 5), "request")
+
+
+def test_none_good_names_the_first_reasons_and_what_to_do() -> None:
+    bad = [(f"{n}.pkl", CheckpointCorrupt(f"reason {n}")) for n in range(5)]
+
+    error = history.none_good("s", list(bad))
+
+    assert "Session s has 5 checkpoints and none of them verifies: 0.pkl: reason 0; 1.pkl" in str(error)
+    assert "reason 3" not in str(error)
+    assert "checkpoints verify" in error.hint
+
+
+def test_if_only_the_key_is_missing_the_hint_is_how_to_get_it(store: LocalStore) -> None:
+    cut(store, 1)
+    bad = list(history.newest(store, Keyring({"k2": b"2" * 32}), "s"))
+    errors = [(path, error) for path, error in bad if isinstance(error, UnknownKey)]
+
+    assert "GRAFLOW_CKPT_KEY" in history.none_good("s", list(errors)).hint
+
+
+# --- journal ---------------------------------------------------------------------------
+
+
+def write(store: LocalStore, lease: Lease, after: int, *numbers: int, live: bool = False) -> None:
+    """Records that each set x to their number."""
+    segment = store.journal(lease, after)
+    writer = journal.Writer(RING, "s", lease.epoch, after)
+    segment.append(writer.head)
+    for number in numbers:
+        value = Live(slice(number)) if live else bytes([number])
+        ops: list[Op] = [("put", "x", value, -1)]
+        segment.append(writer.frame(journal.pack(number, 0.0, ops)))
+    segment.close()
+
+
+def opened(store: LocalStore, path: Path) -> tuple[Found, SessionState]:
+    found, context = load(store, RING, str(path))
+    return found, restore(found.facts, context.payload)
+
+
+def test_records_after_the_cut_are_applied(store: LocalStore) -> None:
+    lease = store.acquire("s")
+    found, state = opened(store, cut(store, 1, lease.epoch))
+    assert state.sequence == 1
+    write(store, lease, 0, 1, 2)  # from before the cut on
+    write(store, lease, 2, 3)
+    lease.release()
+
+    assert history.replay(store, RING, state, found, "s") == 2
+    assert (state.sequence, state.values["x"][0]) == (3, b"\x03")
+
+
+def test_a_session_that_was_never_cut_is_replayed_from_its_beginning(store: LocalStore) -> None:
+    lease = store.acquire("s")
+    write(store, lease, 0, 1, 2)
+    lease.release()
+    state = SessionState("s")
+
+    assert history.replay(store, RING, state, None, "s") == 2
+
+
+def test_what_a_later_owner_did_not_have_is_void(store: LocalStore) -> None:
+    first = store.acquire("s")
+    found, state = opened(store, cut(store, 1, first.epoch))
+    write(store, first, 1, 2, 3, 4)
+    first.release()
+    second = store.acquire("s")
+    write(store, second, 2, 3)
+    second.release()
+
+    assert history.replay(store, RING, state, found, "s") == 2
+    assert state.sequence == 3
+
+
+def test_records_of_before_the_cuts_owner_are_left_alone(store: LocalStore) -> None:
+    first = store.acquire("s")
+    write(store, first, 1, 2, 3)
+    first.release()
+    second = store.acquire("s")
+    found, state = opened(store, cut(store, 1, second.epoch))
+    second.release()
+
+    assert history.replay(store, RING, state, found, "s") == 0
+
+
+def test_a_record_that_is_missing_is_damage(store: LocalStore) -> None:
+    lease = store.acquire("s")
+    found, state = opened(store, cut(store, 1, lease.epoch))
+    write(store, lease, 2, 3)
+    lease.release()
+
+    with pytest.raises(JournalDamaged, match="record 2 is missing"):
+        history.replay(store, RING, state, found, "s")
+
+
+def test_a_closed_replay_opens_no_pickle(store: LocalStore) -> None:
+    lease = store.acquire("s")
+    found, state = opened(store, cut(store, 1, lease.epoch))
+    write(store, lease, 1, 2, live=True)
+    lease.release()
+
+    assert history.replay(store, RING, state, found, "s", closed=True) == 1
+    cell = state.values["x"][0]
+    assert isinstance(cell, Live)
+    assert cell.value is None
+
+
+def test_facts_are_json_all_the_way(store: LocalStore) -> None:
+    found, _ = opened(store, cut(store, 1))
+
+    assert json.loads(json.dumps(found.facts)) == found.facts

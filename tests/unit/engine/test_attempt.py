@@ -168,6 +168,66 @@ def test_a_changed_default_conflicts_with_a_value_that_came_meanwhile(session: M
         commit(session, one)
 
 
+def test_a_default_that_was_changed_in_place_counts_as_set(session: MemorySession) -> None:
+    one = attempt(session)
+
+    one.get("x", {"n": 0}, False)["n"] += 1
+    assert one.get("x", {"n": 0}, False) == {"n": 1}
+    assert commit(session, one) == ["x"]
+
+    assert channel(session).get("x") == {"n": 1}
+
+
+def test_a_default_that_was_left_alone_is_not_set(session: MemorySession) -> None:
+    one = attempt(session)
+
+    one.get("x", [], False)
+    one.get("y", (n for n in ()), False)  # it need not be storable
+
+    assert commit(session, one) == []
+
+
+def test_a_changed_default_conflicts_with_what_came_meanwhile(session: MemorySession) -> None:
+    one = attempt(session)
+    one.get("x", [], False).append(1)
+    channel(session).set("x", [2])
+
+    with pytest.raises(WriteConflict):
+        commit(session, one)
+
+
+def test_an_append_to_a_changed_default_extends_it(session: MemorySession) -> None:
+    one = attempt(session)
+    one.get("x", [], False).append(1)
+    one.append("x", 2)
+    commit(session, one)
+
+    assert channel(session).get("x") == [1, 2]
+
+
+def test_a_set_takes_the_place_of_a_changed_default(session: MemorySession) -> None:
+    one = attempt(session)
+    one.get("x", [], False).append(1)
+    one.set("x", [5])
+
+    assert commit(session, one) == ["x"]
+    assert channel(session).get("x") == [5]
+
+
+def test_an_attempt_knows_which_names_it_has(session: MemorySession) -> None:
+    channel(session).set("there", 1)
+    channel(session).set("got", 1)
+    one = attempt(session)
+    one.get("got", None, False)
+    one.get("missed", None, False)
+    one.set("set", 1)
+    one.append("appended", 1)
+
+    assert [name for name in ("there", "got", "missed", "set", "appended", "nowhere") if one.has(name)] == [
+        "there", "got", "set", "appended",
+    ]  # fmt: skip
+
+
 # --- conflicts -------------------------------------------------------------------------
 
 
@@ -428,6 +488,31 @@ def test_a_value_that_became_plain_while_it_was_lent_is_still_given_back(session
     commit(mine, one)
 
     assert mine.on_loan() == []
+
+
+def test_what_is_lent_to_an_attempt_that_is_over_meanwhile_comes_back(session: MemorySession) -> None:
+    class Late(MemorySession):
+        def lend(self, name: str) -> None:
+            super().lend(name)
+            one.over = Fenced("too late")
+
+    mine = Late(SessionState("s"))
+    mine.commit([("put", "m", Live(Model()), -1)])
+    one = attempt(mine)
+
+    with pytest.raises(Fenced):
+        one.get("m", None, False)
+
+    assert mine.on_loan() == []
+
+
+def test_a_live_value_that_was_made_unpicklable_is_torn(session: MemorySession) -> None:
+    channel(session).set("m", Model())
+    one = attempt(session, digest=True)
+    one.get("m", None, False).weight = (n for n in ())
+
+    assert one.torn() == ["m"]
+    one.give_back()
 
 
 def test_an_attempt_with_retries_knows_whether_a_live_value_was_changed(session: MemorySession) -> None:

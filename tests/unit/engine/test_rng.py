@@ -47,6 +47,15 @@ def test_it_is_one_plain_cell_that_is_equal_if_nothing_was_drawn() -> None:
     assert {"random", "numpy"} <= set(decode(cell))
 
 
+def test_what_was_remembered_is_put_back_as_often_as_it_is_wanted() -> None:
+    put_back = rng.remember()
+    expected = draw()
+
+    for _ in range(2):
+        put_back()
+        assert draw() == expected
+
+
 def test_a_library_that_is_not_loaded_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("random", "numpy.random", "torch"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -55,6 +64,7 @@ def test_a_library_that_is_not_loaded_is_left_alone(monkeypatch: pytest.MonkeyPa
 
     assert decode(cell) == {}
     rng.restore(cell)
+    rng.remember()()
     assert "torch" not in sys.modules
 
 
@@ -83,9 +93,10 @@ def test_the_generator_of_torch_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> 
         get_rng_state=lambda: Bits(state.now), set_rng_state=set_state, frombuffer=from_buffer, uint8="uint8"
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
-    cell = rng.capture()
-    state.now = b"\xff"
+    cell, put_back = rng.capture(), rng.remember()
+    for restore in (lambda: rng.restore(cell), put_back):
+        state.now = b"\xff"
 
-    rng.restore(cell)
+        restore()
 
-    assert state.now == b"\x01\x02"
+        assert state.now == b"\x01\x02"

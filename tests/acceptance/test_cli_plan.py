@@ -148,6 +148,16 @@ def test_a_plan_of_a_checkpoint_is_of_that_one() -> None:
     assert (document["steps"], document["status"]) == (2, "interrupted")
 
 
+def test_a_plan_of_a_checkpoint_leaves_the_journal_out() -> None:
+    program("count.py", COUNT)
+    graflow("run", "count.py", "--session", "s", "--durability", "journal", "--", "4", status=KILLED)
+
+    document = graflow("plan", checkpoints("s")[0], "--json").document
+
+    assert (document["steps"], document["journal_records"]) == (0, 0)
+    assert graflow("plan", "s", "--json").document["steps"] == 4
+
+
 @pytest.mark.usefixtures("failed")
 def test_without_its_program_a_plan_is_of_the_code_in_the_checkpoint() -> None:
     Path("chain.py").unlink()
@@ -168,7 +178,7 @@ def test_a_program_that_does_not_come_to_its_workflow_has_no_plan() -> None:
 
 SETS = """
 from graflow_ckpt import task, workflow
-with workflow("sets") as ctx:
+with workflow("sets", session_id="s") as ctx:
     @task
     def show(n): raise ValueError(n)
     ctx.get_channel().set("n", 3)
@@ -178,7 +188,7 @@ with workflow("sets") as ctx:
 
 def test_a_program_that_sets_values_before_it_executes_touches_no_session_either() -> None:
     program("sets.py", SETS)
-    graflow("run", "sets.py", "--session", "s", status=1)
+    graflow("run", "sets.py", status=1)
     before = {path: path.read_bytes() for path in Path("checkpoints").iterdir()}
 
     assert "1 task: 1 run" in graflow("plan", "s").err

@@ -229,7 +229,7 @@ def test_every_counts_steps_and_seconds() -> None:
     program("count.py", COUNT)
 
     graflow("run", "count.py", "--session", "steps", "--every", "3")
-    graflow("run", "count.py", "--session", "time", "--every", "1ms")
+    graflow("run", "count.py", "--session", "time", "--every", "0.001ms")
     graflow("run", "count.py", "--session", "both", "--every", "6", "--every", "1h")
 
     assert len(checkpoints("steps")) == 3  # at 3, at 6, and at the end

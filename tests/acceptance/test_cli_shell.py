@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -68,9 +68,11 @@ def test_help_loads_neither_rich_nor_the_engine() -> None:
 
 def test_help_starts_fast() -> None:
     def seconds(command: list[str]) -> float:
-        began = time.perf_counter()
+        """Of the processor: others may be using it, too."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         subprocess.run(command, capture_output=True, check=True)
-        return time.perf_counter() - began
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     bare = min(seconds([sys.executable, "-c", "pass"]) for _ in range(5))
     ours = min(seconds([*GRAFLOW, "--help"]) for _ in range(5))

@@ -121,7 +121,7 @@ with workflow("logs") as ctx:
         if data == 3:
             pid = os.fork()
             if pid == 0:
-                print("from a child", flush=True)
+                print("from a child", end=".", flush=True)
                 os._exit(0)
             os.waitpid(pid, 0)
         select.select([], [], [], 0.05)

@@ -108,9 +108,8 @@ def by_path(path: str) -> Place:
     place = open_store(os.path.dirname(path) or ".")
     keyring = Keyring.load()
     try:
-        found, _ = archive.check(
-            place, keyring, path
-        )  # all of it: if it is bad, no other one takes its place
+        # all of it: if it is bad, no other one may take its place
+        found, _ = archive.check(place, keyring, path)
     except CheckpointError as error:
         error.hint += history.newest_good(place, keyring, path)
         raise

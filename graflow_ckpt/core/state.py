@@ -128,15 +128,14 @@ def _end(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
             del state.completed[task]  # the order is that of the last completion
         state.completed[task] = state.steps
         state.values[task + RESULT] = (op[4], state.sequence)
-        if state.appended:  # somebody took a result for a list
-            state.appended.pop(task + RESULT, None)
+        state.appended.pop(task + RESULT, None)  # somebody may have taken a result for a list
         if state.errors or state.skipped:
             state.errors.pop(task, None)
             state.skipped.pop(task, None)
     elif how == "retry":
         later = op[4] > now  # not_before is set exactly while a spec is delayed
-        spec = state.specs[key]
-        spec = spec._replace(retry_count=spec.retry_count + 1, not_before=op[4] if later else 0.0)
+        old = state.specs[key]
+        spec = old._replace(retry_count=old.retry_count + 1, not_before=op[4] if later else 0.0)
         state.specs[key] = spec
         state.errors[spec.task_id] = op[5]
         if later:
@@ -187,7 +186,6 @@ def _enqueue(state: SessionState, op: Op, now: float, claims: list[Claim]) -> No
 
 
 def _arrive(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
-    """need 0: all, and one of them ok; need -1: all; need n: as soon as n are ok."""
     _, task, ok, size, need, priority, retries, queue, how = op
     gate = state.gates.get(task)
     if gate is None:
@@ -197,10 +195,7 @@ def _arrive(state: SessionState, op: Op, now: float, claims: list[Claim]) -> Non
     full = gate.arrived >= gate.size
     if not gate.fired and (full or (need > 0 and gate.ok >= need)):
         gate.fired = True
-        if need == 0 and gate.ok == 0:
-            how = "skip"
-        elif need > 0 and gate.ok < need:
-            how = "lost"
+        how = "skip" if need == 0 and not gate.ok else "lost" if gate.ok < need else how
         _enqueue(state, ("enqueue", task, None, priority, retries, queue, how), now, claims)
     if full:
         del state.gates[task]
@@ -329,7 +324,8 @@ def _absorb(state: SessionState, op: Op, now: float, claims: list[Claim]) -> Non
 
 
 def _clear(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
-    """Nothing is scheduled any more; the caller starts elsewhere."""
+    """Nothing is scheduled any more; the caller starts elsewhere, also in a session that had ended."""
+    state.status, state.reason = "running", ""
     for table in (state.specs, state.ready, state.delayed, state.claimed, state.dead, state.gates):
         table.clear()
 

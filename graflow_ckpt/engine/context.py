@@ -184,16 +184,17 @@ class ExecutionContext:
 
     def mark_task_completed(self, task_id: str) -> None:
         """Count a task as completed without running it."""
-        key = self.state.next_key
+        if self.status != "running" or self.steps == self.max_steps:
+            raise SessionError(
+                f"Session {self.session_id} is {self.status} at step {self.steps}: nothing is added."
+            )
         enqueue = ("enqueue", task_id, None, 2**31, 0, "default", "direct")
         claims = self.session.commit([enqueue, ("claim", 1)])
-        assert claims[0].spec.key == key
-        self.session.commit([("end", key, claims[0].number, "completed", b"\xc0")])
+        self.session.commit([("end", claims[0].spec.key, claims[0].number, "completed", b"\xc0")])
 
     def get_next_task(self) -> str | None:
         """The task that would run next."""
-        specs = self.state.pending()
-        return specs[0].task_id if specs else None
+        return next((spec.task_id for spec in self.state.pending()), None)
 
     def request_checkpoint(self, metadata: dict[str, Any] | None = None) -> None:
         """Ask for a checkpoint: outside of a task it is taken by the next `execute`, first thing."""

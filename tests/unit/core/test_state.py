@@ -533,6 +533,15 @@ def test_starting_elsewhere_drops_what_was_scheduled() -> None:
     assert (state.specs, state.ready, state.claimed, state.gates) == ({}, [], {}, {})
 
 
+def test_a_session_that_had_ended_can_start_elsewhere() -> None:
+    state = started(("claim", 1))
+    assert state.status == "completed"
+
+    apply(state, [("clear",), ("reopen", 2, None), enqueue("b")], 0.0)
+
+    assert [one.spec.task_id for one in claim(state)] == ["b"]
+
+
 def test_random_state_and_tasks_made_at_run_time_are_kept() -> None:
     state = started(("rng", b"\x07"), ("task", "made", b"\x08"))
 

@@ -156,6 +156,23 @@ def test_a_task_can_be_marked_as_completed(context: ExecutionContext) -> None:
     assert context.task_queue.is_empty()
 
 
+def test_nothing_is_marked_in_a_session_that_has_ended(context: ExecutionContext) -> None:
+    WorkflowEngine().execute(context)
+
+    with pytest.raises(SessionError, match="Session s is completed at step 2"):
+        context.mark_task_completed("a")
+
+    assert (context.steps, context.task_queue.size()) == (2, 0)
+
+
+def test_a_completed_session_can_start_elsewhere(context: ExecutionContext) -> None:
+    WorkflowEngine().execute(context)
+
+    assert WorkflowEngine().execute(context, "b") == 2
+
+    assert (context.steps, context.status) == (3, "completed")
+
+
 # --- values and inputs -----------------------------------------------------------------
 
 

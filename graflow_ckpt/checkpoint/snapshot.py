@@ -6,6 +6,7 @@ the pickle; the facts refer to them by number.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,7 +58,7 @@ def _untagged(tagged: tuple[str, Any]) -> Cell:
     return tagged[1] if tagged[0] == "plain" else Live(tagged[1])
 
 
-def capture(state: SessionState, rng: Cell | None = None) -> Snapshot:
+def capture(state: SessionState, rng: Cell | None = None, begun: Container[int] = ()) -> Snapshot:
     """Take the state apart; what is mutable is copied, values are not."""
     data: list[Cell] = []
     facts: Document = {
@@ -67,7 +68,7 @@ def capture(state: SessionState, rng: Cell | None = None) -> Snapshot:
         "steps": state.steps,
         "completed_tasks": list(state.completed),
         "cycle_counts": {task: n - 1 for task, n in state.counts.items() if n > 1},
-        "pending_tasks": [_spec_facts(state, spec, data) for spec in state.pending()],
+        "pending_tasks": [_spec_facts(state, spec, data, begun) for spec in state.pending()],
         "backend": BACKEND,
         "starts": list(state.starts),
         "max_steps": state.max_steps,
@@ -94,8 +95,9 @@ def capture(state: SessionState, rng: Cell | None = None) -> Snapshot:
     )
 
 
-def _spec_facts(state: SessionState, spec: TaskSpec, data: list[Cell]) -> Document:
-    where = "running" if spec.key in state.claimed else "failed" if spec.key in state.dead else "pending"
+def _spec_facts(state: SessionState, spec: TaskSpec, data: list[Cell], begun: Container[int]) -> Document:
+    """A spec that was claimed together with the commit, and has not begun, is pending to a reader."""
+    where = "running" if spec.key in begun else "failed" if spec.key in state.dead else "pending"
     facts: Document = {
         "task_id": spec.task_id,
         "task_data": None,
@@ -113,7 +115,7 @@ def _spec_facts(state: SessionState, spec: TaskSpec, data: list[Cell]) -> Docume
     if spec.task_data is not None:
         facts["task_data"] = {"ref": len(data), **preview(spec.task_data)}
         data.append(spec.task_data)
-    if where == "running":
+    if spec.key in state.claimed:
         facts["claim"] = state.claimed[spec.key]
     elif where == "failed":
         facts["error"] = state.dead[spec.key]
@@ -186,7 +188,7 @@ def _restore_spec(state: SessionState, facts: Document, data: list[Cell], order:
     )
     key = spec.key
     state.specs[key] = spec
-    if facts["status"] == "running":
+    if "claim" in facts:
         state.claimed[key] = facts["claim"]
     elif facts["status"] == "failed":
         state.dead[key] = facts.get("error", "")

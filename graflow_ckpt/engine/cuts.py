@@ -13,7 +13,7 @@ the session.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from time import monotonic
 from typing import Any
 
@@ -48,6 +48,7 @@ class Cutter:
         self.home = home
         self.waiting = False  # a cut is due and something is on loan
         self.on_saved: Callable[[Any], None] = lambda metadata: None
+        self.begun: Callable[[], Container[int]] = tuple  # the specs that run beside this cut
         self._emit = emit
         self._requests: list[Request] = []
         self._policy_due = False
@@ -167,7 +168,7 @@ class Cutter:
     def save(self, cause: str, user: dict[str, Any] | None, path: str | None) -> Any:
         began = monotonic()
         state = self.session.state
-        snapshot = capture(state, rng.capture() if self.settings.rng else None)
+        snapshot = capture(state, rng.capture() if self.settings.rng else None, self.begun())
         metadata = self.home.cut(self.graph, snapshot, cause, user, path)
         self._cut_steps, self._cut_time = state.steps, monotonic()
         if self._journal and self.session.recorder is not None and self.home.finds(metadata.path):

@@ -190,6 +190,7 @@ class _Execution:
         cutter = Cutter(self.graph, session, self.settings, self.home, self._emit)
         cutter.on_saved = context.note_checkpoint
         self._run = run = Run(self.graph, session, self.settings, cutter, invoker)
+        cutter.begun = run.begun
         invoker.host = RunHost(context, run)
         context.cutter = cutter
         if self.stop.signal is not None:

@@ -108,7 +108,11 @@ def plan_for(context: ExecutionContext, *, noted: bool = False) -> Plan:
     facts["made"] = list(state.tasks)
     facts["passed"] = list(state.passed)
     facts["gates"] = list(state.gates)
-    where = dict.fromkeys(state.claimed, "running") | dict.fromkeys(state.dead, "failed")
+    if context.settings.durability == "journal":  # it has a record of every claim
+        running = set(state.claimed)
+    else:
+        running = {spec["key"] for spec in facts["pending_tasks"] if spec["status"] == "running"}
+    where = dict.fromkeys(running, "running") | dict.fromkeys(state.dead, "failed")
     facts["pending_tasks"] = [
         {"task_id": s.task_id, "status": where.get(s.key, "pending")} for s in state.pending()
     ]

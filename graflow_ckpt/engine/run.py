@@ -114,6 +114,10 @@ class Run:
         finally:
             self.invoker.close(self._running.values())
 
+    def begun(self) -> set[int]:
+        """The specs whose bodies run elsewhere now."""
+        return {running.claim.spec.key for running in self._running.values()}
+
     def stop(self) -> None:
         """Start nothing more; callable from a signal handler."""
         self.stopping = True

@@ -106,7 +106,7 @@ def test_what_became_of_each_task_is_read_from_the_facts() -> None:
     apply(state, [("end", 2, 2, "failed", "E: no"), ("task", "made", b"\x01")], 0.0)
     apply(state, [("enqueue", "gone", None, 0, 0, "default", "direct")], 0.0)
     apply(state, [("enqueue", "made", None, 0, 0, "default", "direct")], 0.0)
-    facts = json.loads(json.dumps(capture(state).facts | {"graph": describe(graph, current_tasks(graph))}))
+    facts = json.loads(json.dumps(capture(state, begun=state.claimed).facts | {"graph": describe(graph, current_tasks(graph))}))
 
     saved = {task.name: task for task in saved_tasks(facts)}
 
@@ -131,7 +131,7 @@ def test_a_group_that_is_through_counts_as_completed() -> None:
     state = SessionState("s", ("a",))
     state.passed["g"] = 1
 
-    facts = capture(state).facts | {"graph": describe(graph, current_tasks(graph))}
+    facts = capture(state, begun=state.claimed).facts | {"graph": describe(graph, current_tasks(graph))}
 
     (saved,) = (task for task in saved_tasks(facts) if task.name == "g")
     assert (saved.state, saved.fingerprint) == ("completed", None)
@@ -248,7 +248,7 @@ def test_of_an_unchanged_program_the_tasks_with_a_note_are_told() -> None:
     state = SessionState("s", ("a",))
     apply(state, [graph.routes["a"].enqueue(), ("claim", 1)], 0.0)
     apply(state, [("end", 1, 1, "completed", b"\xc0"), graph.routes["b"].enqueue(), ("claim", 1)], 0.0)
-    facts = json.loads(json.dumps(capture(state).facts | {"graph": describe(graph, current_tasks(graph))}))
+    facts = json.loads(json.dumps(capture(state, begun=state.claimed).facts | {"graph": describe(graph, current_tasks(graph))}))
 
     assert [(task.name, task.state) for task in saved_tasks(facts, noted=True)] == [
         ("b", "running"),

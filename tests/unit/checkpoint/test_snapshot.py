@@ -107,13 +107,15 @@ def test_the_facts_have_what_the_format_promises() -> None:
     again = enqueue("a")
     apply(state, [("end", key, number, "completed", b"\xc0"), again, again, ("claim", 1)], 0.0)
 
-    facts = capture(state).facts
+    facts = capture(state, begun=state.claimed).facts
 
     assert facts["schema_version"] == "1.0"
     assert (facts["session_id"], facts["start_node"], facts["steps"]) == ("s", "a", 1)
     assert facts["completed_tasks"] == ["a"]
     assert facts["cycle_counts"] == {"a": 2}
     assert [spec["status"] for spec in facts["pending_tasks"]] == ["running", "pending"]
+    claimed_only = capture(state).facts["pending_tasks"]
+    assert [spec["status"] for spec in claimed_only] == ["pending", "pending"]
     assert facts["backend"] == {"queue": "memory", "channel": "memory"}
 
 

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for programs: workflows as plain data (see oracle.py).
+"""Hypothesis strategies for programs: workflows as plain data (see program.py).
 
 A program is a spine of single tasks, diamonds and groups, with loop edges back along the spine and
 inside members, side tasks that only a goto reaches, and tasks made at run time. Programs for several
@@ -15,7 +15,8 @@ from typing import Any
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from tests.acceptance.oracle import Body, Fork, Graph, Oracle, Part, Program, TooLong, inside
+from tests.acceptance.oracle import Oracle, TooLong
+from tests.acceptance.program import Body, Fork, Graph, Part, Program, inside
 
 Draw = Callable[[st.SearchStrategy[Any]], Any]
 

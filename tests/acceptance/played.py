@@ -20,7 +20,8 @@ from graflow_ckpt.core.errors import SessionCancelled, Stalled, WorkflowCancelle
 from graflow_ckpt.core.events import Event
 from graflow_ckpt.core.facts import Claim, Outcome
 from graflow_ckpt.frontends.dsl import Workflow
-from tests.acceptance.oracle import Body, End, Fork, Part, Program, mix
+from tests.acceptance.oracle import End
+from tests.acceptance.program import Body, Fork, Part, Program, mix
 
 RESULT = ".__result__"
 
@@ -53,13 +54,16 @@ class Stage:
         self.started: Counter[tuple[str, int]] = Counter()
         self.committed: set[tuple[str, int]] = set()
         self.twice: list[tuple[str, int]] = []  # executions of what was committed
-        self.tries = threading.local()
+        self.process = 0
+        self.here = threading.local()  # the process that a thread belongs to, and how often its spec failed
         self._cycles: dict[str, int] = {}
         self._lock = threading.Lock()
 
     def start(self, name: str, cycle: int) -> bool | None:
         """Note an execution; whether, and when in it, the process dies."""
         with self._lock:
+            if self.here.process != self.process:
+                raise Broken("a thread of a process that is dead")
             number, self.executions = self.executions, self.executions + 1
             self.started[name, cycle] += 1
             self._cycles[name] = cycle
@@ -71,10 +75,17 @@ class Stage:
         if event.kind == "task_ended" and event.facts["outcome"] == "done":
             self.committed.add((event.task, self._cycles[event.task]))
 
-    def count_tries(self, claim: Claim, call_next: Callable[[Claim], Outcome]) -> Outcome:
-        """Middleware: a body fails by the number of its failures, not of its executions."""
-        self.tries.number = claim.spec.retry_count
-        return call_next(claim)
+    def new_process(self) -> Callable[[Claim, Callable[[Claim], Outcome]], Outcome]:
+        """Its middleware: a body fails by the number of its failures, not of its executions."""
+        with self._lock:
+            self.process += 1
+            process = self.process
+
+        def around(claim: Claim, call_next: Callable[[Claim], Outcome]) -> Outcome:
+            self.here.process, self.here.tries = process, claim.spec.retry_count
+            return call_next(claim)
+
+        return around
 
 
 current: Stage
@@ -94,7 +105,7 @@ def play(name: str, context: Any, arguments: dict[str, Any], data: Any) -> int:
         _operate(kind, where, number, context, channel, seen)
     if dies:
         raise Death
-    if (body.broken and not stage.mended) or stage.tries.number < body.flaky:
+    if (body.broken and not stage.mended) or stage.here.tries < body.flaky:
         raise Broken(name)
     _ask(context, asks)
     return mix(*seen)
@@ -172,7 +183,7 @@ def build(program: Program, **settings: Any) -> Workflow:
         on_failure=program.on_failure,  # type: ignore[arg-type]
         max_parallel=4 if program.parallel else 1,
         observers=(stage.observe,),
-        middleware=(stage.count_tries,),
+        middleware=(stage.new_process(),),
         **settings,
     ) as flow:
         tasks: dict[str, Any] = {body.name: made(body) for body in program.bodies}
@@ -199,10 +210,9 @@ def run(stage: Stage, *, slices: int | None = None, **settings: Any) -> End:
     """A session in as many processes as it takes: after a death, a failure or a slice, the next one."""
     global current
     current = stage
-    limit, failed_at, processes = slices, -1, 0
+    limit, failed_at = slices, -1
     while True:
-        processes += 1
-        assert processes < 100, "the session does not come to an end"
+        assert stage.process < 100, "the session does not come to an end"
         random.seed(stage.program.seed)  # as a script does at its top
         flow = build(stage.program, **settings)
         try:

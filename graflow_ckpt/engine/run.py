@@ -15,13 +15,7 @@ from queue import Empty
 from typing import Protocol
 
 from graflow_ckpt.core.decide import decide, pass_on
-from graflow_ckpt.core.errors import (
-    ReadOnlyChanged,
-    TaskTimeout,
-    ValueTorn,
-    WorkerDied,
-    WriteConflict,
-)
+from graflow_ckpt.core.errors import ReadOnlyChanged, TaskTimeout, ValueTorn, WorkerDied, WriteConflict
 from graflow_ckpt.core.facts import Cancelled, Claim, Done, Failed, Op, Outcome
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.engine.announcer import Announcer

@@ -136,6 +136,8 @@ def fill(
             value = p.bound
         elif p.result is not None:
             value = read(p.result)
+            if value is MISSING:  # started past that predecessor: an input may stand for its result
+                value = own(p.name)
             if value is MISSING and p.default is MISSING:
                 value = None  # a predecessor that was skipped or failed has no result
         elif p.group is not None:
@@ -170,7 +172,7 @@ def check(graph: TaskGraph, bindings: dict[str, Binding], channel: Collection[st
                 words
                 for words, found in (
                     ("an argument bound to the task", p.bound is not MISSING),
-                    ("the result of a predecessor", p.result is not None or p.group is not None),
+                    ("the result of a predecessor", _comes(p, graph)),
                     ("a channel value", p.name in channel),
                 )
                 if found
@@ -183,7 +185,7 @@ def check(graph: TaskGraph, bindings: dict[str, Binding], channel: Collection[st
                     parameter=p.name,
                 )
             filled = p.name == binding.data and sent and name not in graph.starts
-            if not sources and p.default is MISSING and not filled:
+            if not sources and p.result is None and p.default is MISSING and not filled:
                 if mentioned is None:
                     mentioned = set().union(*(_strings(b) for b in bindings.values()))
                 if p.name not in mentioned:
@@ -193,6 +195,11 @@ def check(graph: TaskGraph, bindings: dict[str, Binding], channel: Collection[st
                         task=name,
                         parameter=p.name,
                     )
+
+
+def _comes(p: Parameter, graph: TaskGraph) -> bool:
+    """Whether a predecessor of that name runs in this session."""
+    return p.group is not None or (p.result is not None and p.result.removesuffix(RESULT) in graph.live)
 
 
 def _strings(binding: Binding) -> set[str]:

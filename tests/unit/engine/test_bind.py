@@ -215,6 +215,18 @@ def test_two_sources_for_one_parameter_are_refused_by_name(
     assert (caught.value.task, caught.value.parameter) == ("t", "a")
 
 
+def test_an_input_stands_for_the_result_of_a_task_that_the_start_has_passed() -> None:
+    graph = graph_of(Task("a", nothing), Task("t", lambda a: None), edges="at", start="t")
+
+    checked(graph, "a")
+    checked(graph)  # a result of an earlier run may be there
+
+    binding = bind(graph, graph.nodes["t"])  # type: ignore[arg-type]
+    assert filled(binding, channel={"a": 7}) == {"a": 7}
+    assert filled(binding, results={"a": 1}, channel={"a": 7}) == {"a": 1}
+    assert filled(binding) == {"a": None}
+
+
 def test_no_source_for_a_parameter_is_refused_by_name() -> None:
     graph = graph_of(Task("a", nothing), Task("t", lambda a, q: None), edges="at")
 

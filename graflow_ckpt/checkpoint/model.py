@@ -80,11 +80,7 @@ class CheckpointMetadata:
 
     def document(self) -> Document:
         """As it stands in `.meta.json`, without parts and seal."""
-        from dataclasses import asdict
-
-        found = asdict(self)
-        del found["path"]
-        return found
+        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "path"}
 
     @classmethod
     def from_document(cls, path: str, document: Document) -> CheckpointMetadata:

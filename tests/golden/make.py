@@ -127,7 +127,7 @@ def main(folder: Path) -> None:
     program = Program(
         describe(tasks, current_tasks(tasks)), pack_code(tasks), "golden.py", ("golden.py",), "golden"
     )
-    snapshot = capture(state)
+    snapshot = capture(state, begun={3})
     metadata = archive.describe(
         snapshot, program, path=str(folder / "golden.pkl"), sequence=2, cause="request", user={"epoch": 4}
     )

@@ -435,6 +435,22 @@ def test_a_live_value_that_was_got_readonly_is_not_on_loan(session: MemorySessio
     assert (one.loans(), commit(session, one), session.on_loan()) == ([], [], [])
 
 
+def test_a_live_value_that_was_got_readonly_and_changed_is_named(session: MemorySession) -> None:
+    channel(session).set("m", Model())
+    channel(session).set("n", Model())
+    one = attempt(session, watch=True)
+    assert one.watch is not None
+    one.get("n", None, True)
+    model = one.get("m", None, True)
+    assert one.watch.check() is None
+
+    model.weight = 5
+
+    error = one.watch.check()
+    assert error is not None
+    assert "'a' changed 'm', which it had read-only" in str(error)
+
+
 def test_an_array_that_was_got_readonly_cannot_be_written(session: MemorySession) -> None:
     array = np.zeros(3)
     channel(session).set("w", array)

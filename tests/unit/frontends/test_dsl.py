@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.core.errors import GraphError, InputsChanged, UnknownTask
+from graflow_ckpt.core.errors import GraphError, InputsChanged, NoSession, UnknownTask
 from graflow_ckpt.core.policy import EveryN, KeepLast, OnRequest
 from graflow_ckpt.core.task import Backoff
 from graflow_ckpt.frontends.dsl import Workflow, task, workflow
@@ -345,6 +345,14 @@ def test_other_inputs_on_resume_are_refused_and_the_session_is_let_go() -> None:
         with pytest.raises(InputsChanged):
             ctx.execute("a", inputs={"k": 2})
         assert ctx.execution_context.home.lease is None
+
+
+def test_a_session_that_must_be_there_and_is_not_is_refused() -> None:
+    with workflow("w", session_id="s", resume="must") as ctx:
+        task(id="a")(lambda: 1)
+
+        with pytest.raises(NoSession):
+            ctx.execute("a")
 
 
 def test_a_coroutine_can_execute_too() -> None:

@@ -281,6 +281,10 @@ def _rng(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
 def _reopen(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
     """A new owner goes on: what had failed runs again, and a larger limit counts."""
     state.epoch, state.max_steps = op[1], op[2]
+    if state.status == "closing" and state.specs:  # terminated: what ran beside it is not started again
+        if not state.claimed:
+            _settle(state)
+        return
     if state.status != "completed" or state.ready or state.delayed:  # somebody has queued more since
         state.status, state.reason = "running", ""
     for key in state.dead:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from threading import Event
 from typing import Any
 
-from graflow_ckpt import AtLeast, group, task, workflow
+import pytest
+
+from graflow_ckpt import AtLeast, EveryTask, Workflow, group, task, workflow
 
 
 def test_a_branch_that_is_skipped_at_a_join_is_no_visit() -> None:
@@ -120,3 +124,57 @@ def test_a_group_that_fails_inside_a_group_that_can_do_without_it_is_a_lost_memb
 
     assert flow.execute("start") == "good"
     assert "after" in flow.execution_context.state.skipped
+
+
+class Death(BaseException):
+    """The process is gone: no task and no engine catches it."""
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "journal"])
+def test_a_session_that_was_terminated_stays_so_when_its_process_dies(
+    tmp_path: Path, durability: Any
+) -> None:
+    started, terminated = Event(), Event()
+    ran: list[str] = []
+
+    def observe(event: Any) -> None:
+        if event.kind == "checkpoint_saved" and "ends" in ran:  # its commit is durable either way
+            terminated.set()
+
+    def run() -> Workflow:
+        with workflow(
+            "ends", session_id="s", store=tmp_path, durability=durability, checkpoint=EveryTask(),
+            max_parallel=2, observers=(observe,),
+        ) as flow:  # fmt: skip
+
+            @task
+            def start() -> None: ...
+
+            @task(inject_context=True)
+            def ends(context: Any) -> None:
+                assert started.wait(20)
+                ran.append("ends")
+                context.terminate_workflow("enough")
+
+            @task
+            def slow() -> None:
+                ran.append("slow")
+                started.set()
+                assert terminated.wait(20)
+                raise Death
+
+            @task
+            def after() -> None:
+                ran.append("after")
+
+            start >> slow >> after
+            start >> ends >> after
+        flow.execute("start")
+        return flow
+
+    with pytest.raises(Death):
+        run()
+    flow = run()
+
+    assert flow.execution_context.status == "completed"
+    assert sorted(ran) == ["ends", "slow"]

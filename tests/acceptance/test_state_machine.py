@@ -129,7 +129,7 @@ OCCUR = (
 """Every feature of the engine that a graph can use or a run can meet."""
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(300 + GRAPHS)
 def test_resumed_equals_uninterrupted(folder: str) -> None:
     seen.clear()
 

@@ -14,7 +14,7 @@ from tests.acceptance.processes import gone, run, started
 
 # Four steps; in the second one it says "at work" and waits for a line. argv: how it is run, grace.
 PROGRAM = """
-import asyncio, signal, sys
+import asyncio, select, signal, sys
 from graflow_ckpt import task, workflow
 
 HOW, GRACE = sys.argv[1], float(sys.argv[2])
@@ -24,6 +24,8 @@ def say(text):
 
 def work(items):
     say("at work")
+    while not select.select([sys.stdin], [], [], 0.05)[0]:  # a signal right before a long wait waits too
+        pass
     sys.stdin.readline()
 
 before = signal.getsignal(signal.SIGTERM)
@@ -183,7 +185,7 @@ def test_a_body_that_swallows_everything_is_left_behind_in_the_end(tmp_path: Pat
         "        print('at work', flush=True)\n"
         "        while True:\n"
         "            try:\n"
-        "                import time; time.sleep(60)\n"
+        "                import time; time.sleep(0.05)\n"
         "            except BaseException: pass\n"
         "    flow.execute()\n"
     )
@@ -199,13 +201,13 @@ def test_a_body_that_swallows_everything_is_left_behind_in_the_end(tmp_path: Pat
 def test_a_signal_during_the_last_task_ends_the_program_and_keeps_the_result(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import sys\n"
+        "import select, sys\n"
         "from graflow_ckpt import task, workflow\n"
         "with workflow('w', session_id='s') as flow:\n"
         "    @task\n"
         "    def only():\n"
         "        print('at work', flush=True)\n"
-        "        sys.stdin.readline()\n"
+        "        while not select.select([sys.stdin], [], [], 0.05)[0]: pass\n"
         "        return 7\n"
         "    print('result:', flow.execute())\n"
     )

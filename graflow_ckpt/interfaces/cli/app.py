@@ -7,7 +7,6 @@ Also the one place where errors become messages and exit statuses:
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -73,7 +72,6 @@ def call(arguments: Sequence[str] | None) -> int:
     manner = Manner()
     try:
         status = app.main(arguments, prog_name="graflow-ckpt", standalone_mode=False, obj=manner)
-        sys.stdout.flush()
         return int(status or 0)
     except click.exceptions.Abort:
         manner.note("Nothing was done.")
@@ -87,7 +85,3 @@ def call(arguments: Sequence[str] | None) -> int:
         return manner.failed(error)
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # whoever read the table has seen enough; the interpreter must not complain when it flushes
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        return 141

@@ -14,7 +14,7 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.resuming import plan_for
-from graflow_ckpt.engine.settings import Changed, Settings
+from graflow_ckpt.engine.settings import Changed, Durability, Settings
 from graflow_ckpt.frontends.overrides import Planned, overrides
 from graflow_ckpt.interfaces.cli import program, words
 from graflow_ckpt.interfaces.cli.finding import Place
@@ -76,7 +76,9 @@ def planned(place: Place, origin: Origin, changed: Changed | None) -> Outlook:
         same = [CurrentTask(task.name, task.fingerprint, task.after) for task in saved]
         return Outlook(place, make_plan(saved, same, changed), state, replayed, origin.gone)
     graph = graph_of(origin, found.meta["workflow"])
-    settings = Settings(workflow=found.meta["workflow"], changed=changed, durability="none")
+    journal = not place.named and any(place.kept_in.segments(place.session))
+    durability: Durability = "journal" if journal else "checkpoint"
+    settings = Settings(workflow=found.meta["workflow"], changed=changed, durability=durability)
     context = ExecutionContext(graph, place.session, settings=settings, store=place.store)
     context.found, context.session = found, MemorySession(state)
     graph.compile(tuple(found.facts["starts"]))

@@ -220,7 +220,7 @@ class _Rows:
         return f"gone from the program; {what} is {'dropped' if orphan.name in self.of.dropped else 'kept'}"
 
 
-_OPEN = {"failed": "failed before", "running": "was interrupted", "waiting": "waits for an answer"}
+_OPEN = {"failed": "failed before", "running": "was interrupted", "waiting": "waits for other tasks"}
 
 
 def _why_unknown(was: SavedTask, task: CurrentTask) -> str:

@@ -80,7 +80,7 @@ def test_a_task_that_has_not_completed_may_change_and_the_plan_says_so(
 def test_what_became_of_an_open_task_is_said() -> None:
     plan = make_plan(before("a b c", a="failed", b="running", c="waiting"), now("a b c"))
 
-    assert [row.note for row in plan.rows] == ["failed before", "was interrupted", "waits for an answer"]
+    assert [row.note for row in plan.rows] == ["failed before", "was interrupted", "waits for other tasks"]
 
 
 def test_a_skipped_task_that_changed_stays_skipped_and_is_noted() -> None:

@@ -176,7 +176,7 @@ def _append(state: SessionState, op: Op, now: float, claims: list[Claim]) -> Non
 def _enqueue(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
     _, task, data, priority, retries, queue, how = op
     cycle = state.counts.get(task, 0)
-    if how != "skip":  # a branch not taken is no visit: max_cycles counts executions
+    if how == "direct":  # neither a branch not taken nor a group is a visit of a task
         state.counts[task] = cycle + 1
     key = state.next_key
     state.next_key = key + 1

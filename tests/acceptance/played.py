@@ -243,7 +243,6 @@ def end_of(flow: Workflow) -> End:
     context = flow.execution_context
     state, channel = context.state, context.get_channel()
     names = channel.keys()
-    bodies = current.bodies
     return End(
         state.status,
         {n: _plain(channel.get(n)) for n in names if not n.endswith(RESULT)},
@@ -252,7 +251,7 @@ def end_of(flow: Workflow) -> End:
         set(state.skipped),
         set(state.errors),
         context.steps,
-        {n: count for n, count in context.cycle_counts.items() if n in bodies},
+        context.cycle_counts,
     )
 
 

@@ -97,7 +97,7 @@ class Workflow:
         self.name = name
         self.settings = settings
         self.graph_nodes: list[DecoratedTask] = []
-        self._expressions: list[Chain | Parallel] = []
+        self._expressions: dict[int, Chain | Parallel] = {}  # by id
         self._graph = TaskGraph()
         self._session_id = session_id
         self._store = store
@@ -118,9 +118,9 @@ class Workflow:
 
     def collect(self, expression: Chain | Parallel, parts: tuple[Expression, ...]) -> None:
         """A new expression; its parts count only in it."""
-        self._expressions = [e for e in self._expressions if all(e is not part for part in parts)]
-        if all(e is not expression for e in self._expressions):
-            self._expressions.append(expression)
+        for part in parts:
+            self._expressions.pop(id(part), None)
+        self._expressions.setdefault(id(expression), expression)
 
     def add(self, *expressions: Expression) -> Workflow:
         """Tasks, chains and groups that were made elsewhere."""
@@ -136,7 +136,7 @@ class Workflow:
         """The graph as far as it has been written down."""
         for node in self.graph_nodes:
             self._graph.add(node)
-        for expression in self._expressions:
+        for expression in self._expressions.values():
             add_to(self._graph, expression)
         self.graph_nodes.clear()
         self._expressions.clear()

@@ -75,13 +75,25 @@ class DecoratedTask(Task, Joined):
 class Chain(Joined):
     """Parts one after the other."""
 
-    __slots__ = ("parts",)
+    __slots__ = ("_joined",)
 
     def __init__(self, parts: tuple[Any, ...]) -> None:
-        self.parts: tuple[Expression, ...] = tuple(
-            inner for part in parts for inner in (part.parts if isinstance(part, Chain) else (part,))
-        )
+        self._joined: tuple[Expression, ...] = parts
         _collect(self, parts)
+
+    @property
+    def parts(self) -> tuple[Expression, ...]:
+        """Without chains among them. Found out when asked for: each `>>` of a long chain makes a chain."""
+        flat: list[Expression] = []
+        pending = [*self._joined]
+        while pending:
+            part = pending.pop()
+            if isinstance(part, Chain):
+                pending += part._joined
+            else:
+                flat.append(part)
+        self._joined = tuple(reversed(flat))
+        return self._joined
 
     def __repr__(self) -> str:
         return " >> ".join(map(repr, self.parts))

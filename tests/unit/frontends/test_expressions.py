@@ -50,6 +50,20 @@ def groups(graph: TaskGraph) -> dict[str, Group]:
 # --- chains ----------------------------------------------------------------------------
 
 
+def test_the_parts_of_a_chain_are_flat_and_in_order_however_it_was_joined() -> None:
+    assert ((a >> b) >> (c >> d) >> e).parts == (a, b, c, d, e)
+    assert (a >> (b >> (c >> d))).parts == (a, b, c, d)
+
+
+def test_a_chain_may_be_very_long() -> None:
+    tasks = [DecoratedTask(f"t{number}", body) for number in range(20_000)]
+    chain = a >> tasks[0]
+    for task in tasks[1:]:
+        chain = chain >> task
+
+    assert chain.parts == (a, *tasks)
+
+
 def test_a_chain_is_flat_however_it_is_put_together() -> None:
     assert repr((a >> b) >> (c >> d)) == "<task a> >> <task b> >> <task c> >> <task d>"
     assert edges((a >> b) >> c) == edges(a >> (b >> c)) == {"a-b", "b-c"}

@@ -78,8 +78,8 @@ class Comparison:
             added = [name for name in task.after if name not in was.after and not self.done(name)]
             if was.state == "completed":
                 self.intruders.update((name, task.name) for name in added)
-            elif was.state != "skipped" and (added or was.state == "unreached"):
-                self.recalled.add(task.name)  # else it would run without waiting for them
+            elif was.state != "skipped" and (added or was.state in ("unreached", "waiting")):
+                self.recalled.add(task.name)  # else it would not wait for these, or for others too
         pending = list(self.intruders)
         while pending:  # and new tasks before those
             name = pending.pop()

@@ -406,3 +406,31 @@ def test_a_task_that_was_running_may_be_gone_from_the_program(tmp_path: Path, ch
         """,
     )
     assert said == "last\n"
+
+
+def test_a_join_that_waits_for_one_edge_less_does_not_stall(tmp_path: Path) -> None:
+    said = killed_and_resumed(
+        tmp_path,
+        """
+        from graflow_ckpt import EveryTask
+
+        with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
+            @task
+            def start(): pass
+
+            @task
+            def way():
+                if crash:
+                    os._exit(9)
+
+            @task
+            def join(): print("join")
+
+            start >> way >> join
+            if crash:
+                start >> join
+            flow.execute()
+            print(flow.execution_context.status)
+        """,
+    )
+    assert said == "join\ncompleted\n"

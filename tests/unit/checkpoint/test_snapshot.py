@@ -128,6 +128,16 @@ def test_a_failed_task_is_pending_with_its_error() -> None:
     assert (spec["status"], spec["error"]) == ("failed", "E: no")
 
 
+def test_a_retry_that_is_due_stays_where_it_stands_in_the_queue() -> None:
+    state = state_with(enqueue("a"), ("claim", 1))
+    apply(state, [("end", 1, 1, "retry", 0.0, "E: no"), enqueue("b")], 0.0)
+
+    back = through_files(capture(state))
+
+    assert back.delayed == []
+    assert [one.spec.task_id for one in apply(back, [("claim", 2)], 0.0)] == ["a", "b"]
+
+
 def test_random_state_that_is_given_is_newer_than_the_one_in_the_state() -> None:
     state = state_with(("rng", b"\x01"))
 

@@ -233,6 +233,18 @@ def test_goto_to_a_join_all_of_whose_branches_are_cut_runs_it_directly() -> None
     assert ran(graph_of("abd", "acd"), a=[goto("d")]) == "ad"
 
 
+def test_goto_to_a_join_all_of_whose_branches_are_cut_hands_over_its_data() -> None:
+    done = walk(graph_of("abd", "acd"), a=[goto("d", data=b"\x05")])
+
+    assert [spec.task_data for spec in done.specs] == [None, b"\x05"]
+
+
+def test_goto_to_oneself_tells_no_join_that_the_branch_is_through() -> None:
+    done = Walk(graph_of("sbj", "scj", starts="s"), b=[goto("b"), goto("b")]).go(lambda n: n - 1)
+
+    assert (sorted(done.ran), done.ran[-1]) == (list("bbbcjs"), "j")
+
+
 def test_goto_to_a_join_that_others_lead_to_counts_as_what_was_cut() -> None:
     graph = graph_of("aj", "bcj", "bdj", starts="ab")
 
@@ -339,6 +351,10 @@ def test_best_effort_goes_on_without_those_that_failed() -> None:
     assert ("".join(sorted(done.ran)), done.state.status) == ("abcz", "completed")
     assert set(done.state.errors) == {"b", "c"}
     assert set(done.state.skipped) == {"m"}
+
+
+def test_best_effort_goes_on_even_if_its_only_member_failed() -> None:
+    assert ran(graph_of("ab", "gz", g=(BestEffort(), "b")), b=[failed()]) == "abz"
 
 
 def test_best_effort_is_gone_past_when_its_only_way_in_is_not_taken() -> None:

@@ -304,6 +304,7 @@ def test_an_append_after_a_look_that_found_nothing_is_kept_and_never_conflicts(
     channel(session).append("log", "other")
 
     one.append("log", "mine")
+    assert one.get("log", [], True) == ["other", "mine"]
     commit(session, one)
 
     assert channel(session).get("log") == ["other", "mine"]

@@ -62,6 +62,12 @@ def same(task: Task) -> Task:
     return task
 
 
+def facts_of(state: SessionState, graph: TaskGraph) -> dict[str, Any]:
+    facts = capture(state, begun=state.claimed).facts | {"graph": describe(graph, current_tasks(graph))}
+    back: dict[str, Any] = json.loads(json.dumps(facts))
+    return back
+
+
 # --- facts -----------------------------------------------------------------------------
 
 
@@ -106,7 +112,7 @@ def test_what_became_of_each_task_is_read_from_the_facts() -> None:
     apply(state, [("end", 2, 2, "failed", "E: no"), ("task", "made", b"\x01")], 0.0)
     apply(state, [("enqueue", "gone", None, 0, 0, "default", "direct")], 0.0)
     apply(state, [("enqueue", "made", None, 0, 0, "default", "direct")], 0.0)
-    facts = json.loads(json.dumps(capture(state, begun=state.claimed).facts | {"graph": describe(graph, current_tasks(graph))}))
+    facts = facts_of(state, graph)
 
     saved = {task.name: task for task in saved_tasks(facts)}
 
@@ -248,7 +254,7 @@ def test_of_an_unchanged_program_the_tasks_with_a_note_are_told() -> None:
     state = SessionState("s", ("a",))
     apply(state, [graph.routes["a"].enqueue(), ("claim", 1)], 0.0)
     apply(state, [("end", 1, 1, "completed", b"\xc0"), graph.routes["b"].enqueue(), ("claim", 1)], 0.0)
-    facts = json.loads(json.dumps(capture(state, begun=state.claimed).facts | {"graph": describe(graph, current_tasks(graph))}))
+    facts = facts_of(state, graph)
 
     assert [(task.name, task.state) for task in saved_tasks(facts, noted=True)] == [
         ("b", "running"),

@@ -488,6 +488,16 @@ def test_reopening_runs_what_had_failed_with_fresh_retries() -> None:
     assert (state.epoch, state.reason) == (7, "")
 
 
+@pytest.mark.parametrize(("claimed", "status"), [(0, "completed"), (1, "closing")])
+def test_reopening_a_terminated_session_starts_nothing(claimed: int, status: str) -> None:
+    state = started(enqueue("a"), enqueue("b"), ("claim", claimed), ("status", "closing", "enough"))
+
+    apply(state, [("reopen", 2, None)], 0.0)
+
+    assert (state.status, state.reason, state.epoch) == (status, "enough", 2)
+    assert claim(state) == []
+
+
 def test_reopening_a_completed_session_leaves_it_completed() -> None:
     state = started()
     state.status = "completed"

@@ -130,7 +130,8 @@ class Oracle:
         self._push(Spec(task, "pass" if how == "run" and task in self.graph.groups else how, data, cycle))
 
     def _waits(self, task: str) -> bool:
-        return len(self.graph.before.get(task, ())) > 1 or task in self.graph.groups or task in self.gates
+        graph = self.graph
+        return len(graph.before.get(task, ())) > 1 or task in graph.groups or task in graph.joined
 
     def _gate(self, task: str) -> Gate:
         return self.gates.setdefault(task, Gate(len(self.graph.before[task])))
@@ -257,6 +258,7 @@ class Oracle:
             if asks[2]:
                 self._gate(asks[2]).size += 1
                 self.graph.forward[asks[1]] = [asks[2]]
+                self.graph.joined.add(asks[2])
         if verb == "again":
             self.features["next_iteration with data"] += 1
             self._enqueue(task, asks[1])

@@ -92,6 +92,7 @@ class Graph:
     forward: dict[str, list[str]] = field(default_factory=dict)
     loops: dict[str, list[str]] = field(default_factory=dict)
     before: dict[str, list[str]] = field(default_factory=dict)
+    joined: set[str] = field(default_factory=set)  # made tasks stand before them from then on
     tails: dict[str, list[str]] = field(default_factory=dict)  # group -> last tasks of its members
     lenient: set[str] = field(default_factory=set)
 
@@ -162,7 +163,7 @@ class Graph:
             more = {
                 name
                 for name, ways in self.before.items()
-                if ways and name not in cut and name not in stop and cut.issuperset(ways)
+                if ways and name not in cut | stop | self.joined and cut.issuperset(ways)
                 if not (failure and name in self.groups)
             }
             cut |= more

@@ -9,11 +9,12 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from traceback import format_exception
 from typing import Any
 
-from graflow_ckpt.checkpoint.cells import to_cell
-from graflow_ckpt.checkpoint.pickles import live_digest
-from graflow_ckpt.core.errors import WorkflowCancelled
+from graflow_ckpt.checkpoint.cells import check_storable
+from graflow_ckpt.checkpoint.pickles import live_bytes, live_digest, load_live
+from graflow_ckpt.core.errors import CheckpointError, WorkflowCancelled
 from graflow_ckpt.core.facts import Claim, Effects, Request
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell, Live
@@ -102,8 +103,8 @@ def main(read: int, write: int, parent: int) -> None:
     outcome = _run(func, arguments, attempt, host)
     try:
         pipe.send(("outcome", outcome))
-    except Exception as error:  # noqa: BLE001  a body's exception or result that does not cross
-        pipe.send(("outcome", ("failed", RuntimeError(f"{outcome[1]!r} ({error})"))))
+    except CheckpointError as error:  # a result or a change that does not cross
+        pipe.send(("outcome", ("failed", error)))
 
 
 def _attempts(claim: Claim) -> int:
@@ -121,11 +122,25 @@ def _run(func: Any, arguments: dict[str, Any], attempt: Attempt, host: Parent) -
         changed = attempt.watch and attempt.watch.check()
         if changed:
             return ("failed", changed)
-        return ("done", to_cell(result), _effects(attempt, host))
+        cell = check_storable(f"{attempt.claim.spec.task_id}.__result__", result)
+        return ("done", cell, _effects(attempt, host))
     except WorkflowCancelled as cancelled:
         return ("cancelled", cancelled)
     except Exception as error:  # noqa: BLE001  a body
-        return ("failed", error)
+        error.add_note("In its process:\n" + "".join(format_exception(error)))  # no traceback crosses
+        return ("failed", _crossing(error))
+
+
+def _crossing(error: Exception) -> Exception:
+    """The exception, if it can be made again on the other side; many cannot."""
+    try:
+        load_live(live_bytes(error))
+    except Exception as reason:  # noqa: BLE001  its own code
+        words = RuntimeError(f"{error!r} ({reason})")
+        for note in error.__notes__:
+            words.add_note(note)
+        return words
+    return error
 
 
 def _effects(attempt: Attempt, host: Parent) -> Effects:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from functools import partial
+from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -231,6 +232,13 @@ class Invoker:
         except BaseException as error:  # noqa: BLE001  SystemExit and its like belong to the caller's thread
             post((running, error))
 
+    def _through(self, running: Running, body: Callable[[Claim], Outcome], post: Post) -> None:
+        """A body that runs elsewhere yet, with the middleware around it."""
+        try:
+            post((running, self._around(running.claim, running.attempt, body)))
+        except BaseException as error:  # noqa: BLE001  as above
+            post((running, error))
+
     def _start_coroutine(self, running: Running, binding: Binding, post: Post) -> None:
         claim, attempt = running.claim, running.attempt
         assert attempt is not None
@@ -240,23 +248,33 @@ class Invoker:
             self._loop = Loop()
         loop = self._loop
 
-        def ended(result: Any, error: BaseException | None) -> None:
-            if error is None:
-                try:
-                    post((running, self._done(claim, attempt, result)))
-                except GraflowError as refused:
-                    post((running, self._raised(claim, attempt, refused)))
-            elif isinstance(error, SystemExit | KeyboardInterrupt):  # for the caller's thread
-                post((running, error))
-            else:
-                post((running, self._raised(claim, attempt, error)))
+        def outcome(result: Any, error: BaseException | None) -> Outcome | BaseException:
+            if isinstance(error, SystemExit | KeyboardInterrupt):  # for the caller's thread
+                return error
+            try:
+                return self._raised(claim, attempt, error) if error else self._done(claim, attempt, result)
+            except Exception as refused:  # noqa: BLE001  what a body changed or returned
+                return self._raised(claim, attempt, refused)
 
-        try:
+        def begin(ended: Callable[[Any, BaseException | None], None]) -> None:
             coroutine = binding.func(**self._arguments(claim, attempt, binding))
-        except GraflowError as error:
-            post((running, self._raised(claim, attempt, error)))
+            running.kill = loop.submit(coroutine, ended)
+
+        def waited_for(claim: Claim) -> Outcome:
+            ended: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
+            begin(lambda *found: ended.put(found))
+            found = outcome(*ended.get())
+            if isinstance(found, BaseException):
+                raise found
+            return found
+
+        if self._settings.middleware:
+            self._threads.submit(partial(self._through, running, waited_for, post))
             return
-        running.kill = loop.submit(coroutine, ended)
+        try:
+            begin(lambda *found: post((running, outcome(*found))))
+        except Exception as error:  # noqa: BLE001  what a body is to be given
+            post((running, self._raised(claim, attempt, error)))
 
     def _start_child(self, running: Running, binding: Binding, post: Post) -> None:
         from graflow_ckpt.engine.children import Child, FromChannel
@@ -264,18 +282,16 @@ class Invoker:
         child = Child(self.session, self.host)
         running.kill = child.kill
 
-        def work() -> None:
-            claim, attempt = running.claim, running.attempt
+        def body(claim: Claim) -> Outcome:
+            attempt = running.attempt
             assert attempt is not None
             try:
                 arguments = self._arguments(claim, attempt, binding, FromChannel)
-                post((running, child.run(claim, binding, attempt, arguments, self.failed)))
-            except GraflowError as error:
-                post((running, self._raised(claim, attempt, error)))
-            except BaseException as error:  # noqa: BLE001  as above
-                post((running, error))
+                return child.run(claim, binding, attempt, arguments, self.failed)
+            except Exception as error:  # noqa: BLE001  what does not cross, in either direction
+                return self._raised(claim, attempt, error)
 
-        self._threads.submit(work)
+        self._threads.submit(partial(self._through, running, body, post))
 
     def close(self, running: Iterable[Running]) -> None:
         """The run is over: fence what still runs."""
@@ -288,17 +304,18 @@ class Invoker:
     def _with_middleware(self) -> Callable[[Claim, Attempt | None, Binding], Outcome]:
         if not self._settings.middleware:
             return self._call
+        return lambda claim, attempt, binding: self._around(
+            claim, attempt, lambda inner: self._call(inner, attempt, binding)
+        )
 
-        def around(claim: Claim, attempt: Attempt | None, binding: Binding) -> Outcome:
-            def innermost(claim: Claim) -> Outcome:
-                return self._call(claim, attempt, binding)
-
-            call = innermost
-            for middleware in reversed(self._settings.middleware):
-                call = partial(middleware, call_next=call)
+    def _around(self, claim: Claim, attempt: Attempt | None, body: Callable[[Claim], Outcome]) -> Outcome:
+        call = body
+        for middleware in reversed(self._settings.middleware):
+            call = partial(middleware, call_next=call)
+        try:
             return call(claim)
-
-        return around
+        except Exception as error:  # noqa: BLE001  what stands around a body fails like one
+            return self._raised(claim, attempt, error)
 
 
 def is_coroutine(func: Callable[..., Any]) -> bool:

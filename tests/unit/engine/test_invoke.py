@@ -1,0 +1,266 @@
+"""Invoking bodies: middleware, what comes back from where, and live values of failed attempts."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from graflow_ckpt import EveryTask, task, workflow
+from graflow_ckpt.core.errors import NotStorable
+from graflow_ckpt.core.facts import Claim, Done, Failed, Outcome
+from graflow_ckpt.engine.invoke import spread
+
+LONG = 20.0  # seconds: only a hang takes so long
+COLOURS = ["inline", "thread", "async", "process"]
+
+
+def of_colour(colour: str, body: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """The body as a task that runs inline, on a thread, on a loop or in a process."""
+    if colour == "async":
+
+        async def wrapped() -> Any:
+            return body()
+
+        return task(id="body", **options)(wrapped)
+    if colour == "thread":
+        options |= {"timeout": 60}
+    return task(id="body", isolation="process" if colour == "process" else "thread", **options)(body)
+
+
+# --- middleware ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_middleware_stands_around_every_body_the_first_one_outermost(colour: str) -> None:
+    calls: list[Any] = []
+
+    def named(name: str) -> Callable[[Claim, Callable[[Claim], Outcome]], Outcome]:
+        def middleware(claim: Claim, call_next: Callable[[Claim], Outcome]) -> Outcome:
+            calls.append(f"{name} before {claim.spec.task_id}")
+            outcome = call_next(claim)
+            calls.append(f"{name} after {type(outcome).__name__}")
+            return outcome
+
+        return middleware
+
+    with workflow("w", middleware=[named("outer"), named("inner")]) as flow:
+        of_colour(colour, lambda: 5)
+        assert flow.execute() == 5
+
+    assert calls == ["outer before body", "inner before body", "inner after Done", "outer after Done"]
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_middleware_may_answer_for_the_body(colour: str) -> None:
+    ran: list[int] = []
+
+    def cached(claim: Claim, call_next: Callable[[Claim], Outcome]) -> Outcome:
+        return Done(b"\x07")
+
+    with workflow("w", middleware=[cached]) as flow:
+        of_colour(colour, lambda: ran.append(1))
+        assert flow.execute() == 7
+
+    assert ran == []
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_middleware_that_fails_fails_the_task(colour: str) -> None:
+    def broken(claim: Claim, call_next: Callable[[Claim], Outcome]) -> Outcome:
+        raise PermissionError("no secrets today")
+
+    with workflow("w", middleware=[broken]) as flow:
+        of_colour(colour, lambda: 1)
+        with pytest.raises(PermissionError, match="no secrets today"):
+            flow.execute()
+
+    assert flow.execution_context.status == "failed"
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_middleware_sees_failures_as_outcomes(colour: str) -> None:
+    outcomes: list[Outcome] = []
+
+    def watching(claim: Claim, call_next: Callable[[Claim], Outcome]) -> Outcome:
+        outcomes.append(call_next(claim))
+        return outcomes[-1]
+
+    def body() -> None:
+        raise LookupError("x")
+
+    with workflow("w", middleware=[watching]) as flow:
+        of_colour(colour, body, max_retries=1)
+        with pytest.raises(LookupError, match="x"):
+            flow.execute()
+
+    assert [type(outcome) for outcome in outcomes] == [Failed, Failed]
+
+
+def test_a_coroutine_that_exits_under_middleware_leaves_the_run() -> None:
+    with workflow("w", middleware=[lambda claim, call_next: call_next(claim)]) as flow:
+
+        @task
+        async def body() -> None:
+            raise SystemExit(7)
+
+        with pytest.raises(SystemExit):
+            flow.execute()
+
+
+# --- what comes back -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("colour", COLOURS)
+def test_a_result_that_cannot_be_kept_fails_its_task_by_its_path(colour: str) -> None:
+    with workflow("w") as flow:
+        of_colour(colour, lambda: {"lock": threading.Lock()})
+        with pytest.raises(NotStorable, match=r"lock"):
+            flow.execute()
+
+
+class Demanding(Exception):
+    """Cannot be made again from its args."""
+
+    def __init__(self, first: int, *, second: int) -> None:
+        super().__init__(first)
+        self.second = second
+
+
+def test_an_exception_that_cannot_be_made_again_is_told_in_words_and_kills_nothing() -> None:
+    def body() -> None:
+        raise Demanding(1, second=2)
+
+    with workflow("w") as flow:
+        of_colour("process", body)
+        with pytest.raises(RuntimeError, match=r"Demanding\(1\)") as told:
+            flow.execute()
+
+    assert flow.execution_context.status == "failed"
+    assert "in body" in told.value.__notes__[0]
+
+
+def test_the_traceback_of_a_process_is_a_note_of_its_exception() -> None:
+    def body() -> None:
+        raise LookupError("x")
+
+    with workflow("w") as flow:
+        of_colour("process", body)
+        with pytest.raises(LookupError) as raised:
+            flow.execute()
+
+    assert 'raise LookupError("x")' in raised.value.__notes__[0] or "in body" in raised.value.__notes__[0]
+
+
+def test_a_body_that_cannot_cross_fails_its_task_by_the_path_to_what_cannot() -> None:
+    lock = threading.Lock()
+
+    with workflow("w") as flow:
+        of_colour("process", lambda: lock.locked())
+        with pytest.raises(NotStorable, match="lock"):
+            flow.execute()
+
+
+@pytest.mark.parametrize("colour", ["inline", "async", "process"])
+def test_an_argument_that_cannot_be_made_fails_the_task_and_not_the_run(colour: str) -> None:
+    class Unloadable:
+        def __reduce__(self) -> Any:
+            return int, ("not a number",)
+
+    with workflow("w", durability="none") as flow:
+        flow.execution_context.session.commit([("append", "items", b"\x01"), ("put", "items", b"\x01", -1)])
+        flow.execution_context.session.commit([("append", "items", b"\x01")])
+        if colour == "async":
+
+            @task
+            async def body(items: Any) -> None: ...
+        else:
+
+            @task(id="body", isolation="process" if colour == "process" else "thread")
+            def plain(items: Any) -> None: ...
+
+        with pytest.raises(TypeError, match="only lists can be appended to"):
+            flow.execute()
+
+    assert flow.execution_context.status == "failed"
+
+
+# --- live values of failed attempts ----------------------------------------------------
+
+
+class Box:
+    """A live value."""
+
+    def __init__(self) -> None:
+        self.items: dict[str, Any] = {}
+
+
+class Slow:
+    """While it is pickled, whoever is asked to wait can change things."""
+
+    def __init__(self) -> None:
+        self.broken = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.broken:
+            raise RuntimeError("dictionary changed size during iteration")
+        return {"broken": False}
+
+
+def test_a_value_that_is_being_changed_at_the_deadline_counts_as_torn() -> None:
+    release = threading.Event()
+    attempts = []
+
+    with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
+
+        @task(inject_context=True)
+        def make(context) -> None:
+            context.get_channel().set("slow", Slow())
+
+        @task(inject_context=True, timeout=0.1, max_retries=1)
+        def use(context) -> bool:
+            attempts.append(context.attempt)
+            slow = context.get_channel().get("slow")
+            if context.attempt == 1:
+                slow.broken = True
+                release.wait(LONG)
+            return slow.broken
+
+        make >> use
+        assert flow.execute() is False
+        release.set()
+
+    assert attempts == [1, 2]
+
+
+def test_a_failed_attempt_that_made_its_value_unpicklable_takes_the_session_back() -> None:
+    with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
+
+        @task(inject_context=True)
+        def make(context) -> None:
+            context.get_channel().set("box", Box())
+
+        @task(inject_context=True, max_retries=1)
+        def use(context) -> list[str]:
+            box = context.get_channel().get("box")
+            if context.attempt == 1:
+                box.items["lock"] = threading.Lock()
+                raise OSError
+            return list(box.items)
+
+        make >> use
+        assert flow.execute() == []
+
+
+def test_the_spread_of_delays_is_random_and_leaves_random_state_alone() -> None:
+    import random
+
+    before = random.getstate()
+
+    found = {spread() for _ in range(10)}
+
+    assert len(found) == 10
+    assert all(0 <= value < 1 for value in found)
+    assert random.getstate() == before

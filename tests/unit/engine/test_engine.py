@@ -1,0 +1,315 @@
+"""One call of execute: what it starts with, how it goes back, what is left when it has ended."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graflow_ckpt import (
+    CheckpointManager,
+    Event,
+    EveryTask,
+    ExecutionContext,
+    TaskGraph,
+    WorkflowEngine,
+    task,
+    workflow,
+)
+from graflow_ckpt.core.errors import GraphError, MaxCyclesExceeded, ValueTorn, WorkflowCancelled
+from graflow_ckpt.core.task import Task
+from graflow_ckpt.engine.settings import Settings
+
+
+def graph_of(*tasks: Task) -> TaskGraph:
+    """A chain."""
+    graph = TaskGraph()
+    for one in tasks:
+        graph.add(one)
+    for source, target in pairwise(tasks):
+        graph.add_edge(source.name, target.name)
+    return graph
+
+
+def test_an_engine_runs_a_context_made_by_hand() -> None:
+    graph = graph_of(Task("a", lambda: 1), Task("b", lambda a: a + 1))
+
+    context = ExecutionContext.create(graph, "a")
+
+    assert WorkflowEngine().execute(context) == 2
+    assert context.completed_tasks == {"a", "b"}
+    assert context.start_node == "a"
+
+
+def test_an_engine_holds_nothing_between_two_sessions() -> None:
+    engine = WorkflowEngine()
+    graph = graph_of(Task("a", lambda: 1))
+
+    results = [engine.execute(ExecutionContext(graph)) for _ in range(2)]
+
+    assert results == [1, 1]
+
+
+def test_a_start_in_the_middle_leaves_out_what_is_before() -> None:
+    ran: list[str] = []
+    graph = graph_of(Task("a", lambda: ran.append("a")), Task("b", lambda a=None: ran.append("b")))
+
+    WorkflowEngine().execute(ExecutionContext(graph), "b")
+
+    assert ran == ["b"]
+
+
+def test_a_start_that_the_graph_does_not_have_is_named() -> None:
+    with pytest.raises(GraphError, match="no task 'nowhere'"):
+        WorkflowEngine().execute(ExecutionContext(graph_of(Task("a", lambda: 1))), "nowhere")
+
+
+def test_an_empty_graph_is_refused() -> None:
+    with pytest.raises(GraphError, match="no task to start with"):
+        WorkflowEngine().execute(ExecutionContext(TaskGraph()))
+
+
+def test_a_checkpoint_requested_before_the_run_is_its_first_thing() -> None:
+    graph = graph_of(Task("a", lambda: 1))
+    context = ExecutionContext(graph, "s")
+    context.request_checkpoint({"why": "before"})
+
+    WorkflowEngine().execute(context)
+
+    first = CheckpointManager.list_checkpoints("s")[-1]
+    assert (first.steps, first.user_metadata["why"]) == (0, "before")
+    assert context.checkpoint_requested is False
+
+
+def test_aexecute_of_a_finished_session_gives_its_result() -> None:
+    graph = graph_of(Task("a", lambda: 1))
+    engine = WorkflowEngine()
+    engine.execute(ExecutionContext(graph, "s"))
+    with workflow("w", session_id="s", changed="reuse") as flow:
+        task(id="a")(lambda: 2)
+
+    assert asyncio.run(engine.aexecute(flow.execution_context)) == 1
+
+
+# --- how a failure is kept -------------------------------------------------------------
+
+
+def failing(**options: Any) -> Any:
+    with workflow("w", session_id="s", **options) as flow:
+
+        @task(inject_context=True)
+        def a(context) -> int:
+            context.checkpoint()
+            return 1
+
+        @task
+        def b(a: int) -> None:
+            raise OSError("x")
+
+        a >> b
+    return flow
+
+
+def test_pause_keeps_a_cut_from_which_the_failed_task_runs_again() -> None:
+    with pytest.raises(OSError, match="x"):
+        failing().execute()
+
+    newest = CheckpointManager.list_checkpoints("s")[0]
+    assert (newest.cause, newest.status, newest.steps) == ("failure", "failed", 1)
+    context, _ = CheckpointManager.resume_from_checkpoint(newest.path)
+    assert context.task_queue.get_pending_tasks() == ["b"]
+    assert context.completed_tasks == {"a"}
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "journal"])
+def test_rollback_keeps_nothing(durability: Any) -> None:
+    with pytest.raises(OSError, match="x") as failed:
+        failing(on_failure="rollback", durability=durability).execute()
+
+    assert getattr(failed.value, "__notes__", []) == []
+    assert CheckpointManager.list_checkpoints("s") == []
+    assert failing().execution_context.found is None
+
+
+def test_durability_none_keeps_only_what_was_asked_for() -> None:
+    with pytest.raises(OSError, match="x"):
+        failing(durability="none").execute()
+
+    assert [m.cause for m in CheckpointManager.list_checkpoints("s")] == ["request"]
+
+
+def test_an_unnamed_session_that_fails_can_go_on_all_the_same() -> None:
+    with workflow("w") as flow:
+
+        @task
+        def a() -> None:
+            raise OSError("x")
+
+        with pytest.raises(OSError, match="x") as failed:
+            flow.execute()
+
+    session = flow.execution_context.session_id
+    assert failed.value.__notes__ == [f"Session {session} can go on: graflow-ckpt resume {session}"]
+    assert CheckpointManager.list_checkpoints(session)[0].status == "failed"
+
+
+def test_a_cancelled_session_is_kept_as_cancelled() -> None:
+    with workflow("w", session_id="s") as flow:
+
+        @task(inject_context=True)
+        def a(context) -> None:
+            context.cancel_workflow("no")
+
+        with pytest.raises(WorkflowCancelled, match="no"):
+            flow.execute()
+
+    assert CheckpointManager.list_checkpoints("s")[0].status == "cancelled"
+
+
+def test_a_stop_at_max_steps_says_how_to_go_on(caplog: pytest.LogCaptureFixture) -> None:
+    with workflow("w", session_id="s") as flow:
+
+        @task(inject_context=True)
+        def a(context) -> None:
+            context.next_iteration()
+
+        with caplog.at_level(logging.INFO):
+            flow.execute(max_steps=2)
+
+    assert "max_steps=2 reached; resume with a larger one: graflow-ckpt resume s" in caplog.text
+
+
+# --- going back ------------------------------------------------------------------------
+
+
+class Box:
+    """A live value."""
+
+    def __init__(self) -> None:
+        self.items: list[int] = []
+
+
+def test_each_visit_of_a_loop_has_its_own_retries_when_the_session_goes_back() -> None:
+    attempts = []
+
+    with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
+
+        @task(inject_context=True)
+        def make(context) -> None:
+            context.get_channel().set("box", Box())
+
+        @task(inject_context=True, max_retries=1)
+        def turn(context) -> list[int]:
+            attempts.append((context.cycle, context.attempt))
+            box = context.get_channel().get("box")
+            box.items.append(context.cycle)
+            if context.attempt == 1:
+                raise OSError
+            if context.cycle < 3:
+                context.next_iteration()
+            return box.items
+
+        make >> turn
+        assert flow.execute() == [0, 1, 2, 3]
+
+    assert attempts == [(cycle, attempt) for cycle in range(4) for attempt in (1, 2)]
+
+
+def test_after_too_many_times_the_tasks_own_exception_comes_out_and_the_end_is_told() -> None:
+    seen: list[Event] = []
+
+    with workflow("w", session_id="s", checkpoint=EveryTask(), observers=[seen.append]) as flow:
+
+        @task(inject_context=True)
+        def make(context) -> None:
+            context.get_channel().set("box", Box())
+
+        @task(inject_context=True, max_retries=1)
+        def turn(context) -> None:
+            context.get_channel().get("box").items.append(1)
+            raise OSError(f"attempt {context.attempt}")
+
+        make >> turn
+        with pytest.raises(OSError, match="attempt 2"):
+            flow.execute()
+
+    assert [event.kind for event in seen].count("session_went_back") == 1
+    assert seen[-1].kind == "session_ended"
+    assert seen[-1].facts["status"] == "failed"
+
+
+def test_a_lease_without_a_cut_is_nothing_to_go_back_to() -> None:
+    with workflow("w", session_id="s") as flow:
+
+        @task(inject_context=True)
+        def make(context) -> None:
+            context.get_channel().set("box", Box())
+
+        @task(inject_context=True, max_retries=1)
+        def turn(context) -> None:
+            context.get_channel().get("box").items.append(1)
+            raise OSError
+
+        make >> turn
+        with pytest.raises(ValueTorn, match="no checkpoint to go back to"):
+            flow.execute()
+
+
+def test_going_back_remembers_limits_and_tasks_made_at_run_time() -> None:
+    made: list[int] = []
+
+    with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
+
+        @task(inject_context=True)
+        def spawn(context) -> None:
+            context.get_channel().set("box", Box())
+            context.next_task(task(id="made")(lambda: made.append(1)), before="turn")
+
+        @task(inject_context=True, max_retries=1, max_cycles=2)
+        def turn(context) -> None:
+            context.get_channel().get("box").items.append(1)
+            if context.attempt == 1:
+                raise OSError
+            context.next_iteration()
+
+        spawn >> turn
+        with pytest.raises(MaxCyclesExceeded):
+            flow.execute("spawn")
+
+    assert made == [1]
+    assert len(flow.get_channel().get("box").items) == 2
+
+
+# --- the context afterwards ------------------------------------------------------------
+
+
+def test_after_the_end_the_session_is_let_go_and_its_values_can_be_read() -> None:
+    with workflow("w", session_id="s") as flow:
+
+        @task(inject_context=True)
+        def a(context) -> int:
+            context.get_channel().set("x", [1])
+            return 2
+
+        flow.execute()
+
+    context = flow.execution_context
+    assert context.home.lease is None
+    assert context.cutter is None
+    assert context.get_channel().get("x") == [1]
+    assert context.get_result("a") == 2
+    assert context.checkpoint_metadata["steps"] == 1
+    path, metadata = context.checkpoint(metadata={"after": True})
+    assert Path(path).exists()
+    assert metadata.user_metadata["after"] is True
+    assert context.home.lease is None
+
+
+def test_settings_are_checked_where_they_are_made() -> None:
+    for wrong in ({"durability": "disk"}, {"on_failure": "stop"}, {"max_parallel": 0}):
+        with pytest.raises(GraphError, match=next(iter(wrong))):
+            Settings(**wrong)  # type: ignore[arg-type]

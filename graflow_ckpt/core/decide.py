@@ -78,14 +78,17 @@ def _with_data(op: Op, data: Cell | None) -> Op:
 def _goto(graph: TaskGraph, route: Route, gotos: list[Next]) -> list[Op]:
     """Other tasks instead of the successors.
 
-    Going back up sends nothing: the way down will be walked again. Going elsewhere skips what
-    is cut off, up to the targets. A target that other branches still lead to is joined there,
-    as if the way that was cut short had arrived.
+    Going back up sends nothing onward: the way down will be walked again, and joins beside it are
+    told to expect that. Going elsewhere skips what is cut off, up to the targets. A target that
+    other branches still lead to is joined there, as if the way that was cut short had arrived.
     """
     targets = frozenset(item.task for item in gotos)
     cut: set[str] = set()
     ops: list[Op] = []
-    if not all(graph.is_ancestor(target, route.name) for target in targets):
+    if all(graph.is_ancestor(target, route.name) for target in targets):
+        for above in sorted(targets):
+            ops += graph.walked_again(route, above)
+    else:
         cut, ops = graph.not_taken(route, targets, True)
     for item in gotos:
         target = graph.routes[item.task]

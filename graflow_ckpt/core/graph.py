@@ -212,11 +212,32 @@ class TaskGraph:
         return successor.enqueue()
 
     def not_taken(self, route: Route, stop: frozenset[str], groups: bool) -> tuple[set[str], list[Op]]:
-        """The nodes that are cut off when `route` does not lead on, and what their joins are told.
+        """The nodes that are cut off when `route` does not lead on, and what their joins are told."""
+        cut, partly = self._cut_off(route, stop, groups)
+        ops: list[Op] = [("skipped", target) for target in cut]
+        for target, count in partly.items():
+            ops.extend([self.routes[target].arrive(0)] * count)
+        return set(cut), ops
 
-        A node is cut off when every edge into it is; others wait for what still comes, and get
-        a "skip" per edge. Nothing is sent to `stop`. A group that can do without members is cut
-        off itself only if `groups`: a failure inside it is for its gate to judge.
+    def walked_again(self, route: Route, above: str) -> list[Op]:
+        """What joins are told when `route` goes back up to `above` instead of leading on.
+
+        A join that other branches feed will hear from those twice, of this round and of the next.
+        """
+        _, partly = self._cut_off(route, frozenset(), True)
+        ops: list[Op] = []
+        for target, missing in partly.items():
+            join = self.routes[target]
+            fed = sum(self._counts(p, target) and self.is_ancestor(above, p) for p in join.preds)
+            if fed > missing:
+                ops.append(("expect", target, fed - missing, join.indegree, join.need))
+        return ops
+
+    def _cut_off(self, route: Route, stop: frozenset[str], groups: bool) -> tuple[list[str], dict[str, int]]:
+        """The nodes all of whose edges are cut, and those of which some are, with how many.
+
+        Nothing is cut into `stop`. A group that can do without members is cut off itself only if
+        `groups`: a failure inside it is for its gate to judge.
         """
         cut: set[str] = set()
         edges: dict[str, int] = {}
@@ -232,11 +253,7 @@ class TaskGraph:
                 if edges[target] == counted and (groups or not isinstance(successor.node, Group)):
                     cut.add(target)
                     work.append(target)
-        ops: list[Op] = [("skipped", target) for target in edges if target in cut]
-        for target, count in edges.items():
-            if target not in cut:
-                ops.extend([self.routes[target].arrive(0)] * count)
-        return cut, ops
+        return [t for t in edges if t in cut], {t: n for t, n in edges.items() if t not in cut}
 
     # --- cycles ------------------------------------------------------------------------
 

@@ -27,12 +27,6 @@ NONE = b"\xc0"
 class SessionState:
     """Tables and counters; the same as the Redis keys of a session."""
 
-    __slots__ = (
-        "appended", "claimed", "completed", "counts", "dead", "delayed", "epoch", "errors", "gates",
-        "max_steps", "next_claim", "next_key", "next_order", "passed", "ready", "reason", "rng", "sequence",
-        "session", "skipped", "specs", "starts", "status", "steps", "tasks", "values",
-    )  # fmt: skip
-
     def __init__(self, session: str, starts: Sequence[str] = (), max_steps: int | None = None) -> None:
         self.session = session
         self.starts = tuple(starts)

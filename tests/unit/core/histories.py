@@ -127,7 +127,7 @@ def run(records: list[Record]) -> SessionState:
 
 def dump(state: SessionState) -> dict[str, Any]:
     """Every table and counter, as values that can be compared and that nothing changes any more."""
-    tables = {name: getattr(state, name) for name in state.__slots__}
+    tables = {name: getattr(state, name) for name in vars(state)}
     tables["gates"] = {name: gate.facts() for name, gate in state.gates.items()}
     tables["appended"] = {name: list(items) for name, items in state.appended.items()}
     tables["order"] = state.pending()

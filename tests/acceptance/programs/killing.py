@@ -124,6 +124,8 @@ def point(program: ModuleType, durability: str, folder: Path, last: int) -> dict
         killed = os.WIFSIGNALED(first) and os.WTERMSIG(first) == signal.SIGKILL
         lives = [first]
         while lives[-1] != 0 and len(lives) < LIVES:
+            with open(folder / "log", "a") as log:
+                log.write(f"life {len(lives)} -\n")
             lives.append(life(program, durability, folder, None))
         return {
             "last": last,
@@ -143,17 +145,18 @@ def _read(path: Path, parse: Callable[[str], Any]) -> Any:
 
 
 def _end_loaders(folder: Path) -> int:
-    """End what the program has forked, by its pid; how many of them were alive."""
-    ended = 0
+    """End what the program has forked, by its pid; how many of the killed life's own were still alive."""
+    outlived, dead = 0, False
     for line in _read(folder / "log", str.splitlines) or ():
         what, number, _ = line.split()
+        dead |= what == "life"
         if what == "loader":
             try:
                 os.kill(int(number), signal.SIGKILL)
-                ended += 1
             except ProcessLookupError:
                 continue
-    return ended
+            outlived += not dead
+    return outlived
 
 
 def main(name: str, durability: str, points: str, place: str) -> None:

@@ -66,6 +66,9 @@ class Parent:
     def is_made(self, name: str) -> bool:
         return bool(self._ask("is_made", name))
 
+    def is_join(self, name: str) -> bool:
+        return bool(self._ask("is_join", name))
+
     def successors_of(self, name: str) -> Sequence[str]:
         return list(self._ask("successors_of", name))
 

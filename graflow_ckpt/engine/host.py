@@ -32,6 +32,10 @@ class RunHost:
     def is_made(self, name: str) -> bool:
         return name in self._graph.made
 
+    def is_join(self, name: str) -> bool:
+        route = self._graph.routes.get(name)
+        return route is not None and route.waits
+
     def successors_of(self, name: str) -> Sequence[str]:
         return self._graph.routes[name].forward
 

@@ -69,6 +69,8 @@ class Host(Protocol):
 
     def successors_of(self, name: str) -> Sequence[str]: ...
 
+    def is_join(self, name: str) -> bool: ...
+
     def progress(self, task: str, done: float, total: float | None) -> None: ...
 
     def reserve(self, task: str, metadata: dict[str, Any]) -> PendingCheckpoint: ...
@@ -191,6 +193,12 @@ class TaskExecutionContext:
                 hint="Decorate the function with @task; of a chain give the first task.",
             )
         cell = None if data is MISSING else check_storable("next_task(data)", data)
+        if goto and cell is not None and self._host.is_join(name):
+            raise GraphError(
+                f"next_task({name!r}, goto=True): a join of several branches takes no data.",
+                hint="Put the value into the channel.",
+                task=name,
+            )
         attempt.nexts.append(Next(name, cell, goto))
 
     def _spawn(self, task: Task, before: tuple[str, ...]) -> None:

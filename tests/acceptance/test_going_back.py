@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graflow_ckpt import TaskExecutionContext, task, workflow
+from graflow_ckpt.core.errors import GraphError
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 3])
@@ -48,3 +49,28 @@ def test_a_join_runs_once_after_a_branch_went_back_above_the_fork(
     assert flow.execution_context.status == "completed"
     assert [ran.count(name) for name in ("start", "back", "beside", "join")] == [rounds + 1] * 3 + [1]
     assert ran[-1] == "join"
+
+
+def test_data_for_a_join_is_refused_where_it_is_given() -> None:
+    with workflow("data") as flow:
+
+        @task(inject_context=True)
+        def start(context: TaskExecutionContext) -> None:
+            context.next_task("join", goto=True, data=1)
+
+        @task
+        def left() -> None: ...
+
+        @task
+        def right() -> None: ...
+
+        @task
+        def join(number: int = 0) -> int:
+            return number
+
+        start >> (left | right)
+        left >> join
+        right >> join
+
+        with pytest.raises(GraphError, match="takes no data"):
+            flow.execute("start")

@@ -21,12 +21,13 @@ from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.pickles import live_bytes, live_digest
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError
-from graflow_ckpt.core.facts import Claim, Done, Failed, Op, Outcome, Request
+from graflow_ckpt.core.facts import RESULT, Claim, Done, Failed, Op, Outcome, Request
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import Since
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Live
 from graflow_ckpt.engine import rng
+from graflow_ckpt.engine.aliases import Aliases
 from graflow_ckpt.engine.home import MADE_BY_THEMSELVES, Home
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
@@ -58,6 +59,7 @@ class Cutter:
         self._journal = settings.durability == "journal"
         self._gap = False  # the journal waits for a cut
         self._digests: dict[str, bytes] = {}  # live values as the journal last wrote them
+        self._aliases = Aliases(session.state)
         self._warned: set[str] = set()
         self._rng: bytes | None = None
         self._before: tuple[int, Callable[[], None]] | None = None  # an attempt, and how to undo its draws
@@ -193,9 +195,9 @@ class Cutter:
         """One record per commit, under the session's lock."""
         if self._gap:
             return
-        kept, loaned = self._changed(ops)
-        if loaned:
-            self._warn(loaned, "of a value on loan to another task")
+        kept, name, why = self._changed(ops)
+        if name:
+            self._warn(name, why)
         else:
             payload = journal.pack(state.sequence, now, kept)
             if len(payload) <= journal.SIZE_LIMIT:
@@ -218,16 +220,18 @@ class Cutter:
                 extra={"session": self.session.state.session},
             )
 
-    def _changed(self, ops: Sequence[Op]) -> tuple[list[Op], str]:
+    def _changed(self, ops: Sequence[Op]) -> tuple[list[Op], str, str]:
         """The ops as they were applied: no bases to check, no live values that the journal has so
-        already; and a live value that is on loan elsewhere."""
+        already; and a live value that no record can hold, with the reason."""
         kept: list[Op] = []
-        on_loan = self.session.on_loan_beside
         for op in ops:
+            name, live = self._live(op)
+            if live is not None and (other := self._aliases.beside(name, live)):
+                return kept, name, f"of an object that stands under {other!r}, too"
             if op[0] == "put":
                 if isinstance(op[2], Live):
-                    if on_loan(op[1]):
-                        return kept, op[1]
+                    if self.session.on_loan_beside(op[1]):
+                        return kept, op[1], "of a value on loan to another task"
                     digest = live_digest(op[2].value)
                     if self._digests.get(op[1]) == digest:
                         continue
@@ -238,7 +242,15 @@ class Cutter:
             elif op[0] == "append":  # what the journal has is no longer what it wrote
                 self._digests.pop(op[1], None)
             kept.append(op)
-        return kept, ""
+        return kept, "", ""
+
+    def _live(self, op: Op) -> tuple[str, Live | None]:
+        """The live value that an op has stored, and its name; the op has been applied."""
+        if op[0] == "put":
+            return op[1], op[2] if isinstance(op[2], Live) else None
+        if op[0] == "end" and op[3] == "completed" and isinstance(op[4], Live):
+            return next(reversed(self.session.state.completed)) + RESULT, op[4]
+        return "", None
 
 
 def _weight(op: Op) -> int:

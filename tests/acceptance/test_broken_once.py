@@ -434,3 +434,34 @@ def test_a_join_that_waits_for_one_edge_less_does_not_stall(tmp_path: Path) -> N
         """,
     )
     assert said == "join\ncompleted\n"
+
+
+def test_one_live_object_under_two_names_is_one_after_a_crash_with_a_journal(tmp_path: Path) -> None:
+    said = killed_and_resumed(
+        tmp_path,
+        """
+        class Model:
+            weight = 0
+
+        with workflow("w", session_id="s", durability="journal") as flow:
+            @task(inject_context=True)
+            def make(context):
+                model = Model()
+                context.channel.set("model", model)
+                return model
+
+            @task(inject_context=True)
+            def learn(context):
+                context.channel.get("model").weight += 1
+
+            @task(inject_context=True)
+            def look(context):
+                if crash:
+                    os._exit(9)
+                print(context.channel.get("model").weight, context.get_result("make").weight)
+
+            make >> learn >> look
+            flow.execute()
+        """,
+    )
+    assert said == "1 1\n"

@@ -200,13 +200,18 @@ def test_a_cut_is_taken_when_its_last_borrower_loses_a_race() -> None:
             context.get_channel().set("count", 10)
             context.checkpoint()
 
-        flow.add(borrower, asker)
+        @task
+        def plain() -> bool:
+            return seen.first("task_ended borrower").wait(LONG)
+
+        flow.add(borrower, asker, plain)
         flow.execute()
 
     assert attempts == [0, 10]
-    assert seen.kinds("task_started", "task_ended", "checkpoint_saved")[2:-1] == [
+    assert seen.kinds("task_started", "task_ended", "checkpoint_saved")[3:-1] == [
         "task_ended asker",
         "checkpoint_saved",
         "task_started borrower",
         "task_ended borrower",
+        "task_ended plain",
     ]

@@ -176,6 +176,28 @@ def test_a_timeout_in_a_thread_says_how_code_can_be_ended() -> None:
         release.set()
 
 
+def test_a_task_killed_by_its_timeout_leaves_no_channel_write_behind() -> None:
+    release = threading.Event()
+
+    with workflow("w", on_failure="continue") as flow:
+
+        @task(inject_context=True, timeout=0.1)
+        def slow(context) -> None:
+            context.get_channel().set("half", "done")
+            context.get_channel().append("log", "done")
+            release.wait(LONG)
+
+        @task
+        def other() -> str:
+            return "ran"
+
+        flow.add(slow, other)
+        flow.execute()
+        release.set()
+
+    assert flow.get_channel().keys() == ["other.__result__"]
+
+
 def test_every_call_of_an_attempt_that_is_over_is_refused() -> None:
     over, done = threading.Event(), threading.Event()
     refused: list[str] = []

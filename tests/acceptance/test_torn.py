@@ -200,7 +200,9 @@ def test_a_thread_past_its_deadline_that_shares_with_a_sibling_takes_the_session
     lent, release, done = threading.Event(), threading.Event(), threading.Event()
     boxes: list[Any] = []
 
-    with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
+    seen = Seen()
+
+    with workflow("w", session_id="s", checkpoint=EveryTask(), observers=[seen]) as flow:
 
         @task(inject_context=True)
         def make(context) -> None:
@@ -215,6 +217,8 @@ def test_a_thread_past_its_deadline_that_shares_with_a_sibling_takes_the_session
                 release.wait(LONG)
                 box.items.append("late")
                 done.set()
+            else:
+                assert seen.first("task_ended sibling").wait(LONG)
 
         @task(inject_context=True)
         def sibling(context) -> None:

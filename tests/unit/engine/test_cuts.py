@@ -1,8 +1,7 @@
-"""When cuts are taken, what is kept of them, and what a failed save means."""
+"""When cuts are taken, what is kept of them, and what a journal makes of its commits."""
 
 from __future__ import annotations
 
-import errno
 import logging
 import threading
 from collections.abc import Callable
@@ -26,7 +25,6 @@ from graflow_ckpt import (
     task,
     workflow,
 )
-from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.stores.local import LocalStore
 from tests.unit.stores.faults import FaultyDisk
 
@@ -270,92 +268,6 @@ def test_a_failed_task_gets_no_checkpoint() -> None:
     assert cuts("failure") == [0]
 
 
-# --- saves that fail -------------------------------------------------------------------
-
-
-def on_a_bad_disk(flow: Workflow, method: str, at: int = 1, number: int = errno.ENOSPC) -> FaultyDisk:
-    """The session's store from now on; the lease stays with the one before."""
-    disk = FaultyDisk(method, number, at)
-    flow.execution_context.home.store = LocalStore("checkpoints", disk=disk)
-    return disk
-
-
-def test_a_failed_save_is_an_event_and_does_not_stop_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    seen: list[Event] = []
-    handles = []
-
-    def ask(context) -> None:
-        if context.cycle == 0:
-            handles.append(context.checkpoint())
-
-    flow = loop(3, ask, observers=[seen.append])
-    on_a_bad_disk(flow, "rename")
-
-    assert flow.execute() == 2
-    (failed,) = [event for event in seen if event.kind == "checkpoint_failed"]
-    assert failed.facts["cause"] == "request"
-    assert "No space left" in failed.facts["error"]
-    assert handles[0].done()
-    assert "No space left" in str(handles[0].error)
-    assert "failed" in repr(handles[0])
-    assert cuts("request") == []
-    assert cuts("end") == [3]
-    assert "checkpoint failed" in caplog.text
-
-
-def test_with_on_save_failure_fail_a_failed_save_stops_the_run_and_nothing_more_is_committed() -> None:
-    ran = []
-
-    def ask(context) -> None:
-        ran.append(context.cycle)
-        if context.cycle == 1:
-            context.checkpoint()
-
-    flow = loop(5, ask, on_save_failure="fail")
-    on_a_bad_disk(flow, "rename")
-
-    with pytest.raises(CheckpointError, match="No space left"):
-        flow.execute()
-    assert ran == [0, 1]
-
-
-def test_a_policy_that_could_not_save_tries_again_at_its_next_time() -> None:
-    flow = loop(6, checkpoint=EveryN(2))
-    on_a_bad_disk(flow, "rename")
-
-    flow.execute()
-
-    assert cuts() == [4, 6]
-
-
-def test_a_value_that_has_become_unpicklable_is_named_by_the_failed_save(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("GRAFLOW_CKPT_CHECK", "0")  # which would notice earlier
-    seen: list[Event] = []
-
-    with workflow("w", session_id="s", checkpoint=EveryTask(), observers=[seen.append]) as flow:
-
-        @task(inject_context=True)
-        def make(context) -> None:
-            context.get_channel().set("box", Box())
-
-        @task(inject_context=True)
-        def spoil(context) -> None:
-            context.get_channel().get("box", readonly=True).lock = threading.Lock()
-
-        make >> spoil
-        flow.execute()
-
-    (failed, _) = [event for event in seen if event.kind == "checkpoint_failed"]
-    assert "box" in failed.facts["error"]
-    assert "lock" in failed.facts["error"]
-
-
-class Box:
-    """A live value."""
-
-
 # --- the journal -----------------------------------------------------------------------
 
 
@@ -416,3 +328,7 @@ def test_a_value_on_loan_elsewhere_is_made_durable_by_a_cut_and_named_once(
 
     assert sum("'box'" in r.getMessage() for r in caplog.records) == 1
     assert cuts("journal")[-1] == 4
+
+
+class Box:
+    """A live value."""

@@ -77,6 +77,7 @@ class Oracle:
         self.executions = 0
         self.features: Counter[str] = Counter()
         self.failed: Spec | None = None
+        self.lost: set[str] = set()  # tasks that failed when they last ran; one that is retried has not
 
     def run(self) -> End:
         """Until nothing is left to do; what has failed is mended and goes on, as long as that helps."""
@@ -193,10 +194,22 @@ class Oracle:
                         walk.append(target)
         return met
 
+    def _walk_again(self, task: str, above: str) -> None:
+        """Joins that other branches feed will hear from those twice: in this round and in the next."""
+        graph = self.graph
+        closed = graph.cut_off(task, set(), failure=False) | {task}
+        for join, ways in graph.before.items():
+            missing = len(closed.intersection(ways))
+            fed = sum(1 for way in ways if graph.leads_to(above, way))
+            if join not in closed and 0 < missing < fed:
+                self.features["join beside a way back"] += 1
+                self._gate(join).size += fed - missing
+
     def _goto(self, task: str, target: str) -> None:
         graph = self.graph
         if target in graph.before and graph.leads_to(target, task):
             self.features["goto back"] += 1
+            self._walk_again(task, target)
             self._enqueue(target)
             return
         descendant = task in graph.forward and graph.leads_to(task, target)
@@ -229,6 +242,7 @@ class Oracle:
             self.features["attempt fails"] += 1
             if spec.tries < body.retries:
                 self.features["retry"] += 1
+                self.end.errors.add(spec.task)
                 self._push(spec._replace(tries=spec.tries + 1))
             else:
                 self.rng.setstate(before)  # a failure that no retry follows leaves no trace
@@ -250,6 +264,7 @@ class Oracle:
         end.completed.append(task)
         end.skipped.discard(task)
         end.errors.discard(task)
+        self.lost.discard(task)
 
     def _onward(self, task: str, asks: tuple[Any, ...]) -> None:
         verb = asks[0]
@@ -283,6 +298,7 @@ class Oracle:
 
     def _fail(self, spec: Spec) -> None:
         self.end.errors.add(spec.task)
+        self.lost.add(spec.task)
         if spec.task in self.graph.lenient or self.program.on_failure == "continue":
             self.features["lost, the session goes on"] += 1
             self._skip(spec.task, set(), failure=True)
@@ -315,4 +331,4 @@ class Oracle:
 
     def _has_result(self, task: str) -> bool:
         """A predecessor that was skipped or has failed gives none, whatever it gave before."""
-        return task in self.end.results and task not in self.end.skipped and task not in self.end.errors
+        return task in self.end.results and task not in self.end.skipped | self.lost

@@ -118,7 +118,7 @@ OCCUR = (
     "group passes: all", "group passes: best", "group passes: least", "group fails: too few members",
     "late arrival absorbed", "join fires", "cut off", "skip arrives at a join", "skipped at a join",
     "loop edge taken", "next_iteration with data", "next_task with data", "max_cycles exceeded",
-    "goto forward", "goto aside", "goto back", "goto joins other branches",
+    "goto forward", "goto aside", "goto back", "goto joins other branches", "join beside a way back",
     "dynamic task", "dynamic task before a successor", "dynamic task instead of the successors",
     "attempt fails", "retry", "lost, the session goes on", "paused by a failure, mended, resumed",
     "terminate with work left", "status completed", "status failed", "status stalled", "status cancelled",

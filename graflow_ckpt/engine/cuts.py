@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Container, Sequence
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -75,7 +76,10 @@ class Cutter:
     def starts(self, number: int, alone: bool) -> None:
         """Called before an attempt: beside others nobody can tell who has used the random state."""
         kept = self.settings.rng and self.home.lease is not None
-        self._before = (number, rng.remember()) if alone and kept else None
+        self._before = None
+        if alone and kept:
+            recorded = self._rng if self._journal else None  # as of the last commit: costs nothing
+            self._before = (number, partial(rng.restore, recorded) if recorded else rng.remember())
 
     def failed(self, claim: Claim, outcome: Failed) -> None:
         """A failure that no retry follows leaves no trace in the random state either."""

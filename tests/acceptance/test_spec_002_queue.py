@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,7 @@ def test_queue_order_is_restored() -> None:
 
     loaded = ExecutionContext.resume(path)
     loaded.state.max_steps = None
+    loaded.settings = replace(loaded.settings, max_parallel=1)
 
     assert loaded.task_queue.get_pending_tasks() == ["urgent", "second", "first"]
     assert [s.priority for s in loaded.task_queue.get_pending_task_specs()] == [5, 0, 0]

@@ -137,7 +137,7 @@ def point(program: ModuleType, durability: str, folder: Path, last: int) -> dict
             "outlived": _end_loaders(folder),
         }
     finally:
-        shutil.rmtree(folder)
+        shutil.rmtree(folder, ignore_errors=True)  # a loader that has just been ended may leave a file
 
 
 def _read(path: Path, parse: Callable[[str], Any]) -> Any:

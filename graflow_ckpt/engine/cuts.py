@@ -62,7 +62,6 @@ class Cutter:
         self._digests: dict[str, bytes] = {}  # live values as the journal last wrote them
         self._aliases = Aliases(session.state)
         self._warned: set[str] = set()
-        self._rng: bytes | None = None
         self._before: tuple[int, Callable[[], None]] | None = None  # an attempt, and how to undo its draws
 
     # --- around a commit ---------------------------------------------------------------
@@ -78,8 +77,11 @@ class Cutter:
         kept = self.settings.rng and self.home.lease is not None
         self._before = None
         if alone and kept:
-            recorded = self._rng if self._journal else None  # as of the last commit: costs nothing
-            self._before = (number, partial(rng.restore, recorded) if recorded else rng.remember())
+            recorded = (
+                self.session.state.rng if self._journal else None
+            )  # as of the last commit: costs nothing
+            undo = partial(rng.restore, recorded) if isinstance(recorded, bytes) else rng.remember()
+            self._before = (number, undo)
 
     def failed(self, claim: Claim, outcome: Failed) -> None:
         """A failure that no retry follows leaves no trace in the random state either."""
@@ -91,8 +93,7 @@ class Cutter:
         """With a journal, random state is part of what a commit has changed."""
         if self._journal and self.settings.rng and ops[0][0] != "claim":
             state = rng.capture()
-            if state != self._rng:
-                self._rng = state
+            if state != self.session.state.rng:  # which a commit that is refused has not changed
                 ops.append(("rng", state))
 
     def committed(self, outcome: Outcome, idle: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 import threading
 from collections.abc import Callable
 from itertools import pairwise
@@ -17,14 +18,19 @@ from graflow_ckpt import (
     EveryN,
     EverySeconds,
     EveryTask,
+    ExecutionContext,
     KeepLast,
     OnRequest,
     PendingCheckpoint,
+    TaskGraph,
     WhenIdle,
     Workflow,
     task,
     workflow,
 )
+from graflow_ckpt.core.facts import Op
+from graflow_ckpt.engine.cuts import Cutter
+from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.stores.local import LocalStore
 from tests.unit.stores.faults import FaultyDisk
 
@@ -332,3 +338,21 @@ def test_a_value_on_loan_elsewhere_is_made_durable_by_a_cut_and_named_once(
 
 class Box:
     """A live value."""
+
+
+def test_random_state_of_a_commit_that_was_refused_is_recorded_with_the_next_one() -> None:
+    context = ExecutionContext(TaskGraph(), "r", settings=Settings(durability="journal"))
+    cutter = Cutter(context.graph, context.session, context.settings, context.home, lambda *_, **__: None)
+    random.seed(7)
+    refused: list[Op] = [("put", "n", b"\x01", 9)]
+    cutter.before_commit(refused)  # and loses its race: it is not committed
+
+    again: list[Op] = [("status", "running", "")]
+    cutter.before_commit(again)
+    context.session.commit(again)
+    after: list[Op] = [("status", "running", "")]
+    cutter.before_commit(after)
+
+    assert [op[0] for op in refused] == ["put", "rng"]
+    assert [op[0] for op in again] == ["status", "rng"]
+    assert [op[0] for op in after] == ["status"]

@@ -64,15 +64,19 @@ def interruptions(draw: st.DrawFn, executions: int) -> tuple[tuple[int, bool], .
 @settings(
     max_examples=GRAPHS,
     deadline=None,
-    derandomize=GRAPHS
-    == 500,  # the default run is the same everywhere; a longer one looks elsewhere each time
+    derandomize=GRAPHS == 500,  # the default run is the same everywhere; others look elsewhere each time
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.generate, Phase.shrink),
 )
 @given(drawn=programs(), data=st.data())
 def check(folder: str, drawn: tuple[Program, Oracle], data: st.DataObject) -> None:
-    """One graph: as the oracle says, then with deaths under each durability, then in slices."""
-    program, oracle = drawn
+    """One graph, whose sessions are cleared away when it is through."""
+    with TemporaryDirectory(dir=folder) as own:
+        check_one(own, *drawn, data)
+
+
+def check_one(folder: str, program: Program, oracle: Oracle, data: st.DataObject) -> None:
+    """As the oracle says, then with deaths under each durability, then in slices."""
     executions = oracle.executions
 
     def place() -> dict[str, Any]:

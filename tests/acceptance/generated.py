@@ -195,7 +195,7 @@ class Drawing:
         verbs = ["again", "make", "make"]
         alone = on_spine or not self.parallel  # nothing else runs that could go there too
         verbs += ["below", "make goto"] if below and alone else []
-        verbs += ["above"] if on_spine and self.goes_back else []
+        verbs += ["above"] if alone and self.goes_back else []
         verbs += ["side"] if alone and shape.side and name not in shape.side else []
         verbs += [] if self.parallel else ["aside", "also", "end"]
         verb = pick(verbs)
@@ -208,14 +208,15 @@ class Drawing:
         if verb == "below":
             return ("goto", pick(below))
         if verb == "above":
-            return ("goto", pick(shape.spine[: shape.spine.index(name) + 1]))
+            higher = [n for n in shape.names if n in graph.before and graph.leads_to(n, name)]
+            return ("goto", pick([n for n in higher if n in shape.spine or not self.parallel]))
         if verb == "side":
             return ("goto", shape.side[0])
         if verb == "also":
             return ("also", pick([n for n in shape.names if n != name]), self.draw(st.integers(0, 99)))
         if verb == "aside":
             return ("goto", pick([n for n in shape.names if n != name]))
-        return (pick(["terminate", "terminate", "cancel"]),)
+        return (pick(["terminate", "cancel"]),)
 
     def pick(self, choices: list[Any]) -> Any:
         return self.draw(st.sampled_from(choices))
@@ -247,16 +248,22 @@ class Drawing:
 def programs(draw: Draw) -> tuple[Program, Oracle]:
     """A program, and the oracle that has interpreted it."""
     program = Drawing(draw).program()
-    oracle = Oracle(program, limit=40)
     try:
-        if oracle.run().status == "failed" and program.parallel:  # what ran before it is anybody's guess
+        oracle = interpreted(program)
+        if oracle.end.status == "failed" and program.parallel:  # what ran before it is anybody's guess
             program = replace(program, parallel=False)
-            oracle = Oracle(program)
-            oracle.run()
+            oracle = interpreted(program)
     except TooLong:
         assume(False)
-    oracle.features.update(shape_of(program, oracle))
     return program, oracle
+
+
+def interpreted(program: Program) -> Oracle:
+    """The oracle, when it has said what the program comes to."""
+    oracle = Oracle(program, limit=40)
+    oracle.run()
+    oracle.features.update(shape_of(program, oracle))
+    return oracle
 
 
 def shape_of(program: Program, oracle: Oracle) -> list[str]:

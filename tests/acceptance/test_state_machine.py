@@ -9,17 +9,19 @@ from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from graflow_ckpt import EveryN, EveryTask, OnRequest
-from tests.acceptance.generated import programs
+from graflow_ckpt.core.policy import Policy
+from tests.acceptance.generated import interpreted, programs
 from tests.acceptance.oracle import End, Oracle
 from tests.acceptance.played import Stage, run
 from tests.acceptance.program import Program
+from tests.acceptance.rare import RARE
 
 GRAPHS = int(os.environ.get("GRAFLOW_GRAPHS", "500"))
 seen: Counter[str] = Counter()
@@ -52,13 +54,38 @@ def uninterrupted(program: Program, oracle: Oracle, place: dict[str, Any]) -> En
 
 
 POLICIES = st.sampled_from([EveryTask(), EveryN(2), EveryN(3), OnRequest()])
+Deaths = tuple[tuple[int, bool], ...]
+
+
+class Fate(NamedTuple):
+    """How the runs of one graph are interrupted."""
+
+    deaths: Deaths  # at which executions, and whether at their beginning or at their end
+    policy: Policy
+    journaled_deaths: Deaths
+    journaled_policy: Policy
+    steps: int  # in a slice
+    sliced_deaths: Deaths
+    sliced: str  # durability
 
 
 @st.composite
-def interruptions(draw: st.DrawFn, executions: int) -> tuple[tuple[int, bool], ...]:
-    """At which executions the process dies, and whether at their beginning or at their end."""
+def interruptions(draw: st.DrawFn, executions: int) -> Deaths:
     at = draw(st.lists(st.integers(0, executions), min_size=1, max_size=2, unique=True))
     return tuple((number, draw(st.booleans())) for number in at)
+
+
+@st.composite
+def fates(draw: st.DrawFn, executions: int) -> Fate:
+    return Fate(
+        draw(interruptions(executions)),
+        draw(POLICIES),
+        draw(interruptions(executions)),
+        draw(POLICIES),
+        draw(st.integers(1, 4)),
+        draw(st.sampled_from([(), ((executions // 2, True),)])),
+        draw(st.sampled_from(["checkpoint", "journal"])),
+    )
 
 
 @settings(
@@ -70,37 +97,34 @@ def interruptions(draw: st.DrawFn, executions: int) -> tuple[tuple[int, bool], .
 )
 @given(drawn=programs(), data=st.data())
 def check(folder: str, drawn: tuple[Program, Oracle], data: st.DataObject) -> None:
-    """One graph, whose sessions are cleared away when it is through."""
-    with TemporaryDirectory(dir=folder) as own:
-        check_one(own, *drawn, data)
+    program, oracle = drawn
+    check_one(folder, program, oracle, data.draw(fates(oracle.executions), "fate"))
 
 
-def check_one(folder: str, program: Program, oracle: Oracle, data: st.DataObject) -> None:
+def check_one(folder: str, program: Program, oracle: Oracle, fate: Fate) -> None:
     """As the oracle says, then with deaths under each durability, then in slices."""
-    executions = oracle.executions
+    with TemporaryDirectory(dir=folder) as own:  # a long run would fill the place
 
-    def place() -> dict[str, Any]:
-        return {"store": f"{folder}/{next(numbers)}", "session_id": "s"}
+        def place() -> dict[str, Any]:
+            return {"store": f"{own}/{next(numbers)}", "session_id": "s"}
 
-    assert differences(uninterrupted(program, oracle, place()), oracle) == {}
+        assert differences(uninterrupted(program, oracle, place()), oracle) == {}
 
-    mortal = Stage(program, data.draw(interruptions(executions), "deaths under durability=checkpoint"))
-    policy = data.draw(POLICIES, "policy")
-    end = run(mortal, durability="checkpoint", checkpoint=policy, **place())
-    assert differences(end, oracle) == {}
+        mortal = Stage(program, fate.deaths)
+        end = run(mortal, durability="checkpoint", checkpoint=fate.policy, **place())
+        assert differences(end, oracle) == {}
 
-    journaled = Stage(program, data.draw(interruptions(executions), "deaths under durability=journal"))
-    end = run(journaled, durability="journal", checkpoint=data.draw(POLICIES, "policy"), **place())
-    assert differences(end, oracle) == {}
-    assert journaled.twice == [], "a committed execution ran again"
+        journaled = Stage(program, fate.journaled_deaths)
+        end = run(journaled, durability="journal", checkpoint=fate.journaled_policy, **place())
+        assert differences(end, oracle) == {}
+        assert journaled.twice == [], "a committed execution ran again"
 
-    sliced = Stage(program, data.draw(st.sampled_from([(), ((executions // 2, True),)]), "deaths in slices"))
-    durability = data.draw(st.sampled_from(["checkpoint", "journal"]), "durability")
-    steps = data.draw(st.integers(1, 4), "steps in a slice")
-    end = run(sliced, slices=steps, durability=durability, **place())
-    assert differences(end, oracle) == {}
+        sliced = Stage(program, fate.sliced_deaths)
+        end = run(sliced, slices=fate.steps, durability=fate.sliced, **place())
+        assert differences(end, oracle) == {}
 
-    count_features(oracle, policy, mortal, journaled, sliced, executions > 2 * steps)
+    more = oracle.executions > 2 * fate.steps
+    count_features(oracle, fate.policy, mortal, journaled, sliced, more)
 
 
 def count_features(
@@ -137,6 +161,13 @@ OCCUR = (
 def test_resumed_equals_uninterrupted(folder: str) -> None:
     seen.clear()
 
+    for program in RARE:  # what chance does not always bring
+        oracle = interpreted(program)
+        middle = oracle.executions // 2
+        deaths = ((middle, True), (middle + 1, False))
+        check_one(
+            folder, program, oracle, Fate(deaths, EveryTask(), deaths, OnRequest(), 1, deaths, "journal")
+        )
     check(folder)
 
     print(f"\n{seen['graphs']} graphs, of which this many had")

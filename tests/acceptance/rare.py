@@ -1,0 +1,41 @@
+"""Programs for features of the engine that generated ones do not always have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.acceptance.program import Body, Fork, Part, Program
+
+OPS = (("random", "drawn", 1), ("append", "list", 1), ("read", "list", 1))
+
+
+def _program(names: str, *chains: tuple[Part, ...], **bodies: dict[str, Any]) -> Program:
+    """Tasks of one letter, the first is the start; those in `bodies` have more than a name."""
+    made = (Body(name, ops=OPS, **bodies.get(name, {})) for name in names)
+    return Program(tuple(made), chains, names[0])
+
+
+def _fork(policy: str, need: int, *members: tuple[Part, ...], name: str = "g") -> Fork:
+    return Fork(name, policy, need, members)
+
+
+NEVER_FULL = _fork("least", 2, ("a",), ("b",))
+FULL_EARLY = _fork("least", 1, ("a",), ("b", "c"))
+NESTED = _fork("all", 0, ("a", _fork("best", 0, ("b",), ("c",), name="inner"), "d"), ("e",))
+
+RARE = (
+    # a goto past a task to a join that another branch leads to as well
+    _program("slxrjz", ("s", "l", "x", "j", "z"), ("s", "r", "j"), l={"visits": (("goto", "j"),)}),
+    # a branch that goes back above the fork, while the other one has arrived at the join
+    _program("slrj", ("s", "l", "j"), ("s", "r", "j"), r={"visits": (("goto", "s"),)}),
+    # a join of which every branch goes elsewhere
+    _program(
+        "slrjza", ("s", "l", "j", "z"), ("s", "r", "j"),
+        l={"visits": (("goto", "a"),)}, r={"visits": (("goto", "a"),)},
+    ),
+    # a group that can not get enough members any more, also when the program has been mended
+    _program("sabz", ("s", NEVER_FULL, "z"), a={"broken": True}),
+    _program("sabcz", ("s", FULL_EARLY, "z")),
+    _program("sabcdez", ("s", NESTED, "z"), b={"broken": True, "retries": 1}),
+    _program("sabz", ("s", "a", "z"), ("s", "b", "z"), a={"visits": (("cancel",),)}),
+)  # fmt: skip

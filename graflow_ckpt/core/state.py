@@ -186,8 +186,9 @@ def _arrive(state: SessionState, op: Op, now: float, claims: list[Claim]) -> Non
         gate = state.gates[task] = Gate(size, need)
     gate.arrived += 1
     gate.ok += ok
+    need = gate.need  # of members that run again some have arrived before
     full = gate.arrived >= gate.size
-    if not gate.fired and (full or (need > 0 and gate.ok >= need)):
+    if not gate.fired and (full or 0 < need <= gate.ok):
         gate.fired = True
         how = "skip" if need == 0 and not gate.ok else "lost" if gate.ok < need else how
         _enqueue(state, ("enqueue", task, None, priority, retries, queue, how), now, claims)

@@ -20,6 +20,8 @@ from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.errors import InDoubt, NoSession, SessionCancelled, SessionExists
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.core.task import Group, Task
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.inputs import Channel
 from graflow_ckpt.engine.run import CRASH_BUDGET
@@ -137,7 +139,27 @@ def reopen(
     """The transition with which a new owner goes on, or, if nobody has died, the same one."""
     going_on, failing = _in_doubt(context, plan.rerun | plan.recalled | plan.dropped, died)
     limit = max_steps if max_steps is not None else context.state.max_steps
-    return [*_changes(context.graph, plan), *going_on, ("reopen", epoch, limit), *failing]
+    groups = _failed_groups(context.graph, context.state)
+    return [*_changes(context.graph, plan), *groups, *going_on, ("reopen", epoch, limit), *failing]
+
+
+def _failed_groups(graph: TaskGraph, state: SessionState) -> list[Op]:
+    """A group that has failed the session waits again for the members it has lost, and they run again."""
+    ops: list[Op] = []
+    for key in state.dead:
+        failed = graph.nodes.get(state.specs[key].task_id)
+        if not isinstance(failed, Group):
+            continue
+        through = state.completed.keys() | state.passed.keys()
+        lost = [name for name in graph.nodes if name in state.errors and name not in through]
+        for name in lost:
+            node = graph.nodes[name]
+            if isinstance(node, Task) and name in failed.inside:
+                ops.append(graph.routes[name].enqueue())
+            elif isinstance(node, Group) and node.inside <= failed.inside:
+                size, ok = len(node.members), len(through.intersection(node.members))
+                ops += [("again", name), ("expect", name, 0, size - ok, node.policy.need(size) - ok)]
+    return ops
 
 
 def _changes(graph: TaskGraph, plan: Plan) -> list[Op]:

@@ -137,12 +137,14 @@ def _end(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
         else:
             _ready(state, spec, key)
     elif how == "failed":
-        state.errors[state.specs[key].task_id] = op[4]
-        state.dead[key] = op[4]
+        task = state.specs[key].task_id
+        state.errors[task] = state.dead[key] = op[4]
+        state.passed.pop(task, None)
     else:
         task = state.specs.pop(key).task_id
         if how == "lost":
             state.errors[task] = op[4]
+            state.passed.pop(task, None)
         elif how == "skipped":
             state.skipped[task] = state.steps
         elif how == "passed":
@@ -186,8 +188,7 @@ def _arrive(state: SessionState, op: Op, now: float, claims: list[Claim]) -> Non
         gate = state.gates[task] = Gate(size, need)
     gate.arrived += 1
     gate.ok += ok
-    need = gate.need  # of members that run again some have arrived before
-    full = gate.arrived >= gate.size
+    need, full = gate.need, gate.arrived >= gate.size  # less is needed where some arrived before
     if not gate.fired and (full or 0 < need <= gate.ok):
         gate.fired = True
         how = "skip" if need == 0 and not gate.ok else "lost" if gate.ok < need else how

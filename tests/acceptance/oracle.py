@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
-from tests.acceptance.program import Body, Graph, Program, mix
+from tests.acceptance.program import Body, Graph, Program, inside, mix
 
 # --- what it comes to ------------------------------------------------------------------
 
@@ -50,6 +50,7 @@ class Gate:
     arrived: int = 0
     ok: int = 0
     fired: bool = False
+    need: int | None = None  # of a group that waits again; else as its policy has it
 
 
 class TooLong(Exception):
@@ -77,6 +78,7 @@ class Oracle:
         self.executions = 0
         self.features: Counter[str] = Counter()
         self.failed: Spec | None = None
+        self.passed: set[str] = set()  # groups
         self.lost: set[str] = set()  # tasks that failed when they last ran; one that is retried has not
 
     def run(self) -> End:
@@ -93,7 +95,8 @@ class Oracle:
                 break
             self.mended = True
             self.features["paused by a failure, mended, resumed"] += 1
-            self._push(spec._replace(tries=0))
+            if spec.how != "lost" or not self._wait_again(spec.task):
+                self._push(spec._replace(tries=0))
         if self.end.status == "running":
             waiting = [name for name, gate in self.gates.items() if not gate.fired]
             self.end.status = "stalled" if waiting else "completed"
@@ -115,7 +118,30 @@ class Oracle:
                 self._skip(spec.task, set(), failure=False)
             else:
                 self.features[f"group passes: {self.graph.groups[spec.task].policy}"] += 1
+                self.passed.add(spec.task)
+                self.lost.discard(spec.task)
                 self._send(spec.task)
+
+    def _wait_again(self, failed: str) -> bool:
+        """A failed group waits for the members that it has lost; False if too few of them can come."""
+        graph = self.graph
+        within = inside(graph.groups[failed]) | {failed}
+        through = {*self.end.completed, *self.passed} - self.lost - self.end.skipped
+        tasks = [name for name in self.bodies if name in self.lost & within]
+        gates = {}
+        for name in self.lost & within & graph.groups.keys():
+            missing = [tail for tail in graph.tails[name] if tail not in through]
+            coming = sum(any(graph.leads_to(task, tail) for task in tasks) for tail in missing)
+            need = graph.groups[name].need - (len(graph.tails[name]) - len(missing))
+            if need > coming:
+                return False
+            gates[name] = Gate(coming, need=need)
+        self.features["a failed group waits again"] += 1
+        self.gates.update(gates)
+        self.passed -= gates.keys()
+        for name in tasks:
+            self._enqueue(name)
+        return True
 
     # --- the queue ---------------------------------------------------------------------
 
@@ -147,7 +173,8 @@ class Oracle:
         full = gate.arrived >= gate.size
         group = self.graph.groups.get(task)
         policy = group.policy if group else "all"
-        enough = policy == "least" and group is not None and gate.ok >= group.need
+        need = group.need if group is not None and gate.need is None else gate.need
+        enough = policy == "least" and need is not None and gate.ok >= need
         if gate.fired:
             self.features["late arrival absorbed"] += 1
         elif full or enough:
@@ -299,6 +326,7 @@ class Oracle:
     def _fail(self, spec: Spec) -> None:
         self.end.errors.add(spec.task)
         self.lost.add(spec.task)
+        self.passed.discard(spec.task)
         if spec.task in self.graph.lenient or self.program.on_failure == "continue":
             self.features["lost, the session goes on"] += 1
             self._skip(spec.task, set(), failure=True)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from graflow_ckpt import (
-    CheckpointManager,
     Event,
     EveryN,
     EveryTask,
@@ -20,29 +17,8 @@ from graflow_ckpt import (
 )
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.stores.local import LocalStore
+from tests.loops import cuts, loop
 from tests.unit.stores.faults import FaultyDisk
-
-LONG = 20.0  # seconds: only a hang takes so long
-
-
-def loop(steps: int, body: Callable[[Any], None] = lambda context: None, **options: Any) -> Workflow:
-    """A workflow of one task that comes round `steps` times."""
-    with workflow("w", session_id="s", **options) as flow:
-
-        @task(inject_context=True)
-        def turn(context) -> int:
-            body(context)
-            if context.cycle + 1 < steps:
-                context.next_iteration()
-            return context.cycle
-
-    return flow
-
-
-def cuts(cause: str = "policy") -> list[int]:
-    """The steps at which there are cuts, oldest first."""
-    found = CheckpointManager.list_checkpoints("s")
-    return [metadata.steps for metadata in reversed(found) if metadata.cause == cause]
 
 
 def on_a_bad_disk(flow: Workflow, method: str, at: int = 1, number: int = errno.ENOSPC) -> FaultyDisk:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from graflow_ckpt import (
     PendingCheckpoint,
     TaskGraph,
     WhenIdle,
-    Workflow,
     task,
     workflow,
 )
@@ -32,30 +30,8 @@ from graflow_ckpt.core.facts import Op
 from graflow_ckpt.engine.cuts import Cutter
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.stores.local import LocalStore
+from tests.loops import LONG, cuts, loop
 from tests.unit.stores.faults import FaultyDisk
-
-LONG = 20.0  # seconds: only a hang takes so long
-
-
-def loop(steps: int, body: Callable[[Any], None] = lambda context: None, **options: Any) -> Workflow:
-    """A workflow of one task that comes round `steps` times."""
-    with workflow("w", session_id="s", **options) as flow:
-
-        @task(inject_context=True)
-        def turn(context) -> int:
-            body(context)
-            if context.cycle + 1 < steps:
-                context.next_iteration()
-            return context.cycle
-
-    return flow
-
-
-def cuts(cause: str = "policy") -> list[int]:
-    """The steps at which there are cuts, oldest first."""
-    found = CheckpointManager.list_checkpoints("s")
-    return [metadata.steps for metadata in reversed(found) if metadata.cause == cause]
-
 
 # --- policies --------------------------------------------------------------------------
 

@@ -15,9 +15,10 @@ from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.archive import Found, find
 from graflow_ckpt.checkpoint.model import NOT_JSON
 from graflow_ckpt.checkpoint.seal import Keyring
+from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import CheckpointError, NoGoodCheckpoint, UnknownKey
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.core.state import SessionState, apply
+from graflow_ckpt.core.state import SessionState
 
 _NO_META = (*NOT_JSON, TypeError, KeyError)
 

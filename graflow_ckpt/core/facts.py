@@ -2,7 +2,7 @@
 
 A `TaskSpec` is one scheduled execution. An `Outcome` is what a body came to, with everything
 it asks for. A `Transition` is a list of ops: flat tuples of strings, numbers and cells, which
-`state.apply` carries out and the journal stores as they are.
+`apply` carries out and the journal stores as they are.
 
     op                                                         what it does
     ("end", key, claim, "completed", result)                   a body succeeded: a step
@@ -13,16 +13,20 @@ it asks for. A `Transition` is a list of ops: flat tuples of strings, numbers an
     ("put", name, cell, base)                                  base < 0: whatever was there
     ("append", name, cell)                                     never conflicts
     ("enqueue", task, data, priority, retries, queue, how)     a new spec
+    ("later", task, data, priority, retries, queue, how, due)  the same, not before `due`
     ("arrive", task, ok, size, need, priority, retries,        one in-edge of a join
                queue, how)
     ("expect", gate, more, size, need)                         the join waits for more
     ("skipped", task)                                          cut off: it will not run
     ("claim", limit)                                           hand out the best specs
+    ("cap", limit)                                             never more claims than this
     ("status", status, reason)                                 what the session is now
     ("task", name, record)                                     a task made at run time
     ("rng", cell)                                              random state after this commit
     ("reopen", epoch, limit)                                   a new owner goes on
     ("release", key, crashes)                                  a claim of a dead owner is void
+    ("doubt", key, crashes)                                    so, and its task says what then
+    ("quarantine", key, error)                                 it has killed too many: set aside, pause
     ("again", tasks…)                                          completed tasks that run again
     ("absorb", task, count)                                    arrivals that come too late
     ("clear",)                                                 drop all that is scheduled
@@ -66,7 +70,7 @@ class TaskSpec(NamedTuple):
     priority: int = 0
     retry_count: int = 0
     max_retries: int = 3
-    execution_strategy: str = "direct"  # without a body: "pass" (a group), "skip", "lost"
+    execution_strategy: str = "direct"  # without a body: "pass" (a group), "skip", "lost", "doubt"
     cycle: int = 0
     not_before: float = 0.0
     queue: str = "default"

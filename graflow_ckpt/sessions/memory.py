@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from time import time
 
+from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import GraflowError, SessionError
 from graflow_ckpt.core.facts import Claim, Op
-from graflow_ckpt.core.state import SessionState, apply
+from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Cell, Live
 
 Recorder = Callable[[SessionState, float, Sequence[Op]], None]

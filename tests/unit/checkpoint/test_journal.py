@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from graflow_ckpt.checkpoint.journal import Record, Writer, pack, read, unpack
 from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import JournalDamaged, NotStorable, UnknownKey
-from graflow_ckpt.core.state import SessionState, apply
+from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Live
 from tests.unit.core.histories import Record as Step
 from tests.unit.core.histories import dump, histories, run

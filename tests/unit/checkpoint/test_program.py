@@ -22,9 +22,10 @@ from graflow_ckpt.checkpoint.program import (
     unpack_task,
 )
 from graflow_ckpt.checkpoint.snapshot import capture
+from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import CheckpointError, NotStorable
 from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.core.state import SessionState, apply
+from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import All, Group, Options, Task
 from graflow_ckpt.core.values import Live
 

@@ -10,9 +10,10 @@ from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.snapshot import capture
+from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.core.state import SessionState, apply
+from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.stores.local import LocalStore
 

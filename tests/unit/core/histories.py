@@ -9,8 +9,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.facts import RESULT, Op
-from graflow_ckpt.core.state import SessionState, apply
+from graflow_ckpt.core.state import SessionState
 
 TASKS = ["a", "b", "c", "d"]
 NAMES = ["x", "y", "a" + RESULT]

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.decide import decide, pass_on
 from graflow_ckpt.core.facts import (
     NO_DATA,
@@ -28,7 +29,7 @@ from graflow_ckpt.core.facts import (
     TaskSpec,
 )
 from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.core.state import SessionState, apply
+from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import All, AtLeast, BestEffort, Group, GroupPolicy, Options, Task
 
 OK = Done(b"\xc0")

@@ -1,4 +1,5 @@
 """What holds for every test: no key, session id or setting of the user's reaches it, and values are checked.
+Servers for those that ask for one.
 
 Set in the environment, before anything is imported, so that the processes which tests start inherit it.
 Not here: fixtures of a single subject; they live beside their tests.
@@ -7,12 +8,15 @@ Not here: fixtures of a single subject; they live beside their tests.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import settings
+
+from tests.servers import Server, binaries
 
 for name in [name for name in os.environ if name.startswith("GRAFLOW_CKPT_")]:
     del os.environ[name]
@@ -41,3 +45,27 @@ def own_home() -> Iterator[Path]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+# --- servers ---------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session", params=sorted(binaries()))
+def redis_server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    """A server without a disk for all tests of this process; see `redis_url`."""
+    with Server(binary=binaries()[request.param]) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_url(redis_server: Server) -> str:
+    """The address of an empty server."""
+    redis_server.ask("FLUSHALL")
+    return redis_server.url
+
+
+@pytest.fixture
+def own_redis() -> Iterator[Callable[..., Server]]:
+    """Starts servers for one test: `own_redis({"appendonly": "yes"})`; the arguments are those of `Server`."""
+    with ExitStack() as servers:
+        yield lambda *args, **options: servers.enter_context(Server(*args, **options))

@@ -66,6 +66,6 @@ def redis_url(redis_server: Server) -> str:
 
 @pytest.fixture
 def own_redis() -> Iterator[Callable[..., Server]]:
-    """Starts servers for one test: `own_redis({"appendonly": "yes"})`; the arguments are those of `Server`."""
+    """Starts servers for one test: `own_redis({"appendonly": "yes"})`; arguments: those of `Server`."""
     with ExitStack() as servers:
         yield lambda *args, **options: servers.enter_context(Server(*args, **options))

@@ -87,12 +87,12 @@ class Server:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None, "the server has not been started"
+        assert self._process is not None, "the server does not run"
         return self._process.pid
 
     @property
     def running(self) -> bool:
-        return self._process is not None and self._process.returncode is None and _alive(self._process)
+        return self._process is not None and self._process.poll() is None
 
     @property
     def password(self) -> str:
@@ -157,13 +157,14 @@ class Server:
 
     def stop(self, number: int = signal.SIGTERM) -> None:
         """Send a signal that ends it, and wait for the end."""
-        if self._process is None or self._process.returncode is not None:
+        if self._process is None:
             return
         self._process.send_signal(number)  # nothing happens if it has ended by itself
         if number != signal.SIGKILL:
             self._process.send_signal(signal.SIGCONT)  # one that was frozen has to see it
         self._process.wait(_PATIENCE)
         _guard.tell("end", self)
+        self._process = None
 
     def restart(self) -> Server:
         """Killed and started again, with what its disk has kept."""
@@ -240,7 +241,7 @@ class Server:
         assert process is not None
         deadline = time.monotonic() + _PATIENCE
         try:
-            while time.monotonic() < deadline and _alive(process):
+            while time.monotonic() < deadline and process.poll() is None:
                 try:
                     if self._ready():
                         return True
@@ -304,12 +305,6 @@ def start_cluster(nodes: int) -> list[Server]:
         assert time.monotonic() < deadline, servers[0].log()[-3000:]
         time.sleep(0.01)
     return servers
-
-
-def _alive(process: subprocess.Popen[bytes]) -> bool:
-    """Without reaping it: the guard is told first that its pid means nothing any more."""
-    found = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    return found is None
 
 
 def free_port() -> int:

@@ -2,7 +2,7 @@
 
     with Proxy(server) as proxy:
         client = redis.Redis.from_url(proxy.url)
-        proxy.drop_next_reply()         # the next request is carried out, its caller hears of a broken connection
+        proxy.drop_next_reply()         # the next request is carried out, its caller sees a broken connection
         proxy.stall()                   # the machine is gone: connections are accepted, nothing comes back
         proxy.cut()                     # every connection is reset; new ones are passed on
         proxy.refuse()                  # and new ones are refused

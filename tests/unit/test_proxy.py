@@ -99,4 +99,3 @@ def test_nothing_of_it_stays(redis_server: Server) -> None:
     assert threading.active_count() == before
     with connection, pytest.raises(ConnectionError):
         ask(connection, b"PING")
-        ask(connection, b"PING")

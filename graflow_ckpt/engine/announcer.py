@@ -8,7 +8,7 @@ from typing import Any
 
 from graflow_ckpt.core.events import Event, Kind, Observer
 from graflow_ckpt.core.facts import Claim, Failed, Outcome
-from graflow_ckpt.sessions.memory import MemorySession
+from graflow_ckpt.sessions.protocol import Session
 
 log = logging.getLogger("graflow_ckpt.engine")
 
@@ -16,15 +16,15 @@ log = logging.getLogger("graflow_ckpt.engine")
 class Announcer:
     """One per run; keeps the exception that failed the session."""
 
-    def __init__(self, session: MemorySession, observers: Sequence[Observer]) -> None:
+    def __init__(self, session: Session, observers: Sequence[Observer]) -> None:
         self.failure: BaseException | None = None
         self._session = session
         self._observers = observers
 
     def emit(self, kind: Kind, task: str = "", **facts: Any) -> None:
         """Tell the observers; one that fails is logged and asked again next time."""
-        state = self._session.state
-        event = Event(kind, state.session, self._session.clock(), state.steps, task, facts)
+        session = self._session
+        event = Event(kind, session.id, session.clock(), session.steps, task, facts)
         for observer in self._observers:
             try:
                 observer(event)
@@ -36,21 +36,21 @@ class Announcer:
         task = claim.spec.task_id
         if isinstance(outcome, Failed):
             self._failed(claim, outcome)
-        pending = len(self._session.state.specs)
+        pending = self._session.pending
         self.emit("task_ended", task, outcome=type(outcome).__name__.lower(), pending=pending)
 
     def _failed(self, claim: Claim, outcome: Failed) -> None:
-        state, key = self._session.state, claim.spec.key
-        if state.status in ("failing", "failed") and self.failure is None:
+        session, key = self._session, claim.spec.key
+        if session.status in ("failing", "failed") and self.failure is None:
             self.failure = outcome.exception
-        again = key in state.specs and key not in state.dead
+        again = session.holds(key)
         log.warning(
             "task %s failed%s: %s",
             claim.spec.task_id,
             ", it runs again" if again else "",
             outcome.error,
             extra={
-                "session": state.session,
+                "session": session.id,
                 "task": claim.spec.task_id,
                 "attempt": claim.spec.retry_count + 1,
             },

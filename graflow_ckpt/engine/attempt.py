@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any
 
 from graflow_ckpt.checkpoint.cells import check_storable, to_cell
 from graflow_ckpt.checkpoint.codec import decode, is_atom
@@ -19,22 +19,9 @@ from graflow_ckpt.core.errors import GraflowError, NotStorable
 from graflow_ckpt.core.facts import Claim, Effects, Next, Op, Request, Spawned
 from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.engine.checks import Watch
+from graflow_ckpt.sessions.protocol import Values
 
 EMPTY_LIST = b"\x90"
-
-
-class Values(Protocol):
-    """Where an attempt reads from: the session, or the parent process."""
-
-    def read(self, name: str) -> tuple[Cell, int, tuple[Cell, ...]] | None: ...
-
-    def names(self) -> list[str]: ...
-
-    def lend(self, name: str) -> None: ...
-
-    def give_back(self, names: Sequence[str]) -> None: ...
-
-    def on_loan(self) -> list[str]: ...
 
 
 class Got:
@@ -129,7 +116,7 @@ class Attempt:
         cell, version, items = self.values.read(name) or (EMPTY_LIST, 0, ())
         value = from_cells(name, cell, (*items, *own))
         self._take(name, value, Live(value) if items or own or isinstance(cell, bytes) else cell, version)
-        if self._digest:
+        if self._digest or not self.values.shares:
             self.digests[name] = live_digest(value)
         if self.over is not None:  # while it was lent: nobody else will give it back
             self._return(name)
@@ -196,7 +183,8 @@ class Attempt:
             if name in self.written or got.before is None:
                 continue
             if isinstance(got.before, Live):
-                ops.append(("put", name, got.before, got.version))
+                if self.values.shares or self.changed(name, got.value):
+                    ops.append(("put", name, got.before, got.version))
             elif not is_atom(got.value):
                 cell = self._cell(name, got.value)
                 if cell != got.before:
@@ -217,6 +205,8 @@ class Attempt:
         return cell
 
     def loans(self) -> list[str]:
+        if not self.values.shares:
+            return []
         # a list: a body that is past its deadline may be getting one more right now
         return [name for name, got in list(self.got.items()) if isinstance(got.before, Live)]
 

@@ -35,7 +35,7 @@ class Parameter(NamedTuple):
 class Binding:
     """What one task's body takes."""
 
-    __slots__ = ("context", "data", "func", "parameters", "plain", "task")
+    __slots__ = ("context", "data", "func", "parameters", "plain", "reads", "task")
 
     def __init__(self, task: Task, preds: dict[str, str], groups: dict[str, tuple[str, ...]]) -> None:
         self.task = task
@@ -62,8 +62,18 @@ class Binding:
                 for n in free
             ]
         )
+        self.reads = tuple([name for p in self.parameters for name in _values(p)])
         self.data = "data" if "data" in free else (free[0] if free else None)
         self.plain = not free and self.context is None
+
+
+def _values(p: Parameter) -> tuple[str, ...]:
+    """The values that may be looked at to fill it."""
+    if p.bound is not MISSING:
+        return ()
+    if p.group is not None:
+        return tuple([member + RESULT for member in p.group])
+    return (p.name,) if p.result is None else (p.result,)
 
 
 def signature(func: Callable[..., Any]) -> tuple[list[str], dict[str, Any]]:

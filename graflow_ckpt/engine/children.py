@@ -23,7 +23,7 @@ from graflow_ckpt.core.facts import Cancelled, Claim, Done, Failed, Outcome, Req
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.bind import Binding
 from graflow_ckpt.engine.task_context import Host, PendingCheckpoint
-from graflow_ckpt.sessions.memory import MemorySession
+from graflow_ckpt.sessions.protocol import Values
 
 _SIZE = struct.Struct("<Q")
 
@@ -66,8 +66,8 @@ class Pipe:
 class Child:
     """One attempt in one process."""
 
-    def __init__(self, session: MemorySession, host: Host) -> None:
-        self._session = session
+    def __init__(self, values: Values, host: Host) -> None:
+        self._values = values
         self._host = host
         self._process: subprocess.Popen[bytes] | None = None
         self._handle: PendingCheckpoint | None = None  # of the checkpoint that the body asked for
@@ -137,9 +137,9 @@ class Child:
 
     def _answer(self, kind: str, rest: list[Any]) -> Any:
         if kind == "read":
-            return self._session.read(rest[0])
+            return self._values.read(rest[0])
         if kind == "names":
-            return self._session.names()
+            return self._values.names()
         if kind == "stopping":
             return self._host.stopping
         if kind == "reserve":

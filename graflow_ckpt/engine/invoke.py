@@ -27,7 +27,7 @@ from graflow_ckpt.engine.bind import MISSING, Binding, bind, fill
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.task_context import Host, TaskExecutionContext
 from graflow_ckpt.engine.threads import Threads
-from graflow_ckpt.sessions.memory import MemorySession
+from graflow_ckpt.sessions.protocol import Session
 
 if TYPE_CHECKING:
     from graflow_ckpt.engine.coroutines import Loop
@@ -63,9 +63,7 @@ Post = Callable[[tuple[Running, Outcome | BaseException]], None]
 class Invoker:
     """Runs bodies for one run."""
 
-    def __init__(
-        self, graph: TaskGraph, session: MemorySession, settings: Settings, loop: Loop | None
-    ) -> None:
+    def __init__(self, graph: TaskGraph, session: Session, settings: Settings, loop: Loop | None) -> None:
         self.graph = graph
         self.session = session
         self.host: Host
@@ -75,7 +73,7 @@ class Invoker:
         self._check = settings.durability != "none"
         self._watch = checks.enabled()
         self._goes_on = settings.on_failure == "continue"
-        self._threads = Threads(f"graflow-{session.state.session}")
+        self._threads = Threads(f"graflow-{session.id}")
         self._loop = loop
         self.went_back: dict[tuple[str, int], int] = {}  # attempts that the state does not know of
         self._body = self._with_middleware()
@@ -159,7 +157,7 @@ class Invoker:
     def _attempt(self, claim: Claim) -> Attempt:
         # Whatever may follow its failure but the end has to know whether it has changed a live value.
         goes_on = claim.spec.max_retries > 0 or self._goes_on or self.graph.routes[claim.spec.task_id].lenient
-        return Attempt(self.session, claim, check=self._check, digest=goes_on, watch=self._watch)
+        return Attempt(self.session.reader(), claim, check=self._check, digest=goes_on, watch=self._watch)
 
     def _arguments(
         self, claim: Claim, attempt: Attempt, binding: Binding, lent: Callable[[str], Any] | None = None
@@ -167,15 +165,18 @@ class Invoker:
         """What the body is called with; `lent` stands in for values of the channel."""
         data = MISSING if claim.spec.task_data is None else _open(claim.spec.task_data)
 
+        values = attempt.values
+        if binding.reads:
+            values.prefetch(binding.reads)
+
         def read(name: str) -> Any:
-            task, state = name.removesuffix(RESULT), self.session.state
-            if (state.skipped or state.errors) and state.gave_nothing(task):
-                return MISSING  # this time; what it gave in an earlier round does not count
-            found = self.session.read(name)
+            if values.gave_nothing(name.removesuffix(RESULT)):
+                return MISSING
+            found = values.read(name)
             return MISSING if found is None else attempt.look(name, found)
 
         def own(name: str) -> Any:
-            if self.session.read(name) is None:
+            if values.read(name) is None:
                 return MISSING
             return attempt.get(name, None, False) if lent is None else lent(name)
 
@@ -279,7 +280,7 @@ class Invoker:
     def _start_child(self, running: Running, binding: Binding, post: Post) -> None:
         from graflow_ckpt.engine.children import Child, FromChannel
 
-        child = Child(self.session, self.host)
+        child = Child(self.session.reader(), self.host)
         running.kill = child.kill
 
         def body(claim: Claim) -> Outcome:
@@ -296,7 +297,7 @@ class Invoker:
     def close(self, running: Iterable[Running]) -> None:
         """The run is over: fence what still runs."""
         for one in running:
-            one.end(Fenced("The session has stopped or gone back.", session=self.session.state.session))
+            one.end(Fenced("The session has stopped or gone back.", session=self.session.id))
         self._threads.close()
         if self._loop is not None:
             self._loop.close()

@@ -25,7 +25,7 @@ from graflow_ckpt.engine.inbox import Inbox
 from graflow_ckpt.engine.invoke import Invoker, Running
 from graflow_ckpt.engine.refusals import refused
 from graflow_ckpt.engine.settings import Settings
-from graflow_ckpt.sessions.memory import MemorySession
+from graflow_ckpt.sessions.protocol import Session
 
 log = logging.getLogger("graflow_ckpt.engine")
 
@@ -67,7 +67,7 @@ class Run:
     """Drives one session until nothing is left to do, or until it is told to stop."""
 
     def __init__(
-        self, graph: TaskGraph, session: MemorySession, settings: Settings, cuts: Cuts, invoker: Invoker
+        self, graph: TaskGraph, session: Session, settings: Settings, cuts: Cuts, invoker: Invoker
     ) -> None:
         self.graph = graph
         self.session = session
@@ -101,7 +101,7 @@ class Run:
                     self._start(claim)
                 if self._running:
                     claims = self._wait()
-                elif self.stopping or self.session.state.status != "running":
+                elif self.stopping or self.session.status != "running":
                     return
                 else:
                     claims = self._idle()
@@ -123,7 +123,7 @@ class Run:
         return self._commit([*ops, ("claim", 0)])
 
     def _alone(self, claims: list[Claim]) -> bool:
-        if len(claims) > 1 or self.session.state.delayed:
+        if len(claims) > 1 or self.session.due() is not None:
             return False
         return self.invoker.inline(claims[0])
 
@@ -174,14 +174,14 @@ class Run:
         """Nothing runs, but something will be due."""
         if self.cuts.waiting:
             self.cuts.poll(idle=True)
-        return self._wait() if self.session.state.delayed else self._claim()
+        return self._wait() if self.session.due() is not None else self._claim()
 
     def _patience(self) -> float:
         """Seconds until somebody has to look at the clock."""
         times = [self._deadlines.left(), self.cuts.timer()]
-        delayed = self.session.state.delayed
-        if delayed and self._may_claim():
-            times.append(delayed[0][0] - self.session.clock())
+        due = self.session.due()
+        if due is not None and self._may_claim():
+            times.append(due - self.session.clock())
         return max(0.0, min((seconds for seconds in times if seconds is not None), default=inf))
 
     def _overdue(self) -> list[Claim]:
@@ -241,13 +241,15 @@ class Run:
 
     def _claim(self) -> list[Claim]:
         """Claims for the free slots, in a transition of their own."""
-        state = self.session.state
-        if not self._may_claim() or (self._running and not state.ready and not state.delayed):
+        session = self.session
+        if not self._may_claim():
+            return []
+        if self._running and not session.has_ready() and session.due() is None:
             return []
         return self._with_bodies(self._commit([("claim", self._unused())]))
 
     def _may_claim(self) -> bool:
-        return self._unused() > 0 and self.session.state.status == "running"
+        return self._unused() > 0 and self.session.status == "running"
 
     def _unused(self, *claimed: list[Claim]) -> int:
         """How many attempts may start now, beside these."""
@@ -318,7 +320,7 @@ class Run:
         log.warning(
             "task %s came back after its attempt was over; its result is not taken",
             task,
-            extra={"session": self.session.state.session, "task": task},
+            extra={"session": self.session.id, "task": task},
         )
         self.announcer.emit("task_late", task)
 

@@ -29,6 +29,8 @@ Recorder = Callable[[SessionState, float, Sequence[Op]], None]
 class MemorySession:
     """A session that lives and dies with the process."""
 
+    shares = True
+
     def __init__(self, state: SessionState, clock: Callable[[], float] = time) -> None:
         self.state = state
         self.recorder: Recorder | None = None
@@ -69,11 +71,55 @@ class MemorySession:
                     )
             return claims
 
+    # --- facts -------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        return self.state.session
+
+    @property
+    def status(self) -> str:
+        return self.state.status
+
+    @property
+    def steps(self) -> int:
+        return self.state.steps
+
+    @property
+    def pending(self) -> int:
+        return len(self.state.specs)
+
+    def due(self) -> float | None:
+        """When the first delayed spec may start."""
+        delayed = self.state.delayed
+        return delayed[0][0] if delayed else None
+
+    def has_ready(self) -> bool:
+        return bool(self.state.ready)
+
+    def holds(self, key: int) -> bool:
+        """Whether a spec has still to run and has not failed."""
+        return key in self.state.specs and key not in self.state.dead
+
+    def gave_nothing(self, task: str) -> bool:
+        """What a task gave in an earlier round does not count if it was skipped or failed since."""
+        state = self.state
+        return bool(state.skipped or state.errors) and state.gave_nothing(task)
+
     def close(self, why: str) -> None:
         """From now on every commit is refused."""
         with self._lock:
             if self.broken is None:
                 self.broken = SessionError(why, session=self.state.session)
+
+    # --- values ------------------------------------------------------------------------
+
+    def reader(self) -> MemorySession:
+        """The values as one attempt sees them: as they are."""
+        return self
+
+    def prefetch(self, names: Sequence[str]) -> None:
+        """They are here."""
 
     def read(self, name: str) -> tuple[Cell, int, tuple[Cell, ...]] | None:
         """A value's cell, its version, and the items appended to it."""

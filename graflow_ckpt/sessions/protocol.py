@@ -1,0 +1,67 @@
+"""What a run asks of a session, wherever that lives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from graflow_ckpt.core.facts import Claim, Op
+from graflow_ckpt.core.values import Cell, Live
+
+Found = tuple[Cell, int, tuple[Cell, ...]]
+"""A value's cell, its version, and the items appended to it."""
+
+
+class Values(Protocol):
+    """Where an attempt reads from."""
+
+    @property
+    def shares(self) -> bool: ...  # whether live values are the session's own objects, on loan
+
+    def prefetch(self, names: Sequence[str]) -> None: ...  # these will be read now
+
+    def gave_nothing(self, task: str) -> bool: ...  # it was skipped or failed since it last completed
+
+    def read(self, name: str) -> Found | None: ...
+
+    def names(self) -> list[str]: ...
+
+    def lend(self, name: str) -> None: ...
+
+    def give_back(self, names: Sequence[str]) -> None: ...
+
+    def on_loan(self) -> list[str]: ...
+
+
+class Session(Protocol):
+    """One session, as the run that works on it sees it. Facts are those of its last commit."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def pending(self) -> int: ...  # specs that have still to run, as far as this run knows
+
+    def clock(self) -> float: ...
+
+    def commit(self, ops: Sequence[Op]) -> list[Claim]: ...
+
+    def due(self) -> float | None: ...  # when the first delayed spec may start
+
+    def has_ready(self) -> bool: ...
+
+    def holds(self, key: int) -> bool: ...  # whether a spec has still to run and has not failed
+
+    def reader(self) -> Values: ...  # the values as one attempt sees them
+
+    def on_loan(self) -> list[str]: ...
+
+    def on_loan_beside(self, name: str) -> bool: ...
+
+    def replace_live(self, name: str, old: object, new: Live) -> None: ...

@@ -18,7 +18,7 @@ BIN := .venv/bin
 DEMO := examples/demo.py
 PIP_INSTALL := -m pip install --disable-pip-version-check -q
 comma := ,
-EVERYTHING := demo$(comma)test$(comma)check
+EVERYTHING := demo$(comma)test$(comma)check$(comma)bench
 
 # $(call environment,folder,python,extras): make it unless it is there and runs, then install
 define environment
@@ -35,6 +35,22 @@ help:  ## this list
 .PHONY: demo
 demo: .venv-demo/.stamp  ## a training loop is killed at a random time and goes on where it was
 	@.venv-demo/bin/python $(DEMO) $(ARGS)
+
+.PHONY: fleet-env
+fleet-env: .venv-demo/.stamp  ## .env for docker compose, with a fresh key and password; never overwrites one
+	@if [ -e .env ] || [ -L .env ]; then \
+		echo "There is a .env already, and what is stored is sealed with its key; nothing was changed." >&2; \
+		echo "For another one: docker compose down --volumes (this forgets all sessions), rm .env, make fleet-env." >&2; \
+		exit 1; fi
+	@set -eu; umask 077; \
+		key=$$(.venv-demo/bin/graflow-ckpt key new); password=$$(.venv-demo/bin/graflow-ckpt key new); \
+		password=$${password#*:}; set -C; \
+		printf '%s\n' \
+			"# Secrets of docker compose; for programs on this machine: set -a; . ./.env; set +a" \
+			"GRAFLOW_CKPT_KEY=$$key" \
+			"GRAFLOW_CKPT_REDIS_PASSWORD=$$password" \
+			"GRAFLOW_CKPT_REDIS_URL=redis://:$$password@127.0.0.1:6379/0" > .env
+	@echo "wrote .env; next: docker compose up -d --build --wait"
 
 .PHONY: test
 test: .venv/.stamp  ## all tests, on the newest Python of this machine

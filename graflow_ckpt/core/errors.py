@@ -153,6 +153,49 @@ class Interrupted(SystemExit):
         return self.message
 
 
+# --- servers ---------------------------------------------------------------------------
+
+
+class PackageMissing(GraflowError, ImportError):
+    """An optional package is not installed. `.extra` names what to install."""
+
+    __str__ = GraflowError.__str__
+
+
+class ServerError(GraflowError):
+    """A server did not do what it was asked to. `.address` says which, without a password."""
+
+
+class BadAddress(ServerError, ValueError):
+    """Not the address of a server."""
+
+
+class ServerGone(ServerError, ConnectionError):
+    """Not reachable, not ready, or lost: what was asked last may have been done. Try again."""
+
+    __str__ = GraflowError.__str__
+
+
+class ServerRefuses(ServerError):
+    """Wrong password, or no permission: somebody has to give one."""
+
+
+class ServerReadOnly(ServerError):
+    """A replica: somebody has to name its master."""
+
+
+class ServerFull(ServerError):
+    """No room in its memory, or it cannot write to its disk. Nothing was changed."""
+
+
+class ServerTooOld(ServerError):
+    """Its version lacks what is needed."""
+
+
+class KeyTaken(ServerError):
+    """Something else keeps its data under a key of ours. `.keys` says which, and what is there."""
+
+
 # --- tasks -----------------------------------------------------------------------------
 
 

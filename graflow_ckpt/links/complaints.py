@@ -1,0 +1,142 @@
+"""What a server or its client library complains of, in our words: one error class per thing to do.
+
+Promise: a complaint that may pass (not reachable, lost, starting, a slot on the move) is a
+`ServerGone`, and nothing else is; the server's own text is kept, it never holds a password.
+Not here: NOSCRIPT, which is answered where scripts are sent, and whether to try again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import redis
+from redis import exceptions as theirs
+from redis.sentinel import MasterNotFoundError
+
+from graflow_ckpt.core.errors import (
+    KeyTaken,
+    ServerError,
+    ServerFull,
+    ServerGone,
+    ServerReadOnly,
+    ServerRefuses,
+)
+
+Key = bytes | str
+
+_REFUSED = "Check user and password of the address, and what the server's ACL allows that user."
+_PASSING = "It may pass: try again in a moment."
+# Redis before 7 wraps what a script's command complains of: "ERR Error running script …: -OOM command not …"
+_CODE = re.compile(r"(?:^|: -|\s-)([A-Z]{3,})\b")
+
+_BY_CLASS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...] = (
+    ((theirs.AuthenticationError, theirs.AuthorizationError, theirs.NoPermissionError), "NOAUTH"),
+    (theirs.AuthenticationWrongNumberOfArgsError, "NOAUTH"),
+    (theirs.ReadOnlyError, "READONLY"),
+    (theirs.OutOfMemoryError, "OOM"),
+    (theirs.BusyLoadingError, "LOADING"),
+    (theirs.AskError, "MOVED"),
+    ((theirs.ClusterDownError, theirs.TryAgainError), "CLUSTERDOWN"),
+    ((redis.ConnectionError, redis.TimeoutError), "GONE"),
+)
+_REFUSALS = ("NOAUTH", "WRONGPASS", "NOPERM", "DENIED")
+_TRANSIENT: Mapping[str, str] = {
+    "LOADING": "is loading its data",
+    "BUSY": "is busy with a script",
+    "MOVED": "has given the keys to another node",
+    "ASK": "is giving the keys to another node",
+    "TRYAGAIN": "is giving the keys to another node",
+    "CLUSTERDOWN": "belongs to a cluster that cannot work now",
+    "MASTERDOWN": "has lost its master",
+    "NOREPLICAS": "has fewer replicas than it wants for a write",
+}
+
+
+def in_our_words(error: Exception, address: str) -> ServerError:
+    """The error to raise instead of one that redis-py has raised."""
+    text, code = str(error).rstrip("."), code_of(error)
+    if code in _REFUSALS:
+        return ServerRefuses(f"{address} refuses: {text}.", hint=_REFUSED, address=address)
+    if code == "READONLY":
+        return ServerReadOnly(
+            f"{address} is a replica that takes no writes: {text}.",
+            hint="Name its master, or the sentinels (redis+sentinel://host:26379/service).",
+            address=address,
+        )
+    if code == "OOM":
+        return ServerFull(
+            f"{address} has used the memory that it may use: {text}.",
+            hint="Raise its maxmemory or remove what is not needed; nothing was changed.",
+            address=address,
+        )
+    if code == "MISCONF":
+        return ServerFull(
+            f"{address} cannot write to its disk and takes no changes: {text}.",
+            hint="Look at its disk and its log; nothing was changed.",
+            address=address,
+        )
+    if passing := _passing(error, code, text):
+        return ServerGone(f"{address} {passing}.", hint=_PASSING, address=address)
+    if isinstance(error, redis.InvalidResponse):
+        return ServerError(
+            f"What answers at {address} does not speak the protocol of Redis.",
+            hint="Check host and port, and whether it wants TLS (rediss://).",
+            address=address,
+        )
+    return ServerError(f"{address} answers with an error: {text}.", address=address, code=code, text=text)
+
+
+def _passing(error: Exception, code: str, text: str) -> str:
+    """What is the matter now and may be over soon; "" if it is nothing of this kind."""
+    if isinstance(error, MasterNotFoundError):  # its text shows the sentinels' clients with all options
+        return "is watched by no sentinel that answers and knows its master"
+    if code == "GONE":
+        return f"cannot be reached, or was lost: {text}"
+    if code in _TRANSIENT:
+        return f"{_TRANSIENT[code]}: {text}"
+    if isinstance(error, theirs.RedisClusterException):
+        return f"is a cluster that cannot be reached: {text}"
+    return ""
+
+
+def code_of(error: Exception) -> str:
+    """The word that a complaint begins with, also where the library has taken it away."""
+    for kinds, code in _BY_CLASS:
+        if isinstance(error, kinds):
+            return code
+    codes = _CODE.findall(str(error))
+    return codes[-1] if codes else ""
+
+
+@contextmanager
+def translated(address: str) -> Iterator[None]:
+    """Around calls of the client library."""
+    try:
+        yield
+    except (redis.RedisError, theirs.RedisClusterException) as error:
+        raise in_our_words(error, address) from error
+
+
+def taken(
+    address: str, keys: Sequence[Key], types: Sequence[str], ask: Callable[[Key], bytes | str]
+) -> KeyTaken:
+    """Names what stands under `keys` and should not. `types`: what each is to be, where that is known."""
+    found = {_text(key): _text(ask(key)) for key in keys}
+    wanted = dict(zip(found, types, strict=False))
+    wrong = {key: kind for key, kind in found.items() if kind not in (wanted.get(key), "none")}
+    listed = ", ".join(
+        f"{key} is a {kind}" + (f", not a {wanted[key]}" if key in wanted else "")
+        for key, kind in wrong.items()
+    )
+    return KeyTaken(
+        f"At {address} something else is kept under a key that is needed here: {listed}.",
+        hint="Use another database (the number at the end of the address), or remove what is there (DEL).",
+        address=address,
+        keys=wrong,
+    )
+
+
+def _text(value: Key) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,150 @@
+"""One bare connection for a hot loop: a script call is packed, sent and read, and nothing else.
+
+No pool and no retry. After a `ServerGone` the last call may or may not have been carried out, and
+the wire stays closed until `reconnect`; whoever calls must be able to send the same call again.
+`send` and `receive` are the halves of `call`, for a caller that has something to do in between.
+A wire belongs to one thread, and to the process that opened it: a forked child has to reconnect.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NoReturn
+
+import redis
+from redis import exceptions as theirs
+
+from graflow_ckpt.core.errors import ServerGone
+from graflow_ckpt.links.complaints import Key, code_of, in_our_words, taken, translated
+from graflow_ckpt.links.routes import Route
+from graflow_ckpt.links.scripts import Argument, Script
+
+_pack: Callable[[tuple[Any, ...]], bytes] | None
+try:
+    from hiredis import pack_command as _pack
+except ImportError:
+    _pack = None  # the package's C half is optional; redis-py packs more slowly
+
+_Call = tuple[Script, Sequence[Key], Sequence[Argument]]
+
+
+class Wire:
+    """An open connection to the server that has `key`."""
+
+    __slots__ = ("_connection", "_key", "_pid", "_route", "_waiting", "address")
+
+    def __init__(self, route: Route, address: str, key: Key | None = None) -> None:
+        self.address = address
+        self._route = route
+        self._key = key
+        self._connection: Any = None  # redis.connection.AbstractConnection
+        self._waiting: _Call | None = None
+        self._pid = 0
+        self.reconnect()
+
+    def call(self, script: Script, keys: Sequence[Key], args: Sequence[Argument] = ()) -> Any:
+        """What the script returns."""
+        self.send(script, keys, args)
+        return self.receive()
+
+    def send(self, script: Script, keys: Sequence[Key], args: Sequence[Argument] = ()) -> None:
+        if self._connection is None or self._waiting is not None or self._pid != os.getpid():
+            self._out_of_step()
+        self._waiting = (script, keys, args)
+        self._send((b"EVALSHA", script.sha, len(keys), *keys, *args))
+
+    def receive(self) -> Any:
+        """The reply to what was sent. A script that the server does not know is loaded and sent again."""
+        if self._waiting is None or self._pid != os.getpid():
+            self._out_of_step()
+        try:
+            reply = self._connection.read_response(disable_decoding=True)
+        except theirs.NoScriptError:
+            return self._load_and_call(self._waiting)
+        except redis.RedisError as error:
+            self._failed(error, self._waiting)
+        self._waiting = None
+        return reply
+
+    def ask(self, *words: Argument) -> Any:
+        """One plain command on this connection, for those that speak of it (WAITAOF, CLIENT)."""
+        if self._connection is None or self._waiting is not None or self._pid != os.getpid():
+            self._out_of_step()
+        self._send(words)
+        try:
+            return self._connection.read_response(disable_decoding=True)
+        except redis.RedisError as error:
+            self._failed(error, None)
+
+    def reconnect(self) -> None:
+        """Open it (anew): at the server that has the key now."""
+        self.close()
+        with translated(self.address):
+            if self._key is not None and self._pid:
+                self._route.forget()
+            pool = self._route.client_for(self._key).connection_pool
+            connection = pool.connection_class(**pool.connection_kwargs)
+            connection.connect()
+        self._connection, self._pid = connection, os.getpid()
+
+    def close(self) -> None:
+        connection, self._connection, self._waiting = self._connection, None, None
+        if connection is not None:
+            connection.disconnect()  # in a forked child it closes the child's copy only
+
+    def __repr__(self) -> str:
+        return f"Wire({self.address}, {'open' if self._connection is not None else 'closed'})"
+
+    # --- within ------------------------------------------------------------------------
+
+    def _send(self, words: tuple[Argument, ...]) -> None:
+        try:
+            try:
+                packed = [_pack(words)] if _pack is not None else self._connection.pack_command(*words)
+            except TypeError:  # a memoryview, say
+                packed = self._connection.pack_command(*words)
+            self._connection.send_packed_command(packed, check_health=False)
+        except redis.DataError:
+            self._waiting = None  # nothing has left
+            raise
+        except redis.RedisError as error:
+            self._failed(error, None)
+
+    def _load_and_call(self, waiting: _Call) -> Any:
+        script, keys, args = waiting
+        self._waiting = None
+        self.ask(b"SCRIPT", b"LOAD", script.source)
+        self._send((b"EVALSHA", script.sha, len(keys), *keys, *args))
+        try:
+            return self._connection.read_response(disable_decoding=True)
+        except redis.RedisError as error:
+            self._failed(error, waiting)
+
+    def _failed(self, error: redis.RedisError, call: _Call | None) -> NoReturn:
+        self._waiting = None
+        if call is not None and code_of(error) == "WRONGTYPE":
+            raise taken(self.address, call[1], call[0].types, lambda key: self.ask(b"TYPE", key)) from error
+        said = in_our_words(error, self.address)
+        if isinstance(said, ServerGone) or not isinstance(error, redis.ResponseError):
+            self.close()
+        raise said from error
+
+    def _out_of_step(self) -> NoReturn:
+        """A reply that nobody has read would be taken for the answer to the next call."""
+        if self._pid != os.getpid():
+            why = "was opened by another process than this one, its parent"
+        elif self._connection is None:
+            why = "is closed"
+        elif self._waiting is None:
+            why = "waits for no reply"
+        else:
+            why = "was interrupted while it waited for a reply"
+        with suppress(redis.RedisError):
+            self.close()
+        raise ServerGone(
+            f"The connection to {self.address} {why}.",
+            hint="Reconnect; what was asked last may have been done.",
+            address=self.address,
+        )

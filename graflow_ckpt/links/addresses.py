@@ -123,7 +123,7 @@ def parse(where: str) -> Address:
 
 def masked(text: str) -> str:
     """Any text that may be an address, without credentials and query."""
-    text = re.sub(r"(://|^)[^\s]*@", r"\1", text) if "@" in text else text
+    text = re.sub(r"(?<=://)\S*@" if "://" in text else r"^\S*@", "", text)
     return text.partition("?")[0] if "://" in text else text
 
 

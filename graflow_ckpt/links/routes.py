@@ -120,6 +120,7 @@ def cluster_of(address: Address, timeout: float) -> Route:
 
 
 def _client(kind: type[Any], settings: Settings) -> redis.Redis:
+    kind(**settings)  # connects to nothing: an option that is not known shows here, and not in mid-run
     return redis.Redis(connection_pool=ConnectionPool(connection_class=kind, **settings))
 
 

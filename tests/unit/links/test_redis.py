@@ -1,0 +1,323 @@
+"""Opening a link: what leads where, who is refused, and what is shown of it."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+import socketserver
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import fakeredis
+import pytest
+import redis
+from redis.cluster import RedisCluster
+from redis.sentinel import Sentinel as SentinelClient
+
+from graflow_ckpt.core.errors import BadAddress, ServerError, ServerGone, ServerRefuses, ServerTooOld
+from graflow_ckpt.links.redis import RedisLink, open_link
+from tests.proxy import Proxy
+from tests.servers import Sentinel, Server, free_port
+
+ROOT = Path(__file__).parents[3]
+ECHO = "return {KEYS[1], ARGV[1]}"
+
+
+def works(link: RedisLink) -> bool:
+    script = link.script(ECHO)
+    replies = [script(["k"], ["v"]), link.connection("k").call(script, ["k"], ["v"])]
+    return replies == [[b"k", b"v"]] * 2
+
+
+@contextmanager
+def answering(answer: Callable[[bytes], bytes]) -> Iterator[int]:
+    """A port at which each request gets what `answer` says. For servers that cannot be had."""
+
+    class Handler(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            while request := self.request.recv(4096):
+                self.request.sendall(answer(request))
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server.server_address[1]
+        server.shutdown()
+        thread.join()
+
+
+def bulk(text: str) -> bytes:
+    return f"${len(text)}\r\n{text}\r\n".encode()
+
+
+# --- what leads where ------------------------------------------------------------------
+
+
+def test_a_url_leads_to_its_database(redis_server: Server, redis_url: str) -> None:
+    link = open_link(redis_url.removesuffix("0") + "3")
+
+    link.client.set("a", "1")
+
+    assert works(link)
+    assert link.address == f"redis://127.0.0.1:{redis_server.port}/3"
+    assert link.connection().ask("GET", "a") == b"1"
+    assert redis_server.ask("GET", "a") is None
+    link.close()
+
+
+def test_a_unix_socket_leads_to_a_server_too(own_redis: Callable[..., Server]) -> None:
+    server = own_redis({"requirepass": "hunter2"})
+
+    link = open_link(server.unix_url)
+
+    assert works(link)
+    assert link.address == f"unix://{server.folder}/socket"
+
+
+def test_sentinels_lead_to_the_master_also_when_it_is_another_one(own_redis: Callable[..., Server]) -> None:
+    first = own_redis({"requirepass": "hunter2"})
+    second = own_redis({"requirepass": "hunter2", "masterauth": "hunter2"}, replica_of=first)
+    with Sentinel(first) as sentinel:
+        link = open_link(f"redis+sentinel://:hunter2@127.0.0.1:{sentinel.port}/main/0")
+        wire = link.connection()
+        assert works(link)
+        assert wire.ask("CONFIG", "GET", "port") == [b"port", str(first.port).encode()]
+
+        second.ask("REPLICAOF", "NO", "ONE")
+        first.ask("REPLICAOF", second.host, second.port)
+        sentinel.ask("SENTINEL", "REMOVE", "main")
+        sentinel.ask("SENTINEL", "MONITOR", "main", second.host, second.port, 1)
+        sentinel.ask("SENTINEL", "SET", "main", "auth-pass", "hunter2")
+
+        with pytest.raises(ServerGone, match="previous master"):
+            wire.ask("SET", "a", "1")
+        wire.reconnect()
+        assert wire.ask("SET", "a", "1") == b"OK"
+        assert second.ask("GET", "a") == b"1"
+        link.close()
+
+
+def test_sentinels_that_are_gone_or_know_no_such_master_are_named(own_redis: Callable[..., Server]) -> None:
+    with Sentinel(own_redis()) as sentinel:
+        for address in (
+            f"redis+sentinel://:hunter2@127.0.0.1:{sentinel.port}/other",
+            f"redis+sentinel://:hunter2@127.0.0.1:{free_port()}/main",
+        ):
+            with pytest.raises(ServerGone, match=r"no sentinel that answers and knows its master") as gone:
+                open_link(address)
+            assert "hunter2" not in str(gone.value)
+
+
+def test_a_node_of_a_cluster_is_recognized(own_redis: Callable[..., Server]) -> None:
+    node = own_redis({"requirepass": "hunter2", "masterauth": "hunter2"}, cluster=True)
+
+    for where in (node.url, node.url.replace("redis://", "redis+cluster://")):
+        link = open_link(where)
+
+        assert works(link)
+        assert isinstance(link.client, RedisCluster)
+        assert "hunter2" not in f"{link!r} {link.address}"
+        link.close()
+    live = RedisCluster.from_url(node.url, protocol=2)
+    link = open_link(live)
+    assert works(link)
+    assert link.address == f"redis+cluster://127.0.0.1:{node.port}/0"
+    link.close()
+    live.close()
+
+
+def test_a_live_client_leads_to_its_server_and_is_left_alone(own_redis: Callable[..., Server]) -> None:
+    server = own_redis({"requirepass": "hunter2"})
+    strings = server.client(decode_responses=True, protocol=3)
+    for client in (server.client(), strings, redis.Redis.from_url(server.unix_url, protocol=2)):
+        link = open_link(client)
+
+        assert works(link)
+        assert "hunter2" not in f"{link!r} {link.address}"
+        link.close()
+        assert client.ping()
+        client.close()
+    assert strings.set("a", "1")
+    assert strings.get("a") == "1"
+
+
+def test_a_live_client_of_sentinels_follows_the_master_too(own_redis: Callable[..., Server]) -> None:
+    master = own_redis()
+    with Sentinel(master) as sentinel:
+        client = SentinelClient([("127.0.0.1", sentinel.port)], protocol=2).master_for("main")
+        link = open_link(client)
+
+        assert works(link)
+        assert link.address == f"redis+sentinel://127.0.0.1:{sentinel.port}/main/0"
+        link.close()
+        client.close()
+
+
+def test_a_server_in_memory_that_tests_of_users_use_will_do() -> None:
+    link = open_link(fakeredis.FakeRedis())
+
+    assert works(link)
+
+
+def test_a_link_is_returned_as_it_is(redis_url: str) -> None:
+    link = open_link(redis_url)
+
+    assert open_link(link) is link
+    link.close()
+
+
+def test_an_address_that_was_stored_is_opened_with_the_password_that_was_given(
+    own_redis: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = own_redis({"requirepass": "hunter2"})
+    stored = f"redis://127.0.0.1:{server.port}/5"
+    with pytest.raises(ServerRefuses):
+        open_link(server.url.replace("hunter2", "wrong"))
+    with pytest.raises(ServerRefuses):
+        open_link(stored)
+
+    monkeypatch.setenv("GRAFLOW_CKPT_REDIS_URL", server.url)
+    assert works(open_link(stored))
+    monkeypatch.delenv("GRAFLOW_CKPT_REDIS_URL")
+    open_link(server.url)
+
+    assert works(open_link(stored))
+
+
+# --- who is refused --------------------------------------------------------------------
+
+
+def test_nobody_there_is_gone_at_once() -> None:
+    with pytest.raises(ServerGone, match=r"127\.0\.0\.1:\d+/0 cannot be reached"):
+        open_link(f"redis://:hunter2@127.0.0.1:{free_port()}/0")
+
+
+def test_a_host_that_is_unknown_is_gone() -> None:
+    with pytest.raises(ServerGone):
+        open_link("redis://no-such-host.invalid:6379/0")
+
+
+def test_a_machine_that_says_nothing_is_gone_in_time(redis_server: Server) -> None:
+    with Proxy(redis_server) as proxy:
+        proxy.stall()
+
+        with pytest.raises(ServerGone, match="Timeout"):
+            open_link(proxy.url, timeout=0.1)
+
+
+@pytest.mark.parametrize("credentials", ["", ":hunter3@", "prey:hunter2@"])
+def test_a_wrong_password_is_refused_without_showing_it(
+    own_redis: Callable[..., Server], credentials: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    server = own_redis({"requirepass": "hunter2"})
+
+    with pytest.raises(ServerRefuses) as refused:
+        open_link(f"redis://{credentials}127.0.0.1:{server.port}/0")
+
+    told = "".join(traceback.format_exception(refused.value)) + caplog.text
+    assert not any(secret in told for secret in ("hunter", "prey"))
+    again = pickle.loads(pickle.dumps(refused.value))
+    assert (again.address, str(again)) == (refused.value.address, str(refused.value))
+
+
+def test_an_old_server_is_refused_by_its_version() -> None:
+    def answer(request: bytes) -> bytes:
+        return bulk("redis_version:4.0.14\r\nredis_mode:standalone\r\n") if b"INFO" in request else b"+OK\r\n"
+
+    with answering(answer) as port, pytest.raises(ServerTooOld, match=r"Redis 4\.0\.14; 5\.0") as old:
+        open_link(f"redis://127.0.0.1:{port}/0")
+
+    assert old.value.version == "4.0.14"
+
+
+def test_a_server_that_does_not_say_what_it_is_will_do() -> None:
+    def answer(request: bytes) -> bytes:
+        if b"INFO\r" in request:
+            return b"-NOPERM this user has no permissions to run the 'info' command\r\n"
+        return b"+PONG\r\n" if b"PING" in request else b"+OK\r\n"
+
+    with answering(answer) as port:
+        link = open_link(f"redis://127.0.0.1:{port}/0")
+
+        assert link.connection().ask("PING") == b"PONG"
+        link.close()
+
+
+def test_something_else_behind_the_port_is_told_as_such() -> None:
+    def answer(request: bytes) -> bytes:
+        return b"HTTP/1.1 400 Bad Request\r\n\r\n"
+
+    with answering(answer) as port, pytest.raises(ServerError, match="does not speak the protocol"):
+        open_link(f"redis://127.0.0.1:{port}/0")
+
+
+@pytest.mark.parametrize("option", ["socket_timeout=soon", "no_such_option=hunter2"])
+def test_an_option_that_cannot_be_used_is_refused_without_its_value(redis_url: str, option: str) -> None:
+    with pytest.raises(BadAddress, match="An option of the address") as refused:
+        open_link(f"{redis_url}?{option}")
+
+    assert "hunter2" not in "".join(traceback.format_exception(refused.value))
+
+
+def test_options_that_would_change_what_is_read_are_not_taken(redis_url: str) -> None:
+    link = open_link(f"{redis_url}?decode_responses=True&protocol=3&socket_timeout=7&health_check_interval=1")
+
+    link.client.set("a", "é")
+    settings = link.client.connection_pool.connection_kwargs
+    assert link.client.get("a") == "é".encode()
+    assert (settings["socket_timeout"], settings["health_check_interval"]) == (7.0, 0)
+    link.close()
+
+
+# --- processes -------------------------------------------------------------------------
+
+
+def test_a_link_goes_on_in_a_forked_child_with_connections_of_its_own(redis_url: str) -> None:
+    program = """
+import os, sys
+from graflow_ckpt.links.redis import open_link
+
+link = open_link(sys.argv[1])
+script = link.script("return redis.call('incr', KEYS[1])")
+ids = [link.client.client_id()]
+script(["n"])
+read, write = os.pipe()
+if os.fork() == 0:
+    for _ in range(100):
+        script(["n"])
+    os.write(write, b"%d" % link.client.client_id())
+    os._exit(0)
+for _ in range(100):
+    script(["n"])
+ids.append(int(os.read(read, 100)))
+os.wait()
+print(len(set(ids)), link.client.get("n"), link.client.client_id() == ids[0])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program, redis_url], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.split() == ["2", "b'201'", "True"]
+
+
+def test_without_the_package_the_extra_is_named() -> None:
+    program = """
+import sys
+sys.modules["redis"] = None
+try:
+    import graflow_ckpt.links.redis
+except ImportError as error:
+    print(type(error).__name__, error.extra, error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.startswith("PackageMissing fleet ")
+    assert "graflow-ckpt[fleet]" in done.stdout

@@ -1,0 +1,81 @@
+"""Scripts through the pool: loaded where they are not known, sent once, and to the right node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from graflow_ckpt.core.errors import ServerError, ServerGone
+from graflow_ckpt.links.redis import open_link
+from tests.proxy import Proxy
+from tests.servers import Server, start_cluster
+
+COUNT = "return redis.call('incr', KEYS[1])"
+
+
+def test_a_script_is_loaded_where_it_is_not_known(redis_url: str) -> None:
+    link = open_link(redis_url)
+    script = link.script(COUNT)
+
+    link.client.script_flush()
+    assert script(["n"]) == 1
+    link.client.script_flush()
+    assert script([b"n"]) == 2
+    assert script.sha in repr(script) or script.sha[:8] in repr(script)
+    link.close()
+
+
+def test_a_call_whose_reply_is_lost_is_sent_once(redis_server: Server, redis_url: str) -> None:
+    with Proxy(redis_server) as proxy:
+        link = open_link(proxy.url)
+        script = link.script(COUNT)
+        script(["n"])
+        proxy.drop_next_reply(b"EVALSHA")
+
+        with pytest.raises(ServerGone):
+            script(["n"])
+
+        assert redis_server.ask("GET", "n") == b"2"
+        assert script(["n"]) == 3  # the pool opens another connection
+        link.close()
+
+
+def test_after_a_restart_the_next_call_finds_the_server(own_redis: Callable[..., Server]) -> None:
+    server = own_redis()
+    link = open_link(server.url)
+    script = link.script("return 1")
+    script([])
+
+    server.restart()
+
+    assert script([]) == 1  # the pool has seen that its connection was closed
+
+
+def test_an_error_of_a_script_keeps_its_word(redis_url: str) -> None:
+    link = open_link(redis_url)
+
+    with pytest.raises(ServerError) as error:
+        link.script("return redis.error_reply('OURS no')")([])
+
+    assert error.value.code == "OURS"
+    link.close()
+
+
+def test_a_script_runs_on_the_node_that_has_the_key_and_follows_it() -> None:
+    first, second = start_cluster(2)
+    with first, second:
+        link = open_link(f"redis+cluster://127.0.0.1:{first.port}")
+        count, key = link.script(COUNT), "graflow:{foo}:n"  # its slot is 12182, with the second
+
+        assert count([key]) == 1
+        assert (first.ask("DBSIZE"), second.ask("GET", key)) == (0, b"1")
+
+        second.ask("DEL", key)
+        for node in (first, second):
+            node.ask("CLUSTER", "SETSLOT", 12182, "NODE", first.ask("CLUSTER", "MYID"))
+        assert count([key]) == 1  # not run where it was refused, so sent to where it belongs
+        assert first.ask("GET", key) == b"1"
+        link.client.set(key, "9")
+        assert count([key.encode()]) == 10
+        link.close()

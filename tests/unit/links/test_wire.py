@@ -1,0 +1,333 @@
+"""A wire: calls, halves of calls, and every way in which it can fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+
+from graflow_ckpt.core.errors import (
+    KeyTaken,
+    ServerError,
+    ServerFull,
+    ServerGone,
+    ServerReadOnly,
+    ServerRefuses,
+)
+from graflow_ckpt.links.redis import RedisLink, open_link
+from tests.proxy import Proxy
+from tests.servers import Server, start_cluster
+
+ROOT = Path(__file__).parents[3]
+ECHO = "return {KEYS[1], ARGV[1]}"
+COUNT = "return redis.call('incr', KEYS[1])"
+
+
+@pytest.fixture
+def link(redis_url: str) -> Iterator[RedisLink]:
+    link = open_link(redis_url)
+    yield link
+    link.close()
+
+
+@pytest.fixture
+def proxy(redis_server: Server, redis_url: str) -> Iterator[Proxy]:
+    with Proxy(redis_server) as proxy:
+        yield proxy
+
+
+def test_a_call_returns_what_the_script_returns_in_bytes(link: RedisLink) -> None:
+    wire = link.connection()
+
+    assert wire.call(link.script(ECHO), ["k"], [b"\xff\0"]) == [b"k", b"\xff\0"]
+    assert wire.call(link.script("return ARGV"), [], ["é", 7, 0.5]) == ["é".encode(), b"7", b"0.5"]
+    assert wire.call(link.script("return false"), []) is None
+
+
+@pytest.mark.parametrize("data", [bytearray(b"abc"), memoryview(b"abc")])
+def test_any_buffer_can_be_sent(link: RedisLink, data: memoryview) -> None:
+    assert link.connection().call(link.script(ECHO), ["k"], [data]) == [b"k", b"abc"]
+
+
+def test_what_cannot_be_sent_leaves_the_wire_as_it_was(link: RedisLink) -> None:
+    wire = link.connection()
+
+    with pytest.raises(redis.DataError):
+        wire.call(link.script(ECHO), ["k"], [object()])  # type: ignore[list-item]
+
+    assert wire.call(link.script(ECHO), ["k"], ["v"]) == [b"k", b"v"]
+
+
+def test_between_the_halves_of_a_call_something_else_can_be_done(link: RedisLink) -> None:
+    wire = link.connection()
+
+    wire.send(link.script(COUNT), ["n"])
+    assert link.client.get("other") is None
+
+    assert wire.receive() == 1
+
+
+def test_a_script_that_the_server_has_forgotten_is_loaded_and_the_same_call_sent_again(
+    link: RedisLink,
+) -> None:
+    wire, script = link.connection(), link.script(COUNT)
+    assert wire.call(script, ["n"]) == 1
+
+    link.client.script_flush()
+
+    assert wire.call(script, ["n"]) == 2
+    link.client.script_flush()
+    wire.send(script, ["n"])
+    assert wire.receive() == 3
+
+
+def test_a_restarted_server_is_gone_once_and_knows_the_script_after_a_reconnect(
+    own_redis: Callable[..., Server],
+) -> None:
+    server = own_redis({"appendonly": "yes", "appendfsync": "always"})
+    link = open_link(server.url)
+    wire, script = link.connection(), link.script(COUNT)
+    wire.call(script, ["n"])
+
+    server.restart()
+
+    with pytest.raises(ServerGone, match="lost"):
+        wire.call(script, ["n"])
+    with pytest.raises(ServerGone, match="is closed"):  # never by itself: who calls has to know
+        wire.call(script, ["n"])
+    wire.reconnect()
+    assert wire.call(script, ["n"]) == 2
+
+
+def test_a_server_that_stays_away_is_gone_at_the_reconnect_too(own_redis: Callable[..., Server]) -> None:
+    server = own_redis()
+    wire = open_link(server.url).connection()
+    server.kill()
+
+    for attempt in (lambda: wire.ask("PING"), wire.reconnect, wire.reconnect):
+        with pytest.raises(ServerGone):
+            attempt()
+    server.start()
+
+    wire.reconnect()
+    assert wire.ask("PING") == b"PONG"
+
+
+def test_a_lost_reply_is_not_asked_for_again_by_itself(proxy: Proxy, redis_server: Server) -> None:
+    link = open_link(proxy.url)
+    wire, script = link.connection(), link.script(COUNT)
+    wire.call(script, ["n"])
+    proxy.drop_next_reply(b"EVALSHA")
+
+    with pytest.raises(ServerGone):
+        wire.call(script, ["n"])
+
+    assert redis_server.ask("GET", "n") == b"2"  # carried out, and once
+    wire.reconnect()
+    assert wire.call(script, ["n"]) == 3
+
+
+def test_a_machine_that_vanished_is_noticed_in_time(proxy: Proxy) -> None:
+    wire = open_link(proxy.url, timeout=0.1).connection()
+    proxy.stall()
+
+    with pytest.raises(ServerGone, match="Timeout"):
+        wire.ask("PING")
+
+    proxy.resume()
+    wire.reconnect()
+    assert wire.ask("PING") == b"PONG"
+
+
+def test_an_interrupted_call_never_gives_its_reply_to_the_next_one(link: RedisLink) -> None:
+    wire, script = link.connection(), link.script(ECHO)
+    wire.send(script, ["k"], ["old"])  # and Ctrl-C before `receive`
+
+    with pytest.raises(ServerGone, match="interrupted"):
+        wire.call(script, ["k"], ["new"])
+
+    wire.reconnect()
+    assert wire.call(script, ["k"], ["new"]) == [b"k", b"new"]
+
+
+def test_a_reply_that_nobody_asked_for_is_not_waited_for(link: RedisLink) -> None:
+    with pytest.raises(ServerGone, match="waits for no reply"):
+        link.connection().receive()
+
+
+def test_an_error_of_the_script_leaves_the_wire_open(link: RedisLink) -> None:
+    wire = link.connection()
+
+    with pytest.raises(ServerError, match="FENCED who are you") as error:
+        wire.call(link.script("return redis.error_reply('FENCED who are you')"), [])
+
+    assert error.value.code == "FENCED"
+    assert wire.ask("PING") == b"PONG"
+
+
+def test_a_key_of_another_type_is_named(link: RedisLink) -> None:
+    link.client.set("graflow:{s}:h", "a string")
+    link.client.zadd("graflow:{s}:q", {"a": 1})
+    script = link.script("return redis.call('hset', KEYS[1], 'a', 'b')", types=["hash", "zset", "set"])
+    wire = link.connection()
+
+    for call in (wire.call, script.__call__):
+        args = (script,) if call == wire.call else ()
+        with pytest.raises(KeyTaken, match=r"graflow:{s}:h is a string, not a hash") as error:
+            call(*args, ["graflow:{s}:h", "graflow:{s}:q", "graflow:{s}:done"])
+        assert list(error.value.keys) == ["graflow:{s}:h"]
+    assert wire.ask("PING") == b"PONG"
+
+
+def test_a_full_server_says_so_and_changes_nothing(own_redis: Callable[..., Server]) -> None:
+    server = own_redis({"maxmemory": "1mb", "maxmemory-policy": "noeviction"})
+    link = open_link(server.url)
+    wire = link.connection()
+
+    for call in (
+        lambda: wire.call(link.script("return redis.call('set', KEYS[1], ARGV[1])"), ["a"], ["x"]),
+        lambda: link.script("return redis.call('set', KEYS[1], ARGV[1])")(["a"], ["x"]),
+    ):
+        with pytest.raises(ServerFull, match="maxmemory"):
+            call()
+    assert wire.ask("GET", "a") is None
+
+
+def test_a_replica_is_told_from_a_master(own_redis: Callable[..., Server]) -> None:
+    replica = own_redis(replica_of=own_redis())
+    link = open_link(replica.url)
+    wire = link.connection()
+
+    with pytest.raises(ServerReadOnly, match=r"Name its master"):
+        wire.call(link.script(COUNT), ["n"])
+
+    assert wire.ask("GET", "n") is None
+
+
+def test_a_permission_that_was_taken_away_is_a_refusal(own_redis: Callable[..., Server]) -> None:
+    server = own_redis()
+    server.ask("ACL", "SETUSER", "worker", "on", ">hunter2", "~*", "+@all", "-incr")
+    link = open_link(server.url.replace("redis://", "redis://worker:hunter2@"))
+    wire = link.connection()
+
+    with pytest.raises(ServerRefuses, match="ACL"):
+        wire.ask("INCR", "n")
+
+    assert wire.ask("PING") == b"PONG"
+
+
+def test_a_busy_server_is_tried_again(own_redis: Callable[..., Server]) -> None:
+    server = own_redis({"lua-time-limit": "10"})
+    link = open_link(server.url)
+    wire, endless = link.connection(), link.connection()
+    script, stuck = link.script("return 1"), link.script("while true do end")
+    link.client.script_load(stuck.source)
+    endless.send(stuck, [])
+
+    def until_busy() -> None:
+        for _ in range(1000):
+            wire.call(script, [])
+
+    with pytest.raises(ServerGone, match="busy"):
+        until_busy()
+
+    server.ask("SCRIPT", "KILL")
+    wire.reconnect()
+    assert wire.call(script, []) == 1
+
+
+def test_a_forked_child_refuses_the_socket_of_its_parent_and_can_have_its_own() -> None:
+    program = """
+import os, sys
+from graflow_ckpt.core.errors import ServerGone
+from graflow_ckpt.links.redis import open_link
+from tests.servers import Server
+
+with Server() as server:
+    link = open_link(server.url)
+    wire, script = link.connection(), link.script("return {redis.call('incr', KEYS[1]), ARGV[1]}")
+    wire.call(script, ["n"], ["parent"])
+    wire.send(script, ["n"], ["parent"])
+    while link.client.get("n") != b"2":
+        pass
+    child = os.fork()
+    if child == 0:
+        try:
+            for call in (wire.receive, lambda: wire.ask("PING")):
+                try:
+                    call()
+                except ServerGone as error:
+                    print(error, flush=True)
+            wire.reconnect()
+            print(wire.call(script, ["n"], ["child"]), link.client.get("n"), flush=True)
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    print(wire.receive(), wire.call(script, ["n"], ["parent"]), link.client.get("n"), flush=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    refused, closed, child, parent = done.stdout.splitlines()
+    assert "opened by another process" in refused
+    assert "is closed" in closed or "opened by another process" in closed
+    assert child == "[3, b'child'] b'3'"
+    assert parent == "[2, b'parent'] [4, b'parent'] b'4'"
+
+
+def test_a_wire_leads_to_the_node_that_has_the_key_and_follows_it() -> None:
+    first, second = start_cluster(2)
+    with first, second:
+        link = open_link(first.url)
+        script = link.script("redis.call('set', KEYS[1], ARGV[1]) return ARGV[1]")
+        key = "graflow:{foo}:h"  # its slot is 12182, with the second
+        wire = link.connection(key)
+
+        assert wire.call(script, [key], ["a"]) == b"a"
+        assert (first.ask("DBSIZE"), second.ask("GET", key)) == (0, b"a")
+
+        second.ask("DEL", key)
+        for node in (first, second):
+            node.ask("CLUSTER", "SETSLOT", 12182, "NODE", first.ask("CLUSTER", "MYID"))
+        with pytest.raises(ServerGone, match="another node"):
+            wire.call(script, [key], ["b"])
+        wire.reconnect()
+        assert wire.call(script, [key], ["b"]) == b"b"
+        assert first.ask("GET", key) == b"b"
+        link.close()
+
+
+def test_wires_of_several_threads_do_not_meet(link: RedisLink) -> None:
+    script, wrong = link.script(ECHO), []
+
+    def work(name: str) -> None:
+        wire = link.connection()
+        wrong.extend(
+            reply
+            for n in range(200)
+            if (reply := wire.call(script, [name], [n])) != [name.encode(), str(n).encode()]
+        )
+        wire.close()
+
+    threads = [threading.Thread(target=work, args=[f"k{n}"]) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert wrong == []
+
+
+def test_a_wire_is_shown_without_a_password(own_redis: Callable[..., Server]) -> None:
+    server = own_redis({"requirepass": "hunter2"})
+    wire = open_link(server.url).connection()
+
+    assert repr(wire) == f"Wire(redis://127.0.0.1:{server.port}/0, open)"
+    wire.close()
+    assert repr(wire).endswith("closed)")

@@ -1,0 +1,240 @@
+"""docker-compose.yml: valid, complete, without secrets, and set so that no session is lost."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.deploy import dockerfile
+from tests.deploy.composed import (
+    FILE,
+    GIVEN,
+    ROOT,
+    Required,
+    against_schema,
+    document,
+    interpolate,
+    refusal,
+    strings,
+    variables,
+)
+
+TEXT = FILE.read_text(encoding="utf-8")
+SERVICES = sorted(document()["services"])
+
+
+@pytest.fixture
+def services() -> Any:
+    return document(GIVEN)["services"]
+
+
+def seconds(duration: str) -> int:
+    amounts = re.findall(r"(\d+)(h|m|s)", duration)
+    assert "".join(number + unit for number, unit in amounts) == duration
+    return sum(int(number) * {"h": 3600, "m": 60, "s": 1}[unit] for number, unit in amounts)
+
+
+def pairs(words: list[str]) -> dict[str, str]:
+    return {words[at].removeprefix("--"): words[at + 1] for at in range(0, len(words), 2)}
+
+
+# --- the file as a whole ---------------------------------------------------------------
+
+
+def test_compose_takes_the_file(tmp_path: Path) -> None:
+    assert refusal(TEXT, GIVEN, tmp_path) == ""
+
+
+def test_the_published_schema_takes_the_file(tmp_path: Path) -> None:
+    assert against_schema(document(GIVEN), tmp_path) == ""
+
+
+@pytest.mark.parametrize(
+    ("ours", "broken"),
+    [
+        ("      replicas: 2", "      replica: 2"),
+        ("        condition: service_healthy", "        condition: healthy"),
+        ("    stop_grace_period: 45s", "    stop_grace: 45s"),
+        ("    cap_drop: [ALL]", "    cap_drop: ALL"),
+        ("      target: /etc/graflow-ckpt.conf", "      to: /etc/graflow-ckpt.conf"),
+    ],
+)
+def test_a_mistake_in_the_file_is_seen(ours: str, broken: str, tmp_path: Path) -> None:
+    assert TEXT.count(ours) == 1
+
+    assert refusal(TEXT.replace(ours, broken), GIVEN, tmp_path) != ""
+
+
+DEPLOYED = [FILE, ROOT / ".dockerignore", *sorted((ROOT / "workers").iterdir())]
+
+
+@pytest.mark.parametrize("file", DEPLOYED, ids=[file.name for file in DEPLOYED])
+def test_no_file_has_a_secret(file: Path) -> None:
+    text = re.sub(r"\$\{[^}]*\}", "", file.read_text(encoding="utf-8"))
+
+    assert not re.search(r"[0-9a-fA-F]{32}", text)
+    assert set(re.findall(r"://[^@/\s]*:([^@/\s]*)@", text)) <= {"", "PASSWORD"}
+
+
+# --- variables -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, ""], ids=["absent", "empty"])
+@pytest.mark.parametrize("secret", sorted(GIVEN))
+def test_without_a_secret_it_stops_by_name(secret: str, value: str | None, tmp_path: Path) -> None:
+    given = {name: text for name, text in (GIVEN | {secret: value}).items() if text is not None}
+
+    said = refusal(TEXT, given, tmp_path)
+
+    assert secret in said
+    assert "run make fleet-env first" in said
+    assert GIVEN["GRAFLOW_CKPT_KEY"] not in said
+
+
+def test_every_variable_has_a_default_or_is_required() -> None:
+    for value in strings(document()):
+        for name in variables():
+            assert f"${name}" not in value
+            assert f"${{{name}}}" not in value, "compose would put in nothing, and say so in a line of many"
+
+
+def test_every_variable_is_in_the_docs() -> None:
+    page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+
+    assert {name for name in variables() if f"`{name}`" not in page} == set()
+
+
+@pytest.mark.parametrize(
+    ("text", "filled"),
+    [
+        ("a $SET b", "a 1 b"),
+        ("${SET}", "1"),
+        ("${UNSET}${EMPTY}$UNSET", ""),
+        ("$$SET $${SET} 5$", "$SET ${SET} 5$"),
+        ("${UNSET:-d}${EMPTY:-d}${SET:-d}", "dd1"),
+        ("${UNSET-d}${EMPTY-d}", "d"),
+        ("${UNSET:+d}${EMPTY:+d}${SET:+d}", "d"),
+        ("${UNSET+d}${EMPTY+d}", "d"),
+        ("${EMPTY?no}${SET?no}${SET:?no}", "11"),
+        ("${UNSET:-${EMPTY:-${SET}}}!", "1!"),
+        ("redis://:${SET:?no}@redis:6379/0", "redis://:1@redis:6379/0"),
+    ],
+)
+def test_variables_are_put_in_by_the_rules_of_compose(text: str, filled: str) -> None:
+    assert interpolate(text, {"SET": "1", "EMPTY": ""}) == filled
+
+
+@pytest.mark.parametrize("text", ["${UNSET?say}", "${UNSET:?say}", "${EMPTY:?say}", "${A:-${UNSET:?say}}"])
+def test_a_required_variable_that_is_not_there_is_named(text: str) -> None:
+    with pytest.raises(Required, match=r"(UNSET|EMPTY) is missing a value: say"):
+        interpolate(text, {"EMPTY": ""})
+
+
+# --- services --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_a_service_comes_back_and_is_probed(name: str, services: Any) -> None:
+    service = services[name]
+
+    assert service["restart"] == "unless-stopped"
+    assert service["healthcheck"]["test"][0] in {"CMD", "CMD-SHELL"}
+    assert seconds(service["healthcheck"]["timeout"]) <= seconds(service["healthcheck"]["interval"])
+    assert service["logging"]["driver"] == "local", "the default one never rotates"
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_an_image_has_a_tag(name: str, services: Any) -> None:
+    _, colon, tag = services[name]["image"].rpartition(":")
+
+    assert colon
+    assert tag != "latest"
+
+
+def test_what_is_mounted_exists(services: Any) -> None:
+    whole = document(GIVEN)
+    named = set()
+    for service in services.values():
+        for volume in service["volumes"]:
+            source = volume.split(":")[0]
+            if source.startswith("."):
+                assert (ROOT / source).is_dir(), "the engine would make it, as root"
+            else:
+                named.add(source)
+
+    assert named == set(whole["volumes"])
+
+
+def test_the_server_forgets_nothing(services: Any) -> None:
+    command, config, *flags = services["redis"]["command"]
+    told = pairs(flags)
+
+    assert command in {"valkey-server", "redis-server"}
+    assert told["appendonly"] == "yes"
+    assert told["appendfsync"] == "everysec"
+    assert told["maxmemory-policy"] == "noeviction"
+    assert re.fullmatch(r"\d+(mb|gb)", told["maxmemory"])
+    assert services["redis"]["configs"] == [{"source": "redis", "target": config}]
+    assert [volume.split(":")[1] for volume in services["redis"]["volumes"]] == ["/data"]
+
+
+def test_the_server_is_heard_on_this_machine_only(services: Any) -> None:
+    assert services["redis"]["ports"] == ["127.0.0.1:6379:6379"]
+
+
+def test_the_password_is_in_no_command(services: Any) -> None:
+    for service in services.values():
+        for words in (service["command"], service["healthcheck"]["test"]):
+            assert all(secret not in word for word in words for secret in GIVEN.values())
+
+
+def test_there_are_two_workers_that_wait_for_the_server(services: Any) -> None:
+    assert services["worker"]["deploy"]["replicas"] == 2
+    assert services["worker"]["depends_on"] == {"redis": {"condition": "service_healthy"}}
+
+
+def test_a_worker_is_not_killed_within_its_grace_period(services: Any) -> None:
+    worker = services["worker"]
+
+    assert seconds(worker["stop_grace_period"]) >= int(worker["environment"]["GRAFLOW_CKPT_GRACE"]) + 10
+
+
+def test_a_worker_is_probed_as_its_image_says(services: Any) -> None:
+    probe = services["worker"]["healthcheck"]
+    built = dockerfile.stages()[-1].last("HEALTHCHECK")
+
+    assert ["CMD", *built.exec_form] == probe["test"]
+    assert {name.replace("-", "_"): value for name, value in built.flags.items()} == {
+        name: str(value) for name, value in probe.items() if name != "test"
+    }
+
+
+def test_a_worker_has_no_rights_that_it_does_not_need(services: Any) -> None:
+    worker = services["worker"]
+
+    assert "user" not in worker, "the image says who"
+    assert worker["cap_drop"] == ["ALL"]
+    assert worker["security_opt"] == ["no-new-privileges:true"]
+    assert worker["read_only"] is True
+    assert worker["tmpfs"] == ["/tmp"]
+    # compose refuses contents of its own in a read-only container
+    assert not {"configs", "secrets"} & set(worker)
+    assert not {"privileged", "network_mode", "pid"} & set(worker)
+
+
+def test_a_worker_writes_where_its_image_runs(services: Any) -> None:
+    image = dockerfile.stages()[-1]
+    targets = {volume.split(":")[1]: volume.split(":")[2:] for volume in services["worker"]["volumes"]}
+
+    assert targets == {image.last("WORKDIR").text: [], "/app": ["ro"]}
+    assert "PYTHONPATH=/app" in image.last("ENV").text.split()
+
+
+def test_the_image_is_built_from_here(services: Any) -> None:
+    build = services["worker"]["build"]
+
+    assert (ROOT / build["context"]).resolve() == ROOT
+    assert (ROOT / build["dockerfile"]).resolve() == dockerfile.FILE

@@ -1,0 +1,99 @@
+"""Sealed cells: values on a server that others can write to.
+
+    plain   the codec bytes as they are: decoding them runs no code
+    live    0xC1  length of the key's id  the id  mac:16  pickle      (0xC1 begins no msgpack)
+
+The mac is keyed and covers the session and the pickle: a pickle is opened only if somebody with a
+key of the ring has made it for this session. Without a key nothing live is stored or opened.
+"""
+
+from __future__ import annotations
+
+from hmac import compare_digest
+from typing import Final
+
+from blake3 import blake3
+
+from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
+from graflow_ckpt.core.errors import NotStorable, UnknownKey, UnsafeCheckpoint
+from graflow_ckpt.core.values import Cell, Live
+
+LIVE: Final = b"\xc1"
+MAC_SIZE: Final = 16
+LIMIT: Final = 64 << 20
+"""What one value may take: every command that carries it holds the server up."""
+
+_PURPOSE: Final = "graflow_ckpt 2026 seal of values in a shared store"
+
+
+class SealedCells:
+    """Cells of one session as bytes, and back."""
+
+    def __init__(self, session: str, keyring: Keyring | None, limit: int = LIMIT) -> None:
+        self._session = session.encode()
+        self._keyring = keyring
+        self._limit = limit
+        self._keys: dict[str, bytes] = {}
+
+    def pack(self, name: str, cell: Cell) -> bytes:
+        """The bytes of a cell; NotStorable if they are too many."""
+        data = cell if isinstance(cell, bytes) else self.seal(live_bytes(cell.value, name))
+        if len(data) > self._limit:
+            size, most = len(data) / 1e6, self._limit / 1e6
+            raise NotStorable(
+                f"{name} takes {size:.1f} MB; a value in Redis may take {most:.0f} MB.",
+                hint="Keep it in a file or an object store and pass its address on.",
+                path=name,
+            )
+        return data
+
+    def unpack(self, name: str, data: bytes) -> Cell:
+        """The cell of bytes; a pickle is opened only if its seal holds."""
+        if data[:1] != LIVE:
+            return data
+        return Live(load_live(self.open(name, data)))
+
+    def seal(self, pickle: bytes) -> bytes:
+        """A pickle with the proof of who has made it."""
+        if self._keyring is None:
+            session = self._session.decode()
+            raise UnsafeCheckpoint(
+                f"Session {session} is to keep a pickle in Redis, and no key is set to seal it with.",
+                hint="Make one (graflow-ckpt key new) and set GRAFLOW_CKPT_KEY everywhere, or _KEY_FILE.",
+                session=session,
+            )
+        key_id, secret = self._keyring.signing
+        name = key_id.encode()
+        return b"%b%c%b%b%b" % (LIVE, len(name), name, self._mac(key_id, secret, pickle), pickle)
+
+    def open(self, name: str, data: bytes) -> bytes:
+        """The pickle behind a seal that holds."""
+        end = 2 + data[1] if len(data) > 2 else 2
+        key_id, mac, pickle = (
+            data[2:end].decode(errors="replace"),
+            data[end : end + MAC_SIZE],
+            data[end + MAC_SIZE :],
+        )
+        secret = self._keyring.secret(key_id) if self._keyring is not None else None
+        if secret is None:
+            raise UnknownKey(
+                f"{name} of session {self._session.decode()} is sealed with key {key_id}, which is not here.",
+                hint="Carry that key over: GRAFLOW_CKPT_KEY or GRAFLOW_CKPT_KEY_FILE.",
+                key_id=key_id,
+                session=self._session.decode(),
+            )
+        if not compare_digest(self._mac(key_id, secret, pickle), mac):
+            raise UnsafeCheckpoint(
+                f"{name} of session {self._session.decode()} is not opened: its seal does not hold.",
+                hint="Somebody without the key has written it, or it was moved from another session.",
+                session=self._session.decode(),
+            )
+        return pickle
+
+    def _mac(self, key_id: str, secret: bytes, pickle: bytes) -> bytes:
+        key = self._keys.get(key_id)
+        if key is None:
+            key = self._keys[key_id] = blake3(secret, derive_key_context=_PURPOSE).digest()
+        place = b"%c%b" % (len(self._session), self._session)
+        return blake3(place + pickle, key=key).digest(MAC_SIZE)

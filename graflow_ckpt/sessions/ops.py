@@ -1,0 +1,114 @@
+"""Ops as the arguments of the script that carries them out, and its records as claims.
+
+Values stay opaque: a cell is packed and unpacked by whoever knows how (a `Cells`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from graflow_ckpt.core.facts import Claim, Op, TaskSpec
+from graflow_ckpt.core.values import Cell
+
+Arg = bytes | str | int | float
+
+
+class Cells(Protocol):
+    """How cells become bytes that only holders of the key can make, and come back."""
+
+    def pack(self, name: str, cell: Cell) -> bytes: ...
+
+    def unpack(self, name: str, data: bytes) -> Cell: ...
+
+    def seal(self, pickle: bytes) -> bytes: ...
+
+    def open(self, name: str, data: bytes) -> bytes: ...
+
+
+def arguments(ops: Sequence[Op], cells: Cells, queue: str) -> list[Arg]:
+    """The checks of a transition, then its ops, as step.lua reads them."""
+    ends: list[Arg] = []
+    bases: list[Arg] = []
+    args: list[Arg] = []
+    for op in ops:
+        kind = op[0]
+        if kind == "end":
+            ends += (op[1], op[2])
+            if op[3] == "completed":
+                cell = op[4]
+                args += ("E", op[1], cell if type(cell) is bytes else cells.pack("result", cell))
+            else:
+                args += _other_end(op)
+        elif kind == "claim":
+            args += ("C", op[1], queue)
+        else:
+            if kind == "put" and op[3] >= 0:
+                bases += (op[1], op[3])
+            args += _MAKE[kind](op, cells)
+    return [len(ends) // 2, *ends, len(bases) // 2, *bases, *args]
+
+
+def _other_end(op: Op) -> tuple[Arg, ...]:
+    if op[3] == "retry":
+        return ("e", op[1], "retry", repr(float(op[4])), op[5])
+    return ("e", op[1], op[3], "", op[4].replace("\x1e", " ") if len(op) > 4 else "")
+
+
+def _data(data: Cell | None, cells: Cells) -> bytes:
+    return b"" if data is None else cells.pack("data", data)
+
+
+def _enqueue(op: Op, cells: Cells) -> tuple[Arg, ...]:
+    return ("N", op[1], _data(op[2], cells), *op[3:])
+
+
+def _later(op: Op, cells: Cells) -> tuple[Arg, ...]:
+    return ("L", op[1], _data(op[2], cells), *op[3:7], repr(float(op[7])))
+
+
+_MAKE: dict[str, Callable[[Op, Cells], Sequence[Arg]]] = {
+    "put": lambda op, cells: ("P", op[1], cells.pack(op[1], op[2])),
+    "append": lambda op, cells: ("A", op[1], cells.pack(op[1], op[2])),
+    "enqueue": _enqueue,
+    "later": _later,
+    "arrive": lambda op, cells: ("R", *op[1:]),
+    "expect": lambda op, cells: ("X", *op[1:]),
+    "skipped": lambda op, cells: ("S", op[1]),
+    "status": lambda op, cells: ("T", op[1], op[2]),
+    "task": lambda op, cells: ("M", op[1], cells.seal(op[2])),
+    "rng": lambda op, cells: ("G", cells.pack("rng", op[1])),
+    "cap": lambda op, cells: ("K", "" if op[1] is None else op[1]),
+    "reopen": lambda op, cells: ("o", op[1], "" if op[2] is None else op[2]),
+    "release": lambda op, cells: ("r", op[1], op[2]),
+    "doubt": lambda op, cells: ("d", op[1], op[2]),
+    "quarantine": lambda op, cells: ("q", op[1], op[2]),
+    "again": lambda op, cells: ("a", len(op) - 1, *op[1:]),
+    "absorb": lambda op, cells: ("b", op[1], op[2]),
+    "clear": lambda op, cells: ("c",),
+}
+
+
+def claim_of(record: bytes, cells: Cells) -> Claim:
+    """A claim as the script hands it out: number, token, spec."""
+    number, _, spec = record.split(b"\x1f", 2)
+    return Claim(spec_of(spec, cells), int(number))
+
+
+def spec_of(spec: bytes, cells: Cells) -> TaskSpec:
+    """A spec as it stands in the queue."""
+    key, task, priority, retries, most, how, cycle, due, queue, crashes, data = spec.split(b"\x1f", 10)
+    return TaskSpec(
+        task.decode(),
+        cells.unpack("data", data) if data else None,
+        "pending",
+        int(priority),
+        int(retries),
+        int(most),
+        how.decode(),
+        int(cycle),
+        float(due),
+        queue.decode(),
+        int(key),
+        int(crashes),
+    )

@@ -1,0 +1,315 @@
+"""The session in Redis, as one worker sees it: every commit is one script that does all or nothing.
+
+Promise: what `commit` returns has been applied once, also if a reply was lost on the way: the same
+transition is sent again under its number, and answered from the record. Who has lost the token is
+refused (`Fenced`). A server that is away is waited for.
+
+Values are bytes there: what a body gets is its own copy, and there are no loans. Not here: leases
+(the keeper renews them), tokens on their way (the fleet carries them), whole tables (tables.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+from time import monotonic, sleep, time
+from typing import Any
+
+from graflow_ckpt.core.errors import (
+    Fenced,
+    NoSession,
+    ServerFull,
+    ServerGone,
+    ServerReadOnly,
+    SessionError,
+    WriteConflict,
+)
+from graflow_ckpt.core.facts import RESULT, Claim, Op
+from graflow_ckpt.core.values import Live
+from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.links.scripts import Script
+from graflow_ckpt.links.wire import Wire
+from graflow_ckpt.sessions.ops import Arg, Cells, arguments, claim_of
+from graflow_ckpt.sessions.protocol import Found
+
+log = logging.getLogger("graflow_ckpt.sessions")
+
+POLL = 0.05
+"""Seconds after which a run that stays asks again whether others have made something ready."""
+
+PATIENCE = 60.0
+"""Seconds that a commit waits for a server that is away."""
+
+
+def source(*names: str) -> str:
+    """The text of a script; the step has its repairs and tokens in it."""
+    folder = files("graflow_ckpt.sessions") / "scripts"
+    parts = [(folder / f"{name}.lua").read_text() for name in names]
+    if len(parts) == 3:
+        return parts[0].replace("--REPAIRS--", parts[1]).replace("--TOKENS--", parts[2])
+    return parts[0]
+
+
+STEP = source("step", "repairs", "tokens")
+READ = source("read")
+START = source("start")
+RENEW = source("renew")
+
+
+def keys_of(session: str) -> str:
+    """What all keys of a session begin with; the braces keep them in one slot of a cluster."""
+    return f"graflow:{{{session}}}:"
+
+
+def fenced(session: str) -> Fenced:
+    return Fenced(
+        "This worker has lost the session's token; what it did is not committed.",
+        hint="Somebody else goes on with it.",
+        session=session,
+    )
+
+
+class RedisSession:
+    """One sender's view: a slice with its token, or somebody outside with `!name`."""
+
+    def __init__(
+        self,
+        link: RedisLink,
+        session: str,
+        cells: Cells,
+        token: str,
+        *,
+        queue: str = "*",
+        retires: bool = False,
+    ) -> None:
+        self.id = session
+        self.token = token
+        self.queue = queue
+        self.status = "running"
+        self.steps = 0
+        self.ready = 0
+        self.retired = False
+        self.made = 0  # how many tasks were made at run time
+        self.on_made: Callable[[], None] = lambda: None
+        self.clock: Callable[[], float] = time
+        self.emitted: list[tuple[str, str]] = []  # tokens that somebody has to carry: (token, queue)
+        self.on_emitted: Callable[[str, str], None] = lambda token, queue: self.emitted.append((token, queue))
+        self.answered = 0.0  # when the last commit came back (monotonic)
+        self.until: float | None = None  # nothing is claimed after that moment (monotonic)
+        self.wants_help = False  # the next commit asks for another worker, if work is left
+        self.stamp = ""  # seconds, instead of the server's clock
+        self.held: dict[int, int] = {}  # claims of this sender
+        self.broken: SessionError | None = None
+        self._cells = cells
+        self._retires = retires
+        self._key = keys_of(session) + "c"
+        self._link = link
+        self._step, self._read = link.script(STEP), link.script(READ)
+        self._wire: Wire | None = None
+        self._lock = threading.Lock()
+        self._seq = 0
+
+    # --- commits -----------------------------------------------------------------------
+
+    def commit(self, ops: Sequence[Op], mode: str = "") -> list[Claim]:
+        """Carry out one transition; the claims that it hands out."""
+        if self.broken is not None:
+            raise self.broken
+        args = arguments(ops, self._cells, self.queue)
+        last = ops[-1] if ops else ("",)
+        if last[0] == "claim":
+            if self._late():
+                args[-2] = 0
+            elif last[1] and self._retires and len(self.held) <= _given_up(ops):
+                mode += "r"
+        if self.wants_help:
+            mode += "s"
+        with self._lock:
+            self._seq += 1
+            reply = self._send(self._step, [self.token, self._seq, self.stamp, mode, *args])
+        return self._take(reply, ops)
+
+    def _take(self, reply: list[Any], ops: Sequence[Op]) -> list[Claim]:
+        if len(reply) < 4:
+            self._refused(reply)
+        self.status = reply[0].decode()
+        self.steps, self.ready = reply[1], reply[2]
+        held = self.held
+        if held:
+            for op in ops:
+                if op[0] in _GIVES_UP:
+                    held.pop(op[1], None)
+        if reply[3]:
+            self._note(reply[3].decode())
+        if len(reply) == 4:
+            return []
+        claims = [claim_of(record, self._cells) for record in reply[4:]]
+        for claim in claims:
+            held[claim.spec.key] = claim.number
+        return claims
+
+    def _note(self, tail: str) -> None:
+        retired, *emitted = tail.split("\x1f")
+        if retired == "retired":
+            self.retired = True
+        for token, queue in zip(emitted[::2], emitted[1::2], strict=True):
+            if token == "made":
+                if self.made != int(queue):
+                    self.made = int(queue)
+                    self.on_made()
+            else:
+                self.on_emitted(token, queue)
+                self.wants_help = False
+
+    def _refused(self, reply: list[Any]) -> None:
+        why = reply[0].decode()
+        if why == "conflict":
+            name = reply[1].decode()
+            raise WriteConflict(
+                f"{name!r} was changed by another task while this one worked on it.",
+                hint="Use channel.append() for lists that several tasks extend, or let one follow the other.",
+                name=name,
+            )
+        if why == "gone":
+            raise NoSession(f"There is no session {self.id} at {self._link.address}.", session=self.id)
+        self.broken = fenced(self.id)
+        raise self.broken
+
+    def _send(self, script: Script, args: Sequence[Arg]) -> Any:
+        """One call; sent again as it was if the server went away before its reply came."""
+        deadline, pause = None, 0.02
+        while True:
+            try:
+                if self._wire is None:
+                    self._wire = self._link.connection(self._key)
+                reply = self._wire.call(script, (self._key,), args)
+                if reply != [b"frozen"]:
+                    return reply
+            except (ServerGone, ServerFull, ServerReadOnly) as error:
+                if isinstance(error, ServerGone):
+                    self._wire = None
+                if deadline is None:
+                    log.warning("session %s waits: %s", self.id, error, extra={"session": self.id})
+                elif monotonic() > deadline:
+                    raise
+            deadline = deadline or monotonic() + PATIENCE
+            sleep(pause)
+            pause = min(pause * 2, 1.0)
+
+    def close(self) -> None:
+        if self._wire is not None:
+            self._wire.close()
+            self._wire = None
+
+    # --- facts -------------------------------------------------------------------------
+
+    @property
+    def pending(self) -> int:
+        return self.ready + len(self.held)
+
+    @property
+    def over(self) -> bool:
+        """Whether this run will get nothing more from it."""
+        return self.retired or self.status != "running" or self._late()
+
+    def _late(self) -> bool:
+        return self.until is not None and monotonic() > self.until
+
+    def due(self) -> float | None:
+        """A slice leaves when there is nothing to do; who stays asks again now and then."""
+        return None if self._retires else self.clock() + POLL
+
+    def has_ready(self) -> bool:
+        return True  # others make ready what this one has not heard of: ask
+
+    def holds(self, key: int) -> bool:
+        return True
+
+    def on_loan(self) -> list[str]:
+        return []  # what a body gets is a copy
+
+    def on_loan_beside(self, name: str) -> bool:
+        return False
+
+    def replace_live(self, name: str, old: object, new: Live) -> None:
+        """There is nothing to let go of."""
+
+    # --- values ------------------------------------------------------------------------
+
+    def reader(self) -> Reader:
+        """The values as one attempt sees them."""
+        return Reader(self)
+
+    def read_all(self, names: Sequence[str]) -> list[tuple[Found | None, bool]]:
+        """Values as of one moment; and of results, whether there is none this time."""
+        with self._lock:
+            found = self._send(self._read, list(names))
+        return [self._value(name, one) for name, one in zip(names, found, strict=True)]
+
+    def _value(self, name: str, found: list[bytes] | None) -> tuple[Found | None, bool]:
+        if not found:
+            return None, False
+        cell, version, void, *items = found
+        if not version:
+            return None, void == b"1"
+        unpack = self._cells.unpack
+        return (unpack(name, cell), int(version), tuple(unpack(name, i) for i in items)), void == b"1"
+
+    def read(self, name: str) -> Found | None:
+        return self.read_all([name])[0][0]
+
+    def names(self) -> list[str]:
+        with translated(self._link.address):
+            fields: list[Any] = self._link.route.client_for(self._key).hkeys(keys_of(self.id) + "v")
+        return [f[1:].decode() for f in fields if f[:1] == b"="]
+
+
+_GIVES_UP = frozenset({"end", "release", "doubt", "quarantine"})
+
+
+def _given_up(ops: Sequence[Op]) -> int:
+    return sum(op[0] in _GIVES_UP for op in ops)
+
+
+class Reader:
+    """What one attempt reads, each value once: it sees them as they were when it first looked."""
+
+    shares = False
+
+    def __init__(self, session: RedisSession) -> None:
+        self._session = session
+        self._found: dict[str, tuple[Found | None, bool]] = {}
+
+    def prefetch(self, names: Sequence[str]) -> None:
+        """These will be read: one round trip for all."""
+        self._found.update(zip(names, self._session.read_all(names), strict=True))
+
+    def read(self, name: str) -> Found | None:
+        return self._look(name)[0]
+
+    def gave_nothing(self, task: str) -> bool:
+        return self._look(task + RESULT)[1]
+
+    def _look(self, name: str) -> tuple[Found | None, bool]:
+        found = self._found.get(name)
+        if found is None:
+            found = self._found[name] = self._session.read_all([name])[0]
+        return found
+
+    def names(self) -> list[str]:
+        return self._session.names()
+
+    def lend(self, name: str) -> None:
+        """What it gets is a copy of its own."""
+
+    def give_back(self, names: Sequence[str]) -> None:
+        """Nothing was lent."""
+
+    def on_loan(self) -> list[str]:
+        return []
+
+
+__all__ = ["RENEW", "START", "STEP", "Live", "Reader", "RedisSession", "fenced", "keys_of"]

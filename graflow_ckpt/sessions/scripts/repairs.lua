@@ -1,0 +1,84 @@
+  elseif op == 'o' then -- a new owner goes on: epoch max_steps
+    call('HSET', P .. 'h', 'epoch', ARGV[i + 1])
+    max_steps = ARGV[i + 2]
+    local queued = ready_in(queues) + call('ZCARD', P .. 'dl')
+    local specs = queued + call('HLEN', CL) + call('HLEN', P .. 'dead')
+    if status == 'closing' and specs > 0 then
+      if call('HLEN', CL) == 0 then settle() end
+    else
+      if status ~= 'completed' or queued > 0 then status, reason = 'running', '' end
+      local dead, all = {}, call('HGETALL', P .. 'dead')
+      for n = 1, #all, 2 do
+        local at, spec = match(all[n + 1], '^(%d+)\30[^\30]*\30(.*)$')
+        dead[#dead + 1] = {tonumber(at), tonumber(all[n]), fields(spec)}
+      end
+      table.sort(dead, function(a, b)
+        if a[1] ~= b[1] then return a[1] < b[1] end
+        return a[2] < b[2]
+      end)
+      for _, item in ipairs(dead) do
+        item[3][4], item[3][8], item[3][10] = '0', '0', '0'
+        push(item[3], order)
+        order = order + 1
+      end
+      call('DEL', P .. 'dead')
+    end
+    i = i + 3
+  elseif op == 'r' or op == 'd' then -- the claim of a dead owner is void (d: and in doubt): key crashes
+    local rec = call('HGET', CL, ARGV[i + 1])
+    if rec then
+      local f = fields(match(rec, '^[^\31]*\31[^\31]*\31(.*)$'))
+      call('HDEL', CL, ARGV[i + 1])
+      f[10] = ARGV[i + 2]
+      if op == 'd' then f[6] = 'doubt' end
+      push(f, -order) -- before all others of its priority
+      order = order + 1
+    end
+    i = i + 3
+  elseif op == 'q' then -- it has taken its process down too often: key error
+    local rec = call('HGET', CL, ARGV[i + 1])
+    if rec then
+      local spec = match(rec, '^[^\31]*\31[^\31]*\31(.*)$')
+      mark()
+      call('HDEL', CL, ARGV[i + 1])
+      call('HSET', P .. 'er', fields(spec)[2], 'f' .. ARGV[i + 2])
+      call('HSET', P .. 'dead', ARGV[i + 1], sequence .. '\30' .. ARGV[i + 2] .. '\30' .. spec)
+      if status == 'running' then status, reason = 'paused', ARGV[i + 2] end
+    end
+    i = i + 3
+  elseif op == 'a' then -- completed tasks run again: n task…
+    local gone = {}
+    for n = 1, tonumber(ARGV[i + 1]) do
+      local task = ARGV[i + 1 + n]
+      local name = task .. '.__result__'
+      gone[task] = true
+      call('ZREM', P .. 'done', task)
+      call('HDEL', P .. 'pa', task)
+      call('HDEL', P .. 'sk', task)
+      call('HDEL', P .. 'g', task)
+      call('HDEL', V, '=' .. name, '#' .. name)
+      call('DEL', P .. 'a:' .. name)
+    end
+    local function drop(zset)
+      for _, spec in ipairs(call('ZRANGE', zset, 0, -1)) do
+        if gone[fields(spec)[2]] then call('ZREM', zset, spec) end
+      end
+    end
+    for name in string.gmatch(queues, '[^,]+') do drop(P .. 'q:' .. name) end
+    drop(P .. 'dl')
+    for _, table_ in ipairs({CL, P .. 'dead'}) do
+      local all = call('HGETALL', table_)
+      for n = 1, #all, 2 do
+        local spec = match(all[n + 1], table_ == CL and '^[^\31]*\31[^\31]*\31(.*)$' or '^%d+\30[^\30]*\30(.*)$')
+        if gone[fields(spec)[2]] then call('HDEL', table_, all[n]) end
+      end
+    end
+    i = i + 2 + tonumber(ARGV[i + 1])
+  elseif op == 'b' then -- so many arrivals come too late: task count
+    call('HSET', P .. 'g', ARGV[i + 1], ARGV[i + 2] .. ' 0 0 0 1')
+    i = i + 3
+  elseif op == 'c' then -- nothing is scheduled any more
+    status, reason = 'running', ''
+    unschedule()
+    call('DEL', CL, P .. 'dead')
+    i = i + 1

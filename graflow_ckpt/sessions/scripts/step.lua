@@ -1,0 +1,374 @@
+-- One transition of a session: replay, check, apply, hand out, and say whether help is wanted.
+--
+-- KEYS[1]  graflow:{S}:c    all other keys of the session have its tag and are derived from it
+-- ARGV     token seq now mode  n (key number)*n  m (name base)*m  op…
+--   token  of a slice, or "!id" of somebody outside, who claims nothing
+--   seq    of this sender; the last one is answered again instead of being applied again
+--   now    seconds, or "" for the server's clock
+--   mode   r retire if nothing is handed out · q retire · s help is wanted · Tx only if token x may be reaped
+-- Reply    status steps ready tail record…      or "fenced" | "conflict" name | "frozen" | "gone"
+--
+-- c   status|sequence|steps|key|claim|order|max_steps|cap|flags|queues|     one line, read and written at once
+--     flags: m errors or skips were noted, a lists, t tasks made at run time, l ledger, f fleet, z frozen, e it has ended
+-- spec    key task priority retries max how cycle not_before queue crashes data        divided by \31
+-- cl      key -> number token spec          ready score: order - priority * 2^33
+
+local call, match, find, sub = redis.call, string.match, string.find, string.sub
+local C = KEYS[1]
+local P = sub(C, 1, -2)
+local line = call('GET', C)
+if not line then return {'gone'} end
+local status, sequence, steps, key, claim, order, max_steps, cap, flags, queues =
+  match(line, '^([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|')
+local token, seq, mode = ARGV[1], ARGV[2], ARGV[4]
+local CL, RP, V = P .. 'cl', P .. 'rp', P .. 'v'
+
+local function ready_in(names)
+  local n = 0
+  for name in string.gmatch(names, '[^,]+') do n = n + call('ZCARD', P .. 'q:' .. name) end
+  return n
+end
+
+-- what was answered before is answered again
+local before = call('HGET', RP, token)
+if before then
+  local last, tail, keys = match(before, '^(%d+)\30([^\30]*)\30(.*)$')
+  if last == seq then
+    local reply = {status, tonumber(steps), ready_in(queues), tail}
+    for k in string.gmatch(keys, '[^,]+') do reply[#reply + 1] = call('HGET', CL, k) end
+    return reply
+  end
+  if find(tail, '^retired') then return {'fenced'} end
+elseif sub(token, 1, 1) ~= '!' then
+  return {'fenced'}
+end
+
+local time
+local function now()
+  if not time then
+    if ARGV[3] ~= '' then
+      time = tonumber(ARGV[3])
+    else
+      local t = call('TIME')
+      time = tonumber(t[1]) + tonumber(t[2]) / 1e6
+    end
+  end
+  return time
+end
+
+if find(flags, 'z', 1, true) then
+  if tonumber(call('HGET', P .. 'h', 'frozen') or '0') > now() and not find(mode, 'z', 1, true) then
+    return {'frozen'}
+  end
+  if not find(mode, 'z', 1, true) then flags = string.gsub(flags, 'z', '') end  -- its maker has died
+end
+local reaped = match(mode, 'T(%S+)')
+if reaped then
+  local lease = call('ZSCORE', P .. 'tok', reaped)
+  if not lease or (tonumber(lease) > now() * 1000 and not find(mode, '!', 1, true)) then return {'fenced'} end
+end
+
+-- nothing is applied if a claim is void or a base is stale
+local i, recs = 5, {}
+for _ = 1, tonumber(ARGV[i]) do
+  local k = ARGV[i + 1]
+  local rec, want = call('HGET', CL, k), ARGV[i + 2] .. '\31' .. token .. '\31'
+  if not rec or sub(rec, 1, #want) ~= want then return {'fenced'} end
+  recs[k] = sub(rec, #want + 1)
+  i = i + 2
+end
+i = i + 1
+for _ = 1, tonumber(ARGV[i]) do
+  local version = call('HGET', V, '#' .. ARGV[i + 1])
+  if version and version ~= ARGV[i + 2] then return {'conflict', ARGV[i + 1]} end
+  i = i + 2
+end
+i = i + 1
+
+sequence, steps, key, claim, order =
+  tonumber(sequence) + 1, tonumber(steps), tonumber(key), tonumber(claim), tonumber(order)
+local marks, lists = find(flags, 'm', 1, true), find(flags, 'a', 1, true)
+local was, reason, out, keys, elsewhere = status, nil, {}, {}, false
+
+local function mark()
+  if not marks then marks, flags = true, flags .. 'm' end
+end
+
+local function known(queue)
+  if not find(',' .. queues .. ',', ',' .. queue .. ',', 1, true) then
+    queues = queues == '' and queue or queues .. ',' .. queue
+  end
+end
+
+local function fields(spec)
+  local f, n = {}, 1
+  for _ = 1, 10 do
+    local at = find(spec, '\31', n, true)
+    f[#f + 1] = sub(spec, n, at - 1)
+    n = at + 1
+  end
+  f[11] = sub(spec, n)
+  return f
+end
+
+local function push(f, at)
+  call('ZADD', P .. 'q:' .. f[9], at - tonumber(f[3]) * 8589934592, table.concat(f, '\31'))
+end
+
+local function enqueue(task, data, priority, retries, queue, how, due)
+  local cycle = 0
+  if how == 'direct' then
+    cycle = call('HINCRBY', P .. 'n', task, 1) - 1
+  else
+    cycle = call('HGET', P .. 'n', task) or 0
+  end
+  local spec = key .. '\31' .. task .. '\31' .. priority .. '\0310\31' .. retries .. '\31' .. how .. '\31' .. cycle
+    .. '\31' .. (due or '0') .. '\31' .. queue .. '\0310\31' .. data
+  key = key + 1
+  if queue ~= queues then known(queue) end
+  if due then
+    call('ZADD', P .. 'dl', due, spec)
+  else
+    call('ZADD', P .. 'q:' .. queue, order - priority * 8589934592, spec)
+    order = order + 1
+  end
+end
+
+local function promote()
+  local due = call('ZRANGEBYSCORE', P .. 'dl', '-inf', string.format('%.17g', now()), 'WITHSCORES')
+  local list = {}
+  for n = 1, #due, 2 do
+    list[#list + 1] = {tonumber(due[n + 1]), fields(due[n])}
+    call('ZREM', P .. 'dl', due[n])
+  end
+  table.sort(list, function(a, b)
+    if a[1] ~= b[1] then return a[1] < b[1] end
+    return tonumber(a[2][1]) < tonumber(b[2][1])
+  end)
+  for _, item in ipairs(list) do
+    item[2][8] = '0'
+    push(item[2], order)
+    order = order + 1
+  end
+end
+
+-- the queue whose first spec comes first
+local function first(names)
+  local best, score = names, nil
+  if find(names, ',', 1, true) then
+    for name in string.gmatch(names, '[^,]+') do
+      local head = call('ZRANGE', P .. 'q:' .. name, 0, 0, 'WITHSCORES')
+      if head[1] and (not score or tonumber(head[2]) < score) then best, score = name, tonumber(head[2]) end
+    end
+  end
+  return best
+end
+
+local function waiting()
+  local names, all = {}, call('HGETALL', P .. 'g')
+  for n = 1, #all, 2 do
+    if sub(all[n + 1], -1) == '0' then names[#names + 1] = all[n] end
+  end
+  table.sort(names)
+  return names
+end
+
+local function empty()
+  return ready_in(queues) == 0 and call('ZCARD', P .. 'dl') == 0 and call('HLEN', P .. 'dead') == 0
+end
+
+local function unschedule()
+  for name in string.gmatch(queues, '[^,]+') do call('DEL', P .. 'q:' .. name) end
+  call('DEL', P .. 'dl', P .. 'g')
+end
+
+-- nothing runs: is this an end?
+local function settle()
+  if status == 'closing' then
+    unschedule()
+    status = 'completed'
+  elseif status == 'failing' then
+    status = 'failed'
+  elseif status == 'running' then
+    if max_steps ~= '' and steps >= tonumber(max_steps) and not empty() then
+      status, reason = 'stopped', 'max_steps=' .. max_steps .. ' reached'
+    elseif empty() then
+      local names = waiting()
+      status = #names > 0 and 'stalled' or 'completed'
+      reason = #names > 0 and 'still waiting: ' .. table.concat(names, ', ') or ''
+    end
+  end
+end
+
+local function ended(rec, how)
+  if find(flags, 'l', 1, true) then
+    local f = fields(rec)
+    call('RPUSH', P .. 'ledger', table.concat({sequence, steps, f[2], f[7], f[1], how, token}, '\31'))
+  end
+end
+
+while i <= #ARGV do
+  local op = ARGV[i]
+  if op == 'E' then -- a body succeeded: key result
+    local k = ARGV[i + 1]
+    local task = match(recs[k], '^[^\31]*\31([^\31]*)')
+    local name = task .. '.__result__'
+    steps = steps + 1
+    call('HDEL', CL, k)
+    call('ZADD', P .. 'done', steps, task)
+    call('HSET', V, '=' .. name, ARGV[i + 2], '#' .. name, sequence)
+    if lists then call('DEL', P .. 'a:' .. name) end
+    if marks then
+      call('HDEL', P .. 'er', task)
+      call('HDEL', P .. 'sk', task)
+    end
+    ended(recs[k], 'completed')
+    i = i + 3
+  elseif op == 'C' then -- hand out: limit queue
+    local limit, queue = tonumber(ARGV[i + 1]), ARGV[i + 2]
+    if status == 'running' then
+      if call('ZCARD', P .. 'dl') > 0 then promote() end
+      local left
+      if cap ~= '' then limit = math.min(limit, tonumber(cap) - call('HLEN', CL)) end
+      if max_steps ~= '' then left = tonumber(max_steps) - steps - call('HLEN', CL) end
+      while limit > 0 do
+        local from = P .. 'q:' .. (queue == '*' and first(queues) or queue)
+        local head = call('ZPOPMIN', from)
+        local spec = head[1]
+        if not spec then break end
+        if left and find(spec, '^[^\31]*\31[^\31]*\31[^\31]*\31[^\31]*\31[^\31]*\31direct\31') then
+          if left <= 0 then
+            call('ZADD', from, head[2], spec)
+            break
+          end
+          left = left - 1
+        end
+        local k = match(spec, '^[^\31]*')
+        local rec = claim .. '\31' .. token .. '\31' .. spec
+        claim = claim + 1
+        call('HSET', CL, k, rec)
+        out[#out + 1], keys[#keys + 1] = rec, k
+        limit = limit - 1
+      end
+    end
+    if #out == 0 and call('HLEN', CL) == 0 then settle() end
+    i = i + 3
+  elseif op == 'N' then -- a new spec: task data priority retries queue how
+    enqueue(ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5], ARGV[i + 6])
+    if ARGV[i + 5] ~= ARGV[#ARGV] then elsewhere = true end
+    i = i + 7
+  elseif op == 'R' then -- an in-edge is through: task ok size need priority retries queue how
+    local task = ARGV[i + 1]
+    local g = call('HGET', P .. 'g', task)
+    local size, need, arrived, oks, fired = ARGV[i + 3], ARGV[i + 4], 0, 0, '0'
+    if g then size, need, arrived, oks, fired = match(g, '^(%S+) (%S+) (%S+) (%S+) (%S+)$') end
+    size, need, arrived, oks = tonumber(size), tonumber(need), arrived + 1, oks + ARGV[i + 2]
+    local full, how = arrived >= size, ARGV[i + 8]
+    if fired == '0' and (full or (need > 0 and need <= oks)) then
+      fired = '1'
+      if need == 0 and oks == 0 then how = 'skip' elseif oks < need then how = 'lost' end
+      enqueue(task, '', ARGV[i + 5], ARGV[i + 6], ARGV[i + 7], how)
+      if ARGV[i + 7] ~= ARGV[#ARGV] then elsewhere = true end
+    end
+    if full then
+      call('HDEL', P .. 'g', task)
+    else
+      call('HSET', P .. 'g', task, size .. ' ' .. need .. ' ' .. arrived .. ' ' .. oks .. ' ' .. fired)
+    end
+    i = i + 9
+  elseif op == 'P' then -- put: name cell
+    call('HSET', V, '=' .. ARGV[i + 1], ARGV[i + 2], '#' .. ARGV[i + 1], sequence)
+    if lists then call('DEL', P .. 'a:' .. ARGV[i + 1]) end
+    i = i + 3
+  elseif op == 'A' then -- append: name cell
+    local name = ARGV[i + 1]
+    if not lists then lists, flags = true, flags .. 'a' end
+    call('HSETNX', V, '=' .. name, '\144') -- the plain empty list
+    call('HSET', V, '#' .. name, sequence)
+    call('RPUSH', P .. 'a:' .. name, ARGV[i + 2])
+    i = i + 3
+  elseif op == 'e' then -- another end: key how due error
+    local k, how, err = ARGV[i + 1], ARGV[i + 2], ARGV[i + 4]
+    local f = fields(recs[k])
+    local task = f[2]
+    call('HDEL', CL, k)
+    if how == 'retry' then
+      f[4], f[8] = f[4] + 1, '0'
+      mark()
+      call('HSET', P .. 'er', task, 'r' .. err)
+      if tonumber(ARGV[i + 3]) > now() then
+        f[8] = ARGV[i + 3]
+        call('ZADD', P .. 'dl', f[8], table.concat(f, '\31'))
+      else
+        push(f, order)
+        order = order + 1
+      end
+    elseif how == 'failed' or how == 'lost' then
+      mark()
+      call('HSET', P .. 'er', task, 'f' .. err)
+      call('HDEL', P .. 'pa', task)
+      if how == 'failed' then call('HSET', P .. 'dead', k, sequence .. '\30' .. err .. '\30' .. table.concat(f, '\31')) end
+    elseif how == 'skipped' then
+      mark()
+      call('HSET', P .. 'sk', task, steps)
+    elseif how == 'passed' then
+      call('HSET', P .. 'pa', task, steps)
+    end
+    ended(recs[k], how)
+    i = i + 5
+  elseif op == 'L' then -- a new spec for later: task data priority retries queue how due
+    enqueue(ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5], ARGV[i + 6], ARGV[i + 7])
+    i = i + 8
+  elseif op == 'X' then -- the join waits for more: task more size need
+    local g = call('HGET', P .. 'g', ARGV[i + 1])
+    local size, rest = ARGV[i + 3], ' ' .. ARGV[i + 4] .. ' 0 0 0'
+    if g then size, rest = match(g, '^(%S+)(.*)$') end
+    call('HSET', P .. 'g', ARGV[i + 1], (size + ARGV[i + 2]) .. rest)
+    i = i + 5
+  elseif op == 'S' then -- cut off: task
+    mark()
+    call('HSET', P .. 'sk', ARGV[i + 1], steps)
+    i = i + 2
+  elseif op == 'T' then -- status reason
+    local to = ARGV[i + 1]
+    local changes = status == 'running' or status == 'closing' or status == 'paused' or to == 'cancelled'
+    if to == 'running' then changes = status == 'paused' elseif to == 'paused' then changes = status == 'running' end
+    if changes then status, reason = to, ARGV[i + 2] end
+    i = i + 3
+  elseif op == 'M' then -- a task made at run time: name record
+    call('HSET', P .. 't', ARGV[i + 1], ARGV[i + 2])
+    if not find(flags, 't', 1, true) then flags = flags .. 't' end
+    i = i + 3
+  elseif op == 'G' then -- random state
+    call('HSET', P .. 'h', 'rng', ARGV[i + 1])
+    i = i + 2
+  elseif op == 'K' then -- never more claims than: limit
+    cap = ARGV[i + 1]
+    i = i + 2
+--REPAIRS--
+  else
+    return redis.error_reply('graflow: unknown op ' .. tostring(op))
+  end
+end
+
+--TOKENS--
+
+call('SET', C, table.concat({status, sequence, steps, key, claim, order, max_steps, cap, flags, queues, ''}, '|'), 'KEEPTTL')
+if reason then call('HSET', P .. 'h', 'reason', reason) end
+call('HSET', RP, token, seq .. '\30' .. tail .. '\30' .. table.concat(keys, ','))
+call('PUBLISH', P .. 'ev', sequence)
+if expires and expires ~= '' then
+  local function set(name)
+    if expires == 'never' then call('PERSIST', P .. name) else call('EXPIRE', P .. name, expires) end
+  end
+  for name in string.gmatch('c h dl cl dead g done sk pa er n v t rp ledger', '%S+') do set(name) end
+  for name in string.gmatch(queues, '[^,]+') do set('q:' .. name) end
+  if lists then
+    for _, name in ipairs(call('HKEYS', V)) do
+      if sub(name, 1, 1) == '=' then set('a:' .. sub(name, 2)) end
+    end
+  end
+end
+local reply = {status, steps, ready, tail}
+for n = 1, #out do reply[n + 4] = out[n] end
+return reply

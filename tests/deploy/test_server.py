@@ -1,31 +1,29 @@
-"""The server of docker-compose.yml, started with the flags and the file that stand there."""
+"""The server of docker-compose.yml keeps what it was told, and asks who is there."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.deploy.composed import GIVEN, document
+from tests.deploy.served import Composed
 from tests.servers import ReplyError, Server
 
+# For valkey-cli, which no package brings: one command, the password from the environment, always status 0.
+CLIENT = """
+import os, socket, sys
 
-class Composed(Server):
-    """A server whose command line is that of the compose file; the port and folder are the tests'."""
-
-    def __init__(self, env: Mapping[str, str]) -> None:
-        filled = document(env)
-        lines = filled["configs"]["redis"]["content"].splitlines()
-        super().__init__(dict(line.split(" ", 1) for line in lines))
-        self.flags: list[str] = filled["services"]["redis"]["command"][2:]
-        for name in ("save", "appendonly"):  # what tests turn off by default
-            del self.config[name]
-
-    def _command(self) -> list[str]:
-        return [*super()._command(), *self.flags]
-
-    def setting(self, name: str) -> str:
-        return str(self.ask("CONFIG", "GET", name)[1], "utf-8")
+with socket.create_connection(("127.0.0.1", int(os.environ["PORT"]))) as server:
+    words = f"AUTH {os.environ['REDISCLI_AUTH']}\\r\\n{sys.argv[1]}\\r\\nQUIT\\r\\n"
+    server.sendall(words.encode())
+    print(server.makefile().read())
+"""
 
 
 def fill(server: Server, megabytes: int) -> None:
@@ -76,3 +74,23 @@ def test_full_it_refuses_and_throws_nothing_away(server: Composed) -> None:
 
     assert server.ask("GET", "session") == b"state"
     assert int(server.info()["evicted_keys"]) == 0
+
+
+def test_its_probe_fails_with_another_password_and_without_a_server(server: Composed, tmp_path: Path) -> None:
+    redis = document(GIVEN)["services"]["redis"]
+    kind, line = redis["healthcheck"]["test"]
+    client = tmp_path / "valkey-cli"
+    client.write_text(f"#!{sys.executable}\n{CLIENT}", encoding="utf-8")
+    client.chmod(stat.S_IRWXU)
+    own = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PORT": str(server.port)}
+
+    def status(**more: str) -> int:
+        argv = ["/bin/sh", "-c", line]
+        env = own | redis["environment"] | more
+        return subprocess.run(argv, env=env, stderr=subprocess.DEVNULL, check=False).returncode
+
+    assert kind == "CMD-SHELL"
+    assert status() == 0
+    assert status(REDISCLI_AUTH="wrong") != 0
+    server.kill()
+    assert status() != 0

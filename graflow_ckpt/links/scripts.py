@@ -16,7 +16,7 @@ from redis import exceptions as theirs
 from graflow_ckpt.links.complaints import Key, code_of, in_our_words, taken
 from graflow_ckpt.links.routes import Route
 
-Argument = bytes | str | int | float | memoryview
+Argument = bytes | str | int | float | bytearray | memoryview
 
 _REDIRECTS = 5
 

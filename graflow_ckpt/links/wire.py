@@ -103,8 +103,8 @@ class Wire:
         try:
             try:
                 packed = [_pack(words)] if _pack is not None else self._connection.pack_command(*words)
-            except TypeError:  # a memoryview, say
-                packed = self._connection.pack_command(*words)
+            except TypeError:
+                packed = self._connection.pack_command(*map(_plain, words))
             self._connection.send_packed_command(packed, check_health=False)
         except redis.DataError:
             self._waiting = None  # nothing has left
@@ -148,3 +148,7 @@ class Wire:
             hint="Reconnect; what was asked last may have been done.",
             address=self.address,
         )
+
+
+def _plain(word: Argument) -> Argument:
+    return bytes(word) if isinstance(word, (bytearray, memoryview)) else word  # hiredis packs no others

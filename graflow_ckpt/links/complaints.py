@@ -11,10 +11,6 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-import redis
-from redis import exceptions as theirs
-from redis.sentinel import MasterNotFoundError
-
 from graflow_ckpt.core.errors import (
     KeyTaken,
     ServerError,
@@ -23,6 +19,7 @@ from graflow_ckpt.core.errors import (
     ServerReadOnly,
     ServerRefuses,
 )
+from graflow_ckpt.links.library import MasterNotFoundError, redis, theirs
 
 Key = bytes | str
 

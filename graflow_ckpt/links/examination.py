@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import redis
-
 from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.links.library import redis
 from graflow_ckpt.links.redis import RedisLink
 
 _NEARLY_FULL = 0.8

@@ -16,14 +16,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import redis
-from redis import exceptions as theirs
-from redis.cluster import RedisCluster
-from redis.sentinel import SentinelConnectionPool
-
 from graflow_ckpt.core.errors import BadAddress, ServerTooOld
 from graflow_ckpt.links.addresses import Address, parse
 from graflow_ckpt.links.complaints import Key, translated
+from graflow_ckpt.links.library import RedisCluster, SentinelConnectionPool, redis, theirs
 from graflow_ckpt.links.routes import Cluster, Route, cluster_of, route_of, route_to
 from graflow_ckpt.links.scripts import Script
 from graflow_ckpt.links.wire import Wire

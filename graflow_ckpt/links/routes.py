@@ -12,16 +12,23 @@ import socket
 from typing import Any, Protocol
 from urllib.parse import urlencode
 
-import redis
-from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode, RedisCluster
-from redis.connection import Connection, ConnectionPool, SSLConnection, UnixDomainSocketConnection, parse_url
-from redis.retry import Retry
-from redis.sentinel import Sentinel, SentinelConnectionPool
-
 from graflow_ckpt.core.errors import BadAddress
 from graflow_ckpt.links.addresses import Address, options_of
 from graflow_ckpt.links.complaints import Key
+from graflow_ckpt.links.library import (
+    ClusterNode,
+    Connection,
+    ConnectionPool,
+    NoBackoff,
+    RedisCluster,
+    Retry,
+    Sentinel,
+    SentinelConnectionPool,
+    SSLConnection,
+    UnixDomainSocketConnection,
+    parse_url,
+    redis,
+)
 
 Settings = dict[str, Any]
 

@@ -10,10 +10,8 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-import redis
-from redis import exceptions as theirs
-
 from graflow_ckpt.links.complaints import Key, code_of, in_our_words, taken
+from graflow_ckpt.links.library import redis, theirs
 from graflow_ckpt.links.routes import Route
 
 Argument = bytes | str | int | float | bytearray | memoryview

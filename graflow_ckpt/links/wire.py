@@ -9,23 +9,15 @@ A wire belongs to one thread, and to the process that opened it: a forked child 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
-import redis
-from redis import exceptions as theirs
-
 from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.links.complaints import Key, code_of, in_our_words, taken, translated
+from graflow_ckpt.links.library import pack_command, redis, theirs
 from graflow_ckpt.links.routes import Route
 from graflow_ckpt.links.scripts import Argument, Script
-
-_pack: Callable[[tuple[Any, ...]], bytes] | None
-try:
-    from hiredis import pack_command as _pack
-except ImportError:
-    _pack = None  # the package's C half is optional; redis-py packs more slowly
 
 _Call = tuple[Script, Sequence[Key], Sequence[Argument]]
 
@@ -101,16 +93,20 @@ class Wire:
 
     def _send(self, words: tuple[Argument, ...]) -> None:
         try:
-            try:
-                packed = [_pack(words)] if _pack is not None else self._connection.pack_command(*words)
-            except TypeError:
-                packed = self._connection.pack_command(*map(_plain, words))
-            self._connection.send_packed_command(packed, check_health=False)
+            self._connection.send_packed_command(self._packed(words), check_health=False)
         except redis.DataError:
             self._waiting = None  # nothing has left
             raise
         except redis.RedisError as error:
             self._failed(error, None)
+
+    def _packed(self, words: tuple[Argument, ...]) -> Any:
+        try:
+            return (
+                [pack_command(words)] if pack_command is not None else self._connection.pack_command(*words)
+            )
+        except TypeError:
+            return self._connection.pack_command(*map(_plain, words))
 
     def _load_and_call(self, waiting: _Call) -> Any:
         script, keys, args = waiting

@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import sys
-import time
 import zlib
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -22,7 +19,6 @@ from graflow_ckpt.stores.disk import Disk
 from graflow_ckpt.stores.flock import Flock
 
 SLOT = 8192
-_ARGV = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,40 +121,3 @@ def _decode(slot: bytes) -> Record | None:
         owner=Owner(**{field.name: owner[field.name] for field in fields(Owner)}) if owner else None,
         lines=tuple(Line(epoch, sequence) for epoch, sequence in found["lines"]),
     )
-
-
-# --- who we are --------------------------------------------------------------------------
-
-
-def myself() -> Owner:
-    """This process. Outside Linux the start time, boot id and pid namespace are empty."""
-    return Owner(
-        pid=os.getpid(),
-        started=_started(),
-        boot=_read("/proc/sys/kernel/random/boot_id"),
-        pid_ns=_link("/proc/self/ns/pid"),
-        host=os.uname().nodename,
-        argv=shlex.join(sys.orig_argv)[:_ARGV],
-        since=time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
-    )
-
-
-def _started() -> str:
-    # the name of the program, in parentheses, may itself contain spaces and parentheses
-    stat = _read("/proc/self/stat").rpartition(")")[2].split()
-    return stat[19] if len(stat) > 19 else ""
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
-
-
-def _link(path: str) -> str:
-    try:
-        return os.readlink(path)
-    except OSError:
-        return ""

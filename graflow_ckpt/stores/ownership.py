@@ -28,9 +28,10 @@ from contextlib import contextmanager, suppress
 
 from graflow_ckpt.core.errors import CheckpointError, Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Line, Owner
+from graflow_ckpt.links.processes import is_myself, myself, named
 from graflow_ckpt.stores.disk import Disk, refusing
 from graflow_ckpt.stores.flock import Flock, is_held
-from graflow_ckpt.stores.ledger import Record, Slots, myself, read_record
+from graflow_ckpt.stores.ledger import Record, Slots, read_record
 
 _logger = logging.getLogger(__name__)
 _PATIENCE = 10.0  # seconds to wait for a commit of the present owner to end
@@ -77,7 +78,7 @@ class LocalLease:
             )
         owner = self._slots.read().owner  # nobody but another owner writes into the file
         raise Fenced(
-            f"Session {self.session!r} was taken over by {_name(owner)}.",
+            f"Session {self.session!r} was taken over by {named(owner)}.",
             hint="Nothing that this process does counts any more; it should end.",
             session=self.session,
             epoch=self.epoch,
@@ -207,25 +208,18 @@ class Ownership:
     def _stuck(self, session: str) -> SessionBusy:
         owner = self._read(session).owner
         return SessionBusy(
-            f"Session {session!r} is locked for a commit by {_name(owner)}, for {_PATIENCE:.0f} seconds now.",
+            f"Session {session!r} is locked for a commit by {named(owner)}, for {_PATIENCE:.0f} seconds now.",
             hint="It may have been stopped (kill -CONT lets it go on) or hang in a slow disk; end it first.",
             session=session,
             owner=owner,
         )
 
 
-def _name(owner: Owner | None) -> str:
-    if owner is None:
-        return "another owner"
-    return f"process {owner.pid} on {owner.host} (since {owner.since}: {owner.argv})"
-
-
 def busy(session: str, owner: Owner | None) -> SessionBusy:
-    me = myself()
-    if owner is not None and (owner.pid, owner.started, owner.boot) == (me.pid, me.started, me.boot):
+    if owner is not None and is_myself(owner):
         whom, hint = f"this process itself (since {owner.since})", "Leave or release it there first."
     else:
-        whom, hint = _name(owner), "Wait for it, end it, or take the session over (--take-over)."
+        whom, hint = named(owner), "Wait for it, end it, or take the session over (--take-over)."
     return SessionBusy(
         f"Session {session!r} is in use by {whom}.",
         hint=_rank_hint(session, [name for name in _RANKS if name in os.environ]) or hint,

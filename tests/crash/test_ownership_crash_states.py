@@ -149,7 +149,7 @@ def test_a_mutant_of_the_claim_is_convicted(name: str, monkeypatch: pytest.Monke
     mutant = ModuleType(module.__name__)
     exec(compile(tree, "<mutant>", "exec"), mutant.__dict__)
     if module is ledger:
-        for part in ("Record", "Slots", "myself", "read_record"):
+        for part in ("Record", "Slots", "read_record"):
             monkeypatch.setattr(ownership, part, getattr(mutant, part))
     else:
         for part in ("LocalLease", "Ownership"):

@@ -10,9 +10,10 @@ import pytest
 
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import Line
+from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores.disk import Disk
 from graflow_ckpt.stores.flock import Flock
-from graflow_ckpt.stores.ledger import SLOT, Record, Slots, myself, read_record, still_needed
+from graflow_ckpt.stores.ledger import SLOT, Record, Slots, read_record, still_needed
 from tests.unit.stores.faults import FaultyDisk
 
 
@@ -94,15 +95,3 @@ def test_lines_without_room_are_thinned_out_and_then_refused(lock: Flock) -> Non
         slots.write(dense)
 
     assert slots.read().lines == thin.lines[-1:]
-
-
-def test_this_process_is_described_by_more_than_its_pid() -> None:
-    me = myself()
-
-    assert me.pid == os.getpid()
-    assert me.started.isdigit()
-    assert me.boot
-    assert me.pid_ns.startswith("pid:[")
-    assert me.host
-    assert "python" in me.argv
-    assert me.since.endswith("+00:00")

@@ -1,0 +1,58 @@
+"""The one door to redis-py: whoever comes through it without the package is told what to install.
+
+Everything of this package takes redis-py from here. Not here: anything of our own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from graflow_ckpt.core.errors import PackageMissing
+
+try:
+    import redis
+    from redis import exceptions as theirs
+    from redis.backoff import NoBackoff
+    from redis.cluster import ClusterNode, RedisCluster
+    from redis.connection import (
+        Connection,
+        ConnectionPool,
+        SSLConnection,
+        UnixDomainSocketConnection,
+        parse_url,
+    )
+    from redis.retry import Retry
+    from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
+except ModuleNotFoundError as missing:
+    raise PackageMissing(
+        f"A Redis server cannot be used: the package {missing.name} is not installed.",
+        hint="Install it with: pip install 'graflow-ckpt[fleet]'.",
+        extra="fleet",
+    ) from missing
+
+pack_command: Callable[[tuple[Any, ...]], bytes] | None
+try:
+    from hiredis import pack_command
+except ModuleNotFoundError:
+    pack_command = (
+        None  # the half of redis-py that is written in C; without it commands are packed more slowly
+    )
+
+__all__ = [
+    "ClusterNode",
+    "Connection",
+    "ConnectionPool",
+    "MasterNotFoundError",
+    "NoBackoff",
+    "RedisCluster",
+    "Retry",
+    "SSLConnection",
+    "Sentinel",
+    "SentinelConnectionPool",
+    "UnixDomainSocketConnection",
+    "pack_command",
+    "parse_url",
+    "redis",
+    "theirs",
+]

@@ -1,0 +1,81 @@
+"""Processes: told apart by more than their pid, and dead ones told for sure or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from graflow_ckpt.links.processes import describe, is_gone, is_myself, myself, named
+
+
+@pytest.fixture
+def other() -> Iterator[subprocess.Popen[bytes]]:
+    program = [sys.executable, "-c", "import sys; sys.stdin.read()", "an argument"]
+    with subprocess.Popen(program, stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def test_this_process_is_described_by_more_than_its_pid() -> None:
+    me = myself()
+
+    assert me.pid == os.getpid()
+    assert me.started.isdigit()
+    assert me.boot
+    assert me.pid_ns.startswith("pid:[")
+    assert me.host
+    assert "python" in me.argv
+    assert me.since.endswith("+00:00")
+
+
+def test_another_process_is_described_by_the_same_things(other: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 10
+    while "an argument" not in describe(other.pid).argv:  # it may not have become that program yet
+        assert time.monotonic() < deadline
+    found, me = describe(other.pid), myself()
+
+    assert (found.pid, found.boot, found.pid_ns, found.host) == (other.pid, me.boot, me.pid_ns, me.host)
+    assert int(found.started) >= int(me.started)
+    assert is_myself(me)
+    assert not is_myself(found)
+
+
+def test_a_living_process_is_not_gone(other: subprocess.Popen[bytes]) -> None:
+    assert not is_gone(myself())
+    assert not is_gone(describe(other.pid))
+
+
+def test_a_killed_process_is_gone_before_its_parent_has_noticed(other: subprocess.Popen[bytes]) -> None:
+    owner = describe(other.pid)
+
+    other.kill()
+    deadline = time.monotonic() + 10
+    while not is_gone(owner):
+        assert time.monotonic() < deadline, "a zombie counts as alive"
+    other.wait()
+
+    assert is_gone(owner)
+
+
+def test_a_pid_that_another_process_has_now_is_a_process_that_is_gone() -> None:
+    assert is_gone(replace(myself(), started="1"))
+
+
+@pytest.mark.parametrize("unlike", ["boot", "pid_ns"])
+def test_of_another_machine_or_container_nothing_is_known(unlike: str) -> None:
+    stranger = replace(myself(), pid=1 << 30)
+    assert is_gone(stranger)
+
+    assert not is_gone(replace(stranger, **{unlike: "another"}))
+    assert not is_gone(replace(stranger, **{unlike: ""}))
+
+
+def test_an_owner_is_named_by_what_finds_it() -> None:
+    assert named(replace(myself(), pid=7, host="h", argv="train.py")).startswith("process 7 on h (since 20")
+    assert named(None) == "another owner"

@@ -12,10 +12,12 @@ what would be a regression; it has a `NAME` and its `CASES`. A case is two funct
 
     CASES = [Case("a journaled task", subject, floor, Ratio(2.0), unit="µs")]
 
-Promises: the two sides of a pair run one right after the other, and take turns in going first, so that drift
-of the machine hits both; what is judged is the median over all pairs, and the spread is shown beside it.
-Every call has a fresh folder on the same file system. Not here: which benchmarks there are, and results
-(run.py).
+A `Contest` in place of a case has a subject and several rivals (peers, floors), all measured once a round.
+
+Promises: the sides of a pair or a round run one right after the other, and take turns in going first, so that
+drift of the machine hits all; what is judged is the median over all pairs, and the spread is shown beside it.
+Every call has a fresh folder on the same file system. Not here: bars (bars.py), which benchmarks there are,
+and results (run.py).
 """
 
 from __future__ import annotations
@@ -32,73 +34,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from benchmarks.bars import GROSS as GROSS
+from benchmarks.bars import RATES, UNITS, met, shown, spread
+from benchmarks.bars import AtLeast as AtLeast
+from benchmarks.bars import AtMost as AtMost
+from benchmarks.bars import Bar as Bar
+from benchmarks.bars import Extra as Extra
+from benchmarks.bars import Faster as Faster
+from benchmarks.bars import Ratio as Ratio
+from benchmarks.bars import Within as Within
+
 Clock = Literal["wall", "cpu", "children"]
-
-UNITS = {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9, "GB": 1e9, "MB": 1e6, "kB": 1e3, "B": 1.0, "": 1.0}
-
-# In a smoke run sizes and repetitions are too small to judge by; only what is off by this much is a failure.
-GROSS = 5.0
-
-
-# --- bars ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """The median of subject / floor over the pairs is at most `limit`."""
-
-    limit: float
-
-    def values(self, subject: Sequence[float], floor: Sequence[float]) -> list[float]:
-        return [s / f for s, f in zip(subject, floor, strict=True)]
-
-    def text(self, unit: str) -> str:
-        return f"≤ {self.limit:g} × floor"
-
-
-@dataclass(frozen=True)
-class AtMost:
-    """The median of the subject alone is at most `limit`, in the unit of the case. A floor is only shown."""
-
-    limit: float
-    unit: str
-
-    def values(self, subject: Sequence[float], floor: Sequence[float]) -> list[float]:
-        return [s / UNITS[self.unit] for s in subject]
-
-    def text(self, unit: str) -> str:
-        return f"≤ {self.limit:g} {self.unit}"
-
-
-@dataclass(frozen=True)
-class Extra:
-    """The median of subject − floor over the pairs is at most `limit`."""
-
-    limit: float
-    unit: str
-
-    def values(self, subject: Sequence[float], floor: Sequence[float]) -> list[float]:
-        return [(s - f) / UNITS[self.unit] for s, f in zip(subject, floor, strict=True)]
-
-    def text(self, unit: str) -> str:
-        return f"≤ floor + {self.limit:g} {self.unit}"
-
-
-@dataclass(frozen=True)
-class Within:
-    """Subject and floor differ by at most the share `limit` of the floor: what has to stay the same."""
-
-    limit: float
-
-    def values(self, subject: Sequence[float], floor: Sequence[float]) -> list[float]:
-        return [abs(s / f - 1) for s, f in zip(subject, floor, strict=True)]
-
-    def text(self, unit: str) -> str:
-        return f"floor ± {self.limit:.1%}"
-
-
-Bar = Ratio | AtMost | Extra | Within
-
 
 # --- measuring -----------------------------------------------------------------------------------
 
@@ -177,14 +123,53 @@ class Case:
     disk: bool = False
 
     def __post_init__(self) -> None:
-        if self.unit not in UNITS:
-            raise ValueError(f"case {self.name!r}: unit {self.unit!r} is none of {', '.join(UNITS)}")
+        if self.unit not in UNITS and self.unit not in RATES:
+            known = ", ".join([*UNITS, *RATES])
+            raise ValueError(f"case {self.name!r}: unit {self.unit!r} is none of {known}")
         if self.repetitions < 7:
             raise ValueError(
                 f"case {self.name!r}: {self.repetitions} repetitions; a median here is of 7 or more"
             )
-        if self.floor is None and not isinstance(self.bar, AtMost | None):
+        if self.floor is None and not isinstance(self.bar, AtMost | AtLeast | None):
             raise ValueError(f"case {self.name!r}: {self.bar} needs a floor")
+
+
+@dataclass(frozen=True)
+class Rival:
+    """Whom the subject of a contest is measured beside, and the bar that is held against the two."""
+
+    name: str
+    side: Side
+    bar: Bar | None = None
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One subject and several rivals in the same rounds; a line of the table for each rival.
+
+    For subjects and peers that take seconds: the subject is measured once a round instead of once for each
+    rival, and a smoke run is one round. Always by the wall clock.
+    """
+
+    name: str
+    subject: Side
+    rivals: Sequence[Rival]
+    unit: str = "/s"
+    repetitions: int = 7
+
+    @property
+    def cases(self) -> list[Case]:
+        return [
+            Case(
+                f"{self.name} · {rival.name}" if rival.name else self.name,
+                self.subject, rival.side, rival.bar, unit=self.unit, repetitions=self.repetitions,
+            )
+            for rival in self.rivals
+        ]  # fmt: skip
+
+    def __post_init__(self) -> None:
+        if not self.cases:  # which also looks at each
+            raise ValueError(f"contest {self.name!r} has no rivals")
 
 
 @dataclass(frozen=True)
@@ -201,12 +186,13 @@ class Figure:
     def ok(self) -> bool:
         if self.case.bar is None:
             return True
-        return statistics.median(self.judged) <= self.case.bar.limit * (GROSS if self.smoke else 1.0)
+        return met(self.case.bar, self.judged, GROSS if self.smoke else 1.0)
 
     def row(self) -> list[str]:
         """name, figure, floor, ratio, bar, ok: the columns of the table."""
         unit = self.case.unit
-        ratios = Ratio(1).values(self.subject, self.floor) if self.floor and all(self.floor) else []
+        pairs = zip(self.subject, self.floor, strict=True) if self.floor and all(self.floor) else []
+        ratios = [shown(s, unit) / shown(f, unit) for s, f in pairs]
         verdict = "" if self.case.bar is None else ("smoke" if self.smoke else "ok") if self.ok else "MISSED"
         return [
             self.case.name,
@@ -234,33 +220,35 @@ class Figure:
         }
 
 
-def spread(values: Sequence[float], unit: str) -> str:
-    """Median and range: `12.34 µs [12.01 … 13.12]`."""
-    if not values:
-        return ""
-    scaled = [value / UNITS[unit] for value in values]
-    low, middle, high = map(number, (min(scaled), statistics.median(scaled), max(scaled)))
-    return f"{middle} {unit} [{low} … {high}]".replace("  ", " ")
-
-
-def number(value: float) -> str:
-    """Four digits that mean something, never an exponent where a reader compares columns."""
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+def figures(entry: Case | Contest, folder: Path, *, smoke: bool) -> list[Figure]:
+    if isinstance(entry, Case):
+        return [measure(entry, folder, smoke=smoke)]
+    cases = entry.cases
+    sides = [entry.subject, *(rival.side for rival in entry.rivals)]
+    subject, *rivals = rounds(cases[0], sides, folder, smoke, least=1)
+    return [figure(case, subject, floor, smoke) for case, floor in zip(cases, rivals, strict=True)]
 
 
 def measure(case: Case, folder: Path, *, smoke: bool) -> Figure:
-    """All pairs of a case, after one that is not counted (imports, caches, the first touch of the disk)."""
-    subject: list[float] = []
-    floor: list[float] = []
-    pairs = 2 if smoke else case.repetitions
-    for number in range(0 if smoke else -1, pairs):
-        sides = [(case.subject, subject)] + ([(case.floor, floor)] if case.floor else [])
-        for side, values in sides if number % 2 else reversed(sides):
+    sides = [case.subject, case.floor] if case.floor else [case.subject]
+    subject, *floors = rounds(case, sides, folder, smoke, least=2)
+    return figure(case, subject, floors[0] if floors else [], smoke)
+
+
+def figure(case: Case, subject: list[float], floor: list[float], smoke: bool) -> Figure:
+    return Figure(case, subject, floor, case.bar.values(subject, floor) if case.bar else [], smoke)
+
+
+def rounds(case: Case, sides: Sequence[Side], folder: Path, smoke: bool, *, least: int) -> list[list[float]]:
+    """The values of each side; a first round does not count (imports, caches, first touch of the disk)."""
+    values: list[list[float]] = [[] for _ in sides]
+    both = list(zip(sides, values, strict=True))
+    for number in range(0 if smoke else -1, least if smoke else case.repetitions):
+        for side, kept in both if number % 2 else reversed(both):
             value = once(case, side, folder, smoke)
             if number >= 0:
-                values.append(value)
-    judged = case.bar.values(subject, floor) if case.bar else []
-    return Figure(case, subject, floor, judged, smoke)
+                kept.append(value)
+    return values
 
 
 def once(case: Case, side: Side, folder: Path, smoke: bool) -> float:

@@ -100,8 +100,8 @@ def in_child(name: str, smoke: bool) -> Record:
 def measure_one(name: str, smoke: bool) -> Record:
     benchmark = import_module(f"benchmarks.bench_{name}")
     with tempfile.TemporaryDirectory(dir=SCRATCH) as folder:
-        figures = [harness.measure(case, Path(folder), smoke=smoke) for case in benchmark.CASES]
-    return {"name": benchmark.NAME, "cases": [figure.record() for figure in figures]}
+        found = [harness.figures(entry, Path(folder), smoke=smoke) for entry in benchmark.CASES]
+    return {"name": benchmark.NAME, "cases": [figure.record() for figures in found for figure in figures]}
 
 
 def heading(about: dict[str, str]) -> str:

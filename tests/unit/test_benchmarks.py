@@ -7,7 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness import GROSS, AtMost, Bar, Case, Extra, Ratio, Run, Side, Within, measure
+from benchmarks.harness import (
+    GROSS,
+    AtLeast,
+    AtMost,
+    Bar,
+    Case,
+    Contest,
+    Extra,
+    Faster,
+    Ratio,
+    Rival,
+    Run,
+    Side,
+    Within,
+    figures,
+    measure,
+)
 
 FILES = sorted((Path(__file__).parents[2] / "benchmarks").glob("bench_*.py"))
 
@@ -28,6 +44,10 @@ def reports(value: float) -> Side:
         (Within(0.01), 1009.0, 1000.0, True),
         (Within(0.01), 1011.0, 1000.0, False),
         (Within(0.01), 989.0, 1000.0, False),
+        (Faster(30), 1e-5, 30.1e-5, True),
+        (Faster(30), 1e-5, 29.9e-5, False),
+        (AtLeast(50_000, "/s"), 1 / 50_100, 1.0, True),
+        (AtLeast(50_000, "/s"), 1 / 49_900, 1.0, False),
     ],
 )
 def test_a_bar_is_met_or_missed(tmp_path: Path, bar: Bar, subject: float, floor: float, ok: bool) -> None:
@@ -38,11 +58,22 @@ def test_a_bar_is_met_or_missed(tmp_path: Path, bar: Bar, subject: float, floor:
     assert figure.row()[-1] == ("ok" if ok else "MISSED")
 
 
+@pytest.mark.parametrize("bar", [Ratio(1.0), Faster(1.0)])
 @pytest.mark.parametrize(("ratio", "ok"), [(GROSS - 0.1, True), (GROSS + 0.1, False)])
-def test_a_smoke_run_fails_on_gross_misses_only(tmp_path: Path, ratio: float, ok: bool) -> None:
-    figure = measure(Case("case", reports(ratio), reports(1.0), Ratio(1.0)), tmp_path, smoke=True)
+def test_a_smoke_run_fails_on_gross_misses_only(tmp_path: Path, bar: Bar, ratio: float, ok: bool) -> None:
+    figure = measure(Case("case", reports(ratio), reports(1.0), bar), tmp_path, smoke=True)
 
     assert figure.ok is ok
+
+
+def test_a_rate_is_shown_as_operations_per_second_and_compared_as_such(tmp_path: Path) -> None:
+    case = Case("case", reports(1 / 30_000), reports(1 / 1_500), Faster(3), unit="/s")
+
+    row = measure(case, tmp_path, smoke=False).row()
+
+    assert row[1].startswith("30,000 /s")
+    assert row[2].startswith("1,500 /s")
+    assert row[3].startswith("20 ")
 
 
 def test_a_median_is_judged_and_not_one_bad_pair(tmp_path: Path) -> None:
@@ -69,6 +100,34 @@ def test_the_sides_take_turns_in_going_first(tmp_path: Path) -> None:
     measure(Case("case", side("s"), side("f"), None), tmp_path, smoke=False)
 
     assert "".join(order) == "sffssffssffssffs"
+
+
+def test_the_sides_of_a_contest_are_measured_once_a_round_and_judged_by_it(tmp_path: Path) -> None:
+    order = []
+
+    def side(name: str, value: float) -> Side:
+        def call(run: Run) -> None:
+            order.append(name)
+            run.report(value)
+
+        return call
+
+    rivals = [
+        Rival("fast", side("f", 2.0), Faster(3)),
+        Rival("slow", side("w", 4.0), Faster(3)),
+        Rival("", side("x", 1.0)),
+    ]
+    found = figures(Contest("case", side("s", 1.0), rivals), tmp_path, smoke=False)
+
+    assert "".join(order) == "sfwx" + "xwfssfwx" * 3 + "xwfs"
+    assert [figure.row()[0] for figure in found] == ["case · fast", "case · slow", "case"]
+    assert [figure.row()[-1] for figure in found] == ["MISSED", "ok", ""]
+    assert all(len(figure.subject) == len(figure.floor) == 7 for figure in found)
+
+
+def test_a_contest_without_rivals_is_refused() -> None:
+    with pytest.raises(ValueError, match="no rivals"):
+        Contest("case", reports(1.0), [])
 
 
 def test_each_call_has_a_fresh_folder_that_is_gone_afterwards(tmp_path: Path) -> None:

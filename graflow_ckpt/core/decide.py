@@ -9,6 +9,8 @@ cancelled  nothing of the body is committed
 
 from __future__ import annotations
 
+from typing import assert_never
+
 from graflow_ckpt.core.facts import NO_DATA, Cancelled, Claim, Done, Effects, Failed, Next, Op, Outcome
 from graflow_ckpt.core.graph import Route, TaskGraph
 from graflow_ckpt.core.values import Cell
@@ -39,6 +41,24 @@ def pass_on(graph: TaskGraph, claim: Claim) -> list[Op]:
     if spec.execution_strategy == "skip":
         return [("end", spec.key, number, "skipped"), *graph.not_taken(route, _NOWHERE, True)[1]]
     return [("end", spec.key, number, "passed"), *route.done]
+
+
+def in_doubt(graph: TaskGraph, claim: Claim) -> list[Op] | None:
+    """A spec whose worker died while it ran: by its task's `on_interrupted`; None if it just runs again."""
+    spec, number = claim
+    route = graph.routes[spec.task_id]
+    why = f"WorkerDied: {spec.task_id} was running when its worker died"
+    match route.options.on_interrupted:
+        case "rerun":
+            return None
+        case "skip":
+            return [("end", spec.key, number, "skipped"), *route.done]
+        case "fail":
+            return [("end", spec.key, number, "failed", why), ("status", "failing", why)]
+        case "ask":
+            return [("quarantine", spec.key, f"InDoubt: {why}")]
+        case never:
+            assert_never(never)
 
 
 def _failed(graph: TaskGraph, route: Route, claim: Claim, outcome: Failed, on_failure: str) -> list[Op]:

@@ -29,8 +29,9 @@ from graflow_ckpt.engine.cuts import Cutter
 from graflow_ckpt.engine.ending import Ending
 from graflow_ckpt.engine.host import RunHost
 from graflow_ckpt.engine.invoke import Invoker
-from graflow_ckpt.engine.run import GoBack, Run
+from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.signals import Stop, handled
+from graflow_ckpt.engine.turns import GoBack
 
 if TYPE_CHECKING:
     from graflow_ckpt.checkpoint.plan import Plan

@@ -19,8 +19,10 @@ from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently
 class RunHost:
     """A run, as seen from its tasks."""
 
+    execution_context: ExecutionContext | None
+
     def __init__(self, context: ExecutionContext, run: Run) -> None:
-        self.execution_context = context
+        self.execution_context = self._context = context
         self.session_id = context.session_id
         self._run = run
         self._graph = context.graph
@@ -44,7 +46,7 @@ class RunHost:
 
     def reserve(self, task: str, metadata: dict[str, Any]) -> PendingCheckpoint:
         """A handle whose path is known before the checkpoint is there."""
-        context = self.execution_context
+        context = self._context
         path = context.home.reserve_path(context.steps + 1)
         prepared = CheckpointMetadata(
             "", self.session_id, now_iso(), context.steps + 1, context.start_node, dict(BACKEND), metadata,
@@ -58,7 +60,7 @@ class RunHost:
             record: Cell = Live((task, spawner, before))
         else:
             record = pack_task(task, spawner, before)
-        state = self.execution_context.state
+        state = self._context.state
         known = state.tasks.get(task.name)
         differs = known is not None and not same_task(known, record)
         if differs and task.name in [spec.task_id for spec in list(state.specs.values())]:

@@ -67,6 +67,7 @@ class Invoker:
         self.graph = graph
         self.session = session
         self.host: Host
+        self._alone: Attempt | None = None  # the latest that ran in the thread that commits
         self.bindings: dict[str, Binding] = {}
         self._inline: dict[str, tuple[Node, bool]] = {}
         self._settings = settings
@@ -97,8 +98,12 @@ class Invoker:
     def call(self, claim: Claim) -> tuple[Attempt | None, Outcome]:
         """Run the body here."""
         binding = self.binding(claim.spec.task_id)
-        attempt = None if binding.plain else self._attempt(claim)
+        attempt = self._alone = None if binding.plain else self._attempt(claim)
         return attempt, self._body(claim, attempt, binding)
+
+    def fence(self, error: GraflowError) -> None:
+        if self._alone is not None:
+            self._alone.over = error
 
     def _call(self, claim: Claim, attempt: Attempt | None, binding: Binding) -> Outcome:
         try:

@@ -16,13 +16,19 @@ from graflow_ckpt.engine.settings import Settings
 _ASKS = frozenset({"checkpoint", "request_checkpoint"})
 
 
-def check_graph(graph: TaskGraph, settings: Settings, inputs: Collection[str]) -> dict[str, Binding]:
-    """Every parameter has one source, every option its durability; the bindings of the bodies."""
+def check_graph(
+    graph: TaskGraph, settings: Settings, inputs: Collection[str], *, shared: bool = False
+) -> dict[str, Binding]:
+    """Every parameter has one source, every option its durability; the bindings of the bodies.
+
+    `shared`: the session's own server keeps a record of every claim.
+    """
+    kept = shared or settings.durability == "journal"
     bindings = {}
     for name, node in graph.nodes.items():
         if name in graph.live and isinstance(node, Task):
             bindings[name] = bind(graph, node)
-            if node.options.on_interrupted != "rerun" and settings.durability != "journal":
+            if node.options.on_interrupted != "rerun" and not kept:
                 raise GraphError(
                     f"Task {name!r} has on_interrupted={node.options.on_interrupted!r}.",
                     hint="That needs durability='journal': a checkpoint cannot tell what was running.",

@@ -12,10 +12,16 @@ from __future__ import annotations
 import logging
 from math import inf
 from queue import Empty
-from typing import Protocol
 
-from graflow_ckpt.core.decide import decide, pass_on
-from graflow_ckpt.core.errors import ReadOnlyChanged, TaskTimeout, ValueTorn, WorkerDied, WriteConflict
+from graflow_ckpt.core.decide import decide, in_doubt, pass_on
+from graflow_ckpt.core.errors import (
+    GraflowError,
+    ReadOnlyChanged,
+    TaskTimeout,
+    ValueTorn,
+    WorkerDied,
+    WriteConflict,
+)
 from graflow_ckpt.core.facts import Cancelled, Claim, Done, Failed, Op, Outcome
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.engine.announcer import Announcer
@@ -25,6 +31,7 @@ from graflow_ckpt.engine.inbox import Inbox
 from graflow_ckpt.engine.invoke import Invoker, Running
 from graflow_ckpt.engine.refusals import refused
 from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.engine.turns import Cuts, GoBack
 from graflow_ckpt.sessions.protocol import Session
 
 log = logging.getLogger("graflow_ckpt.engine")
@@ -39,35 +46,17 @@ CRASH_BUDGET = 3
 """How often a task may take its process down before that counts as a failure."""
 
 
-class Cuts(Protocol):
-    """When and how a checkpoint is taken: see cuts.py."""
-
-    waiting: bool
-
-    def committed(self, outcome: Outcome, idle: bool) -> None: ...
-    def poll(self, idle: bool) -> None: ...
-    def starts(self, number: int, alone: bool) -> None: ...
-    def failed(self, claim: Claim, outcome: Failed) -> None: ...
-    def before_commit(self, ops: list[Op]) -> None: ...
-    def timer(self) -> float | None: ...
-
-
-class GoBack(Exception):
-    """The session has to go back to its newest cut: a failed attempt changed a live value."""
-
-    def __init__(self, claim: Claim, outcome: Failed, names: list[str], budget: int) -> None:
-        super().__init__(names)
-        self.budget = budget  # how often that may happen to one task
-        self.claim = claim
-        self.outcome = outcome
-        self.names = names
-
-
 class Run:
     """Drives one session until nothing is left to do, or until it is told to stop."""
 
     def __init__(
-        self, graph: TaskGraph, session: Session, settings: Settings, cuts: Cuts, invoker: Invoker
+        self,
+        graph: TaskGraph,
+        session: Session,
+        settings: Settings,
+        cuts: Cuts,
+        invoker: Invoker,
+        slots: int | None = None,
     ) -> None:
         self.graph = graph
         self.session = session
@@ -77,7 +66,8 @@ class Run:
         self.announcer = Announcer(session, settings.observers)
         self.stopping = False
         self.torn: list[str] = []  # live values that a failed attempt may have left changed
-        self._slots = settings.slots
+        self.left_behind = False  # a body that nobody can end still runs, its attempt being over
+        self._slots = slots or settings.slots
         self.inbox = Inbox()
         self._running: dict[int, Running] = {}
         self._deadlines = Deadlines()
@@ -101,7 +91,7 @@ class Run:
                     self._start(claim)
                 if self._running:
                     claims = self._wait()
-                elif self.stopping or self.session.status != "running":
+                elif self.stopping or self.session.over:
                     return
                 else:
                     claims = self._idle()
@@ -116,6 +106,12 @@ class Run:
         """Start nothing more; callable from a signal handler."""
         self.stopping = True
         self.inbox.knock()
+
+    def fence(self, error: GraflowError) -> None:
+        """What runs is over: its next ctx call says so. Callable from any thread."""
+        for running in list(self._running.values()):
+            running.end(error)
+        self.invoker.fence(error)
 
     def _hand_back(self, claims: list[Claim]) -> list[Claim]:
         """What was claimed and not started is not in doubt."""
@@ -266,10 +262,13 @@ class Run:
             how = claim.spec.execution_strategy
             if how == "direct" or how == "lost":
                 found.append(claim)
-            else:
-                # a slot is free for all that follows, not for this claim's own successor alone
-                limit = ("claim", self._unused(found, claims))
-                claims += self._commit([*pass_on(self.graph, claim), limit])
+                continue
+            ops = in_doubt(self.graph, claim) if how == "doubt" else pass_on(self.graph, claim)
+            if ops is None:  # its task has been changed: it runs again after all
+                found.append(claim._replace(spec=claim.spec._replace(execution_strategy="direct")))
+                continue
+            # a slot is free for all that follows, not for this claim's own successor alone
+            claims += self._commit([*ops, ("claim", self._unused(found, claims))])
         return found
 
     def _conflict(self, claim: Claim, conflict: WriteConflict, names: list[str]) -> list[Claim]:
@@ -309,6 +308,7 @@ class Run:
             task=spec.task_id,
         )
         running.end(error)
+        self.left_behind |= not running.killed
         failed = self.invoker.failed(running.claim, error)
         return self._finish(running.claim, running.attempt, failed)
 

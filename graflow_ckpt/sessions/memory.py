@@ -82,6 +82,11 @@ class MemorySession:
         return self.state.status
 
     @property
+    def over(self) -> bool:
+        """Whether this run will get nothing more from it."""
+        return self.state.status != "running"
+
+    @property
     def steps(self) -> int:
         return self.state.steps
 

@@ -48,6 +48,9 @@ class Session(Protocol):
     @property
     def pending(self) -> int: ...  # specs that have still to run, as far as this run knows
 
+    @property
+    def over(self) -> bool: ...  # whether this run will get nothing more from it
+
     def clock(self) -> float: ...
 
     def commit(self, ops: Sequence[Op]) -> list[Claim]: ...

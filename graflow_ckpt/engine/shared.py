@@ -1,0 +1,149 @@
+"""A run over a session that others work on, too: its cuts, and what its tasks can ask of it.
+
+Bodies work on copies, so nothing is ever on loan: a cut is taken at once, by the worker that has
+committed the request, or by whoever finds first that a policy is due.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from graflow_ckpt.checkpoint.program import pack_task, unpack_task
+from graflow_ckpt.core.errors import CheckpointError, GraflowError, ServerError
+from graflow_ckpt.core.facts import Claim, Done, Failed, Op, Outcome, Request
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.policy import Since
+from graflow_ckpt.core.task import Task
+from graflow_ckpt.core.values import Cell
+from graflow_ckpt.engine.host import RunHost
+from graflow_ckpt.engine.run import Run
+from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.engine.shared_home import SharedHome
+from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently, same_task
+from graflow_ckpt.sessions.ops import Cells
+from graflow_ckpt.sessions.redis import RedisSession, keys_of
+from graflow_ckpt.sessions.tables import read_state
+
+log = logging.getLogger("graflow_ckpt.checkpoint")
+
+
+class SharedCuts:
+    """When a checkpoint of a shared session is taken."""
+
+    waiting = False
+
+    def __init__(
+        self, session: RedisSession, settings: Settings, home: SharedHome, emit: Callable[..., None]
+    ) -> None:
+        self._session = session
+        self._settings = settings
+        self._home = home
+        self._emit = emit
+        self._watches = settings.policy.watches
+        self._looked = (0, monotonic())  # the step and the time of the last cut, as far as is known here
+
+    def starts(self, number: int, alone: bool) -> None:
+        """Random state belongs to a process, not to a shared session."""
+
+    def failed(self, claim: Claim, outcome: Failed) -> None:
+        """See starts."""
+
+    def before_commit(self, ops: list[Op]) -> None:
+        """See starts."""
+
+    def timer(self) -> float | None:
+        return self._settings.policy.period if self._watches else None
+
+    def committed(self, outcome: Outcome, idle: bool) -> None:
+        if type(outcome) is Done and outcome.effects.request is not None:
+            self._requested(outcome.effects.request)
+        if self._watches:
+            self.poll(idle)
+
+    def poll(self, idle: bool) -> None:
+        """Cut if the policy is due, and nobody else does."""
+        if not self._watches or not self._due(idle):
+            return
+        steps, seconds = self._home.last_cut()  # others may have cut since
+        self._looked = (steps, monotonic() - seconds)
+        if self._due(idle) and self._home.may_cut():
+            try:
+                self.cut("policy", {"auto": True})
+            finally:
+                self._home.cut_is_over()
+                self._looked = (self._session.steps, monotonic())
+
+    def _due(self, idle: bool) -> bool:
+        steps, at = self._looked
+        return self._settings.policy.due(Since(self._session.steps - steps, monotonic() - at, idle))
+
+    def _requested(self, request: Request) -> None:
+        handle = request.handle
+        saved = self.cut("request", request.metadata, handle)
+        if saved is not None:
+            handle.metadata = saved
+            handle.saved = True
+
+    def cut(self, cause: str, user: dict[str, Any] | None, handle: PendingCheckpoint | None = None) -> Any:
+        """One trio; a failure is an event."""
+        began = monotonic()
+        try:
+            saved = self._home.cut(cause, user, handle.metadata if handle is not None else None)
+        except (CheckpointError, ServerError, OSError) as error:
+            if handle is not None:
+                handle.error = error if isinstance(error, GraflowError) else CheckpointError(str(error))
+            log.error("checkpoint failed: %s", error, extra={"session": self._session.id})
+            self._emit("checkpoint_failed", error=str(error), cause=cause)
+            if self._settings.on_save_failure == "fail":
+                raise
+            return None
+        log.info(
+            "Checkpoint created: %s", saved.path, extra={"session": saved.session_id, "step": saved.steps}
+        )
+        self._emit("checkpoint_saved", path=saved.path, cause=cause, seconds=monotonic() - began)
+        return saved
+
+
+class SharedHost(RunHost):
+    """A run of one worker, as seen from its tasks."""
+
+    def __init__(
+        self, graph: TaskGraph, session: RedisSession, run: Run, home: SharedHome, cells: Cells
+    ) -> None:
+        self.execution_context = None  # the caller has it, in another process
+        self.session_id = session.id
+        self._run = run
+        self._graph = graph
+        self._session = session
+        self._home = home
+        self._cells = cells
+        session.on_made = self.remake
+
+    def reserve(self, task: str, metadata: dict[str, Any]) -> PendingCheckpoint:
+        """A handle whose path is known before the checkpoint is there."""
+        prepared = self._home.reserve(self._session.steps + 1, metadata)
+        return PendingCheckpoint(prepared.path, prepared)
+
+    def code_of(self, task: Task, spawner: str, before: tuple[str, ...]) -> Cell:
+        """A task made at run time, as the session keeps it."""
+        record = pack_task(task, spawner, before)
+        if self._session.made:
+            state = read_state(self._home.link, self.session_id, self._cells, values=False)
+            known = state.tasks.get(task.name)
+            differs = known is not None and not same_task(known, record)
+            if differs and task.name in [spec.task_id for spec in state.specs.values()]:
+                raise made_differently(task.name)  # what is pending would run with what is new
+        return record
+
+    def remake(self) -> None:
+        """Tasks that were made at run time, here or elsewhere, join the graph of this worker."""
+        key = f"{keys_of(self.session_id)}t"
+        found: dict[bytes, bytes] = self._home.link.route.client_for(key).hgetall(key)  # type: ignore[assignment]  # blocking
+        for name, record in sorted(found.items()):
+            task, spawner, before = unpack_task(self._cells.open(name.decode(), record))
+            known = self._graph.nodes.get(task.name)
+            if known is None or task.name in self._graph.made:
+                self._graph.extend(spawner, task, before)

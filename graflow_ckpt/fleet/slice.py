@@ -1,0 +1,221 @@
+"""A slice: what a worker does with a token.
+
+    begin on the token -> open the program -> claim, run, commit + claim … -> retire the token
+
+It ends when nothing is ready, when its time is over (other sessions wait behind it), when the worker
+drains, or when the token is lost. RQ is told nothing but that the job is done: all that matters has
+been committed. Nothing leaves `run_slice` but what ends the process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import platform
+import time
+from collections.abc import Callable
+from time import monotonic
+from typing import Any
+
+from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.checkpoint.sealed import SealedCells
+from graflow_ckpt.core.errors import Fenced, GraflowError, NoSession, ServerGone, WorkflowCancelled
+from graflow_ckpt.engine.invoke import Invoker
+from graflow_ckpt.engine.run import Run
+from graflow_ckpt.engine.shared import SharedCuts, SharedHost
+from graflow_ckpt.engine.shared_home import SharedHome
+from graflow_ckpt.fleet.keeper import PATIENCE, Keeper, Kept
+from graflow_ckpt.fleet.programs import Loaded, ProgramDiffers, ProgramMissing, Programs
+from graflow_ckpt.fleet.tokens import Carrier
+from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.redis import START, RedisSession, keys_of
+from graflow_ckpt.stores import open_store
+
+log = logging.getLogger("graflow_ckpt.fleet")
+
+CODE_PATIENCE = 60.0
+"""Seconds for which a session waits for a worker that has its program, before it pauses."""
+
+
+class Worker:
+    """What one process runs slices with."""
+
+    def __init__(
+        self,
+        link: RedisLink,
+        carrier: Carrier,
+        keyring: Keyring | None,
+        *,
+        owner: str,
+        lease: float = 15.0,
+        budget: float = 2.0,
+        code_patience: float = CODE_PATIENCE,
+    ) -> None:
+        self.link = link
+        self.carrier = carrier
+        self.keyring = keyring
+        self.owner = owner
+        self.lease = lease
+        self.budget = budget
+        self.code_patience = code_patience
+        self.programs = Programs(link, keyring)
+        self.keeper = Keeper(link, lease)
+        self.draining = False
+        self.worn = False  # a body that nobody can end is still running here: the process should be replaced
+        self.slice: Slice | None = None
+        self.note: Callable[[str, str], None] = lambda session, token: None  # tells the parent what runs
+        self._start = link.script(START)
+
+    def run(self, session: str, token: str) -> None:
+        """One slice; whatever happens in it is logged here and nowhere else."""
+        self.note(session, token)
+        try:
+            self._run(session, token)
+        except (Fenced, NoSession) as error:
+            log.info("slice %s of session %s: %s", token, session, error, extra={"session": session})
+        except GraflowError as error:
+            log.warning("slice %s of session %s: %s", token, session, error, extra={"session": session})
+        except Exception:
+            log.exception("slice %s of session %s failed", token, session, extra={"session": session})
+        finally:
+            self.keeper.forget()
+            self.slice = None
+            self.note("", "")
+
+    def _run(self, session: str, token: str) -> None:
+        prefix = keys_of(session)
+        client: Any = self.link.route.client_for(f"{prefix}c")
+        facts = client.hmget(f"{prefix}h", "code", "starts", "store", "declined")
+        reply = self._start([f"{prefix}c"], [token, self.owner, int(self.lease * 1000), ""])
+        if reply[0] in (b"gone", b"fenced"):
+            return
+        cells = SealedCells(session, self.keyring)
+        mine = RedisSession(self.link, session, cells, token, queue=reply[2].decode(), retires=True)
+        mine.on_emitted = lambda other, where: self.carrier.post(session, other, where)
+        try:
+            loaded = self._program(mine, facts)
+            if loaded is not None:
+                home = SharedHome(
+                    self.link,
+                    session,
+                    cells,
+                    open_store(facts[2].decode()),
+                    self.keyring,
+                    loaded.parcel.program,
+                )
+                self.slice = Slice(self, mine, loaded, home, cells)
+                self.slice.run()
+        finally:
+            mine.close()
+
+    def _program(self, mine: RedisSession, facts: list[Any]) -> Loaded | None:
+        """The program, or None: then the token has been left to others."""
+        key = f"{keys_of(mine.id)}h"
+        client: Any = self.link.route.client_for(key)
+        try:
+            loaded = self.programs.load(facts[0].decode(), tuple(json.loads(facts[1])))
+        except (ProgramMissing, ProgramDiffers) as error:
+            log.warning("session %s is left to other workers: %s", mine.id, error, extra={"session": mine.id})
+            client.hsetnx(key, "declined", repr(time.time()))
+            client.hset(key, f"declined:{platform.node()}", str(error))
+            since = time.time() - float(client.hget(key, "declined"))
+            ops: list[Any] = []
+            if since > self.code_patience:
+                ops = [("status", "paused", self._verdict(error))]
+            time.sleep(min(0.2, self.code_patience / 10))  # the others come first
+            mine.commit([*ops, ("claim", 0)], mode="q")
+            return None
+        if facts[3] is not None:
+            client.hdel(key, "declined")
+        return loaded
+
+    def _verdict(self, error: ProgramMissing | ProgramDiffers) -> str:
+        table = "".join(f"\n  {row.task}: {row.verdict} ({row.note})" for row in error.ids.get("table", ()))
+        return f"no worker has this program: {error.message}{table}"
+
+    def drain(self) -> None:
+        """Finish the task that runs, and no other; callable from a signal handler."""
+        self.draining = True
+        if self.slice is not None:
+            self.slice.stop()
+
+
+class Slice:
+    """One token's worth of work."""
+
+    def __init__(
+        self, worker: Worker, session: RedisSession, loaded: Loaded, home: SharedHome, cells: SealedCells
+    ) -> None:
+        self._worker = worker
+        self._session = session
+        self._outside = RedisSession(worker.link, session.id, cells)
+        self._outside.on_emitted = session.on_emitted
+        settings = loaded.settings
+        invoker = Invoker(loaded.graph, session, settings, None)
+        invoker.bindings = loaded.bindings
+        cuts = SharedCuts(session, settings, home, self._emit)
+        self.home = home
+        self._run = Run(loaded.graph, session, settings, cuts, invoker, slots=1)
+        invoker.host = self._host = SharedHost(loaded.graph, session, self._run, home, cells)
+
+    def _emit(self, kind: Any, task: str = "", **facts: Any) -> None:
+        self._run.announcer.emit(kind, task, **facts)
+
+    def stop(self) -> None:
+        self._run.stop()
+
+    def run(self) -> None:
+        """Until there is nothing more to do here."""
+        session, worker = self._session, self._worker
+        session.until = monotonic() + worker.budget
+        session.help_after = monotonic() + PATIENCE
+        if worker.draining:
+            self._run.stop()
+        worker.keeper.keep(Kept(session, self._news, self._call_for_help))
+        try:
+            self._host.remake()
+            self._run.drive()
+        finally:
+            worker.keeper.forget()
+            worker.worn |= self._run.left_behind
+            self._outside.close()
+            self._leave()
+
+    def _leave(self) -> None:
+        """Give back what is still held, and the token; whoever comes next goes on at once."""
+        session = self._session
+        if session.retired or session.broken is not None:
+            return
+        ops: list[Any] = [("release", key, claim.spec.crashes) for key, claim in session.held.items()]
+        session.commit([*ops, ("claim", 0)], mode="q")
+
+    def _news(self, news: str) -> None:
+        """From the keeper: what the session has come to while a body runs."""
+        if news in ("fenced", "gone"):
+            self._run.fence(Fenced("The session's token was lost.", session=self._session.id))
+        elif news == "cancelled":
+            self._run.fence(WorkflowCancelled("The session was cancelled.", session=self._session.id))
+
+    def _call_for_help(self) -> None:
+        """Work waits while this worker is busy: another token, in a commit of nobody's slice."""
+        self._outside.commit([], mode="s")
+
+
+# --- the process --------------------------------------------------------------------------
+
+_worker: Worker | None = None
+
+
+def serve(worker: Worker) -> None:
+    """From now on this process runs slices with `worker`."""
+    global _worker
+    _worker = worker
+
+
+def run_slice(session: str, token: str) -> None:
+    """What an RQ job calls."""
+    if _worker is None:
+        raise ServerGone(
+            "This RQ worker was not started by graflow-ckpt.", hint="Start it with: graflow-ckpt worker."
+        )
+    _worker.run(session, token)

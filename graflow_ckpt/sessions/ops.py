@@ -52,7 +52,7 @@ def arguments(ops: Sequence[Op], cells: Cells, queue: str) -> list[Arg]:
 def _other_end(op: Op) -> tuple[Arg, ...]:
     if op[3] == "retry":
         return ("e", op[1], "retry", repr(float(op[4])), op[5])
-    return ("e", op[1], op[3], "", op[4].replace("\x1e", " ") if len(op) > 4 else "")
+    return ("e", op[1], op[3], "", op[4] if len(op) > 4 else "")
 
 
 def _data(data: Cell | None, cells: Cells) -> bytes:

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import logging
 import threading
+import uuid
 from collections.abc import Callable, Sequence
-from importlib.resources import files
 from time import monotonic, sleep, time
 from typing import Any
 
 from graflow_ckpt.core.errors import (
     Fenced,
+    KeyTaken,
     NoSession,
     ServerFull,
     ServerGone,
@@ -32,6 +33,7 @@ from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.scripts import Script
 from graflow_ckpt.links.wire import Wire
+from graflow_ckpt.sessions.layout import READ, RENEW, START, STEP, keys_of, wrong_keys
 from graflow_ckpt.sessions.ops import Arg, Cells, arguments, claim_of
 from graflow_ckpt.sessions.protocol import Found
 
@@ -44,26 +46,6 @@ PATIENCE = 60.0
 """Seconds that a commit waits for a server that is away."""
 
 
-def source(*names: str) -> str:
-    """The text of a script; the step has its repairs and tokens in it."""
-    folder = files("graflow_ckpt.sessions") / "scripts"
-    parts = [(folder / f"{name}.lua").read_text() for name in names]
-    if len(parts) == 3:
-        return parts[0].replace("--REPAIRS--", parts[1]).replace("--TOKENS--", parts[2])
-    return parts[0]
-
-
-STEP = source("step", "repairs", "tokens")
-READ = source("read")
-START = source("start")
-RENEW = source("renew")
-
-
-def keys_of(session: str) -> str:
-    """What all keys of a session begin with; the braces keep them in one slot of a cluster."""
-    return f"graflow:{{{session}}}:"
-
-
 def fenced(session: str) -> Fenced:
     return Fenced(
         "This worker has lost the session's token; what it did is not committed.",
@@ -73,20 +55,22 @@ def fenced(session: str) -> Fenced:
 
 
 class RedisSession:
-    """One sender's view: a slice with its token, or somebody outside with `!name`."""
+    """One sender's view: a slice with its token, or somebody outside with none."""
+
+    traced = True  # who waits for it is elsewhere: errors are kept with their tracebacks
 
     def __init__(
         self,
         link: RedisLink,
         session: str,
         cells: Cells,
-        token: str,
+        token: str = "",
         *,
         queue: str = "*",
         retires: bool = False,
     ) -> None:
         self.id = session
-        self.token = token
+        self.token = token or f"!{uuid.uuid4().hex}"  # nobody else's: replies are kept by it
         self.queue = queue
         self.status = "running"
         self.steps = 0
@@ -99,9 +83,9 @@ class RedisSession:
         self.on_emitted: Callable[[str, str], None] = lambda token, queue: self.emitted.append((token, queue))
         self.answered = 0.0  # when the last commit came back (monotonic)
         self.until: float | None = None  # nothing is claimed after that moment (monotonic)
-        self.wants_help = False  # the next commit asks for another worker, if work is left
+        self.help_after: float | None = None  # from then on a commit that leaves work asks for another worker
         self.stamp = ""  # seconds, instead of the server's clock
-        self.held: dict[int, int] = {}  # claims of this sender
+        self.held: dict[int, Claim] = {}  # claims of this sender, by the key of their spec
         self.broken: SessionError | None = None
         self._cells = cells
         self._retires = retires
@@ -125,11 +109,16 @@ class RedisSession:
                 args[-2] = 0
             elif last[1] and self._retires and len(self.held) <= _given_up(ops):
                 mode += "r"
-        if self.wants_help:
+        if self.help_after is not None and self.ready and monotonic() > self.help_after:
             mode += "s"
         with self._lock:
             self._seq += 1
-            reply = self._send(self._step, [self.token, self._seq, self.stamp, mode, *args])
+            try:
+                reply = self._send(self._step, [self.token, self._seq, self.stamp, mode, *args])
+            except BaseException as error:  # a signal's exception, too: what was sent may have been done
+                self.broken = self._unknown(error)
+                raise
+        self.answered = monotonic()
         return self._take(reply, ops)
 
     def _take(self, reply: list[Any], ops: Sequence[Op]) -> list[Claim]:
@@ -142,13 +131,11 @@ class RedisSession:
             for op in ops:
                 if op[0] in _GIVES_UP:
                     held.pop(op[1], None)
-        if reply[3]:
-            self._note(reply[3].decode())
-        if len(reply) == 4:
-            return []
         claims = [claim_of(record, self._cells) for record in reply[4:]]
         for claim in claims:
-            held[claim.spec.key] = claim.number
+            held[claim.spec.key] = claim
+        if reply[3]:
+            self._note(reply[3].decode())
         return claims
 
     def _note(self, tail: str) -> None:
@@ -162,7 +149,6 @@ class RedisSession:
                     self.on_made()
             else:
                 self.on_emitted(token, queue)
-                self.wants_help = False
 
     def _refused(self, reply: list[Any]) -> None:
         why = reply[0].decode()
@@ -173,24 +159,40 @@ class RedisSession:
                 hint="Use channel.append() for lists that several tasks extend, or let one follow the other.",
                 name=name,
             )
+        if why == "void":  # the claim of an attempt that is over, or a token that is alive after all
+            raise Fenced("The attempt is over; what it did is not committed.", session=self.id)
         if why == "gone":
-            raise NoSession(f"There is no session {self.id} at {self._link.address}.", session=self.id)
+            raise self._gone()
         self.broken = fenced(self.id)
         raise self.broken
 
+    def _gone(self) -> NoSession:
+        return NoSession(f"There is no session {self.id} at {self._link.address}.", session=self.id)
+
+    def _unknown(self, error: BaseException) -> SessionError:
+        return SessionError(
+            f"Whether the last commit was carried out is not known: {str(error) or type(error).__name__}",
+            hint="Nothing more is committed here; what is held is given back when the token's lease is over.",
+            session=self.id,
+        )
+
     def _send(self, script: Script, args: Sequence[Arg]) -> Any:
         """One call; sent again as it was if the server went away before its reply came."""
-        deadline, pause = None, 0.02
+        deadline, pause, lost = None, 0.02, False
         while True:
             try:
                 if self._wire is None:
                     self._wire = self._link.connection(self._key)
+                elif lost:
+                    self._wire.reconnect()  # the key may be served elsewhere now
+                lost = False
                 reply = self._wire.call(script, (self._key,), args)
                 if reply != [b"frozen"]:
                     return reply
+            except KeyTaken as error:
+                raise wrong_keys(self._link, self.id) from error
             except (ServerGone, ServerFull, ServerReadOnly) as error:
-                if isinstance(error, ServerGone):
-                    self._wire = None
+                lost = not isinstance(error, ServerFull)
                 if deadline is None:
                     log.warning("session %s waits: %s", self.id, error, extra={"session": self.id})
                 elif monotonic() > deadline:
@@ -247,6 +249,8 @@ class RedisSession:
         """Values as of one moment; and of results, whether there is none this time."""
         with self._lock:
             found = self._send(self._read, list(names))
+        if found == [b"gone"]:
+            raise self._gone()
         return [self._value(name, one) for name, one in zip(names, found, strict=True)]
 
     def _value(self, name: str, found: list[bytes] | None) -> tuple[Found | None, bool]:

@@ -1,36 +1,36 @@
-"""The tables of a session in Redis as a SessionState, and back.
+"""A session in Redis as a SessionState, and back.
 
-    c  one line of counters      h  cold facts          q:QUEUE dl cl dead  the specs
-    g  gates                     done sk pa er n        what became of the tasks
-    v a:NAME t                   values, what was appended to them, tasks made at run time
-
-`read_state` takes all of it in one transaction. `write_state` stages the tables beside the old ones
-and has them replaced in one script, so that a session is the old one or the new one.
+`read_state` takes all tables as of one moment. `write_state` stages them beside the old ones and has
+them replaced by one script, so that a session is the old one or the new one; what a dead writer has
+staged expires. `frozen` keeps everybody else from changing a session for a while.
 """
 
 from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from graflow_ckpt.core.errors import NoSession, SessionBusy, SessionExists
+from graflow_ckpt.core.errors import NoSession, SessionBusy, SessionError, SessionExists
 from graflow_ckpt.core.facts import TaskSpec
 from graflow_ckpt.core.gate import Gate
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Cell
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.ops import Cells, spec_of
-from graflow_ckpt.sessions.redis import keys_of, source
+from graflow_ckpt.sessions.layout import keys_of, source
+from graflow_ckpt.sessions.ops import Arg, Cells, spec_of
 
 PRIORITY = 2**33
 """The score of a ready spec is order - priority * PRIORITY; both are exact below 2**53."""
 
 FIELDS = ("status", "sequence", "steps", "key", "claim", "order", "max_steps", "cap", "flags", "queues")
-_PAGE = 1000
+_TABLES = ("h", "dl", "cl", "dead", "g", "done", "sk", "pa", "er", "n", "t")
 _STAGED = 3600  # seconds until what a dead writer has staged is gone
-_REPLACE = source("replace")
+_PAGE = 1000  # items of a table that are sent at once
+_BYTES = 1 << 20  # or so many: the server does nothing else meanwhile
+_DUMP, _STAGE, _REPLACE, _FREEZE = map(source, ("dump", "stage", "replace", "freeze"))
 
 
 def parse_line(line: Any) -> dict[str, str]:
@@ -40,33 +40,24 @@ def parse_line(line: Any) -> dict[str, str]:
 
 def read_state(link: RedisLink, session: str, cells: Cells, *, values: bool = True) -> SessionState:
     """The session as of one moment; without `values` only what is known of its tasks."""
-    prefix = keys_of(session)
-    client = link.route.client_for(f"{prefix}c")
-    line = client.get(f"{prefix}c")
-    if line is None:
-        raise NoSession(f"There is no session {session} at {link.address}.", session=session)
-    queues = [name for name in parse_line(line)["queues"].split(",") if name]
-    pipe = client.pipeline()
-    for name in ("c", *_TABLES):
-        _READ[name](pipe, f"{prefix}{name}")
-    for queue in queues:
-        pipe.zrange(f"{prefix}q:{queue}", 0, -1, withscores=True)
-    if values:
-        pipe.hgetall(f"{prefix}v")
-    line, *found = pipe.execute()
-    tables: dict[str, Any] = dict(zip(_TABLES, found, strict=False))
-    state = _counters(session, parse_line(line), tables["h"], cells)
-    _specs(state, tables, found[len(_TABLES) : len(_TABLES) + len(queues)], cells)
+    line, *found = link.script(_DUMP)([f"{keys_of(session)}c"], ["values" if values else ""])
+    if line == b"gone":
+        raise _gone(link, session)
+    tables = {name: _pairs(flat) for name, flat in zip(_TABLES, found, strict=False)}
+    state = _counters(session, parse_line(line), dict(tables["h"]), cells)
+    _specs(state, tables, found[len(_TABLES)], cells)
     _tasks(state, tables, cells)
     if values:
-        _values(state, link, prefix, found[-1], cells)
+        _values(state, dict(_pairs(found[-2])), found[-1], cells)
     return state
 
 
-_TABLES = ("h", "dl", "cl", "dead", "g", "done", "sk", "pa", "er", "n", "t")
-_READ: dict[str, Any] = dict.fromkeys(_TABLES, lambda pipe, key: pipe.hgetall(key))
-_READ["c"] = lambda pipe, key: pipe.get(key)
-_READ["dl"] = _READ["done"] = lambda pipe, key: pipe.zrange(key, 0, -1, withscores=True)
+def _gone(link: RedisLink, session: str) -> NoSession:
+    return NoSession(f"There is no session {session} at {link.address}.", session=session)
+
+
+def _pairs(flat: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
+    return list(zip(flat[::2], flat[1::2], strict=True))
 
 
 def _counters(session: str, c: dict[str, str], h: dict[bytes, bytes], cells: Cells) -> SessionState:
@@ -84,23 +75,23 @@ def _int(text: str) -> int | None:
     return int(text) if text else None
 
 
-def _specs(state: SessionState, tables: dict[str, Any], queues: list[Any], cells: Cells) -> None:
-    for queue in queues:
-        for member, score in queue:
+def _specs(state: SessionState, tables: dict[str, Any], queues: list[list[bytes]], cells: Cells) -> None:
+    for _, *ready in queues:
+        for member, score in _pairs(ready):
             spec = _keep(state, member, cells)
-            state.ready.append((-spec.priority, int(score) + spec.priority * PRIORITY, spec.key))
+            state.ready.append((-spec.priority, int(float(score)) + spec.priority * PRIORITY, spec.key))
     for member, due in tables["dl"]:
-        state.delayed.append((due, _keep(state, member, cells).key))
+        state.delayed.append((float(due), _keep(state, member, cells).key))
     state.ready.sort()
     state.delayed.sort()
-    for record in tables["cl"].values():
+    for _, record in tables["cl"]:
         number, _, spec = record.split(b"\x1f", 2)
         state.claimed[_keep(state, spec, cells).key] = int(number)
     dead = []
-    for key, record in tables["dead"].items():
-        at, error, spec = record.split(b"\x1e", 2)
-        _keep(state, spec, cells)
-        dead.append((int(at), int(key), error.decode()))
+    for key, record in tables["dead"]:
+        at, size, rest = record.split(b"\x1e", 2)
+        _keep(state, rest[int(size) :], cells)
+        dead.append((int(at), int(key), rest[: int(size)].decode()))
     state.dead = {key: error for _, key, error in sorted(dead)}
 
 
@@ -111,32 +102,25 @@ def _keep(state: SessionState, raw: bytes, cells: Cells) -> TaskSpec:
 
 
 def _tasks(state: SessionState, tables: dict[str, Any], cells: Cells) -> None:
-    for name, raw in tables["g"].items():
+    for name, raw in tables["g"]:
         size, need, arrived, ok, fired = map(int, raw.split())
         state.gates[name.decode()] = Gate(size, need, arrived, ok, bool(fired))
     state.completed = {name.decode(): int(step) for name, step in tables["done"]}
-    state.skipped = {name.decode(): int(step) for name, step in tables["sk"].items()}
-    state.passed = {name.decode(): int(step) for name, step in tables["pa"].items()}
-    state.errors = {name.decode(): error[1:].decode() for name, error in tables["er"].items()}
-    state.counts = {name.decode(): int(count) for name, count in tables["n"].items()}
-    state.tasks = {name.decode(): cells.open(name.decode(), record) for name, record in tables["t"].items()}
+    state.skipped = {name.decode(): int(step) for name, step in tables["sk"]}
+    state.passed = {name.decode(): int(step) for name, step in tables["pa"]}
+    state.errors = {name.decode(): error[1:].decode() for name, error in tables["er"]}
+    state.counts = {name.decode(): int(count) for name, count in tables["n"]}
+    state.tasks = {name.decode(): cells.open(name.decode(), record) for name, record in tables["t"]}
 
 
-def _values(
-    state: SessionState, link: RedisLink, prefix: str, fields: dict[bytes, bytes], cells: Cells
-) -> None:
-    names = [field[1:].decode() for field in fields if field[:1] == b"="]
-    for name in names:
-        raw = name.encode()
-        state.values[name] = (cells.unpack(name, fields[b"=" + raw]), int(fields[b"#" + raw]))
-    for start in range(0, len(names), _PAGE):
-        page = names[start : start + _PAGE]
-        pipe = link.route.client_for(f"{prefix}c").pipeline()
-        for name in page:
-            pipe.lrange(f"{prefix}a:{name}", 0, -1)
-        for name, items in zip(page, pipe.execute(), strict=True):
-            if items:
-                state.appended[name] = [cells.unpack(name, item) for item in items]
+def _values(state: SessionState, fields: dict[bytes, bytes], lists: list[list[bytes]], cells: Cells) -> None:
+    for field, data in fields.items():
+        if field[:1] == b"=":
+            name = field[1:].decode()
+            state.values[name] = (cells.unpack(name, data), int(fields[b"#" + field[1:]]))
+    for raw, *items in lists:
+        name = raw.decode()
+        state.appended[name] = [cells.unpack(name, item) for item in items]
 
 
 # --- writing ---------------------------------------------------------------------------
@@ -152,9 +136,8 @@ def write_state(
     flags: str = "",
 ) -> int:
     """Make a session of a state (`create`), or put it in the place of what there is (`rewind`); its epoch."""
-    prefix = keys_of(state.session)
-    stage = f"{prefix}~"
-    names = _stage(link, stage, state, cells)
+    key, stage = f"{keys_of(state.session)}c", uuid.uuid4().hex
+    names = _stage(link, key, stage, state, cells)
     more = (
         ("m" if state.errors or state.skipped else "")
         + ("a" if state.appended else "")
@@ -170,10 +153,16 @@ def write_state(
         cold["rng"] = cells.pack("rng", state.rng)
     pairs = [item for pair in cold.items() for item in pair]
     text = "|".join(map(str, line)) + "|"
-    reply = link.script(_REPLACE)([f"{prefix}c"], [verb, text, len(names), *names, *pairs])
+    reply = link.script(_REPLACE)([key], [verb, text, state.epoch, stage, len(names), *names, *pairs])
     if reply[0] == b"exists":
         raise SessionExists(
             f"There is a session {state.session} already.", hint="Use another id.", session=state.session
+        )
+    if reply[0] == b"expired":
+        raise SessionError(
+            f"Writing session {state.session} took longer than {_STAGED} s; nothing was changed.",
+            hint="Try again.",
+            session=state.session,
         )
     if reply[0] == b"busy":
         raise SessionBusy(
@@ -185,49 +174,61 @@ def write_state(
     return int(reply[1])
 
 
-def _stage(link: RedisLink, stage: str, state: SessionState, cells: Cells) -> list[str]:
+def _stage(link: RedisLink, key: str, stage: str, state: SessionState, cells: Cells) -> list[str]:
+    """Every table page by page, each page with its end: a writer may die at any moment."""
+    put = link.script(_STAGE)
     hashes, sets = _as_tables(state, cells)
-    names = [*hashes, *sets, *(f"a:{name}" for name in state.appended)]
-    pipe = link.route.client_for(f"{stage}c").pipeline(transaction=False)
-    for name in names:
-        pipe.delete(stage + name)
-    for name, table in hashes.items():
-        for page in _pages(table.items()):
-            pipe.hset(stage + name, mapping=dict(page))
-    for name, scores in sets.items():
-        for page in _pages(scores.items()):
-            pipe.zadd(stage + name, dict(page))
-    for name, items in state.appended.items():
-        for part in _pages(items):
-            pipe.rpush(f"{stage}a:{name}", *[cells.pack(name, item) for item in part])
-    for name in names:
-        pipe.expire(stage + name, _STAGED)
-    pipe.execute()
+    tables: list[tuple[str, str, Iterable[Sequence[Arg]]]] = [
+        *(("HSET", name, table.items()) for name, table in hashes.items()),
+        *(
+            ("ZADD", name, ((score, member) for member, score in table.items()))
+            for name, table in sets.items()
+        ),
+        *(
+            ("RPUSH", f"a:{name}", [(cells.pack(name, item),) for item in items])
+            for name, items in state.appended.items()
+        ),
+    ]
+    names = []
+    for command, name, rows in tables:
+        page: list[Arg] = []
+        for page in _pages(rows):
+            put([key], [command, f"{stage}:{name}", _STAGED, *page])
+        if page:  # an empty table has no key
+            names.append(name)
     return names
 
 
-def _pages(items: Iterable[Any]) -> Iterable[list[Any]]:
-    every = list(items)
-    return (every[start : start + _PAGE] for start in range(0, len(every), _PAGE))
+def _pages(rows: Iterable[Sequence[Arg]]) -> Iterator[list[Arg]]:
+    page: list[Arg] = []
+    items = size = 0
+    for row in rows:
+        page += row
+        items += 1
+        size += sum(len(field) for field in row if isinstance(field, bytes | str))
+        if items == _PAGE or size > _BYTES:
+            yield page
+            page, items, size = [], 0, 0
+    if page:
+        yield page
 
 
 def _as_tables(
     state: SessionState, cells: Cells
 ) -> tuple[dict[str, dict[Any, Any]], dict[str, dict[Any, float]]]:
     raw = {key: spec_bytes(spec, cells) for key, spec in state.specs.items()}
+    retried = {spec.task_id for spec in state.specs.values() if spec.retry_count}
     token = f"!{uuid.uuid4().hex}".encode()  # nobody holds these claims: whoever reopens releases them
     hashes: dict[str, dict[Any, Any]] = {
         "cl": {k: b"%d\x1f%b\x1f%b" % (n, token, raw[k]) for k, n in state.claimed.items()},
         "dead": {
-            k: b"%d\x1e%b\x1e%b" % (at, error.replace("\x1e", " ").encode(), raw[k])
+            k: b"%d\x1e%d\x1e%b%b" % (at, len(error.encode()), error.encode(), raw[k])
             for at, (k, error) in enumerate(state.dead.items())
         },
         "g": {name: " ".join(map(str, gate.facts())) for name, gate in state.gates.items()},
         "sk": dict(state.skipped),
         "pa": dict(state.passed),
-        "er": {
-            name: ("f" if state.gave_nothing(name) else "r") + error for name, error in state.errors.items()
-        },
+        "er": {name: ("r" if name in retried else "f") + error for name, error in state.errors.items()},
         "n": dict(state.counts),
         "t": {name: _sealed(record, cells) for name, record in state.tasks.items()},
         "v": {},
@@ -257,3 +258,26 @@ def spec_bytes(spec: TaskSpec, cells: Cells) -> bytes:
 def _sealed(record: Cell, cells: Cells) -> bytes:
     assert isinstance(record, bytes)  # a pickle of a task that was made at run time
     return cells.seal(record)
+
+
+# --- freezing --------------------------------------------------------------------------
+
+
+@contextmanager
+def frozen(link: RedisLink, session: str, seconds: float = 60.0) -> Iterator[None]:
+    """Commits of others wait; at most so many seconds, should this process die."""
+    freeze, key, maker = link.script(_FREEZE), f"{keys_of(session)}c", uuid.uuid4().hex
+    reply = freeze([key], [maker, seconds, ""])
+    if reply[0] == b"gone":
+        raise _gone(link, session)
+    if reply[0] == b"busy":
+        raise SessionBusy(
+            f"Somebody else has frozen session {session}.",
+            hint="Try again in a moment.",
+            session=session,
+            owner=reply[1].decode(),
+        )
+    try:
+        yield
+    finally:
+        freeze([key], [maker, 0, ""])

@@ -1,10 +1,10 @@
 -- Values with their versions and what was appended to them, as of one moment.
--- KEYS[1] graflow:{S}:c   ARGV name…   Reply per name: false, or {cell version void item…}
+-- KEYS[1] graflow:{S}:c   ARGV name…   Reply per name: false, or {cell version void item…}; or "gone"
 -- void: "1" if the task whose result this is was skipped or has failed since.
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
 local line = call('GET', KEYS[1])
-if not line then return redis.error_reply('graflow: gone') end
+if not line then return {'gone'} end
 local flags = string.match(line, '^' .. string.rep('[^|]*|', 8) .. '([^|]*)|')
 local lists, marks = string.find(flags, 'a', 1, true), string.find(flags, 'm', 1, true)
 local reply = {}

@@ -7,18 +7,14 @@
       if call('HLEN', CL) == 0 then settle() end
     else
       if status ~= 'completed' or queued > 0 then status, reason = 'running', '' end
-      local dead, all = {}, call('HGETALL', P .. 'dead')
+      local found, all = {}, call('HGETALL', P .. 'dead')
       for n = 1, #all, 2 do
-        local at, spec = match(all[n + 1], '^(%d+)\30[^\30]*\30(.*)$')
-        dead[#dead + 1] = {tonumber(at), tonumber(all[n]), fields(spec)}
+        found[#found + 1] = {tonumber(match(all[n + 1], '^%d+')), fields(of_dead(all[n + 1]))}
       end
-      table.sort(dead, function(a, b)
-        if a[1] ~= b[1] then return a[1] < b[1] end
-        return a[2] < b[2]
-      end)
-      for _, item in ipairs(dead) do
-        item[3][4], item[3][8], item[3][10] = '0', '0', '0'
-        push(item[3], order)
+      table.sort(found, function(a, b) return a[1] < b[1] end)
+      for _, item in ipairs(found) do
+        item[2][4], item[2][8], item[2][10] = '0', '0', '0'
+        push(item[2], order)
         order = order + 1
       end
       call('DEL', P .. 'dead')
@@ -42,7 +38,7 @@
       mark()
       call('HDEL', CL, ARGV[i + 1])
       call('HSET', P .. 'er', fields(spec)[2], 'f' .. ARGV[i + 2])
-      call('HSET', P .. 'dead', ARGV[i + 1], sequence .. '\30' .. ARGV[i + 2] .. '\30' .. spec)
+      dead(ARGV[i + 1], ARGV[i + 2], spec)
       if status == 'running' then status, reason = 'paused', ARGV[i + 2] end
     end
     i = i + 3
@@ -52,6 +48,7 @@
       local task = ARGV[i + 1 + n]
       local name = task .. '.__result__'
       gone[task] = true
+      give_up(task)
       call('ZREM', P .. 'done', task)
       call('HDEL', P .. 'pa', task)
       call('HDEL', P .. 'sk', task)
@@ -69,7 +66,7 @@
     for _, table_ in ipairs({CL, P .. 'dead'}) do
       local all = call('HGETALL', table_)
       for n = 1, #all, 2 do
-        local spec = match(all[n + 1], table_ == CL and '^[^\31]*\31[^\31]*\31(.*)$' or '^%d+\30[^\30]*\30(.*)$')
+        local spec = table_ == CL and match(all[n + 1], '^[^\31]*\31[^\31]*\31(.*)$') or of_dead(all[n + 1])
         if gone[fields(spec)[2]] then call('HDEL', table_, all[n]) end
       end
     end

@@ -1,35 +1,35 @@
--- The tables of a session are replaced as a whole by those staged beside them (graflow:{S}:~name).
--- KEYS[1] graflow:{S}:c   ARGV verb line n (name)*n, then fields and values of h
---   verb  create | rewind        Reply "done" epoch, or "exists" | "busy" owner | "gone"
+-- The tables of a session are replaced as a whole by those staged beside them (graflow:{S}:~STAGE:name).
+-- KEYS[1] graflow:{S}:c   ARGV verb line epoch stage n (name)*n, then fields and values of h
+--   verb  create | rewind        Reply "done" epoch, or "exists" | "busy" owner | "expired"
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
 local line = call('GET', KEYS[1])
 if ARGV[1] == 'create' and line then return {'exists'} end
-local epoch, tokens = 0, 0
+local epoch, tokens, stage, n = tonumber(ARGV[3]), '0', P .. '~' .. ARGV[4] .. ':', tonumber(ARGV[5])
+for i = 6, 5 + n do
+  if call('EXISTS', stage .. ARGV[i]) == 0 then return {'expired'} end
+end
 if line then
   local t = call('TIME')
   local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
   for _, token in ipairs(call('ZRANGEBYSCORE', P .. 'tok', now, '+inf')) do
     local owner = call('HGET', P .. 'own', token)
-    if owner then return {'busy', owner} end
+    if owner then return {'busy', string.match(owner, '^[^\30]*')} end
   end
-  epoch = tonumber(call('HGET', P .. 'h', 'epoch') or '0')
+  epoch = math.max(epoch, tonumber(call('HGET', P .. 'h', 'epoch') or '0'))
   tokens = call('HGET', P .. 'h', 'tokens') or '0'
   local queues = string.match(line, '^' .. string.rep('[^|]*|', 9) .. '([^|]*)|')
-  for name in string.gmatch(queues, '[^,]+') do call('DEL', P .. 'q:' .. name) end
+  for name in string.gmatch(queues, '[^,]+') do call('UNLINK', P .. 'q:' .. name) end
   for _, name in ipairs(call('HKEYS', P .. 'v')) do
-    if string.sub(name, 1, 1) == '=' then call('DEL', P .. 'a:' .. string.sub(name, 2)) end
+    if string.sub(name, 1, 1) == '=' then call('UNLINK', P .. 'a:' .. string.sub(name, 2)) end
   end
-  for name in string.gmatch('c h dl cl dead g done sk pa er n v t rp tok own qt', '%S+') do call('DEL', P .. name) end
+  for name in string.gmatch('c h dl cl dead g done sk pa er n v t rp tok own qt', '%S+') do call('UNLINK', P .. name) end
 end
-local n = tonumber(ARGV[3])
-for i = 4, 3 + n do
-  if call('EXISTS', P .. '~' .. ARGV[i]) == 1 then
-    call('RENAME', P .. '~' .. ARGV[i], P .. ARGV[i])
-    call('PERSIST', P .. ARGV[i])
-  end
+for i = 6, 5 + n do
+  call('RENAME', stage .. ARGV[i], P .. ARGV[i])
+  call('PERSIST', P .. ARGV[i])
 end
-for i = 4 + n, #ARGV, 2 do call('HSET', P .. 'h', ARGV[i], ARGV[i + 1]) end
+for i = 6 + n, #ARGV, 2 do call('HSET', P .. 'h', ARGV[i], ARGV[i + 1]) end
 call('HSET', P .. 'h', 'epoch', epoch + 1, 'tokens', tokens)
 call('SET', KEYS[1], ARGV[2])
 return {'done', epoch + 1}

@@ -1,24 +1,36 @@
 -- A slice begins on a token, or makes one for itself (token ""): from here on its lease runs.
--- KEYS[1] graflow:{S}:c   ARGV token owner lease_ms queue now   Reply status token, or "gone" | "fenced"
+-- KEYS[1] graflow:{S}:c   ARGV token owner lease_ms now   Reply status token queue, or "gone" | "fenced"
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
 local line = call('GET', KEYS[1])
 if not line then return {'gone'} end
-local token, owner = ARGV[1], ARGV[2]
+local token, owner, queue = ARGV[1], ARGV[2], '*'
+if string.find(string.match(line, '^' .. string.rep('[^|]*|', 8) .. '([^|]*)|'), 'e', 1, true) then return {'fenced'} end
 if token == '' then
-  token = 'e' .. call('HGET', P .. 'h', 'epoch') .. 't' .. call('HINCRBY', P .. 'h', 'tokens', 1)
+  token = 'e' .. (call('HGET', P .. 'h', 'epoch') or '0') .. 't' .. call('HINCRBY', P .. 'h', 'tokens', 1)
 else
   if not call('ZSCORE', P .. 'tok', token) then return {'fenced'} end
   local other = call('HGET', P .. 'own', token)
-  if other and other ~= owner then return {'fenced'} end
+  if other then
+    other, queue = string.match(other, '^(.*)\30([^\30]*)$')
+    local began = call('HGET', P .. 'rp', token) -- the same request again is answered, a used token is not given out
+    if other ~= owner or not began or string.sub(began, 1, 2) ~= '0\30' then return {'fenced'} end
+  else
+    local waiting = call('HGETALL', P .. 'qt')
+    for n = 1, #waiting, 2 do
+      if waiting[n + 1] == token then
+        queue = waiting[n]
+        call('HDEL', P .. 'qt', queue)
+      end
+    end
+  end
 end
-local now = ARGV[5]
+local now = ARGV[4]
 if now == '' then
   local t = call('TIME')
   now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
 end
-call('HSET', P .. 'own', token, owner)
+call('HSET', P .. 'own', token, owner .. '\30' .. queue)
 call('HSETNX', P .. 'rp', token, '0\30\30')
 call('ZADD', P .. 'tok', now + ARGV[3], token)
-if call('HGET', P .. 'qt', ARGV[4]) == token then call('HDEL', P .. 'qt', ARGV[4]) end
-return {string.match(line, '^[^|]*'), token}
+return {string.match(line, '^[^|]*'), token, queue}

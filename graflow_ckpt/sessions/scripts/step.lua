@@ -3,10 +3,12 @@
 -- KEYS[1]  graflow:{S}:c    all other keys of the session have its tag and are derived from it
 -- ARGV     token seq now mode  n (key number)*n  m (name base)*m  op…
 --   token  of a slice, or "!id" of somebody outside, who claims nothing
---   seq    of this sender; the last one is answered again instead of being applied again
+--   seq    of this sender; the last one is answered again instead of being applied again, older ones are void
 --   now    seconds, or "" for the server's clock
---   mode   r retire if nothing is handed out · q retire · s help is wanted · Tx only if token x may be reaped
--- Reply    status steps ready tail record…      or "fenced" | "conflict" name | "frozen" | "gone"
+--   mode   r retire if nothing is handed out · q retire · s help is wanted · z its own freeze is no obstacle
+--          Tx only if token x may be reaped: its lease is over, or ! says that its owner is dead
+-- Reply    status steps ready tail record…      or "fenced" (the token) | "void" (a claim, or x may not be
+--          reaped) | "conflict" name | "frozen" | "gone"
 --
 -- c   status|sequence|steps|key|claim|order|max_steps|cap|flags|queues|     one line, read and written at once
 --     flags: m errors or skips were noted, a lists, t tasks made at run time, l ledger, f fleet, z frozen, e it has ended
@@ -22,6 +24,7 @@ local status, sequence, steps, key, claim, order, max_steps, cap, flags, queues 
   match(line, '^([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|')
 local token, seq, mode = ARGV[1], ARGV[2], ARGV[4]
 local CL, RP, V = P .. 'cl', P .. 'rp', P .. 'v'
+local DIRECT = '^[^\31]*\31[^\31]*\31[^\31]*\31[^\31]*\31[^\31]*\31direct\31' -- a spec with a body
 
 local function ready_in(names)
   local n = 0
@@ -30,16 +33,22 @@ local function ready_in(names)
 end
 
 -- what was answered before is answered again
-local before = call('HGET', RP, token)
-if before then
-  local last, tail, keys = match(before, '^(%d+)\30([^\30]*)\30(.*)$')
+local outside = sub(token, 1, 1) == '!'
+local before = not outside and call('HGET', RP, token)
+local past = not before and call('GET', P .. 'x:' .. token) -- nobody has to take these away: they expire
+if before or past then
+  local last, tail, keys = match(before or past, '^(%d+)\30([^\30]*)\30(.*)$')
   if last == seq then
     local reply = {status, tonumber(steps), ready_in(queues), tail}
-    for k in string.gmatch(keys, '[^,]+') do reply[#reply + 1] = call('HGET', CL, k) end
+    for k in string.gmatch(keys, '[^,]+') do
+      local rec = call('HGET', CL, k)
+      if rec and match(rec, '^[^\31]*\31([^\31]*)') == token then reply[#reply + 1] = rec end
+    end
     return reply
   end
-  if find(tail, '^retired') then return {'fenced'} end
-elseif sub(token, 1, 1) ~= '!' then
+  -- a request that was under way for longer than its sender has waited comes after its successors
+  if tonumber(seq) < tonumber(last) or (past and not outside) then return {'fenced'} end
+elseif not outside then
   return {'fenced'}
 end
 
@@ -56,24 +65,22 @@ local function now()
   return time
 end
 
-if find(flags, 'z', 1, true) then
-  if tonumber(call('HGET', P .. 'h', 'frozen') or '0') > now() and not find(mode, 'z', 1, true) then
-    return {'frozen'}
-  end
-  if not find(mode, 'z', 1, true) then flags = string.gsub(flags, 'z', '') end  -- its maker has died
+if find(flags, 'z', 1, true) and not find(mode, 'z', 1, true) then
+  if tonumber(call('HGET', P .. 'h', 'frozen') or '0') > now() then return {'frozen'} end
+  flags = string.gsub(flags, 'z', '') -- whoever froze it has died
 end
-local reaped = match(mode, 'T(%S+)')
+local reaped = match(mode, 'T(e%d+t%d+)')
 if reaped then
   local lease = call('ZSCORE', P .. 'tok', reaped)
-  if not lease or (tonumber(lease) > now() * 1000 and not find(mode, '!', 1, true)) then return {'fenced'} end
+  if not lease or (tonumber(lease) > now() * 1000 and not find(mode, '!', 1, true)) then return {'void'} end
 end
 
 -- nothing is applied if a claim is void or a base is stale
-local i, recs = 5, {}
-for _ = 1, tonumber(ARGV[i]) do
+local i, recs, ends = 5, {}, tonumber(ARGV[5])
+for _ = 1, ends do
   local k = ARGV[i + 1]
   local rec, want = call('HGET', CL, k), ARGV[i + 2] .. '\31' .. token .. '\31'
-  if not rec or sub(rec, 1, #want) ~= want then return {'fenced'} end
+  if not rec or sub(rec, 1, #want) ~= want then return {'void'} end
   recs[k] = sub(rec, #want + 1)
   i = i + 2
 end
@@ -88,7 +95,8 @@ i = i + 1
 sequence, steps, key, claim, order =
   tonumber(sequence) + 1, tonumber(steps), tonumber(key), tonumber(claim), tonumber(order)
 local marks, lists = find(flags, 'm', 1, true), find(flags, 'a', 1, true)
-local was, reason, out, keys, elsewhere = status, nil, {}, {}, false
+local was, reason, out, keys, elsewhere, deaths = status, nil, {}, {}, false, 0
+local own = ARGV[#ARGV - 2] == 'C' and ARGV[#ARGV] or '*' -- the queue that its sender claims from
 
 local function mark()
   if not marks then marks, flags = true, flags .. 'm' end
@@ -112,6 +120,7 @@ local function fields(spec)
 end
 
 local function push(f, at)
+  if f[9] ~= own then elsewhere = true end
   call('ZADD', P .. 'q:' .. f[9], at - tonumber(f[3]) * 8589934592, table.concat(f, '\31'))
 end
 
@@ -129,6 +138,7 @@ local function enqueue(task, data, priority, retries, queue, how, due)
   if due then
     call('ZADD', P .. 'dl', due, spec)
   else
+    if queue ~= own then elsewhere = true end
     call('ZADD', P .. 'q:' .. queue, order - priority * 8589934592, spec)
     order = order + 1
   end
@@ -164,48 +174,7 @@ local function first(names)
   return best
 end
 
-local function waiting()
-  local names, all = {}, call('HGETALL', P .. 'g')
-  for n = 1, #all, 2 do
-    if sub(all[n + 1], -1) == '0' then names[#names + 1] = all[n] end
-  end
-  table.sort(names)
-  return names
-end
-
-local function empty()
-  return ready_in(queues) == 0 and call('ZCARD', P .. 'dl') == 0 and call('HLEN', P .. 'dead') == 0
-end
-
-local function unschedule()
-  for name in string.gmatch(queues, '[^,]+') do call('DEL', P .. 'q:' .. name) end
-  call('DEL', P .. 'dl', P .. 'g')
-end
-
--- nothing runs: is this an end?
-local function settle()
-  if status == 'closing' then
-    unschedule()
-    status = 'completed'
-  elseif status == 'failing' then
-    status = 'failed'
-  elseif status == 'running' then
-    if max_steps ~= '' and steps >= tonumber(max_steps) and not empty() then
-      status, reason = 'stopped', 'max_steps=' .. max_steps .. ' reached'
-    elseif empty() then
-      local names = waiting()
-      status = #names > 0 and 'stalled' or 'completed'
-      reason = #names > 0 and 'still waiting: ' .. table.concat(names, ', ') or ''
-    end
-  end
-end
-
-local function ended(rec, how)
-  if find(flags, 'l', 1, true) then
-    local f = fields(rec)
-    call('RPUSH', P .. 'ledger', table.concat({sequence, steps, f[2], f[7], f[1], how, token}, '\31'))
-  end
-end
+--ENDS--
 
 while i <= #ARGV do
   local op = ARGV[i]
@@ -236,7 +205,7 @@ while i <= #ARGV do
         local head = call('ZPOPMIN', from)
         local spec = head[1]
         if not spec then break end
-        if left and find(spec, '^[^\31]*\31[^\31]*\31[^\31]*\31[^\31]*\31[^\31]*\31direct\31') then
+        if left and find(spec, DIRECT) then
           if left <= 0 then
             call('ZADD', from, head[2], spec)
             break
@@ -255,7 +224,6 @@ while i <= #ARGV do
     i = i + 3
   elseif op == 'N' then -- a new spec: task data priority retries queue how
     enqueue(ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5], ARGV[i + 6])
-    if ARGV[i + 5] ~= ARGV[#ARGV] then elsewhere = true end
     i = i + 7
   elseif op == 'R' then -- an in-edge is through: task ok size need priority retries queue how
     local task = ARGV[i + 1]
@@ -268,7 +236,6 @@ while i <= #ARGV do
       fired = '1'
       if need == 0 and oks == 0 then how = 'skip' elseif oks < need then how = 'lost' end
       enqueue(task, '', ARGV[i + 5], ARGV[i + 6], ARGV[i + 7], how)
-      if ARGV[i + 7] ~= ARGV[#ARGV] then elsewhere = true end
     end
     if full then
       call('HDEL', P .. 'g', task)
@@ -307,12 +274,15 @@ while i <= #ARGV do
       mark()
       call('HSET', P .. 'er', task, 'f' .. err)
       call('HDEL', P .. 'pa', task)
-      if how == 'failed' then call('HSET', P .. 'dead', k, sequence .. '\30' .. err .. '\30' .. table.concat(f, '\31')) end
-    elseif how == 'skipped' then
-      mark()
-      call('HSET', P .. 'sk', task, steps)
-    elseif how == 'passed' then
-      call('HSET', P .. 'pa', task, steps)
+      if how == 'failed' then dead(k, err, table.concat(f, '\31')) end
+    else
+      if how == 'skipped' then
+        mark()
+        call('HSET', P .. 'sk', task, steps)
+      elseif how == 'passed' then
+        call('HSET', P .. 'pa', task, steps)
+      end
+      if f[4] ~= '0' then give_up(task) end
     end
     ended(recs[k], how)
     i = i + 5
@@ -332,7 +302,7 @@ while i <= #ARGV do
   elseif op == 'T' then -- status reason
     local to = ARGV[i + 1]
     local changes = status == 'running' or status == 'closing' or status == 'paused' or to == 'cancelled'
-    if to == 'running' then changes = status == 'paused' elseif to == 'paused' then changes = status == 'running' end
+    if to == 'running' then changes = status == 'paused' or status == 'init' elseif to == 'paused' then changes = status == 'running' end
     if changes then status, reason = to, ARGV[i + 2] end
     i = i + 3
   elseif op == 'M' then -- a task made at run time: name record
@@ -353,9 +323,14 @@ end
 
 --TOKENS--
 
-call('SET', C, table.concat({status, sequence, steps, key, claim, order, max_steps, cap, flags, queues, ''}, '|'), 'KEEPTTL')
+call('SET', C, table.concat({status, sequence, steps, key, claim, order, max_steps, cap, flags, queues, ''}, '|'))
 if reason then call('HSET', P .. 'h', 'reason', reason) end
-call('HSET', RP, token, seq .. '\30' .. tail .. '\30' .. table.concat(keys, ','))
+local record = seq .. '\30' .. tail .. '\30' .. table.concat(keys, ',')
+if outside or sub(tail, 1, 7) == 'retired' then
+  call('SET', P .. 'x:' .. token, record, 'EX', 600)
+else
+  call('HSET', RP, token, record)
+end
 call('PUBLISH', P .. 'ev', sequence)
 if expires and expires ~= '' then
   local function set(name)

@@ -1,27 +1,32 @@
 -- Who goes on: a token is retired in the breath that saw nothing to hand out, and another one is
--- made where work waits. There is at most one token per queue that nobody has begun on.
+-- made where work waits and could be claimed. There is at most one per queue that nobody has begun on.
 
 local tail, ready, expires = '', 0, nil
-local fleet, quits = find(flags, 'f', 1, true), find(mode, 'q', 1, true)
-if #out == 0 and (quits or (find(mode, 'r', 1, true) and not reaped)) then
-  call('ZREM', P .. 'tok', token)
-  call('HDEL', P .. 'own', token)
-  tail, quits = 'retired', true
-end
-if reaped then
-  call('ZREM', P .. 'tok', reaped)
-  call('HDEL', P .. 'own', reaped)
-  call('HDEL', RP, reaped)
-  for name in string.gmatch(queues, '[^,]+') do
-    if call('HGET', P .. 'qt', name) == reaped then call('HDEL', P .. 'qt', name) end
+
+-- a token that still holds claims stays listed, without a lease, until somebody gives them back
+local function retire(one)
+  call('HDEL', RP, one)
+  for _, rec in ipairs(call('HVALS', CL)) do
+    if match(rec, '^[^\31]*\31([^\31]*)') == one then return call('ZADD', P .. 'tok', 0, one) end
   end
+  call('ZREM', P .. 'tok', one)
+  call('HDEL', P .. 'own', one)
 end
 
-if status == 'completed' or status == 'cancelled' or status == 'failed' or status == 'stopped' or status == 'stalled' then
-  if #out == 0 and call('HLEN', CL) == 0 and (was ~= status or not find(flags, 'e', 1, true)) then
-    call('DEL', P .. 'tok', P .. 'own', P .. 'qt')
-    call('HSET', P .. 'h', 'ended', string.format('%.3f', now()))
-    flags = string.gsub(flags, 'e', '') .. 'e'
+if #out == 0 and not outside and (find(mode, 'q', 1, true) or (find(mode, 'r', 1, true) and not reaped)) then
+  retire(token)
+  tail = 'retired'
+end
+if reaped then retire(reaped) end
+
+if status ~= 'running' and status ~= 'paused' and status ~= 'closing' and status ~= 'failing' then
+  if #out == 0 and call('HLEN', CL) == 0 then
+    if was ~= status or not find(flags, 'e', 1, true) then
+      call('HSET', P .. 'h', 'ended', string.format('%.3f', now()))
+      flags = string.gsub(flags, 'e', '') .. 'e'
+    end
+    call('DEL', P .. 'tok', P .. 'own', P .. 'qt', RP)
+    if not outside then tail = 'retired' end
     expires = call('HGET', P .. 'h', status == 'completed' and 'ttl' or 'kept')
   end
 else
@@ -29,11 +34,17 @@ else
     flags = string.gsub(flags, 'e', '')
     expires = 'never'
   end
-  if fleet and status == 'running' and (quits or elsewhere or reaped or sub(token, 1, 1) == '!' or find(mode, 's', 1, true)) then
-    local most = cap ~= '' and tonumber(cap) or 1000
-    for name in string.gmatch(queues, '[^,]+') do
-      if call('ZCARD', P .. 'q:' .. name) > 0 and call('HEXISTS', P .. 'qt', name) == 0 and call('ZCARD', P .. 'tok') < most then
-        local id = 'e' .. call('HGET', P .. 'h', 'epoch') .. 't' .. call('HINCRBY', P .. 'h', 'tokens', 1)
+  -- a slice that goes on sees to its own queue; what it frees may be what another queue waits for
+  local all = outside or reaped or #out == 0 or find(mode, 's', 1, true)
+  if status == 'running' and (all or elsewhere or ends > #out) and find(flags, 'f', 1, true) then
+    local held, most = call('HLEN', CL), cap ~= '' and tonumber(cap) or 1000
+    local left = max_steps == '' or tonumber(max_steps) > steps + held
+    for name in string.gmatch(held < most and queues or '', '[^,]+') do
+      local head = (all or name ~= own) and call('ZRANGE', P .. 'q:' .. name, 0, 0)[1]
+      local waits = head and call('HGET', P .. 'qt', name)
+      if head and (left or not find(head, DIRECT)) and not (waits and call('ZSCORE', P .. 'tok', waits))
+        and call('HLEN', P .. 'own') < most then
+        local id = 'e' .. (call('HGET', P .. 'h', 'epoch') or '0') .. 't' .. call('HINCRBY', P .. 'h', 'tokens', 1)
         call('ZADD', P .. 'tok', math.floor(now() * 1000) + 5000, id)
         call('HSET', P .. 'qt', name, id)
         tail = tail .. '\31' .. id .. '\31' .. name

@@ -1,0 +1,58 @@
+"""The keys of a session in Redis, and the scripts that change them.
+
+c  one line of counters      h  cold facts             q:QUEUE dl cl dead  the specs
+g  gates                     done sk pa er n           what became of the tasks
+v a:NAME t                   values, what was appended to them, tasks made at run time
+tok own qt rp                tokens: their leases, owners, those that wait for a worker, last replies
+x:SENDER                     the last reply to somebody without a token, for ten minutes
+ledger                       one entry per end, if it is asked for
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import Any
+
+from graflow_ckpt.core.errors import KeyTaken
+from graflow_ckpt.links.complaints import taken, translated
+from graflow_ckpt.links.redis import RedisLink
+
+_TYPES = {
+    "string": "c",
+    "hash": "h cl dead g sk pa er n v t rp own qt",
+    "zset": "dl done tok",
+    "list": "ledger",
+}
+
+
+def keys_of(session: str) -> str:
+    """What all keys of a session begin with; the braces keep them in one slot of a cluster."""
+    return f"graflow:{{{session}}}:"
+
+
+def wrong_keys(link: RedisLink, session: str) -> KeyTaken:
+    """Names the keys of a session under which something else is kept."""
+    prefix = keys_of(session)
+    wanted = {f"{prefix}{name}": kind for kind, names in _TYPES.items() for name in names.split()}
+    with translated(link.address):
+        client: Any = link.route.client_for(f"{prefix}c")
+        for part, kind in (("q", "zset"), ("a", "list")):
+            for key in client.scan_iter(match=f"{prefix}{part}:*", count=1000):
+                wanted[key.decode()] = kind
+        return taken(link.address, list(wanted), list(wanted.values()), client.type)
+
+
+# --- scripts ---------------------------------------------------------------------------
+
+
+def source(name: str) -> str:
+    """The text of a script, with the parts that it names (--PART--) put in."""
+    text = (files("graflow_ckpt.sessions") / "scripts" / f"{name}.lua").read_text()
+    return re.sub(r"^--([A-Z]+)--$", lambda part: source(part[1].lower()), text, flags=re.MULTILINE)
+
+
+STEP = source("step")
+READ = source("read")
+START = source("start")
+RENEW = source("renew")

@@ -1,0 +1,64 @@
+-- What becomes of specs that do not run any more, and of the session when none does.
+
+local function waiting()
+  local names, all = {}, call('HGETALL', P .. 'g')
+  for n = 1, #all, 2 do
+    if sub(all[n + 1], -1) == '0' then names[#names + 1] = all[n] end
+  end
+  table.sort(names)
+  return names
+end
+
+local function empty()
+  return ready_in(queues) == 0 and call('ZCARD', P .. 'dl') == 0 and call('HLEN', P .. 'dead') == 0
+end
+
+-- set aside for a resume; the error may hold any byte
+local function dead(k, err, spec)
+  deaths = deaths + 1
+  call('HSET', P .. 'dead', k, string.format('%d%04d\30%d\30', sequence, deaths, #err) .. err .. spec)
+end
+
+local function of_dead(rec)
+  local size, from = match(rec, '^%d+\30(%d+)\30()')
+  return sub(rec, from + tonumber(size))
+end
+
+-- what was to be retried is not: it has failed
+local function give_up(task)
+  local err = marks and call('HGET', P .. 'er', task)
+  if err and sub(err, 1, 1) == 'r' then call('HSET', P .. 'er', task, 'f' .. sub(err, 2)) end
+end
+
+local function unschedule()
+  if marks then
+    for _, task in ipairs(call('HKEYS', P .. 'er')) do give_up(task) end
+  end
+  for name in string.gmatch(queues, '[^,]+') do call('DEL', P .. 'q:' .. name) end
+  call('DEL', P .. 'dl', P .. 'g')
+end
+
+-- nothing runs: is this an end?
+local function settle()
+  if status == 'closing' then
+    unschedule()
+    status = 'completed'
+  elseif status == 'failing' then
+    status = 'failed'
+  elseif status == 'running' then
+    if max_steps ~= '' and steps >= tonumber(max_steps) and not empty() then
+      status, reason = 'stopped', 'max_steps=' .. max_steps .. ' reached'
+    elseif empty() then
+      local names = waiting()
+      status = #names > 0 and 'stalled' or 'completed'
+      reason = #names > 0 and 'still waiting: ' .. table.concat(names, ', ') or ''
+    end
+  end
+end
+
+local function ended(rec, how)
+  if find(flags, 'l', 1, true) then
+    local f = fields(rec)
+    call('RPUSH', P .. 'ledger', table.concat({sequence, steps, f[2], f[7], f[1], how, token}, '\31'))
+  end
+end

@@ -29,6 +29,7 @@ class Parcel:
 
     program: Program
     manner: bytes
+    calls: bool = False  # its tasks are called with the arguments of their specs
 
     def pack(self) -> bytes:
         """The bytes that are stored; the same program gives the same ones."""
@@ -40,6 +41,7 @@ class Parcel:
             "argv": list(program.argv),
             "inputs": program.inputs or {},
             "code": len(program.code),
+            "calls": self.calls,
         }
         text = json.dumps(head, separators=(",", ":")).encode()
         return b"%d\n%b%b%b" % (len(text), text, program.code, self.manner)
@@ -54,12 +56,14 @@ def digest_of(packed: bytes) -> str:
     return blake3(packed).hexdigest(16)
 
 
-def make(graph: TaskGraph, workflow: str, manner: Any, file: str | None = None) -> Parcel:
+def make(
+    graph: TaskGraph, workflow: str, manner: Any, file: str | None = None, *, calls: bool = False
+) -> Parcel:
     """The parcel of a compiled graph."""
     facts: Document = describe(graph, current_tasks(graph))
     facts["summary"] = summary_of(graph)
     program = Program(facts, pack_code(graph), file, (), workflow)
-    return Parcel(program, live_bytes(manner, "settings"))
+    return Parcel(program, live_bytes(manner, "settings"), calls)
 
 
 def unpack(packed: bytes) -> Parcel:
@@ -74,4 +78,4 @@ def unpack(packed: bytes) -> Parcel:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointCorrupt(f"The program of a session does not hold together: {error!r}.") from error
-    return Parcel(program, manner)
+    return Parcel(program, manner, bool(head["calls"]))

@@ -8,12 +8,23 @@ a `Route` per node with its ops ready made, so that a plain completion costs no 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from graflow_ckpt.core.errors import GraphError, UnknownTask
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.task import Group, Options, Task
 
 Node = Task | Group
+
+
+class Copies(dict[str, Any]):
+    """Names such as `resize[17]` stand for the node of their first part."""
+
+    def __missing__(self, name: str) -> Any:
+        family, bracket, _ = name.partition("[")
+        if not bracket or family not in self:
+            raise KeyError(name)
+        return self[family]
 
 
 class Route:
@@ -158,6 +169,11 @@ class TaskGraph:
                 if target not in same:
                     same[target] = self.edge(name, target)
             route.done = tuple([same[target] for target in route.forward])
+
+    def as_bag(self) -> TaskGraph:
+        """Each task stands for any number of copies of it: `resize[0]`, `resize[1]` …"""
+        self.nodes, self.routes = Copies(self.nodes), Copies(self.routes)
+        return self
 
     def _mark_lenient(self) -> None:
         """What stands in a group that can do without members, groups inside it included."""

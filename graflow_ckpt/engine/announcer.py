@@ -40,15 +40,15 @@ class Announcer:
         self.emit("task_ended", task, outcome=type(outcome).__name__.lower(), pending=pending)
 
     def _failed(self, claim: Claim, outcome: Failed) -> None:
-        session, key = self._session, claim.spec.key
+        session, spec = self._session, claim.spec
         if session.status in ("failing", "failed") and self.failure is None:
             self.failure = outcome.exception
-        again = session.holds(key)
+        again = outcome.retry and spec.retry_count < spec.max_retries
         log.warning(
             "task %s failed%s: %s",
             claim.spec.task_id,
             ", it runs again" if again else "",
-            outcome.error,
+            outcome.error.partition("\n")[0],  # the rest is a traceback
             extra={
                 "session": session.id,
                 "task": claim.spec.task_id,

@@ -8,8 +8,8 @@ for one parameter, or none, is a GraphError.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
-from types import CodeType, FunctionType
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import CodeType, FunctionType, MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 
 from graflow_ckpt.checkpoint.program import Missing
@@ -19,6 +19,9 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Group, Task
 
 MISSING: Any = object()
+SPREAD = "**graflow"
+"""The only key of data that holds several arguments."""
+
 CONTEXT_NAMES = ("context", "ctx")
 
 
@@ -30,6 +33,11 @@ class Parameter(NamedTuple):
     result: str | None  # the value name of a direct predecessor's result
     group: tuple[str, ...] | None  # the members of a preceding group
     bound: Any  # an argument bound to the task, or MISSING
+
+    @property
+    def required(self) -> bool:
+        """Whether a call has to give it."""
+        return self.default is MISSING and self.bound is MISSING
 
 
 class Binding:
@@ -134,13 +142,20 @@ def _tasks(graph: TaskGraph, names: Iterable[str], groups: dict[str, tuple[str, 
 
 
 def fill(
-    binding: Binding, task: str, data: Any, read: Callable[[str], Any], own: Callable[[str], Any]
+    binding: Binding,
+    task: str,
+    data: Any,
+    read: Callable[[str], Any],
+    own: Callable[[str], Any],
+    given: Mapping[str, Any] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The arguments of one attempt; `read` gives results, `own` channel values, MISSING if none."""
     arguments: dict[str, Any] = {}
     for p in binding.parameters:
         value = MISSING
-        if data is not MISSING and p.name == binding.data:
+        if p.name in given:
+            value = given[p.name]
+        elif data is not MISSING and p.name == binding.data:
             value = data
         elif p.bound is not MISSING:
             value = p.bound

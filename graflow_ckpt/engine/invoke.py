@@ -6,10 +6,12 @@ child process (`isolation="process"`). A body's exception ends here and becomes 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
+from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint.cells import check_storable, to_cell
@@ -23,7 +25,7 @@ from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.engine import checks
 from graflow_ckpt.engine.attempt import Attempt
-from graflow_ckpt.engine.bind import MISSING, Binding, bind, fill
+from graflow_ckpt.engine.bind import MISSING, SPREAD, Binding, bind, fill
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.task_context import Host, TaskExecutionContext
 from graflow_ckpt.engine.threads import Threads
@@ -31,6 +33,9 @@ from graflow_ckpt.sessions.protocol import Session
 
 if TYPE_CHECKING:
     from graflow_ckpt.engine.coroutines import Loop
+
+TRACE_LIMIT = 16_000
+"""Characters of a traceback that are kept for who is elsewhere."""
 
 _COROUTINE = 0x80  # inspect.CO_COROUTINE
 
@@ -73,6 +78,7 @@ class Invoker:
         self._settings = settings
         self._check = settings.durability != "none"
         self._watch = checks.enabled()
+        self._traced = session.traced
         self._goes_on = settings.on_failure == "continue"
         self._threads = Threads(f"graflow-{session.id}")
         self._loop = loop
@@ -83,8 +89,8 @@ class Invoker:
 
     def inline(self, claim: Claim) -> bool:
         """Whether the body may run in the thread that commits."""
-        name = claim.spec.task_id
-        task = self.graph.nodes[name]
+        task = self.graph.nodes[claim.spec.task_id]
+        name = task.name
         of, known = self._inline.get(name, (None, False))
         if of is not task:
             known = not isinstance(task, Task) or (
@@ -147,16 +153,19 @@ class Invoker:
             if backoff.base:
                 due = self.session.clock() + backoff.delay(spec.retry_count, spread())
         again = not isinstance(error, ReadOnlyChanged)
-        return Failed(f"{type(error).__name__}: {error}", error, due, retry=again)
+        text = f"{type(error).__name__}: {error}"
+        if self._traced:
+            text += "\n" + "".join(format_exception(error))[-TRACE_LIMIT:]
+        return Failed(text, error, due, retry=again)
 
     # --- arguments ---------------------------------------------------------------------
 
     def binding(self, name: str) -> Binding:
-        found = self.bindings.get(name)
         task = self.graph.nodes[name]
+        found = self.bindings.get(task.name)
         if found is None or found.task is not task:  # a loop makes a task of that name in each round
             assert isinstance(task, Task)
-            found = self.bindings[name] = bind(self.graph, task)
+            found = self.bindings[task.name] = bind(self.graph, task)
         return found
 
     def _attempt(self, claim: Claim) -> Attempt:
@@ -185,7 +194,10 @@ class Invoker:
                 return MISSING
             return attempt.get(name, None, False) if lent is None else lent(name)
 
-        arguments = fill(binding, claim.spec.task_id, data, read, own)
+        given: dict[str, Any] = {}
+        if type(data) is dict and SPREAD in data:
+            given, data = data[SPREAD], MISSING
+        arguments = fill(binding, claim.spec.task_id, data, read, own, given)
         if binding.context is not None:
             extra = self.went_back.get((claim.spec.task_id, claim.spec.cycle), 0) if self.went_back else 0
             arguments[binding.context] = TaskExecutionContext(attempt, self.host, extra)
@@ -336,6 +348,4 @@ def _open(cell: Cell) -> Any:
 
 def spread() -> float:
     """A random number that leaves the session's random state alone."""
-    import os
-
     return int.from_bytes(os.urandom(4), "little") / 2**32

@@ -23,8 +23,9 @@ from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_home import SharedHome
 from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently, same_task
+from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.ops import Cells
-from graflow_ckpt.sessions.redis import RedisSession, keys_of
+from graflow_ckpt.sessions.redis import RedisSession
 from graflow_ckpt.sessions.tables import read_state
 
 log = logging.getLogger("graflow_ckpt.checkpoint")

@@ -18,9 +18,10 @@ from graflow_ckpt.checkpoint.snapshot import Snapshot, capture
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.ops import Cells
-from graflow_ckpt.sessions.redis import keys_of
 from graflow_ckpt.sessions.tables import read_state
+from graflow_ckpt.stores import open_store
 
 BACKEND = {"queue": "redis", "channel": "redis"}
 POLICY_LOCK = 30_000
@@ -35,18 +36,26 @@ class SharedHome:
         link: RedisLink,
         session: str,
         cells: Cells,
-        store: CheckpointStore,
+        store: str,
         keyring: Keyring | None,
         program: Program,
     ) -> None:
         self.link = link
         self.session = session
-        self.store = store
+        self._place = store
+        self._store: CheckpointStore | None = None
         self.program = program
         self.last: CheckpointMetadata | None = None
         self._cells = cells
         self._keyring = keyring
         self._prefix = keys_of(session)
+
+    @property
+    def store(self) -> CheckpointStore:
+        """Opened by the first cut."""
+        if self._store is None:
+            self._store = open_store(self._place)
+        return self._store
 
     @property
     def keyring(self) -> Keyring:

@@ -13,7 +13,8 @@ from time import monotonic
 
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.redis import RENEW, RedisSession, keys_of
+from graflow_ckpt.sessions.layout import RENEW, keys_of
+from graflow_ckpt.sessions.redis import RedisSession
 
 log = logging.getLogger("graflow_ckpt.fleet")
 

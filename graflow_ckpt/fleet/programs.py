@@ -19,7 +19,8 @@ from graflow_ckpt.checkpoint.program import current_tasks, saved_tasks, summary_
 from graflow_ckpt.checkpoint.sealed import SealedCells
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
 from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.engine.bind import Binding
+from graflow_ckpt.core.task import Task
+from graflow_ckpt.engine.bind import Binding, bind
 from graflow_ckpt.engine.preflight import check_graph
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.links.complaints import translated
@@ -114,7 +115,12 @@ class Programs:
                 table=[row for row in plan.rows if row.verdict in ("changed", "new", "orphaned")],
                 why="another version of the module",
             )
-        return Loaded(parcel, graph, check_graph(graph, settings, parcel.program.inputs or {}), settings)
+        if parcel.calls:
+            nodes = graph.nodes.items()
+            bindings = {name: bind(graph, node) for name, node in nodes if isinstance(node, Task)}
+            return Loaded(parcel, graph.as_bag(), bindings, settings)
+        bindings = check_graph(graph, settings, parcel.program.inputs or {}, shared=True)
+        return Loaded(parcel, graph, bindings, settings)
 
     def _differs(self, parcel: Parcel, graph: TaskGraph) -> Plan | None:
         facts = parcel.program.facts

@@ -28,8 +28,8 @@ from graflow_ckpt.fleet.keeper import PATIENCE, Keeper, Kept
 from graflow_ckpt.fleet.programs import Loaded, ProgramDiffers, ProgramMissing, Programs
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.redis import START, RedisSession, keys_of
-from graflow_ckpt.stores import open_store
+from graflow_ckpt.sessions.layout import START, keys_of
+from graflow_ckpt.sessions.redis import RedisSession
 
 log = logging.getLogger("graflow_ckpt.fleet")
 
@@ -99,7 +99,7 @@ class Worker:
                     self.link,
                     session,
                     cells,
-                    open_store(facts[2].decode()),
+                    facts[2].decode(),
                     self.keyring,
                     loaded.parcel.program,
                 )

@@ -29,6 +29,7 @@ from graflow_ckpt.engine.settings import (
     Resume,
     Settings,
 )
+from graflow_ckpt.frontends.door import fleet
 from graflow_ckpt.frontends.expressions import (
     Chain,
     Collector,
@@ -193,6 +194,29 @@ class Workflow:
         with self._running():
             return await WorkflowEngine().aexecute(context)
 
+    def submit(
+        self,
+        url: str | None = None,
+        start: str | DecoratedTask | None = None,
+        max_steps: int | None = None,
+        *,
+        inputs: Mapping[str, Any] | None = None,
+        existing: str = "refuse",
+        ttl: float | None = None,
+        store: str = "",
+    ) -> Any:
+        """Have a fleet run it; returns a handle once the session has been accepted.
+
+        The session has the id of this workflow, or a new one. `existing="return"` gives the handle of
+        one that is there already; `ttl` is for how many seconds it is kept once it has completed.
+        """
+        door = fleet()
+        terms = door.Terms(self._session_id, existing, max_steps, store=store, ledger=self.ledger)
+        if ttl is not None:
+            terms = replace(terms, ttl=ttl)
+        return door.submit(url, self.graph, self.settings, self._starts(start), inputs or {}, terms)
+
+    ledger = False  # on a fleet: whether each commit leaves a line that nothing takes away before the session
     _ended = False
 
     @contextmanager

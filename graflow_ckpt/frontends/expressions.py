@@ -7,7 +7,7 @@ them; a part that ends up in a larger expression counts only there. Elsewhere th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from itertools import count
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import All, AtLeast, BestEffort, Group, GroupPolicy, Task
+from graflow_ckpt.frontends.door import fleet
 
 Expression = Any  # DecoratedTask | Chain | Parallel; Joined says what they share
 
@@ -63,6 +64,27 @@ class DecoratedTask(Task, Joined):
         bound = DecoratedTask(id or self.name, self.func, self.options, {**self.arguments, **arguments})
         registered(bound)
         return bound
+
+    # --- on a fleet: see fleet/door.py; what comes back is a fleet.handle.Handle, hence Any ----
+
+    def submit(
+        self,
+        *args: Any,
+        url: str | None = None,
+        priority: int | None = None,
+        delay: float = 0.0,
+        key: str | None = None,
+        existing: str = "refuse",
+        **kwargs: Any,
+    ) -> Any:
+        """One call of the body, on a fleet. The same `key` is the same execution: refused, or given back."""
+        return fleet().submit_call(self, args, kwargs, url, priority, delay, key, existing)
+
+    def submit_many(
+        self, calls: Iterable[Any], *, url: str | None = None, priority: int | None = None
+    ) -> Any:
+        """Many calls as one session: each item is an argument, a tuple of them, or a dict by name."""
+        return fleet().submit_many(self, calls, url, priority)
 
     @property
     def id(self) -> str:

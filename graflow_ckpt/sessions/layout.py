@@ -52,6 +52,7 @@ def source(name: str) -> str:
     return re.sub(r"^--([A-Z]+)--$", lambda part: source(part[1].lower()), text, flags=re.MULTILINE)
 
 
+CREATE = source("create")
 STEP = source("step")
 READ = source("read")
 START = source("start")

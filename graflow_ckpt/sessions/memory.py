@@ -30,6 +30,7 @@ class MemorySession:
     """A session that lives and dies with the process."""
 
     shares = True
+    traced = False  # who waits has the exception itself
 
     def __init__(self, state: SessionState, clock: Callable[[], float] = time) -> None:
         self.state = state
@@ -101,10 +102,6 @@ class MemorySession:
 
     def has_ready(self) -> bool:
         return bool(self.state.ready)
-
-    def holds(self, key: int) -> bool:
-        """Whether a spec has still to run and has not failed."""
-        return key in self.state.specs and key not in self.state.dead
 
     def gave_nothing(self, task: str) -> bool:
         """What a task gave in an earlier round does not count if it was skipped or failed since."""

@@ -49,6 +49,9 @@ class Session(Protocol):
     def pending(self) -> int: ...  # specs that have still to run, as far as this run knows
 
     @property
+    def traced(self) -> bool: ...  # whether errors are kept with their tracebacks
+
+    @property
     def over(self) -> bool: ...  # whether this run will get nothing more from it
 
     def clock(self) -> float: ...
@@ -58,8 +61,6 @@ class Session(Protocol):
     def due(self) -> float | None: ...  # when the first delayed spec may start
 
     def has_ready(self) -> bool: ...
-
-    def holds(self, key: int) -> bool: ...  # whether a spec has still to run and has not failed
 
     def reader(self) -> Values: ...  # the values as one attempt sees them
 

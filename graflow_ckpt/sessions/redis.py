@@ -227,9 +227,6 @@ class RedisSession:
     def has_ready(self) -> bool:
         return True  # others make ready what this one has not heard of: ask
 
-    def holds(self, key: int) -> bool:
-        return True
-
     def on_loan(self) -> list[str]:
         return []  # what a body gets is a copy
 

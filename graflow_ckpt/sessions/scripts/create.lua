@@ -1,0 +1,8 @@
+-- A session is accepted, unless there is one of that name. It is `init` until its first specs are in.
+-- KEYS[1] graflow:{S}:c   ARGV line, then fields and values of h   Reply "created" | "exists"
+if redis.call('EXISTS', KEYS[1]) == 1 then return 'exists' end
+local h = string.sub(KEYS[1], 1, -2) .. 'h'
+redis.call('DEL', h)
+redis.call('HSET', h, unpack(ARGV, 2))
+redis.call('SET', KEYS[1], ARGV[1])
+return 'created'

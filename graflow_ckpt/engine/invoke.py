@@ -77,8 +77,7 @@ class Invoker:
         self._inline: dict[str, tuple[Node, bool]] = {}
         self._settings = settings
         self._check = settings.durability != "none"
-        self._watch = checks.enabled()
-        self._traced = session.traced
+        self._watch, self._traced = checks.enabled(), session.traced
         self._goes_on = settings.on_failure == "continue"
         self._threads = Threads(f"graflow-{session.id}")
         self._loop = loop
@@ -347,5 +346,5 @@ def _open(cell: Cell) -> Any:
 
 
 def spread() -> float:
-    """A random number that leaves the session's random state alone."""
+    """Random, and the session's random state is left alone."""
     return int.from_bytes(os.urandom(4), "little") / 2**32

@@ -31,11 +31,11 @@ from graflow_ckpt.engine.inputs import digest_of
 from graflow_ckpt.engine.preflight import check_graph
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.fleet.handle import Handle
-from graflow_ckpt.fleet.names import check_names
 from graflow_ckpt.fleet.programs import Programs
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.layout import CREATE, keys_of
+from graflow_ckpt.sessions.names import check_names
 from graflow_ckpt.sessions.redis import RedisSession
 
 SESSIONS = "graflow:sessions"

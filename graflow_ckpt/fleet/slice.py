@@ -21,10 +21,10 @@ from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.sealed import SealedCells
 from graflow_ckpt.core.errors import Fenced, GraflowError, NoSession, ServerGone, WorkflowCancelled
 from graflow_ckpt.engine.invoke import Invoker
+from graflow_ckpt.engine.keeper import PATIENCE, Keeper, Kept
 from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.shared import SharedCuts, SharedHost
 from graflow_ckpt.engine.shared_home import SharedHome
-from graflow_ckpt.fleet.keeper import PATIENCE, Keeper, Kept
 from graflow_ckpt.fleet.programs import Loaded, ProgramDiffers, ProgramMissing, Programs
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.redis import RedisLink

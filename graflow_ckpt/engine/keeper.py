@@ -21,6 +21,9 @@ log = logging.getLogger("graflow_ckpt.fleet")
 PATIENCE = 0.003
 """Seconds for which work waits in a session before another worker is asked for: what a token costs."""
 
+NEWS = 1.0
+"""Seconds after which a slice knows that its session was cancelled, at the latest."""
+
 LOOK = 0.01
 """Seconds between looks at a slice that runs."""
 
@@ -53,7 +56,7 @@ class Keeper:
     def keep(self, kept: Kept) -> None:
         """From now on, until `forget`."""
         with self._changed:
-            kept.renew_at = monotonic() + self._lease / 3
+            kept.renew_at = monotonic() + min(self._lease / 3, NEWS)
             kept.asked = monotonic()
             self._kept = kept
             if self._thread is None:
@@ -92,7 +95,7 @@ class Keeper:
     def _look_after(self, kept: Kept) -> None:
         now, session = monotonic(), kept.session
         if now >= kept.renew_at:
-            kept.renew_at = now + self._lease / 3
+            kept.renew_at = now + min(self._lease / 3, NEWS)
             key = keys_of(session.id) + "c"
             status = self._renew([key], [session.token, int(self._lease * 1000)]).decode()
             if status != "running" and self._kept is kept:

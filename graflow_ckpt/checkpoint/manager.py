@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, parse
 from graflow_ckpt.checkpoint.seal import Keyring
-from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
@@ -50,8 +49,7 @@ class CheckpointManager:
         except CheckpointCorrupt as error:
             error.hint = f"{error.hint} {history.newest_good(place, keyring, checkpoint_path)}".strip()
             raise
-        context.return_to(found, restore(found.facts, context.payload), cls._home(place, found))
-        return context, found.metadata
+        return context.resumed(found, cls._home(place, found)), found.metadata
 
     @classmethod
     def list_checkpoints(

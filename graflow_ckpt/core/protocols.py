@@ -90,6 +90,11 @@ class CheckpointStore(Protocol):
     @property
     def synced(self) -> bool: ...  # whether what was put is on the disk, or only accepted
 
+    @property
+    def shared(self) -> bool: ...  # whether others can write there: its seals need a key that all have
+
+    def takes(self, path: str) -> str | None: ...  # the path as it is written here; None: another store's
+
     def probe(self) -> None: ...
 
     def acquire(self, session: str, *, take_over: bool = False) -> Lease: ...

@@ -68,7 +68,7 @@ class SessionState:
         """Whether it was skipped or has failed since it last completed; one that is retried has not."""
         if task in self.skipped:
             return True
-        retried = (s.task_id == task and s.retry_count for s in list(self.specs.values()))
+        retried = (s.task_id == task and s.retry_count and s.key not in self.dead for s in list(self.specs.values()))
         return task in self.errors and not any(retried)
 
     def waiting_gates(self) -> dict[str, Gate]:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.cells import check_storable
-from graflow_ckpt.checkpoint.model import SCHEMA, CheckpointMetadata, Document, check_metadata
+from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_metadata
 from graflow_ckpt.checkpoint.program import unpack_code
-from graflow_ckpt.checkpoint.snapshot import BACKEND, capture, restore
-from graflow_ckpt.core.errors import CheckpointError, InputsChanged, SessionError
+from graflow_ckpt.checkpoint.snapshot import BACKEND, capture, no_facts, restore
+from graflow_ckpt.core.errors import CheckpointError, SessionError
 from graflow_ckpt.core.facts import RESULT, TaskSpec, check_session_id
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import EveryN
@@ -25,11 +25,12 @@ from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell
 from graflow_ckpt.engine.attempt import from_cells
+from graflow_ckpt.engine.backends import one_backend, shared
 from graflow_ckpt.engine.home import Home
-from graflow_ckpt.engine.inputs import Channel, CycleController, digest_of
+from graflow_ckpt.engine.inputs import Channel, CycleController, Inputs, digest_of
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
-from graflow_ckpt.sessions.views import InMemoryTaskQueue
+from graflow_ckpt.sessions.views import InMemoryTaskQueue, TaskQueue
 from graflow_ckpt.stores import open_store
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class ExecutionContext:
         self.cutter: Cutter | None = None  # while a run is under way
         self.started = False  # what is set before that is an input
         self._payload: dict[str, Any] | None = None
-        self._channel = Channel(self)
+        self._channel: Inputs = Channel(self, self.session)
 
     @classmethod
     def create(
@@ -83,15 +84,14 @@ class ExecutionContext:
         store: str = "checkpoints",
     ) -> ExecutionContext:
         """A new session that will start at `start_node`."""
-        for name, backend in (("queue", queue_backend), ("channel", channel_backend)):
-            if backend != "memory":
-                raise SessionError(
-                    f"{name}_backend={backend!r} is not available.",
-                    hint="Queue and channel are two views of one session; this version has 'memory'.",
-                )
         settings = settings or Settings()
         if auto_checkpoint_interval is not None:
             settings = replace(settings, policy=EveryN(auto_checkpoint_interval))
+        if one_backend(queue_backend, channel_backend) == "redis":
+            made: ExecutionContext = shared().made(
+                graph, start_node, session_id, max_steps, config, settings, store
+            )
+            return made
         context = cls(graph, session_id, settings=settings, store=store)
         context.session.state.starts = (start_node,)
         context.session.state.max_steps = max_steps
@@ -136,14 +136,14 @@ class ExecutionContext:
         return self.home.last.path if self.home.last else None
 
     @property
-    def task_queue(self) -> InMemoryTaskQueue:
+    def task_queue(self) -> TaskQueue:
         return InMemoryTaskQueue(self.session, self.to_cell, from_cells)
 
     @property
-    def channel(self) -> Channel:
+    def channel(self) -> Inputs:
         return self._channel
 
-    def get_channel(self) -> Channel:
+    def get_channel(self) -> Inputs:
         return self._channel
 
     def get_result(self, task: str, default: Any = None) -> Any:
@@ -274,6 +274,15 @@ class ExecutionContext:
             self.state.max_steps = max_steps
         return WorkflowEngine().execute(self)
 
+    @property
+    def elsewhere(self) -> bool:
+        """Whether queue and channel are in Redis, where others may work on them, too."""
+        return False
+
+    def take_part(self, start: str | None) -> Any:
+        """Of a session that is elsewhere: run it from here."""
+        raise NotImplementedError
+
     @contextmanager
     def _owning(self) -> Iterator[None]:
         owned = self.home.lease is not None
@@ -293,20 +302,6 @@ class ExecutionContext:
         """Whether what is set now is an input of a session that has started before."""
         return self.found is not None and not self.rewinds and not self.started
 
-    def drops_input(self, key: str, value: Any) -> bool:
-        """Whether a write before `execute` repeats an input of a session that goes on."""
-        if not self.goes_on:
-            return False
-        known = self.home.inputs.get(key)
-        if known is None or known != digest_of(check_storable(key, value)):
-            raise InputsChanged(
-                f"Session {self.session_id} was started with {'another' if known else 'no'} input {key!r}.",
-                hint="Give the same inputs, none at all, or use a new session id.",
-                session=self.session_id,
-                name=key,
-            )
-        return True
-
     def note_inputs(self) -> None:
         """What stands in the channel when a new session starts."""
         self.home.inputs = {name: digest_of(cell) for name, (cell, _) in self.state.values.items()}
@@ -318,15 +313,19 @@ class ExecutionContext:
         """What a plain `pickle.load` of a `.pkl` gives: values and graph; no control facts."""
         context = cls(TaskGraph(), payload["session_id"])
         context._payload = payload
-        facts = {
-            "session_id": payload["session_id"], "starts": payload["starts"], "max_steps": None, "steps": 0,
-            "status": "running", "reason": "", "epoch": 0, "transition": 0, "counters": [1, 1, 1],
-            "completed_tasks": [], "completed_steps": [], "enqueued": {}, "gates": {}, "skipped": {},
-            "passed": [], "errors": {}, "pending_tasks": [], "schema_version": SCHEMA,
-        }  # fmt: skip
+        facts = no_facts(payload["session_id"], payload["starts"])
         context.session = MemorySession(restore(facts, payload))
-        context._channel = Channel(context)
+        context._channel = Channel(context, context.session)
         return context
+
+    def resumed(self, found: Found, store: str) -> ExecutionContext:
+        """The session of a checkpoint that somebody named: as it was there, or where it lives on."""
+        place = found.facts.get("redis")
+        if place is not None and not place["portable"]:
+            live: ExecutionContext = shared().attached_to(found, self.graph_from_code(), store)
+            return live
+        self.return_to(found, restore(found.facts, self.payload), store)
+        return self
 
     def return_to(self, found: Found, state: SessionState, store: str) -> None:
         """Become the session as it was at a checkpoint that somebody named."""
@@ -336,7 +335,7 @@ class ExecutionContext:
         self.home = Home(open_store(store), self.session_id)
         self.home.continue_from(found)
         self.session = MemorySession(state)
-        self._channel = Channel(self)
+        self._channel = Channel(self, self.session)
         self.found, self.rewinds = found, True
         self.checkpoint_metadata = dict(found.metadata.user_metadata)
 

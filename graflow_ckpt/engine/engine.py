@@ -48,6 +48,8 @@ class WorkflowEngine:
 
         `start_task_id` on a session that goes on: drop what is scheduled and start there.
         """
+        if context.elsewhere:
+            return context.take_part(start_task_id)
         if self._runs_nothing(context, start_task_id):
             return context.result()
         return _Execution(context, None).run(start_task_id)
@@ -61,6 +63,8 @@ class WorkflowEngine:
 
         from graflow_ckpt.engine.coroutines import Loop, on_a_thread
 
+        if context.elsewhere:
+            return await on_a_thread(partial(context.take_part, start_task_id), lambda: False)
         if self._runs_nothing(context, start_task_id):
             return context.result()
         execution = _Execution(context, Loop(asyncio.get_running_loop()))

@@ -79,7 +79,7 @@ def adopt(
     context.found = found
     context._payload = payload
     context.session = session
-    context._channel = Channel(context)
+    context._channel = Channel(context, context.session)
 
 
 def runs_nothing(context: ExecutionContext) -> bool:

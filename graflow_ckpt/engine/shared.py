@@ -43,6 +43,7 @@ class SharedCuts:
         self._settings = settings
         self._home = home
         self._emit = emit
+        self.on_saved: Callable[[Any], None] = lambda metadata: None
         self._watches = settings.policy.watches
         self._looked = (0, monotonic())  # the step and the time of the last cut, as far as is known here
 
@@ -104,6 +105,7 @@ class SharedCuts:
         log.info(
             "Checkpoint created: %s", saved.path, extra={"session": saved.session_id, "step": saved.steps}
         )
+        self.on_saved(saved)
         self._emit("checkpoint_saved", path=saved.path, cause=cause, seconds=monotonic() - began)
         return saved
 

@@ -15,6 +15,7 @@ from graflow_ckpt.checkpoint.sealed import SealedCells
 from graflow_ckpt.core.errors import NoSession, SessionError, TaskError, WorkflowCancelled
 from graflow_ckpt.core.facts import RESULT, Op
 from graflow_ckpt.engine.attempt import from_cells
+from graflow_ckpt.engine.reaping import release
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.redis import RedisSession
@@ -242,10 +243,11 @@ class Handle:
         """For good. Running tasks are told; `hard`: their tokens are void, their code is ended."""
         self._commit([("status", "cancelled", reason), ("claim", 0)])
         if hard:
-            from graflow_ckpt.fleet.reaping import release
-
-            for token in self._redis.zrange(f"{self._prefix}tok", 0, -1):
-                release(self._client, self.session, token.decode(), "cancelled", forced=True)
+            for token in self._redis.hkeys(f"{self._prefix}own"):
+                release(
+                    self._client.link, self.session, self._cells, token.decode(), "it was cancelled",
+                    forced=True, crashed=False,
+                )  # fmt: skip
 
     def _commit(self, ops: list[Op]) -> None:
         sender = RedisSession(self._client.link, self.session, self._cells)

@@ -123,6 +123,8 @@ class RedisSession:
 
     def _take(self, reply: list[Any], ops: Sequence[Op]) -> list[Claim]:
         if len(reply) < 4:
+            if reply[0] == b"begun":
+                return []
             self._refused(reply)
         self.status = reply[0].decode()
         self.steps, self.ready = reply[1], reply[2]

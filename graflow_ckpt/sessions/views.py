@@ -5,24 +5,38 @@ They hold nothing themselves. A write through them is a transition of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from graflow_ckpt.core.facts import TaskSpec
+from graflow_ckpt.core.facts import Claim, Op, TaskSpec
+from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Cell
-from graflow_ckpt.sessions.memory import MemorySession
+from graflow_ckpt.sessions.protocol import Found
 
 # Encoding and decoding belong to the layer above; values are whatever users put in, hence Any.
 ToCell = Callable[[str, Any], Cell]
 FromCells = Callable[[str, Cell, tuple[Cell, ...]], Any]
 
 
-class InMemoryTaskQueue:
+class Tables(Protocol):
+    """A session, as a view of it needs it."""
+
+    @property
+    def state(self) -> SessionState: ...
+
+    def commit(self, ops: Sequence[Op]) -> list[Claim]: ...
+
+    def read(self, name: str) -> Found | None: ...
+
+    def names(self) -> list[str]: ...
+
+
+class TaskQueue:
     """What is waiting to run, in order."""
 
     def __init__(
         self,
-        session: MemorySession,
+        session: Tables,
         to_cell: ToCell = lambda name, data: data,
         from_cells: FromCells = lambda name, cell, items: cell,
     ) -> None:
@@ -63,10 +77,18 @@ class InMemoryTaskQueue:
         return self.size()
 
 
-class MemoryChannel:
+class InMemoryTaskQueue(TaskQueue):
+    """The queue of a session in this process."""
+
+
+class RedisTaskQueue(TaskQueue):
+    """The queue of a session in Redis: it persists by itself, and a resume finds it where it is."""
+
+
+class ValueChannel:
     """Named values of a session, outside of a task: each `set` is committed at once."""
 
-    def __init__(self, session: MemorySession, to_cell: ToCell, from_cells: FromCells) -> None:
+    def __init__(self, session: Tables, to_cell: ToCell, from_cells: FromCells) -> None:
         self._session = session
         self._to_cell = to_cell
         self._from_cells = from_cells
@@ -88,4 +110,12 @@ class MemoryChannel:
         return self._session.names()
 
     def __contains__(self, key: str) -> bool:
-        return key in self._session.state.values
+        return self._session.read(key) is not None
+
+
+class MemoryChannel(ValueChannel):
+    """The channel of a session in this process."""
+
+
+class RedisChannel(ValueChannel):
+    """The channel of a session in Redis: any process that knows the session's id sees the same values."""

@@ -5,7 +5,7 @@
 --   token  of a slice, or "!id" of somebody outside, who claims nothing
 --   seq    of this sender; the last one is answered again instead of being applied again, older ones are void
 --   now    seconds, or "" for the server's clock
---   mode   r retire if nothing is handed out · q retire · s help is wanted · z its own freeze is no obstacle
+--   mode   B only if nothing was ever enqueued · r retire if nothing is handed out · q retire · s help is wanted · z its own freeze is no obstacle
 --          Tx only if token x may be reaped: its lease is over, or ! says that its owner is dead
 -- Reply    status steps ready tail record…      or "fenced" (the token) | "void" (a claim, or x may not be
 --          reaped) | "conflict" name | "frozen" | "gone"
@@ -69,6 +69,7 @@ if find(flags, 'z', 1, true) and not find(mode, 'z', 1, true) then
   if tonumber(call('HGET', P .. 'h', 'frozen') or '0') > now() then return {'frozen'} end
   flags = string.gsub(flags, 'z', '') -- whoever froze it has died
 end
+if find(mode, 'B', 1, true) and key ~= '1' then return {'begun'} end
 local reaped = match(mode, 'T(e%d+t%d+)')
 if reaped then
   local lease = call('ZSCORE', P .. 'tok', reaped)

@@ -1,0 +1,95 @@
+"""Reaping: what a dead worker held is given to the others.
+
+Whoever finds out first does it, in one transition that is refused if the token is alive after all, or
+if somebody else was quicker. What becomes of each claim: under the crash budget it runs again, by the
+task's `on_interrupted` if that says otherwise; at the budget it is set aside and the session pauses.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from graflow_ckpt.core.errors import Fenced
+from graflow_ckpt.core.facts import Op, TaskSpec
+from graflow_ckpt.core.protocols import Owner
+from graflow_ckpt.engine.run import CRASH_BUDGET
+from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.links.processes import is_gone
+from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.ops import Cells, spec_of
+from graflow_ckpt.sessions.redis import RedisSession
+
+LEASE_OVER = "its worker's lease ran out"
+
+Emitted = tuple[str, str]
+"""A token, and the queue on which somebody has to be given it."""
+
+
+def release(
+    link: RedisLink, session: str, cells: Cells, token: str, why: str, *, forced: bool, crashed: bool = True
+) -> list[Emitted] | None:
+    """Take a token from a worker that is dead (`forced`) or whose lease is over; None if it may not be taken.
+
+    `crashed`: whether the worker died of what it ran, which counts against the task.
+    """
+    client: Any = link.route.client_for(f"{keys_of(session)}c")
+    with translated(link.address):
+        held = _held(client, session, token, cells)
+        asks = json.loads(client.hget(f"{keys_of(session)}h", "io") or b"{}")
+    ops: list[Op] = [
+        _op(spec, asks, why) if crashed else ("release", spec.key, spec.crashes) for spec in held
+    ]
+    sender = RedisSession(link, session, cells)
+    try:
+        sender.commit([*ops, ("claim", 0)], mode=f"T{token}{'!' if forced else ''}")
+    except Fenced:
+        return None
+    finally:
+        sender.close()
+    return sender.emitted
+
+
+def release_the_dead(link: RedisLink, session: str, cells: Cells) -> list[Emitted]:
+    """All tokens of a session whose owners are gone, on this machine or by their leases."""
+    prefix = keys_of(session)
+    client: Any = link.route.client_for(f"{prefix}c")
+    with translated(link.address):
+        owners: dict[bytes, bytes] = client.hgetall(f"{prefix}own")
+        seconds, micros = client.time()
+        leases = dict(client.zrange(f"{prefix}tok", 0, -1, withscores=True))
+    now = seconds * 1000 + micros / 1000
+    emitted: list[Emitted] = []
+    for token, owner in owners.items():
+        gone = is_gone(owner_of(owner))
+        if gone or leases.get(token, now) < now:
+            why = "its process is gone" if gone else LEASE_OVER
+            emitted += release(link, session, cells, token.decode(), why, forced=gone) or ()
+    return emitted
+
+
+def owner_of(record: bytes) -> Owner:
+    """Who runs the slice of a token, as its session has it."""
+    return Owner(**json.loads(record.partition(b"\x1e")[0]))
+
+
+def _held(client: Any, session: str, token: str, cells: Cells) -> list[TaskSpec]:
+    """What a token has claimed, the latest first: so that they are released into their old order."""
+    records: list[bytes] = client.hvals(f"{keys_of(session)}cl")
+    mine = []
+    for record in records:
+        number, holder, spec = record.split(b"\x1f", 2)
+        if holder.decode() == token:
+            mine.append((int(number), spec_of(spec, cells)))
+    return [spec for _, spec in sorted(mine, reverse=True)]
+
+
+def _op(spec: TaskSpec, asks: dict[str, str], why: str) -> Op:
+    crashes = spec.crashes + 1
+    if crashes >= CRASH_BUDGET:
+        error = f"WorkerDied: task {spec.task_id!r} has taken its worker down {crashes} times; at last {why}"
+        return ("quarantine", spec.key, error)
+    if spec.execution_strategy == "direct" and spec.task_id.partition("[")[0] in asks:
+        return ("doubt", spec.key, crashes)
+    return ("release", spec.key, crashes)

@@ -52,12 +52,13 @@ class SharedContext(ExecutionContext):
     ) -> None:
         super().__init__(graph, session_id, settings=settings, store=store)
         self.link = link
-        keyring = None if uses_local_key() else Keyring.load(local=False)
-        self.cells = SealedCells(self.session_id, keyring)
+        self.keyring = None if uses_local_key() else Keyring.load(local=False)
+        self.cells = SealedCells(self.session_id, self.keyring)
         self.tables = SharedTables(link, self.session_id, self.cells)
         self.place = store
         self._channel = SharedChannel(self, self.tables)
         self._program: Program | None = None
+        self.limit: int | None = None  # max_steps of the next execution, instead of the session's
         self.attached = False  # the session was there before
 
     @classmethod
@@ -207,6 +208,11 @@ class SharedContext(ExecutionContext):
     @property
     def elsewhere(self) -> bool:
         return True
+
+    def execute(self, max_steps: int | None = None) -> Any:
+        """Run, or go on, from here."""
+        self.limit = max_steps
+        return self.take_part(None)
 
     def take_part(self, start: str | None) -> Any:
         """Run the session from here, beside whoever else does."""

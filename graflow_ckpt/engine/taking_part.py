@@ -113,14 +113,15 @@ class TakingPart:
     def _open(self, start: str | None) -> None:
         """Start it, start elsewhere, or go on."""
         context, state = self.context, self.context.state
-        routes = context.graph.routes
+        limit = state.max_steps if context.limit is None else context.limit
+        reopen: Op = ("reopen", state.epoch, limit)
         if start is not None and state.next_key > 1:
-            ops: list[Op] = [("clear",), ("reopen", state.epoch, state.max_steps), routes[start].enqueue()]
-            context.tables.commit(ops)
-        elif state.next_key == 1:
+            context.tables.commit([("clear",), reopen, context.graph.routes[start].enqueue()])
+            return
+        if state.next_key == 1:
             context.schedule_start(context.graph.starts)
-        elif state.status != "running":
-            context.tables.commit([("reopen", state.epoch, state.max_steps)])
+        if state.status != "running" or limit != state.max_steps:
+            context.tables.commit([reopen])
         if context.checkpoint_requested:
             context.checkpoint_requested = False
             context.checkpoint(metadata=context.checkpoint_request_metadata)

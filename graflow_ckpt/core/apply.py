@@ -178,8 +178,8 @@ def _claim(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None
 
 
 def _status(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
-    if op[1] == "running":  # again, after a pause
-        changes = state.status == "paused"
+    if op[1] == "running":  # again after a pause, or all of it has been written
+        changes = state.status in ("paused", "init")
     elif op[1] == "paused":
         changes = state.status == "running"
     else:

@@ -2,7 +2,7 @@
 
 `apply.py` changes it, one transition at a time. The tables are the same as the Redis keys of a session.
 
-    status    running -> completed | stopped (max_steps) | stalled
+    status    init (being written) -> running -> completed | stopped (max_steps) | stalled
               running -> closing (terminate) -> completed     running -> failing -> failed
               running <-> paused     any -> cancelled
 """
@@ -68,8 +68,8 @@ class SessionState:
         """Whether it was skipped or has failed since it last completed; one that is retried has not."""
         if task in self.skipped:
             return True
-        retried = (s.task_id == task and s.retry_count and s.key not in self.dead for s in list(self.specs.values()))
-        return task in self.errors and not any(retried)
+        specs = [spec for spec in list(self.specs.values()) if spec.task_id == task]
+        return task in self.errors and not any(s.retry_count and s.key not in self.dead for s in specs)
 
     def waiting_gates(self) -> dict[str, Gate]:
         """Joins that some have reached and that have not fired."""

@@ -24,6 +24,7 @@ from graflow_ckpt.core.errors import (
     ServerFull,
     ServerGone,
     ServerReadOnly,
+    SessionBusy,
     SessionError,
     WriteConflict,
 )
@@ -87,6 +88,7 @@ class RedisSession:
         self.stamp = ""  # seconds, instead of the server's clock
         self.held: dict[int, Claim] = {}  # claims of this sender, by the key of their spec
         self.broken: SessionError | None = None
+        self.patience = PATIENCE  # with 0 a commit is tried twice, and a frozen session is not waited for
         self._cells = cells
         self._retires = retires
         self._key = keys_of(session) + "c"
@@ -191,6 +193,8 @@ class RedisSession:
                 reply = self._wire.call(script, (self._key,), args)
                 if reply != [b"frozen"]:
                     return reply
+                if not self.patience:
+                    raise SessionBusy(f"Session {self.id} is frozen.", hint="Try again.", session=self.id)
             except KeyTaken as error:
                 raise wrong_keys(self._link, self.id) from error
             except (ServerGone, ServerFull, ServerReadOnly) as error:
@@ -199,7 +203,7 @@ class RedisSession:
                     log.warning("session %s waits: %s", self.id, error, extra={"session": self.id})
                 elif monotonic() > deadline:
                     raise
-            deadline = deadline or monotonic() + PATIENCE
+            deadline = deadline or monotonic() + self.patience
             sleep(pause)
             pause = min(pause * 2, 1.0)
 

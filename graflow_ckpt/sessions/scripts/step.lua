@@ -5,10 +5,10 @@
 --   token  of a slice, or "!id" of somebody outside, who claims nothing
 --   seq    of this sender; the last one is answered again instead of being applied again, older ones are void
 --   now    seconds, or "" for the server's clock
---   mode   B only if nothing was ever enqueued · r retire if nothing is handed out · q retire · s help is wanted · z its own freeze is no obstacle
+--   mode   r retire if nothing is handed out · q retire · s help is wanted · B only if nothing was ever enqueued
 --          Tx only if token x may be reaped: its lease is over, or ! says that its owner is dead
 -- Reply    status steps ready tail record…      or "fenced" (the token) | "void" (a claim, or x may not be
---          reaped) | "conflict" name | "frozen" | "gone"
+--          reaped) | "conflict" name | "begun" | "frozen" | "gone"
 --
 -- c   status|sequence|steps|key|claim|order|max_steps|cap|flags|queues|     one line, read and written at once
 --     flags: m errors or skips were noted, a lists, t tasks made at run time, l ledger, f fleet, z frozen, e it has ended
@@ -65,7 +65,7 @@ local function now()
   return time
 end
 
-if find(flags, 'z', 1, true) and not find(mode, 'z', 1, true) then
+if find(flags, 'z', 1, true) then
   if tonumber(call('HGET', P .. 'h', 'frozen') or '0') > now() then return {'frozen'} end
   flags = string.gsub(flags, 'z', '') -- whoever froze it has died
 end
@@ -303,7 +303,11 @@ while i <= #ARGV do
   elseif op == 'T' then -- status reason
     local to = ARGV[i + 1]
     local changes = status == 'running' or status == 'closing' or status == 'paused' or to == 'cancelled'
-    if to == 'running' then changes = status == 'paused' or status == 'init' elseif to == 'paused' then changes = status == 'running' end
+    if to == 'running' then -- again after a pause, or all of it has been written
+      changes = status == 'paused' or status == 'init'
+    elseif to == 'paused' then
+      changes = status == 'running'
+    end
     if changes then status, reason = to, ARGV[i + 2] end
     i = i + 3
   elseif op == 'M' then -- a task made at run time: name record

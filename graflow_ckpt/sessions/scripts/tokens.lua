@@ -19,7 +19,7 @@ if #out == 0 and not outside and (find(mode, 'q', 1, true) or (find(mode, 'r', 1
 end
 if reaped then retire(reaped) end
 
-if status ~= 'running' and status ~= 'paused' and status ~= 'closing' and status ~= 'failing' then
+if status ~= 'running' and not find(' init paused closing failing ', ' ' .. status .. ' ', 1, true) then
   if #out == 0 and call('HLEN', CL) == 0 then
     if was ~= status or not find(flags, 'e', 1, true) then
       call('HSET', P .. 'h', 'ended', string.format('%.3f', now()))

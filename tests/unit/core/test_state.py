@@ -212,6 +212,40 @@ def test_who_gave_nothing_was_skipped_or_failed_for_good(ops: list[Op], nothing:
     assert state.gave_nothing("a") is nothing
 
 
+def test_who_has_failed_for_good_after_retries_gave_nothing() -> None:
+    state = started(enqueue(retries=1))
+    (one,) = claim(state)
+    end(state, one, "retry", 0.0, "E: no")
+    assert state.gave_nothing("a") is False
+
+    (one,) = claim(state)
+    end(state, one, "failed", "E: no")
+
+    assert state.gave_nothing("a") is True
+
+
+@pytest.mark.parametrize(
+    ("before", "to", "after"),
+    [
+        ("running", "paused", "paused"),
+        ("paused", "running", "running"),
+        ("init", "running", "running"),
+        ("init", "paused", "init"),
+        ("closing", "running", "closing"),
+        ("completed", "running", "completed"),
+        ("failing", "closing", "failing"),
+        ("init", "cancelled", "cancelled"),
+    ],
+)
+def test_a_status_follows_from_some_and_not_from_others(before: str, to: str, after: str) -> None:
+    state = SessionState("s")
+    state.status = before
+
+    apply(state, [("status", to, "because")], 0.0)
+
+    assert (state.status, state.reason) == (after, "because" if after == to else "")
+
+
 @pytest.mark.parametrize(
     ("how", "table"), [("lost", "errors"), ("skipped", "skipped"), ("passed", "passed"), ("dropped", None)]
 )

@@ -17,8 +17,9 @@ from rq import Worker
 from rq.serializers import JSONSerializer
 from rq_dashboard import web  # type: ignore[import-untyped]
 
-if "GRAFLOW_CKPT_REDIS_URL" in os.environ:
-    RQ_DASHBOARD_REDIS_URL = os.environ["GRAFLOW_CKPT_REDIS_URL"]
+for _name in ("GRAFLOW_CKPT_REDIS_URL", "GRAFLOW_CKPT_RQ_URL"):  # the second one wins: it is RQ's own server
+    if address := os.environ.get(_name):
+        RQ_DASHBOARD_REDIS_URL = address
 
 
 class JSONWorker(Worker):

@@ -27,7 +27,7 @@ PATIENCE = 30.0
 def command(program: str) -> str:
     """The line of the docs that calls it."""
     page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
-    (line,) = re.findall(rf"^(?:\w+=\S+ )*{program}(?: --.*)?$", page, re.MULTILINE)
+    (line,) = re.findall(rf"^(?:\w+=\S+ )*{program}(?: --.*| +#.*)?$", page, re.MULTILINE)
     return str(line)
 
 
@@ -63,14 +63,17 @@ def server() -> Iterator[Server]:
         worker.wait()
 
 
-@pytest.fixture(scope="module")
-def dashboard(server: Server) -> Iterator[str]:
+@pytest.fixture(scope="module", params=["one server", "a server of its own for RQ"])
+def dashboard(request: pytest.FixtureRequest, server: Server) -> Iterator[str]:
     port = free_port()
+    own = environment(server)
+    if request.param != "one server":
+        own |= {"GRAFLOW_CKPT_REDIS_URL": "redis://127.0.0.1:1/0", "GRAFLOW_CKPT_RQ_URL": server.url}
     process = subprocess.Popen(
         f"exec {command('rq-dashboard')} --port {port}",
         shell=True,
         cwd=ROOT,
-        env=environment(server),
+        env=own,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -16,47 +16,21 @@ from graflow_ckpt.core.errors import NoSession, SessionError, TaskError, Workflo
 from graflow_ckpt.core.facts import RESULT, Op
 from graflow_ckpt.engine.attempt import from_cells
 from graflow_ckpt.engine.reaping import release
+from graflow_ckpt.fleet.status import Status, read
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.redis import RedisSession
-from graflow_ckpt.sessions.tables import parse_line, read_state
+from graflow_ckpt.sessions.tables import read_state
 
 if TYPE_CHECKING:
     from graflow_ckpt.fleet.client import Client
 
-ENDED = frozenset({"completed", "failed", "cancelled", "stopped", "stalled"})
 _PAGE = 500
 _LOOK = 0.05  # seconds between looks where nothing announces a change
 
 
 class RemoteError(TaskError):
     """A task failed on a worker. `.type`, `.text` and `.traceback` are what is known of its exception."""
-
-
-@dataclass(frozen=True, slots=True)
-class Status:
-    """How far a session is."""
-
-    session: str
-    workflow: str
-    status: str
-    reason: str  # one line
-    steps: int
-    completed: int  # tasks
-    ready: int
-    running: int
-    delayed: int
-    failed: int
-    created: float
-    ended: float | None
-    tokens: int
-    checkpoint: str | None
-    max_steps: int | None
-    cap: int | None
-
-    @property
-    def over(self) -> bool:
-        return self.status in ENDED
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,27 +62,10 @@ class Handle:
 
     def status(self) -> Status:
         """How far it is, as of now."""
-        with translated(self._client.link.address):
-            pipe = self._redis.pipeline()
-            pipe.get(f"{self._prefix}c")
-            pipe.hgetall(f"{self._prefix}h")
-            for name in ("done", "dl", "tok"):
-                pipe.zcard(self._prefix + name)
-            for name in ("cl", "dead"):
-                pipe.hlen(self._prefix + name)
-            line, cold, done, delayed, tokens, running, failed = pipe.execute()
-            if line is None:
-                raise self._gone()
-            c = parse_line(line)
-            queues = [name for name in c["queues"].split(",") if name]
-            ready = sum(self._redis.zcard(f"{self._prefix}q:{name}") for name in queues)
-        h = {name.decode(): value.decode(errors="replace") for name, value in cold.items()}
-        return Status(
-            self.session, h.get("workflow", ""), c["status"], h.get("reason", "").partition("\n")[0],
-            int(c["steps"]), done, ready, running, delayed, failed, float(h.get("created", 0)),
-            float(h["ended"]) if h.get("ended") and c["status"] in ENDED else None, tokens, h.get("cut_path"),
-            int(c["max_steps"]) if c["max_steps"] else None, int(c["cap"]) if c["cap"] else None,
-        )  # fmt: skip
+        found = read(self._client.link, self.session)
+        if found is None:
+            raise self._gone()
+        return found
 
     def _gone(self) -> NoSession:
         return NoSession(

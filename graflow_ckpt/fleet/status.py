@@ -1,0 +1,94 @@
+"""How far sessions are: their counters as of one moment. Changes nothing and opens no value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.tables import parse_line
+
+ENDED = frozenset({"completed", "failed", "cancelled", "stopped", "stalled"})
+
+_FACTS = ("workflow", "reason", "created", "ended", "cut_path", "calls")
+_COUNTS = """
+local P = string.sub(KEYS[1], 1, -2)
+local line = redis.call('GET', KEYS[1])
+if not line then return {} end
+local function size(command, name) return redis.call(command, P .. name) end
+local queues = string.match(line, '^' .. string.rep('[^|]*|', 9) .. '([^|]*)|')
+local ready = {}
+for name in string.gmatch(queues, '[^,]+') do
+  ready[#ready + 1] = name
+  ready[#ready + 1] = size('ZCARD', 'q:' .. name)
+end
+return {
+  line, ready, redis.call('HMGET', P .. 'h', unpack(ARGV)),
+  size('ZCARD', 'done'), size('HLEN', 'cl'), size('ZCARD', 'dl'), size('HLEN', 'dead'), size('HLEN', 'sk'),
+  size('ZCARD', 'tok'),
+}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How far a session is."""
+
+    session: str
+    workflow: str
+    status: str
+    reason: str  # one line
+    steps: int
+    completed: int  # tasks
+    ready: int
+    running: int
+    delayed: int
+    failed: int
+    skipped: int
+    created: float
+    ended: float | None
+    tokens: int
+    checkpoint: str | None
+    max_steps: int | None
+    cap: int | None
+    calls: int | None  # of a session that submit_many has made
+    queues: tuple[tuple[str, int], ...]  # of its tasks, with how many are ready in each
+
+    @property
+    def over(self) -> bool:
+        return self.status in ENDED
+
+
+def read(link: RedisLink, session: str) -> Status | None:
+    """One session; None if there is none."""
+    return next(read_all(link, [session]), None)
+
+
+def read_all(link: RedisLink, sessions: Iterable[str]) -> Iterator[Status]:
+    """Those of them that are there."""
+    script = link.script(_COUNTS)
+    for session in sessions:
+        reply = script([f"{keys_of(session)}c"], _FACTS)
+        if reply:
+            yield _status(session, *reply)
+
+
+# Any: what the script answers.
+def _status(session: str, line: bytes, ready: list[Any], facts: list[Any], *counts: int) -> Status:
+    c = parse_line(line)
+    completed, running, delayed, failed, skipped, tokens = counts
+    h = {name: (fact or b"").decode(errors="replace") for name, fact in zip(_FACTS, facts, strict=True)}
+    queues = tuple((name.decode(), size) for name, size in zip(ready[::2], ready[1::2], strict=True))
+    waiting = sum(size for _, size in queues)
+    calls = int(h["calls"]) if h["calls"] else None
+    if calls is not None and c["status"] != "init":
+        # a call that has failed is kept nowhere, and the others go on
+        failed = max(failed, calls - completed - waiting - running - delayed - skipped)
+    return Status(
+        session, h["workflow"], c["status"], h["reason"].partition("\n")[0],
+        int(c["steps"]), completed, waiting, running, delayed, failed, skipped, float(h["created"] or 0),
+        float(h["ended"]) if h["ended"] and c["status"] in ENDED else None, tokens, h["cut_path"] or None,
+        int(c["max_steps"]) if c["max_steps"] else None, int(c["cap"]) if c["cap"] else None, calls, queues,
+    )  # fmt: skip

@@ -19,7 +19,7 @@ from graflow_ckpt.links.processes import is_gone
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.ops import Cells, spec_of
-from graflow_ckpt.sessions.redis import RedisSession
+from graflow_ckpt.sessions.redis import PATIENCE, RedisSession
 
 LEASE_OVER = "its worker's lease ran out"
 
@@ -28,20 +28,28 @@ Emitted = tuple[str, str]
 
 
 def release(
-    link: RedisLink, session: str, cells: Cells, token: str, why: str, *, forced: bool, crashed: bool = True
+    link: RedisLink,
+    session: str,
+    cells: Cells,
+    token: str,
+    why: str,
+    *,
+    forced: bool,
+    crashed: bool = True,
+    patience: float = PATIENCE,
 ) -> list[Emitted] | None:
     """Take a token from a worker that is dead (`forced`) or whose lease is over; None if it may not be taken.
 
-    `crashed`: whether the worker died of what it ran, which counts against the task.
+    `crashed`: whether the worker died of what it ran, which counts against the task. `patience`: seconds to
+    wait for a server that is away.
     """
     client: Any = link.route.client_for(f"{keys_of(session)}c")
     with translated(link.address):
         held = _held(client, session, token, cells)
         asks = json.loads(client.hget(f"{keys_of(session)}h", "io") or b"{}")
-    ops: list[Op] = [
-        _op(spec, asks, why) if crashed else ("release", spec.key, spec.crashes) for spec in held
-    ]
+    ops = [_op(spec, asks, why, crashed) for spec in held]
     sender = RedisSession(link, session, cells)
+    sender.patience = patience
     try:
         sender.commit([*ops, ("claim", 0)], mode=f"T{token}{'!' if forced else ''}")
     except Fenced:
@@ -85,9 +93,9 @@ def _held(client: Any, session: str, token: str, cells: Cells) -> list[TaskSpec]
     return [spec for _, spec in sorted(mine, reverse=True)]
 
 
-def _op(spec: TaskSpec, asks: dict[str, str], why: str) -> Op:
-    crashes = spec.crashes + 1
-    if crashes >= CRASH_BUDGET:
+def _op(spec: TaskSpec, asks: dict[str, str], why: str, crashed: bool) -> Op:
+    crashes = spec.crashes + crashed
+    if crashed and crashes >= CRASH_BUDGET:
         error = f"WorkerDied: task {spec.task_id!r} has taken its worker down {crashes} times; at last {why}"
         return ("quarantine", spec.key, error)
     if spec.execution_strategy == "direct" and spec.task_id.partition("[")[0] in asks:

@@ -7,13 +7,17 @@ whether a token still counts is for the session to say, which refuses a void one
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Collection, Iterable
 
-from redis import Redis
+from redis import Redis, RedisError
 from rq import Queue
 from rq.exceptions import NoSuchJobError
+from rq.intermediate_queue import IntermediateQueue
 from rq.job import Job
 from rq.serializers import JSONSerializer
+
+log = logging.getLogger("graflow_ckpt.fleet")
 
 RUN_SLICE = "graflow_ckpt.fleet.slice.run_slice"
 FAILURE_TTL = 3600
@@ -54,10 +58,19 @@ class Carrier:
             job_id=job_id(session, token),
         )
 
-    def post_again(self, session: str, token: str, queue: str) -> bool:
-        """For a token that nobody has begun on: unless it still waits in its queue."""
-        name = job_id(session, token)
-        if name in self.queue(queue).job_ids:
+    def offer(self, session: str, token: str, queue: str) -> None:
+        """The same in mid-work: if RQ's server is away, a steward posts it, for the session knows of it."""
+        try:
+            self.post(session, token, queue)
+        except RedisError as error:
+            facts = {"session": session, "token": token}
+            log.warning("token %s of session %s waits for a steward: %s", token, session, error, extra=facts)
+
+    def post_again(
+        self, session: str, token: str, queue: str, waiting: Collection[str] | None = None
+    ) -> bool:
+        """For a token that nobody has begun on: unless it still waits in its queue, or is in `waiting`."""
+        if job_id(session, token) in (self.ids(queue) if waiting is None else waiting):
             return False
         self.withdraw(session, token)
         self.post(session, token, queue)
@@ -65,10 +78,22 @@ class Carrier:
 
     def withdraw(self, session: str, token: str) -> None:
         """Whatever RQ still knows of a token that is void."""
+        name = job_id(session, token)
         try:
-            Job.fetch(job_id(session, token), self.connection, serializer=JSONSerializer).delete()
-        except NoSuchJobError:
-            return
+            job = Job.fetch(name, self.connection, serializer=JSONSerializer)
+            IntermediateQueue(Queue.redis_queue_namespace_prefix + job.origin, self.connection).remove(name)
+            job.delete()
+        except (NoSuchJobError, ValueError):  # ValueError: what RQ noted of its execution has expired
+            self.connection.delete(Job.key_for(name))
+
+    def ids(self, queue: str) -> set[str]:
+        """The jobs that wait in a queue."""
+        return set(self.queue(queue).job_ids)
+
+    def taken_by_nobody(self, queue: str) -> list[tuple[str, str]]:
+        """Tokens that a worker took from the queue and has not told RQ of: it is about to, or it has died."""
+        found = IntermediateQueue(self.queue(queue).key, self.connection).get_job_ids()
+        return [(session, token) for session, _, token in (name.rpartition("-") for name in found)]
 
     def waiting(self, queues: Iterable[str]) -> dict[str, int]:
         """How many tokens wait in each queue."""

@@ -1,0 +1,103 @@
+"""Reaping in a fleet: what the dead held goes to the others, who are told of it through RQ.
+
+The decisions are the engine's (engine/reaping.py), in one transition that one reaper wins. Here: how
+a death is put into words, tokens for whoever goes on, and what RQ still believes of the dead.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import signal
+import sys
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from redis import RedisError
+
+from graflow_ckpt.core.values import Cell
+from graflow_ckpt.engine.reaping import release
+from graflow_ckpt.fleet.tokens import Carrier
+from graflow_ckpt.links.redis import RedisLink
+
+log = logging.getLogger("graflow_ckpt.fleet")
+
+_MEGA = 2**20 if sys.platform == "darwin" else 2**10  # ru_maxrss is in bytes there, in kilobytes elsewhere
+
+
+class Fleet(Protocol):
+    """Where sessions are, and how tokens travel."""
+
+    @property
+    def link(self) -> RedisLink: ...
+
+    @property
+    def carrier(self) -> Carrier: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a process has ended, as its parent knows it. `memory`: its peak, in MB; 0 if that is not known."""
+
+    status: int  # as wait() gives it
+    memory: int = 0
+
+    @classmethod
+    def of(cls, status: int, usage: resource.struct_rusage | None) -> Death:
+        return cls(status, usage.ru_maxrss // _MEGA if usage is not None else 0)
+
+    def __str__(self) -> str:
+        if os.WIFSIGNALED(self.status):
+            how = f"was killed by {_name(os.WTERMSIG(self.status))}"
+        else:
+            how = f"ended with status {os.waitstatus_to_exitcode(self.status)}"
+        return f"{how} (peak memory {self.memory} MB)" if self.memory else how
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # of real time
+        return f"signal {number}"
+
+
+class Opaque:
+    """Cells for who moves specs and looks at no value: no key is needed for that."""
+
+    def pack(self, name: str, cell: Cell) -> bytes:
+        raise TypeError("nothing is packed here")
+
+    def unpack(self, name: str, data: bytes) -> Cell:
+        return data
+
+    def seal(self, pickle: bytes) -> bytes:
+        raise TypeError("nothing is sealed here")
+
+    def open(self, name: str, data: bytes) -> bytes:
+        return data
+
+
+OPAQUE = Opaque()
+
+
+def take(
+    fleet: Fleet, session: str, token: str, why: str, *, forced: bool = False, crashed: bool = True
+) -> bool:
+    """Take a token and all that it held from a worker. False: it is alive after all, or somebody was quicker.
+
+    Nothing is waited for: if the server is away or the session frozen, that is an error, and somebody
+    has to come back.
+    """
+    facts: dict[str, Any] = {"session": session, "token": token}
+    emitted = release(fleet.link, session, OPAQUE, token, why, forced=forced, crashed=crashed, patience=0)
+    if emitted is None:
+        return False
+    log.warning("token %s of session %s was taken: its worker %s", token, session, why, extra=facts)
+    for other, queue in emitted:
+        fleet.carrier.offer(session, other, queue)
+    try:
+        fleet.carrier.withdraw(session, token)
+    except RedisError as error:
+        log.info("RQ still lists token %s of session %s: %s", token, session, error, extra=facts)
+    return True

@@ -72,7 +72,7 @@ def save(
 ) -> CheckpointMetadata:
     """Write one trio at `metadata.path`; it is there as a whole when this returns."""
     stage = uuid.uuid4().hex
-    metadata.home = store.url
+    metadata.home = metadata.home or store.url
     metadata.synced = store.synced  # as the preflight found it; whoever lists this asks nobody else
     digests: dict[str, Digest] = {}
     payload = snapshot.payload() | {

@@ -21,6 +21,7 @@ from typing import Final, Self
 from blake3 import blake3
 
 from graflow_ckpt.core.errors import CheckpointError, UnsafeCheckpoint
+from graflow_ckpt.core.protocols import CheckpointStore
 
 SIZE: Final = 32
 
@@ -53,6 +54,11 @@ class Keyring:
 
     def __repr__(self) -> str:
         return f"Keyring({', '.join(self._secrets)})"  # never a secret: this ends up in logs
+
+    @classmethod
+    def for_store(cls, store: CheckpointStore, env: Mapping[str, str] = os.environ) -> Self:
+        """The keys for what is kept in a store: never this machine's alone if others can write there."""
+        return cls.load(env, local=not store.shared)
 
     @classmethod
     def load(cls, env: Mapping[str, str] = os.environ, *, local: bool = True) -> Self:

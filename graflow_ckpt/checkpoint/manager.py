@@ -6,7 +6,6 @@ Where a checkpoint is kept follows from its path. Every method also takes `store
 from __future__ import annotations
 
 import logging
-import os
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +13,7 @@ from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, parse
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
-from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores import home_of, open_store, open_store_of
 
 if TYPE_CHECKING:
     from graflow_ckpt.engine.context import ExecutionContext  # named in signatures only: it is above
@@ -41,15 +39,15 @@ class CheckpointManager:
         cls, checkpoint_path: str, *, store: str | None = None
     ) -> tuple[ExecutionContext, CheckpointMetadata]:
         """The session as it was at that checkpoint, and no other; `execute` goes on from it."""
-        place = open_store(store or os.path.dirname(checkpoint_path) or ".")
-        keyring = Keyring.load()
+        place = open_store_of(checkpoint_path, store)
+        keyring = Keyring.for_store(place)
         context: ExecutionContext
         try:
             found, context = archive.load(place, keyring, checkpoint_path)
         except CheckpointCorrupt as error:
             error.hint = f"{error.hint} {history.newest_good(place, keyring, checkpoint_path)}".strip()
             raise
-        return context.resumed(found, cls._home(place, found)), found.metadata
+        return context.resumed(found, home_of(found.metadata.home) or place.url), found.metadata
 
     @classmethod
     def list_checkpoints(
@@ -58,8 +56,9 @@ class CheckpointManager:
         """The checkpoints of a session, or those that a pattern matches, newest first."""
         if session_id is not None and any(mark in session_id for mark in ("*", "/")):
             session_id, path_pattern = None, session_id
+        place = open_store_of(path_pattern) if path_pattern and "://" in path_pattern else open_store(store)
         found = []
-        for path, raw in open_store(store).list(session_id, path_pattern):
+        for path, raw in place.list(session_id, path_pattern):
             try:
                 found.append(CheckpointMetadata.from_document(path, parse(path, raw, ".meta.json")))
             except CheckpointError as error:
@@ -73,8 +72,9 @@ class CheckpointManager:
     @classmethod
     def get_latest(cls, session_id: str, *, store: str = "checkpoints") -> str:
         """The path of a session's newest good checkpoint."""
+        place = open_store(store)
         skipped = []
-        for path, found in history.newest(open_store(store), Keyring.load(), session_id):
+        for path, found in history.newest(place, Keyring.for_store(place), session_id):
             if isinstance(found, archive.Found):
                 return path
             skipped.append((path, found))
@@ -98,18 +98,12 @@ class CheckpointManager:
         for session, found in sessions.items():
             old = found[max(1, keep_last_n) :]
             if old and place.owner(session) is None:
-                spared = history.newest_path(place, Keyring.load(), session)
+                spared = history.newest_path(place, Keyring.for_store(place), session)
                 gone += sum(place.delete(m.path) for m in old if m.path != spared)
         return gone
 
     @classmethod
     def verify(cls, checkpoint_path: str, *, store: str | None = None) -> CheckpointMetadata:
         """Check seal and digests of all three files; opens no pickle."""
-        place = open_store(store or os.path.dirname(checkpoint_path) or ".")
-        return archive.check(place, Keyring.load(), checkpoint_path)[0].metadata
-
-    @classmethod
-    def _home(cls, place: CheckpointStore, found: archive.Found) -> str:
-        """The store in which the session lives: that of the path, unless it says otherwise."""
-        home = found.metadata.home.removeprefix("file://")
-        return home if home and os.path.isdir(home) else place.url
+        place = open_store_of(checkpoint_path, store)
+        return archive.check(place, Keyring.for_store(place), checkpoint_path)[0].metadata

@@ -24,6 +24,7 @@ from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import KeepLast
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease
+from graflow_ckpt.stores import open_store, store_of
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -52,6 +53,7 @@ class Home:
         self._summary: str | None = None
         self._described: Document | None = None
         self._program: Program | None = None
+        self._elsewhere: dict[str, CheckpointStore] = {}  # that paths of single cuts lead to
         self._by_policy: list[str] | None = None  # the cuts that retention may take, oldest first
         self._segment: Journal | None = None
         self._after = -1
@@ -60,7 +62,7 @@ class Home:
     @property
     def keyring(self) -> Keyring:
         if self._keyring is None:
-            self._keyring = Keyring.load()
+            self._keyring = Keyring.for_store(self.store)
         return self._keyring
 
     def open(self, *, take_over: bool = False) -> Lease:
@@ -68,7 +70,7 @@ class Home:
         if self.lease is None:
             self.store.probe()
             self.lease = self.store.acquire(self.session, take_over=take_over)
-            warning = key_storage_warning(self.store.folder)
+            warning = None if self.store.shared else key_storage_warning(self.store.folder)
             if warning:
                 log.warning("%s", warning, extra={"session": self.session})
         return self.lease
@@ -169,9 +171,14 @@ class Home:
         path: str | None = None,
     ) -> CheckpointMetadata:
         """Write one trio; raises if it could not be written, and then nothing has changed."""
-        lease = self.open()
+        lease: Lease | None = self.open()
+        assert lease is not None
         snapshot.facts["epoch"] = lease.epoch
-        path = path or self.reserve_path(snapshot.facts["steps"])
+        place, path = self._place(path or self.reserve_path(snapshot.facts["steps"]))
+        keyring = self.keyring
+        if place is not self.store:
+            lease.check()  # that store knows nothing of ours
+            lease, keyring = None, Keyring.for_store(place)
         metadata = archive.describe(
             snapshot,
             self.describe_program(graph),
@@ -181,13 +188,23 @@ class Home:
             user=user,
         )
         metadata.parent = self.parent
-        metadata = archive.save(
-            self.store, self.keyring, lease, snapshot, self.describe_program(graph), metadata
-        )
+        metadata.home = self.store.url
+        metadata = archive.save(place, keyring, lease, snapshot, self.describe_program(graph), metadata)
         self.sequence += 1
         self.parent = metadata.checkpoint_id
         self.last = metadata
         return metadata
+
+    def _place(self, path: str) -> tuple[CheckpointStore, str]:
+        """The store that a path leads to, and the path as it is written there."""
+        own = self.store.takes(path)
+        if own is not None:
+            return self.store, own
+        where = store_of(path)
+        if where not in self._elsewhere:
+            self._elsewhere[where] = open_store(where)
+        place = self._elsewhere[where]
+        return place, place.takes(path) or path
 
     def prune(self, keep: KeepLast) -> None:
         """Take away the oldest cuts that nobody has asked for."""

@@ -22,6 +22,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.links.library import MasterNotFoundError, redis, theirs
 
 Key = bytes | str
+ResponseError = theirs.ResponseError  # for those who ask what a server may not know or allow
 
 _REFUSED = "Check user and password of the address, and what the server's ACL allows that user."
 _PASSING = "It may pass: try again in a moment."

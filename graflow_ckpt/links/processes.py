@@ -36,12 +36,17 @@ def describe(pid: int) -> Owner:
     )
 
 
+def is_near(owner: Owner) -> bool:
+    """Whether its pid means a process that can be looked at from here."""
+    if not owner.boot or owner.boot != _boot():
+        return False  # another machine, or this one before it was started anew: which, is not to be told
+    return bool(owner.pid_ns) and owner.pid_ns == _link("/proc/self/ns/pid")  # not another container
+
+
 def is_gone(owner: Owner) -> bool:
     """Whether that process has ended for sure."""
-    if not owner.boot or owner.boot != _boot():
-        return False  # another machine, or this one before it was started anew: the same is not to be told
-    if not owner.pid_ns or owner.pid_ns != _link("/proc/self/ns/pid"):
-        return False  # another container: its pids mean other processes
+    if not is_near(owner):
+        return False
     state, started = _stat(owner.pid)
     return state in ("", *_ENDED) or (bool(owner.started) and started != owner.started)
 

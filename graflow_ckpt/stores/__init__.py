@@ -11,13 +11,20 @@ from importlib import import_module
 
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.links.addresses import masked
+from graflow_ckpt.stores import redis_names
 
+_REDIS = ("graflow_ckpt.stores.redis", "RedisStore")
 _STORES = {
     "file": ("graflow_ckpt.stores.local", "LocalStore"),
+    "redis": _REDIS,
+    "rediss": _REDIS,
+    "redis+sentinel": _REDIS,
+    "rediss+sentinel": _REDIS,
+    "redis+cluster": _REDIS,
+    "rediss+cluster": _REDIS,
 }
 _TO_COME = {
-    "redis": "fleet",
-    "rediss": "fleet",
     "sqlite": "sql",
     "postgres": "sql",
     "postgresql": "sql",
@@ -30,18 +37,33 @@ _TO_COME = {
 
 
 def open_store(where: str | os.PathLike[str]) -> CheckpointStore:
-    """The store of a URL (`file:///srv/checkpoints`) or of a folder (`checkpoints`)."""
-    scheme, place = _split(os.fspath(where))
+    """The store of a URL (`redis://host:6379/0`, `file:///srv/checkpoints`) or of a folder."""
+    text = os.fspath(where)
+    scheme, separator, _ = text.partition("://")
+    scheme = scheme.lower() if separator else "file"
     if scheme not in _STORES:
-        raise _unknown(scheme, os.fspath(where))
+        raise _unknown(scheme, masked(text))
     module, name = _STORES[scheme]
-    store: CheckpointStore = getattr(import_module(module), name)(place)
+    store: CheckpointStore = getattr(import_module(module), name)(text)
     return store
 
 
-def _split(where: str) -> tuple[str, str]:
-    scheme, separator, place = where.partition("://")
-    return (scheme.lower(), place) if separator else ("file", where)
+def store_of(path: str) -> str:
+    """The store that the path of a checkpoint leads to, as `open_store` takes it."""
+    if redis_names.is_redis(path):
+        return redis_names.split(path)[0] or "redis://"
+    return os.path.dirname(path) or "."
+
+
+def open_store_of(path: str, store: str | None = None) -> CheckpointStore:
+    """The store to find a checkpoint in; `store` says which, if somebody has named one."""
+    return open_store(store or store_of(path))
+
+
+def home_of(said: str) -> str | None:
+    """The store in which a session lives, as a checkpoint says that may lie elsewhere; None: not here."""
+    home = said.removeprefix("file://")
+    return home if "://" in home or os.path.isdir(home) else None
 
 
 def _unknown(scheme: str, where: str) -> CheckpointError:

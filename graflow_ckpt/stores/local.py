@@ -39,10 +39,14 @@ _SUFFIXES = tuple(f".{part}" for part in trio.PARTS)
 class LocalStore:
     """The folder is made at the first write, not before."""
 
+    shared = False
+
     def __init__(self, folder: str | os.PathLike[str] = "checkpoints", *, disk: Disk | None = None) -> None:
-        if not os.fspath(folder):
+        text = os.fspath(folder)
+        text = text[7:] if text[:7].lower() == "file://" else text
+        if not text:
             raise CheckpointError("The path for the checkpoints is empty: no folder.", hint="Give a folder.")
-        self.folder = os.fspath(folder).rstrip("/") or "/"
+        self.folder = text.rstrip("/") or "/"
         self.synced = True  # False once the file system has refused to sync a folder: saves are `accepted`
         self._root = os.path.abspath(self.folder)
         self._disk = disk or Disk()
@@ -68,6 +72,10 @@ class LocalStore:
                 self._disk.close(fd)
                 self._disk.unlink(path)
             self.synced = self._disk.sync_folder(self._root)
+
+    def takes(self, path: str) -> str | None:
+        """The path, if it is one of files; None if it leads to another store."""
+        return path if path.startswith("file://") or "://" not in path else None
 
     # --- ownership ---------------------------------------------------------------------
 

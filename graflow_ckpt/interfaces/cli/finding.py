@@ -18,7 +18,7 @@ from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, Graflo
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli.overview import UNFINISHED, Row, overview
 from graflow_ckpt.interfaces.cli.standing import standing
-from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores import home_of, open_store, open_store_of
 
 _SUFFIXES = (".meta.json", ".state.json", ".pkl")
 
@@ -99,35 +99,47 @@ def checkpoint_path(what: str) -> str | None:
         if what.endswith(suffix):
             base = what.removesuffix(suffix)
             break
+    if "://" in what:
+        return what if _is_there(what) else None
     there = os.path.lexists(f"{base}.meta.json") or (base != what and os.path.lexists(what))
     return f"{base}.pkl" if there else None
 
 
 def by_path(path: str) -> Place:
     """The cut of that path, in the session's own store."""
-    place = open_store(os.path.dirname(path) or ".")
-    keyring = Keyring.load()
+    place = open_store_of(path)
+    keyring = Keyring.for_store(place)
     try:
         # all of it: if it is bad, no other one may take its place
         found, _ = archive.check(place, keyring, path)
     except CheckpointError as error:
         error.hint += history.newest_good(place, keyring, path)
         raise
-    home = str(found.meta.get("home", "")).removeprefix("file://")
-    folder = _shown(home) if os.path.isdir(home) else os.path.dirname(path) or "."
-    return Place(folder, found.meta["session_id"], found, named=True)
+    home = home_of(str(found.meta.get("home", "")))
+    store = _shown(home) if home else place.folder
+    return Place(store, found.meta["session_id"], found, named=True)
+
+
+def _is_there(path: str) -> bool:
+    try:
+        return bool(open_store_of(path).meta(path))
+    except CheckpointError:
+        return False
 
 
 def _shown(folder: str) -> str:
-    """Relative, if it is below here: `checkpoints` is what people have typed."""
+    """Relative, if it is a folder below here: `checkpoints` is what people have typed."""
+    if "://" in folder:
+        return folder
     relative = os.path.relpath(folder)
     return folder if relative.startswith("..") else relative
 
 
 def by_session(store: str, session: str) -> Place:
     """The newest good cut of a session."""
+    place = open_store(store)
     skipped: list[tuple[str, CheckpointError]] = []
-    for path, found in history.newest(open_store(store), Keyring.load(), session):
+    for path, found in history.newest(place, Keyring.for_store(place), session):
         if isinstance(found, Found):
             return Place(store, session, found, named=False)
         skipped.append((path, found))
@@ -142,7 +154,7 @@ def gone_on(place: Place) -> list[str]:
     sequence = int(place.found.meta["sequence"])
     later = [
         path
-        for path, found in history.newest(store, Keyring.load(), place.session)
+        for path, found in history.newest(store, Keyring.for_store(store), place.session)
         if isinstance(found, Found) and int(found.meta["sequence"]) > sequence
     ]
     if later:
@@ -153,5 +165,5 @@ def gone_on(place: Place) -> list[str]:
 
 def is_kept(place: Place) -> bool:
     """Whether the cut lies where its session looks for cuts; a copy elsewhere does not."""
-    folder = os.path.dirname(place.found.path) or "."
+    folder = open_store_of(place.found.path).folder
     return os.path.realpath(folder) == os.path.realpath(place.store.removeprefix("file://"))

@@ -55,7 +55,7 @@ def overview(store: str, sessions: Iterable[str] | None = None) -> list[Row]:
         if session:
             counts[session] = counts.get(session, 0) + 1
     wanted = counts if sessions is None else [session for session in sessions if session in counts]
-    keyring = Keyring.load() if wanted else None
+    keyring = Keyring.for_store(place) if wanted else None
     rows = [_row(place, keyring, session, counts[session]) for session in wanted] if keyring else []
     return sorted(rows, key=lambda row: row.created_at, reverse=True)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections.abc import Iterator
 
@@ -14,7 +13,7 @@ from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.finding import checkpoint_path
 from graflow_ckpt.interfaces.cli.redaction import redacted, redacted_argv
-from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores import open_store_of
 
 _LISTED = 12  # tasks, before it becomes a number
 
@@ -26,12 +25,12 @@ def describe(what: str) -> Document:
         raise CheckpointNotFound(
             f"There is no checkpoint {what}.", hint="See: graflow-ckpt checkpoints list.", path=what
         )
-    store = open_store(os.path.dirname(path) or ".")
+    store = open_store_of(path)
     raw = store.meta(path)
     meta = parse(path, raw, ".meta.json")
     document: Document = {"path": path, "verdict": "good", "why": "", "meta": _shown_meta(meta), "state": {}}
     try:
-        found, _ = archive.check(store, Keyring.load(), path)
+        found, _ = archive.check(store, Keyring.for_store(store), path)
     except CheckpointError as error:
         document |= {"verdict": "bad", "why": str(error)}
         return document

@@ -25,7 +25,7 @@ def standing(store: CheckpointStore, found: Found, *, journal: bool) -> tuple[Se
     if not journal:
         return state, 0
     session = found.meta["session_id"]
-    return state, history.replay(store, Keyring.load(), state, found, session, closed=True)
+    return state, history.replay(store, Keyring.for_store(store), state, found, session, closed=True)
 
 
 def _no_values(facts: Document) -> dict[str, Any]:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.checkpoint.seal import Keyring, seal
 from graflow_ckpt.core.errors import UnsafeCheckpoint
 from graflow_ckpt.core.protocols import Sink
-from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores import open_store_of
 
 
 def check_parts(path: str) -> Document:
     """That the other files are the ones of this meta, byte for byte; the meta."""
-    store = open_store(os.path.dirname(path) or ".")
+    store = open_store_of(path)
     unsafe = store.unsafe(path)
     if unsafe is not None:
         raise UnsafeCheckpoint(
@@ -28,9 +27,9 @@ def check_parts(path: str) -> Document:
 
 def reseal(path: str) -> str:
     """Seal it with this machine's key; the key's id."""
-    store = open_store(os.path.dirname(path) or ".")
+    store = open_store_of(path)
     meta = check_parts(path)
-    keyring = Keyring.load()
+    keyring = Keyring.for_store(store)
     sealed = seal({name: value for name, value in meta.items() if name not in ("seal", "key_id")}, keyring)
 
     def write(sink: Sink) -> None:

@@ -12,7 +12,7 @@ from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, NoSession
 from graflow_ckpt.interfaces.cli.finding import checkpoint_path
 from graflow_ckpt.interfaces.cli.manner import Document
-from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores import open_store, open_store_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,10 @@ def _nothing(store: str, name: str) -> CheckpointError | NoSession:
 
 def verdicts(paths: Sequence[str], *, show: bool) -> Iterator[Verdict]:
     """Each is read once, from end to end."""
-    keyring = Keyring.load()
     for path in _watched(paths) if show and sys.stderr.isatty() and len(paths) > 1 else paths:
         try:
-            _, size = archive.check(open_store(os.path.dirname(path) or "."), keyring, path)
+            store = open_store_of(path)
+            _, size = archive.check(store, Keyring.for_store(store), path)
         except CheckpointError as error:
             yield Verdict(path, "bad", type(error).__name__, str(error))
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,14 +21,73 @@ def test_a_path_is_a_folder(tmp_path: Path) -> None:
         assert store.url == f"file://{tmp_path}"
 
 
-@pytest.mark.parametrize(
-    "where", ["redis://h:1/x", "s3://bucket/x", "sqlite:///x.db", "gs://b", "postgresql://h/d"]
-)
+@pytest.mark.parametrize("where", ["s3://bucket/x", "sqlite:///x.db", "gs://b", "postgresql://h/d"])
 def test_a_store_that_is_to_come_says_with_which_extra(where: str) -> None:
     with pytest.raises(CheckpointError, match=r"graflow-ckpt\[\w+\].*file://") as unknown:
         open_store(where)
 
     assert unknown.value.store == where
+
+
+@pytest.mark.parametrize(
+    ("where", "url"),
+    [
+        ("redis://h:1/2", "redis://h:1/2"),
+        ("REDISS://u:p@h", "rediss://h:6379/0"),
+        ("redis+sentinel://a,b/main/1", "redis+sentinel://a:26379,b:26379/main/1"),
+        ("redis+cluster://a:7", "redis+cluster://a:7/0"),
+    ],
+)
+def test_a_server_is_a_store_that_is_not_asked_before_it_is_used(where: str, url: str) -> None:
+    store = open_store(where)
+
+    assert (store.url, store.folder, store.shared) == (url, url, True)
+
+
+def test_a_store_without_its_package_names_the_extra(tmp_path: Path) -> None:
+    program = """
+import sys
+sys.modules["redis"] = None
+from graflow_ckpt.stores import open_store
+open_store("checkpoints")
+try:
+    open_store("redis://h:1/0")
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert "graflow-ckpt[fleet]" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("path", "store"),
+    [
+        ("best.pkl", "."),
+        ("checkpoints/best.pkl", "checkpoints"),
+        ("redis://u:p@h:1/2/best", "redis://u:p@h:1/2"),
+        ("redis://best", "redis://e:9/3"),
+        ("redis://*", "redis://e:9/3"),
+    ],
+)
+def test_a_path_leads_to_its_store(path: str, store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAFLOW_CKPT_REDIS_URL", "redis://e:9/3")
+
+    assert store_of(path) == store
+
+
+def test_a_name_alone_needs_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRAFLOW_CKPT_REDIS_URL", raising=False)
+
+    with pytest.raises(CheckpointError, match="GRAFLOW_CKPT_REDIS_URL"):
+        open_store_of("redis://best")
+
+
+def test_the_home_of_a_session_is_taken_where_it_can_be_had(tmp_path: Path) -> None:
+    assert home_of(f"file://{tmp_path}") == str(tmp_path)
+    assert home_of("redis://h:1/0") == "redis://h:1/0"
+    assert home_of(f"{tmp_path}/gone") is None
+    assert home_of("") is None
 
 
 def test_an_unknown_scheme_lists_the_known_ones() -> None:

@@ -1,0 +1,90 @@
+"""One part of a checkpoint as chunks in Redis: a sink to write them, a source to read them.
+
+    graflow:ck:{tag}:chunk:{nonce}:{part}:{n}        a string of at most CHUNK bytes
+
+Promise: chunks are written in order, and each expires unless a commit makes it stay. A chunk that
+is gone when it is read is `CheckpointCorrupt`: a newer checkpoint may have taken its place.
+"""
+
+from __future__ import annotations
+
+from graflow_ckpt.core.errors import CheckpointCorrupt
+from graflow_ckpt.core.protocols import Buffer
+from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.links.redis import RedisLink
+
+CHUNK = 4 << 20
+LIFE = 3600  # seconds; a save that takes longer fails, and what a dead writer has left is gone by then
+
+
+class ChunkSink:
+    """Takes bytes, writes chunks. `prefix`: what comes before the number of one."""
+
+    __slots__ = ("_link", "_pending", "_prefix", "count", "size")
+
+    def __init__(self, link: RedisLink, prefix: str) -> None:
+        self._link, self._prefix = link, prefix
+        self._pending = bytearray()
+        self.count = 0
+        self.size = 0
+
+    def write(self, data: Buffer, /) -> int:
+        with memoryview(data) as given, given.cast("B") as view:
+            at = 0
+            while at < len(view):
+                taken = view[at : at + CHUNK - len(self._pending)]
+                self._pending += taken
+                at += len(taken)
+                taken.release()
+                if len(self._pending) == CHUNK:
+                    self.flush()
+            self.size += len(view)
+            return len(view)
+
+    def flush(self) -> None:
+        if self._pending:
+            key = f"{self._prefix}{self.count}"
+            with translated(self._link.address):
+                self._link.route.client_for(key).set(key, bytes(self._pending), ex=LIFE)
+            self.count += 1
+            self._pending = bytearray()
+
+
+class ChunkSource:
+    """Reads chunks one after the other."""
+
+    __slots__ = ("_at", "_chunk", "_link", "_next", "_prefix", "path", "size")
+
+    def __init__(self, link: RedisLink, prefix: str, size: int, path: str) -> None:
+        self._link, self._prefix = link, prefix
+        self._chunk = b""
+        self._at = 0  # of what has been handed out of the chunk
+        self._next = 0
+        self.size = size
+        self.path = path
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        if self._at == len(self._chunk):
+            if self._next * CHUNK >= self.size:
+                return 0
+            self._chunk, self._at = self._read(self._next), 0
+            self._next += 1
+        piece = memoryview(self._chunk)[self._at : self._at + buffer.nbytes]
+        buffer.cast("B")[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+    def close(self) -> None:
+        self._chunk, self._at, self._next = b"", 0, -(-self.size // CHUNK)
+
+    def _read(self, number: int) -> bytes:
+        key = f"{self._prefix}{number}"
+        with translated(self._link.address):
+            found = self._link.route.client_for(key).get(key)
+        if not isinstance(found, bytes):
+            raise CheckpointCorrupt(
+                f"The checkpoint {self.path} lacks chunk {number} of a part.",
+                hint="It was written anew meanwhile, or the server has dropped keys (maxmemory-policy).",
+                path=self.path,
+            )
+        return found

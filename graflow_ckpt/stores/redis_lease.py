@@ -1,0 +1,191 @@
+"""Leases in Redis: one owner per session, under an epoch that only grows, by the server's clock.
+
+    graflow:ck:{id}:lease    hash: epoch, owner (as JSON), until (milliseconds), nonce (of the claim)
+
+Promise: of several who acquire a session at once exactly one gets it, and who has lost it finds out
+at the next write, which is refused by its epoch. A thread renews the lease every third of its time.
+A dead owner of this machine is told by its process and taken over at once. A process of another
+machine shows that it lives by renewing; if it does not, its lease runs out, and `acquire` waits.
+Not here: what the epoch guards (redis.py).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+import uuid
+from dataclasses import asdict, fields
+from typing import Any
+
+from graflow_ckpt.core.errors import Fenced, GraflowError
+from graflow_ckpt.core.protocols import Line, Owner
+from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.links.processes import is_gone, is_near, myself, named
+from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.links.scripts import Argument
+from graflow_ckpt.stores.ownership import busy
+from graflow_ckpt.stores.redis_names import NAMED, Keys
+from graflow_ckpt.stores.redis_scripts import Scripts
+
+LEASE = 15.0
+
+_POLL = 0.1
+_logger = logging.getLogger(__name__)
+
+
+class RedisLease:
+    """A session that this process owns until it releases it, dies, or is fenced."""
+
+    def __init__(
+        self,
+        link: RedisLink,
+        scripts: Scripts,
+        session: str,
+        epoch: int,
+        taken_from: Owner | None,
+        seconds: float,
+    ) -> None:
+        self.session = session
+        self.epoch = epoch
+        self.taken_from = taken_from
+        self.keys = Keys(session)
+        self._link = link
+        self._scripts = scripts
+        self._seconds = seconds
+        self._process = os.getpid()
+        self._released = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name=f"lease-{session}", daemon=True)
+        self._keeper.start()
+
+    def check(self) -> None:
+        """Raise `Fenced` unless the session is still ours: the server is asked."""
+        self.not_released()
+        held = self._scripts["hold"]([self.keys.lease], [self.epoch, ""])
+        if not held[0]:
+            raise self.lost(held[1], held[2])
+
+    def rewound(self, sequence: int) -> None:
+        """Write down that this epoch goes on from `sequence`."""
+        self.not_released()
+        keys = [self.keys.lease, self.keys.lines]
+        if not self._scripts.sure("line", keys, [self.epoch, f"{self.epoch}:{sequence}"]):
+            self.check()
+
+    def release(self) -> None:
+        """Let the session go. What cannot be written then does not matter: the lease runs out."""
+        if self._process != os.getpid() or self._released.is_set():
+            return
+        self._released.set()
+        try:
+            self._scripts["release"]([self.keys.lease], [self.epoch])
+        except GraflowError as error:
+            _logger.info("session %s let go without a word: %s", self.session, error)
+
+    def not_released(self) -> None:
+        if self._released.is_set() or self._process != os.getpid():
+            raise Fenced(
+                f"Session {self.session!r} is not owned by this process (any more): the lease was released, "
+                "or the process was forked from its owner.",
+                hint="Acquire it first.",
+                session=self.session,
+                epoch=self.epoch,
+            )
+
+    def lost(self, epoch: bytes = b"", owner: bytes = b"") -> Fenced:
+        """What to raise when a script has refused the epoch."""
+        if not epoch:
+            return Fenced(
+                f"{self._link.address} has forgotten session {self.session!r}: its data was lost or deleted.",
+                hint="Nothing more is written, because another process could own the session now.",
+                session=self.session,
+                epoch=self.epoch,
+            )
+        by = owner_of(owner)
+        return Fenced(
+            f"Session {self.session!r} was taken over by {named(by)}.",
+            hint="Nothing that this process does counts any more; it should end.",
+            session=self.session,
+            epoch=self.epoch,
+            owner=by,
+        )
+
+    def _keep(self) -> None:
+        """The keeper's thread: whatever goes wrong in one pass, the next one tries again."""
+        while not self._released.wait(self._seconds / 3):
+            try:
+                held = self._scripts["hold"]([self.keys.lease], [self.epoch, int(self._seconds * 1000)])
+            except Exception as error:  # noqa: BLE001  a keeper's pass
+                _logger.warning("cannot renew session %s: %s", self.session, error)
+                continue
+            if not held[0]:
+                return  # the next write says so, where somebody can hear it
+
+
+class Leases:
+    """The leases of the sessions in one store."""
+
+    def __init__(self, link: RedisLink, scripts: Scripts, seconds: float) -> None:
+        self._link = link
+        self._scripts = scripts
+        self._seconds = seconds
+
+    def acquire(self, session: str, *, take_over: bool, floor: int) -> RedisLease:
+        """Become the owner. `floor`: the highest epoch known from elsewhere, if the lease was lost."""
+        keys, nonce = Keys(session), uuid.uuid4().hex
+        how, seen = ("take" if take_over else "ask"), b""
+        me = json.dumps(asdict(myself()), separators=(",", ":"))
+        while True:
+            args: list[Argument] = [nonce, me, int(self._seconds * 1000), how, floor]
+            granted, epoch, held, *until = self._scripts.sure("claim", [keys.lease], args)
+            owner = owner_of(held)
+            if granted:
+                break
+            how = "ask"
+            if owner is None or is_gone(owner):
+                how = str(epoch)  # not "take": somebody else may have found out, too, and be the owner now
+                continue
+            if is_near(owner) or (seen and until[0] != seen):
+                raise busy(session, owner)
+            if not seen:
+                _logger.info("waiting to see whether %s is alive", named(owner), extra={"session": session})
+            seen = until[0]
+            time.sleep(_POLL)
+        # before the lease counts as ours: checkpoints under other names are in another slot
+        self._scripts.sure("raise", [Keys(NAMED).epochs], [session, epoch])
+        return RedisLease(self._link, self._scripts, session, int(epoch), owner, self._seconds)
+
+    def owner(self, session: str) -> Owner | None:
+        """The living owner, without taking anything."""
+        key = Keys(session).lease
+        with translated(self._link.address):
+            client: Any = self._link.route.client_for(key)  # its types allow replies that never come here
+            held, until = client.hmget(key, ["owner", "until"])
+            seconds, micros = client.time()
+        owner = owner_of(held)
+        if owner is None or int(until or 0) <= seconds * 1000 + micros // 1000 or is_gone(owner):
+            return None
+        return owner
+
+    def lines(self, session: str) -> tuple[Line, ...]:
+        key = Keys(session).lines
+        with translated(self._link.address):
+            client: Any = self._link.route.client_for(key)
+            found = client.lrange(key, 0, -1)
+        pairs = (line.decode().split(":") for line in found)
+        return tuple(Line(int(epoch), int(sequence)) for epoch, sequence in pairs)
+
+    def known(self, session: str) -> bool:
+        """Whether the server remembers an epoch."""
+        key = Keys(session).lease
+        with translated(self._link.address):
+            return bool(self._link.route.client_for(key).hexists(key, "epoch"))
+
+
+def owner_of(said: bytes | None) -> Owner | None:
+    if not said:
+        return None
+    found = json.loads(said)
+    return Owner(**{field.name: found[field.name] for field in fields(Owner)})

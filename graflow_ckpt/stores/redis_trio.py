@@ -1,0 +1,219 @@
+"""The trio in Redis: chunks that a record points at, and one script that makes it point there.
+
+    graflow:ck:{tag}:metas     hash name -> meta.json          what a reader believes
+    graflow:ck:{tag}:records   hash name -> {nonce, parts: {pkl: {nonce, stage, size, count}, …}}
+    graflow:ck:{tag}:index     zset name -> milliseconds of the commit
+    graflow:ck:{tag}:staging   hash nonce -> {session, epoch, at}
+    graflow:ck:{tag}:chunk:{nonce}:{part}:{n}
+
+    W1 announce the nonce   W2 write the chunks, which expire   W3 commit: the epoch is checked, all
+    chunks are there and stay, meta and record are set, the chunks of the former record go
+
+Promise: before W3 a reader finds the previous checkpoint, after it this one, whole. A reader whose
+chunks go while it reads finds out, and that meta has changed. Each put has a nonce of its own, so
+that no put writes into another's chunks, and a commit that is asked for again changes nothing.
+Not here: who may write (redis_lease.py), and what a path names (redis_names.py).
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    GraflowError,
+    SaveOutcomeUnknown,
+    ServerGone,
+)
+from graflow_ckpt.core.protocols import Buffer, PartWriter
+from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.stores.redis_chunks import LIFE, ChunkSink, ChunkSource
+from graflow_ckpt.stores.redis_lease import RedisLease
+from graflow_ckpt.stores.redis_names import NAMED, PARTS, Keys, Target, path_of
+from graflow_ckpt.stores.redis_scripts import Scripts
+
+META = PARTS[-1]
+
+_PAGE = 200  # metas that are read at once
+_Chunks = list[str | int]
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """One write: of what, by whom, and under which names of its own."""
+
+    target: Target
+    lease: RedisLease | None
+    stage: str
+    nonce: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def fenced(self) -> list[str | int]:
+        """The field of the fence that has the epoch, and what it must be; nothing without a lease."""
+        if self.lease is None:
+            return ["", ""]
+        return ["epoch" if self.target.session else self.lease.session, self.lease.epoch]
+
+    def lost(self) -> NoReturn:
+        assert self.lease is not None  # without one there is no fence
+        self.lease.check()
+        raise self.lease.lost()  # the slot of the other names has forgotten it
+
+
+class Trios:
+    """The checkpoints of one store. `folder`: what their paths start with."""
+
+    def __init__(self, link: RedisLink, scripts: Scripts, folder: str) -> None:
+        self._link = link
+        self._scripts = scripts
+        self._folder = folder
+
+    # --- writing -----------------------------------------------------------------------
+
+    def write(self, put: Put, parts: Sequence[tuple[str, PartWriter]]) -> None:
+        """Write a trio; the last of `parts` is its meta."""
+        names = [part for part, _ in parts]
+        if not set(names) <= set(PARTS) or names[-1] != META:
+            raise ValueError(f"parts are some of {PARTS}, {META} last; not {names}")
+        self._announce(put)
+        try:
+            self._commit(put, *self._chunks(put, parts))
+        except SaveOutcomeUnknown:
+            raise  # it may stand: nothing of it is to be taken away
+        except BaseException:
+            with suppress(GraflowError):
+                self._sweep(put.target.keys, nonce=put.nonce)
+            raise
+
+    def sweep(self, keys: Keys, lease: RedisLease) -> None:
+        """Clear away what dead writers have left: former owners of the session, and the very slow."""
+        self._sweep(keys, lease.session, lease.epoch)
+
+    def _announce(self, put: Put) -> None:
+        """W1."""
+        names, keys = Keys(NAMED), put.target.keys
+        with translated(self._folder):
+            self._client(names).sadd(names.sessions, keys.tag)
+        session = put.lease.session if put.lease else ""
+        if not self._scripts["stage"]([keys.fence, keys.staging], [*put.fenced, put.nonce, session]):
+            put.lost()
+
+    def _chunks(self, put: Put, parts: Sequence[tuple[str, PartWriter]]) -> tuple[_Chunks, bytes]:
+        """W2. All parts but the meta, which is small and goes with the commit."""
+        chunks: _Chunks = []
+        for part, writer in parts[:-1]:
+            sink = ChunkSink(self._link, put.target.keys.chunks(put.nonce, part))
+            writer(sink)
+            sink.flush()
+            chunks += [part, put.stage, sink.size, sink.count]
+        meta = _Collector()
+        parts[-1][1](meta)
+        return chunks, bytes(meta.data)
+
+    def _commit(self, put: Put, chunks: _Chunks, meta: bytes) -> None:
+        """W3."""
+        keys, path = put.target.keys, path_of(self._folder, put.target.base)
+        names = [keys.fence, keys.metas, keys.records, keys.index, keys.staging]
+        args = [*put.fenced, put.target.base, put.nonce, meta, keys.chunks(), *chunks]
+        try:
+            said = self._scripts.sure("commit", names, args)
+        except ServerGone as error:
+            raise SaveOutcomeUnknown(
+                f"The checkpoint {path} was sent, but not confirmed: {error.message}",
+                hint="It is there or its predecessor is. Look when the server is back.",
+                path=path,
+            ) from error
+        if said == b"FENCED":
+            put.lost()
+        if said != b"OK":
+            raise CheckpointError(
+                f"The checkpoint {path} was not written: chunks of its {said.decode()} are gone.",
+                hint=f"Writing took more than {LIFE} seconds, or the server drops keys (maxmemory-policy).",
+                path=path,
+            )
+
+    def _sweep(self, keys: Keys, session: str = "", epoch: int = 0, nonce: str = "") -> None:
+        self._scripts["sweep"]([keys.staging], [keys.chunks(), LIFE, session, epoch, nonce, *PARTS])
+
+    # --- reading -----------------------------------------------------------------------
+
+    def open_part(self, target: Target, part: str, stage: str) -> ChunkSource:
+        path = path_of(self._folder, target.base)
+        with translated(self._folder):
+            raw = self._client(target.keys).hget(target.keys.records, target.base)
+        if raw is None:
+            raise self._not_found(target)
+        found = json.loads(raw)["parts"].get(part)
+        if found is None or found["stage"] != stage:
+            raise CheckpointCorrupt(
+                f"The checkpoint {path} has no {part} that belongs to its meta.",
+                hint="It was written anew meanwhile, or by something else.",
+                path=path,
+                part=part,
+            )
+        return ChunkSource(self._link, target.keys.chunks(found["nonce"], part), int(found["size"]), path)
+
+    def meta(self, target: Target) -> bytes:
+        with translated(self._folder):
+            raw = self._client(target.keys).hget(target.keys.metas, target.base)
+        if raw is None:
+            raise self._not_found(target)
+        return bytes(raw)
+
+    def metas(self, keys: Keys) -> Iterator[tuple[str, bytes]]:
+        """Names and metas, the last committed first."""
+        client = self._client(keys)
+        with translated(self._folder):
+            names = client.zrevrange(keys.index, 0, -1)
+        for at in range(0, len(names), _PAGE):
+            page = names[at : at + _PAGE]
+            with translated(self._folder):
+                found = client.hmget(keys.metas, page)
+            for name, raw in zip(page, found, strict=True):
+                if raw is not None:  # else deleted meanwhile
+                    yield name.decode(), raw
+
+    def tags(self) -> list[Keys]:
+        """Of everything that is or was here."""
+        keys = Keys(NAMED)
+        with translated(self._folder):
+            found = self._client(keys).smembers(keys.sessions)
+        return [Keys(tag) for tag in sorted(tag.decode() for tag in found)]
+
+    # --- deleting ----------------------------------------------------------------------
+
+    def delete(self, target: Target) -> bool:
+        keys = target.keys
+        names = [keys.metas, keys.records, keys.index]
+        return bool(self._scripts["delete"](names, [target.base, keys.chunks()]))
+
+    # --- within ------------------------------------------------------------------------
+
+    def _client(self, keys: Keys) -> Any:  # a redis.Redis, whose types allow replies that never come here
+        with translated(self._folder):
+            return self._link.route.client_for(keys.metas)
+
+    def _not_found(self, target: Target) -> CheckpointNotFound:
+        path = path_of(self._folder, target.base)
+        return CheckpointNotFound(
+            f"Checkpoint {path} not found. It may have expired or been deleted.", path=path
+        )
+
+
+class _Collector:
+    """A sink in memory."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: Buffer, /) -> int:
+        self.data += data
+        return len(data)

@@ -1,0 +1,16 @@
+-- Take a checkpoint away, all of it.
+-- KEYS  metas: hash path -> meta; records: hash path -> record; index: zset path -> milliseconds
+-- ARGV  path, prefix of chunks
+-- gives how many there were
+local found = redis.call('HGET', KEYS[2], ARGV[1])
+local there = redis.call('HDEL', KEYS[1], ARGV[1])
+redis.call('HDEL', KEYS[2], ARGV[1])
+redis.call('ZREM', KEYS[3], ARGV[1])
+if found then
+    for part, of in pairs(cjson.decode(found).parts) do
+        for n = 0, of.count - 1 do
+            redis.call('UNLINK', ARGV[2] .. of.nonce .. ':' .. part .. ':' .. n)
+        end
+    end
+end
+return there

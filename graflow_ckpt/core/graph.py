@@ -20,11 +20,16 @@ Node = Task | Group
 class Copies(dict[str, Any]):
     """Names such as `resize[17]` stand for the node of their first part."""
 
+    last: tuple[str, Any] = ("", None)  # the same name is asked for several times in a row
+
     def __missing__(self, name: str) -> Any:
+        if name == self.last[0]:
+            return self.last[1]
         family, bracket, _ = name.partition("[")
         if not bracket or family not in self:
             raise KeyError(name)
-        return self[family]
+        self.last = (name, self[family])
+        return self.last[1]
 
 
 class Route:

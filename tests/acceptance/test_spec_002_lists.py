@@ -121,15 +121,14 @@ def test_backends_that_this_version_lacks_are_refused_by_name() -> None:
     graph = TaskGraph()
     graph.add(first)
 
-    for backend in ({"queue_backend": "redis"}, {"channel_backend": "redis"}):
-        with pytest.raises(SessionError, match="redis"):
+    for backend in ({"queue_backend": "redis"}, {"channel_backend": "redis"}, {"queue_backend": "kafka"}):
+        with pytest.raises(SessionError, match=r"redis|kafka"):
             ExecutionContext.create(graph, "first", **backend)
     context = ExecutionContext.create(graph, "first")
-    for path in ("redis://session_1", "s3://bucket/session_1.pkl"):
-        with pytest.raises(ValueError, match=path.partition(":")[0]):
-            CheckpointManager.resume_from_checkpoint(path)
-        with pytest.raises(ValueError, match=path.partition(":")[0]):
-            context.checkpoint(path)
+    with pytest.raises(ValueError, match="s3"):
+        CheckpointManager.resume_from_checkpoint("s3://bucket/session_1.pkl")
+    with pytest.raises(ValueError, match="s3"):
+        context.checkpoint("s3://bucket/session_1.pkl")
     assert os.listdir() == []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.core.errors import CheckpointError
-from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores import home_of, open_store, open_store_of, store_of
 from graflow_ckpt.stores.local import LocalStore
 
 

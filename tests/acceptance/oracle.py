@@ -106,21 +106,23 @@ class Oracle:
 
     def _drain(self) -> None:
         while self.queue and self.failed is None and self.end.status == "running":
-            spec = heappop(self.queue)[2]
-            if spec.how == "run":
-                self._run(spec)
-            elif spec.how == "lost":
-                self.features["group fails: too few members"] += 1
-                self._fail(spec)
-            elif spec.how == "skip":
-                self.features["skipped at a join"] += 1
-                self.end.skipped.add(spec.task)
-                self._skip(spec.task, set(), failure=False)
-            else:
-                self.features[f"group passes: {self.graph.groups[spec.task].policy}"] += 1
-                self.passed.add(spec.task)
-                self.lost.discard(spec.task)
-                self._send(spec.task)
+            self._take(heappop(self.queue)[2])
+
+    def _take(self, spec: Spec) -> None:
+        if spec.how == "run":
+            self._run(spec)
+        elif spec.how == "lost":
+            self.features["group fails: too few members"] += 1
+            self._fail(spec)
+        elif spec.how == "skip":
+            self.features["skipped at a join"] += 1
+            self.end.skipped.add(spec.task)
+            self._skip(spec.task, set(), failure=False)
+        else:
+            self.features[f"group passes: {self.graph.groups[spec.task].policy}"] += 1
+            self.passed.add(spec.task)
+            self.lost.discard(spec.task)
+            self._send(spec.task)
 
     def _wait_again(self, failed: str) -> bool:
         """A failed group waits for the members that it has lost; False if too few of them can come."""

@@ -117,6 +117,8 @@ class RedisSession:
             self._seq += 1
             try:
                 reply = self._send(self._step, [self.token, self._seq, self.stamp, mode, *args])
+            except (SessionBusy, ServerFull):  # nothing was done, and nothing was answered before
+                raise
             except BaseException as error:  # a signal's exception, too: what was sent may have been done
                 self.broken = self._unknown(error)
                 raise

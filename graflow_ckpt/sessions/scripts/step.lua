@@ -195,7 +195,7 @@ while i <= #ARGV do
     ended(recs[k], 'completed')
     i = i + 3
   elseif op == 'C' then -- hand out: limit queue
-    local limit, queue = tonumber(ARGV[i + 1]), ARGV[i + 2]
+    local limit, queue, had = tonumber(ARGV[i + 1]), ARGV[i + 2], #out
     if status == 'running' then
       if call('ZCARD', P .. 'dl') > 0 then promote() end
       local left
@@ -221,7 +221,7 @@ while i <= #ARGV do
         limit = limit - 1
       end
     end
-    if #out == 0 and call('HLEN', CL) == 0 then settle() end
+    if #out == had and call('HLEN', CL) == 0 then settle() end
     i = i + 3
   elseif op == 'N' then -- a new spec: task data priority retries queue how
     enqueue(ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5], ARGV[i + 6])

@@ -3,9 +3,16 @@
 
 local tail, ready, expires = '', 0, nil
 
+-- what it was answered last is known for a while: a reply that was lost can still be had
+local function void(one)
+  local last = call('HGET', RP, one)
+  if last then call('SET', P .. 'x:' .. one, last, 'EX', 600) end
+  call('HDEL', RP, one)
+end
+
 -- a token that still holds claims stays listed, without a lease, until somebody gives them back
 local function retire(one)
-  call('HDEL', RP, one)
+  void(one)
   for _, rec in ipairs(call('HVALS', CL)) do
     if match(rec, '^[^\31]*\31([^\31]*)') == one then return call('ZADD', P .. 'tok', 0, one) end
   end
@@ -25,7 +32,8 @@ if status ~= 'running' and not find(' init paused closing failing ', ' ' .. stat
       call('HSET', P .. 'h', 'ended', string.format('%.3f', now()))
       flags = string.gsub(flags, 'e', '') .. 'e'
     end
-    call('DEL', P .. 'tok', P .. 'own', P .. 'qt', RP)
+    for _, one in ipairs(call('HKEYS', RP)) do void(one) end
+    call('DEL', P .. 'tok', P .. 'own', P .. 'qt')
     if not outside then tail = 'retired' end
     expires = call('HGET', P .. 'h', status == 'completed' and 'ttl' or 'kept')
   end

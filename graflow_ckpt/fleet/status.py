@@ -12,7 +12,7 @@ from graflow_ckpt.sessions.tables import parse_line
 
 ENDED = frozenset({"completed", "failed", "cancelled", "stopped", "stalled"})
 
-_FACTS = ("workflow", "reason", "created", "ended", "cut_path", "calls")
+_FACTS = ("workflow", "reason", "created", "ended", "cut_path", "calls", "tasks")
 _COUNTS = """
 local P = string.sub(KEYS[1], 1, -2)
 local line = redis.call('GET', KEYS[1])
@@ -27,7 +27,7 @@ end
 return {
   line, ready, redis.call('HMGET', P .. 'h', unpack(ARGV)),
   size('ZCARD', 'done'), size('HLEN', 'cl'), size('ZCARD', 'dl'), size('HLEN', 'dead'), size('HLEN', 'sk'),
-  size('ZCARD', 'tok'),
+  size('ZCARD', 'tok'), size('HLEN', 't'),
 }
 """
 
@@ -54,6 +54,7 @@ class Status:
     max_steps: int | None
     cap: int | None
     calls: int | None  # of a session that submit_many has made
+    tasks: int | None  # that it has by now; how many of them will run, only the run itself finds out
     queues: tuple[tuple[str, int], ...]  # of its tasks, with how many are ready in each
 
     @property
@@ -78,7 +79,7 @@ def read_all(link: RedisLink, sessions: Iterable[str]) -> Iterator[Status]:
 # Any: what the script answers.
 def _status(session: str, line: bytes, ready: list[Any], facts: list[Any], *counts: int) -> Status:
     c = parse_line(line)
-    completed, running, delayed, failed, skipped, tokens = counts
+    completed, running, delayed, failed, skipped, tokens, made = counts
     h = {name: (fact or b"").decode(errors="replace") for name, fact in zip(_FACTS, facts, strict=True)}
     queues = tuple((name.decode(), size) for name, size in zip(ready[::2], ready[1::2], strict=True))
     waiting = sum(size for _, size in queues)
@@ -90,5 +91,6 @@ def _status(session: str, line: bytes, ready: list[Any], facts: list[Any], *coun
         session, h["workflow"], c["status"], h["reason"].partition("\n")[0],
         int(c["steps"]), completed, waiting, running, delayed, failed, skipped, float(h["created"] or 0),
         float(h["ended"]) if h["ended"] and c["status"] in ENDED else None, tokens, h["cut_path"] or None,
-        int(c["max_steps"]) if c["max_steps"] else None, int(c["cap"]) if c["cap"] else None, calls, queues,
+        int(c["max_steps"]) if c["max_steps"] else None, int(c["cap"]) if c["cap"] else None, calls,
+        calls or (int(h["tasks"]) + made if h["tasks"] else None), queues,
     )  # fmt: skip

@@ -9,7 +9,9 @@ import pytest
 from graflow_ckpt import task
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.sealed import SealedCells
-from graflow_ckpt.core.task import Task
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.task import Options, Task
+from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.status import Status, read, read_all
 from graflow_ckpt.links.redis import RedisLink, open_link
@@ -61,7 +63,7 @@ def test_a_new_session_has_everything_ready_in_its_queue(client: Client, link: R
     assert (found.session, found.workflow, found.status) == ("new", "double", "running")
     assert (found.ready, found.running, found.completed, found.failed) == (3, 0, 0, 0)
     assert found.queues == (("gpu", 3),)
-    assert (found.calls, found.tokens, found.ended, found.over) == (3, 1, None, False)
+    assert (found.calls, found.tasks, found.tokens, found.ended, found.over) == (3, 3, 1, None, False)
 
 
 def test_what_runs_is_done_and_has_failed_is_counted(client: Client, link: RedisLink) -> None:
@@ -94,3 +96,15 @@ def test_sessions_that_are_not_there_are_left_out(client: Client, link: RedisLin
 
     assert read(link, "none") is None
     assert [found.session for found in read_all(link, ["two", "none", "one"])] == ["two", "one"]
+
+
+def test_of_a_graph_it_is_known_how_many_tasks_there_are(client: Client, link: RedisLink) -> None:
+    graph = TaskGraph()
+    for name in ("first", "second"):
+        graph.add(Task(name, double.func, Options()))
+    graph.add_edge("first", "second")
+
+    client.submit(graph, Settings(workflow="pair"), ("first",), {"number": 1}, Terms("s"))
+
+    found = status(link, "s")
+    assert (found.workflow, found.tasks, found.calls, found.ready) == ("pair", 2, None, 1)

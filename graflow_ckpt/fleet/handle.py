@@ -217,10 +217,19 @@ class Handle:
     def purge(self) -> None:
         """Take away all that is kept of it."""
         with translated(self._client.link.address):
+            self._redis.delete(f"{self._prefix}c")  # from here on nobody can add to the others
             keys = list(self._redis.scan_iter(match=f"{self._prefix.replace('[', '?')}*", count=1000))
             for start in range(0, len(keys), _PAGE):
                 self._redis.delete(*keys[start : start + _PAGE])
         self._client.unlist(self.session)
+
+    def declined(self) -> dict[str, str]:
+        """The machines whose workers do not have its program now, and what they lack."""
+        cold: dict[bytes, bytes] = self._redis.hgetall(f"{self._prefix}h")
+        if b"declined" not in cold:
+            return {}
+        found = {name.decode(): why.decode(errors="replace") for name, why in cold.items()}
+        return {n.partition(":")[2]: why for n, why in found.items() if n.startswith("declined:")}
 
     def pending(self) -> list[dict[str, Any]]:
         """What has still to run."""

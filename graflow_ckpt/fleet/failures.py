@@ -1,0 +1,67 @@
+"""Failures: the tasks of a session that have failed, with what is kept of their errors.
+
+    set aside    its spec is kept: resume runs it again      (the session failed, or was paused)
+    given up     its error is kept, nothing else             (the session went on without it)
+
+Read in pages, since each may have a traceback. Changes nothing and opens no value.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.layout import keys_of
+
+_PAGE = 200
+_TYPE = re.compile(r"[A-Za-z_][\w.]*\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One task that has failed."""
+
+    session: str
+    task: str
+    type: str  # of its exception
+    message: str  # its first line
+    traceback: str
+    attempts: int | None  # None: not known any more
+    crashes: int  # how often it has taken its worker down
+    queue: str | None
+    set_aside: bool
+
+
+def failures(link: RedisLink, session: str) -> Iterator[Failure]:
+    """Those of one session, by the names of their tasks within a page."""
+    prefix = keys_of(session)
+    client: Any = link.route.client_for(f"{prefix}c")
+    with translated(link.address):
+        aside = dict(_spec(record) for record in client.hvals(f"{prefix}dead"))
+        cursor, seen = None, set()
+        while cursor != 0:
+            cursor, page = client.hscan(f"{prefix}er", cursor or 0, count=_PAGE)
+            found = {n.decode(): e[1:].decode(errors="replace") for n, e in page.items() if e[:1] == b"f"}
+            for task in sorted(found.keys() - seen):
+                yield _failure(session, task, found[task], aside.get(task))
+            seen |= found.keys()
+
+
+def _spec(record: bytes) -> tuple[str, tuple[int, int, str]]:
+    """Task, attempts, crashes and queue of what is set aside; its data is not looked at."""
+    _, size, rest = record.split(b"\x1e", 2)
+    fields = rest[int(size) :].split(b"\x1f", 10)
+    return fields[1].decode(), (int(fields[3]) + 1, int(fields[9]), fields[8].decode())
+
+
+def _failure(session: str, task: str, text: str, aside: tuple[int, int, str] | None) -> Failure:
+    first, _, traceback = text.partition("\n")
+    kind, colon, message = first.partition(": ")
+    if not colon or not _TYPE.match(kind):
+        kind, message = "", first
+    attempts, crashes, queue = aside or (None, 0, None)
+    return Failure(session, task, kind, message, traceback, attempts, crashes, queue, aside is not None)

@@ -1,0 +1,39 @@
+"""What a handle says of a session and does to it, on a real server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from graflow_ckpt.core.errors import NoSession
+from graflow_ckpt.fleet.client import Client
+from graflow_ckpt.sessions.layout import keys_of
+from tests.unit.fleet.played import Player, bag
+
+
+def test_what_was_purged_is_gone_and_a_late_commit_does_not_bring_any_of_it_back(client: Client) -> None:
+    handle = bag(client, "s")
+    player = Player(client, "s")
+    claim = player.claim()
+
+    handle.purge()
+
+    with pytest.raises(NoSession):
+        player.session.commit([("end", claim.spec.key, claim.number, "completed", b"\x01"), ("claim", 1)])
+    player.close()
+    redis: Any = client.link.client
+    assert list(redis.scan_iter(match=f"{keys_of('s')}*")) == []
+    assert client.sessions() == []
+
+
+def test_who_lacks_the_program_of_a_session_is_named_until_somebody_has_it(client: Client) -> None:
+    handle = bag(client, "s")
+    redis: Any = client.link.client
+    assert handle.declined() == {}
+
+    redis.hset(f"{keys_of('s')}h", mapping={"declined": "1.0", "declined:one": "no module 'flows'"})
+    assert handle.declined() == {"one": "no module 'flows'"}
+
+    redis.hdel(f"{keys_of('s')}h", "declined")
+    assert handle.declined() == {}

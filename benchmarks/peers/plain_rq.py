@@ -8,15 +8,15 @@ A chain: each job enqueues the next one, which takes no longer than `depends_on`
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable
 
 import redis
-from rq import Queue, get_current_job
+from rq import Queue
 from rq.job import Job
 
 from benchmarks.fleet_runs import Contender, poll
 from benchmarks.peers import jobs
+from benchmarks.peers.rq_links import link, name
 
 
 class PlainRq(Contender):
@@ -81,17 +81,3 @@ class PlainRq(Contender):
 
 class ForkingRq(PlainRq):
     kind = "rq.Worker"
-
-
-def link(left: int) -> float:
-    """One of a chain: `left` more come after it."""
-    began = time.monotonic()
-    if left:
-        job = get_current_job()
-        assert job is not None
-        Queue(job.origin, connection=job.connection).enqueue(link, left - 1, job_id=name(left - 1))
-    return began
-
-
-def name(left: int) -> str:
-    return f"link-{left}"

@@ -1,4 +1,4 @@
-"""The chain of plain RQ. Apart, because a forked RQ worker imports the module of each job anew, and RQ it has.
+"""The chain of plain RQ. Apart, because a forked RQ worker imports the module of each job anew.
 
 Not here: how a chain is submitted and read (plain_rq.py).
 """

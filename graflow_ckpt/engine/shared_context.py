@@ -123,7 +123,7 @@ class SharedContext(ExecutionContext):
 
     def _line(self) -> dict[str, str]:
         key = f"{keys_of(self.session_id)}c"
-        line = self.link.route.client_for(key).get(key)
+        line = self.link.route.client_for(key).hget(key, "c")
         if line is None:
             raise NoSession(
                 f"There is no session {self.session_id} at {self.link.address}.", session=self.session_id

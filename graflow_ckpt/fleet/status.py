@@ -15,7 +15,7 @@ ENDED = frozenset({"completed", "failed", "cancelled", "stopped", "stalled"})
 _FACTS = ("workflow", "reason", "created", "ended", "cut_path", "calls", "tasks")
 _COUNTS = """
 local P = string.sub(KEYS[1], 1, -2)
-local line = redis.call('GET', KEYS[1])
+local line = redis.call('HGET', KEYS[1], 'c')
 if not line then return {} end
 local function size(command, name) return redis.call(command, P .. name) end
 local queues = string.match(line, '^' .. string.rep('[^|]*|', 9) .. '([^|]*)|')

@@ -1,9 +1,9 @@
 """The keys of a session in Redis, and the scripts that change them.
 
-c  one line of counters      h  cold facts             q:QUEUE dl cl dead  the specs
+c  counters, last replies     h  cold facts             q:QUEUE dl cl dead  the specs
 g  gates                     done sk pa er n           what became of the tasks
 v a:NAME t                   values, what was appended to them, tasks made at run time
-tok own qt rp                tokens: their leases, owners, those that wait for a worker, last replies
+tok own qt                   tokens: their leases, owners, those that wait for a worker
 x:SENDER                     the last reply to somebody without a token, for ten minutes
 ledger                       one entry per end, if it is asked for
 """
@@ -19,8 +19,7 @@ from graflow_ckpt.links.complaints import taken, translated
 from graflow_ckpt.links.redis import RedisLink
 
 _TYPES = {
-    "string": "c",
-    "hash": "h cl dead g sk pa er n v t rp own qt",
+    "hash": "c h cl dead g sk pa er n v t own qt",
     "zset": "dl done tok",
     "list": "ledger",
 }

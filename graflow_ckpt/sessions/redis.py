@@ -43,6 +43,9 @@ log = logging.getLogger("graflow_ckpt.sessions")
 POLL = 0.05
 """Seconds after which a run that stays asks again whether others have made something ready."""
 
+HELP = 0.05
+"""Seconds between calls for help: whoever was called may take that long to begin."""
+
 PATIENCE = 60.0
 """Seconds that a commit waits for a server that is away."""
 
@@ -97,6 +100,7 @@ class RedisSession:
         self._wire: Wire | None = None
         self._lock = threading.Lock()
         self._seq = 0
+        self._said = b"running"  # the status, as it came
 
     # --- commits -----------------------------------------------------------------------
 
@@ -113,6 +117,7 @@ class RedisSession:
                 mode += "r"
         if self.help_after is not None and self.ready and monotonic() > self.help_after:
             mode += "s"
+            self.help_after = monotonic() + HELP
         with self._lock:
             self._seq += 1
             try:
@@ -130,7 +135,8 @@ class RedisSession:
             if reply[0] == b"begun":
                 return []
             self._refused(reply)
-        self.status = reply[0].decode()
+        if reply[0] != self._said:
+            self._said, self.status = reply[0], reply[0].decode()
         self.steps, self.ready = reply[1], reply[2]
         held = self.held
         if held:

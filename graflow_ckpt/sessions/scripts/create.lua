@@ -4,5 +4,5 @@ if redis.call('EXISTS', KEYS[1]) == 1 then return 'exists' end
 local h = string.sub(KEYS[1], 1, -2) .. 'h'
 redis.call('DEL', h)
 redis.call('HSET', h, unpack(ARGV, 2))
-redis.call('SET', KEYS[1], ARGV[1])
+redis.call('HSET', KEYS[1], 'c', ARGV[1])
 return 'created'

@@ -3,7 +3,7 @@
 -- Reply  line, the tables flat, {queue, member, score, …}…, and with values: v flat, {name, item…}…; or "gone"
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
-local line = call('GET', KEYS[1])
+local line = call('HGET', KEYS[1], 'c')
 if not line then return {'gone'} end
 local reply = {line}
 for name in string.gmatch('h dl cl dead g done sk pa er n t', '%S+') do

@@ -2,7 +2,7 @@
 -- KEYS[1] graflow:{S}:c   ARGV maker seconds now   Reply "frozen" | "thawed", or "busy" maker | "gone"
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
-local line = call('GET', KEYS[1])
+local line = call('HGET', KEYS[1], 'c')
 if not line then return {'gone'} end
 local now = tonumber(ARGV[3])
 if not now then
@@ -19,7 +19,5 @@ if seconds > 0 then
   flags = flags .. 'z'
   call('HSET', P .. 'h', 'frozen', string.format('%.3f', now + seconds), 'freezer', maker)
 end
-local ttl = call('PTTL', KEYS[1])
-call('SET', KEYS[1], head .. flags .. rest)
-if ttl > 0 then call('PEXPIRE', KEYS[1], ttl) end
+call('HSET', KEYS[1], 'c', head .. flags .. rest)
 return {seconds > 0 and 'frozen' or 'thawed'}

@@ -2,9 +2,9 @@
 -- KEYS[1] graflow:{S}:c   ARGV token lease_ms now   Reply status, or "fenced" | "gone"
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
-local line = call('GET', KEYS[1])
+local line = call('HGET', KEYS[1], 'c')
 if not line then return 'gone' end
-if not call('ZSCORE', P .. 'tok', ARGV[1]) or call('HEXISTS', P .. 'rp', ARGV[1]) == 0 then return 'fenced' end
+if not call('ZSCORE', P .. 'tok', ARGV[1]) or call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 'fenced' end
 local now = ARGV[3] or ''
 if now == '' then
   local t = call('TIME')

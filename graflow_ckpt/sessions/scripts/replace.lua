@@ -3,7 +3,7 @@
 --   verb  create | rewind        Reply "done" epoch, or "exists" | "busy" owner | "expired"
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
-local line = call('GET', KEYS[1])
+local line = call('HGET', KEYS[1], 'c')
 if ARGV[1] == 'create' and line then return {'exists'} end
 local epoch, tokens, stage, n = tonumber(ARGV[3]), '0', P .. '~' .. ARGV[4] .. ':', tonumber(ARGV[5])
 for i = 6, 5 + n do
@@ -23,7 +23,7 @@ if line then
   for _, name in ipairs(call('HKEYS', P .. 'v')) do
     if string.sub(name, 1, 1) == '=' then call('UNLINK', P .. 'a:' .. string.sub(name, 2)) end
   end
-  for name in string.gmatch('c h dl cl dead g done sk pa er n v t rp tok own qt', '%S+') do call('UNLINK', P .. name) end
+  for name in string.gmatch('c h dl cl dead g done sk pa er n v t tok own qt', '%S+') do call('UNLINK', P .. name) end
 end
 for i = 6, 5 + n do
   call('RENAME', stage .. ARGV[i], P .. ARGV[i])
@@ -31,5 +31,5 @@ for i = 6, 5 + n do
 end
 for i = 6 + n, #ARGV, 2 do call('HSET', P .. 'h', ARGV[i], ARGV[i + 1]) end
 call('HSET', P .. 'h', 'epoch', epoch + 1, 'tokens', tokens)
-call('SET', KEYS[1], ARGV[2])
+call('HSET', KEYS[1], 'c', ARGV[2])
 return {'done', epoch + 1}

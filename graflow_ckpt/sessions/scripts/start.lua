@@ -2,7 +2,7 @@
 -- KEYS[1] graflow:{S}:c   ARGV token owner lease_ms now   Reply status token queue, or "gone" | "fenced"
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
-local line = call('GET', KEYS[1])
+local line = call('HGET', KEYS[1], 'c')
 if not line then return {'gone'} end
 local token, owner, queue = ARGV[1], ARGV[2], '*'
 if string.find(string.match(line, '^' .. string.rep('[^|]*|', 8) .. '([^|]*)|'), 'e', 1, true) then return {'fenced'} end
@@ -13,7 +13,7 @@ else
   local other = call('HGET', P .. 'own', token)
   if other then
     other, queue = string.match(other, '^(.*)\30([^\30]*)$')
-    local began = call('HGET', P .. 'rp', token) -- the same request again is answered, a used token is not given out
+    local began = call('HGET', KEYS[1], token) -- the same request again is answered, a used token is not given out
     if other ~= owner or not began or string.sub(began, 1, 2) ~= '0\30' then return {'fenced'} end
   else
     local waiting = call('HGETALL', P .. 'qt')
@@ -31,6 +31,6 @@ if now == '' then
   now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
 end
 call('HSET', P .. 'own', token, owner .. '\30' .. queue)
-call('HSETNX', P .. 'rp', token, '0\30\30')
+call('HSETNX', KEYS[1], token, '0\30\30')
 call('ZADD', P .. 'tok', now + ARGV[3], token)
 return {string.match(line, '^[^|]*'), token, queue}

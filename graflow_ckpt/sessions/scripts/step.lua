@@ -10,7 +10,7 @@
 -- Reply    status steps ready tail record…      or "fenced" (the token) | "void" (a claim, or x may not be
 --          reaped) | "conflict" name | "begun" | "frozen" | "gone"
 --
--- c   status|sequence|steps|key|claim|order|max_steps|cap|flags|queues|     one line, read and written at once
+-- c   c -> status|sequence|steps|key|claim|order|max_steps|cap|flags|queues|     token -> seq tail keys: its last reply
 --     flags: m errors or skips were noted, a lists, t tasks made at run time, l ledger, f fleet, z frozen, e it has ended
 -- spec    key task priority retries max how cycle not_before queue crashes data        divided by \31
 -- cl      key -> number token spec          ready score: order - priority * 2^33
@@ -18,12 +18,13 @@
 local call, match, find, sub = redis.call, string.match, string.find, string.sub
 local C = KEYS[1]
 local P = sub(C, 1, -2)
-local line = call('GET', C)
+local token, seq, mode = ARGV[1], ARGV[2], ARGV[4]
+local found = call('HMGET', C, 'c', token) -- the counters, and what this sender was answered last
+local line, before = found[1], found[2]
 if not line then return {'gone'} end
 local status, sequence, steps, key, claim, order, max_steps, cap, flags, queues =
   match(line, '^([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|')
-local token, seq, mode = ARGV[1], ARGV[2], ARGV[4]
-local CL, RP, V = P .. 'cl', P .. 'rp', P .. 'v'
+local CL, V = P .. 'cl', P .. 'v'
 local DIRECT = '^[^\31]*\31[^\31]*\31[^\31]*\31[^\31]*\31[^\31]*\31direct\31' -- a spec with a body
 
 local function ready_in(names)
@@ -34,7 +35,6 @@ end
 
 -- what was answered before is answered again
 local outside = sub(token, 1, 1) == '!'
-local before = not outside and call('HGET', RP, token)
 local past = not before and call('GET', P .. 'x:' .. token) -- nobody has to take these away: they expire
 if before or past then
   local last, tail, keys = match(before or past, '^(%d+)\30([^\30]*)\30(.*)$')
@@ -330,20 +330,21 @@ end
 
 --TOKENS--
 
-call('SET', C, table.concat({status, sequence, steps, key, claim, order, max_steps, cap, flags, queues, ''}, '|'))
+line = table.concat({status, sequence, steps, key, claim, order, max_steps, cap, flags, queues, ''}, '|')
 if reason then call('HSET', P .. 'h', 'reason', reason) end
 local record = seq .. '\30' .. tail .. '\30' .. table.concat(keys, ',')
 if outside or sub(tail, 1, 7) == 'retired' then
+  call('HSET', C, 'c', line)
   call('SET', P .. 'x:' .. token, record, 'EX', 600)
 else
-  call('HSET', RP, token, record)
+  call('HSET', C, 'c', line, token, record)
 end
 call('PUBLISH', P .. 'ev', sequence)
 if expires and expires ~= '' then
   local function set(name)
     if expires == 'never' then call('PERSIST', P .. name) else call('EXPIRE', P .. name, expires) end
   end
-  for name in string.gmatch('c h dl cl dead g done sk pa er n v t rp ledger', '%S+') do set(name) end
+  for name in string.gmatch('c h dl cl dead g done sk pa er n v t ledger', '%S+') do set(name) end
   for name in string.gmatch(queues, '[^,]+') do set('q:' .. name) end
   if lists then
     for _, name in ipairs(call('HKEYS', V)) do

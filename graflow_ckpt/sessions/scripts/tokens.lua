@@ -5,9 +5,9 @@ local tail, ready, expires = '', 0, nil
 
 -- what it was answered last is known for a while: a reply that was lost can still be had
 local function void(one)
-  local last = call('HGET', RP, one)
+  local last = call('HGET', C, one)
   if last then call('SET', P .. 'x:' .. one, last, 'EX', 600) end
-  call('HDEL', RP, one)
+  call('HDEL', C, one)
 end
 
 -- a token that still holds claims stays listed, without a lease, until somebody gives them back
@@ -32,7 +32,9 @@ if status ~= 'running' and not find(' init paused closing failing ', ' ' .. stat
       call('HSET', P .. 'h', 'ended', string.format('%.3f', now()))
       flags = string.gsub(flags, 'e', '') .. 'e'
     end
-    for _, one in ipairs(call('HKEYS', RP)) do void(one) end
+    for _, one in ipairs(call('HKEYS', C)) do
+      if one ~= 'c' then void(one) end
+    end
     call('DEL', P .. 'tok', P .. 'own', P .. 'qt')
     if not outside then tail = 'retired' end
     expires = call('HGET', P .. 'h', status == 'completed' and 'ttl' or 'kept')

@@ -25,9 +25,8 @@ if ARGV[9] == 'E' and ARGV[5] == '1' and ARGV[8] == '0' and status == 'running' 
         call('HSET', CL, k2, took)
         call('ZADD', P .. 'done', steps, task)
         call('HSET', V, '=' .. name, ARGV[11], '#' .. name, sequence)
-        call('SET', C, 'running|' .. sequence .. '|' .. steps .. '|' .. key .. '|' .. claim + 1 .. '|' .. order .. '|||'
-          .. flags .. '|' .. queues .. '|')
-        call('HSET', RP, token, seq .. '\30\30' .. k2)
+        call('HSET', C, 'c', 'running|' .. sequence .. '|' .. steps .. '|' .. key .. '|' .. claim + 1 .. '|' .. order
+          .. '|||' .. flags .. '|' .. queues .. '|', token, seq .. '\30\30' .. k2)
         return {status, steps, call('ZCARD', ready), '', took}
       end
     end

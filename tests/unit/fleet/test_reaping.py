@@ -144,9 +144,9 @@ def test_a_frozen_session_is_not_waited_for(client: Client) -> None:
     player = Player(client, "s")
     player.claim()
     redis = client.link.client
-    line = redis.get(f"{keys_of('s')}c").decode().split("|")
+    line = redis.hget(f"{keys_of('s')}c", "c").decode().split("|")
     line[8] += "z"
-    redis.set(f"{keys_of('s')}c", "|".join(line))
+    redis.hset(f"{keys_of('s')}c", "c", "|".join(line))
     redis.hset(f"{keys_of('s')}h", "frozen", time.time() + 60)
 
     with pytest.raises(SessionBusy):

@@ -97,18 +97,27 @@ def claim_of(record: bytes, cells: Cells) -> Claim:
 
 def spec_of(spec: bytes, cells: Cells) -> TaskSpec:
     """A spec as it stands in the queue."""
-    key, task, priority, retries, most, how, cycle, due, queue, crashes, data = spec.split(b"\x1f", 10)
+    key, task, rest = spec.split(b"\x1f", 2)
+    known = _seen.get(rest)
+    if known is None:
+        known = _rest_of(rest, cells)
+    priority, retries, most, how, cycle, due, queue, crashes, data = known
     return TaskSpec(
-        task.decode(),
-        cells.unpack("data", data) if data else None,
-        "pending",
-        int(priority),
-        int(retries),
-        int(most),
-        how.decode(),
-        int(cycle),
-        float(due),
-        queue.decode(),
-        int(key),
-        int(crashes),
+        task.decode(), data, "pending", priority, retries, most, how, cycle, due, queue, int(key), crashes
     )
+
+
+_Rest = tuple[int, int, int, str, int, float, str, int, Cell | None]
+_seen: dict[bytes, _Rest] = {}  # without data most specs of a session differ in key and task alone
+_MANY = 1000
+
+
+def _rest_of(rest: bytes, cells: Cells) -> _Rest:
+    priority, retries, most, how, cycle, due, queue, crashes, data = rest.split(b"\x1f", 8)
+    found: _Rest = (
+        int(priority), int(retries), int(most), how.decode(), int(cycle), float(due), queue.decode(),
+        int(crashes), cells.unpack("data", data) if data else None,
+    )  # fmt: skip
+    if not data and len(_seen) < _MANY:
+        _seen[rest] = found
+    return found

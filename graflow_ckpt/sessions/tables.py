@@ -11,6 +11,7 @@ import json
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import Any
 
 from graflow_ckpt.core.errors import NoSession, SessionBusy, SessionError, SessionExists
@@ -18,6 +19,7 @@ from graflow_ckpt.core.facts import TaskSpec
 from graflow_ckpt.core.gate import Gate
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Cell
+from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import keys_of, source
 from graflow_ckpt.sessions.ops import Arg, Cells, spec_of
@@ -266,7 +268,7 @@ def _sealed(record: Cell, cells: Cells) -> bytes:
 @contextmanager
 def frozen(link: RedisLink, session: str, seconds: float = 60.0) -> Iterator[None]:
     """Commits of others wait; at most so many seconds, should this process die."""
-    freeze, key, maker = link.script(_FREEZE), f"{keys_of(session)}c", uuid.uuid4().hex
+    freeze, key, maker = link.script(_FREEZE), f"{keys_of(session)}c", _maker()
     reply = freeze([key], [maker, seconds, ""])
     if reply[0] == b"gone":
         raise _gone(link, session)
@@ -281,3 +283,8 @@ def frozen(link: RedisLink, session: str, seconds: float = 60.0) -> Iterator[Non
         yield
     finally:
         freeze([key], [maker, 0, ""])
+
+
+def _maker() -> str:
+    """Nobody else's, and of this process: if that dies, the session need not wait for its time."""
+    return f"{uuid.uuid4().hex} {json.dumps(asdict(myself()))}"

@@ -94,6 +94,21 @@ def transition(choose: Chooser, state: SessionState, mine: Sequence[int], now: f
     return ops or [("claim", 1)]
 
 
+def turn(choose: Chooser, state: SessionState, mine: Sequence[int]) -> list[Op]:
+    """The everyday transition, or what is next to it: a body succeeded, the next spec is asked for."""
+    key = choose.one(mine)
+    ops: list[Op] = [("end", key, state.claimed[key], "completed", choose.one(CELLS))]
+    if choose.one([True, True, False]):
+        how = choose.one(["direct"] * 7 + ["pass"])
+        data, priority = choose.one([None, *CELLS]), choose.one(PRIORITIES)
+        ops.append(("enqueue", choose.one(TASKS), data, priority, 3, "default", how))
+    return [*ops, ("claim", choose.one([1, 1, 1, 1, 1, 1, 2, 0]))]
+
+
+def in_one_queue(ops: Sequence[Op]) -> list[Op]:
+    return [tuple("default" if field in QUEUES else field for field in op) for op in ops]
+
+
 def _some(choose: Chooser, options: Sequence[str]) -> list[str]:
     first = choose.one(options)
     second = choose.one(options)
@@ -136,7 +151,8 @@ def _op(choose: Chooser, kind: str, state: SessionState, now: float) -> Op:
             return (kind, status, one(ERRORS))
         case "put":
             name = one(NAMES)
-            base = state.values[name][1] if name in state.values and one([True, False]) else -1
+            version = state.values[name][1] if name in state.values else one([-1, 1])
+            base = one([-1, version])
             return (kind, name, one(CELLS), base)
         case "append":
             return (kind, one(NAMES), one(CELLS))
@@ -192,3 +208,21 @@ EVERY = [
     "too late", "Fenced", "WriteConflict", "reaped", "rewritten",
 ]  # fmt: skip
 """What has to have happened in enough moves."""
+
+
+_A: Op = ("enqueue", "a", None, 0, 2, "default", "direct")
+_ONE: Op = ("claim", 1)
+
+SCENES: list[list[list[Op]]] = [
+    [[("absorb", "d|1,2", 1), _ONE]],
+    [[_A, _A, _ONE], [("status", "closing", "enough")], [("reopen", 2, None), _ONE]],
+    [[_ONE], [("reopen", 2, None)], [_ONE]],
+    [[("put", "a" + RESULT, b"\x90", -1), ("append", "a" + RESULT, b"\x01")], [("again", "a")],
+     [("append", "a" + RESULT, b"\x02")]],
+    [[_A, _ONE], [("end", 1, 1, "retry", 0.0, "E: no")], [("again", "a")]],
+    [[_A, _ONE], [("end", 1, 1, "retry", 0.0, "E: no"), _ONE], [("end", 1, 2, "dropped")]],
+    [[_A, _ONE], [("end", 1, 1, "retry", 0.0, "E: no")], [("status", "closing", ""), _ONE]],
+    [[_A, _ONE], [("end", 1, 1, "completed", b"\x01"), ("skipped", "a")], [_A, _ONE],
+     [("end", 2, 2, "completed", b"\x01"), _ONE]],
+]  # fmt: skip
+"""What chance brings too seldom, from the start of a session on."""

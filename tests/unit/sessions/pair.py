@@ -21,7 +21,7 @@ from graflow_ckpt.sessions.layout import START, keys_of
 from graflow_ckpt.sessions.redis import RedisSession
 from graflow_ckpt.sessions.tables import read_state, write_state
 from tests.unit.core.histories import dump
-from tests.unit.sessions.moves import NAMES, TASKS, Chooser, tags, transition
+from tests.unit.sessions.moves import NAMES, SCENES, TASKS, Chooser, in_one_queue, tags, transition, turn
 
 SESSION = "s-1"
 ENDS = {"completed", "stopped", "stalled", "failed", "cancelled"}
@@ -67,11 +67,14 @@ class Recorded(RedisSession):
 class Pair:
     """The model, and senders of the session in Redis: two with tokens, one without."""
 
-    def __init__(self, link: RedisLink, counts: Counter[str] | None = None, step: str = "") -> None:
+    def __init__(
+        self, link: RedisLink, counts: Counter[str] | None = None, *, step: str = "", queue: str = "*"
+    ) -> None:
         link.client.flushall()
         self.link = link
         self.counts = counts if counts is not None else Counter()
         self.step = step  # a script to use instead of the real one
+        self.queue = queue  # that the senders claim from; the model knows no queues
         self.state = SessionState(SESSION, ("a",))
         self.now = 1_700_000_000.0
         self.several: set[str] = set()  # tasks that have had two specs at once
@@ -88,7 +91,7 @@ class Pair:
         return self.sender(reply[1].decode() if len(reply) > 1 else "")
 
     def sender(self, token: str) -> Recorded:
-        one = Recorded(self.link, SESSION, Plain(), token)
+        one = Recorded(self.link, SESSION, Plain(), token, queue=self.queue)
         if self.step:
             one._step = self.link.script(self.step)
         return one
@@ -125,6 +128,7 @@ class Pair:
 
     def _note_several(self) -> None:
         count = Counter(spec.task_id for spec in self.state.specs.values())
+        self.several -= {task for task in self.several if count[task] < 2 and task not in self.state.errors}
         self.several |= {task for task, n in count.items() if n > 1}
 
     def refuse(self, at: int, ops: Sequence[Op], error: type[Exception]) -> None:
@@ -225,6 +229,35 @@ def play(pair: Pair, choose: Chooser, moves: int) -> None:
                 pair.commit(at, transition(choose, pair.state, pair.mine(pair.senders[at]), pair.now))
     pair.check()
     pair.check_values(NAMES)
+
+
+def play_turns(pair: Pair, choose: Chooser, moves: int) -> None:
+    """A session of one queue in which hardly anything unusual happens."""
+    pair.commit(0, [("enqueue", task, None, 0, 0, "default", "direct") for task in TASKS])
+    for _ in range(moves):
+        at = choose.one([0, 1])
+        mine = pair.mine(pair.senders[at])
+        if not mine:
+            pair.commit(at, [("claim", 1)])
+        elif choose.one([True] * 30 + [False]):
+            pair.commit(at, turn(choose, pair.state, mine))
+            if choose.one([True, False, False, False]):
+                pair.send_again(at)
+        else:
+            pair.commit(at, in_one_queue(transition(choose, pair.state, mine, pair.now)))
+        if choose.one([True, False, False]):
+            pair.check()
+    pair.check()
+
+
+def play_scenes(link: RedisLink, step: str = "") -> None:
+    for scene in SCENES:
+        pair = Pair(link, step=step)
+        for ops in scene:
+            pair.commit(0, ops)
+            pair.check()
+            pair.check_values(NAMES)
+        pair.close()
 
 
 def facts(state: SessionState) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from graflow_ckpt.core.errors import Fenced, WriteConflict
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.links.redis import RedisLink
 from tests.unit.sessions.moves import EVERY, NAMES, Drawn, Seeded, transition
-from tests.unit.sessions.pair import Pair, play
+from tests.unit.sessions.pair import Pair, play, play_scenes, play_turns
 
 AT = st.sampled_from([0, 0, 1, 2])  # of the senders
 LATER = st.sampled_from([0.0, 0.0, 0.25, 1.0, 5.0])
@@ -107,5 +107,13 @@ def test_everything_has_happened_and_the_scripts_did_what_the_model_does(link: R
         pair = Pair(link, counts)
         play(pair, Seeded(seed), 40)
         pair.close()
+    play_scenes(link)
 
     assert [name for name in EVERY if not counts[name]] == []
+
+
+def test_the_everyday_transition_does_what_the_model_does(link: RedisLink) -> None:
+    for seed in range(settings().max_examples // 2):
+        pair = Pair(link, queue="default")
+        play_turns(pair, Seeded(seed), 30)
+        pair.close()

@@ -1,0 +1,318 @@
+"""The step broken on purpose, one place at a time: the comparison with the model convicts each.
+
+What only concerns tokens is broken in test_tokens_broken.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.layout import STEP
+from tests.unit.sessions.moves import Seeded
+from tests.unit.sessions.pair import Pair, play, play_scenes, play_turns
+
+BROKEN = {
+    # replays and refusals
+    "the last request is applied again": ("if last == seq then", "if last == seq .. '!' then"),
+    "a replay hands out what is held no more": ("== token then reply[", "~= '' then reply["),
+    "a replay forgets its claims": (
+        "string.gmatch(keys, '[^,]+') do\n      local rec",
+        "string.gmatch('', '[^,]+') do\n      local rec",
+    ),
+    "a late request is applied": ("if tonumber(seq) < tonumber(last) or", "if"),
+    "any claim may be ended": (
+        "if not rec or sub(rec, 1, #want) ~= want then return {'void'} end",
+        "if not rec then return {'void'} end",
+    ),
+    "any base will do": ("if version and version ~= ARGV[i + 2] then", "if version and false then"),
+    "a value that is not there conflicts": (
+        "if version and version ~= ARGV[i + 2]",
+        "if version ~= ARGV[i + 2]",
+    ),
+    # counters
+    "no transition is counted": ("tonumber(sequence) + 1", "tonumber(sequence)"),
+    "a completion is no step": ("    steps = steps + 1\n", ""),
+    "a key is given twice": ("  key = key + 1\n", ""),
+    "a claim's number is given twice": ("        claim = claim + 1\n", ""),
+    "an order is given twice": (", spec)\n    order = order + 1\n", ", spec)\n"),
+    # ends
+    "a completed claim is kept": (
+        "    call('HDEL', CL, k)\n    call('ZADD', P .. 'done'",
+        "    call('ZADD', P .. 'done'",
+    ),
+    "completions have no order": (
+        "    call('ZADD', P .. 'done', steps, task)\n    call('HSET', V",
+        "    call('ZADD', P .. 'done', 0, task)\n    call('HSET', V",
+    ),
+    "a result has an old version": (
+        "ARGV[i + 2], '#' .. name, sequence)\n    if lists",
+        "ARGV[i + 2], '#' .. name, sequence - 1)\n    if lists",
+    ),
+    "a result keeps what was appended": (
+        "sequence)\n    if lists then call('DEL', P .. 'a:' .. name) end",
+        "sequence)",
+    ),
+    "a completion leaves its error": ("      call('HDEL', P .. 'er', task)\n", ""),
+    "a completion leaves its skip": ("      call('HDEL', P .. 'sk', task)\n    end", "    end"),
+    "a retry is not counted": ("f[4], f[8] = f[4] + 1, '0'", "f[8] = '0'"),
+    "a retry leaves no error": ("      call('HSET', P .. 'er', task, 'r' .. err)\n", ""),
+    "a retry is noted for good": ("'er', task, 'r' .. err)", "'er', task, 'f' .. err)"),
+    "a retry does not wait": ("if tonumber(ARGV[i + 3]) > now() then", "if false then"),
+    "a retry forgets when": (
+        "        f[8] = ARGV[i + 3]\n",
+        "        f[8] = tostring(tonumber(ARGV[i + 3]) + 1)\n",
+    ),
+    "a failure is not set aside": ("      if how == 'failed' then dead(", "      if how == 'f' then dead("),
+    "a failure of old still passes": ("      call('HDEL', P .. 'pa', task)\n      if how", "      if how"),
+    "a failure is forgotten": ("      call('HSET', P .. 'er', task, 'f' .. err)\n", ""),
+    "a skip is forgotten": ("      if how == 'skipped' then", "      if how == 's' then"),
+    "a group is not through": ("'passed' then", "'p' then"),
+    "what was to be retried and is not, is not told": ("      if f[4] ~= '0' then give_up(task) end\n", ""),
+    # claims
+    "a paused session hands out": (
+        "    if status == 'running' then\n      if call('ZCARD'",
+        "    if status ~= '' then\n      if call('ZCARD'",
+    ),
+    "the cap is not looked at": (
+        "limit = math.min(limit, tonumber(cap) - call('HLEN', CL))",
+        "limit = limit",
+    ),
+    "the cap is one too large": (
+        "tonumber(cap) - call('HLEN', CL))",
+        "tonumber(cap) + 1 - call('HLEN', CL))",
+    ),
+    "max_steps does not count what runs": (
+        "left = tonumber(max_steps) - steps - call('HLEN', CL)",
+        "left = tonumber(max_steps) - steps",
+    ),
+    "max_steps counts what has no body": ("if left and find(spec, DIRECT) then", "if left then"),
+    "max_steps takes the order away": (
+        "call('ZADD', from, head[2], spec)",
+        "call('ZADD', from, head[2] + 1, spec)",
+    ),
+    "nothing that is due comes back": ("      if call('ZCARD', P .. 'dl') > 0 then promote() end\n", ""),
+    "what is due keeps its time": ("    item[2][8] = '0'\n", ""),
+    "what is due comes in any order": (
+        "if a[1] ~= b[1] then return a[1] < b[1] end",
+        "if a[1] ~= b[1] then return a[1] > b[1] end",
+    ),
+    "what is due at once comes in any order": (
+        "return tonumber(a[2][1]) < tonumber(b[2][1])",
+        "return tonumber(a[2][1]) > tonumber(b[2][1])",
+    ),
+    "the first queue is taken": ("tonumber(head[2]) < score)", "false)"),
+    "priorities are not looked at": ("at - tonumber(f[3]) * 8589934592", "at"),
+    "new specs have no priority": ("queue, order - priority * 8589934592", "queue, order"),
+    # specs
+    "a spec's data ends at a separator": ("f[11] = sub(spec, n)", "f[11] = match(spec, '^[^\\31]*', n)"),
+    "what has no body is a visit": ("if how == 'direct' then\n", "if true then\n"),
+    "cycles are not counted": (
+        "    cycle = call('HINCRBY', P .. 'n', task, 1) - 1",
+        "    cycle = call('HINCRBY', P .. 'n', task, 1)",
+    ),
+    "a new queue is not known": ("  if queue ~= queues then known(queue) end\n", ""),
+    "a delayed spec is ready": (
+        "    call('ZADD', P .. 'dl', due, spec)\n",
+        "    call('ZADD', P .. 'q:' .. queue, order, spec)\n",
+    ),
+    # joins
+    "a join counts no arrivals": ("arrived + 1, oks + ARGV[i + 2]", "tonumber(arrived), oks + ARGV[i + 2]"),
+    "a join counts no successes": ("arrived + 1, oks + ARGV[i + 2]", "arrived + 1, oks + 0"),
+    "a join takes the size of each edge": (
+        "if g then size, need, arrived, oks, fired =",
+        "if g then _, _, arrived, oks, fired =",
+    ),
+    "a join fires twice": ("      fired = '1'\n", ""),
+    "enough is not enough": ("(need > 0 and need <= oks)", "false"),
+    "one more is needed": ("need > 0 and need <= oks", "need > 0 and need < oks"),
+    "nothing but failures runs the join": ("if need == 0 and oks == 0 then how = 'skip' elseif", "if"),
+    "too few successes run the join": ("elseif oks < need then how = 'lost' end", "end"),
+    "a join stays when all have come": ("      call('HDEL', P .. 'g', task)\n    else", "    else"),
+    "no join waits for more": ("(size + ARGV[i + 2]) .. rest)", "size .. rest)"),
+    "a new join has the size of what it waits for": (
+        "local size, rest = ARGV[i + 3], ' ' ..",
+        "local size, rest = ARGV[i + 2], ' ' ..",
+    ),
+    # values
+    "a put keeps what was appended": ("    if lists then call('DEL', P .. 'a:' .. ARGV[i + 1]) end\n", ""),
+    "a put keeps its version": ("ARGV[i + 2], '#' .. ARGV[i + 1], sequence)", "ARGV[i + 2])"),
+    "the first append takes the value away": (
+        "call('HSETNX', V, '=' .. name, '\\144')",
+        "call('HSET', V, '=' .. name, '\\144')",
+    ),
+    "an append has no version": (
+        "    call('HSET', V, '#' .. name, sequence)\n",
+        "    call('HSETNX', V, '#' .. name, sequence)\n",
+    ),
+    "what is appended comes first": ("call('RPUSH', P .. 'a:'", "call('LPUSH', P .. 'a:'"),
+    "lists are not noted": ("if not lists then lists, flags = true, flags .. 'a' end", ""),
+    "marks are not noted": ("if not marks then marks, flags = true, flags .. 'm' end", ""),
+    # the session
+    "a cut off task is not noted": ("    mark()\n    call('HSET', P .. 'sk', ARGV[i + 1], steps)\n", ""),
+    "any status follows from any": ("    if changes then status,", "    if true then status,"),
+    "a reason is forgotten": ("status, reason = to, ARGV[i + 2]", "status = to"),
+    "a status that ended is changed": (
+        "status == 'paused' or to == 'cancelled'\n",
+        "status == 'paused' or status == 'failed' or to == 'cancelled'\n",
+    ),
+    "cancelling takes a running session": (
+        "or status == 'paused' or to == 'cancelled'",
+        "or status == 'paused'",
+    ),
+    "no cap is kept": ("    cap = ARGV[i + 1]\n", ""),
+    "random state is forgotten": ("    call('HSET', P .. 'h', 'rng', ARGV[i + 1])\n", ""),
+    "made tasks are forgotten": ("    call('HSET', P .. 't', ARGV[i + 1], ARGV[i + 2])\n", ""),
+    # nothing runs
+    "nothing ever ends": ("if #out == had and call('HLEN', CL) == 0 then settle() end", ""),
+    "an end comes while something runs": (
+        "if #out == had and call('HLEN', CL) == 0 then",
+        "if #out == had then",
+    ),
+    "closing leaves what is scheduled": (
+        "    unschedule()\n    status = 'completed'",
+        "    status = 'completed'",
+    ),
+    "failing does not fail": ("    status = 'failed'\n", ""),
+    "max_steps does not stop": ("      status, reason = 'stopped', ", "      reason = "),
+    "what was set aside does not count as left": (" and call('HLEN', P .. 'dead') == 0", ""),
+    "what is delayed does not count as left": (
+        "ready_in(queues) == 0 and call('ZCARD', P .. 'dl') == 0",
+        "ready_in(queues) == 0",
+    ),
+    "nothing stalls": ("#names > 0 and 'stalled' or 'completed'", "'completed'"),
+    "fired gates stall": ("if sub(all[n + 1], -1) == '0' then", "if true then"),
+    "waiting gates are in no order": (
+        "  table.sort(names)\n",
+        "  table.sort(names, function(a, b) return a > b end)\n",
+    ),
+    # repairs
+    "reopening forgets the epoch": ("    call('HSET', P .. 'h', 'epoch', ARGV[i + 1])\n", ""),
+    "reopening forgets the limit": ("    max_steps = ARGV[i + 2]\n", ""),
+    "a closing session is started again": ("if status == 'closing' and specs > 0 then", "if false then"),
+    "a completed session runs although nothing is left": (
+        "if status ~= 'completed' or queued > 0 then",
+        "if true then",
+    ),
+    "what was set aside stays there": ("      call('DEL', P .. 'dead')\n", ""),
+    "what was set aside keeps its retries": (
+        "item[2][4], item[2][8], item[2][10] = '0', '0', '0'",
+        "item[2][8], item[2][10] = '0', '0'",
+    ),
+    "what was set aside keeps its crashes": (
+        "item[2][4], item[2][8], item[2][10] = '0', '0', '0'",
+        "item[2][4], item[2][8] = '0', '0'",
+    ),
+    "what was set aside comes back in any order": (
+        "function(a, b) return a[1] < b[1] end",
+        "function(a, b) return a[1] > b[1] end",
+    ),
+    "a released spec comes last": ("push(f, -order)", "push(f, order)"),
+    "crashes are not counted": ("      f[10] = ARGV[i + 2]\n", ""),
+    "nothing is in doubt": ("      if op == 'd' then f[6] = 'doubt' end\n", ""),
+    "a quarantine goes on": ("status, reason = 'paused', ARGV[i + 2]", "reason = ARGV[i + 2]"),
+    "a quarantined claim is kept": ("      mark()\n      call('HDEL', CL, ARGV[i + 1])\n", "      mark()\n"),
+    "a quarantine leaves no error": (
+        "      call('HSET', P .. 'er', fields(spec)[2], 'f' .. ARGV[i + 2])\n",
+        "",
+    ),
+    "what runs again is completed": ("      call('ZREM', P .. 'done', task)\n", ""),
+    "what runs again is through": (
+        "      call('HDEL', P .. 'pa', task)\n      call('HDEL', P .. 'sk', task)\n",
+        "      call('HDEL', P .. 'sk', task)\n",
+    ),
+    "what runs again is skipped": (
+        "      call('HDEL', P .. 'sk', task)\n      call('HDEL', P .. 'g', task)\n",
+        "      call('HDEL', P .. 'g', task)\n",
+    ),
+    "what runs again has a gate": (
+        "      call('HDEL', P .. 'g', task)\n      call('HDEL', V",
+        "      call('HDEL', V",
+    ),
+    "what runs again has a result": ("      call('HDEL', V, '=' .. name, '#' .. name)\n", ""),
+    "what runs again has a list": ("      call('DEL', P .. 'a:' .. name)\n    end", "    end"),
+    "what runs again is ready": ("do drop(P .. 'q:' .. name) end", "do end"),
+    "what runs again is delayed": ("    drop(P .. 'dl')\n", ""),
+    "what runs again is claimed or set aside": (
+        "if gone[fields(spec)[2]] then call('HDEL', table_, all[n]) end",
+        "",
+    ),
+    "what runs again was only retried": ("      give_up(task)\n      call('ZREM'", "      call('ZREM'"),
+    "nothing comes too late": ("ARGV[i + 2] .. ' 0 0 0 1')", "ARGV[i + 2] .. ' 0 0 0 0')"),
+    "clearing leaves claims": ("    call('DEL', CL, P .. 'dead')\n", "    call('DEL', P .. 'dead')\n"),
+    "clearing leaves what was set aside": ("    call('DEL', CL, P .. 'dead')\n", "    call('DEL', CL)\n"),
+    "clearing leaves what is ready": ("do call('DEL', P .. 'q:' .. name) end\n", "do end\n"),
+    "clearing leaves what is delayed": ("call('DEL', P .. 'dl', P .. 'g')", "call('DEL', P .. 'g')"),
+    "clearing leaves gates": ("call('DEL', P .. 'dl', P .. 'g')", "call('DEL', P .. 'dl')"),
+    "an error ends at a separator": (
+        "return sub(rec, from + tonumber(size))",
+        "return sub(rec, (find(rec, '\\30', from, true) or from - 1) + 1)",
+    ),
+    # the everyday transition
+    "a turn ends any claim": ("if rec and sub(rec, 1, #own) == own then", "if rec then"),
+    "a turn is taken in a session that waits": ("status == 'running' and not outside", "not outside"),
+    "a turn does not look at marks": ("(flags == 'f' or flags == '')", "flags ~= 'e'"),
+    "a turn does not look at the cap": (" and cap == '' and max_steps == ''", " and max_steps == ''"),
+    "a turn does not look at max_steps": (" and cap == '' and max_steps == ''", " and cap == ''"),
+    "a turn does not look for what is due": (
+        " and call('ZCARD', P .. 'dl') == 0 then\n    local k",
+        " then\n    local k",
+    ),
+    "a turn hands out one for many": ("ARGV[at + 1] == '1' and", "true and"),
+    "a turn forgets ops": ("#ARGV == at + 2 and ARGV[at]", "ARGV[at]"),
+    "a turn makes a visit of what has no body": (" and ARGV[18] == 'direct'", ""),
+    "a turn does not count cycles": (
+        "local cycle = call('HINCRBY', P .. 'n', task, 1) - 1",
+        "local cycle = 0",
+    ),
+    "a turn has no priorities": (
+        "call('ZADD', ready, order - priority * 8589934592",
+        "call('ZADD', ready, order",
+    ),
+    "a turn loses data": ("queues .. '\\0310\\31' .. ARGV[14])", "queues .. '\\0310\\31')"),
+    "a turn loses retries": ("          .. ARGV[16] .. '\\31direct", "          .. '0\\31direct"),
+    "a turn gives a key twice": ("key, order = key + 1, order + 1", "order = order + 1"),
+    "a turn gives an order twice": ("key, order = key + 1, order + 1", "key = key + 1"),
+    "a turn is no transition": ("sequence, steps = sequence + 1, steps + 1", "steps = steps + 1"),
+    "a turn is no step": ("sequence, steps = sequence + 1, steps + 1", "sequence = sequence + 1"),
+    "a turn keeps the claim": (
+        "        call('HDEL', CL, k)\n        call('HSET', CL, k2, took)",
+        "        call('HSET', CL, k2, took)",
+    ),
+    "a turn gives a claim to nobody": ("        call('HSET', CL, k2, took)\n", ""),
+    "a turn has no completions": (
+        "        call('ZADD', P .. 'done', steps, task)\n        call('HSET', V",
+        "        call('HSET', V",
+    ),
+    "a turn has no result": ("'=' .. name, ARGV[11], '#' .. name, sequence)", "'#' .. name, sequence)"),
+    "a turn gives a claim's number twice": ("'|' .. claim + 1 .. '|'", "'|' .. claim .. '|'"),
+    "a turn is not answered again": (
+        "'|', token, seq .. '\\30\\30' .. k2)",
+        "'|', token, '0\\30\\30' .. k2)",
+    ),
+    "a turn's claim is not answered again": ("seq .. '\\30\\30' .. k2)", "seq .. '\\30\\30')"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_each_break_is_seen(name: str, server_link: RedisLink) -> None:
+    old, new = BROKEN[name]
+    assert STEP.count(old) == 1, "it is to be broken in one place"
+
+    assert any(convicted(server_link, STEP.replace(old, new), seed) for seed in range(60))
+
+
+def convicted(link: RedisLink, step: str, seed: int) -> bool:
+    pair = Pair(link, step=step, queue="default" if seed % 2 else "*")
+    try:
+        if seed == 0:
+            play_scenes(link, step)
+        (play_turns if seed % 2 else play)(pair, Seeded(seed), 40)
+    except (AssertionError, GraflowError, ValueError, KeyError, TypeError, IndexError):
+        return True
+    except pytest.fail.Exception:  # something should have been refused
+        return True
+    finally:
+        pair.close()
+    return False

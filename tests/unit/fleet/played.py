@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -22,11 +21,11 @@ def bag(client: Client, session: str, tasks: int = 3, **options: Any) -> Handle:
     """A session of tasks `t0`, `t1` … that are all ready."""
     with workflow(session) as flow:
         for number in range(tasks):
-            flow.add(_body(f"t{number}", **options))
+            flow.add(task_of(f"t{number}", **options))
     return client.submit(flow.graph, flow.settings, list(flow.graph.roots()), {}, Terms(session))
 
 
-def _body(name: str, **options: Any) -> Any:
+def task_of(name: str, **options: Any) -> Any:
     @task(id=name, **options)
     def body() -> None: ...
 
@@ -54,8 +53,10 @@ class Player:
         self.owner = json.dumps(asdict(owner or myself()))
         key = f"{keys_of(session)}c"
         if not token:
-            token = client.carrier.queue("default").job_ids[0].rpartition("-")[2]
-            client.carrier.queue("default").remove(f"{session}-{token}")
+            queue = client.carrier.queue("default")
+            name = next(name for name in queue.job_ids if name.startswith(f"{session}-"))
+            queue.remove(name)
+            token = name.rpartition("-")[2]
         reply = client.link.script(START)([key], [token, self.owner, int(lease * 1000), ""])
         assert reply[0] != b"fenced", "the token is taken"
         self.token = token
@@ -77,6 +78,3 @@ def tokens(handle: Handle) -> dict[str, float]:
         token.decode(): lease
         for token, lease in redis.zrange(f"{keys_of(handle.session)}tok", 0, -1, withscores=True)
     }
-
-
-Made = Callable[..., Player]

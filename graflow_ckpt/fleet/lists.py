@@ -1,0 +1,84 @@
+"""The lists of a fleet: which sessions there are, when each is to be looked at, who works where.
+
+    graflow:sessions     zset  session -> when it was accepted, ms
+    graflow:active       zset  session -> when a steward has to look at it next, ms
+    graflow:host:PLACE   hash  "session token" -> owner, for the slices that run in one place
+    graflow:pools        zset  pool -> last sign of life, ms;  graflow:pool:ID what it does, for ten seconds
+
+They are advisory: what counts is in each session. A place is a machine since its last start, and a pid
+namespace: where a pid means the same process to everybody.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import Any
+
+from redis import RedisError
+
+from graflow_ckpt.core.protocols import Owner
+from graflow_ckpt.links.processes import myself
+from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.layout import keys_of
+
+SESSIONS = "graflow:sessions"
+ACTIVE = "graflow:active"
+POOLS = "graflow:pools"
+
+SOON = 1000
+"""Milliseconds within which a steward looks at each active session anyway."""
+
+
+def place() -> str:
+    """Where this process runs."""
+    me = myself()
+    return re.sub(r"[^A-Za-z0-9-]", "", f"{me.boot}-{me.pid_ns}") or me.host
+
+
+def host_key(where: str) -> str:
+    return f"graflow:host:{where}"
+
+
+def pool_key(pool: str) -> str:
+    return f"graflow:pool:{pool}"
+
+
+def owner_text(name: str) -> str:
+    """This process, as a session keeps it; `name` says what it is in place of its command line."""
+    return json.dumps(asdict(replace(myself(), argv=name)), separators=(",", ":"))
+
+
+def owner_from(text: str | bytes) -> Owner | None:
+    """The process that a text names; None if it names none."""
+    try:
+        return Owner(**json.loads(text))
+    except (TypeError, ValueError):
+        return None
+
+
+class Presence:
+    """A worker's entries in the list of its place, and what a steward has to know when it has left."""
+
+    def __init__(self, link: RedisLink, owner: str) -> None:
+        self._link = link
+        self._owner = owner
+        self._key = host_key(place())
+
+    def begin(self, session: str, token: str) -> None:
+        client: Any = self._link.route.client_for(self._key)
+        client.hset(self._key, f"{session} {token}", self._owner)
+
+    def end(self, session: str, token: str) -> None:
+        """The slice is over. What is delayed by less than a steward's round is announced."""
+        with suppress(RedisError):  # an entry too many is found to be void; a round takes a second
+            client: Any = self._link.route.client_for(self._key)
+            client.hdel(self._key, f"{session} {token}")
+            delayed = f"{keys_of(session)}dl"
+            node: Any = self._link.route.client_for(delayed)
+            for _, due in node.zrange(delayed, 0, 0, withscores=True):
+                seconds, micros = node.time()
+                if due * 1000 < seconds * 1000 + micros / 1000 + SOON:
+                    self._link.route.client_for(ACTIVE).zadd(ACTIVE, {session: int(due * 1000)}, xx=True)

@@ -1,0 +1,274 @@
+"""The sweeper: what workers, submitters and servers leave behind when they die is found and put right.
+
+    each quarter of a second   slices of this place whose process is gone
+    each second, per session   leases that ran out, tokens that nobody has begun on, delayed specs that are
+                               due, work that nobody was asked for, sessions frozen by the dead
+    now and then               lists that a server which lost its latest writes has forgotten
+
+Promise: two sweepers at once do no harm, and share the work; nothing of it is done for a session whose
+worker is well. Every repair is a transition that the session itself refuses if it is not needed.
+Not here: the loop, and what is done about errors (steward.py).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, field
+from importlib.resources import files
+from time import monotonic
+from typing import Any
+
+from graflow_ckpt.core.errors import ServerGone
+from graflow_ckpt.fleet.board import Run
+from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, owner_from
+from graflow_ckpt.fleet.reaping import OPAQUE, Fleet, take
+from graflow_ckpt.fleet.tokens import job_id
+from graflow_ckpt.links.complaints import in_our_words, translated
+from graflow_ckpt.links.library import redis, theirs
+from graflow_ckpt.links.processes import is_gone
+from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.links.scripts import Script
+from graflow_ckpt.sessions.layout import keys_of, source
+from graflow_ckpt.sessions.redis import RedisSession
+from graflow_ckpt.sessions.tables import parse_line
+
+log = logging.getLogger("graflow_ckpt.fleet")
+
+BATCH = 100  # sessions per look
+ROUND = 1000  # ms between looks at a session that runs
+SLOW = 5000  # ms, at one that waits for somebody
+TAKEN = 10_000  # ms after which another steward takes a session that this one took and said nothing about
+AGAIN = 5000  # ms that a token which waits in its queue is left there
+HOLD = 2.0  # seconds after the server came back in which its workers renew their leases first
+INIT = 3600.0  # seconds after which a submission that was not completed is cleared away
+_PAGE = 200
+
+LEASE_OVER = "did not renew its lease: it was stopped, cut off, or a task kept the interpreter to itself"
+GONE = "ended, and nobody saw how"
+
+
+def script(name: str) -> str:
+    return (files("graflow_ckpt.fleet") / "scripts" / f"{name}.lua").read_text(encoding="utf-8")
+
+
+@dataclass(slots=True)
+class Swept:
+    """What was found and done, for the pool's sign of life."""
+
+    taken: int = 0
+    posted: int = 0
+    woken: int = 0
+    failed: list[Exception] = field(default_factory=list)  # since they were last looked at
+
+
+class Sweeper:
+    """One per steward."""
+
+    def __init__(self, fleet: Fleet, where: str, watched: Callable[[], Collection[Run]] = tuple) -> None:
+        self._fleet = fleet
+        self._link: RedisLink = fleet.link
+        self._host = host_key(where)
+        self._watched = watched  # slices whose parent sees them die, and knows of what
+        self._look, self._rota, self._unbegun = (
+            self._link.script(script(name)) for name in ("look", "rota", "unbegun")
+        )
+        self._freeze = self._link.script(source("freeze"))
+        self._since = monotonic()
+        self._noted: list[bytes | str | int] = []  # (session, expected, next)*, for the next call of the rota
+        self._waiting: dict[str, set[str]] = {}
+        self._suspects: set[bytes] = set()
+        self._page = 0
+        self.swept = Swept()
+
+    def was_away(self) -> None:
+        """The server did not answer. When it does, leases have run out that are about to be renewed."""
+        self._since = monotonic()
+
+    # --- this place --------------------------------------------------------------------
+
+    def here(self) -> None:
+        """Slices that ran here, and whose process has gone."""
+        client: Any = self._link.route.client_for(self._host)
+        with translated(self._link.address):
+            listed: dict[bytes, bytes] = client.hgetall(self._host)
+            if listed:
+                client.expire(self._host, 24 * 3600)
+        gone = {name for name, owner in listed.items() if (o := owner_from(owner)) is None or is_gone(o)}
+        watched = {f"{session} {token}".encode() for session, token in self._watched()}
+        for name in gone:
+            if name in watched and name not in self._suspects:
+                continue  # its parent is about to take it, with more to say about its death
+            session, _, token = name.decode().partition(" ")
+            self.swept.taken += take(self._fleet, session, token, GONE, forced=True)
+            with translated(self._link.address):
+                client.hdel(self._host, name)
+        self._suspects = gone
+
+    # --- active sessions -----------------------------------------------------------------
+
+    def round(self) -> float:
+        """Look at what is due; seconds until something else is."""
+        noted, self._noted = self._noted, []
+        now, first, *names = self._rota([ACTIVE], ["", BATCH, TAKEN, *noted])
+        self._waiting.clear()
+        for name, found in zip(names, self._looks(names), strict=True):
+            self._note(name, now + TAKEN, self._see_to(name.decode(), found, now))
+        if len(names) == BATCH:
+            return 0.0
+        nexts = [float(at) for at in self._noted[2::3] if at != ""]
+        earliest: float = min([*nexts, float(first or "inf")])
+        return (earliest - float(now)) / 1000
+
+    def _looks(self, names: Iterable[bytes]) -> list[Any]:
+        """What there is to do in each; an error where one cannot be looked at."""
+        clients: dict[int, tuple[Any, list[int], list[str]]] = {}
+        for at, name in enumerate(names):
+            key = f"{keys_of(name.decode())}c"
+            client = self._link.route.client_for(key)
+            _, places, keys = clients.setdefault(id(client), (client, [], []))
+            places.append(at)
+            keys.append(key)
+        found: list[Any] = [None] * sum(len(places) for _, places, _ in clients.values())
+        for client, places, keys in clients.values():
+            with translated(self._link.address):
+                replies = _pipelined(client, self._look, keys)
+            for at, reply in zip(places, replies, strict=True):
+                found[at] = reply
+        return found
+
+    def _note(self, name: bytes, expected: int, following: int | str) -> None:
+        self._noted += (name, expected, following)
+
+    def _see_to(self, session: str, found: Any, now: int) -> int | str:
+        """Do what has to be done; when to look again, "" for never."""
+        try:
+            if isinstance(found, Exception):
+                raise in_our_words(found, self._link.address)
+            what = found[0].decode()
+            if what == "init":
+                return self._init(session, float(found[1]), now)
+            if what in ("over", "gone"):
+                return ""
+            words = [word.decode() for word in found[2:]]
+            again = self._repair(session, words)
+        except Exception as error:  # noqa: BLE001  a sweeper's pass: one session does not hold up the others
+            if isinstance(error, ServerGone):
+                self.was_away()
+            self.swept.failed.append(error)
+            return now + ROUND
+        return min(now + (ROUND if what == "running" else SLOW), max(now + 1, int(found[1])), now + again)
+
+    def _repair(self, session: str, words: list[str]) -> int:
+        """Each thing that was found; ms after which that has to be looked at again."""
+        again = SLOW
+        while words:
+            match words.pop(0):
+                case "r":
+                    if monotonic() - self._since < HOLD:
+                        words.pop(0)
+                        again = ROUND // 2
+                    else:
+                        self.swept.taken += take(self._fleet, session, words.pop(0), LEASE_OVER)
+                        again = 1  # others may go on at once, and it may have left more behind
+                case "p":
+                    self._post(session, words.pop(0), words.pop(0))
+                case "n":
+                    self._wake(session)
+                case "f":
+                    again = min(again, self._thaw(session, words.pop(0)))
+        return again
+
+    def _post(self, session: str, token: str, queue: str) -> None:
+        """Nobody has begun on it: it waits behind others, or it was lost on its way."""
+        waiting = self._waiting.get(queue)
+        if waiting is None:
+            waiting = self._waiting[queue] = self._fleet.carrier.ids(queue)
+        if not self._unbegun([f"{keys_of(session)}c"], [token, AGAIN]):
+            return  # somebody has, meanwhile
+        if job_id(session, token) not in waiting:
+            facts = {"session": session, "token": token}
+            log.info(
+                "token %s of session %s was lost on its way and is posted again", token, session, extra=facts
+            )
+            self._fleet.carrier.post_again(session, token, queue, waiting)
+            self.swept.posted += 1
+
+    def _wake(self, session: str) -> None:
+        """A commit that asks for nothing: what is due becomes ready, and who is wanted is asked for."""
+        sender = RedisSession(self._link, session, OPAQUE)
+        sender.patience = 0
+        sender.on_emitted = lambda token, queue: self._fleet.carrier.offer(session, token, queue)
+        try:
+            sender.commit([("claim", 0)])
+        finally:
+            sender.close()
+        self.swept.woken += 1
+
+    def _thaw(self, session: str, maker: str) -> int:
+        """Frozen while somebody copies it. If that one has died here, it need not wait for its time."""
+        owner = owner_from(maker.partition(" ")[2])
+        if owner is None or not is_gone(owner):
+            return ROUND
+        self._freeze([f"{keys_of(session)}c"], [maker, 0, ""])
+        log.warning(
+            "session %s was frozen by a process that is gone, and goes on",
+            session,
+            extra={"session": session},
+        )
+        return 1
+
+    def _init(self, session: str, created: float, now: int) -> int | str:
+        """A submission that is under way, or was cut short."""
+        if now / 1000 - created < INIT:
+            return now + 60_000
+        client: Any = self._link.route.client_for(keys_of(session))
+        with translated(self._link.address):
+            keys = list(client.scan_iter(match=f"{keys_of(session)}*", count=1000))
+            client.delete(*keys)
+        log.warning(
+            "session %s was never submitted to its end and is cleared away",
+            session,
+            extra={"session": session},
+        )
+        return ""
+
+    # --- lists -------------------------------------------------------------------------
+
+    def tidy(self) -> None:
+        """A page of all sessions: those that are gone leave the list, those that run are looked at."""
+        with translated(self._link.address):
+            client: Any = self._link.route.client_for(SESSIONS)
+            page = client.zrange(SESSIONS, self._page, self._page + _PAGE - 1, withscores=True)
+            self._page = self._page + _PAGE if len(page) == _PAGE else 0
+            noted: list[Any] = []
+            missing: dict[bytes, int] = {}
+            for name, accepted in page:
+                key = f"{keys_of(name.decode())}c"
+                node: Any = self._link.route.client_for(key)
+                line = node.hget(key, "c")
+                if line is None:
+                    noted += (name, repr(accepted), "")
+                elif "e" not in (c := parse_line(line))["flags"] and "f" in c["flags"]:
+                    missing[name] = int(accepted)
+            if missing:
+                self._link.route.client_for(ACTIVE).zadd(ACTIVE, missing, nx=True)
+        if noted:  # taken off only if it is still the one that was accepted then
+            self._rota([SESSIONS], ["", 0, 0, *noted])
+
+
+def _pipelined(client: redis.Redis, one: Script, keys: list[str]) -> list[Any]:
+    """The same script on many keys, in one round trip."""
+
+    def ask(keys: list[str]) -> list[Any]:
+        pipe = client.pipeline(transaction=False)
+        for key in keys:
+            pipe.execute_command("EVALSHA", one.sha, 1, key, "")
+        found: list[Any] = pipe.execute(raise_on_error=False)
+        return found
+
+    replies = ask(keys)
+    if any(isinstance(reply, theirs.NoScriptError) for reply in replies):
+        client.script_load(one.source)
+        replies = ask(keys)
+    return replies

@@ -1,0 +1,349 @@
+"""What a sweeper finds and mends, one fault at a time; and that it leaves alone what is well."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from graflow_ckpt.fleet import sweeper as sweeping
+from graflow_ckpt.fleet.board import Run
+from graflow_ckpt.fleet.client import Client, Terms
+from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, place
+from graflow_ckpt.fleet.sweeper import Sweeper
+from graflow_ckpt.fleet.tokens import job_id
+from graflow_ckpt.links.processes import myself
+from graflow_ckpt.sessions.layout import keys_of
+from tests.unit.fleet.played import Player, bag, dead, task_of, tokens
+
+
+@pytest.fixture
+def sweeper(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeper]:
+    monkeypatch.setattr(sweeping, "HOLD", 0.0)
+    made = Sweeper(client, place())
+    yield made
+    assert made.swept.failed == []
+
+
+def look(client: Client, sweeper: Sweeper, *sessions: str) -> float:
+    """A round in which these are due, and no others."""
+    redis: Any = client.link.client
+    for name in redis.zrange(ACTIVE, 0, -1):
+        redis.zadd(ACTIVE, {name: 0 if name.decode() in sessions else 10**15})
+    return sweeper.round()
+
+
+def next_look(client: Client, sweeper: Sweeper, session: str) -> float:
+    """Seconds until it is looked at again, once that has been noted."""
+    redis: Any = client.link.client
+    sweeper._rota([ACTIVE], ["", 0, 0, *sweeper._noted])
+    return redis.zscore(ACTIVE, session) / 1000 - time.time()
+
+
+def list_as_running(client: Client, session: str, player: Player) -> None:
+    client.link.client.hset(host_key(place()), f"{session} {player.token}", player.owner)
+
+
+def posted(client: Client) -> set[str]:
+    return client.carrier.ids("default")
+
+
+# --- leases ----------------------------------------------------------------------------
+
+
+def test_a_lease_that_ran_out_is_taken_and_somebody_else_is_asked(client: Client, sweeper: Sweeper) -> None:
+    handle = bag(client, "s", tasks=1)
+    player = Player(client, "s", lease=-1)
+    player.claim()
+
+    look(client, sweeper, "s")
+
+    assert player.token not in tokens(handle)
+    assert handle.status().ready == 1
+    assert len(posted(client)) == 1
+
+
+def test_a_lease_is_looked_at_when_it_ends_and_not_later(client: Client, sweeper: Sweeper) -> None:
+    bag(client, "s", tasks=1)
+    player = Player(client, "s", lease=0.4)
+    player.claim()
+
+    look(client, sweeper, "s")
+
+    assert 0 < next_look(client, sweeper, "s") <= 0.41
+
+
+def test_a_worker_that_is_well_is_left_alone(client: Client, sweeper: Sweeper) -> None:
+    handle = bag(client, "s")
+    player = Player(client, "s")
+    player.claim()
+    before = posted(client), tokens(handle)
+
+    look(client, sweeper, "s")
+
+    assert (posted(client), tokens(handle)) == before
+
+
+def test_after_the_server_was_away_workers_renew_before_anything_is_taken(
+    client: Client, sweeper: Sweeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweeping, "HOLD", 60.0)
+    handle = bag(client, "s", tasks=1)
+    player = Player(client, "s", lease=-1)
+    player.claim()
+    sweeper.was_away()
+
+    look(client, sweeper, "s")
+
+    assert player.token in tokens(handle)
+    assert next_look(client, sweeper, "s") <= 1.0
+
+
+# --- this place ------------------------------------------------------------------------
+
+
+def test_a_slice_whose_process_is_gone_is_taken_at_once(client: Client, sweeper: Sweeper) -> None:
+    handle = bag(client, "s", tasks=1)
+    player = Player(client, "s", owner=dead())
+    player.claim()
+    list_as_running(client, "s", player)
+
+    sweeper.here()
+
+    assert player.token not in tokens(handle)
+    assert handle.status().ready == 1
+    assert client.link.client.hgetall(host_key(place())) == {}
+
+
+def test_a_slice_whose_process_lives_is_not(client: Client, sweeper: Sweeper) -> None:
+    handle = bag(client, "s", tasks=1)
+    player = Player(client, "s")
+    player.claim()
+    list_as_running(client, "s", player)
+
+    sweeper.here()
+
+    assert player.token in tokens(handle)
+
+
+def test_a_slice_that_somebody_watches_is_left_to_him_for_one_pass(client: Client) -> None:
+    handle = bag(client, "s", tasks=1)
+    player = Player(client, "s", owner=dead())
+    player.claim()
+    list_as_running(client, "s", player)
+    sweeper = Sweeper(client, place(), lambda: [Run("s", player.token)])
+
+    sweeper.here()
+    first = player.token in tokens(handle)
+    sweeper.here()
+
+    assert first
+    assert player.token not in tokens(handle)
+
+
+# --- tokens on their way ---------------------------------------------------------------
+
+
+def make_overdue(client: Client, session: str) -> str:
+    redis: Any = client.link.client
+    token = redis.zrange(f"{keys_of(session)}tok", 0, 0)[0].decode()
+    redis.zadd(f"{keys_of(session)}tok", {token: 1})
+    return str(token)
+
+
+def test_a_token_that_was_lost_on_its_way_is_posted_again(client: Client, sweeper: Sweeper) -> None:
+    bag(client, "s", tasks=1)
+    token = make_overdue(client, "s")
+    client.carrier.withdraw("s", token)
+
+    look(client, sweeper, "s")
+
+    assert posted(client) == {job_id("s", token)}
+    assert 4 < tokens(client.session("s"))[token] / 1000 - time.time() < 6
+
+
+def test_a_token_that_waits_keeps_its_place(client: Client, sweeper: Sweeper) -> None:
+    for session in ("first", "second", "third"):
+        bag(client, session, tasks=1)
+    before = client.carrier.queue("default").job_ids
+    make_overdue(client, "first")
+
+    look(client, sweeper, "first")
+
+    assert client.carrier.queue("default").job_ids == before
+    assert min(tokens(client.session("first")).values()) > time.time() * 1000
+
+
+def test_a_token_that_a_worker_begins_on_meanwhile_keeps_its_lease(client: Client, sweeper: Sweeper) -> None:
+    handle = bag(client, "s", tasks=1)
+    player = Player(client, "s", lease=100)
+
+    sweeper._post("s", player.token, "default")
+
+    assert tokens(handle)[player.token] > (time.time() + 90) * 1000
+    assert posted(client) == set()
+
+
+# --- work that nobody was asked for ----------------------------------------------------
+
+
+def test_a_delayed_spec_that_is_due_finds_a_worker(client: Client, sweeper: Sweeper) -> None:
+    handle = client.submit_calls(task_of("late"), None, Terms("s", delay=0.2))
+    look(client, sweeper, "s")
+    waits = next_look(client, sweeper, "s")
+    assert 0 < waits <= 0.21
+    assert posted(client) == set()
+
+    time.sleep(waits + 0.01)  # the server's clock decides
+    look(client, sweeper, "s")
+
+    assert handle.status().ready == 1
+    assert len(posted(client)) == 1
+
+
+def test_work_without_any_token_finds_a_worker(client: Client, sweeper: Sweeper) -> None:
+    bag(client, "s", tasks=1)
+    client.link.client.delete(
+        f"{keys_of('s')}tok", f"{keys_of('s')}qt"
+    )  # a server that lost its latest writes
+    client.carrier.queue("default").empty()
+
+    look(client, sweeper, "s")
+
+    assert len(posted(client)) == 1
+
+
+def test_a_session_that_is_paused_is_not_woken(client: Client, sweeper: Sweeper) -> None:
+    handle = bag(client, "s", tasks=1)
+    handle.pause()
+    client.link.client.delete(f"{keys_of('s')}tok", f"{keys_of('s')}qt")
+    client.carrier.queue("default").empty()
+
+    look(client, sweeper, "s")
+
+    assert posted(client) == set()
+    assert next_look(client, sweeper, "s") > 2
+
+
+# --- sessions that are stuck -----------------------------------------------------------
+
+
+def freeze(client: Client, maker: str, seconds: float) -> None:
+    assert Sweeper(client, place())._freeze([f"{keys_of('s')}c"], [maker, seconds, ""]) == [b"frozen"]
+
+
+def test_a_session_frozen_by_the_dead_is_thawed(client: Client, sweeper: Sweeper) -> None:
+    handle = bag(client, "s", tasks=1)
+    freeze(client, f"x {json.dumps(asdict(dead()))}", 600)
+
+    look(client, sweeper, "s")
+    handle._commit([("put", "name", b"\xc0", -1)])  # it would wait for ten minutes
+
+    assert handle.value("name", 1) is None
+
+
+def test_a_session_frozen_by_the_living_is_left_alone(client: Client, sweeper: Sweeper) -> None:
+    bag(client, "s", tasks=1)
+    freeze(client, f"x {json.dumps(asdict(myself()))}", 600)
+
+    look(client, sweeper, "s")
+
+    assert sweeper._looks([b"s"])[0][2] == b"f"
+
+
+def test_a_submission_that_was_cut_short_is_cleared_away_after_its_hour(
+    client: Client, sweeper: Sweeper
+) -> None:
+    bag(client, "s", tasks=1)
+    redis: Any = client.link.client
+    line = redis.hget(f"{keys_of('s')}c", "c").decode().split("|")
+    redis.hset(f"{keys_of('s')}c", "c", "|".join(["init", *line[1:]]))
+
+    look(client, sweeper, "s")
+    young = redis.exists(f"{keys_of('s')}c")
+    redis.hset(f"{keys_of('s')}h", "created", repr(time.time() - 3601))
+    look(client, sweeper, "s")
+
+    assert young
+    assert redis.keys("graflow:{s}:*") == []
+
+
+# --- lists -----------------------------------------------------------------------------
+
+
+def test_a_session_that_has_ended_leaves_the_rota_and_stays_listed(client: Client, sweeper: Sweeper) -> None:
+    handle = bag(client, "s", tasks=1)
+    handle.cancel()
+
+    look(client, sweeper, "s")
+    sweeper.round()
+
+    assert client.link.client.zscore(ACTIVE, "s") is None
+    assert client.sessions() == ["s"]
+
+
+def test_a_session_that_goes_on_while_it_is_looked_at_stays_in_the_rota(
+    client: Client, sweeper: Sweeper
+) -> None:
+    handle = bag(client, "s", tasks=1)
+    handle.cancel()
+    look(client, sweeper, "s")
+
+    client.watch("s")  # before its end was noted
+    sweeper.round()
+
+    assert client.link.client.zscore(ACTIVE, "s") is not None
+
+
+def test_a_session_that_is_gone_leaves_all_lists(client: Client, sweeper: Sweeper) -> None:
+    bag(client, "s", tasks=1)
+    redis: Any = client.link.client
+    redis.delete(*redis.keys("graflow:{s}:*"))
+
+    look(client, sweeper, "s")
+    sweeper.round()
+    sweeper.tidy()
+
+    assert redis.zscore(ACTIVE, "s") is None
+    assert redis.zscore(SESSIONS, "s") is None
+
+
+def test_a_session_that_the_rota_has_forgotten_comes_back(client: Client, sweeper: Sweeper) -> None:
+    bag(client, "s", tasks=1)
+    client.link.client.delete(ACTIVE)
+
+    sweeper.tidy()
+
+    assert client.link.client.zscore(ACTIVE, "s") is not None
+
+
+def test_two_sweepers_share_the_rota(client: Client, sweeper: Sweeper) -> None:
+    names = {f"s{n}".encode() for n in range(250)}
+    client.link.client.zadd(ACTIVE, dict.fromkeys(names, 0))
+    taken: list[list[bytes]] = []
+    other = Sweeper(client, place())
+    for one in (sweeper, other, sweeper, other):
+        taken.append(one._rota([ACTIVE], ["", sweeping.BATCH, 10_000])[2:])
+
+    assert [len(batch) for batch in taken] == [100, 100, 50, 0]
+    assert {name for batch in taken for name in batch} == names
+
+
+def test_one_session_that_is_broken_does_not_hold_up_the_others(client: Client) -> None:
+    for session in ("a", "b"):
+        bag(client, session, tasks=1)
+    players = [Player(client, session, lease=-1) for session in ("a", "b")]
+    client.link.client.delete(f"{keys_of('a')}tok")
+    client.link.client.set(f"{keys_of('a')}tok", "something else")
+    sweeper = Sweeper(client, place())
+    sweeper._since -= 60
+
+    look(client, sweeper, "a", "b")
+
+    assert len(sweeper.swept.failed) == 1
+    assert "graflow:{a}" in str(sweeper.swept.failed[0]) or "WRONGTYPE" in str(sweeper.swept.failed[0])
+    assert players[1].token not in tokens(client.session("b"))

@@ -42,7 +42,8 @@ def failures(link: RedisLink, session: str) -> Iterator[Failure]:
     client: Any = link.route.client_for(f"{prefix}c")
     with translated(link.address):
         aside = dict(_spec(record) for record in client.hvals(f"{prefix}dead"))
-        cursor, seen = None, set()
+        cursor: int | None = None
+        seen: set[str] = set()
         while cursor != 0:
             cursor, page = client.hscan(f"{prefix}er", cursor or 0, count=_PAGE)
             found = {n.decode(): e[1:].decode(errors="replace") for n, e in page.items() if e[:1] == b"f"}

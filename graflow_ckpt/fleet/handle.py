@@ -60,6 +60,11 @@ class Handle:
 
     # --- looking -----------------------------------------------------------------------
 
+    @property
+    def address(self) -> str:
+        """Where it is, without a password."""
+        return self._client.link.address
+
     def status(self) -> Status:
         """How far it is, as of now."""
         found = read(self._client.link, self.session)

@@ -84,9 +84,9 @@ def owner_of(record: bytes) -> Owner:
 
 def _held(client: Any, session: str, token: str, cells: Cells) -> list[TaskSpec]:
     """What a token has claimed, the latest first: so that they are released into their old order."""
-    records: list[bytes] = client.hvals(f"{keys_of(session)}cl")
+    fields: dict[bytes, bytes] = client.hgetall(f"{keys_of(session)}c")
     mine = []
-    for record in records:
+    for record in (record for field, record in fields.items() if field.isdigit()):
         number, holder, spec = record.split(b"\x1f", 2)
         if holder.decode() == token:
             mine.append((int(number), spec_of(spec, cells)))

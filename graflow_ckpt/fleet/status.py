@@ -26,7 +26,7 @@ for name in string.gmatch(queues, '[^,]+') do
 end
 return {
   line, ready, redis.call('HMGET', P .. 'h', unpack(ARGV)),
-  size('ZCARD', 'done'), size('HLEN', 'cl'), size('ZCARD', 'dl'), size('HLEN', 'dead'), size('HLEN', 'sk'),
+  size('ZCARD', 'done'), tonumber(string.match(line, '^' .. string.rep('[^|]*|', 10) .. '(%d+)') or '0'), size('ZCARD', 'dl'), size('HLEN', 'dead'), size('HLEN', 'sk'),
   size('ZCARD', 'tok'), size('HLEN', 't'),
 }
 """

@@ -1,6 +1,6 @@
 """The keys of a session in Redis, and the scripts that change them.
 
-c  counters, last replies     h  cold facts             q:QUEUE dl cl dead  the specs
+c  counters, replies, claims   h  cold facts             q:QUEUE dl dead  the specs
 g  gates                     done sk pa er n           what became of the tasks
 v a:NAME t                   values, what was appended to them, tasks made at run time
 tok own qt                   tokens: their leases, owners, those that wait for a worker
@@ -19,7 +19,7 @@ from graflow_ckpt.links.complaints import taken, translated
 from graflow_ckpt.links.redis import RedisLink
 
 _TYPES = {
-    "hash": "c h cl dead g sk pa er n v t own qt",
+    "hash": "c h dead g sk pa er n v t own qt",
     "zset": "dl done tok",
     "list": "ledger",
 }

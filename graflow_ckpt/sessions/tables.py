@@ -27,8 +27,8 @@ from graflow_ckpt.sessions.ops import Arg, Cells, spec_of
 PRIORITY = 2**33
 """The score of a ready spec is order - priority * PRIORITY; both are exact below 2**53."""
 
-FIELDS = ("status", "sequence", "steps", "key", "claim", "order", "max_steps", "cap", "flags", "queues")
-_TABLES = ("h", "dl", "cl", "dead", "g", "done", "sk", "pa", "er", "n", "t")
+FIELDS = ("status", "sequence", "steps", "key", "claim", "order", "max_steps", "cap", "flags", "queues", "held")
+_TABLES = ("h", "dl", "c", "dead", "g", "done", "sk", "pa", "er", "n", "t")
 _STAGED = 3600  # seconds until what a dead writer has staged is gone
 _PAGE = 1000  # items of a table that are sent at once
 _BYTES = 1 << 20  # or so many: the server does nothing else meanwhile
@@ -86,7 +86,9 @@ def _specs(state: SessionState, tables: dict[str, Any], queues: list[list[bytes]
         state.delayed.append((float(due), _keep(state, member, cells).key))
     state.ready.sort()
     state.delayed.sort()
-    for _, record in tables["cl"]:
+    for field, record in tables["c"]:
+        if not field.isdigit():
+            continue
         number, _, spec = record.split(b"\x1f", 2)
         state.claimed[_keep(state, spec, cells).key] = int(number)
     dead = []
@@ -148,7 +150,7 @@ def write_state(
     line = [
         state.status, state.sequence, state.steps, state.next_key, state.next_claim, state.next_order,
         "" if state.max_steps is None else state.max_steps, "" if state.cap is None else state.cap,
-        flags + more, ",".join(sorted({spec.queue for spec in state.specs.values()})),
+        flags + more, ",".join(sorted({spec.queue for spec in state.specs.values()})), len(state.claimed),
     ]  # fmt: skip
     cold: dict[str, str | bytes] = {"starts": json.dumps(state.starts), "reason": state.reason, **facts}
     if state.rng is not None:
@@ -222,7 +224,7 @@ def _as_tables(
     retried = {spec.task_id for spec in state.specs.values() if spec.retry_count}
     token = f"!{uuid.uuid4().hex}".encode()  # nobody holds these claims: whoever reopens releases them
     hashes: dict[str, dict[Any, Any]] = {
-        "cl": {k: b"%d\x1f%b\x1f%b" % (n, token, raw[k]) for k, n in state.claimed.items()},
+        "c": {k: b"%d\x1f%b\x1f%b" % (n, token, raw[k]) for k, n in state.claimed.items()},
         "dead": {
             k: b"%d\x1e%d\x1e%b%b" % (at, len(error.encode()), error.encode(), raw[k])
             for at, (k, error) in enumerate(state.dead.items())

@@ -4,5 +4,7 @@ if redis.call('EXISTS', KEYS[1]) == 1 then return 'exists' end
 local h = string.sub(KEYS[1], 1, -2) .. 'h'
 redis.call('DEL', h)
 redis.call('HSET', h, unpack(ARGV, 2))
+local t = redis.call('TIME') -- no token of an earlier session of that name is one of this
+redis.call('HSET', h, 'tokens', string.format('%d%03d', t[1], math.floor(tonumber(t[2]) / 1000)))
 redis.call('HSET', KEYS[1], 'c', ARGV[1])
 return 'created'

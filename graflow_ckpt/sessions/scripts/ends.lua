@@ -1,5 +1,13 @@
 -- What becomes of specs that do not run any more, and of the session when none does.
 
+local function claims()
+  local found, all = {}, call('HGETALL', C)
+  for n = 1, #all, 2 do
+    if find(all[n], '^%d') then found[all[n]] = all[n + 1] end
+  end
+  return found
+end
+
 local function waiting()
   local names, all = {}, call('HGETALL', P .. 'g')
   for n = 1, #all, 2 do
@@ -22,6 +30,13 @@ end
 local function of_dead(rec)
   local size, from = match(rec, '^%d+\30(%d+)\30()')
   return sub(rec, from + tonumber(size))
+end
+
+-- the claim that is to be given back, unless somebody else has it by now
+local function held_by_dead(k)
+  local rec = call('HGET', C, k)
+  local holder = rec and match(rec, '^[^\31]*\31([^\31]*)')
+  return (holder == (reaped or token) or (outside and not reaped)) and rec
 end
 
 -- what was to be retried is not: it has failed

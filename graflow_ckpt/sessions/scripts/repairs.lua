@@ -2,9 +2,9 @@
     call('HSET', P .. 'h', 'epoch', ARGV[i + 1])
     max_steps = ARGV[i + 2]
     local queued = ready_in(queues) + call('ZCARD', P .. 'dl')
-    local specs = queued + call('HLEN', CL) + call('HLEN', P .. 'dead')
+    local specs = queued + held + call('HLEN', P .. 'dead')
     if status == 'closing' and specs > 0 then
-      if call('HLEN', CL) == 0 then settle() end
+      if held == 0 then settle() end
     else
       if status ~= 'completed' or queued > 0 then status, reason = 'running', '' end
       local found, all = {}, call('HGETALL', P .. 'dead')
@@ -21,10 +21,10 @@
     end
     i = i + 3
   elseif op == 'r' or op == 'd' then -- the claim of a dead owner is void (d: and in doubt): key crashes
-    local rec = call('HGET', CL, ARGV[i + 1])
+    local rec = held_by_dead(ARGV[i + 1])
     if rec then
       local f = fields(match(rec, '^[^\31]*\31[^\31]*\31(.*)$'))
-      call('HDEL', CL, ARGV[i + 1])
+      drop(ARGV[i + 1])
       f[10] = ARGV[i + 2]
       if op == 'd' then f[6] = 'doubt' end
       push(f, -order) -- before all others of its priority
@@ -32,11 +32,11 @@
     end
     i = i + 3
   elseif op == 'q' then -- it has taken its process down too often: key error
-    local rec = call('HGET', CL, ARGV[i + 1])
+    local rec = held_by_dead(ARGV[i + 1])
     if rec then
       local spec = match(rec, '^[^\31]*\31[^\31]*\31(.*)$')
       mark()
-      call('HDEL', CL, ARGV[i + 1])
+      drop(ARGV[i + 1])
       call('HSET', P .. 'er', fields(spec)[2], 'f' .. ARGV[i + 2])
       dead(ARGV[i + 1], ARGV[i + 2], spec)
       if status == 'running' then status, reason = 'paused', ARGV[i + 2] end
@@ -56,19 +56,19 @@
       call('HDEL', V, '=' .. name, '#' .. name)
       call('DEL', P .. 'a:' .. name)
     end
-    local function drop(zset)
+    local function thin(zset)
       for _, spec in ipairs(call('ZRANGE', zset, 0, -1)) do
         if gone[fields(spec)[2]] then call('ZREM', zset, spec) end
       end
     end
-    for name in string.gmatch(queues, '[^,]+') do drop(P .. 'q:' .. name) end
-    drop(P .. 'dl')
-    for _, table_ in ipairs({CL, P .. 'dead'}) do
-      local all = call('HGETALL', table_)
-      for n = 1, #all, 2 do
-        local spec = table_ == CL and match(all[n + 1], '^[^\31]*\31[^\31]*\31(.*)$') or of_dead(all[n + 1])
-        if gone[fields(spec)[2]] then call('HDEL', table_, all[n]) end
-      end
+    for name in string.gmatch(queues, '[^,]+') do thin(P .. 'q:' .. name) end
+    thin(P .. 'dl')
+    for k, rec in pairs(claims()) do
+      if gone[fields(match(rec, '^[^\31]*\31[^\31]*\31(.*)$'))[2]] then drop(k) end
+    end
+    local all = call('HGETALL', P .. 'dead')
+    for n = 1, #all, 2 do
+      if gone[fields(of_dead(all[n + 1]))[2]] then call('HDEL', P .. 'dead', all[n]) end
     end
     i = i + 2 + tonumber(ARGV[i + 1])
   elseif op == 'b' then -- so many arrivals come too late: task count
@@ -77,5 +77,6 @@
   elseif op == 'c' then -- nothing is scheduled any more
     status, reason = 'running', ''
     unschedule()
-    call('DEL', CL, P .. 'dead')
+    for k in pairs(claims()) do drop(k) end
+    call('DEL', P .. 'dead')
     i = i + 1

@@ -5,25 +5,26 @@ local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
 local line = call('HGET', KEYS[1], 'c')
 if ARGV[1] == 'create' and line then return {'exists'} end
-local epoch, tokens, stage, n = tonumber(ARGV[3]), '0', P .. '~' .. ARGV[4] .. ':', tonumber(ARGV[5])
+local epoch, stage, n = tonumber(ARGV[3]), P .. '~' .. ARGV[4] .. ':', tonumber(ARGV[5])
 for i = 6, 5 + n do
   if call('EXISTS', stage .. ARGV[i]) == 0 then return {'expired'} end
 end
+local t = call('TIME')
+local now = string.format('%d%03d', t[1], math.floor(tonumber(t[2]) / 1000))
+local tokens = now -- no token of an earlier session of that name is one of this
 if line then
-  local t = call('TIME')
-  local now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
   for _, token in ipairs(call('ZRANGEBYSCORE', P .. 'tok', now, '+inf')) do
     local owner = call('HGET', P .. 'own', token)
     if owner then return {'busy', string.match(owner, '^[^\30]*')} end
   end
   epoch = math.max(epoch, tonumber(call('HGET', P .. 'h', 'epoch') or '0'))
-  tokens = call('HGET', P .. 'h', 'tokens') or '0'
+  tokens = call('HGET', P .. 'h', 'tokens') or now
   local queues = string.match(line, '^' .. string.rep('[^|]*|', 9) .. '([^|]*)|')
   for name in string.gmatch(queues, '[^,]+') do call('UNLINK', P .. 'q:' .. name) end
   for _, name in ipairs(call('HKEYS', P .. 'v')) do
     if string.sub(name, 1, 1) == '=' then call('UNLINK', P .. 'a:' .. string.sub(name, 2)) end
   end
-  for name in string.gmatch('c h dl cl dead g done sk pa er n v t tok own qt', '%S+') do call('UNLINK', P .. name) end
+  for name in string.gmatch('c h dl dead g done sk pa er n v t tok own qt', '%S+') do call('UNLINK', P .. name) end
 end
 for i = 6, 5 + n do
   call('RENAME', stage .. ARGV[i], P .. ARGV[i])

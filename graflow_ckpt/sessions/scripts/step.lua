@@ -10,21 +10,22 @@
 -- Reply    status steps ready tail record…      or "fenced" (the token) | "void" (a claim, or x may not be
 --          reaped) | "conflict" name | "begun" | "frozen" | "gone"
 --
--- c   c -> status|sequence|steps|key|claim|order|max_steps|cap|flags|queues|     token -> seq tail keys: its last reply
+-- c   c -> status|sequence|steps|key|claim|order|max_steps|cap|flags|queues|held|
+--     token -> seq tail keys: its last reply     key -> number token spec: a claim
 --     flags: m errors or skips were noted, a lists, t tasks made at run time, l ledger, f fleet, z frozen, e it has ended
 -- spec    key task priority retries max how cycle not_before queue crashes data        divided by \31
--- cl      key -> number token spec          ready score: order - priority * 2^33
+-- q:QUEUE spec, its score order - priority * 2^33
 
 local call, match, find, sub = redis.call, string.match, string.find, string.sub
 local C = KEYS[1]
 local P = sub(C, 1, -2)
 local token, seq, mode = ARGV[1], ARGV[2], ARGV[4]
-local found = call('HMGET', C, 'c', token) -- the counters, and what this sender was answered last
+local found = call('HMGET', C, 'c', token, ARGV[6]) -- the counters, its last reply, the claim that it ends if it ends one
 local line, before = found[1], found[2]
 if not line then return {'gone'} end
-local status, sequence, steps, key, claim, order, max_steps, cap, flags, queues =
-  match(line, '^([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|')
-local CL, V = P .. 'cl', P .. 'v'
+local status, sequence, steps, key, claim, order, max_steps, cap, flags, queues, held =
+  match(line, '^([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|(%d*)')
+local V = P .. 'v'
 local DIRECT = '^[^\31]*\31[^\31]*\31[^\31]*\31[^\31]*\31[^\31]*\31direct\31' -- a spec with a body
 
 local function ready_in(names)
@@ -41,7 +42,7 @@ if before or past then
   if last == seq then
     local reply = {status, tonumber(steps), ready_in(queues), tail}
     for k in string.gmatch(keys, '[^,]+') do
-      local rec = call('HGET', CL, k)
+      local rec = call('HGET', C, k)
       if rec and match(rec, '^[^\31]*\31([^\31]*)') == token then reply[#reply + 1] = rec end
     end
     return reply
@@ -82,7 +83,7 @@ end
 local i, recs, ends = 5, {}, tonumber(ARGV[5])
 for _ = 1, ends do
   local k = ARGV[i + 1]
-  local rec, want = call('HGET', CL, k), ARGV[i + 2] .. '\31' .. token .. '\31'
+  local rec, want = call('HGET', C, k), ARGV[i + 2] .. '\31' .. token .. '\31'
   if not rec or sub(rec, 1, #want) ~= want then return {'void'} end
   recs[k] = sub(rec, #want + 1)
   i = i + 2
@@ -97,9 +98,15 @@ i = i + 1
 
 sequence, steps, key, claim, order =
   tonumber(sequence) + 1, tonumber(steps), tonumber(key), tonumber(claim), tonumber(order)
+held = tonumber(held) or 0
 local marks, lists = find(flags, 'm', 1, true), find(flags, 'a', 1, true)
 local was, reason, out, keys, elsewhere, deaths = status, nil, {}, {}, false, 0
 local own = ARGV[#ARGV - 2] == 'C' and ARGV[#ARGV] or '*' -- the queue that its sender claims from
+
+-- a claim is over
+local function drop(k)
+  held = held - call('HDEL', C, k)
+end
 
 local function mark()
   if not marks then marks, flags = true, flags .. 'm' end
@@ -186,7 +193,7 @@ while i <= #ARGV do
     local task = match(recs[k], '^[^\31]*\31([^\31]*)')
     local name = task .. '.__result__'
     steps = steps + 1
-    call('HDEL', CL, k)
+    drop(k)
     call('ZADD', P .. 'done', steps, task)
     call('HSET', V, '=' .. name, ARGV[i + 2], '#' .. name, sequence)
     if lists then call('DEL', P .. 'a:' .. name) end
@@ -201,8 +208,8 @@ while i <= #ARGV do
     if status == 'running' then
       if call('ZCARD', P .. 'dl') > 0 then promote() end
       local left
-      if cap ~= '' then limit = math.min(limit, tonumber(cap) - call('HLEN', CL)) end
-      if max_steps ~= '' then left = tonumber(max_steps) - steps - call('HLEN', CL) end
+      if cap ~= '' then limit = math.min(limit, tonumber(cap) - held) end
+      if max_steps ~= '' then left = tonumber(max_steps) - steps - held end
       while limit > 0 do
         local from = P .. 'q:' .. (queue == '*' and first(queues) or queue)
         local head = call('ZPOPMIN', from)
@@ -218,12 +225,13 @@ while i <= #ARGV do
         local k = match(spec, '^[^\31]*')
         local rec = claim .. '\31' .. token .. '\31' .. spec
         claim = claim + 1
-        call('HSET', CL, k, rec)
+        call('HSET', C, k, rec)
+        held = held + 1
         out[#out + 1], keys[#keys + 1] = rec, k
         limit = limit - 1
       end
     end
-    if #out == had and call('HLEN', CL) == 0 then settle() end
+    if #out == had and held == 0 then settle() end
     i = i + 3
   elseif op == 'N' then -- a new spec: task data priority retries queue how
     enqueue(ARGV[i + 1], ARGV[i + 2], ARGV[i + 3], ARGV[i + 4], ARGV[i + 5], ARGV[i + 6])
@@ -261,7 +269,7 @@ while i <= #ARGV do
     local k, how, err = ARGV[i + 1], ARGV[i + 2], ARGV[i + 4]
     local f = fields(recs[k])
     local task = f[2]
-    call('HDEL', CL, k)
+    drop(k)
     if how == 'retry' then
       f[4], f[8] = f[4] + 1, '0'
       mark()
@@ -330,7 +338,7 @@ end
 
 --TOKENS--
 
-line = table.concat({status, sequence, steps, key, claim, order, max_steps, cap, flags, queues, ''}, '|')
+line = table.concat({status, sequence, steps, key, claim, order, max_steps, cap, flags, queues, held, ''}, '|')
 if reason then call('HSET', P .. 'h', 'reason', reason) end
 local record = seq .. '\30' .. tail .. '\30' .. table.concat(keys, ',')
 if outside or sub(tail, 1, 7) == 'retired' then
@@ -344,7 +352,7 @@ if expires and expires ~= '' then
   local function set(name)
     if expires == 'never' then call('PERSIST', P .. name) else call('EXPIRE', P .. name, expires) end
   end
-  for name in string.gmatch('c h dl cl dead g done sk pa er n v t ledger', '%S+') do set(name) end
+  for name in string.gmatch('c h dl dead g done sk pa er n v t ledger', '%S+') do set(name) end
   for name in string.gmatch(queues, '[^,]+') do set('q:' .. name) end
   if lists then
     for _, name in ipairs(call('HKEYS', V)) do

@@ -13,7 +13,7 @@ end
 -- a token that still holds claims stays listed, without a lease, until somebody gives them back
 local function retire(one)
   void(one)
-  for _, rec in ipairs(call('HVALS', CL)) do
+  for _, rec in pairs(held > 0 and claims() or {}) do
     if match(rec, '^[^\31]*\31([^\31]*)') == one then return call('ZADD', P .. 'tok', 0, one) end
   end
   call('ZREM', P .. 'tok', one)
@@ -27,13 +27,13 @@ end
 if reaped then retire(reaped) end
 
 if status ~= 'running' and not find(' init paused closing failing ', ' ' .. status .. ' ', 1, true) then
-  if #out == 0 and call('HLEN', CL) == 0 then
+  if #out == 0 and held == 0 then
     if was ~= status or not find(flags, 'e', 1, true) then
       call('HSET', P .. 'h', 'ended', string.format('%.3f', now()))
       flags = string.gsub(flags, 'e', '') .. 'e'
     end
     for _, one in ipairs(call('HKEYS', C)) do
-      if one ~= 'c' then void(one) end
+      if find(one, '^e') then void(one) end
     end
     call('DEL', P .. 'tok', P .. 'own', P .. 'qt')
     if not outside then tail = 'retired' end
@@ -47,7 +47,7 @@ else
   -- a slice that goes on sees to its own queue; what it frees may be what another queue waits for
   local all = outside or reaped or #out == 0 or find(mode, 's', 1, true)
   if status == 'running' and (all or elsewhere or ends > #out) and find(flags, 'f', 1, true) then
-    local held, most = call('HLEN', CL), cap ~= '' and tonumber(cap) or 1000
+    local most = cap ~= '' and tonumber(cap) or 1000
     local left = max_steps == '' or tonumber(max_steps) > steps + held
     for name in string.gmatch(held < most and queues or '', '[^,]+') do
       local head = (all or name ~= own) and call('ZRANGE', P .. 'q:' .. name, 0, 0)[1]

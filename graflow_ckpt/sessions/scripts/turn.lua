@@ -7,7 +7,7 @@ if ARGV[9] == 'E' and ARGV[5] == '1' and ARGV[8] == '0' and status == 'running' 
   if #ARGV == at + 2 and ARGV[at] == 'C' and ARGV[at + 1] == '1' and ARGV[at + 2] == queues
     and (not new or (ARGV[17] == queues and ARGV[18] == 'direct')) and call('ZCARD', P .. 'dl') == 0 then
     local k, own, ready = ARGV[6], ARGV[7] .. '\31' .. token .. '\31', P .. 'q:' .. queues
-    local rec = call('HGET', CL, k)
+    local rec = found[3]
     if rec and sub(rec, 1, #own) == own then
       if new then
         local task, priority = ARGV[13], ARGV[15]
@@ -21,12 +21,11 @@ if ARGV[9] == 'E' and ARGV[5] == '1' and ARGV[8] == '0' and status == 'running' 
         local task, took = match(rec, '^[^\31]*\31([^\31]*)', #own + 1), claim .. '\31' .. token .. '\31' .. spec
         local name, k2 = task .. '.__result__', match(spec, '^[^\31]*')
         sequence, steps = sequence + 1, steps + 1
-        call('HDEL', CL, k)
-        call('HSET', CL, k2, took)
+        call('HDEL', C, k)
         call('ZADD', P .. 'done', steps, task)
         call('HSET', V, '=' .. name, ARGV[11], '#' .. name, sequence)
         call('HSET', C, 'c', 'running|' .. sequence .. '|' .. steps .. '|' .. key .. '|' .. claim + 1 .. '|' .. order
-          .. '|||' .. flags .. '|' .. queues .. '|', token, seq .. '\30\30' .. k2)
+          .. '|||' .. flags .. '|' .. queues .. '|' .. held .. '|', token, seq .. '\30\30' .. k2, k2, took)
         return {status, steps, call('ZCARD', ready), '', took}
       end
     end

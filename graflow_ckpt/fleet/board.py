@@ -66,6 +66,10 @@ class Line:
         _TIME.pack_into(self._page, self._at + 16, deadline)
         self._page[self._at + _ORDER] = order
 
+    def count(self, number: int) -> None:
+        """Of the parent's own line: how many children it has had to start anew."""
+        _PID.pack_into(self._page, self._at + 32, number)
+
     # --- the child's -------------------------------------------------------------------
 
     def now(self, state: State) -> None:

@@ -36,6 +36,14 @@ class Fleet(Protocol):
     def carrier(self) -> Carrier: ...
 
 
+class Hands:
+    """A fleet, for who repairs it."""
+
+    def __init__(self, link: RedisLink, carrier: Carrier) -> None:
+        self.link = link
+        self.carrier = carrier
+
+
 @dataclass(frozen=True, slots=True)
 class Death:
     """How a process has ended, as its parent knows it. `memory`: its peak, in MB; 0 if that is not known."""
@@ -49,9 +57,9 @@ class Death:
 
     def __str__(self) -> str:
         if os.WIFSIGNALED(self.status):
-            how = f"was killed by {_name(os.WTERMSIG(self.status))}"
+            how = f"it was killed by {_name(os.WTERMSIG(self.status))}"
         else:
-            how = f"ended with status {os.waitstatus_to_exitcode(self.status)}"
+            how = f"it ended with status {os.waitstatus_to_exitcode(self.status)}"
         return f"{how} (peak memory {self.memory} MB)" if self.memory else how
 
 
@@ -93,7 +101,7 @@ def take(
     emitted = release(fleet.link, session, OPAQUE, token, why, forced=forced, crashed=crashed, patience=0)
     if emitted is None:
         return False
-    log.warning("token %s of session %s was taken: its worker %s", token, session, why, extra=facts)
+    log.warning("token %s of session %s was taken from its worker: %s", token, session, why, extra=facts)
     for other, queue in emitted:
         fleet.carrier.offer(session, other, queue)
     try:

@@ -19,16 +19,27 @@ from typing import Any
 
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.sealed import SealedCells
-from graflow_ckpt.core.errors import Fenced, GraflowError, NoSession, ServerGone, WorkflowCancelled
+from graflow_ckpt.core.errors import (
+    Fenced,
+    GraflowError,
+    NoSession,
+    ServerError,
+    ServerGone,
+    WorkflowCancelled,
+)
 from graflow_ckpt.engine.invoke import Invoker
 from graflow_ckpt.engine.keeper import PATIENCE, Keeper, Kept
 from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.shared import SharedCuts, SharedHost
 from graflow_ckpt.engine.shared_home import SharedHome
-from graflow_ckpt.fleet.programs import Loaded, ProgramDiffers, ProgramMissing, Programs
+from graflow_ckpt.fleet.lists import Presence
+from graflow_ckpt.fleet.programs import Loaded, Programs
+from graflow_ckpt.fleet.reaping import take
 from graflow_ckpt.fleet.tokens import Carrier
+from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import START, keys_of
+from graflow_ckpt.sessions.redis import PATIENCE as SERVER_PATIENCE
 from graflow_ckpt.sessions.redis import RedisSession
 
 log = logging.getLogger("graflow_ckpt.fleet")
@@ -62,51 +73,70 @@ class Worker:
         self.keeper = Keeper(link, lease)
         self.draining = False
         self.worn = False  # a body that nobody can end is still running here: the process should be replaced
+        self.leaving = False  # what runs has been given back: whatever the body says now does not count
         self.slice: Slice | None = None
         self.note: Callable[[str, str], None] = lambda session, token: None  # tells the parent what runs
+        self.on_lost: Callable[[], None] = lambda: None  # the token is void while a body still runs
+        self._presence = Presence(link, owner)
         self._start = link.script(START)
+
+    def becomes(self, owner: str) -> None:
+        """In a forked child: another process, by its own name."""
+        self.owner = owner
+        self._presence = Presence(self.link, owner)
 
     def run(self, session: str, token: str) -> None:
         """One slice; whatever happens in it is logged here and nowhere else."""
+        facts = {"session": session, "token": token}
         self.note(session, token)
         try:
             self._run(session, token)
         except (Fenced, NoSession) as error:
-            log.info("slice %s of session %s: %s", token, session, error, extra={"session": session})
+            log.info("slice %s of session %s: %s", token, session, error, extra=facts)
         except GraflowError as error:
-            log.warning("slice %s of session %s: %s", token, session, error, extra={"session": session})
-        except Exception:
-            log.exception("slice %s of session %s failed", token, session, extra={"session": session})
+            log.warning("slice %s of session %s: %s", token, session, error, extra=facts)
+        except BaseException as error:  # a worker's loop; RQ would take it for a failure of its own
+            if not self.leaving:
+                log.error("slice %s of session %s failed", token, session, extra=facts, exc_info=error)
         finally:
             self.keeper.forget()
             self.slice = None
+            self._presence.end(session, token)
             self.note("", "")
 
     def _run(self, session: str, token: str) -> None:
-        prefix = keys_of(session)
-        client: Any = self.link.route.client_for(f"{prefix}c")
-        facts = client.hmget(f"{prefix}h", "code", "starts", "store", "declined")
-        reply = self._start([f"{prefix}c"], [token, self.owner, int(self.lease * 1000), ""])
+        facts, reply = self._begin(session, token)
         if reply[0] in (b"gone", b"fenced"):
             return
         cells = SealedCells(session, self.keyring)
         mine = RedisSession(self.link, session, cells, token, queue=reply[2].decode(), retires=True)
-        mine.on_emitted = lambda other, where: self.carrier.post(session, other, where)
+        mine.on_emitted = lambda other, where: self.carrier.offer(session, other, where)
         try:
             loaded = self._program(mine, facts)
             if loaded is not None:
-                home = SharedHome(
-                    self.link,
-                    session,
-                    cells,
-                    facts[2].decode(),
-                    self.keyring,
-                    loaded.parcel.program,
-                )
+                program, store = loaded.parcel.program, facts[2].decode()
+                home = SharedHome(self.link, session, cells, store, self.keyring, program)
                 self.slice = Slice(self, mine, loaded, home, cells)
                 self.slice.run()
         finally:
             mine.close()
+
+    def _begin(self, session: str, token: str) -> tuple[list[Any], list[Any]]:
+        """What is known of the session, and whether the token counts; a server that is away is waited for."""
+        prefix = keys_of(session)
+        client: Any = self.link.route.client_for(f"{prefix}c")
+        deadline = monotonic() + SERVER_PATIENCE
+        while True:
+            try:
+                with translated(self.link.address):
+                    self._presence.begin(session, token)
+                    facts = client.hmget(f"{prefix}h", "code", "starts", "store", "declined")
+                # asked again by the same owner it answers the same, until the first commit
+                return facts, self._start([f"{prefix}c"], [token, self.owner, int(self.lease * 1000), ""])
+            except ServerGone:
+                if self.draining or monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
 
     def _program(self, mine: RedisSession, facts: list[Any]) -> Loaded | None:
         """The program, or None: then the token has been left to others."""
@@ -114,7 +144,9 @@ class Worker:
         client: Any = self.link.route.client_for(key)
         try:
             loaded = self.programs.load(facts[0].decode(), tuple(json.loads(facts[1])))
-        except (ProgramMissing, ProgramDiffers) as error:
+        except (ServerError, NoSession):
+            raise
+        except Exception as error:  # noqa: BLE001  a worker's loop: what a module does when it is imported
             log.warning("session %s is left to other workers: %s", mine.id, error, extra={"session": mine.id})
             client.hsetnx(key, "declined", repr(time.time()))
             client.hset(key, f"declined:{platform.node()}", str(error))
@@ -129,9 +161,11 @@ class Worker:
             client.hdel(key, "declined")
         return loaded
 
-    def _verdict(self, error: ProgramMissing | ProgramDiffers) -> str:
-        table = "".join(f"\n  {row.task}: {row.verdict} ({row.note})" for row in error.ids.get("table", ()))
-        return f"no worker has this program: {error.message}{table}"
+    def _verdict(self, error: Exception) -> str:
+        rows = error.ids.get("table", ()) if isinstance(error, GraflowError) else ()
+        table = "".join(f"\n  {row.task}: {row.verdict} ({row.note})" for row in rows)
+        message = error.message if isinstance(error, GraflowError) else f"{type(error).__name__}: {error}"
+        return f"no worker has this program: {message}{table}"
 
     def drain(self) -> None:
         """Finish the task that runs, and no other; callable from a signal handler."""
@@ -147,7 +181,7 @@ class Slice:
         self, worker: Worker, session: RedisSession, loaded: Loaded, home: SharedHome, cells: SealedCells
     ) -> None:
         self._worker = worker
-        self._session = session
+        self.session = self._session = session
         self._outside = RedisSession(worker.link, session.id, cells)
         self._outside.on_emitted = session.on_emitted
         settings = loaded.settings
@@ -175,24 +209,46 @@ class Slice:
         try:
             self._host.remake()
             self._run.drive()
+        except BaseException as error:
+            self._fell(error)
+            raise
         finally:
             worker.keeper.forget()
             worker.worn |= self._run.left_behind
             self._outside.close()
             self._leave()
 
+    def _fell(self, error: BaseException) -> None:
+        """Not by an outcome: what is held would run and fall again and again, if nobody heard of it."""
+        session, worker = self._session, self._worker
+        if (
+            worker.leaving
+            or isinstance(error, Fenced | NoSession | ServerError)
+            or session.broken is not None
+        ):
+            return
+        if isinstance(error, GraflowError):  # a checkpoint that had to be taken, for instance
+            session.commit([*self._given_back(), ("status", "paused", str(error)), ("claim", 0)], mode="q")
+            return
+        why = f"it raised {type(error).__name__}: {error}"  # SystemExit of a body, or a fault of ours
+        if take(worker, session.id, session.token, why, forced=True, crashed=True):
+            session.retired = True
+
+    def _given_back(self) -> list[Any]:
+        return [("release", key, claim.spec.crashes) for key, claim in self._session.held.items()]
+
     def _leave(self) -> None:
         """Give back what is still held, and the token; whoever comes next goes on at once."""
         session = self._session
         if session.retired or session.broken is not None:
             return
-        ops: list[Any] = [("release", key, claim.spec.crashes) for key, claim in session.held.items()]
-        session.commit([*ops, ("claim", 0)], mode="q")
+        session.commit([*self._given_back(), ("claim", 0)], mode="q")
 
     def _news(self, news: str) -> None:
         """From the keeper: what the session has come to while a body runs."""
         if news in ("fenced", "gone"):
             self._run.fence(Fenced("The session's token was lost.", session=self._session.id))
+            self._worker.on_lost()
         elif news == "cancelled":
             self._run.fence(WorkflowCancelled("The session was cancelled.", session=self._session.id))
 

@@ -44,8 +44,8 @@ HOLD = 2.0  # seconds after the server came back in which its workers renew thei
 INIT = 3600.0  # seconds after which a submission that was not completed is cleared away
 _PAGE = 200
 
-LEASE_OVER = "did not renew its lease: it was stopped, cut off, or a task kept the interpreter to itself"
-GONE = "ended, and nobody saw how"
+LEASE_OVER = "its lease ran out: it was stopped, cut off, or a task kept the interpreter to itself"
+GONE = "its process is gone, and nobody saw how"
 
 
 def script(name: str) -> str:

@@ -26,7 +26,7 @@ def test_a_claim_of_the_dead_runs_again_before_all_others_and_its_crash_is_count
     player = Player(client, "s")
     claim = player.claim()
 
-    assert take(client, "s", player.token, "was killed", forced=True)
+    assert take(client, "s", player.token, "it was killed", forced=True)
 
     again = Player(client, "s").claim()
     assert again.spec == claim.spec._replace(crashes=1)
@@ -41,7 +41,7 @@ def test_whoever_goes_on_is_asked_through_rq_and_the_dead_token_leaves_rq(client
     player.claim()
     client.carrier.post("s", player.token, "default")  # as it stands in RQ while it runs
 
-    take(client, "s", player.token, "was killed", forced=True)
+    take(client, "s", player.token, "it was killed", forced=True)
 
     waiting = client.carrier.ids("default")
     assert waiting
@@ -77,7 +77,7 @@ def test_of_two_reapers_at_once_one_wins(client: Client) -> None:
 
         def reap(token: str = player.token, won: list[bool] = won, gate: threading.Barrier = gate) -> None:
             gate.wait()
-            won.append(take(client, "s", token, "was killed", forced=True, crashed=False))
+            won.append(take(client, "s", token, "it was killed", forced=True, crashed=False))
 
         threads = [threading.Thread(target=reap) for _ in range(2)]
         for thread in threads:
@@ -112,7 +112,7 @@ def test_a_task_that_is_not_to_run_again_is_left_in_doubt(client: Client) -> Non
     player = Player(client, "s")
     player.claim()
 
-    take(client, "s", player.token, "was killed", forced=True)
+    take(client, "s", player.token, "it was killed", forced=True)
 
     spec = Player(client, "s").claim().spec
     assert (spec.execution_strategy, spec.crashes) == ("doubt", 1)
@@ -123,7 +123,7 @@ def test_a_worker_that_was_stopped_is_no_crash_but_leaves_the_same_doubt(client:
     player = Player(client, "s")
     player.claim()
 
-    take(client, "s", player.token, "was stopped", forced=True, crashed=False)
+    take(client, "s", player.token, "it was stopped", forced=True, crashed=False)
 
     spec = Player(client, "s").claim().spec
     assert (spec.execution_strategy, spec.crashes) == ("doubt", 0)
@@ -133,7 +133,7 @@ def test_a_token_that_nobody_has_begun_on_is_replaced(client: Client) -> None:
     handle = bag(client, "s", tasks=1)
     token = next(iter(tokens(handle)))
 
-    assert take(client, "s", token, "was killed", forced=True)
+    assert take(client, "s", token, "it was killed", forced=True)
 
     assert len(tokens(handle)) == 1
     assert token not in tokens(handle)
@@ -150,7 +150,7 @@ def test_a_frozen_session_is_not_waited_for(client: Client) -> None:
     redis.hset(f"{keys_of('s')}h", "frozen", time.time() + 60)
 
     with pytest.raises(SessionBusy):
-        take(client, "s", player.token, "was killed", forced=True)
+        take(client, "s", player.token, "it was killed", forced=True)
 
 
 def test_a_server_that_is_away_is_not_waited_for(keyring: object, own_redis: object) -> None:
@@ -161,7 +161,7 @@ def test_a_server_that_is_away_is_not_waited_for(keyring: object, own_redis: obj
         began = time.monotonic()
 
         with pytest.raises(ServerGone):
-            take(client, "s", "e1t1", "was killed", forced=True)
+            take(client, "s", "e1t1", "it was killed", forced=True)
 
         assert time.monotonic() - began < 5
         client.close()
@@ -170,8 +170,8 @@ def test_a_server_that_is_away_is_not_waited_for(keyring: object, own_redis: obj
 @pytest.mark.parametrize(
     ("end", "words"),
     [
-        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "was killed by SIGSEGV"),
-        ("import os; os._exit(3)", "ended with status 3"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "it was killed by SIGSEGV"),
+        ("import os; os._exit(3)", "it ended with status 3"),
     ],
 )
 def test_a_death_is_put_into_words(end: str, words: str) -> None:

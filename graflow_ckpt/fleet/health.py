@@ -1,0 +1,162 @@
+"""Signs of life: what each pool says of itself once a second, and what its neighbours make of it.
+
+    graflow:pools      pool -> its last sign, ms        graflow:pool:ID  what it does, gone after ten seconds
+
+`health` is for probes: it answers for the pools of this place (this machine, or this container), and
+looks at their processes itself. Nobody needs what is kept here in order to work.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.core.protocols import Owner
+from graflow_ckpt.fleet.board import Line, Order
+from graflow_ckpt.fleet.lists import POOLS, pool_key
+from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.links.processes import describe, is_gone, is_near
+from graflow_ckpt.links.redis import RedisLink, open_link
+
+FRESH = 10.0
+"""Seconds after which a pool that has given no sign of life is not well."""
+
+_FORGOTTEN = 3600  # seconds after which a pool that is gone leaves the list
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFacts:
+    """One worker, and what it runs."""
+
+    name: str
+    owner: Owner
+    state: str
+    session: str
+    token: str
+    seconds: float  # for which it has been running that
+    slices: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """One pool. `owner` is its parent; `age`: seconds since its last sign of life."""
+
+    pool: str
+    owner: Owner
+    steward: Owner
+    queues: tuple[str, ...]
+    mode: str
+    started: float
+    version: str
+    python: str
+    draining: bool
+    restarts: int
+    workers: tuple[WorkerFacts, ...]
+    swept: dict[str, int]
+    age: float = 0.0
+
+
+def worker_facts(name: str, line: Line) -> WorkerFacts:
+    """A line of the board, as others see it."""
+    run = line.run
+    session, token = run or ("", "")
+    seconds = round(line.seconds, 3) if run else 0.0
+    return WorkerFacts(
+        name,
+        replace(describe(line.pid), argv=""),
+        line.state.name.lower(),
+        session,
+        token,
+        seconds,
+        line.slices,
+    )
+
+
+def is_draining(line: Line) -> bool:
+    return line.order is not Order.WORK
+
+
+def sign(link: RedisLink, facts: PoolFacts) -> None:
+    """This pool is alive, and does this."""
+    text = json.dumps(asdict(facts), separators=(",", ":"))
+    client: Any = link.route.client_for(POOLS)
+    with translated(link.address):
+        seconds, micros = client.time()
+        now = seconds * 1000 + micros // 1000
+        client.zadd(POOLS, {facts.pool: now})
+        client.zremrangebyscore(POOLS, "-inf", now - _FORGOTTEN * 1000)
+        link.route.client_for(pool_key(facts.pool)).set(pool_key(facts.pool), text, px=int(FRESH * 1000))
+
+
+def sign_off(link: RedisLink, pool: str) -> None:
+    """It has ended as it should."""
+    client: Any = link.route.client_for(POOLS)
+    with translated(link.address):
+        client.zrem(POOLS, pool)
+        link.route.client_for(pool_key(pool)).delete(pool_key(pool))
+
+
+def pools(link: RedisLink) -> list[PoolFacts]:
+    """All that have given a sign of life lately."""
+    client: Any = link.route.client_for(POOLS)
+    found = []
+    with translated(link.address):
+        seconds, micros = client.time()
+        now = seconds + micros / 1e6
+        for name, at in client.zrange(POOLS, 0, -1, withscores=True):
+            key = pool_key(name.decode())
+            text: Any = link.route.client_for(key).get(key)
+            if text is not None:
+                found.append(replace(_facts(text), age=max(0.0, now - at / 1000)))
+    return found
+
+
+def _facts(text: bytes) -> PoolFacts:
+    known = json.loads(text)
+    workers = [WorkerFacts(**{**worker, "owner": Owner(**worker["owner"])}) for worker in known["workers"]]
+    owners = {name: Owner(**known[name]) for name in ("owner", "steward")}
+    return PoolFacts(**{**known, **owners, "queues": tuple(known["queues"]), "workers": tuple(workers)})
+
+
+def health(url: str, queues: Sequence[str] = ()) -> tuple[bool, str]:
+    """Whether the pools of this place (that serve these queues) are well, and how that is to be said."""
+    try:
+        link = open_link(url)
+    except GraflowError as error:
+        return False, str(error)
+    try:
+        here = [pool for pool in pools(link) if is_near(pool.owner) and set(queues) <= set(pool.queues)]
+    except GraflowError as error:
+        return False, str(error)
+    finally:
+        link.close()
+    if not here:
+        return False, f"No pool of workers runs here, as far as {link.address} knows."
+    said = [(_ills(pool), pool) for pool in here]
+    text = "\n".join(_sentence(ills, pool) for ills, pool in said)
+    return not any(ills for ills, _ in said), text
+
+
+def _ills(pool: PoolFacts) -> list[str]:
+    ills = []
+    if is_gone(pool.owner):
+        return [f"its parent (process {pool.owner.pid}) is gone"]
+    if pool.age > FRESH:
+        ills.append(f"it has given no sign of life for {pool.age:.0f} s")
+    ills += [
+        f"{worker.name} (process {worker.owner.pid}) is gone"
+        for worker in pool.workers
+        if is_gone(worker.owner)
+    ]
+    return ills
+
+
+def _sentence(ills: list[str], pool: PoolFacts) -> str:
+    busy = sum(bool(worker.session) for worker in pool.workers)
+    what = (
+        f"pool {pool.pool}: {len(pool.workers)} {pool.mode} workers, {busy} busy, on {', '.join(pool.queues)}"
+    )
+    return f"{what}; {'; '.join(ills)}" if ills else f"{what}{' (draining)' if pool.draining else ''}"

@@ -1,0 +1,160 @@
+"""Leaving: how a process that runs slices comes to its end.
+
+    drain      finish the task that runs, commit, hand the token over       SIGTERM
+    deadline   it does not finish: checkpoint, give back its claim, go      the end of the grace period
+    leave      give back its claim and go, at once                          a second signal to the pool
+    lost       the token is void and the body still runs: go                hard cancel, a lease that ran out
+
+A thread does all that cannot wait for the body, which may be anywhere: in C code, in a lock, in an
+`except BaseException`. The signal wakes it through a pipe, since a handler only runs between two
+steps of the main thread. Whoever holds the interpreter's lock is killed by the pool's parent.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+from types import FrameType
+from typing import Any
+
+from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.fleet.board import Line, Order
+from graflow_ckpt.fleet.forks import leave
+from graflow_ckpt.fleet.reaping import take
+from graflow_ckpt.fleet.slice import Slice, Worker
+
+log = logging.getLogger("graflow_ckpt.fleet")
+
+LAST = 1.0
+"""Seconds that a body is given to unwind, once what it does does not count any more."""
+
+LOOK = 0.25
+"""Seconds between looks at the board, for an order whose signal did not arrive."""
+
+BEAT = 60.0
+"""Seconds between signs of life of a slice that runs."""
+
+
+class Leaving:
+    """One per process that runs slices. Made in its main thread."""
+
+    def __init__(self, worker: Worker, line: Line, grace: float) -> None:
+        self._worker = worker
+        self._line = line
+        self._grace = grace
+        self._lost = False
+        self._gone = False  # the main thread may unwind now
+        self._ear, self._mouth = os.pipe()
+        os.set_blocking(self._mouth, False)
+        self.on_stop: Callable[[], None] = lambda: None  # in the main thread: nothing new is to begin
+        self.beat: Callable[[], None] = lambda: None  # now and then while a slice runs
+        worker.on_lost = self._token_lost
+
+    def begin(self) -> None:
+        """From now on signals are heard."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it goes to the parent, too, who decides
+        signal.signal(signal.SIGTERM, self.told)
+        signal.set_wakeup_fd(self._mouth, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, name="graflow-leaving", daemon=True).start()
+        if self._line.order is not Order.WORK:  # it came before there was anybody to hear it
+            self._worker.drain()
+            self._wake()
+
+    def told(self, number: int, frame: FrameType | None) -> None:
+        if self._gone:
+            raise SystemExit(0)
+        self._wake()  # the task may have taken the wake-up pipe for a loop of its own
+        self._worker.drain()
+        self.on_stop()
+
+    def _token_lost(self) -> None:
+        self._lost = True
+        self._wake()
+
+    def _wake(self) -> None:
+        with suppress(BlockingIOError):
+            os.write(self._mouth, b"!")
+
+    # --- the thread --------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        beat = monotonic() + BEAT
+        while True:
+            readable, _, _ = select.select([self._ear], [], [], LOOK)
+            if readable:
+                os.read(self._ear, 1000)
+            if self._line.order is not Order.WORK or self._worker.draining:
+                return self._drain()
+            if self._lost:
+                self._lost = False
+                self._go_when_it_stays()
+            if monotonic() > beat:
+                beat = monotonic() + BEAT
+                self._beat()
+
+    def _beat(self) -> None:
+        try:
+            self.beat()
+        except Exception as error:  # noqa: BLE001  a keeper's pass
+            log.info("no sign of life for RQ: %s", error)
+
+    def _drain(self) -> None:
+        self._worker.drain()
+        order = self._line.order
+        deadline = self._line.deadline if order is not Order.WORK else monotonic() + self._grace
+        while self._line.order is not Order.LEAVE and (left := deadline - monotonic()) > 0:
+            select.select([], [], [], min(left, LOOK / 5))
+        now = self._worker.slice
+        if now is not None:
+            if self._line.order is not Order.LEAVE:
+                self._cut(now)
+            self._give_back(now)
+        self._go()
+
+    def _cut(self, now: Slice) -> None:
+        """The task does not finish in time: how far the session is, for who wants to go on elsewhere."""
+        session = now.session
+        try:
+            if now.home.may_cut():  # of several workers of a session, one
+                now.home.cut("signal", None)
+                now.home.cut_is_over()
+        except Exception as error:  # noqa: BLE001  a save
+            log.error("checkpoint failed: %s", error, extra={"session": session.id})
+
+    def _give_back(self, now: Slice) -> None:
+        session = now.session
+        facts: dict[str, Any] = {"session": session.id, "token": session.token}
+        self._worker.leaving = True
+        for claim in list(session.held.values()):
+            task = claim.spec.task_id
+            log.warning("task %s did not finish in time; it runs again", task, extra={**facts, "task": task})
+        try:
+            why = "it was stopped before its task had finished"
+            take(self._worker, session.id, session.token, why, forced=True, crashed=False)
+        except GraflowError as error:  # the parent tries again, and then the stewards
+            log.warning("a claim could not be given back: %s", error, extra=facts)
+
+    def _go_when_it_stays(self) -> None:
+        """What runs has lost its token. It was told; a body that does not listen goes with its process."""
+        now = self._worker.slice
+        deadline = monotonic() + LAST
+        while self._worker.slice is now and monotonic() < deadline:
+            select.select([], [], [], 0.02)
+        if now is not None and self._worker.slice is now:
+            facts = {"session": now.session.id, "token": now.session.token}
+            log.warning("a task goes on though its token is lost: this process is replaced", extra=facts)
+            self._worker.leaving = True
+            self._go()
+
+    def _go(self) -> None:
+        """Unwind the body, so that it can put its things in order; if it does not, leave without it."""
+        self._gone = True
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+        select.select([], [], [], LAST)
+        leave(0)

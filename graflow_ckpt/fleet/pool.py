@@ -1,0 +1,317 @@
+"""A pool: a parent without threads, N workers and a steward, all forked from it.
+
+    SIGTERM, SIGINT   drain: each worker finishes its task and hands its session over; again: leave now
+    SIGHUP            each worker in turn drains and is started anew
+    a child dies      what it ran is given to the others at once, with what killed it; a new one is started
+
+Promise: no child outlives its parent, however that ends; a task that kills its worker costs the others
+nothing. The parent never waits for Redis: what cannot be done now is done when the server is back.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from time import monotonic
+from types import FrameType
+
+from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.core.errors import BadAddress, GraflowError, ServerGone
+from graflow_ckpt.fleet import logs
+from graflow_ckpt.fleet.board import Board, Line, Order, State
+from graflow_ckpt.fleet.estate import Estate
+from graflow_ckpt.fleet.forks import fork
+from graflow_ckpt.fleet.reaping import Death
+from graflow_ckpt.fleet.slice import CODE_PATIENCE
+from graflow_ckpt.fleet.steward import Charge, steward
+from graflow_ckpt.fleet.worker import Mode, WorkerSettings, rq_name, work
+from graflow_ckpt.links.addresses import parse
+from graflow_ckpt.links.examination import examine
+from graflow_ckpt.links.redis import open_link
+from graflow_ckpt.sessions.names import check_queue
+
+log = logging.getLogger("graflow_ckpt.fleet")
+
+MARGIN = 10.0
+"""Seconds after the grace period in which a worker takes its checkpoint and gives its claim back."""
+
+HASTE = 3.0
+"""The same for a worker that was told to leave at once."""
+
+TOO_SOON = 3
+"""So many children that died before they had run anything are started anew at once; then it takes longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """How a pool is run. Parsed already: what is wrong here is the caller's mistake."""
+
+    url: str
+    rq_url: str = ""  # "": the same server
+    queues: tuple[str, ...] = ("default",)
+    n: int = 1
+    mode: Mode = "simple"
+    lease: float = 15.0
+    budget: float = 2.0
+    grace: float = 30.0
+    log: logs.Manner = "text"
+    preload: tuple[str, ...] = ()  # modules that are imported once, before the workers are forked
+    code_patience: float = CODE_PATIENCE
+
+
+@dataclass(slots=True)
+class Seat:
+    """A place for one child, that somebody is to sit in."""
+
+    label: str
+    line: Line
+    body: Callable[[], int]
+    pid: int = 0
+    told: Order = Order.WORK
+    until: float = 0.0  # when it is killed, after an order
+    killed: bool = False
+    not_before: float = 0.0
+    failures: int = 0  # in a row, without having run anything
+
+
+class Pool:
+    """The parent's side of a pool."""
+
+    def __init__(self, settings: PoolSettings, keyring: Keyring) -> None:
+        self.name = f"{socket.gethostname()}-{os.getpid()}-{os.urandom(3).hex()}"
+        self._settings = settings
+        self._board = Board(settings.n + 2)
+        *lines, stewards, self._line = self._board.lines
+        rq_url = settings.rq_url or settings.url
+        told = WorkerSettings(
+            settings.url, rq_url, settings.queues, settings.mode, settings.lease, settings.budget,
+            settings.grace, settings.code_patience,
+        )  # fmt: skip
+        self._workers = [
+            Seat(label, line, partial(work, told, line, label, keyring))
+            for label, line in ((f"worker-{n + 1}", line) for n, line in enumerate(lines))
+        ]
+        charge = Charge(
+            self.name, settings.url, rq_url, settings.queues, settings.mode, time.time(),
+            [(seat.label, seat.line) for seat in self._workers], self._line, stewards,
+        )  # fmt: skip
+        self._steward = Seat("steward", stewards, partial(steward, charge))
+        self._estate = Estate(settings.url, rq_url)
+        self._secrets = logs.secrets_of(settings.url, settings.rq_url)
+        self._signals: deque[int] = deque()
+        self._stopped = 0  # the signal that asked for it
+        self._status = 0
+        self._rolling: deque[Seat] = deque()
+        self._turning = 0  # the process that drains so that a new one takes its seat
+        self._starts = 0
+
+    def run(self) -> int:
+        """Until it is told to stop; the exit status."""
+        ear = self._listen()
+        try:
+            while not (self._stopped and not any(seat.pid for seat in self._workers)):
+                self._start()
+                readable, _, _ = select.select([ear], [], [], self._patience())
+                if readable:
+                    os.read(ear, 1000)
+                while self._signals:
+                    self._heard(self._signals.popleft())
+                for seat in self._seats:
+                    self._look_at(seat)
+                self._roll()
+                self._estate.settle()
+        finally:
+            self._close()
+        log.info("pool %s has ended", self.name)
+        return self._status
+
+    @property
+    def _seats(self) -> list[Seat]:
+        return [*self._workers, self._steward]
+
+    # --- signals -----------------------------------------------------------------------
+
+    def _listen(self) -> int:
+        ear, mouth = os.pipe()
+        os.set_blocking(mouth, False)
+        signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, self._signalled)
+        return ear
+
+    def _signalled(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+
+    def _heard(self, number: int) -> None:
+        match number:
+            case signal.SIGHUP if not self._stopped:
+                log.info("restarting the workers one by one")
+                self._rolling = deque(self._workers)
+            case signal.SIGTERM | signal.SIGINT if not self._stopped:
+                self._stopped = number
+                log.info(
+                    "draining: %s (again: leave at once; grace %g s)",
+                    signal.Signals(number).name,
+                    self._settings.grace,
+                )
+                self._line.tell(Order.DRAIN, 0.0)
+                for seat in self._workers:
+                    self._tell(seat, Order.DRAIN)
+            case signal.SIGTERM | signal.SIGINT:
+                log.warning("leaving at once: %s", signal.Signals(number).name)
+                self._status = 128 + number
+                for seat in self._workers:
+                    self._tell(seat, Order.LEAVE)
+
+    def _tell(self, seat: Seat, order: Order) -> None:
+        deadline = monotonic() + (self._settings.grace if order is Order.DRAIN else 0.0)
+        seat.told, seat.until = order, deadline + (MARGIN if order is Order.DRAIN else HASTE)
+        seat.line.tell(order, deadline)
+        if seat.pid:
+            os.kill(seat.pid, signal.SIGTERM)
+
+    # --- children ----------------------------------------------------------------------
+
+    def _start(self) -> None:
+        """Somebody in every seat."""
+        for seat in self._seats:
+            if seat.pid or monotonic() < seat.not_before or (self._stopped and seat is not self._steward):
+                continue
+            seat.line.reset()
+            seat.told, seat.killed = Order.WORK, False
+            seat.pid = fork(partial(self._child, seat))
+            seat.line.begin(seat.pid)
+            self._starts += 1
+            self._line.count(max(0, self._starts - len(self._seats)))
+
+    def _child(self, seat: Seat) -> int:
+        """In the child: nothing of the parent's life goes on here."""
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        logs.begin(self._settings.log, seat.label, self._secrets)
+        self._estate.forget()
+        return seat.body()
+
+    def _look_at(self, seat: Seat) -> None:
+        """Has it ended? Does it not, though it was told to?"""
+        if not seat.pid:
+            return
+        pid, status, usage = os.wait4(seat.pid, os.WNOHANG)
+        if pid:
+            self._ended(seat, status, Death.of(status, usage))
+        elif seat.told is not Order.WORK and monotonic() > seat.until and not seat.killed:
+            log.warning("%s (process %d) does not leave and is killed", seat.label, seat.pid)
+            seat.killed = True
+            os.kill(seat.pid, signal.SIGKILL)
+
+    def _ended(self, seat: Seat, status: int, death: Death) -> None:
+        pid, seat.pid = seat.pid, 0
+        run = seat.line.run
+        if run is not None:
+            if self._settings.mode == "fork":
+                death = Death(status)  # the memory was its child's, which was killed with it
+            why = "it was stopped before its task had finished" if seat.killed else str(death)
+            self._estate.owes(run, why, crashed=not seat.killed)
+        if status and not seat.killed:
+            log.warning("%s (process %d) is gone: %s", seat.label, pid, death)
+        if seat is not self._steward and (status or seat.killed):
+            self._estate.leaves_in_rq(rq_name(pid))
+        seat.failures = 0 if seat.line.slices or seat.told is not Order.WORK else seat.failures + 1
+        late = max(0, seat.failures - TOO_SOON)
+        seat.not_before = monotonic() + (min(30.0, 0.25 * 2**late) if late else 0.0)
+
+    def _roll(self) -> None:
+        """The next one drains when the one before it works again."""
+        if not self._rolling or self._stopped:
+            return
+        seat = self._rolling[0]
+        if not seat.pid or seat.line.state is State.STARTING:
+            return
+        if not self._turning:
+            self._turning = seat.pid
+            self._tell(seat, Order.DRAIN)
+        elif seat.pid != self._turning:
+            self._rolling.popleft()
+            self._turning = 0
+
+    def _patience(self) -> float:
+        """Seconds until there is something to do without a signal."""
+        now = monotonic()
+        times = [seat.not_before - now for seat in self._seats if not seat.pid and not self._stopped]
+        times += [seat.until - now for seat in self._seats if seat.told is not Order.WORK and seat.pid]
+        times += [0.05] if self._rolling else []
+        return max(0.0, min([1.0, self._estate.patience, *times]))
+
+    def _close(self) -> None:
+        """Nobody stays behind."""
+        for seat in self._seats:
+            if seat.pid:
+                with suppress(ProcessLookupError):
+                    os.kill(seat.pid, signal.SIGKILL)
+                os.wait4(seat.pid, 0)
+        self._estate.close(self.name)
+
+
+def run(settings: PoolSettings) -> int:
+    """The life of a pool, in this process, which it has to itself; the exit status."""
+    logs.begin(settings.log, "pool", logs.secrets_of(settings.url, settings.rq_url))
+    _check(settings)
+    keyring = Keyring.load(local=False)
+    _examine(settings)
+    for module in settings.preload:
+        _import(module)
+    pool = Pool(settings, keyring)
+    queues, where = ", ".join(settings.queues), parse(settings.url)
+    log.info("pool %s: %d %s workers on %s at %s", pool.name, settings.n, settings.mode, queues, where)
+    return pool.run()
+
+
+def _check(settings: PoolSettings) -> None:
+    for queue in settings.queues:
+        check_queue(queue)
+    if parse(settings.rq_url or settings.url).kind == "cluster":
+        raise BadAddress(
+            "RQ cannot keep its queues on a Redis Cluster.",
+            hint="Give it a server of its own: --rq-url redis://…, or GRAFLOW_CKPT_RQ_URL.",
+        )
+    if settings.n < 1 or settings.lease <= 0 or not settings.queues:
+        raise ValueError("a pool has a worker, a queue and a lease")
+
+
+def _examine(settings: PoolSettings) -> None:
+    """What is wrong with the server is said once, at the start; one that is not there is waited for."""
+    for url in dict.fromkeys((settings.url, settings.rq_url or settings.url)):
+        try:
+            link = open_link(url)
+            for finding in examine(link):
+                if finding.level != "ok":
+                    log.log(
+                        logging.ERROR if finding.level == "error" else logging.WARNING,
+                        "%s %s",
+                        finding.what,
+                        finding.hint,
+                    )
+            link.close()
+        except ServerGone as error:
+            log.warning("the workers wait for their server: %s", error)
+
+
+def _import(module: str) -> None:
+    try:
+        import_module(module)
+    except ImportError as error:
+        raise GraflowError(
+            f"The module {module!r} cannot be imported: {error}.", hint="Check --preload and PYTHONPATH."
+        ) from error

@@ -1,0 +1,263 @@
+"""A worker process: RQ waits for tokens in it and calls run_slice, here or in a child (a horse).
+
+RQ supervises nothing: its alarms, retries, callbacks and scheduler are not used, and what it still
+believes of the dead is withdrawn by whoever reaps them. It has a connection of its own.
+Not here: what a slice does (slice.py), how a process ends (leaving.py), who starts workers (pool.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Literal
+
+import redis
+from redis.backoff import ExponentialBackoff
+from redis.retry import Retry
+from rq import Queue
+from rq.job import Job
+from rq.serializers import JSONSerializer
+from rq.timeouts import BaseDeathPenalty
+from rq.worker import BaseWorker, SimpleWorker
+from rq.worker import Worker as ForkWorker
+
+from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.core.errors import GraflowError, ServerFull, ServerGone
+from graflow_ckpt.fleet.board import Line, Order, State
+from graflow_ckpt.fleet.forks import die_with, leave
+from graflow_ckpt.fleet.leaving import Leaving
+from graflow_ckpt.fleet.lists import owner_text
+from graflow_ckpt.fleet.reaping import Death, take
+from graflow_ckpt.fleet.slice import CODE_PATIENCE, Worker, serve
+from graflow_ckpt.fleet.tokens import Carrier, queue_name
+from graflow_ckpt.links.redis import RedisLink, open_link
+
+log = logging.getLogger("graflow_ckpt.fleet")
+
+Mode = Literal["simple", "fork"]
+
+TTL = 75
+"""Seconds without a sign of life after which RQ takes a worker for dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """What a worker is told when it is started."""
+
+    url: str
+    rq_url: str
+    queues: tuple[str, ...]
+    mode: Mode = "simple"
+    lease: float = 15.0
+    budget: float = 2.0
+    grace: float = 30.0
+    code_patience: float = CODE_PATIENCE
+
+
+class NoAlarm(BaseDeathPenalty):
+    """Attempts have deadlines of their own, and the alarm of a process may be the task's."""
+
+    def setup_death_penalty(self) -> None:
+        """None."""
+
+    def cancel_death_penalty(self) -> None:
+        """None."""
+
+
+class _Waiting(BaseWorker):
+    """What both kinds of worker have in common: how they wait, and how they stop."""
+
+    max_connection_wait_time = 1.0  # a server that is back is noticed at once
+    log_result_lifespan = False
+    _waits = False
+    on_stop: Callable[[int, FrameType | None], None]
+
+    def dequeue_job_and_maintain_ttl(
+        self, timeout: int | None, max_idle_time: int | None = None
+    ) -> tuple[Job, Queue] | None:
+        self._waits = True
+        try:
+            if self._stop_requested:
+                raise SystemExit(0)
+            found: tuple[Job, Queue] | None = super().dequeue_job_and_maintain_ttl(timeout, max_idle_time)
+            return found
+        finally:
+            self._waits = False
+
+    def request_stop(self, signum: int, frame: FrameType | None) -> None:
+        """RQ has this called for SIGTERM and SIGINT; the second is for the parent to understand."""
+        if signum != signal.SIGINT:
+            self.on_stop(signum, frame)
+
+    def unsubscribe(self) -> None:
+        """RQ would wait a second for its thread; the process ends right after this, and the thread with it."""
+
+    def take_no_more(self) -> None:
+        """In a handler, in the main thread."""
+        self._stop_requested = True
+        if self._waits:
+            raise SystemExit(0)
+
+
+class InProcess(_Waiting, SimpleWorker):
+    """Slices run in this process."""
+
+    death_penalty_class = NoAlarm
+    worker: Worker
+    job: Job | None = None
+
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        self.job = job
+        super().execute_job(job, queue)
+        self.job = None
+        if self.worker.worn:
+            log.warning("a task does not end: this process is replaced")
+            self._stop_requested = True
+
+    def beat(self) -> None:
+        """From a thread: RQ takes a job for abandoned that gives no sign of life for some minutes."""
+        if (job := self.job) is not None:
+            self.maintain_heartbeats(job)
+
+
+class InHorses(_Waiting, ForkWorker):
+    """Each slice runs in a child. What kills that leaves this process as it was."""
+
+    worker: Worker
+    line: Line
+    grace: float
+    label: str
+    _parent = 0
+
+    # --- here --------------------------------------------------------------------------
+
+    def execute_job(self, job: Job, queue: Queue) -> None:
+        super().execute_job(job, queue)
+        if self.line.run is not None:
+            self._bury(Death(1))
+        self.set_current_job_id(None)
+
+    def fork_work_horse(self, job: Job, queue: Queue) -> None:
+        self._parent = os.getpid()
+        super().fork_work_horse(job, queue)
+        if self._stop_requested:  # the order came while the horse had no name yet
+            os.kill(self.horse_pid, signal.SIGTERM)
+
+    def wait_for_horse(self) -> Any:
+        """RQ would see to the remains later, and ask its server first."""
+        found = super().wait_for_horse()
+        _, status, usage = found
+        if status and self.line.run is not None:
+            self._bury(Death.of(status, usage))
+        return found
+
+    def stop(self, number: int, frame: FrameType | None) -> None:
+        if self.horse_pid:
+            with suppress(ProcessLookupError):
+                os.kill(self.horse_pid, signal.SIGTERM)
+        self.take_no_more()
+
+    def _bury(self, death: Death) -> None:
+        """Take the token of a horse that died with it."""
+        run = self.line.run
+        while run is not None:
+            try:
+                take(self.worker, run.session, run.token, str(death), forced=True)
+                break
+            except (ServerGone, ServerFull) as error:
+                if self._stop_requested or self.line.order is not Order.WORK:
+                    break  # the stewards will find it
+                log.warning("what a dead process held waits: %s", error, extra=run._asdict())
+                time.sleep(0.5)
+            except GraflowError as error:
+                log.warning(
+                    "what a dead process held is left to the stewards: %s", error, extra=run._asdict()
+                )
+                break
+        self.line.note("", "")
+
+    # --- in the horse ------------------------------------------------------------------
+
+    def main_work_horse(self, job: Job, queue: Queue) -> None:
+        self.death_penalty_class = NoAlarm
+        die_with(self._parent)
+        self.worker.becomes(owner_text(self.label))
+        super().main_work_horse(job, queue)
+
+    def setup_work_horse_signals(self) -> None:
+        Leaving(self.worker, self.line, self.grace).begin()
+
+    def perform_job(self, job: Job, queue: Queue) -> bool:
+        super().perform_job(job, queue)
+        leave(0)  # RQ would leave what was printed in its buffer
+        return True
+
+
+def work(settings: WorkerSettings, line: Line, label: str, keyring: Keyring) -> int:
+    """The life of a worker, in a process of its own; its exit status."""
+    link = reached(settings.url)
+    rq = reached(settings.rq_url).client
+    retry = Retry(
+        ExponentialBackoff(cap=0.5, base=0.02), 10
+    )  # RQ leaves its loop at the first broken connection
+    rq.set_retry(retry)
+    carrier = Carrier(reached(settings.rq_url).client)
+    worker = Worker(
+        link, carrier, keyring, owner=owner_text(label), lease=settings.lease, budget=settings.budget,
+        code_patience=settings.code_patience,
+    )  # fmt: skip
+    worker.note = line.note
+    serve(worker)
+    listening = _listening(settings, rq, worker, line, label)
+    line.now(State.IDLE)
+    listening.work(logging_level="WARNING")
+    return 0
+
+
+def _listening(
+    settings: WorkerSettings, rq: redis.Redis, worker: Worker, line: Line, label: str
+) -> InProcess | InHorses:
+    kind = InHorses if settings.mode == "fork" else InProcess
+    found = kind(
+        [queue_name(queue) for queue in settings.queues],
+        name=rq_name(os.getpid()),
+        connection=rq,
+        serializer=JSONSerializer,
+        worker_ttl=TTL,
+        log_job_description=False,
+    )
+    found.worker = worker
+    if isinstance(found, InHorses):
+        found.line, found.grace, found.label = line, settings.grace, label
+        found.on_stop = found.stop
+        return found
+    leaving = Leaving(worker, line, settings.grace)
+    leaving.on_stop, leaving.beat = found.take_no_more, found.beat
+    found.on_stop = leaving.told
+    leaving.begin()
+    return found
+
+
+def rq_name(pid: int) -> str:
+    """What RQ calls a worker of this machine."""
+    return f"graflow-{socket.gethostname()}-{pid}"
+
+
+def reached(url: str) -> RedisLink:
+    """A link; a server that is not there yet is waited for."""
+    said = False
+    while True:
+        try:
+            return open_link(url)
+        except ServerGone as error:
+            if not said:
+                log.warning("waiting: %s", error)
+            said = True
+            time.sleep(0.5)

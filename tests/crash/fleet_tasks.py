@@ -1,0 +1,108 @@
+"""Tasks that a fleet runs in tests. Each execution leaves a line in a file, outside of Redis."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from graflow_ckpt import task
+
+
+def note(folder: str, word: str) -> None:
+    """One line, whole or not at all: appends of this size are atomic."""
+    fd = os.open(f"{folder}/log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    try:
+        os.write(fd, f"{word} {os.getpid()} {time.monotonic():.6f}\n".encode())
+    finally:
+        os.close(fd)
+
+
+@task
+def quick(folder: str, name: str) -> str:
+    note(folder, name)
+    return name
+
+
+@task
+def held(folder: str, name: str) -> str:
+    """Runs until the file `go` appears."""
+    note(folder, name)
+    while not Path(folder, "go").exists():
+        time.sleep(0.005)
+    note(folder, f"{name}-over")
+    return name
+
+
+@task
+def deaf(folder: str, name: str) -> str:
+    """The same, and nothing that is raised in it ends it."""
+    note(folder, name)
+    while not Path(folder, "go").exists():
+        try:
+            time.sleep(0.005)
+        except BaseException:  # noqa: BLE001
+            note(folder, f"{name}-swallowed")
+    return name
+
+
+@task
+def tidy(folder: str, name: str) -> str:
+    """Puts its things in order when it is ended."""
+    try:
+        note(folder, name)
+        while not Path(folder, "go").exists():
+            time.sleep(0.005)
+    finally:
+        note(folder, f"{name}-unwound")
+    return name
+
+
+@task
+def poison(folder: str, name: str) -> None:
+    note(folder, name)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@task
+def quits(folder: str, name: str) -> None:
+    note(folder, name)
+    raise SystemExit(3)
+
+
+@task
+def fails_once(folder: str, name: str) -> str:
+    note(folder, name)
+    if not Path(folder, f"{name}-failed").exists():
+        Path(folder, f"{name}-failed").touch()
+        raise ValueError("the first time")
+    return name
+
+
+@task(on_interrupted="fail")
+def once_only(folder: str, name: str) -> str:
+    note(folder, name)
+    while not Path(folder, "go").exists():
+        time.sleep(0.005)
+    return name
+
+
+@task
+def naps(folder: str, name: str, seconds: float = 0.01) -> str:
+    note(folder, name)
+    time.sleep(seconds)
+    return name
+
+
+@task(timeout=0.2)
+def never_ends(folder: str, name: str) -> None:
+    note(folder, name)
+    while not Path(folder, "go").exists():
+        time.sleep(0.01)
+
+
+def call(one: Any, url: str, folder: Path, name: str, **options: Any) -> Any:
+    """A session of one call."""
+    return one.submit(str(folder), name, url=url, **options)

@@ -27,7 +27,7 @@ from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_context import KEPT, SharedContext
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.tables import write_state
-from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores import open_store_of
 
 
 def rewind(path: str, *, redis_url: str | None = None, store: str | None = None) -> SharedContext:
@@ -57,8 +57,8 @@ def fork(
 
 # Any: the ExecutionContext that the checkpoint's pickle makes.
 def _opened(path: str, store: str | None) -> tuple[Found, Any, SessionState]:
-    place = open_store(store or os.path.dirname(path) or ".")
-    found, context = archive.load(place, Keyring.load(), path)
+    place = open_store_of(path, store)
+    found, context = archive.load(place, Keyring.for_store(place), path)
     redis = found.facts.get("redis")
     if redis is not None and not redis["portable"]:
         raise CheckpointError(

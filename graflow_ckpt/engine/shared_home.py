@@ -60,7 +60,7 @@ class SharedHome:
     @property
     def keyring(self) -> Keyring:
         if self._keyring is None:
-            self._keyring = Keyring.load()
+            self._keyring = Keyring.for_store(self.store)
         return self._keyring
 
     @property

@@ -8,6 +8,7 @@ Outside Linux nothing is known of any. Not here: what a dead process leaves behi
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import time
@@ -73,9 +74,9 @@ def _stat(pid: int) -> tuple[str, str]:
 
 
 def _argv(pid: int) -> str:
-    if pid == os.getpid():
-        return shlex.join(sys.orig_argv)
-    return shlex.join(_read(f"/proc/{pid}/cmdline").rstrip("\0").split("\0"))
+    """As typed, but for the credentials of addresses: this is stored and shown."""
+    words = sys.orig_argv if pid == os.getpid() else _read(f"/proc/{pid}/cmdline").rstrip("\0").split("\0")
+    return shlex.join(re.sub(r"(?<=://)[^/\s]*@", "", word) for word in words)
 
 
 def _boot() -> str:

@@ -13,12 +13,14 @@ from importlib import metadata
 
 from graflow_ckpt.checkpoint.keys import Keyring, local_key_path, uses_local_key
 from graflow_ckpt.checkpoint.mounts import file_system, key_storage_warning
-from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.errors import CheckpointError, ServerError
+from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli.manner import Document
 from graflow_ckpt.interfaces.cli.measuring import costs
 from graflow_ckpt.stores import open_store
 
-LIBRARIES = ("blake3", "click", "cloudpickle", "msgpack", "rich", "numpy", "torch")
+LIBRARIES = ("blake3", "click", "cloudpickle", "msgpack", "rich", "numpy", "redis", "rq", "torch")
+OPTIONAL = ("numpy", "redis", "rq", "torch")
 MEMORY = frozenset({"tmpfs", "ramfs"})
 NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph", "lustre", "glusterfs"}
@@ -39,6 +41,9 @@ class Finding:
 
 def examine(store: str) -> list[Finding]:
     """All of it; measures on the disk of the store, in a folder that is taken away again."""
+    place = open_store(store)
+    if place.shared:
+        return [*_versions(), *_server(place), *_shared_key(place)]
     return [*_versions(), *_store(store), *_key(store), *_costs(store)]
 
 
@@ -52,7 +57,7 @@ def _versions() -> Iterator[Finding]:
         try:
             yield Finding(name, "ok", metadata.version(name))
         except metadata.PackageNotFoundError:
-            needed = name not in ("numpy", "torch")
+            needed = name not in OPTIONAL
             yield Finding(
                 name, "bad" if needed else "ok", "not installed" + ("" if needed else " (optional)")
             )
@@ -110,6 +115,32 @@ def _kind(folder: str) -> Finding:
             "file system", "warning", f"{temporary} is cleaned up by the system: not for what must last"
         )
     return Finding("file system", "ok", kind or "not known")
+
+
+def _server(place: CheckpointStore) -> Iterator[Finding]:
+    """A store on a server: how it is set up, as far as it says."""
+    from graflow_ckpt.links.examination import examine as examine_server
+    from graflow_ckpt.links.redis import open_link
+
+    verdicts = {"ok": "ok", "warning": "warning", "error": "bad"}
+    try:
+        place.probe()
+        found = examine_server(open_link(place.url))
+    except ServerError as error:
+        yield Finding("store", "bad", str(error))
+        return
+    yield Finding("store", "ok", f"{place.url} is writable")
+    for one in found:
+        yield Finding("server", verdicts[one.level], f"{one.what} {one.hint}".strip())
+    kept = "on its disk when it is confirmed" if place.synced else "accepted, and on its disk later if at all"
+    yield Finding("saves", "ok" if place.synced else "warning", f"a checkpoint is {kept}")
+
+
+def _shared_key(place: CheckpointStore) -> Iterator[Finding]:
+    try:
+        yield Finding("key", "ok", ", ".join(Keyring.for_store(place).ids))
+    except CheckpointError as error:
+        yield Finding("key", "bad", str(error))
 
 
 def existing(folder: str) -> str:

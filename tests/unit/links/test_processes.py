@@ -16,7 +16,7 @@ from graflow_ckpt.links.processes import describe, is_gone, is_myself, myself, n
 
 @pytest.fixture
 def other() -> Iterator[subprocess.Popen[bytes]]:
-    program = [sys.executable, "-c", "import sys; sys.stdin.read()", "an argument"]
+    program = [sys.executable, "-c", "import sys; sys.stdin.read()", "redis://:hunter2@h:1/0", "an argument"]
     with subprocess.Popen(program, stdin=subprocess.PIPE) as process:
         yield process
         process.kill()
@@ -41,6 +41,8 @@ def test_another_process_is_described_by_the_same_things(other: subprocess.Popen
     found, me = describe(other.pid), myself()
 
     assert (found.pid, found.boot, found.pid_ns, found.host) == (other.pid, me.boot, me.pid_ns, me.host)
+    assert "redis://h:1/0" in found.argv
+    assert "hunter2" not in found.argv
     assert int(found.started) >= int(me.started)
     assert is_myself(me)
     assert not is_myself(found)

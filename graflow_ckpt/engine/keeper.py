@@ -100,6 +100,6 @@ class Keeper:
             status = self._renew([key], [session.token, int(self._lease * 1000)]).decode()
             if status != "running" and self._kept is kept:
                 kept.on_news(status)
-        if session.ready > 0 and kept.asked < session.answered < now - PATIENCE:
+        if session.ready and kept.asked < session.answered < now - PATIENCE:
             kept.asked = session.answered
             kept.help_with()

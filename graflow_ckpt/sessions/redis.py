@@ -113,7 +113,7 @@ class RedisSession:
         if last[0] == "claim":
             if self._late():
                 args[-2] = 0
-            elif last[1] and self._retires and len(self.held) <= _given_up(ops):
+            elif last[1] and self._retires and self._ends_all(ops):
                 mode += "r"
         if self.help_after is not None and self.ready and monotonic() > self.help_after:
             mode += "s"
@@ -129,6 +129,11 @@ class RedisSession:
                 raise
         self.answered = monotonic()
         return self._take(reply, ops)
+
+    def _ends_all(self, ops: Sequence[Op]) -> bool:
+        """Whether nothing is held after these."""
+        held = len(self.held)
+        return held == (ops[0][0] == "end") or held <= sum(op[0] in _GIVES_UP for op in ops)
 
     def _take(self, reply: list[Any], ops: Sequence[Op]) -> list[Claim]:
         if len(reply) < 4:
@@ -224,7 +229,7 @@ class RedisSession:
 
     @property
     def pending(self) -> int:
-        return self.ready + len(self.held)
+        return max(0, self.ready) + len(self.held)
 
     @property
     def over(self) -> bool:
@@ -283,10 +288,6 @@ class RedisSession:
 
 
 _GIVES_UP = frozenset({"end", "release", "doubt", "quarantine"})
-
-
-def _given_up(ops: Sequence[Op]) -> int:
-    return sum(op[0] in _GIVES_UP for op in ops)
 
 
 class Reader:

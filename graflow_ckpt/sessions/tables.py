@@ -146,6 +146,7 @@ def write_state(
         ("m" if state.errors or state.skipped else "")
         + ("a" if state.appended else "")
         + ("t" if state.tasks else "")
+        + ("d" if state.delayed else "")
     )
     line = [
         state.status, state.sequence, state.steps, state.next_key, state.next_claim, state.next_order,

@@ -12,7 +12,7 @@
 --
 -- c   c -> status|sequence|steps|key|claim|order|max_steps|cap|flags|queues|held|
 --     token -> seq tail keys: its last reply     key -> number token spec: a claim
---     flags: m errors or skips were noted, a lists, t tasks made at run time, l ledger, f fleet, z frozen, e it has ended
+--     flags: m errors or skips were noted, a lists, t tasks made at run time, d delayed specs, l ledger, f fleet, z frozen, e it has ended
 -- spec    key task priority retries max how cycle not_before queue crashes data        divided by \31
 -- q:QUEUE spec, its score order - priority * 2^33
 
@@ -118,6 +118,11 @@ local function known(queue)
   end
 end
 
+local function delay(due, spec)
+  call('ZADD', P .. 'dl', due, spec)
+  if not find(flags, 'd', 1, true) then flags = flags .. 'd' end
+end
+
 local function fields(spec)
   local f, n = {}, 1
   for _ = 1, 10 do
@@ -146,7 +151,7 @@ local function enqueue(task, data, priority, retries, queue, how, due)
   key = key + 1
   if queue ~= queues then known(queue) end
   if due then
-    call('ZADD', P .. 'dl', due, spec)
+    delay(due, spec)
   else
     if queue ~= own then elsewhere = true end
     call('ZADD', P .. 'q:' .. queue, order - priority * 8589934592, spec)
@@ -161,6 +166,7 @@ local function promote()
     list[#list + 1] = {tonumber(due[n + 1]), fields(due[n])}
     call('ZREM', P .. 'dl', due[n])
   end
+  if call('ZCARD', P .. 'dl') == 0 then flags = string.gsub(flags, 'd', '') end
   table.sort(list, function(a, b)
     if a[1] ~= b[1] then return a[1] < b[1] end
     return tonumber(a[2][1]) < tonumber(b[2][1])
@@ -206,7 +212,7 @@ while i <= #ARGV do
   elseif op == 'C' then -- hand out: limit queue
     local limit, queue, had = tonumber(ARGV[i + 1]), ARGV[i + 2], #out
     if status == 'running' then
-      if call('ZCARD', P .. 'dl') > 0 then promote() end
+      if find(flags, 'd', 1, true) then promote() end
       local left
       if cap ~= '' then limit = math.min(limit, tonumber(cap) - held) end
       if max_steps ~= '' then left = tonumber(max_steps) - steps - held end
@@ -276,7 +282,7 @@ while i <= #ARGV do
       call('HSET', P .. 'er', task, 'r' .. err)
       if tonumber(ARGV[i + 3]) > now() then
         f[8] = ARGV[i + 3]
-        call('ZADD', P .. 'dl', f[8], table.concat(f, '\31'))
+        delay(f[8], table.concat(f, '\31'))
       else
         push(f, order)
         order = order + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,9 +25,14 @@ for name in string.gmatch(queues, '[^,]+') do
   ready[#ready + 1] = name
   ready[#ready + 1] = size('ZCARD', 'q:' .. name)
 end
+local slices = {}
+for _, owner in ipairs(redis.call('HVALS', P .. 'own')) do
+  slices[#slices + 1] = string.match(owner, '\\30([^\\30]*)$') or '*'
+end
+local claims = tonumber(string.match(line, '^' .. string.rep('[^|]*|', 10) .. '(%d+)') or '0')
 return {
-  line, ready, redis.call('HMGET', P .. 'h', unpack(ARGV)),
-  size('ZCARD', 'done'), tonumber(string.match(line, '^' .. string.rep('[^|]*|', 10) .. '(%d+)') or '0'), size('ZCARD', 'dl'), size('HLEN', 'dead'), size('HLEN', 'sk'),
+  line, ready, slices, redis.call('HMGET', P .. 'h', unpack(ARGV)),
+  size('ZCARD', 'done'), claims, size('ZCARD', 'dl'), size('HLEN', 'dead'), size('HLEN', 'sk'),
   size('ZCARD', 'tok'), size('HLEN', 't'),
 }
 """
@@ -56,6 +62,7 @@ class Status:
     calls: int | None  # of a session that submit_many has made
     tasks: int | None  # that it has by now; how many of them will run, only the run itself finds out
     queues: tuple[tuple[str, int], ...]  # of its tasks, with how many are ready in each
+    slices: tuple[tuple[str, int], ...]  # how many workers are at it, by the queue that they work on
 
     @property
     def over(self) -> bool:
@@ -77,7 +84,9 @@ def read_all(link: RedisLink, sessions: Iterable[str]) -> Iterator[Status]:
 
 
 # Any: what the script answers.
-def _status(session: str, line: bytes, ready: list[Any], facts: list[Any], *counts: int) -> Status:
+def _status(
+    session: str, line: bytes, ready: list[Any], slices: list[bytes], facts: list[Any], *counts: int
+) -> Status:
     c = parse_line(line)
     completed, running, delayed, failed, skipped, tokens, made = counts
     h = {name: (fact or b"").decode(errors="replace") for name, fact in zip(_FACTS, facts, strict=True)}
@@ -93,4 +102,5 @@ def _status(session: str, line: bytes, ready: list[Any], facts: list[Any], *coun
         float(h["ended"]) if h["ended"] and c["status"] in ENDED else None, tokens, h["cut_path"] or None,
         int(c["max_steps"]) if c["max_steps"] else None, int(c["cap"]) if c["cap"] else None, calls,
         calls or (int(h["tasks"]) + made if h["tasks"] else None), queues,
+        tuple(sorted(Counter(name.decode() for name in slices).items())),
     )  # fmt: skip

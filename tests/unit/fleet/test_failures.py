@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from graflow_ckpt import task
-from graflow_ckpt.checkpoint.keys import Keyring
-from graflow_ckpt.checkpoint.sealed import SealedCells
 from graflow_ckpt.core.facts import Claim
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.failures import Failure, failures
-from graflow_ckpt.links.redis import RedisLink, open_link
-from graflow_ckpt.sessions.layout import START, keys_of
+from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.redis import RedisSession
+from tests.unit.fleet.played import Player
 
-KEYRING = Keyring({"test": b"k" * 32})
 ERROR = "ValueError: no such row: 7\nTraceback (most recent call last):\n  …\nValueError: no such row: 7\n"
 
 
@@ -27,21 +26,19 @@ def double(number: int) -> int:
 
 
 @pytest.fixture
-def link(redis_url: str) -> Iterator[RedisLink]:
-    link = open_link(redis_url)
-    yield link
-    link.close()
+def link(client: Client) -> RedisLink:
+    return client.link
 
 
 @pytest.fixture
-def slice_(link: RedisLink) -> Iterator[RedisSession]:
+def slice_(client: Client) -> Iterator[RedisSession]:
     """A slice of a bag of three, on its first token."""
     assert isinstance(double, Task)
-    Client(link, keyring=KEYRING).submit_calls(double, [((n,), {}) for n in range(3)], Terms("s"))
-    assert link.script(START)([f"{keys_of('s')}c"], ["e1t1", "me", 15000, ""])[0] == b"running"
-    session = RedisSession(link, "s", SealedCells("s", KEYRING), "e1t1", queue="gpu")
-    yield session
-    session.close()
+    client.submit_calls(double, [((n,), {}) for n in range(3)], Terms("s"))
+    redis: Any = client.link.client
+    player = Player(client, "s", token=redis.hget(f"{keys_of('s')}qt", "gpu").decode())
+    yield player.session
+    player.close()
 
 
 def ended(session: RedisSession, claim: Claim, *how: object) -> list[Claim]:

@@ -70,7 +70,7 @@ def test_words_become_values() -> None:
         ("GRACE", "nan", "from 0s to 24h"),
         ("BUDGET", "-1", "from 10ms to 5m"),
         ("LOG", "xml", "text or json"),
-        ("LOG_LEVEL", "loud", "debug, info, warning or error"),
+        ("CODE_PATIENCE", "soon", "from 0s to 24h"),
         ("QUEUES", ",", "names of queues"),
     ],
 )

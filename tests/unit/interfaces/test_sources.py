@@ -130,7 +130,7 @@ def test_a_mistyped_name_is_told_what_is_meant_and_what_there_is() -> None:
 
 
 def test_a_named_file_has_to_be_there() -> None:
-    with pytest.raises(BadSetting, match="nothing.toml cannot be read: No such file"):
+    with pytest.raises(BadSetting, match=r"nothing\.toml cannot be read: No such file"):
         gather({}, "nothing.toml", {})
 
 

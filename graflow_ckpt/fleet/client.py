@@ -33,6 +33,7 @@ from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.programs import Programs
 from graflow_ckpt.fleet.tokens import Carrier
+from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.layout import CREATE, keys_of
 from graflow_ckpt.sessions.names import check_names
@@ -203,8 +204,17 @@ class Client:
 
     def sessions(self) -> list[str]:
         """The ids of all that are there, the newest first."""
-        client: Any = self.link.route.client_for(SESSIONS)
-        return [name.decode() for name in client.zrevrange(SESSIONS, 0, -1)]
+        with translated(self.link.address):
+            client: Any = self.link.route.client_for(SESSIONS)
+            return [name.decode() for name in client.zrevrange(SESSIONS, 0, -1)]
+
+    def lately(self, newest: int) -> list[str]:
+        """The ids of all that stewards look at, and of the newest."""
+        with translated(self.link.address):
+            active: Any = self.link.route.client_for(ACTIVE)
+            new: Any = self.link.route.client_for(SESSIONS)
+            found = [*active.zrange(ACTIVE, 0, -1), *new.zrevrange(SESSIONS, 0, newest - 1)]
+        return list(dict.fromkeys(name.decode() for name in found))
 
     def close(self) -> None:
         self.link.close()

@@ -37,3 +37,14 @@ def test_who_lacks_the_program_of_a_session_is_named_until_somebody_has_it(clien
 
     redis.hdel(f"{keys_of('s')}h", "declined")
     assert handle.declined() == {}
+
+
+def test_the_sessions_of_lately_are_those_that_are_looked_at_and_the_newest(client: Client) -> None:
+    for name in ("one", "two", "three"):
+        bag(client, name)
+    redis: Any = client.link.client
+    redis.zadd("graflow:sessions", {"one": 1, "two": 2, "three": 3})
+    redis.zrem("graflow:active", "two", "three")
+
+    assert client.sessions() == ["three", "two", "one"]
+    assert client.lately(1) == ["one", "three"]

@@ -78,6 +78,7 @@ class Worker:
         self.note: Callable[[str, str], None] = lambda session, token: None  # tells the parent what runs
         self.on_lost: Callable[[], None] = lambda: None  # the token is void while a body still runs
         self._presence = Presence(link, owner)
+        self._declined: dict[str, float] = {}
         self._start = link.script(START)
 
     def becomes(self, owner: str) -> None:
@@ -147,7 +148,10 @@ class Worker:
         except (ServerError, NoSession):
             raise
         except Exception as error:  # noqa: BLE001  a worker's loop: what a module does when it is imported
-            log.warning("session %s is left to other workers: %s", mine.id, error, extra={"session": mine.id})
+            if monotonic() > self._declined.get(mine.id, 0.0):  # it may come by every moment
+                self._declined[mine.id] = monotonic() + 60
+                text = "session %s is left to other workers: %s"
+                log.warning(text, mine.id, error, extra={"session": mine.id})
             client.hsetnx(key, "declined", repr(time.time()))
             client.hset(key, f"declined:{platform.node()}", str(error))
             since = time.time() - float(client.hget(key, "declined"))

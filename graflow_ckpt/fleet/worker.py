@@ -97,7 +97,7 @@ class _Waiting(BaseWorker):
             self.on_stop(signum, frame)
 
     def unsubscribe(self) -> None:
-        """RQ would wait a second for its thread; the process ends right after this, and the thread with it."""
+        """RQ would wait a second for its thread; this process ends next, and the thread with it."""
 
     def take_no_more(self) -> None:
         """In a handler, in the main thread."""

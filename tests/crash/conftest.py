@@ -1,0 +1,17 @@
+"""A key for those who seal, in the environment that processes of the tests inherit."""
+
+from __future__ import annotations
+
+import pytest
+
+from graflow_ckpt.checkpoint.keys import new_key
+from graflow_ckpt.fleet import client
+
+
+@pytest.fixture
+def fleet_key(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A key for this test. Clients of others have another one, and know of programs that are gone by now."""
+    key = new_key()
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", key)
+    monkeypatch.setattr(client, "_clients", {})
+    return key

@@ -1,0 +1,155 @@
+"""Pools as processes of their own: started, looked into, killed; and nobody is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from graflow_ckpt.fleet.health import PoolFacts, pools
+from graflow_ckpt.links.redis import open_link
+
+ROOT = Path(__file__).parents[2]
+LONG = 30.0  # seconds: only a hang takes so long
+
+_PROGRAM = (
+    "import sys; from graflow_ckpt.fleet.pool import PoolSettings, run; sys.exit(run(PoolSettings(**{!r})))"
+)
+
+
+def until(found: Callable[[], Any], within: float = LONG) -> Any:
+    """What `found` returns once it returns something."""
+    deadline = time.monotonic() + within
+    while not (value := found()):
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.005)
+    return value
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Pool:
+    """One pool."""
+
+    def __init__(self, process: subprocess.Popen[bytes], folder: Path, url: str) -> None:
+        self.process = process
+        self.pid = process.pid
+        self.folder = folder
+        self._link = open_link(url)
+        self.seen: set[int] = {process.pid}
+
+    def facts(self) -> PoolFacts | None:
+        found = [pool for pool in pools(self._link) if pool.owner.pid == self.pid]
+        return found[0] if found else None
+
+    def ready(self) -> PoolFacts:
+        """When all its workers wait for work, as it says itself."""
+
+        def idle() -> PoolFacts | None:
+            facts = self.facts()
+            self.family()
+            well = facts is not None and facts.workers and all(w.state == "idle" for w in facts.workers)
+            return facts if well and not {w.owner.pid for w in facts.workers} - self.seen else None  # type: ignore[union-attr]
+
+        found: PoolFacts = until(idle)
+        return found
+
+    def workers(self) -> list[int]:
+        """In the order of their seats."""
+        facts = self.ready_or_busy()
+        return [worker.owner.pid for worker in facts.workers]
+
+    def ready_or_busy(self) -> PoolFacts:
+        facts: PoolFacts = until(self.facts)
+        return facts
+
+    def family(self) -> list[int]:
+        """All that are alive: parent, workers, steward, horses."""
+        try:
+            found = [self.pid, *(child.pid for child in psutil.Process(self.pid).children(recursive=True))]
+        except psutil.NoSuchProcess:
+            found = []
+        self.seen.update(found)
+        return found
+
+    def said(self) -> str:
+        return (self.folder / "pool.log").read_text(encoding="utf-8")
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self, within: float = LONG) -> int:
+        self.family()
+        return self.process.wait(within)
+
+    def nobody_is_left(self, within: float = 2.0) -> bool:
+        until(lambda: not any(alive(pid) for pid in self.seen), within)
+        return True
+
+
+@contextmanager
+def pool(url: str, folder: Path, **settings: Any) -> Iterator[Pool]:
+    """A pool that is ready; killed with its parent at the end, and then nobody of it may be there."""
+    folder.mkdir(exist_ok=True)
+    with open(folder / "pool.log", "ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _PROGRAM.format({"url": url, **settings})],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            cwd=folder,
+            stdout=log,
+            stderr=log,
+        )
+    made = Pool(process, folder, url)
+    try:
+        yield made
+        made.family()
+    finally:
+        process.kill()
+        process.wait()
+        made._link.close()
+    assert made.nobody_is_left()
+
+
+def lines(folder: Path) -> list[tuple[str, int, float]]:
+    """What tasks have noted: their word, their process, when."""
+    try:
+        text = Path(folder, "log").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    words = (line.split() for line in text.splitlines())
+    return [(word, int(pid), float(at)) for word, pid, at in words]
+
+
+def noted(folder: Path, word: str, times: int = 1) -> list[tuple[str, int, float]]:
+    """Wait until a task has noted a word so often."""
+
+    def found() -> list[tuple[str, int, float]]:
+        mine = [line for line in lines(folder) if line[0] == word]
+        return mine if len(mine) >= times else []
+
+    result: list[tuple[str, int, float]] = until(found)
+    return result
+
+
+def go(folder: Path) -> None:
+    Path(folder, "go").touch()
+
+
+def killed(pid: int) -> float:
+    """SIGKILL; when."""
+    at = time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    return at

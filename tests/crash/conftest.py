@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from graflow_ckpt.checkpoint.keys import new_key
@@ -9,9 +11,12 @@ from graflow_ckpt.fleet import client
 
 
 @pytest.fixture
-def fleet_key(monkeypatch: pytest.MonkeyPatch) -> str:
+def fleet_key(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """A key for this test. Clients of others have another one, and know of programs that are gone by now."""
     key = new_key()
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", key)
-    monkeypatch.setattr(client, "_clients", {})
-    return key
+    mine: dict[tuple[str, str], client.Client] = {}
+    monkeypatch.setattr(client, "_clients", mine)
+    yield key
+    for one in mine.values():
+        one.close()

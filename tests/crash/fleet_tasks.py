@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -46,6 +47,13 @@ def deaf(folder: str, name: str) -> str:
         except BaseException:  # noqa: BLE001
             note(folder, f"{name}-swallowed")
     return name
+
+
+@task
+def hogs(folder: str, name: str) -> None:
+    """Keeps the interpreter's lock: one call in C that never looks up."""
+    note(folder, name)
+    re.match(r"(a+)+$", "a" * 60 + "b")
 
 
 @task

@@ -150,6 +150,11 @@ class Workflow:
         return self.execution_context.session_id
 
     @property
+    def wanted_session(self) -> str | None:
+        """The id that the program has given, if it has."""
+        return self._session_id
+
+    @property
     def execution_context(self) -> ExecutionContext:
         """The session; resolved when it is first touched."""
         if self._context is None:
@@ -210,11 +215,17 @@ class Workflow:
         The session has the id of this workflow, or a new one. `existing="return"` gives the handle of
         one that is there already; `ttl` is for how many seconds it is kept once it has completed.
         """
+        starts = self._starts(start)
+        inputs = {**self._put_before(), **(inputs or {})}
+        if overrides.planning:
+            if overrides.wants(self):
+                overrides.prepared(self, starts, inputs, max_steps)
+            return None
         door = fleet()
         terms = door.Terms(self._session_id, existing, max_steps, store=store, ledger=self.ledger)
         if ttl is not None:
             terms = replace(terms, ttl=ttl)
-        return door.submit(url, self.graph, self.settings, self._starts(start), inputs or {}, terms)
+        return door.submit(url, self.graph, self.settings, starts, inputs, terms)
 
     ledger = False  # on a fleet: whether each commit leaves a line that nothing takes away before the session
     _ended = False
@@ -235,7 +246,8 @@ class Workflow:
         if not overrides.wants(self):
             return None
         names = self._starts(start)
-        overrides.prepared(self, names)
+        if overrides.planning:
+            overrides.prepared(self, names, {**self._put_before(), **(inputs or {})}, max_steps)
         self._renew()
         try:
             context = self.execution_context
@@ -253,6 +265,14 @@ class Workflow:
         if limit is not None:
             state.max_steps = limit
         return context
+
+    def _put_before(self) -> dict[str, Any]:
+        """What was put into its channel before anything ran: inputs, wherever it runs."""
+        if self._context is None or self._ended or self._context.found is not None:
+            return {}
+        channel = self._context.channel
+        names = channel.keys()
+        return {name: channel.get(name) for name in names}
 
     def _renew(self) -> None:
         """After a session has ended, `execute` goes on with it if it can, else starts another."""

@@ -8,6 +8,7 @@ that asks; further ones get ids made from it.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -25,10 +26,18 @@ class Chosen(Protocol):
 class Planned(BaseException):
     """Ends a program that was run for its graph alone; not an error, so no program catches it."""
 
-    def __init__(self, workflow: Any, starts: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        workflow: Any,
+        starts: tuple[str, ...],
+        inputs: Mapping[str, Any] | None = None,
+        max_steps: int | None = None,
+    ) -> None:
         super().__init__(workflow)
         self.workflow = workflow
         self.starts = starts
+        self.inputs = dict(inputs or {})  # what the program itself would have given it
+        self.max_steps = max_steps
 
 
 class Overrides:
@@ -39,7 +48,7 @@ class Overrides:
         self.store: str | None = None
         self.only: str | None = None  # the workflow to run
         self.target: str | None = None  # the workflow that all of this is about; None: whichever asks
-        self.planning = False  # nothing runs: the first `execute` ends the program
+        self.planning = False  # nothing runs: the first `execute` or `submit` ends the program
         self.inputs: dict[str, Any] = {}
         self.max_steps: int | None = None
         self.policy: Policy | None = None
@@ -65,10 +74,16 @@ class Overrides:
         """Whether what was said is about this workflow."""
         return self.target in (None, workflow.name)
 
-    def prepared(self, workflow: Chosen, starts: tuple[str, ...]) -> None:
+    def prepared(
+        self,
+        workflow: Chosen,
+        starts: tuple[str, ...],
+        inputs: Mapping[str, Any] | None = None,
+        max_steps: int | None = None,
+    ) -> None:
         """Called when the graph is complete and nothing has been touched."""
         if self.planning and self.concerns(workflow):
-            raise Planned(workflow, starts)
+            raise Planned(workflow, starts, inputs, max_steps)
 
     def apply(
         self, workflow: Chosen, session: str | None, settings: Settings, store: str

@@ -95,9 +95,10 @@ def test_planning_ends_the_program_before_anything_is_touched() -> None:
     given.prepared(SECOND, ("a",))
 
     with pytest.raises(Planned) as caught:
-        given.prepared(FIRST, ("a", "b"))
+        given.prepared(FIRST, ("a", "b"), {"rows": 3}, 7)
 
     assert (caught.value.workflow, caught.value.starts) == (FIRST, ("a", "b"))
+    assert (caught.value.inputs, caught.value.max_steps) == ({"rows": 3}, 7)
     assert not isinstance(caught.value, Exception)
 
 

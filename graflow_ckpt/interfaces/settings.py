@@ -75,10 +75,8 @@ class FleetSettings(BaseModel):
     lease: Annotated[float, BeforeValidator(_seconds)] = _period(15.0, 1, 3600, "from 1s to 1h")
     budget: Annotated[float, BeforeValidator(_seconds)] = _period(2.0, 0.01, 300, "from 10ms to 5m")
     grace: Annotated[float, BeforeValidator(_seconds)] = _period(30.0, 0, 86400, "from 0s to 24h")
+    code_patience: Annotated[float, BeforeValidator(_seconds)] = _period(60.0, 0, 86400, "from 0s to 24h")
     log: Literal["text", "json"] = Field("text", description="text or json")
-    log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="debug, info, warning or error"
-    )
 
     @checked("redis_url", "rq_url")
     @classmethod

@@ -3,7 +3,11 @@
     run, resume            programs under a session            run.py resume.py launch.py program.py
     plan                   what a resume would do              plan.py
     sessions, checkpoints  what there is, and whether it holds sessions.py checkpoints.py
+    submit, worker         a fleet is given work, and does it  submit.py worker.py
+    status, wait, top      how far it is                       status.py wait.py top.py
+    pause, cancel, failed  a session is steered                pause.py cancel.py failed.py steering.py
     trust, key, doctor     seals, keys, this machine           trust.py key.py doctor.py
+    settings               what counts, and why                settings.py configuration.py
     completion             for bash, zsh and fish              completion.py
 
 A command's file is loaded when it is called, and the engine and rich when something needs them:

@@ -2,7 +2,8 @@
 
 Also the one place where errors become messages and exit statuses:
 
-    0 done    1 failed    2 usage    3 waiting for an answer    75 interrupted, try again    130 Ctrl-C
+    0 done    1 failed    2 usage    3 waiting for an answer    75 interrupted, try again
+    124 not in time    130 Ctrl-C
 """
 
 from __future__ import annotations
@@ -20,10 +21,19 @@ COMMANDS = {
     "run": "Run a program's workflow under a session.",
     "resume": "Go on with a session, or from one checkpoint.",
     "plan": "Show what a resume would reuse and run.",
-    "sessions": "List the sessions of a store.",
+    "sessions": "List the sessions of a store and of a fleet; purge them.",
     "checkpoints": "List, show and verify checkpoints.",
+    "submit": "Have a fleet run a program's workflow.",
+    "worker": "Run the tasks of a fleet.",
+    "status": "Show how far a session of a fleet is.",
+    "wait": "Wait until a session of a fleet has ended.",
+    "pause": "Have a session of a fleet hand out no more tasks.",
+    "cancel": "End a session of a fleet for good.",
+    "failed": "List tasks that have failed on a fleet; run them again.",
+    "top": "Watch the sessions and workers of a fleet.",
     "trust": "Look at a foreign checkpoint and seal it with your key.",
     "key": "Make a key that seals checkpoints.",
+    "settings": "Show what is set, and where it comes from.",
     "doctor": "What is installed, writable and safe, and what durability costs here.",
     "completion": "Print the completion script of a shell.",
 }
@@ -58,7 +68,8 @@ def _version(ctx: click.Context, parameter: click.Parameter, value: bool) -> Non
 @click.group(
     cls=Commands,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="A session starts with: graflow-ckpt run FILE.py --session NAME. Kill it, and type it again.",
+    epilog="A session starts with: graflow-ckpt run FILE.py --session NAME. Kill it, and type it again. "
+    "On a fleet: graflow-ckpt submit FILE.py, and graflow-ckpt worker on any number of machines.",
 )
 @click.option(
     "--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show versions."

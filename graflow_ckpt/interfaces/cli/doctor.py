@@ -1,15 +1,19 @@
-"""`graflow-ckpt doctor`: what is installed, writable and safe here, and what durability costs."""
+"""`graflow-ckpt doctor`: what is installed, writable and safe here, what durability costs, and the fleet."""
 
 from __future__ import annotations
 
 import click
 
+from graflow_ckpt.core.errors import PackageMissing
+from graflow_ckpt.interfaces.cli.configuration import configured, fleet, named, with_fleet
 from graflow_ckpt.interfaces.cli.options import common, manner_of, store
+from graflow_ckpt.interfaces.sources import BadSetting
 
 EXAMPLES = """\b
 Examples:
   graflow-ckpt doctor
   graflow-ckpt doctor --store /mnt/shared/checkpoints --json
+  graflow-ckpt doctor --url redis://host:6379/0    the fleet only: server, key, workers, code
 """
 
 
@@ -17,17 +21,28 @@ Examples:
     "doctor", epilog=EXAMPLES, short_help="What is installed, writable and safe, what durability costs."
 )
 @store
+@fleet
 @common
 @click.pass_context
 def command(ctx: click.Context, /, store: str) -> int:
     """Say what is installed, writable and safe here, and measure what each durability costs.
 
-    The exit status is 1 if something would keep a session from being saved.
+    Of a fleet that is set up also: how its server keeps what it is told, whether there is a key, who works,
+    and which tasks nobody can work on. The exit status is 1 if something would keep a session from being
+    saved or from going on.
     """
-    from graflow_ckpt.interfaces.cli.examination import examine
+    from graflow_ckpt.interfaces.cli.examination import Finding, examine
 
     manner = manner_of(ctx)
-    findings = examine(store)
+    findings = [] if named(ctx) else examine(store)
+    try:
+        if configured(ctx):
+            resolved = with_fleet(ctx)
+            from graflow_ckpt.interfaces.cli.fleet_examination import examine_fleet
+
+            findings += examine_fleet(resolved)
+    except (BadSetting, PackageMissing) as error:
+        findings.append(Finding("settings", "bad", str(error)))
     if manner.json:
         manner.document([finding.document() for finding in findings])
     else:

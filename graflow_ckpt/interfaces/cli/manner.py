@@ -14,15 +14,19 @@ from typing import Any, TextIO
 
 import click
 
-from graflow_ckpt.core.errors import BadSessionId, GraflowError, InDoubt
+from graflow_ckpt.core.errors import BadAddress, BadSessionId, GraflowError, InDoubt
+from graflow_ckpt.interfaces.sources import BadSetting
 
 Document = dict[str, Any]  # JSON as written
 
+_MISTYPED = (BadSessionId, BadSetting, BadAddress)  # the same again will not help
+
 _COLORS = {
     "completed": "green", "good": "green", "reuse": "green", "ok": "green",
-    "running": "cyan", "run": "cyan", "new": "cyan",
+    "running": "cyan", "busy": "cyan", "run": "cyan", "new": "cyan",
     "interrupted": "yellow", "stopped": "yellow", "stalled": "yellow", "run again": "yellow",
-    "warning": "yellow",
+    "warning": "yellow", "paused": "yellow", "init": "yellow", "closing": "yellow", "draining": "yellow",
+    "none": "yellow", "failing": "red",
     "failed": "red", "bad": "red", "changed": "red", "orphaned": "red", "cancelled": "red",
 }  # fmt: skip
 
@@ -90,7 +94,14 @@ class Manner:
             for line in (error.hint, *notes):
                 if line:
                     click.echo(f"  {clean(line)}", err=True)
-        return 3 if isinstance(error, InDoubt) else 2 if isinstance(error, BadSessionId) else 1
+        if isinstance(error, InDoubt):
+            return 3
+        return 2 if isinstance(error, _MISTYPED) else 1
+
+
+def style_of(text: str) -> str:
+    """How a word is coloured that says how something stands."""
+    return _COLORS.get(text, "")
 
 
 def clean(text: str) -> str:
@@ -119,5 +130,5 @@ def _pretty(columns: Sequence[str], texts: Sequence[Sequence[str]], right: set[s
     for name in columns:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for row in texts:
-        table.add_row(*(Text(cell, style=_COLORS.get(cell, "")) for cell in row))
+        table.add_row(*(Text(cell, style=style_of(cell)) for cell in row))
     Console(highlight=False).print(table)

@@ -92,6 +92,21 @@ def complete_sessions(ctx: click.Context, parameter: click.Parameter, incomplete
     return [CompletionItem(name, help=text) for name, text in found if name.startswith(incomplete)]
 
 
+def complete_remote(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+    """Sessions of the fleet that is set up; a server that does not answer at once is as good as none."""
+    from click.shell_completion import CompletionItem
+
+    from graflow_ckpt.interfaces.cli.connecting import some_sessions
+
+    return [CompletionItem(name) for name in some_sessions(ctx) if name.startswith(incomplete)]
+
+
+def complete_everywhere(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+    """Sessions of the fleet and of the store, and the paths of checkpoints."""
+    remote = [] if os.sep in incomplete else complete_remote(ctx, parameter, incomplete)
+    return complete_places(ctx, parameter, incomplete) + remote
+
+
 def complete_places(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
     """Sessions and the paths of checkpoints."""
     from click.shell_completion import CompletionItem
@@ -111,7 +126,7 @@ def complete_folders(ctx: click.Context, parameter: click.Parameter, incomplete:
     return [CompletionItem(incomplete, type="dir")]
 
 
-def complete_programs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
+def complete_files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(incomplete, type="file")]

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from graflow_ckpt.interfaces.cli.options import common, complete_places, manner_of, running, store
+from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.interfaces.cli.configuration import fleet
+from graflow_ckpt.interfaces.cli.manner import Manner
+from graflow_ckpt.interfaces.cli.options import common, complete_everywhere, manner_of, running, store
+
+if TYPE_CHECKING:
+    from graflow_ckpt.fleet.handle import Handle
 
 EXAMPLES = """\b
 Examples:
@@ -16,11 +22,14 @@ Examples:
   graflow-ckpt resume night --max-steps 500
   graflow-ckpt resume checkpoints/session_night_step_40_1794992986-4.pkl --rewind
   graflow-ckpt resume checkpoints/best.pkl --fork second-try
+  graflow-ckpt resume night --url redis://host:6379/0      a session of a fleet
 """
+
+OF_FLEET = ("max_steps", "progress")  # what else is said is about a run in this process
 
 
 @click.command("resume", epilog=EXAMPLES, short_help="Go on with a session, or from one checkpoint.")
-@click.argument("what", required=False, metavar="[SESSION|PATH|WORKFLOW]", shell_complete=complete_places)
+@click.argument("what", required=False, metavar="[SESSION|PATH|WORKFLOW]", shell_complete=complete_everywhere)
 @click.option("--latest", is_flag=True, help="If there are several sessions: the newest.")
 @click.option(
     "--rewind",
@@ -30,6 +39,7 @@ Examples:
 @click.option("--fork", metavar="NEW-ID", help="With PATH or SESSION: a new session that goes on from there.")
 @running
 @store
+@fleet
 @common
 @click.pass_context
 def command(
@@ -40,7 +50,17 @@ def command(
     A session's program is run again, with its arguments, from where the session is: its newest good
     checkpoint and the journal after it. If the program is gone, the code in the checkpoint is run.
     The path of a checkpoint means that checkpoint and nothing after it.
+
+    A session of a fleet goes on there, after a pause, a failure or --max-steps. An id is looked for in the
+    store and on the fleet that is set up; --store and --url say which one is meant.
     """
+    from graflow_ckpt.interfaces.cli.whereabouts import on_fleet
+
+    manner = manner_of(ctx)
+    handle = on_fleet(ctx, manner, what, options["store"])
+    if handle is not None:
+        _check_options(ctx)
+        return _on_fleet(manner, handle, options["max_steps"])
     from graflow_ckpt.interfaces.cli.finding import find_place
     from graflow_ckpt.interfaces.cli.going_on import go_on
     from graflow_ckpt.interfaces.cli.launch import Wishes
@@ -50,4 +70,31 @@ def command(
     place = find_place(options.pop("store"), what, latest=latest)
     if rewind and not place.named:
         raise click.UsageError("--rewind needs the path of a checkpoint: graflow-ckpt checkpoints list.")
-    return go_on(manner_of(ctx), place, Wishes(**options), rewind=rewind, fork=fork)
+    return go_on(manner, place, Wishes(**options), rewind=rewind, fork=fork)
+
+
+def _check_options(ctx: click.Context) -> None:
+    from click.core import ParameterSource
+
+    for parameter in ctx.command.get_params(ctx):
+        name = parameter.name or ""
+        typed = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if typed and isinstance(parameter, click.Option) and parameter.expose_value and name not in OF_FLEET:
+            raise click.UsageError(f"{parameter.opts[0]} is not for sessions of a fleet.")
+
+
+def _on_fleet(manner: Manner, handle: Handle, max_steps: int | None) -> int:
+    from graflow_ckpt.interfaces.cli.fleet_rows import document
+    from graflow_ckpt.interfaces.cli.steering import gone_on
+
+    before, status = gone_on(handle, max_steps)
+    if manner.json:
+        manner.document(document(status, handle.address))
+    elif before.status == "completed":
+        manner.note(f"session {status.session} is finished ({status.steps} steps); nothing runs")
+    else:
+        follow = words.fleet_command("wait", status.session)
+        manner.note(
+            f"session {status.session} was {before.status} and is {status.status}; follow it: {follow}"
+        )
+    return 0

@@ -9,8 +9,8 @@ import click
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.options import (
     common,
+    complete_files,
     complete_folders,
-    complete_programs,
     complete_sessions,
     manner_of,
     running,
@@ -26,7 +26,7 @@ Examples:
 
 
 @click.command("run", epilog=EXAMPLES, short_help="Run a program's workflow under a session.")
-@click.argument("target", metavar="FILE.py|MODULE[:WORKFLOW]", shell_complete=complete_programs)
+@click.argument("target", metavar="FILE.py|MODULE[:WORKFLOW]", shell_complete=complete_files)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
 @click.option(
     "--session", metavar="ID", shell_complete=complete_sessions, help="Go on with this session, or start it."

@@ -1,17 +1,26 @@
-"""`graflow-ckpt sessions`: what there is in a store, and how far it is."""
+"""`graflow-ckpt sessions`: what there is, in a store and on a fleet, and how far it is."""
 
 from __future__ import annotations
 
 import click
+from click.core import ParameterSource
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.options import common, manner_of, store
+from graflow_ckpt.interfaces.cli.configuration import configured, fleet, named
+from graflow_ckpt.interfaces.cli.manner import Document, Manner
+from graflow_ckpt.interfaces.cli.options import common, complete_remote, manner_of, store
 
 EXAMPLES = """\b
 Examples:
-  graflow-ckpt sessions
+  graflow-ckpt sessions                            of the fleet that is set up, and in checkpoints/
   graflow-ckpt sessions --unfinished --workflow etl
   graflow-ckpt sessions --store /srv/checkpoints --json
+  graflow-ckpt sessions --url redis://host:6379/0 --limit 20
+"""
+PURGE = """\b
+Examples:
+  graflow-ckpt sessions purge night-7 night-8      if they are finished
+  graflow-ckpt sessions purge night-9 --yes        also if not: it is cancelled first
 """
 
 COLUMNS = (
@@ -20,30 +29,76 @@ COLUMNS = (
 )  # fmt: skip
 
 
-@click.command("sessions", epilog=EXAMPLES, short_help="List the sessions of a store.")
+@click.group(
+    "sessions",
+    epilog=EXAMPLES,
+    short_help="List the sessions of a store and of a fleet; purge them.",
+    invoke_without_command=True,
+)
 @click.option("--workflow", metavar="NAME", help="Only sessions of this workflow.")
 @click.option("--unfinished", is_flag=True, help="Only what can go on.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The newest N.")
 @store
+@fleet
 @common
 @click.pass_context
-def command(ctx: click.Context, workflow: str | None, unfinished: bool, store: str) -> int:
-    """List the sessions of a store, the newest first.
+def command(ctx: click.Context, workflow: str | None, unfinished: bool, limit: int | None, store: str) -> int:
+    """List sessions, the newest first: those of the fleet that is set up, and those in the store.
 
-    DONE and PENDING count tasks in the newest good checkpoint. No pickle is opened.
+    With --url only those of that fleet, with --store only those in that folder. DONE and PENDING count
+    tasks; for a store: in the newest good checkpoint. No pickle is opened.
     """
+    if ctx.invoked_subcommand is not None:
+        return 0
+    typed = ctx.get_parameter_source("store") is ParameterSource.COMMANDLINE
+    if typed and named(ctx):
+        raise click.UsageError("--store is for sessions of a store, --url for those of a fleet: one of them.")
+    manner = manner_of(ctx)
+    documents: list[Document] = []
+    if not typed and configured(ctx):
+        documents += _of_fleet(ctx, manner, workflow, unfinished, limit)
+    if not named(ctx):
+        documents += _of_store(manner, store, workflow, unfinished, limit, quiet=bool(documents))
+    if manner.json:
+        manner.document(documents)
+    return 0
+
+
+def _of_fleet(
+    ctx: click.Context, manner: Manner, workflow: str | None, unfinished: bool, limit: int | None
+) -> list[Document]:
+    from graflow_ckpt.interfaces.cli.connecting import client_of
+
+    client = client_of(ctx)
+    from graflow_ckpt.interfaces.cli.fleet_rows import document, rows_of, table
+
+    rows = rows_of(client, workflow=workflow, unfinished=unfinished, limit=limit)
+    if not manner.json:
+        if rows:
+            manner.note(f"at {client.link.address}:")
+            table(manner, rows)
+        else:
+            manner.note(f"There are no such sessions at {client.link.address}.")
+    return [document(row, client.link.address) for row in rows]
+
+
+def _of_store(
+    manner: Manner, store: str, workflow: str | None, unfinished: bool, limit: int | None, *, quiet: bool
+) -> list[Document]:
     from graflow_ckpt.interfaces.cli.overview import UNFINISHED, overview
 
-    manner = manner_of(ctx)
     rows = [
         row
         for row in overview(store)
         if workflow in (None, row.workflow) and (not unfinished or row.status in UNFINISHED)
-    ]
+    ][:limit]
     if manner.json:
-        manner.document([row.document() for row in rows])
-    elif not rows:
+        return [{**row.document(), "at": store} for row in rows]
+    if not rows and not quiet:
         manner.note(f"There are no sessions in {store}; --store names another folder.")
-    else:
+    elif rows:
+        if quiet:
+            manner.note(f"in {store}:")
         columns = COLUMNS if any(row.note for row in rows) else COLUMNS[:-1]
         table = [
             (r.session, r.workflow, r.status, r.steps, r.done, r.pending, r.checkpoints,
@@ -51,4 +106,29 @@ def command(ctx: click.Context, workflow: str | None, unfinished: bool, store: s
             for r in rows
         ]  # fmt: skip
         manner.table(columns, table, right=("steps", "done", "pending", "checkpoints", "age"))
+    return []
+
+
+@command.command("purge", epilog=PURGE)
+@click.argument("sessions", nargs=-1, required=True, metavar="ID…", shell_complete=complete_remote)
+@click.option("--yes", is_flag=True, help="Also what is not finished: it is cancelled first.")
+@fleet
+@common
+@click.pass_context
+def purge(ctx: click.Context, /, sessions: tuple[str, ...], yes: bool) -> int:
+    """Take away all that a fleet keeps of sessions: their queues, values, results and errors.
+
+    Finished ones (completed, cancelled) go at once. All others could still go on: they need --yes, and
+    none is taken away if one of them would be refused.
+    """
+    from graflow_ckpt.interfaces.cli.connecting import client_of
+    from graflow_ckpt.interfaces.cli.steering import purged
+
+    manner = manner_of(ctx)
+    documents = purged(client_of(ctx), sessions, yes=yes)
+    if manner.json:
+        manner.document(documents)
+    else:
+        for gone in documents:
+            manner.note(f"session {gone['session']} ({gone['status']}) is gone")
     return 0

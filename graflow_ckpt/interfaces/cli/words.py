@@ -17,8 +17,8 @@ import click
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.policy import Either, EveryN, EverySeconds, Policy
 
-_PERIOD = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?\Z")
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_PERIOD = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?\Z")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _ANSWERS = ("rerun", "skip", "fail")
 
 
@@ -79,6 +79,16 @@ def policy_text(policy: Policy) -> str:
     raise TypeError(f"{policy!r} cannot be typed")
 
 
+def parse_period(ctx: click.Context, parameter: click.Parameter, given: str | None) -> float | None:
+    """`90`, `90s`, `5m`, in seconds."""
+    if given is None:
+        return None
+    match = _PERIOD.match(given.strip())
+    if match is None:
+        raise click.BadParameter(f"{given!r} is no time: 90, 90s, 5m, 2h.", ctx, parameter)
+    return float(match[1]) * _SECONDS[match[2] or "s"]
+
+
 def parse_answers(
     ctx: click.Context, parameter: click.Parameter, given: Sequence[str]
 ) -> tuple[tuple[str, str], ...]:
@@ -104,6 +114,11 @@ def resume_command(session: str, store: str, *more: str) -> str:
     """What to type to go on."""
     where = [] if store == "checkpoints" else ["--store", store]
     return shlex.join(["graflow-ckpt", "resume", session, *where, *more])
+
+
+def fleet_command(*what: str) -> str:
+    """What to type about a session of a fleet; which fleet, its surroundings say."""
+    return shlex.join(["graflow-ckpt", *what])
 
 
 def seconds_since(iso: str, now: datetime | None = None) -> float | None:

@@ -1,0 +1,104 @@
+"""The examination of a fleet: its server, the key, RQ, who works, and what nobody can work on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from graflow_ckpt.checkpoint.keys import Keyring, uses_local_key
+from graflow_ckpt.core.errors import CheckpointError, PackageMissing, ServerError
+from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.interfaces.cli.connecting import connect
+from graflow_ckpt.interfaces.cli.examination import Finding
+from graflow_ckpt.interfaces.sources import unknown
+
+if TYPE_CHECKING:
+    from graflow_ckpt.fleet.client import Client
+    from graflow_ckpt.fleet.health import PoolFacts
+    from graflow_ckpt.interfaces.settings import Resolved
+
+LATE = 5.0  # seconds after which a pool should have given a sign of life
+RQ = ((2, 4), (3,))  # from, and below
+_VERDICTS = {"ok": "ok", "warning": "warning", "error": "bad"}
+
+
+def examine_fleet(resolved: Resolved) -> Iterator[Finding]:
+    """All of it, as far as it can be reached."""
+    yield Finding("settings", "ok", resolved.file or "of the environment, no file")
+    for name in unknown():
+        yield Finding("settings", "warning", f"{name} is set, and nothing reads it")
+    yield _key()
+    try:
+        client = connect(resolved)
+    except (ServerError, PackageMissing) as error:
+        yield Finding("server", "bad", str(error))
+        return
+    except CheckpointError:  # the key, which has been told already
+        return
+    yield from _servers(client, resolved)
+    yield _rq(client, resolved)
+    yield from _work(client)
+
+
+def _key() -> Finding:
+    if uses_local_key():
+        said = "none is set, so nothing can be submitted or run: GRAFLOW_CKPT_KEY or GRAFLOW_CKPT_KEY_FILE"
+        return Finding("fleet key", "bad", said)
+    try:
+        return Finding("fleet key", "ok", ", ".join(Keyring.load(local=False).ids))
+    except CheckpointError as error:
+        return Finding("fleet key", "bad", str(error))
+
+
+def _servers(client: Client, resolved: Resolved) -> Iterator[Finding]:
+    from graflow_ckpt.links.examination import examine
+    from graflow_ckpt.links.redis import open_link
+
+    links = {"server": client.link}
+    if resolved.rq_url is not None:
+        links["rq server"] = open_link(resolved.rq_url)
+    for what, link in links.items():
+        for one in examine(link):
+            yield Finding(what, _VERDICTS[one.level], f"{one.what} {one.hint}".strip())
+
+
+def _rq(client: Client, resolved: Resolved) -> Finding:
+    from graflow_ckpt.links.addresses import parse
+
+    version = metadata.version("rq")
+    number = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if not RQ[0] <= number < RQ[1]:
+        return Finding("rq", "warning", f"{version}; from 2.4 on and below 3 is what this is tested with")
+    if resolved.rq_url is None and parse(client.link.address).kind == "cluster":
+        return Finding("rq", "bad", "RQ cannot keep its queues on a cluster: name another server, --rq-url")
+    return Finding("rq", "ok", version)
+
+
+def _work(client: Client) -> Iterator[Finding]:
+    from graflow_ckpt.fleet.health import pools
+    from graflow_ckpt.interfaces.cli.outlook import Overview
+
+    alive = pools(client.link)
+    if not alive:
+        yield Finding("workers", "warning", "no worker gives a sign of life: graflow-ckpt worker")
+    yield from map(_pool, alive)
+    versions = sorted({pool.version for pool in alive})
+    if len(versions) > 1:
+        yield Finding("workers", "warning", f"of several versions: {', '.join(versions)}")
+    outlook = Overview(client, 1000).look()
+    for queue in outlook.queues:
+        if queue.ready and not queue.workers:
+            said = f"{words.counted(queue.ready, 'task')} in queue {queue.name}, which no worker serves"
+            yield Finding("queues", "bad", said)
+    for row in outlook.sessions:
+        for host, why in client.session(row.session).declined().items():
+            yield Finding("code", "warning", f"session {row.session}, {host}: {why}")
+
+
+def _pool(pool: PoolFacts) -> Finding:
+    n = words.counted(len(pool.workers), f"{pool.mode} worker")
+    said = f"{pool.pool}: {n} on {', '.join(pool.queues)}, {pool.version}, Python {pool.python}"
+    if pool.age > LATE:
+        return Finding("workers", "warning", f"{said}; no sign of life for {pool.age:.0f} s")
+    return Finding("workers", "ok", f"{said}{', draining' if pool.draining else ''}")

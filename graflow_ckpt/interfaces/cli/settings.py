@@ -1,0 +1,52 @@
+"""`graflow-ckpt settings`: what counts here, and where each of it comes from."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from graflow_ckpt.interfaces.cli.configuration import fleet, settings
+from graflow_ckpt.interfaces.cli.manner import Document
+from graflow_ckpt.interfaces.cli.options import common, manner_of
+from graflow_ckpt.interfaces.sources import ALONE, NAMES, Origin, unknown, variable
+
+EXAMPLES = """\b
+Examples:
+  graflow-ckpt settings
+  graflow-ckpt settings --config /etc/graflow-ckpt/fleet.toml --json
+"""
+
+
+@click.command("settings", epilog=EXAMPLES, short_help="Show what is set, and where it comes from.")
+@fleet
+@common
+@click.pass_context
+def command(ctx: click.Context, /) -> int:
+    """Show the settings as they count here, and whether a flag, the environment or a file says so.
+
+    Neither a password nor a key is shown. The exit status is 2 if a setting cannot be.
+    """
+    manner = manner_of(ctx)
+    resolved = settings(ctx)
+    rows: list[Document] = [
+        {"setting": name, "value": resolved.shown(name), **_origin(resolved.origin(name))} for name in NAMES
+    ]
+    for name in ALONE:
+        if value := os.environ.get(variable(name)):
+            rows.append({"setting": name, "value": value, **_origin(Origin("environment", variable(name)))})
+    strange = unknown()
+    if manner.json:
+        manner.document({"settings": rows, "file": resolved.file, "unknown": strange})
+    else:
+        manner.table(
+            ("setting", "value", "from", "where"),
+            [(row["setting"], row["value"] or "-", row["from"], row["where"]) for row in rows],
+        )
+        for name in strange:
+            manner.note(f"{name} is set, and nothing reads it")
+    return 0
+
+
+def _origin(origin: Origin) -> Document:
+    return {"from": origin.kind, "where": origin.where}

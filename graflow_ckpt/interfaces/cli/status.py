@@ -1,0 +1,37 @@
+"""`graflow-ckpt status`: how far one session of a fleet is."""
+
+from __future__ import annotations
+
+import click
+
+from graflow_ckpt.interfaces.cli.configuration import fleet
+from graflow_ckpt.interfaces.cli.options import common, complete_remote, manner_of
+
+EXAMPLES = """\b
+Examples:
+  graflow-ckpt status night
+  graflow-ckpt status night --json | jq .status
+"""
+
+
+@click.command("status", epilog=EXAMPLES, short_help="Show how far a session of a fleet is.")
+@click.argument("session", shell_complete=complete_remote)
+@fleet
+@common
+@click.pass_context
+def command(ctx: click.Context, /, session: str) -> int:
+    """Show how far a session of a fleet is: its counters, its queues, what has failed and why it waits."""
+    from graflow_ckpt.interfaces.cli.connecting import client_of, session_at
+
+    manner = manner_of(ctx)
+    client = client_of(ctx)
+    handle = session_at(client, session)
+    from graflow_ckpt.interfaces.cli.standing_remote import describe, lines
+
+    found = describe(handle, client.link.address)
+    if manner.json:
+        manner.document(found)
+    else:
+        for line in lines(found):
+            manner.say(line)
+    return 0

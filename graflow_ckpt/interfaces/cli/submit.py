@@ -1,0 +1,82 @@
+"""`graflow-ckpt submit`: a program's workflow becomes a session of a fleet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.interfaces.cli.configuration import fleet
+from graflow_ckpt.interfaces.cli.options import common, complete_files, complete_remote, manner_of
+
+EXAMPLES = """\b
+Examples:
+  graflow-ckpt submit etl.py                       prints the id of the session
+  graflow-ckpt submit etl.py --session night --input rows=500 --wait
+  graflow-ckpt submit flows.etl:nightly --existing return
+  graflow-ckpt submit etl.py -- --verbose          arguments of the program
+"""
+
+
+@click.command("submit", epilog=EXAMPLES, short_help="Have a fleet run a program's workflow.")
+@click.argument("target", metavar="FILE.py|MODULE[:WORKFLOW]", shell_complete=complete_files)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
+@click.option(
+    "--session",
+    metavar="ID",
+    envvar="GRAFLOW_CKPT_SESSION",
+    shell_complete=complete_remote,
+    help="Its id, instead of the program's own, or of a new one.",
+)
+@click.option(
+    "--existing",
+    type=click.Choice(["refuse", "return"]),
+    default="refuse",
+    show_default=True,
+    help="If there is a session of that id: refuse, or leave it as it is and print its id.",
+)
+@click.option(
+    "--input",
+    "inputs",
+    multiple=True,
+    callback=words.parse_inputs,
+    metavar="NAME=VALUE",
+    help="An input of the workflow: JSON if it parses, else text.",
+)
+@click.option("--max-steps", type=click.IntRange(min=1), metavar="N", help="Stop after so many steps.")
+@click.option(
+    "--ttl", metavar="7d", callback=words.parse_period, help="How long it is kept when it has completed."
+)
+@click.option("--wait", "waits", is_flag=True, help="And wait for its end, as `wait` does.")
+@click.option(
+    "--timeout", metavar="SECONDS|5m", callback=words.parse_period, help="With --wait: no longer than this."
+)
+@click.option("--progress/--no-progress", default=True, help="With --wait: show how far it is.")
+@fleet
+@common
+@click.pass_context
+def command(ctx: click.Context, /, target: str, arguments: tuple[str, ...], **options: Any) -> int:
+    """Have a fleet run a program's workflow. Prints the id of the session once it has been accepted.
+
+    The program is run up to its first execute() or submit() to see its tasks; no task runs here. Modules
+    are used from where the workers are; the code of the file itself travels with the session, sealed.
+    """
+    from graflow_ckpt.core.facts import check_session_id
+    from graflow_ckpt.interfaces.cli.connecting import client_of
+
+    if options["session"] is not None:
+        check_session_id(options["session"])
+    if options["timeout"] is not None and not options["waits"]:
+        raise click.UsageError("--timeout is for --wait.")
+    manner = manner_of(ctx)
+    client = client_of(ctx, key=True)
+    from graflow_ckpt.interfaces.cli.submission import Wanted, submit
+
+    waits, timeout, progress = (options.pop(name) for name in ("waits", "timeout", "progress"))
+    handle = submit(manner, client, target, arguments, Wanted(**options), quiet=waits)
+    if not waits:
+        return 0
+    from graflow_ckpt.interfaces.cli.waiting import wait
+
+    return wait(manner, handle, client.link.address, timeout, progress=progress)

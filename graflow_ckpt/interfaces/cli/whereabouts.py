@@ -1,0 +1,83 @@
+"""Whereabouts: whether a session that is to go on lives on a fleet or in a store.
+
+    --url, or --store on the command line     there
+    a path, or nothing at all                 in the store
+    an id                                     wherever it is found; in both places: which one is asked for
+
+A store that holds checkpoints of a fleet's session is not another place: its live session is on the fleet.
+A server that cannot be asked is an error only if the store does not have it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from graflow_ckpt.core.errors import BadSessionId, NoSession, ServerError
+from graflow_ckpt.interfaces.cli.configuration import configured, named
+from graflow_ckpt.interfaces.cli.manner import Manner
+
+if TYPE_CHECKING:
+    from graflow_ckpt.fleet.handle import Handle
+
+_SUFFIXES = (".pkl", ".meta.json", ".state.json")
+
+
+def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -> Handle | None:
+    """The session, if it is one of the fleet's."""
+    typed = ctx.get_parameter_source("store") is ParameterSource.COMMANDLINE
+    if named(ctx):
+        return _named(ctx, what, typed)
+    path = what is not None and (os.sep in what or what.endswith(_SUFFIXES))
+    if what is None or path or typed or not configured(ctx):
+        return None
+    from graflow_ckpt.interfaces.cli.connecting import client_of
+
+    hits = _in_store(store, what)
+    try:
+        client = client_of(ctx)
+        handle = client.session(what)
+        handle.status()
+    except (NoSession, BadSessionId):
+        return None
+    except ServerError as error:
+        if not hits:
+            raise
+        manner.note(f"{error.message} What is in {store} is taken.")
+        return None
+    if hits:
+        from graflow_ckpt.interfaces.cli.finding import Ambiguous
+
+        hits.append(f"session {what} at {client.link.address}")
+        raise Ambiguous(
+            f"{what!r} may mean: {'; '.join(hits)}.",
+            hint="--store takes the one of the store, --url that of the fleet.",
+            hits=hits,
+        )
+    return handle
+
+
+def _named(ctx: click.Context, what: str | None, typed: bool) -> Handle:
+    from graflow_ckpt.interfaces.cli.connecting import client_of, session_at
+
+    if typed:
+        raise click.UsageError("--store is for sessions of a store, --url for those of a fleet: one of them.")
+    if what is None:
+        raise click.UsageError("Which session of the fleet? graflow-ckpt sessions lists them.")
+    return session_at(client_of(ctx), what)
+
+
+def _in_store(store: str, what: str) -> list[str]:
+    """What it may mean there; a fleet's session that is only checkpointed there is left out."""
+    from graflow_ckpt.interfaces.cli.finding import by_session
+    from graflow_ckpt.interfaces.cli.overview import overview
+
+    rows = [row for row in overview(store) if what in (row.session, row.workflow)]
+    return [
+        f"session {row.session} of workflow {row.workflow} in {store}"
+        for row in rows
+        if row.status == "bad" or not by_session(store, row.session).found.facts.get("redis")
+    ]

@@ -1,0 +1,98 @@
+"""`graflow-ckpt worker`: a pool of processes that run the tasks of a fleet."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from graflow_ckpt.interfaces.cli.configuration import fleet, kept, with_fleet
+from graflow_ckpt.interfaces.cli.manner import Manner
+from graflow_ckpt.interfaces.cli.options import common, manner_of
+
+if TYPE_CHECKING:
+    from graflow_ckpt.interfaces.settings import Resolved
+
+EXAMPLES = """\b
+Examples:
+  graflow-ckpt worker                              as the environment or graflow-ckpt.toml says
+  graflow-ckpt worker --queues gpu,default -n 2 --mode fork --grace 5m
+  graflow-ckpt worker --preload my_company.models  loaded once, shared by all processes
+  graflow-ckpt worker --health                     for probes: status 0 or 1
+
+\b
+Signals: SIGTERM or Ctrl-C drains (finish the task, commit, hand over), once more leaves at once;
+SIGHUP starts the workers anew, one after the other.
+"""
+
+
+@click.command("worker", epilog=EXAMPLES, short_help="Run the tasks of a fleet.")
+@kept("--queues", metavar="NAMES", help="What to work on, the first one first: default,gpu.")
+@kept("-n", "--workers", "workers", metavar="N", help="How many processes.")
+@kept(
+    "--mode",
+    type=click.Choice(["simple", "fork"]),
+    help="Run tasks in the worker's process, or in a child for each slice: for tasks that may crash.",
+)
+@kept("--grace", metavar="30s", help="How long a task may go on when the pool is told to stop.")
+@kept("--lease", metavar="15s", help="After how long a machine without a sign of life is given up.")
+@kept("--budget", metavar="2s", help="How long a worker stays with one session while others wait.")
+@kept("--code-patience", metavar="60s", help="How long a session waits for a worker that has its code.")
+@kept("--log", type=click.Choice(["text", "json"]), help="How to log, on stderr.")
+@kept("--preload", metavar="MODULES", help="Modules to import before the workers are forked.")
+@click.option("--health", is_flag=True, help="Only say whether the workers of this machine are well.")
+@fleet
+@common
+@click.pass_context
+def command(ctx: click.Context, /, health: bool) -> int:
+    """Run the tasks of a fleet: a pool of processes that share a parent, which starts them anew.
+
+    All of this can be set in the environment and in a file: graflow-ckpt settings. Modules are found as
+    by `python -m`: in the working folder, PYTHONPATH and what is installed.
+    """
+    manner = manner_of(ctx)
+    resolved = with_fleet(ctx)
+    return _probe(manner, resolved) if health else _work(manner, resolved)
+
+
+def _probe(manner: Manner, resolved: Resolved) -> int:
+    from graflow_ckpt.interfaces.cli.connecting import needed
+
+    with needed():
+        from graflow_ckpt.fleet.health import health
+    said = resolved.origin("queues").kind != "default"
+    assert resolved.url is not None
+    well, text = health(resolved.url, resolved.fleet.queues if said else ())
+    if manner.json:
+        manner.document({"healthy": well, "message": text})
+    else:
+        manner.say(text)
+    return 0 if well else 1
+
+
+def _work(manner: Manner, resolved: Resolved) -> int:
+    from graflow_ckpt.interfaces.cli.connecting import needed
+
+    with needed():
+        from graflow_ckpt.fleet.pool import PoolSettings, run
+    if not sys.flags.safe_path and os.getcwd() not in sys.path:
+        sys.path[0:0] = [os.getcwd()]  # the script of an installation has its own folder there
+    fleet = resolved.fleet
+    assert resolved.url is not None
+    return run(
+        PoolSettings(
+            resolved.url,
+            resolved.rq_url or "",
+            fleet.queues,
+            fleet.workers,
+            fleet.mode,
+            fleet.lease,
+            fleet.budget,
+            fleet.grace,
+            "json" if manner.json else fleet.log,
+            fleet.preload,
+            fleet.code_patience,
+        )
+    )

@@ -14,8 +14,9 @@ from typing import Any
 
 import psutil
 
+from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.fleet.health import PoolFacts, pools
-from graflow_ckpt.links.redis import open_link
+from graflow_ckpt.links.redis import RedisLink, open_link
 
 ROOT = Path(__file__).parents[2]
 LONG = 30.0  # seconds: only a hang takes so long
@@ -48,11 +49,16 @@ class Pool:
         self.process = process
         self.pid = process.pid
         self.folder = folder
-        self._link = open_link(url)
+        self.url = url
+        self._link: RedisLink | None = None
         self.seen: set[int] = {process.pid}
 
     def facts(self) -> PoolFacts | None:
-        found = [pool for pool in pools(self._link) if pool.owner.pid == self.pid]
+        try:
+            self._link = self._link or open_link(self.url)
+            found = [pool for pool in pools(self._link) if pool.owner.pid == self.pid]
+        except ServerGone:
+            return None
         return found[0] if found else None
 
     def ready(self) -> PoolFacts:
@@ -119,7 +125,8 @@ def pool(url: str, folder: Path, **settings: Any) -> Iterator[Pool]:
     finally:
         process.kill()
         process.wait()
-        made._link.close()
+        if made._link is not None:
+            made._link.close()
     assert made.nobody_is_left()
 
 

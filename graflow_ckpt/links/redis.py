@@ -24,6 +24,7 @@ from graflow_ckpt.links.routes import Cluster, Route, cluster_of, route_of, rout
 from graflow_ckpt.links.scripts import Script
 from graflow_ckpt.links.wire import Wire
 
+_IDLE = 4  # connections that are kept for the next who asks
 OLDEST = (5, 0)  # what RQ needs, and what scripts need that read the clock before they write
 
 
@@ -33,6 +34,8 @@ class RedisLink:
     def __init__(self, route: Route, address: str) -> None:
         self.address = address
         self.route = route
+        self._scripts: dict[tuple[str, tuple[str, ...]], Script] = {}
+        self._idle: list[Wire] = []
 
     @property
     def client(self) -> redis.Redis:
@@ -41,13 +44,30 @@ class RedisLink:
         return client
 
     def script(self, source: str, types: Sequence[str] = ()) -> Script:
-        return Script(self.route, self.address, source, types)
+        known = (source, tuple(types))
+        if known not in self._scripts:
+            self._scripts[known] = Script(self.route, self.address, source, types)
+        return self._scripts[known]
 
     def connection(self, key: Key | None = None) -> Wire:
         """A connection of its own to the server that has `key`."""
+        while self._idle:
+            wire = self._idle.pop()
+            if wire.rests:
+                return wire
+            wire.close()
         return Wire(self.route, self.address, key)
 
+    def done_with(self, wire: Wire) -> None:
+        """The next who asks may have it: to open one costs as much as a hundred calls."""
+        if wire.rests and len(self._idle) < _IDLE and not isinstance(self.route, Cluster):
+            self._idle.append(wire)
+        else:
+            wire.close()  # in a cluster the next key may be another node's
+
     def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
         self.route.close()
 
     def __repr__(self) -> str:

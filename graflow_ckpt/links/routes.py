@@ -172,6 +172,9 @@ def _manners(timeout: float) -> Settings:
         "socket_connect_timeout": timeout,
         "retry": Retry(NoBackoff(), 0),
         "health_check_interval": 0,
+        # redis-py would read its own version from the disk and tell it to the server, at each connect
+        "lib_name": None,
+        "lib_version": None,
     }
 
 

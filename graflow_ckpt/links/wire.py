@@ -81,6 +81,11 @@ class Wire:
             connection.connect()
         self._connection, self._pid = connection, os.getpid()
 
+    @property
+    def rests(self) -> bool:
+        """Whether it is open, and nothing is under way on it."""
+        return self._connection is not None and self._waiting is None and self._pid == os.getpid()
+
     def close(self) -> None:
         connection, self._connection, self._waiting = self._connection, None, None
         if connection is not None:

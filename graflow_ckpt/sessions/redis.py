@@ -29,6 +29,7 @@ from graflow_ckpt.core.errors import (
     WriteConflict,
 )
 from graflow_ckpt.core.facts import RESULT, Claim, Op
+from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Live
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
@@ -37,6 +38,7 @@ from graflow_ckpt.links.wire import Wire
 from graflow_ckpt.sessions.layout import READ, RENEW, START, STEP, keys_of, wrong_keys
 from graflow_ckpt.sessions.ops import Arg, Cells, arguments, claim_of
 from graflow_ckpt.sessions.protocol import Found
+from graflow_ckpt.sessions.tables import read_state
 
 log = logging.getLogger("graflow_ckpt.sessions")
 
@@ -222,7 +224,7 @@ class RedisSession:
 
     def close(self) -> None:
         if self._wire is not None:
-            self._wire.close()
+            self._link.done_with(self._wire)
             self._wire = None
 
     # --- facts -------------------------------------------------------------------------
@@ -242,6 +244,10 @@ class RedisSession:
     def due(self) -> float | None:
         """A slice leaves when there is nothing to do; who stays asks again now and then."""
         return None if self._retires else self.clock() + POLL
+
+    def known(self) -> SessionState:
+        """All that is known of its tasks, as of now; no values."""
+        return read_state(self._link, self.id, self._cells, values=False)
 
     def has_ready(self) -> bool:
         return True  # others make ready what this one has not heard of: ask

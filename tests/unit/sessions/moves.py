@@ -57,9 +57,11 @@ class Seeded:
         return self._random.choice(options)
 
 
-def transition(choose: Chooser, state: SessionState, mine: Sequence[int], now: float) -> list[Op]:
-    """What a sender may commit who holds the claims of the specs `mine`."""
-    kinds = [*_PLAIN, "rare"] + ["end"] * (12 if mine else 0) + ["back"] * (2 if state.claimed else 0)
+def transition(
+    choose: Chooser, state: SessionState, mine: Sequence[int], now: float, *, outside: bool = False
+) -> list[Op]:
+    """What a sender may commit who holds the claims of the specs `mine`; somebody outside gives back any."""
+    kinds = [*_PLAIN, "rare"] + ["end"] * (12 if mine else 0) + ["back"] * (2 if mine or outside else 0)
     free = set(state.claimed)
     ops: list[Op] = []
     if state.status not in ("running", "closing", "failing") and choose.one([True, True, False]):
@@ -76,14 +78,14 @@ def transition(choose: Chooser, state: SessionState, mine: Sequence[int], now: f
                 free.discard(key)
                 ops.append(_end(choose, key, state.claimed[key], now))
         elif kind == "back":
-            if free:
-                key = choose.one(sorted(free))
+            given = sorted(free) if outside else [key for key in mine if key in free]
+            if given:
+                key = choose.one(given)
                 free.discard(key)
                 ops.append(_back(choose, choose.one(_BACK), key))
         elif kind in ("again", "clear"):
             if len(free) == len(state.claimed):  # a claim that is dropped is not ended in the same breath
                 free.clear()
-                state = SessionState("none")
                 ops.append(("clear",) if kind == "clear" else ("again", *_some(choose, TASKS)))
         else:
             ops.append(_op(choose, kind, state, now))
@@ -102,7 +104,8 @@ def turn(choose: Chooser, state: SessionState, mine: Sequence[int]) -> list[Op]:
         how = choose.one(["direct"] * 7 + ["pass"])
         data, priority = choose.one([None, *CELLS]), choose.one(PRIORITIES)
         ops.append(("enqueue", choose.one(TASKS), data, priority, 3, "default", how))
-    return [*ops, ("claim", choose.one([1, 1, 1, 1, 1, 1, 2, 0]))]
+    ops.append(("claim", choose.one([1, 1, 1, 1, 1, 1, 2, 0])))
+    return ops if choose.one([True] * 5 + [False]) else [*ops, ("rng", choose.one(CELLS))]
 
 
 def in_one_queue(ops: Sequence[Op]) -> list[Op]:
@@ -188,7 +191,12 @@ def tags(before: dict[str, Any], ops: Sequence[Op], after: SessionState, claims:
     if asked and not claims and after.ready and after.status == "running":
         capped = after.cap is not None and len(after.claimed) >= after.cap
         found.append("held back by the cap" if capped else "held back by max_steps")
-    if len(before["delayed"]) and after.status == "running" and ops[-1][0] == "claim" and not after.delayed:
+    if (
+        len(before["delayed"])
+        and after.status == "running"
+        and ops[-1:] == [("claim", 1)]
+        and not after.delayed
+    ):
         found.append("promoted")
     hows = {spec.execution_strategy for key, spec in after.specs.items() if key >= before["next_key"]}
     found += [f"how {how}" for how in hows]
@@ -205,13 +213,19 @@ EVERY = [
     "failing -> failed", "paused -> running", "completed -> running", "stalled -> running",
     "stopped -> running", "failed -> running", "handed out", "held back by the cap",
     "held back by max_steps", "promoted", "how direct", "how pass", "how skip", "how lost", "sent again",
-    "too late", "Fenced", "WriteConflict", "reaped", "rewritten",
+    "too late", "Fenced", "WriteConflict",
+    "another's claim given back", "robbed", "reaped", "rewritten",
 ]  # fmt: skip
 """What has to have happened in enough moves."""
 
 
 _A: Op = ("enqueue", "a", None, 0, 2, "default", "direct")
 _ONE: Op = ("claim", 1)
+
+
+def _arrive(task: str, ok: int) -> Op:
+    return ("arrive", task, ok, *SIZES[task], 0, 0, "default", "direct")
+
 
 SCENES: list[list[list[Op]]] = [
     [[("absorb", "d|1,2", 1), _ONE]],
@@ -224,5 +238,12 @@ SCENES: list[list[list[Op]]] = [
     [[_A, _ONE], [("end", 1, 1, "retry", 0.0, "E: no")], [("status", "closing", ""), _ONE]],
     [[_A, _ONE], [("end", 1, 1, "completed", b"\x01"), ("skipped", "a")], [_A, _ONE],
      [("end", 2, 2, "completed", b"\x01"), _ONE]],
+    [[_A, _ONE], [("end", 1, 1, "retry", 0.0, "E: no"), _ONE], [("end", 1, 2, "failed", "E: no")],
+     [("reopen", 2, None), _ONE]],
+    [[_A, _ONE], [("end", 1, 1, "failed", "E: no")], [("again", "a")], [("reopen", 2, None), _ONE]],
+    [[_A, _A, _ONE], [("end", 1, 1, "retry", 0.0, "E: no"), _ONE],
+     [("end", 2, 2, "completed", b"\x01"), _ONE]],
+    [[_arrive("b", 1), _arrive("c", 1), _arrive("a", 1), _ONE]],
+    [[_arrive("c", 0), _arrive("c", 1)], [_arrive("c", 0), _ONE]],
 ]  # fmt: skip
 """What chance brings too seldom, from the start of a session on."""

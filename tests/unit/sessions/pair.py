@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -99,14 +100,19 @@ class Pair:
     def mine(self, sender: RedisSession) -> list[int]:
         return [key for key in self.state.claimed if self.holder.get(key) is sender]
 
+    def transition(self, choose: Chooser, at: int) -> list[Op]:
+        return transition(choose, self.state, self.mine(self.senders[at]), self.now, outside=at == 2)
+
     def close(self) -> None:
         for sender in self.senders:
             sender.close()
 
     # --- moves -------------------------------------------------------------------------
 
-    def commit(self, at: int, ops: Sequence[Op], mode: str = "") -> list[Claim]:
-        """The same on both sides; what they answer is the same."""
+    def commit(
+        self, at: int, ops: Sequence[Op], mode: str = "", *, ignored: Sequence[Op] = ()
+    ) -> list[Claim]:
+        """The same on both sides, but for what Redis is to ignore; what they answer is the same."""
         if self.senders[at].retired:
             self.senders[at].close()
             self.senders[at] = self.join()
@@ -114,9 +120,10 @@ class Pair:
         before = dump(state)
         claims = apply(state, ops, self.now)
         sender.stamp = repr(self.now)
-        found = sender.commit(ops, mode)
+        found = sender.commit([*ignored, *ops], mode)
         assert found == claims
-        assert (sender.status, sender.steps, sender.ready) == (state.status, state.steps, len(state.ready))
+        assert (sender.status, sender.steps) == (state.status, state.steps)
+        assert sender.ready in (-1, len(state.ready))  # -1: it was not looked at
         for claim in claims:
             self.holder[claim.spec.key] = sender
         if state.status in ENDS and not state.claimed:
@@ -151,12 +158,29 @@ class Pair:
         if dead.retired or dead.token.startswith("!"):
             return
         ops: list[Op] = [(kind, key, "E: died" if kind == "quarantine" else 1) for key in self.mine(dead)]
-        self.commit(2, [*ops, ("claim", 0)], mode=f"!T{dead.token}")
+        others: list[Op] = [("release", key, 1) for key in self.state.claimed if key not in self.mine(dead)]
+        self.commit(2, [*ops, ("claim", 0)], mode=f"!T{dead.token}", ignored=others)
         with pytest.raises(Fenced):
             dead.commit([("claim", 1)])
         dead.close()
         self.senders[at] = self.join()
         self.counts["reaped"] += 1
+
+    def give_back_anothers(self, at: int) -> None:
+        """What a sender had claimed is another's by now: that he gives it back does nothing."""
+        others = [key for key in self.state.claimed if key not in self.mine(self.senders[at])]
+        if others and not self.senders[at].token.startswith("!"):
+            self.commit(at, [], ignored=[("release", others[0], 1), ("quarantine", others[-1], "E: no")])
+            self.counts["another's claim given back"] += 1
+
+    def rob(self, at: int) -> None:
+        """What a sender was given is taken from him and is another's before his request is sent again."""
+        sender = self.senders[at]
+        taken = [key for key in self.mine(sender) if sender.sent and len(sender.reply) >= 4]
+        if taken and not sender.retired:
+            self.commit(2, [("release", taken[-1], 1), ("claim", 1)])
+            self.send_again(at)
+            self.counts["robbed"] += 1
 
     def rewrite(self) -> None:
         """What was read is written in the place of what there is: the same session, without its tokens."""
@@ -201,7 +225,17 @@ class Pair:
                 assert nothing is self.state.gave_nothing(task), task
 
 
-_KINDS = ["commit"] * 16 + ["again", "again", "refused", "reap", "rewrite", "check", "check"]
+_KINDS = ["commit"] * 16 + [
+    "again",
+    "again",
+    "refused",
+    "reap",
+    "another",
+    "rob",
+    "rewrite",
+    "check",
+    "check",
+]
 
 
 def play(pair: Pair, choose: Chooser, moves: int) -> None:
@@ -220,13 +254,17 @@ def play(pair: Pair, choose: Chooser, moves: int) -> None:
                     pair.refuse(at, [*transition(choose, pair.state, [], pair.now), stale], WriteConflict)
             case "reap":
                 pair.reap(choose.one([0, 1]), choose.one(["release", "doubt", "quarantine"]))
+            case "another":
+                pair.give_back_anothers(at)
+            case "rob":
+                pair.rob(at)
             case "rewrite":
                 pair.rewrite()
             case "check":
                 pair.check()
                 pair.check_values(NAMES)
             case _:
-                pair.commit(at, transition(choose, pair.state, pair.mine(pair.senders[at]), pair.now))
+                pair.commit(at, pair.transition(choose, at))
     pair.check()
     pair.check_values(NAMES)
 
@@ -234,17 +272,24 @@ def play(pair: Pair, choose: Chooser, moves: int) -> None:
 def play_turns(pair: Pair, choose: Chooser, moves: int) -> None:
     """A session of one queue in which hardly anything unusual happens."""
     pair.commit(0, [("enqueue", task, None, 0, 0, "default", "direct") for task in TASKS])
+    pair.commit(2, choose.one([[], [], [("cap", 2)], [("reopen", 1, 4)]]))
     for _ in range(moves):
         at = choose.one([0, 1])
         mine = pair.mine(pair.senders[at])
-        if not mine:
-            pair.commit(at, [("claim", 1)])
-        elif choose.one([True] * 30 + [False]):
-            pair.commit(at, turn(choose, pair.state, mine))
-            if choose.one([True, False, False, False]):
+        match choose.one(["turn"] * 30 + ["again"] * 8 + ["pause", "theft", "other"]):
+            case "again":
                 pair.send_again(at)
-        else:
-            pair.commit(at, in_one_queue(transition(choose, pair.state, mine, pair.now)))
+            case "pause":
+                status = "running" if pair.state.status == "paused" else "paused"
+                pair.commit(2, [("status", status, "")])
+            case "theft":
+                for key in set(pair.state.claimed) - set(mine):
+                    with pytest.raises(Fenced):
+                        pair.senders[at].commit(turn(choose, pair.state, [key]))
+            case "other":
+                pair.commit(at, in_one_queue(pair.transition(choose, at)))
+            case _:
+                pair.commit(at, turn(choose, pair.state, mine) if mine else [("claim", 1)])
         if choose.one([True, False, False]):
             pair.check()
     pair.check()
@@ -252,12 +297,11 @@ def play_turns(pair: Pair, choose: Chooser, moves: int) -> None:
 
 def play_scenes(link: RedisLink, step: str = "") -> None:
     for scene in SCENES:
-        pair = Pair(link, step=step)
-        for ops in scene:
-            pair.commit(0, ops)
-            pair.check()
-            pair.check_values(NAMES)
-        pair.close()
+        with closing(Pair(link, step=step, queue="default")) as pair:
+            for ops in scene:
+                pair.commit(0, ops)
+                pair.check()
+                pair.check_values(NAMES)
 
 
 def facts(state: SessionState) -> dict[str, Any]:

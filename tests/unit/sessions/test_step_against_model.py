@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import closing
 
 import pytest
 from hypothesis import settings
@@ -31,7 +32,7 @@ class Machine(RuleBasedStateMachine):
         pair = self.pair
         for at, later in moves:
             pair.now += later
-            pair.commit(at, transition(Drawn(data), pair.state, pair.mine(pair.senders[at]), pair.now))
+            pair.commit(at, pair.transition(Drawn(data), at))
             pair.check()
 
     @rule(data=st.data(), at=AT)
@@ -79,6 +80,16 @@ class Machine(RuleBasedStateMachine):
         self.pair.reap(at, kind)
         self.pair.check()
 
+    @rule(at=AT)
+    def robbed(self, at: int) -> None:
+        self.pair.rob(at)
+        self.pair.check()
+
+    @rule(at=AT)
+    def another_s_claim_is_given_back(self, at: int) -> None:
+        self.pair.give_back_anothers(at)
+        self.pair.check()
+
     @rule()
     def rewritten(self) -> None:
         self.pair.rewrite()
@@ -104,9 +115,8 @@ def test_everything_has_happened_and_the_scripts_did_what_the_model_does(link: R
     counts: Counter[str] = Counter()
 
     for seed in range(settings().max_examples):
-        pair = Pair(link, counts)
-        play(pair, Seeded(seed), 40)
-        pair.close()
+        with closing(Pair(link, counts)) as pair:
+            play(pair, Seeded(seed), 40)
     play_scenes(link)
 
     assert [name for name in EVERY if not counts[name]] == []
@@ -114,6 +124,5 @@ def test_everything_has_happened_and_the_scripts_did_what_the_model_does(link: R
 
 def test_the_everyday_transition_does_what_the_model_does(link: RedisLink) -> None:
     for seed in range(settings().max_examples // 2):
-        pair = Pair(link, queue="default")
-        play_turns(pair, Seeded(seed), 30)
-        pair.close()
+        with closing(Pair(link, queue="default")) as pair:
+            play_turns(pair, Seeded(seed), 30)

@@ -2,6 +2,7 @@
 
     with Proxy(server) as proxy:
         client = redis.Redis.from_url(proxy.url)
+        proxy.hold_next_reply()         # the next request is carried out, its caller waits until `resume`
         proxy.drop_next_reply()         # the next request is carried out, its caller sees a broken connection
         proxy.stall()                   # the machine is gone: connections are accepted, nothing comes back
         proxy.cut()                     # every connection is reset; new ones are passed on
@@ -41,6 +42,7 @@ class _Pair:
     asks: _Pipe
     answers: _Pipe
     dropping: bool = False  # its next reply is swallowed
+    holding: bool = False  # and kept back
 
     def reset(self) -> None:
         for end in (self.asks.source, self.asks.sink):
@@ -62,6 +64,7 @@ class Proxy:
         self._pairs: list[_Pair] = []
         self._stalled = False
         self._drop: bytes | None = None
+        self._hold: bytes | None = None
         self._dropped = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
@@ -73,7 +76,9 @@ class Proxy:
 
     def resume(self) -> None:
         def order() -> None:
-            self._stalled, self._drop = False, None
+            self._stalled, self._drop, self._hold = False, None, None
+            for pair in self._pairs:
+                pair.holding = False
             if self._listener.fileno() < 0:
                 self._listener = _listening(self.port)
 
@@ -106,6 +111,14 @@ class Proxy:
 
         self._order(order)
 
+    def hold_next_reply(self, to: bytes = b"") -> None:
+        """Keep back the reply to the next request (that holds `to`), and what comes after it."""
+
+        def order() -> None:
+            self._hold = to
+
+        self._order(order)
+
     def dropped(self, timeout: float = _PATIENCE) -> bool:
         """Has the reply been lost by now? Waits for it."""
         return self._dropped.wait(timeout)
@@ -135,11 +148,12 @@ class Proxy:
     def _run(self) -> None:
         while not self._closed:
             listening = [self._listener] if self._listener.fileno() >= 0 else []
-            pipes = (
-                [] if self._stalled else [pipe for pair in self._pairs for pipe in (pair.asks, pair.answers)]
-            )
+            moving = [] if self._stalled else self._pairs
+            pipes = [pipe for pair in moving for pipe in (pair.asks, pair.answers)]
+            held = [pair.answers for pair in moving if pair.holding]
+            sources = [p.source for p in pipes if p not in held and not p.ended and len(p.buffer) < _CHUNK]
             readable, writable, _ = select.select(
-                [self._ear, *listening, *(p.source for p in pipes if not p.ended and len(p.buffer) < _CHUNK)],
+                [self._ear, *listening, *sources],
                 [p.sink for p in pipes if p.buffer],
                 [],
             )
@@ -170,6 +184,8 @@ class Proxy:
                         return False
                     if self._drop is not None and pipe is pair.asks and data and self._drop in data:
                         self._drop, pair.dropping = None, True
+                    if self._hold is not None and pipe is pair.asks and data and self._hold in data:
+                        self._hold, pair.holding = None, True
                     pipe.buffer += data
                 if pipe.sink in writable:
                     del pipe.buffer[: pipe.sink.send(pipe.buffer)]

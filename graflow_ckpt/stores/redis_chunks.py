@@ -20,11 +20,12 @@ LIFE = 3600  # seconds; a save that takes longer fails, and what a dead writer h
 class ChunkSink:
     """Takes bytes, writes chunks. `prefix`: what comes before the number of one."""
 
-    __slots__ = ("_link", "_pending", "_prefix", "count", "size")
+    __slots__ = ("_link", "_pending", "_prefix", "count", "keys", "size")
 
     def __init__(self, link: RedisLink, prefix: str) -> None:
         self._link, self._prefix = link, prefix
         self._pending = bytearray()
+        self.keys: list[str] = []
         self.count = 0
         self.size = 0
 
@@ -44,6 +45,7 @@ class ChunkSink:
     def flush(self) -> None:
         if self._pending:
             key = f"{self._prefix}{self.count}"
+            self.keys.append(key)  # before it is there: a write whose reply is lost is withdrawn, too
             with translated(self._link.address):
                 self._link.route.client_for(key).set(key, bytes(self._pending), ex=LIFE)
             self.count += 1

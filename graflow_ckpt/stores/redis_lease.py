@@ -56,7 +56,8 @@ class RedisLease:
         self._scripts = scripts
         self._seconds = seconds
         self._process = os.getpid()
-        self._released = threading.Event()
+        self._released = False
+        self._over = threading.Event()  # nothing is left to renew
         self._keeper = threading.Thread(target=self._keep, name=f"lease-{session}", daemon=True)
         self._keeper.start()
 
@@ -76,16 +77,17 @@ class RedisLease:
 
     def release(self) -> None:
         """Let the session go. What cannot be written then does not matter: the lease runs out."""
-        if self._process != os.getpid() or self._released.is_set():
+        if self._process != os.getpid() or self._released:
             return
-        self._released.set()
+        self._released = True
+        self._over.set()
         try:
             self._scripts["release"]([self.keys.lease], [self.epoch])
         except GraflowError as error:
             _logger.info("session %s let go without a word: %s", self.session, error)
 
     def not_released(self) -> None:
-        if self._released.is_set() or self._process != os.getpid():
+        if self._released or self._process != os.getpid():
             raise Fenced(
                 f"Session {self.session!r} is not owned by this process (any more): the lease was released, "
                 "or the process was forked from its owner.",
@@ -96,6 +98,7 @@ class RedisLease:
 
     def lost(self, epoch: bytes = b"", owner: bytes = b"") -> Fenced:
         """What to raise when a script has refused the epoch."""
+        self._over.set()
         if not epoch:
             return Fenced(
                 f"{self._link.address} has forgotten session {self.session!r}: its data was lost or deleted.",
@@ -114,7 +117,7 @@ class RedisLease:
 
     def _keep(self) -> None:
         """The keeper's thread: whatever goes wrong in one pass, the next one tries again."""
-        while not self._released.wait(self._seconds / 3):
+        while not self._over.wait(self._seconds / 3):
             try:
                 held = self._scripts["hold"]([self.keys.lease], [self.epoch, int(self._seconds * 1000)])
             except Exception as error:  # noqa: BLE001  a keeper's pass

@@ -29,6 +29,7 @@ _TYPES = {
     "commit": ("hash", "hash", "hash", "zset", "hash"),
     "delete": ("hash", "hash", "zset"),
     "sweep": ("hash",),
+    "withdraw": ("hash", "hash"),
     "begin": ("hash", "set", "list"),
     "append": ("hash", "list"),
     "drop": ("set",),

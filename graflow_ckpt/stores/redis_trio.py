@@ -35,6 +35,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.protocols import Buffer, PartWriter
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.links.scripts import Argument
 from graflow_ckpt.stores.redis_chunks import LIFE, ChunkSink, ChunkSource
 from graflow_ckpt.stores.redis_lease import RedisLease
 from graflow_ckpt.stores.redis_names import NAMED, PARTS, Keys, Target, path_of
@@ -43,7 +44,7 @@ from graflow_ckpt.stores.redis_scripts import Scripts
 META = PARTS[-1]
 
 _PAGE = 200  # metas that are read at once
-_Chunks = list[str | int]
+_Sinks = dict[str, ChunkSink]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +84,22 @@ class Trios:
         names = [part for part, _ in parts]
         if not set(names) <= set(PARTS) or names[-1] != META:
             raise ValueError(f"parts are some of {PARTS}, {META} last; not {names}")
+        sinks = {part: ChunkSink(self._link, put.target.keys.chunks(put.nonce, part)) for part in names[:-1]}
         self._announce(put)
         try:
-            self._commit(put, *self._chunks(put, parts))
+            meta = self._fill(sinks, parts)
+            self._commit(put, sinks, meta)
         except SaveOutcomeUnknown:
             raise  # it may stand: nothing of it is to be taken away
         except BaseException:
             with suppress(GraflowError):
-                self._sweep(put.target.keys, nonce=put.nonce)
+                self._withdraw(put, sinks)
             raise
 
     def sweep(self, keys: Keys, lease: RedisLease) -> None:
         """Clear away what dead writers have left: former owners of the session, and the very slow."""
-        self._sweep(keys, lease.session, lease.epoch)
+        args: list[Argument] = [keys.chunks(), LIFE, lease.session, lease.epoch, *PARTS]
+        self._scripts["sweep"]([keys.staging], args)
 
     def _announce(self, put: Put) -> None:
         """W1."""
@@ -106,20 +110,18 @@ class Trios:
         if not self._scripts["stage"]([keys.fence, keys.staging], [*put.fenced, put.nonce, session]):
             put.lost()
 
-    def _chunks(self, put: Put, parts: Sequence[tuple[str, PartWriter]]) -> tuple[_Chunks, bytes]:
-        """W2. All parts but the meta, which is small and goes with the commit."""
-        chunks: _Chunks = []
+    def _fill(self, sinks: _Sinks, parts: Sequence[tuple[str, PartWriter]]) -> bytes:
+        """W2. All parts but the meta, which is small and goes with the commit; that meta."""
         for part, writer in parts[:-1]:
-            sink = ChunkSink(self._link, put.target.keys.chunks(put.nonce, part))
-            writer(sink)
-            sink.flush()
-            chunks += [part, put.stage, sink.size, sink.count]
+            writer(sinks[part])
+            sinks[part].flush()
         meta = _Collector()
         parts[-1][1](meta)
-        return chunks, bytes(meta.data)
+        return bytes(meta.data)
 
-    def _commit(self, put: Put, chunks: _Chunks, meta: bytes) -> None:
+    def _commit(self, put: Put, sinks: _Sinks, meta: bytes) -> None:
         """W3."""
+        chunks = [x for part, sink in sinks.items() for x in (part, put.stage, sink.size, sink.count)]
         keys, path = put.target.keys, path_of(self._folder, put.target.base)
         names = [keys.fence, keys.metas, keys.records, keys.index, keys.staging]
         args = [*put.fenced, put.target.base, put.nonce, meta, keys.chunks(), *chunks]
@@ -140,8 +142,12 @@ class Trios:
                 path=path,
             )
 
-    def _sweep(self, keys: Keys, session: str = "", epoch: int = 0, nonce: str = "") -> None:
-        self._scripts["sweep"]([keys.staging], [keys.chunks(), LIFE, session, epoch, nonce, *PARTS])
+    def _withdraw(self, put: Put, sinks: _Sinks) -> None:
+        """Take away what a failed write has staged. After Ctrl-C nobody knows whether it was committed."""
+        keys = [put.target.keys.records, put.target.keys.staging]
+        written = [key for sink in sinks.values() for key in sink.keys]
+        for at in range(0, max(1, len(written)), _PAGE):
+            self._scripts["withdraw"](keys, [put.target.base, put.nonce, *written[at : at + _PAGE]])
 
     # --- reading -----------------------------------------------------------------------
 

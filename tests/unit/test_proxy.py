@@ -50,6 +50,20 @@ def test_a_lost_reply_is_that_of_a_request_that_was_carried_out(proxy: Proxy, re
     assert redis_server.ask("GET", "a") == b"1"
 
 
+def test_a_held_reply_is_that_of_a_request_that_was_carried_out(proxy: Proxy, redis_server: Server) -> None:
+    with connected(proxy) as connection:
+        proxy.hold_next_reply(b"INCR a")
+        connection.settimeout(0.05)
+        with pytest.raises(TimeoutError):
+            ask(connection, b"INCR a")
+        assert redis_server.ask("GET", "a") == b"1"
+
+        proxy.resume()
+
+        connection.settimeout(10)
+        assert connection.recv(100) == b":1\r\n"
+
+
 def test_a_cut_resets_every_connection_and_new_ones_are_passed_on(proxy: Proxy) -> None:
     with connected(proxy) as connection:
         ask(connection, b"PING")

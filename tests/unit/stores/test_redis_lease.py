@@ -1,0 +1,442 @@
+"""Leases in Redis: exactly one owner, by the server's clock, and nobody who has lost it writes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+
+from graflow_ckpt.core.errors import BadSessionId, Fenced, SessionBusy
+from graflow_ckpt.core.protocols import Line
+from graflow_ckpt.links.processes import myself
+from graflow_ckpt.stores.redis import RedisStore
+from tests.proxy import Proxy
+from tests.servers import Server
+from tests.unit.stores.redis_trios import own_name, parts, put
+
+ROOT = Path(__file__).parents[3]
+KEY = "graflow:ck:{s}:lease"
+
+
+@pytest.fixture
+def store(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> RedisStore:
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    return RedisStore(redis_url)
+
+
+def now(server: Server) -> int:
+    seconds, micros = server.ask("TIME")
+    return int(seconds) * 1000 + int(micros) // 1000
+
+
+def owned_by(server: Server, milliseconds: int, **unlike: object) -> None:
+    """As if another process had claimed the session."""
+    owner = json.dumps(asdict(replace(myself(), **{"pid": 1 << 30, **unlike})))
+    server.ask("HSET", KEY, "epoch", 4, "owner", owner, "until", now(server) + milliseconds, "nonce", "other")
+
+
+@contextmanager
+def owner_elsewhere(url: str, lease: float) -> Iterator[subprocess.Popen[str]]:
+    """A process that acquires the session, says so, and then puts a checkpoint for each line it reads."""
+    program = f"""
+import sys
+from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.stores.redis import RedisStore
+from tests.unit.stores.redis_trios import own_name, put
+store = RedisStore({url!r}, lease={lease})
+lease = store.acquire("s")
+print(lease.epoch, flush=True)
+for line in sys.stdin:
+    try:
+        print(put(store, line.strip(), "theirs", lease), flush=True)
+    except GraflowError as error:
+        print(type(error).__name__, error, flush=True)
+"""
+    with subprocess.Popen(
+        [sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "1\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def told(process: subprocess.Popen[str], line: str) -> str:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(f"{line}\n")
+    process.stdin.flush()
+    return process.stdout.readline()
+
+
+# --- one owner -------------------------------------------------------------------------
+
+
+def test_a_first_owner_has_epoch_one_and_took_it_from_nobody(store: RedisStore) -> None:
+    lease = store.acquire("s")
+
+    assert (lease.session, lease.epoch, lease.taken_from) == ("s", 1, None)
+    found = store.owner("s")
+    assert found is not None
+    assert found.pid == os.getpid()
+    lease.release()
+    assert store.owner("s") is None
+
+
+def test_the_epoch_grows_and_a_clean_release_leaves_nobody_to_take_from(store: RedisStore) -> None:
+    for epoch in (1, 2, 3):
+        lease = store.acquire("s")
+        assert (lease.epoch, lease.taken_from) == (epoch, None)
+        lease.release()
+
+
+def test_this_process_cannot_open_a_session_twice(store: RedisStore, redis_url: str) -> None:
+    lease = store.acquire("s")
+
+    with pytest.raises(SessionBusy, match="this process itself") as busy:
+        RedisStore(redis_url).acquire("s")
+
+    assert busy.value.owner.pid == os.getpid()
+    lease.release()
+
+
+def test_sessions_do_not_know_each_other(store: RedisStore) -> None:
+    leases = [store.acquire(session) for session in ("s", "s-1", "s_1", "1")]
+
+    assert [lease.epoch for lease in leases] == [1, 1, 1, 1]
+    for lease in leases:
+        lease.release()
+
+
+def test_of_many_who_acquire_at_once_one_gets_it(redis_url: str) -> None:
+    got, start = [], threading.Barrier(8)
+
+    def work() -> None:
+        store = RedisStore(redis_url)
+        start.wait()
+        try:
+            got.append(store.acquire("s"))
+        except SessionBusy:
+            got.append(None)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    owners = [lease for lease in got if lease is not None]
+    assert (len(got), len(owners)) == (8, 1)
+    owners[0].release()
+
+
+@pytest.mark.parametrize("session", ["", "a/b", "a.b", "..", "x" * 65, "a b", "@"])
+def test_a_bad_id_is_refused_everywhere(session: str, store: RedisStore) -> None:
+    for call in (store.acquire, store.owner, store.lines, lambda s: list(store.segments(s))):
+        with pytest.raises(BadSessionId):
+            call(session)
+
+
+def test_asking_for_an_owner_makes_no_key(store: RedisStore, redis_server: Server) -> None:
+    assert store.owner("s") is None
+    assert store.lines("s") == ()
+    assert redis_server.ask("DBSIZE") == 0
+
+
+def test_a_program_that_runs_once_per_rank_is_told_so(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "3")
+    lease = store.acquire("train")
+
+    with pytest.raises(SessionBusy, match='"train-rank3"'):
+        store.acquire("train")
+
+    lease.release()
+
+
+# --- who has lost it -------------------------------------------------------------------
+
+
+def test_a_take_over_fences_the_old_owner_for_good(store: RedisStore) -> None:
+    old = store.acquire("s")
+
+    new = store.acquire("s", take_over=True)
+
+    for _ in range(2):
+        with pytest.raises(Fenced, match="taken over by process"):
+            old.check()
+    assert new.taken_from is not None
+    old.release()  # says nothing and undoes nothing
+    new.check()
+    assert store.owner("s") is not None
+    new.release()
+
+
+def test_a_released_lease_is_of_no_use(store: RedisStore) -> None:
+    lease = store.acquire("s")
+    lease.release()
+    lease.release()
+
+    with pytest.raises(Fenced, match="released"):
+        lease.check()
+    with pytest.raises(Fenced, match="released"):
+        put(store, own_name(), "one", lease)
+
+
+@pytest.mark.parametrize("name", [own_name(), "best"])
+def test_who_was_fenced_puts_nothing(name: str, store: RedisStore, redis_server: Server) -> None:
+    old, new = store.acquire("s"), store.acquire("s", take_over=True)
+
+    with pytest.raises(Fenced):
+        put(store, name, "one", old)
+
+    assert list(store.list()) == []
+    assert [key for key in redis_server.ask("KEYS", "*") if b":chunk:" in key] == []
+    new.release()
+
+
+@pytest.mark.parametrize("name", [own_name(), "best"])
+def test_who_is_fenced_while_it_writes_puts_nothing(
+    name: str, store: RedisStore, redis_server: Server
+) -> None:
+    old = store.acquire("s")
+    values, *rest = parts("one", size=10)
+    taken = []
+
+    def late(sink: object) -> None:
+        values[1](sink)
+        taken.append(store.acquire("s", take_over=True))
+
+    with pytest.raises(Fenced):
+        store.put(f"{store.folder}/{name}", [("pkl", late), *rest], lease=old, stage="one")
+
+    assert list(store.list()) == []
+    assert [key for key in redis_server.ask("KEYS", "*") if b":chunk:" in key] == []
+    taken[0].release()
+
+
+def test_a_server_that_has_forgotten_the_session_fences_its_owner(
+    store: RedisStore, redis_server: Server
+) -> None:
+    lease = store.acquire("s")
+    redis_server.ask("FLUSHALL")
+
+    with pytest.raises(Fenced, match="forgotten"):
+        lease.check()
+    for name in (own_name(), "best"):
+        with pytest.raises(Fenced, match="forgotten"):
+            put(store, name, "one", lease)
+
+    lease.release()
+
+
+def test_a_lost_lease_does_not_take_the_epoch_back(store: RedisStore, redis_server: Server) -> None:
+    put(store, own_name(), "one", epoch=7)
+
+    lease = store.acquire("s")
+
+    assert lease.epoch == 8
+    lease.release()
+
+
+def test_a_forked_child_does_not_own_what_its_parent_does(redis_url: str) -> None:
+    program = f"""
+import os
+from graflow_ckpt.core.errors import Fenced
+from graflow_ckpt.stores.redis import RedisStore
+from tests.unit.stores.redis_trios import own_name, put, read
+store = RedisStore({redis_url!r})
+lease = store.acquire("s")
+if os.fork() == 0:
+    for call in (lease.check, lambda: put(store, own_name(), "child", lease)):
+        try:
+            call()
+            print("let in")
+        except Fenced as error:
+            print("forked" in str(error), flush=True)
+    put(store, "childs", "child")  # without a lease, over a connection of its own
+    lease.release()
+    os._exit(0)
+os.wait()
+lease.check()
+put(store, own_name(), "parent", lease)
+print(store.owner("s").pid == os.getpid(), read(store, "childs")[0], flush=True)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.split() == ["True", "True", "True", "child"]
+
+
+# --- dead, silent and stopped owners ---------------------------------------------------
+
+
+def test_a_killed_owner_of_this_machine_is_followed_at_once(store: RedisStore, redis_url: str) -> None:
+    with owner_elsewhere(redis_url, lease=600) as process:
+        with pytest.raises(SessionBusy, match=f"process {process.pid} on"):
+            store.acquire("s")
+        process.kill()
+        process.wait()
+        assert store.owner("s") is None
+
+        lease = store.acquire("s")
+
+        assert lease.epoch == 2
+        assert lease.taken_from is not None
+        assert lease.taken_from.pid == process.pid
+        lease.release()
+
+
+def test_a_pid_that_somebody_else_has_now_keeps_nobody_out(store: RedisStore, redis_server: Server) -> None:
+    owned_by(redis_server, 600_000, pid=os.getpid(), started="1")
+
+    lease = store.acquire("s")
+
+    assert lease.epoch == 5
+    lease.release()
+
+
+def test_a_silent_owner_of_another_machine_is_waited_for_until_its_lease_ends(
+    store: RedisStore, redis_server: Server
+) -> None:
+    owned_by(redis_server, 300, boot="another machine", host="far")
+    began = now(redis_server)
+
+    lease = store.acquire("s")
+
+    assert now(redis_server) - began >= 290
+    assert lease.taken_from is not None
+    assert (lease.epoch, lease.taken_from.host) == (5, "far")
+    lease.release()
+
+
+def test_an_owner_of_another_machine_that_renews_its_lease_is_alive(
+    store: RedisStore, redis_server: Server
+) -> None:
+    owned_by(redis_server, 600_000, boot="another machine", host="far")
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(0.01):
+            redis_server.ask("HINCRBY", KEY, "until", 1)
+
+    keeper = threading.Thread(target=renew)
+    keeper.start()
+    try:
+        with pytest.raises(SessionBusy, match="on far"):
+            store.acquire("s")
+        assert store.owner("s") is not None
+    finally:
+        over.set()
+        keeper.join()
+
+
+def test_a_lease_is_renewed_for_as_long_as_its_owner_lives(redis_url: str, redis_server: Server) -> None:
+    store = RedisStore(redis_url, lease=0.3)
+    lease = store.acquire("s")
+    first = int(redis_server.ask("HGET", KEY, "until"))
+
+    deadline = time.monotonic() + 20
+    while int(redis_server.ask("HGET", KEY, "until")) < first + 600:  # twice its length
+        assert time.monotonic() < deadline, "nobody renews the lease"
+        time.sleep(0.01)
+    assert store.owner("s") is not None
+    lease.release()
+
+
+def test_a_renewal_that_fails_is_tried_again(redis_server: Server, redis_url: str) -> None:
+    with Proxy(redis_server) as proxy:
+        store = RedisStore(proxy.url, lease=0.3)
+        lease = store.acquire("s")
+        proxy.refuse()
+        deadline = time.monotonic() + 20
+        while now(redis_server) < int(redis_server.ask("HGET", KEY, "until")):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+        proxy.resume()
+
+        while now(redis_server) > int(redis_server.ask("HGET", KEY, "until")):
+            assert time.monotonic() < deadline, "the keeper has given up"
+            time.sleep(0.01)
+        lease.check()  # nobody has taken it meanwhile
+        lease.release()
+
+
+def test_a_stopped_owner_loses_the_session_by_the_clock_and_writes_nothing_when_it_wakes(
+    store: RedisStore, redis_url: str
+) -> None:
+    with owner_elsewhere(redis_url, lease=0.5) as process:
+        assert told(process, own_name(1)).strip().endswith(own_name(1))
+        os.kill(process.pid, signal.SIGSTOP)
+        deadline = time.monotonic() + 20
+        while store.owner("s") is not None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        lease = store.acquire("s")
+
+        os.kill(process.pid, signal.SIGCONT)
+
+        for name in (own_name(2), "best"):
+            assert told(process, name).startswith("Fenced Session 's' was taken over by process")
+        lease.check()
+        assert [path.rpartition("/")[2] for path, _ in store.list()] == [own_name(1)]
+        lease.release()
+
+
+def test_a_claim_whose_reply_is_lost_is_the_same_claim_when_it_is_asked_for_again(
+    redis_server: Server, redis_url: str
+) -> None:
+    with Proxy(redis_server) as proxy:
+        store = RedisStore(proxy.url)
+        store.acquire("s").release()
+        proxy.drop_next_reply(b'"argv"')
+
+        lease = store.acquire("s")
+
+        assert proxy.dropped()
+        assert lease.epoch == 2
+        lease.check()
+        lease.release()
+
+
+# --- lines -----------------------------------------------------------------------------
+
+
+def test_rewinds_are_remembered_by_later_owners(store: RedisStore) -> None:
+    lease = store.acquire("s")
+    store.rewound(lease, 7)
+    store.rewound(lease, 7)
+    lease.release()
+    lease = store.acquire("s")
+    store.rewound(lease, 3)
+    lease.release()
+
+    assert store.lines("s") == (Line(1, 7), Line(2, 3))
+    assert store.lines("other") == ()
+
+
+def test_who_was_fenced_cannot_rewind(store: RedisStore) -> None:
+    old = store.acquire("s")
+    new = store.acquire("s", take_over=True)
+
+    with pytest.raises(Fenced):
+        store.rewound(old, 1)
+
+    assert store.lines("s") == ()
+    new.release()

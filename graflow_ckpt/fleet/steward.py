@@ -67,7 +67,7 @@ class Complaints:
         self._said[kind] = (monotonic(), 0)
         often = f" ({before} more times in the last minute)" if before else ""
         known = isinstance(error, ServerGone)
-        log.warning("steward: %s failed: %s%s", where, error, often, exc_info=None if known else error)
+        log.warning("%s failed: %s%s", where, error, often, exc_info=None if known else error)
 
 
 class Chore:
@@ -125,7 +125,7 @@ class Steward:
         self._sweeper.swept.failed.clear()
         return chore.every if sooner is None else max(0.0, min(sooner, chore.every))
 
-    def _sign(self) -> None:
+    def _sign(self) -> float:
         charge, swept = self._charge, self._sweeper.swept
         workers = [worker_facts(name, line) for name, line in charge.workers if line.pid]
         facts = PoolFacts(
@@ -135,6 +135,7 @@ class Steward:
             {"taken": swept.taken, "posted": swept.posted, "woken": swept.woken},
         )  # fmt: skip
         sign(self._link, facts)
+        return HERE if any(worker.state == "starting" for worker in workers) else SIGN
 
 
 def _woken_by_signals() -> int:

@@ -14,6 +14,7 @@ import pytest
 from graflow_ckpt.fleet.handle import Handle
 from tests.crash import fleet_tasks as tasks
 from tests.crash.fleet import alive, go, killed, noted, pool, until
+from tests.crash.takeover import said, takeovers
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("fleet_key")]
 
@@ -243,3 +244,15 @@ def test_a_task_that_does_not_end_has_its_worker_replaced(redis_url: str, tmp_pa
         until(lambda: not alive(worker))
         other = tasks.call(tasks.quick, redis_url, tmp_path, "b")
         assert other.result(10) == "b"
+
+
+@pytest.mark.parametrize("mode", ["simple", "fork"])
+def test_others_go_on_within_half_a_second(redis_url: str, tmp_path: Path, mode: str) -> None:
+    """`python -m tests.crash.takeover` does the same 200 times and says how long it took."""
+    with pool(redis_url, tmp_path, n=2, mode=mode, **FAR) as fleet:
+        fleet.ready()
+
+        found = takeovers(redis_url, tmp_path, 20)
+
+    print(said(found))
+    assert sorted(found)[-2] <= 0.5

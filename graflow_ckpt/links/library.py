@@ -6,6 +6,7 @@ Everything of this package takes redis-py from here. Not here: anything of our o
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from typing import Any
 
 from graflow_ckpt.core.errors import PackageMissing
@@ -16,6 +17,7 @@ try:
     from redis.backoff import NoBackoff
     from redis.cluster import ClusterNode, RedisCluster
     from redis.connection import (
+        AbstractConnection,
         Connection,
         ConnectionPool,
         SSLConnection,
@@ -56,3 +58,9 @@ __all__ = [
     "redis",
     "theirs",
 ]
+
+SILENT: dict[str, Any] = {}
+"""So that redis-py does not read its own version from the disk at each connect, and tell it to the server."""
+
+if "driver_info" in signature(AbstractConnection.__init__).parameters:  # from redis-py 7.1 on
+    SILENT["driver_info"] = None

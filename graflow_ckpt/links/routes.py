@@ -16,6 +16,7 @@ from graflow_ckpt.core.errors import BadAddress
 from graflow_ckpt.links.addresses import Address, options_of
 from graflow_ckpt.links.complaints import Key
 from graflow_ckpt.links.library import (
+    SILENT,
     ClusterNode,
     Connection,
     ConnectionPool,
@@ -172,9 +173,7 @@ def _manners(timeout: float) -> Settings:
         "socket_connect_timeout": timeout,
         "retry": Retry(NoBackoff(), 0),
         "health_check_interval": 0,
-        # redis-py would read its own version from the disk and tell it to the server, at each connect
-        "lib_name": None,
-        "lib_version": None,
+        **SILENT,
     }
 
 

@@ -21,7 +21,10 @@ def _reopen(state: SessionState, op: Op, now: float, claims: list[Claim]) -> Non
     if state.status != "completed" or state.ready or state.delayed:  # somebody has queued more since
         state.status, state.reason = "running", ""
     for key in state.dead:
-        state.specs[key] = spec = state.specs[key]._replace(retry_count=0, not_before=0.0, crashes=0)
+        spec = state.specs[key]
+        how = "again" if spec.execution_strategy == "lost" else spec.execution_strategy
+        spec = spec._replace(retry_count=0, not_before=0.0, crashes=0, execution_strategy=how)
+        state.specs[key] = spec
         state.make_ready(spec)
     state.dead.clear()
 

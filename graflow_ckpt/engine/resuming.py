@@ -20,8 +20,6 @@ from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.errors import InDoubt, NoSession, SessionCancelled, SessionExists
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.task import Group
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.inputs import Channel
 from graflow_ckpt.engine.run import CRASH_BUDGET
@@ -139,37 +137,7 @@ def reopen(
     """The transition with which a new owner goes on, or, if nobody has died, the same one."""
     going_on, failing = _in_doubt(context, plan.rerun | plan.recalled | plan.dropped, died)
     limit = max_steps if max_steps is not None else context.state.max_steps
-    groups = _failed_groups(context.graph, context.state)
-    return [*_changes(context.graph, plan), *groups, *going_on, ("reopen", epoch, limit), *failing]
-
-
-def _failed_groups(graph: TaskGraph, state: SessionState) -> list[Op]:
-    """A group that has failed the session waits again for the members it has lost, and they run again."""
-    ops: list[Op] = []
-    waiting = {spec.task_id for key, spec in state.specs.items() if key not in state.dead}
-    failed_last = state.errors.keys() - state.passed.keys()
-    through = (state.completed.keys() | state.passed.keys()) - failed_last - state.skipped.keys()
-    for key in state.dead:
-        failed = graph.nodes.get(state.specs[key].task_id)
-        if not isinstance(failed, Group):
-            continue
-        lost = [name for name in graph.nodes if name in failed_last and name not in waiting]
-        tasks = [name for name in lost if name in failed.inside]
-        again: list[Op] = []
-        for name in lost:
-            node = graph.nodes[name]
-            if isinstance(node, Group) and node.inside <= failed.inside:
-                ok = len(through.intersection(node.members))
-                coming = sum(
-                    m not in through and any(graph.is_ancestor(n, m) for n in tasks) for m in node.members
-                )
-                need = node.policy.need(len(node.members)) - ok
-                again += [("again", name), ("expect", name, 0, coming, need)]
-                if need > coming:
-                    break  # members that were skipped on purpose will not come: it fails again
-        else:
-            ops += [*again, *(graph.routes[name].enqueue() for name in tasks)]
-    return ops
+    return [*_changes(context.graph, plan), *going_on, ("reopen", epoch, limit), *failing]
 
 
 def _changes(graph: TaskGraph, plan: Plan) -> list[Op]:

@@ -13,7 +13,7 @@ import logging
 from math import inf
 from queue import Empty
 
-from graflow_ckpt.core.decide import decide, in_doubt, pass_on
+from graflow_ckpt.core.decide import decide
 from graflow_ckpt.core.errors import (
     GraflowError,
     ReadOnlyChanged,
@@ -26,6 +26,7 @@ from graflow_ckpt.core.facts import Cancelled, Claim, Done, Failed, Op, Outcome
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.attempt import Attempt
+from graflow_ckpt.engine.bodiless import without_body
 from graflow_ckpt.engine.deadlines import Deadlines
 from graflow_ckpt.engine.inbox import Inbox
 from graflow_ckpt.engine.invoke import Invoker, Running
@@ -259,16 +260,13 @@ class Run:
         found: list[Claim] = []
         while claims:
             claim = claims.pop(0)
-            how = claim.spec.execution_strategy
-            if how == "direct" or how == "lost":
-                found.append(claim)
-                continue
-            ops = in_doubt(self.graph, claim) if how == "doubt" else pass_on(self.graph, claim)
-            if ops is None:  # its task has been changed: it runs again after all
-                found.append(claim._replace(spec=claim.spec._replace(execution_strategy="direct")))
-                continue
-            # a slot is free for all that follows, not for this claim's own successor alone
-            claims += self._commit([*ops, ("claim", self._unused(found, claims))])
+            if claim.spec.execution_strategy != "direct":
+                ops, claim = without_body(self.graph, self.session, claim)
+                if ops:
+                    # a slot is free for all that follows, not for this claim's own successor alone
+                    claims += self._commit([*ops, ("claim", self._unused(found, claims))])
+                    continue
+            found.append(claim)
         return found
 
     def _conflict(self, claim: Claim, conflict: WriteConflict, names: list[str]) -> list[Claim]:

@@ -103,6 +103,9 @@ class MemorySession:
     def has_ready(self) -> bool:
         return bool(self.state.ready)
 
+    def known(self) -> SessionState:
+        return self.state
+
     def gave_nothing(self, task: str) -> bool:
         """What a task gave in an earlier round does not count if it was skipped or failed since."""
         state = self.state

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from graflow_ckpt.core.facts import Claim, Op
+from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Cell, Live
 
 Found = tuple[Cell, int, tuple[Cell, ...]]
@@ -61,6 +62,8 @@ class Session(Protocol):
     def due(self) -> float | None: ...  # when the first delayed spec may start
 
     def has_ready(self) -> bool: ...
+
+    def known(self) -> SessionState: ...  # of its tasks, as of now; values need not be in it
 
     def reader(self) -> Values: ...  # the values as one attempt sees them
 

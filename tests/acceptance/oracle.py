@@ -38,7 +38,7 @@ class End:
 
 class Spec(NamedTuple):
     task: str
-    how: str  # "run", "pass", "skip", "lost"
+    how: str  # "run", "pass", "skip", "lost", "again" (lost, and mended since)
     data: Any
     cycle: int
     tries: int = 0
@@ -95,8 +95,7 @@ class Oracle:
                 break
             self.mended = True
             self.features["paused by a failure, mended, resumed"] += 1
-            if spec.how != "lost" or not self._wait_again(spec.task):
-                self._push(spec._replace(tries=0))
+            self._push(spec._replace(tries=0, how="again" if spec.how == "lost" else spec.how))
         if self.end.status == "running":
             waiting = [name for name, gate in self.gates.items() if not gate.fired]
             self.end.status = "stalled" if waiting else "completed"
@@ -111,9 +110,11 @@ class Oracle:
     def _take(self, spec: Spec) -> None:
         if spec.how == "run":
             self._run(spec)
-        elif spec.how == "lost":
+        elif spec.how == "again" and self._wait_again(spec.task):
+            self.features["a failed group waits again"] += 1
+        elif spec.how in ("again", "lost"):
             self.features["group fails: too few members"] += 1
-            self._fail(spec)
+            self._fail(spec._replace(how="lost"))
         elif spec.how == "skip":
             self.features["skipped at a join"] += 1
             self.end.skipped.add(spec.task)
@@ -138,7 +139,6 @@ class Oracle:
             if need > coming:
                 return False
             gates[name] = Gate(coming, need=need)
-        self.features["a failed group waits again"] += 1
         self.gates.update(gates)
         self.passed -= gates.keys()
         for name in tasks:

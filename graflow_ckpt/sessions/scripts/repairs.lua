@@ -14,6 +14,7 @@
       table.sort(found, function(a, b) return a[1] < b[1] end)
       for _, item in ipairs(found) do
         item[2][4], item[2][8], item[2][10] = '0', '0', '0'
+        if item[2][6] == 'lost' then item[2][6] = 'again' end
         push(item[2], order)
         order = order + 1
       end

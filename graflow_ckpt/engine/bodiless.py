@@ -1,0 +1,58 @@
+"""Specs that have no body to run: what becomes of one, by how it was scheduled.
+
+    pass    a group is through: its successors are told
+    skip    a task that is not taken: what only it leads to is not taken either
+    lost    a group with too few successes: it fails, like a body that raises
+    again   a group that had failed the session, which goes on: it waits for its lost members once more
+    doubt   its worker died while it ran: its task says what then
+"""
+
+from __future__ import annotations
+
+from graflow_ckpt.core.decide import in_doubt, pass_on
+from graflow_ckpt.core.facts import Claim, Op
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.core.task import Group
+from graflow_ckpt.sessions.protocol import Session
+
+
+def without_body(graph: TaskGraph, session: Session, claim: Claim) -> tuple[list[Op] | None, Claim]:
+    """What is committed for a spec instead of running it; or None, and the claim that is to be run."""
+    match claim.spec.execution_strategy:
+        case "again":
+            return _wait_again(graph, session.known(), claim), _as(claim, "lost")
+        case "doubt":
+            return in_doubt(graph, claim), _as(claim, "direct")
+        case "lost":
+            return None, claim
+        case _:
+            return pass_on(graph, claim), claim
+
+
+def _as(claim: Claim, how: str) -> Claim:
+    return claim._replace(spec=claim.spec._replace(execution_strategy=how))
+
+
+def _wait_again(graph: TaskGraph, state: SessionState, claim: Claim) -> list[Op] | None:
+    """The group waits for the members that it has lost, and they run again; None if too few can come."""
+    failed = graph.nodes[claim.spec.task_id]
+    assert isinstance(failed, Group)
+    ops: list[Op] = [("end", claim.spec.key, claim.number, "dropped")]
+    waiting = {spec.task_id for key, spec in state.specs.items() if key not in (claim.spec.key, *state.dead)}
+    failed_last = state.errors.keys() - state.passed.keys()
+    through = (state.completed.keys() | state.passed.keys()) - failed_last - state.skipped.keys()
+    lost = [name for name in graph.nodes if name in failed_last and name not in waiting]
+    tasks = [name for name in lost if name in failed.inside]
+    for name in lost:
+        node = graph.nodes[name]
+        if isinstance(node, Group) and node.inside <= failed.inside:
+            ok = len(through.intersection(node.members))
+            coming = sum(
+                m not in through and any(graph.is_ancestor(n, m) for n in tasks) for m in node.members
+            )
+            need = node.policy.need(len(node.members)) - ok
+            ops += [("again", name), ("expect", name, 0, coming, need)]
+            if need > coming:
+                return None  # members that were skipped on purpose will not come: it fails again
+    return [*ops, *(graph.routes[name].enqueue() for name in tasks)]

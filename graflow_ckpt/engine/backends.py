@@ -26,12 +26,5 @@ def one_backend(queue: str, channel: str) -> str:
 
 
 def shared() -> Any:
-    """SharedContext, loaded when somebody asks for it: it needs the package redis."""
-    try:
-        return import_module("graflow_ckpt.engine.shared_context").SharedContext
-    except ModuleNotFoundError as error:
-        if error.name != "redis":
-            raise
-        raise SessionError(
-            "A session in Redis needs the package 'redis'.", hint="pip install 'graflow-ckpt[fleet]'"
-        ) from error
+    """SharedContext, loaded when somebody asks for it: its links need a package, and say which."""
+    return import_module("graflow_ckpt.engine.shared_context").SharedContext

@@ -80,12 +80,6 @@ def test_an_id_that_could_leave_the_folder_is_refused(graph: TaskGraph, session:
         _ = workflow("w", session_id=session).execution_context
 
 
-@pytest.mark.parametrize("name", ["queue", "channel"])
-def test_a_backend_that_is_not_there_is_refused_by_name(graph: TaskGraph, name: str) -> None:
-    with pytest.raises(SessionError, match=f"{name}_backend='redis' is not available"):
-        ExecutionContext.create(graph, "a", **{f"{name}_backend": "redis"})  # type: ignore[arg-type]
-
-
 def test_an_interval_is_a_policy(graph: TaskGraph) -> None:
     made = ExecutionContext.create(graph, "a", auto_checkpoint_interval=3, settings=Settings(workflow="w"))
 

@@ -93,8 +93,8 @@ class Client:
         graph.compile(starts)
         check_names(graph)
         check_graph(graph, settings, inputs, shared=True)
-        manner = replace(settings, observers=(), middleware=())
-        parcel = parcels.make(graph, settings.workflow, manner, program_file())
+        manner = replace(settings, observers=())
+        parcel = parcels.make(graph, settings.workflow, manner, program_file(), given=inputs)
         cells = {name: check_storable(name, value) for name, value in inputs.items()}
         ops: list[Op] = [("put", name, cell, -1) for name, cell in cells.items()]
         ops += [graph.routes[name].enqueue() for name in starts]

@@ -15,7 +15,7 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from graflow_ckpt import AtLeast, BestEffort, group, task, workflow
+from graflow_ckpt import AtLeast, BestEffort, ExecutionContext, group, task, workflow
 from graflow_ckpt.core.errors import SessionCancelled, Stalled, WorkflowCancelled
 from graflow_ckpt.core.events import Event
 from graflow_ckpt.core.facts import Claim, Outcome
@@ -41,13 +41,24 @@ class Box:
         self.items = items
 
 
+def death() -> None:
+    raise Death
+
+
 class Stage:
     """Everything that outlives the processes in which a session runs."""
 
-    def __init__(self, program: Program, deaths: tuple[tuple[int, bool], ...] = ()) -> None:
+    def __init__(
+        self,
+        program: Program,
+        deaths: tuple[tuple[int, bool], ...] = (),
+        queues: tuple[str, ...] = ("default",),
+    ) -> None:
         self.program = program
+        self.queues = queues  # of a fleet
         self.bodies = {body.name: body for body in (*program.bodies, *program.made)}
         self.deaths = dict(deaths)  # at the n-th execution: True at its end, False at its beginning
+        self.die = death  # how: it need not come back
         self.died = 0
         self.mended = False
         self.executions = 0
@@ -75,6 +86,9 @@ class Stage:
         if event.kind == "task_ended" and event.facts["outcome"] == "done":
             self.committed.add((event.task, self._cycles[event.task]))
 
+    def queue_of(self, name: str) -> str:
+        return self.queues[sum(name.encode()) % len(self.queues)]
+
     def new_process(self) -> Callable[[Claim, Callable[[Claim], Outcome]], Outcome]:
         """Its middleware: a body fails by the number of its failures, not of its executions."""
         with self._lock:
@@ -98,13 +112,13 @@ def play(name: str, context: Any, arguments: dict[str, Any], data: Any) -> int:
     asks = body.asks(context.cycle)
     dies = stage.start(name, context.cycle)
     if dies is False:
-        raise Death
+        stage.die()
     seen = [body.constant, context.cycle, data, *arguments.values()]
     channel = context.get_channel()
     for kind, where, number in body.ops:
         _operate(kind, where, number, context, channel, seen)
     if dies:
-        raise Death
+        stage.die()
     if (body.broken and not stage.mended) or stage.here.tries < body.flaky:
         raise Broken(name)
     _ask(context, asks)
@@ -172,18 +186,17 @@ def made(body: Body) -> Any:
     space: dict[str, Any] = {"play": play, "__name__": "program"}
     exec(_code(body.name, body.reads), space)
     options = {"max_retries": body.retries, "priority": body.priority, "max_cycles": body.max_cycles}
-    return task(inject_context=True, **options)(space[body.name])
+    return task(inject_context=True, queue=current.queue_of(body.name), **options)(space[body.name])
 
 
 def build(program: Program, **settings: Any) -> Workflow:
     """The workflow of a program."""
     stage = current
+    settings = {"observers": (stage.observe,), "middleware": (stage.new_process(),), **settings}
     with workflow(
         "program",
         on_failure=program.on_failure,  # type: ignore[arg-type]
         max_parallel=4 if program.parallel else 1,
-        observers=(stage.observe,),
-        middleware=(stage.new_process(),),
         **settings,
     ) as flow:
         tasks: dict[str, Any] = {body.name: made(body) for body in program.bodies}
@@ -221,26 +234,25 @@ def run(stage: Stage, *, slices: int | None = None, **settings: Any) -> End:
             stage.died += 1
             continue
         except (WorkflowCancelled, SessionCancelled, Stalled):
-            return end_of(flow)
+            return end_of(flow.execution_context)
         except Exception:  # what a task raised; the status says what became of the session
             state = flow.execution_context.state
             if state.status != "failed":
                 raise
             if stage.mended and failed_at == state.steps:
-                return end_of(flow)
+                return end_of(flow.execution_context)
             failed_at, stage.mended = state.steps, True
             continue
         if flow.execution_context.status != "stopped":
-            return end_of(flow)
+            return end_of(flow.execution_context)
         assert limit is not None
         assert slices is not None
         assert flow.execution_context.steps == limit
         limit += slices
 
 
-def end_of(flow: Workflow) -> End:
+def end_of(context: ExecutionContext) -> End:
     """The end of a session in the oracle's words."""
-    context = flow.execution_context
     state, channel = context.state, context.get_channel()
     names = channel.keys()
     return End(

@@ -11,6 +11,7 @@ Fingerprints can be compared before the code is opened, and code is opened only 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,7 @@ class Parcel:
     program: Program
     manner: bytes
     calls: bool = False  # its tasks are called with the arguments of their specs
+    given: tuple[str, ...] = ()  # the names of the session's inputs: parameters may be filled by them
 
     def pack(self) -> bytes:
         """The bytes that are stored; the same program gives the same ones."""
@@ -42,6 +44,7 @@ class Parcel:
             "inputs": program.inputs or {},
             "code": len(program.code),
             "calls": self.calls,
+            "given": self.given,
         }
         text = json.dumps(head, separators=(",", ":")).encode()
         return b"%d\n%b%b%b" % (len(text), text, program.code, self.manner)
@@ -57,13 +60,19 @@ def digest_of(packed: bytes) -> str:
 
 
 def make(
-    graph: TaskGraph, workflow: str, manner: Any, file: str | None = None, *, calls: bool = False
+    graph: TaskGraph,
+    workflow: str,
+    manner: Any,
+    file: str | None = None,
+    *,
+    calls: bool = False,
+    given: Iterable[str] = (),
 ) -> Parcel:
     """The parcel of a compiled graph."""
     facts: Document = describe(graph, current_tasks(graph))
     facts["summary"] = summary_of(graph)
     program = Program(facts, pack_code(graph), file, (), workflow)
-    return Parcel(program, live_bytes(manner, "settings"), calls)
+    return Parcel(program, live_bytes(manner, "settings"), calls, tuple(sorted(given)))
 
 
 def unpack(packed: bytes) -> Parcel:
@@ -78,4 +87,4 @@ def unpack(packed: bytes) -> Parcel:
         )
     except (ValueError, KeyError, TypeError) as error:
         raise CheckpointCorrupt(f"The program of a session does not hold together: {error!r}.") from error
-    return Parcel(program, manner, bool(head["calls"]))
+    return Parcel(program, manner, bool(head["calls"]), tuple(head["given"]))

@@ -119,7 +119,7 @@ class Programs:
             nodes = graph.nodes.items()
             bindings = {name: bind(graph, node) for name, node in nodes if isinstance(node, Task)}
             return Loaded(parcel, graph.as_bag(), bindings, settings)
-        bindings = check_graph(graph, settings, parcel.program.inputs or {}, shared=True)
+        bindings = check_graph(graph, settings, parcel.given, shared=True)
         return Loaded(parcel, graph, bindings, settings)
 
     def _differs(self, parcel: Parcel, graph: TaskGraph) -> Plan | None:

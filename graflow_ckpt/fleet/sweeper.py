@@ -38,7 +38,7 @@ log = logging.getLogger("graflow_ckpt.fleet")
 BATCH = 100  # sessions per look
 ROUND = 1000  # ms between looks at a session that runs
 SLOW = 5000  # ms, at one that waits for somebody
-TAKEN = 10_000  # ms after which another steward takes a session that this one took and said nothing about
+TAKEN = 500  # ms after which another steward takes a session that this one took and said nothing about
 AGAIN = 5000  # ms that a token which waits in its queue is left there
 HOLD = 2.0  # seconds after the server came back in which its workers renew their leases first
 INIT = 3600.0  # seconds after which a submission that was not completed is cleared away
@@ -70,13 +70,12 @@ class Sweeper:
         self._link: RedisLink = fleet.link
         self._host = host_key(where)
         self._watched = watched  # slices whose parent sees them die, and knows of what
-        self._look, self._rota, self._unbegun = (
-            self._link.script(script(name)) for name in ("look", "rota", "unbegun")
-        )
+        self._look, self._rota = self._link.script(script("look")), self._link.script(script("rota"))
         self._freeze = self._link.script(source("freeze"))
         self._since = monotonic()
         self._noted: list[bytes | str | int] = []  # (session, expected, next)*, for the next call of the rota
-        self._waiting: dict[str, set[str]] = {}
+        self._waiting: dict[str, set[str]] = {}  # jobs in RQ's queues, as of a moment ago
+        self._forget = 0.0
         self._suspects: set[bytes] = set()
         self._page = 0
         self.swept = Swept()
@@ -111,7 +110,9 @@ class Sweeper:
         """Look at what is due; seconds until something else is."""
         noted, self._noted = self._noted, []
         now, first, *names = self._rota([ACTIVE], ["", BATCH, TAKEN, *noted])
-        self._waiting.clear()
+        if monotonic() > self._forget:
+            self._waiting.clear()
+            self._forget = monotonic() + 0.2
         for name, found in zip(names, self._looks(names), strict=True):
             self._note(name, now + TAKEN, self._see_to(name.decode(), found, now))
         if len(names) == BATCH:
@@ -184,15 +185,15 @@ class Sweeper:
         waiting = self._waiting.get(queue)
         if waiting is None:
             waiting = self._waiting[queue] = self._fleet.carrier.ids(queue)
-        if not self._unbegun([f"{keys_of(session)}c"], [token, AGAIN]):
+        if job_id(session, token) in waiting:
+            return
+        client: Any = self._link.route.client_for(f"{keys_of(session)}own")
+        if client.hexists(f"{keys_of(session)}own", token):
             return  # somebody has, meanwhile
-        if job_id(session, token) not in waiting:
-            facts = {"session": session, "token": token}
-            log.info(
-                "token %s of session %s was lost on its way and is posted again", token, session, extra=facts
-            )
-            self._fleet.carrier.post_again(session, token, queue, waiting)
-            self.swept.posted += 1
+        text, facts = "token %s of session %s was lost on its way", {"session": session, "token": token}
+        log.info(text, token, session, extra=facts)
+        self._fleet.carrier.post_again(session, token, queue, waiting)
+        self.swept.posted += 1
 
     def _wake(self, session: str) -> None:
         """A commit that asks for nothing: what is due becomes ready, and who is wanted is asked for."""
@@ -263,7 +264,7 @@ def _pipelined(client: redis.Redis, one: Script, keys: list[str]) -> list[Any]:
     def ask(keys: list[str]) -> list[Any]:
         pipe = client.pipeline(transaction=False)
         for key in keys:
-            pipe.execute_command("EVALSHA", one.sha, 1, key, "")
+            pipe.execute_command("EVALSHA", one.sha, 1, key, "", AGAIN)
         found: list[Any] = pipe.execute(raise_on_error=False)
         return found
 

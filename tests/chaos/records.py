@@ -74,11 +74,12 @@ def commits(entries: Iterable[bytes]) -> list[Commit]:
 
 def lines(file: Path) -> list[Line]:
     """The executions so far; a line is whole, for it was one write."""
-    found = []
-    for text in file.read_text().splitlines() if file.exists() else []:
-        what, at, pid, task, cycle, key, retry, token = text.split(" ")
-        found.append(Line(what, float(at), int(pid), task, int(cycle), int(key), int(retry), token))
-    return found
+    return [parse_line(text) for text in file.read_text().splitlines()] if file.exists() else []
+
+
+def parse_line(text: str) -> Line:
+    what, at, pid, task, cycle, key, retry, token = text.split(" ")
+    return Line(what, float(at), int(pid), task, int(cycle), int(key), int(retry), token)
 
 
 # --- what is in Redis ------------------------------------------------------------------

@@ -1,0 +1,60 @@
+"""Tasks for real workers: each execution leaves a line when it begins and when it ends, outside of Redis."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from graflow_ckpt import task
+from tests.chaos.bodies import note
+
+GATE = "CHAOS_GATE"
+"""In the environment of the workers: a file for which `waiting` waits."""
+
+
+class Again(Exception):
+    """What a task raises that is to be retried."""
+
+
+def work(context: Any, seconds: float = 0.0, fails: int = 0, data: Any = None) -> str:
+    """Takes so long, and fails so often before it does not."""
+    note("began", context)
+    time.sleep(seconds)
+    if context._attempt.claim.spec.retry_count < fails:
+        note("failed", context)
+        raise Again(context.task_id)
+    note("ended", context)
+    return str(context.task_id)
+
+
+def compute(context: Any, seconds: float) -> str:
+    """The same, of CPU."""
+    note("began", context)
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+    note("ended", context)
+    return str(context.task_id)
+
+
+def wait(context: Any) -> str:
+    """Until the gate is open."""
+    note("began", context)
+    while not os.path.exists(os.environ[GATE]):
+        time.sleep(0.01)
+    note("ended", context)
+    return str(context.task_id)
+
+
+def make(context: Any, names: list[str], seconds: float) -> None:
+    """Makes so many tasks at run time."""
+    note("began", context)
+    for name in names:
+        context.next_task(named(name, seconds=seconds))
+    note("ended", context)
+
+
+def named(name: str, body: Any = work, *, options: dict[str, Any] | None = None, **arguments: Any) -> Any:
+    """A body as a task of that name."""
+    return task(inject_context=True, id=name, **(options or {}))(body).bind(**arguments)

@@ -1,0 +1,107 @@
+"""A fleet for one test: a server of its own, pools beside it, and what they have written down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from graflow_ckpt import workflow
+from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.fleet.client import Client, Terms
+from graflow_ckpt.fleet.handle import Handle
+from graflow_ckpt.links.redis import open_link
+from tests.acceptance.fleet_tasks import GATE
+from tests.chaos.bodies import RUNS
+from tests.chaos.pools import KEY, Pool, private_server, until
+from tests.chaos.records import Commit, Line, ledger_of, lines
+from tests.servers import Server
+
+
+@dataclass
+class Fleet:
+    """What a test asks of it."""
+
+    server: Server
+    client: Client
+    folder: Path
+    pools: list[Pool] = field(default_factory=list)
+
+    def pool(self, name: str = "", *, url: str = "", **settings: str) -> Pool:
+        """Not started yet; settings by their names: `workers="2"`."""
+        given = {RUNS: str(self.folder / "runs"), GATE: str(self.gate)}
+        made = Pool(
+            name or f"pool{len(self.pools)}", url or self.server.url, self.folder, **given, **settings
+        )
+        self.pools.append(made)
+        return made
+
+    def submit(self, *expressions: Any, session: str = "one", **settings: Any) -> Handle:
+        """A session of these, with a ledger."""
+        with workflow("test", session, **settings) as flow:
+            flow.add(*expressions)
+        starts = tuple(flow.graph.roots())
+        return self.client.submit(flow.graph, flow.settings, starts, {}, Terms(session, ledger=True))
+
+    @property
+    def gate(self) -> Path:
+        return self.folder / "gate"
+
+    def open_gate(self) -> None:
+        self.gate.touch()
+
+    def lines(self, what: str = "") -> list[Line]:
+        return [line for line in lines(self.folder / "runs") if what in ("", line.what)]
+
+    def wait_for(self, what: str, task: str, count: int = 1) -> Line:
+        """Until the task has begun or ended so often; the last of those lines."""
+
+        def found() -> list[Line]:
+            return [line for line in self.lines(what) if line.task == task]
+
+        assert until(lambda: len(found()) >= count), self.said
+        return found()[count - 1]
+
+    def ledger(self, session: str = "one") -> list[Commit]:
+        return ledger_of(self.client.link, session)
+
+    def completed(self, session: str = "one") -> list[str]:
+        return [commit.task for commit in self.ledger(session) if commit.how == "completed"]
+
+    @property
+    def said(self) -> str:
+        return "\n".join(f"--- {pool.name}\n{pool.said[-4000:]}" for pool in self.pools)
+
+
+@contextmanager
+def fleet(folder: Path, **config: str) -> Iterator[Fleet]:
+    with private_server(**config) as server:
+        keyring = Keyring.load({"GRAFLOW_CKPT_KEY": KEY}, local=False)
+        client = Client(open_link(server.url), keyring=keyring)
+        try:
+            yield Fleet(server, client, folder)
+        finally:
+            client.close()
+
+
+def intervals(found: list[Line]) -> list[tuple[float, float, int]]:
+    """From when to when each body ran, and where."""
+    began: dict[tuple[int, int], float] = {}
+    spans = []
+    for line in found:
+        if line.what == "began":
+            began[line.pid, line.key] = line.at
+        else:
+            spans.append((began.pop((line.pid, line.key)), line.at, line.pid))
+    return spans
+
+
+def most_at_once(found: list[Line]) -> int:
+    changes = sorted((at, way) for start, end, _ in intervals(found) for at, way in ((start, 1), (end, -1)))
+    now = most = 0
+    for _, way in changes:
+        now += way
+        most = max(most, now)
+    return most

@@ -1,0 +1,233 @@
+"""What happens to a fleet, one thing at a time: replies lost, scripts forgotten, a parent or a machine gone.
+
+Each is held against the ledger of the commits and the executions written down outside of Redis.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from graflow_ckpt import group
+from graflow_ckpt.fleet.client import Terms
+from tests.acceptance.fleet_tasks import named, wait
+from tests.acceptance.fleets import Fleet, fleet
+from tests.chaos.bodies import build
+from tests.chaos.checker import check
+from tests.chaos.dag import draw
+from tests.chaos.model import expected
+from tests.chaos.pools import is_alive, pools, until
+from tests.chaos.records import lines, session_of, tokens_left
+from tests.proxy import Proxy
+
+pytestmark = pytest.mark.crash
+
+LEASE = 2.0
+BY_TOKEN = b"{one}:c\r\n$16\r\ne1t"
+"""On the wire: a script that works on the session in the name of a token. It begins, commits or renews."""
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Iterator[Fleet]:
+    with fleet(tmp_path) as made:
+        yield made
+
+
+@contextmanager
+def again_and_again(what: object, pause: float) -> Iterator[list[bool]]:
+    """Something is done all the while, in a thread; what came of it each time. The pauses differ."""
+    done: list[bool] = []
+    over = threading.Event()
+
+    def loop() -> None:
+        while not over.wait(random.uniform(0.5, 1.5) * pause):
+            done.append(what())  # type: ignore[operator]
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    try:
+        yield done
+    finally:
+        over.set()
+        thread.join()
+
+
+# --- replies, scripts ------------------------------------------------------------------
+
+
+def test_workers_whose_replies_get_lost_commit_each_task_once(mine: Fleet) -> None:
+    """What a request did is not done again when it is sent again: a DAG with every kind of transition."""
+    program = draw(seed=11, size=160)
+    model = expected(program)
+    flow = build(program, "one")
+
+    with Proxy(mine.server) as proxy, pools(mine.pool(url=proxy.url, workers="2", CHAOS_PACE="0.2")):
+
+        def lose_one() -> bool:
+            proxy.drop_next_reply(BY_TOKEN)
+            return proxy.dropped(1.0)
+
+        with again_and_again(lose_one, 0.08) as lost:
+            handle = mine.client.submit(
+                flow.graph, flow.settings, (program.start,), {}, Terms("one", ledger=True)
+            )
+            assert handle.wait(60).status == "completed", mine.said
+        proxy.resume()
+        rq = mine.client.carrier.connection
+        until(lambda: not tokens_left(mine.client.link, rq, "one"), 10.0)
+
+    session = session_of(mine.client.link, rq, "one", mine.client.keyring)
+    verdict = check(model, mine.ledger(), lines(mine.folder / "runs"), session)
+    assert verdict.violations == []
+    assert lost.count(True) > 20
+
+
+def test_a_server_that_forgets_its_scripts_is_told_them_again(mine: Fleet) -> None:
+    tasks = [named(f"t{n}", seconds=0.01) for n in range(60)]
+
+    def forget() -> bool:
+        return bool(mine.server.ask("SCRIPT", "FLUSH"))
+
+    with pools(mine.pool(workers="2")), again_and_again(forget, 0.02) as forgotten:
+        handle = mine.submit(group(*tasks) >> named("last"))
+        assert handle.wait(30).status == "completed", mine.said
+
+    assert len(forgotten) > 5
+    assert Counter(mine.completed()) == Counter([*(f"t{n}" for n in range(60)), "last"])
+    assert len(mine.lines("began")) == 61
+
+
+@pytest.mark.parametrize("mode", ["simple", "fork"])
+def test_a_restart_of_the_server_interrupts_no_body(mine: Fleet, mode: str) -> None:
+    """NOSCRIPT, lost connections, and a log that is read again; the body that ran meanwhile is committed."""
+    with pools(mine.pool(mode=mode)):
+        handle = mine.submit(named("a", wait) >> named("b"))
+        mine.wait_for("began", "a")
+        mine.server.restart()
+        mine.open_gate()
+        mine.wait_for("ended", "b")
+        assert handle.wait(30).status == "completed", mine.said
+
+    assert mine.completed() == ["a", "b"]
+    assert [line.task for line in mine.lines("began")] == ["a", "b"]
+
+
+# --- processes -------------------------------------------------------------------------
+
+
+def horse_of(mine: Fleet) -> psutil.Process:
+    return psutil.Process(mine.wait_for("began", "a").pid)
+
+
+def test_a_child_whose_worker_was_killed_alone_neither_commits_nor_survives(mine: Fleet) -> None:
+    """kill -9 of the process between pool and child: RQ would leave the child to go on."""
+    with pools(mine.pool(mode="fork")):
+        handle = mine.submit(named("a", wait) >> named("b"))
+        horse = horse_of(mine)
+        worker = horse.parent()
+        assert worker is not None
+        worker.kill()
+        killed = time.time()
+
+        assert until(lambda: not is_alive(horse), 1.0), "it outlived its parent"
+        second = mine.wait_for("began", "a", 2)
+        mine.open_gate()
+        assert handle.wait(30).status == "completed", mine.said
+
+    assert second.at - killed < 2.0
+    assert second.pid != horse.pid
+    ends = [line.pid for line in mine.lines("ended") if line.task == "a"]
+    assert ends == [second.pid]
+    assert mine.completed() == ["a", "b"]
+
+
+@pytest.mark.parametrize("mode", ["simple", "fork"])
+def test_a_pool_whose_parent_is_killed_leaves_nobody_behind(mine: Fleet, mode: str) -> None:
+    first, second = mine.pool(mode=mode, workers="2"), mine.pool(mode=mode)
+    with pools(first):
+        handle = mine.submit(named("a", wait) >> named("b"))
+        mine.wait_for("began", "a")
+        family = first.family()
+        os.kill(first.pid, signal.SIGKILL)
+        killed = time.time()
+
+        assert until(lambda: not any(is_alive(process) for process in family), 1.0)
+        with pools(second):
+            again = mine.wait_for("began", "a", 2)
+            mine.open_gate()
+            assert handle.wait(30).status == "completed", mine.said
+
+    assert len(family) >= 3
+    assert again.at - killed < 5.0
+    assert mine.completed() == ["a", "b"]
+
+
+@pytest.mark.parametrize("mode", ["simple", "fork"])
+def test_what_a_killed_process_ran_goes_to_another_at_once(mine: Fleet, mode: str) -> None:
+    with pools(mine.pool(mode=mode, workers="2")):
+        handle = mine.submit(named("a", wait) >> named("b"))
+        line = mine.wait_for("began", "a")
+        os.kill(line.pid, signal.SIGKILL)
+        killed = time.time()
+        again = mine.wait_for("began", "a", 2)
+        mine.open_gate()
+        assert handle.wait(30).status == "completed", mine.said
+
+    assert again.at - killed < 0.5
+    assert mine.completed() == ["a", "b"]
+
+
+# --- machines --------------------------------------------------------------------------
+
+
+def test_when_a_machine_is_gone_another_goes_on_and_its_late_commit_is_refused(mine: Fleet) -> None:
+    """Cut off by the network, it goes on running; nobody can know that it does."""
+    with Proxy(mine.server) as proxy:
+        cut_off = mine.pool("cut-off", url=proxy.url, lease=str(LEASE))
+        with pools(cut_off):
+            handle = mine.submit(named("a", wait) >> named("b"))
+            first = mine.wait_for("began", "a")
+            with pools(mine.pool("here", lease=str(LEASE))):
+                proxy.refuse()
+                cut = time.time()
+                second = mine.wait_for("began", "a", 2)
+                mine.open_gate()  # for both
+                assert handle.wait(30).status == "completed", mine.said
+                mine.wait_for("ended", "a", 2)
+                proxy.resume()
+                said = until(lambda: "token" in cut_off.said and "lost" in cut_off.said, 10.0)
+                assert said, mine.said
+
+    assert second.at - cut < LEASE + 1.0
+    assert second.pid != first.pid
+    ledger = [commit for commit in mine.ledger() if commit.task == "a"]
+    assert [commit.token for commit in ledger] == [second.token]
+    assert mine.completed() == ["a", "b"]
+
+
+def test_a_worker_that_was_stopped_for_longer_than_its_lease_is_refused(mine: Fleet) -> None:
+    with pools(mine.pool(lease=str(LEASE)), mine.pool(lease=str(LEASE))):
+        handle = mine.submit(named("a", wait) >> named("b"))
+        first = mine.wait_for("began", "a")
+        os.kill(first.pid, signal.SIGSTOP)
+        try:
+            second = mine.wait_for("began", "a", 2)
+            mine.open_gate()
+            assert handle.wait(30).status == "completed", mine.said
+        finally:
+            os.kill(first.pid, signal.SIGCONT)
+        mine.wait_for("ended", "a", 2)
+
+    ledger = [commit for commit in mine.ledger() if commit.task == "a"]
+    assert [commit.token for commit in ledger] == [second.token]
+    assert second.pid != first.pid

@@ -25,6 +25,9 @@ from pathlib import Path
 
 import pytest
 
+from graflow_ckpt.checkpoint.keys import new_key
+from tests.servers import Server
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
@@ -166,9 +169,26 @@ def play(story: Story, folder: Path) -> None:
         assert status == step.status, f"{story.name}: {step}\nexit {status}\n{done.stdout}{done.stderr}"
 
 
+@pytest.fixture
+def fleet(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A private server in the environment, and a worker on it."""
+    with Server({}) as server:
+        monkeypatch.setenv("GRAFLOW_CKPT_REDIS_URL", server.url)
+        monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
+        with open(tmp_path / "worker.log", "wb") as log:
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "graflow_ckpt", "worker"], cwd=tmp_path, stdout=log, stderr=log
+            )
+            yield
+            worker.terminate()
+            assert worker.wait(60) == 0, (tmp_path / "worker.log").read_text()
+
+
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES])
-def test_the_code_on_a_page_runs(page: Path, tmp_path: Path) -> None:
+def test_the_code_on_a_page_runs(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if "GRAFLOW_CKPT_REDIS_URL" in page.read_text(encoding="utf-8"):
+        request.getfixturevalue("fleet")
     for number, story in enumerate(stories(str(page.relative_to(ROOT)), page.read_text(encoding="utf-8"))):
         folder = tmp_path / str(number)
         folder.mkdir()

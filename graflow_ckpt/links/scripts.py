@@ -49,7 +49,8 @@ class Script:
             try:
                 return client.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)
             except theirs.NoScriptError:
-                client.script_load(self.source)
+                # not SCRIPT LOAD and then the call: between the two it could be forgotten again
+                return client.execute_command("EVAL", self.source, len(keys), *keys, *args)
             except theirs.MovedError:
                 self._route.forget()
         return client.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)

@@ -48,13 +48,13 @@ class Wire:
         self._send((b"EVALSHA", script.sha, len(keys), *keys, *args))
 
     def receive(self) -> Any:
-        """The reply to what was sent. A script that the server does not know is loaded and sent again."""
+        """The reply to what was sent. A script that the server does not know is sent with its call."""
         if self._waiting is None or self._pid != os.getpid():
             self._out_of_step()
         try:
             reply = self._connection.read_response(disable_decoding=True)
         except theirs.NoScriptError:
-            return self._load_and_call(self._waiting)
+            return self._call_with_source(self._waiting)
         except redis.RedisError as error:
             self._failed(error, self._waiting)
         self._waiting = None
@@ -113,11 +113,10 @@ class Wire:
         except TypeError:
             return self._connection.pack_command(*map(_plain, words))
 
-    def _load_and_call(self, waiting: _Call) -> Any:
+    def _call_with_source(self, waiting: _Call) -> Any:
         script, keys, args = waiting
         self._waiting = None
-        self.ask(b"SCRIPT", b"LOAD", script.source)
-        self._send((b"EVALSHA", script.sha, len(keys), *keys, *args))
+        self._send((b"EVAL", script.source, len(keys), *keys, *args))
         try:
             return self._connection.read_response(disable_decoding=True)
         except redis.RedisError as error:

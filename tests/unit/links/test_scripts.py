@@ -26,6 +26,23 @@ def test_a_script_is_loaded_where_it_is_not_known(redis_url: str) -> None:
     link.close()
 
 
+def test_a_script_that_is_not_known_travels_with_its_call(redis_server: Server, redis_url: str) -> None:
+    """Loaded first and called then, it could be forgotten in between, and the call would fail."""
+    link = open_link(redis_url)
+    script, wire = link.script(COUNT), link.connection()
+    for call in (script, lambda keys: wire.call(script, keys)):
+        link.client.script_flush()
+        redis_server.ask("CONFIG", "RESETSTAT")
+
+        assert call(["n"]) > 0
+
+        stats = redis_server.ask("INFO", "commandstats")
+        assert b"cmdstat_eval:calls=1," in stats
+        assert b"cmdstat_script|load" not in stats
+    wire.close()
+    link.close()
+
+
 def test_a_call_whose_reply_is_lost_is_sent_once(redis_server: Server, redis_url: str) -> None:
     with Proxy(redis_server) as proxy:
         link = open_link(proxy.url)

@@ -190,15 +190,16 @@ class Handle:
 
     def resume(self, max_steps: int | None = None) -> None:
         """Go on: after a pause, a failure, or max_steps."""
+        # ("claim", 0): nobody is asked for where nothing can run, so the session has to see here that it is over
         status = self.status()
         if status.status in ("completed", "cancelled"):
             raise SessionError(f"Session {self.session} is {status.status}: there is nothing to go on with.",
                                session=self.session)  # fmt: skip
         if status.status == "paused" and not status.failed and max_steps is None:
-            self._commit([("status", "running", "")])
+            self._commit([("status", "running", ""), ("claim", 0)])
         elif status.status != "running":
             epoch = int(self._redis.hget(f"{self._prefix}h", "epoch") or 1)
-            self._commit([("reopen", epoch, max_steps or status.max_steps)])
+            self._commit([("reopen", epoch, max_steps or status.max_steps), ("claim", 0)])
         self._client.watch(self.session)
 
     def cancel(self, reason: str = "cancelled by hand", *, hard: bool = False) -> None:

@@ -39,6 +39,39 @@ def test_who_lacks_the_program_of_a_session_is_named_until_somebody_has_it(clien
     assert handle.declined() == {}
 
 
+def test_a_session_that_was_paused_while_its_last_task_ran_is_completed_when_it_goes_on(
+    client: Client,
+) -> None:
+    handle = bag(client, "s", tasks=1)
+    player = Player(client, "s")
+    claim = player.claim()
+    handle.pause()
+    player.session.commit([("end", claim.spec.key, claim.number, "completed", b"\x01"), ("claim", 1)])
+    player.close()
+    assert handle.status().status == "paused"
+
+    handle.resume()
+
+    assert handle.status().status == "completed"
+
+
+def test_a_session_that_goes_on_at_its_limit_stops_there(client: Client) -> None:
+    handle = bag(client, "s", tasks=3)
+    player = Player(client, "s")
+    claim = player.claim()
+    player.session.commit(
+        [("end", claim.spec.key, claim.number, "failed", "x"), ("status", "failing", "x"), ("claim", 0)]
+    )
+    player.close()
+    assert handle.status().status == "failed"
+    handle._commit([("reopen", 1, 0), ("claim", 0)])
+    assert (handle.status().status, handle.status().reason) == ("stopped", "max_steps=0 reached")
+
+    handle.resume(max_steps=3)
+
+    assert (handle.status().status, handle.status().tokens) == ("running", 1)
+
+
 def test_the_sessions_of_lately_are_those_that_are_looked_at_and_the_newest(client: Client) -> None:
     for name in ("one", "two", "three"):
         bag(client, name)

@@ -19,7 +19,7 @@ from contextlib import suppress
 
 log = logging.getLogger("graflow_ckpt.fleet")
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 def fork(body: Callable[[], int]) -> int:
@@ -59,6 +59,12 @@ def die_with(parent: int) -> None:
         threading.Thread(target=_watch, args=(parent,), name="graflow-parent", daemon=True).start()
     if os.getppid() != parent:  # it was quicker
         os._exit(1)
+
+
+def be_called(name: str) -> None:
+    """The name of this process in `ps` and `top`, next to the command line that it shares with its parent."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def _watch(parent: int) -> None:

@@ -30,7 +30,7 @@ from graflow_ckpt.core.errors import BadAddress, GraflowError, ServerGone
 from graflow_ckpt.fleet import logs
 from graflow_ckpt.fleet.board import Board, Line, Order, State
 from graflow_ckpt.fleet.estate import Estate
-from graflow_ckpt.fleet.forks import fork
+from graflow_ckpt.fleet.forks import be_called, fork
 from graflow_ckpt.fleet.reaping import Death
 from graflow_ckpt.fleet.slice import CODE_PATIENCE
 from graflow_ckpt.fleet.steward import Charge, steward
@@ -200,6 +200,7 @@ class Pool:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        be_called(seat.label)
         logs.begin(self._settings.log, seat.label, self._secrets)
         self._estate.forget()
         return seat.body()

@@ -125,6 +125,14 @@ def test_a_restart_of_the_server_interrupts_no_body(mine: Fleet, mode: str) -> N
 # --- processes -------------------------------------------------------------------------
 
 
+def test_the_processes_of_a_pool_can_be_told_apart_in_ps(mine: Fleet) -> None:
+    """Their command lines are the same: they are forks."""
+    pool = mine.pool(workers="2")
+    with pools(pool):
+        named_so = ["steward", "worker-1", "worker-2"]
+        assert until(lambda: sorted(process.name() for process in pool.family()) == named_so)
+
+
 def horse_of(mine: Fleet) -> psutil.Process:
     return psutil.Process(mine.wait_for("began", "a").pid)
 
@@ -198,6 +206,7 @@ def test_when_a_machine_is_gone_another_goes_on_and_its_late_commit_is_refused(m
             handle = mine.submit(named("a", wait) >> named("b"))
             first = mine.wait_for("began", "a")
             with pools(mine.pool("here", lease=str(LEASE))):
+                assert until(lambda: len(mine.client.carrier.connection.smembers("rq:workers")) == 2)
                 proxy.refuse()
                 cut = time.time()
                 second = mine.wait_for("began", "a", 2)

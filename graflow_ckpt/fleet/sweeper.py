@@ -35,6 +35,7 @@ from graflow_ckpt.sessions.tables import parse_line
 
 log = logging.getLogger("graflow_ckpt.fleet")
 
+TICK = 0.025  # seconds between rounds, unless there is more than one can take
 BATCH = 100  # sessions per look
 ROUND = 1000  # ms between looks at a session that runs
 SLOW = 5000  # ms, at one that waits for somebody
@@ -119,7 +120,7 @@ class Sweeper:
             return 0.0
         nexts = [float(at) for at in self._noted[2::3] if at != ""]
         earliest: float = min([*nexts, float(first or "inf")])
-        return (earliest - float(now)) / 1000
+        return max(TICK, (earliest - float(now)) / 1000)
 
     def _looks(self, names: Iterable[bytes]) -> list[Any]:
         """What there is to do in each; an error where one cannot be looked at."""

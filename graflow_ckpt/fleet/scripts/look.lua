@@ -1,9 +1,9 @@
 -- What a steward has to do about a session, and when it has to look again.
--- KEYS[1] graflow:{S}:c   ARGV now (ms, or "" for the server's clock)
+-- KEYS[1] graflow:{S}:c   ARGV now (ms, or "" for the server's clock) patience (ms)
 -- Reply   "gone" | "over" | "init" created | status next what…
 --   next  ms: the earliest time at which something here may be due
 --   what  r token         its lease is over, or it holds what it was fenced from
---         p token queue   nobody has begun on it, and somebody should have by now
+--         p token queue   nobody has begun on it, and somebody should have by now; the next look at it is then
 --         n               delayed specs are due, work waits that nobody is asked for, or it should have ended
 --         f maker         it is frozen by this one
 local call, match, find = redis.call, string.match, string.find
@@ -54,6 +54,8 @@ for n = 1, #tokens, 2 do
   else
     add('p', token, queue)
     asked[queue] = true
+    call('ZADD', P .. 'tok', now + ARGV[2], token)
+    due(now + ARGV[2])
   end
 end
 

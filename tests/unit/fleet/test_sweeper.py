@@ -178,11 +178,11 @@ def test_a_token_that_waits_keeps_its_place(client: Client, sweeper: Sweeper) ->
     assert min(tokens(client.session("first")).values()) > time.time() * 1000
 
 
-def test_a_token_that_a_worker_begins_on_meanwhile_keeps_its_lease(client: Client, sweeper: Sweeper) -> None:
+def test_a_token_that_a_worker_begins_on_meanwhile_is_not_posted(client: Client, sweeper: Sweeper) -> None:
     handle = bag(client, "s", tasks=1)
     player = Player(client, "s", lease=100)
 
-    sweeper._post("s", player.token, "default")
+    sweeper._post("s", player.token, "default")  # as it was seen a moment before
 
     assert tokens(handle)[player.token] > (time.time() + 90) * 1000
     assert posted(client) == set()

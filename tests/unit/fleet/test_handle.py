@@ -58,15 +58,18 @@ def test_a_session_that_was_paused_while_its_last_task_ran_is_completed_when_it_
 def test_a_session_that_goes_on_at_its_limit_stops_there(client: Client) -> None:
     handle = bag(client, "s", tasks=3)
     player = Player(client, "s")
-    claim = player.claim()
+    first = player.claim()
+    (second,) = player.session.commit(
+        [("end", first.spec.key, first.number, "completed", b"\x01"), ("claim", 1)]
+    )
     player.session.commit(
-        [("end", claim.spec.key, claim.number, "failed", "x"), ("status", "failing", "x"), ("claim", 0)]
+        [("end", second.spec.key, second.number, "failed", "x"), ("status", "failing", "x"), ("claim", 0)]
     )
     player.close()
     assert handle.status().status == "failed"
-    handle._commit([("reopen", 1, 0), ("claim", 0)])
-    assert (handle.status().status, handle.status().reason) == ("stopped", "max_steps=0 reached")
 
+    handle.resume(max_steps=1)
+    assert (handle.status().status, handle.status().reason) == ("stopped", "max_steps=1 reached")
     handle.resume(max_steps=3)
 
     assert (handle.status().status, handle.status().tokens) == ("running", 1)

@@ -201,8 +201,11 @@ def test_a_released_lease_is_of_no_use(store: RedisStore) -> None:
 def test_who_was_fenced_puts_nothing(name: str, store: RedisStore, redis_server: Server) -> None:
     old, new = store.acquire("s"), store.acquire("s", take_over=True)
 
+    def never(sink: object) -> None:
+        raise AssertionError("pickled for nothing")
+
     with pytest.raises(Fenced):
-        put(store, name, "one", old)
+        store.put(f"redis://{name}", [("pkl", never), ("meta.json", never)], lease=old, stage="one")
 
     assert list(store.list()) == []
     assert [key for key in redis_server.ask("KEYS", "*") if b":chunk:" in key] == []

@@ -170,28 +170,44 @@ store.put({path!r}, [*rest, die], lease=lease, stage="two")
     left = set(chunks(redis_server)) - set(before)
     assert len([key for key in left if ":pkl:" in key]) == 9
     assert all(0 < redis_server.ask("TTL", key) <= LIFE for key in left)
-    other = put(store, "other", "three")  # a writer that is alive is nobody's leftover
-    with pytest.raises(OSError, match="later"):
-        store.put(f"{store.folder}/late", _sweeping(store), lease=None, stage="late")
 
-    assert sorted(chunks(redis_server)) == sorted({*before, *_of(redis_server, other)})
+    store.acquire("s").release()
+
+    assert chunks(redis_server) == before
     assert staged(redis_server) == 0
 
 
-def _sweeping(store: RedisStore) -> list[tuple[str, Callable[..., None]]]:
-    """A writer without a lease, in whose middle somebody becomes the owner of the session."""
+def test_an_owner_clears_away_nothing_of_those_who_are_alive(store: RedisStore) -> None:
+    other = store.acquire("t")
+    (name, values), *rest = parts("one", size=2 * CHUNK)
 
-    def write(sink: object) -> None:
+    def slow(sink: object) -> None:
+        values(sink)
         store.acquire("s").release()
-        raise OSError("later")
 
-    return [("pkl", write), ("meta.json", write)]
+    for lease in (None, other):
+        for path in ("redis://best", f"redis://{own_name(session='t')}"):
+            store.put(path, [(name, slow), *rest], lease=lease, stage="one")
+
+            assert read(store, path) == ("one", b"one" * 2 * CHUNK, b"one")
+    other.release()
 
 
-def _of(server: Server, path: str) -> list[str]:
-    record = json.loads(server.ask("HGET", "graflow:ck:{@}:records", path.rpartition("/")[2]))
-    nonces = {part["nonce"] for part in record["parts"].values()}
-    return [key for key in chunks(server) if any(nonce in key for nonce in nonces)]
+def test_what_is_older_than_a_chunk_lives_is_cleared_away_whoever_wrote_it(
+    store: RedisStore, redis_server: Server
+) -> None:
+    old, young = (int(redis_server.ask("TIME")[0]) - age for age in (LIFE + 5, LIFE - 60))
+    for nonce, at in (("old", old), ("young", young)):
+        said = json.dumps({"session": "", "epoch": "", "at": str(at)})
+        redis_server.ask("HSET", "graflow:ck:{s}:staging", nonce, said)
+        for part, n in (("pkl", 0), ("pkl", 1), ("state.json", 0)):
+            redis_server.ask("SET", f"graflow:ck:{{s}}:chunk:{nonce}:{part}:{n}", "x")
+
+    store.acquire("s").release()
+
+    assert staged(redis_server) == 1
+    assert len(chunks(redis_server)) == 3
+    assert all(":young:" in key for key in chunks(redis_server))
 
 
 def test_chunks_that_are_gone_at_the_commit_make_no_checkpoint(

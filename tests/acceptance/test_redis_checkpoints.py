@@ -1,0 +1,315 @@
+"""Sessions of one process whose checkpoints are in Redis: killed and resumed, found, verified, refused."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graflow_ckpt import CheckpointManager, EveryTask, task, workflow
+from graflow_ckpt.checkpoint.keys import new_key
+from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, UnknownKey
+from graflow_ckpt.stores.redis import RedisStore
+from tests.acceptance.command_line import CHAIN, COUNT, KILLED, graflow, program, python
+from tests.servers import Server
+
+# A training loop whose model is a live object; kills itself before the step that it is told.
+TRAIN = """
+import os, signal, sys
+from graflow_ckpt import task, workflow
+
+class Model:
+    def __init__(self):
+        self.weights = [0.0] * 1000
+
+    def step(self, epoch):
+        self.weights[epoch % 1000] += epoch + 0.5
+
+with workflow("train", session_id="s", store=sys.argv[1]) as ctx:
+
+    @task(inject_context=True)
+    def train(context, epoch=0):
+        channel = context.get_channel()
+        model = channel.get("model") or Model()
+        if int(sys.argv[2]) == epoch:
+            os.kill(os.getpid(), signal.SIGKILL)
+        model.step(epoch)
+        channel.set("model", model)
+        context.checkpoint(metadata={"epoch": epoch})
+        with open("epochs.log", "a") as log:
+            log.write(f"{epoch}\\n")
+        if epoch < 9:
+            context.next_iteration(epoch + 1)
+        return sum(model.weights)
+
+    if __name__ == "__main__":
+        print("result", ctx.execute())
+"""
+
+
+@pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> str:
+    found = new_key()
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", found)
+    return found
+
+
+@pytest.fixture
+def named(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("GRAFLOW_CKPT_REDIS_URL", redis_url)
+    return redis_url
+
+
+def counting(url: str, limit: int, session: str | None = "s", **options: Any) -> Any:
+    with workflow("count", session_id=session, store=url, **options) as ctx:
+
+        @task(inject_context=True)
+        def count(context: Any, data: int = 0) -> int:
+            context.get_channel().set("n", data + 1)
+            if data + 1 < limit:
+                context.next_iteration(data + 1)
+            return data + 1
+
+        return ctx.execute()
+
+
+def test_a_killed_training_goes_on_from_its_trio_in_redis(redis_url: str, key: str) -> None:
+    script = program("train.py", TRAIN)
+
+    assert python(script, redis_url, "4", status=KILLED).out == ""
+    assert python(script, redis_url, "7", status=KILLED).out == ""
+    done = python(script, redis_url, "-1")
+
+    assert done.out == f"result {sum(epoch + 0.5 for epoch in range(10))}\n"
+    assert [int(line) for line in Path("epochs.log").read_text().split()] == list(range(10))
+    assert not Path("checkpoints").exists()
+    assert python(script, redis_url, "-1").out == done.out  # and is finished
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(300)
+def test_a_training_that_is_killed_at_any_time_ends_as_if_it_had_not_been(redis_url: str, key: str) -> None:
+    script = program("train.py", TRAIN)
+    for delay in (0.15, 0.2, 0.25, 0.28, 0.3, 0.32, 0.34, 0.36, 0.38, 0.4):
+        process = subprocess.Popen([sys.executable, str(script), redis_url, "-1"], stdout=subprocess.DEVNULL)
+        time.sleep(delay)  # a random moment is what is tested
+        process.kill()
+        process.wait()
+
+    assert python(script, redis_url, "-1").out == f"result {sum(epoch + 0.5 for epoch in range(10))}\n"
+
+
+def test_a_journal_in_redis_loses_no_committed_task(own_redis: Callable[..., Server], key: str) -> None:
+    server = own_redis({"appendonly": "yes", "appendfsync": "always"})
+    store = ["--store", server.url, "--session", "s", "--durability", "journal"]
+    script = program("count.py", COUNT)
+
+    graflow("run", *store, script, "--", "4", status=None)
+    server.restart()
+    graflow("run", *store, script, "--", "none")
+
+    assert Path("steps.log").read_text().split() == ["0", "1", "2", "3", "4", "4", "5"]
+
+
+def test_a_journal_is_refused_where_the_server_does_not_sync(redis_url: str, key: str) -> None:
+    with pytest.raises(CheckpointError, match="appendfsync always"):
+        counting(redis_url, 2, durability="journal")
+
+
+def test_a_server_that_is_full_fails_the_save_and_not_the_workflow(
+    own_redis: Callable[..., Server], key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = own_redis({"maxmemory": "100mb"})
+    with workflow("full", session_id="s", store=server.url) as ctx:
+
+        @task(inject_context=True)
+        def fill(context: Any) -> str:
+            server.ask("CONFIG", "SET", "maxmemory", "1")
+            context.checkpoint()
+            return "done"
+
+        assert ctx.execute() == "done"
+
+    assert "checkpoint failed: Cannot write the checkpoint redis://" in caplog.text
+
+
+# --- paths -----------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_resumed_by_its_path_from_anywhere(redis_url: str, key: str) -> None:
+    assert counting(redis_url, 5, checkpoint=EveryTask()) == 5
+    cuts = CheckpointManager.list_checkpoints("s", store=redis_url)
+    third = next(cut for cut in cuts if cut.steps == 3)
+    assert third.path.startswith(redis_url.rstrip("/") + "/session_s_step_3_")
+    assert third.home == redis_url
+
+    context, metadata = CheckpointManager.resume_from_checkpoint(third.path)
+
+    assert (metadata.steps, context.steps, context.get_channel().get("n")) == (3, 3, 3)
+    assert context.execute() == 5
+    assert context.steps == 5
+    newest = CheckpointManager.get_latest("s", store=redis_url)
+    assert CheckpointManager.verify(newest).epoch == 2
+
+
+def test_a_name_is_a_key_in_the_sessions_own_redis(redis_url: str, key: str) -> None:
+    with workflow("named", session_id="s", store=redis_url) as ctx:
+
+        @task
+        def one() -> int:
+            return 1
+
+        ctx.execute()
+        context = ctx.execution_context
+    path, metadata = CheckpointManager.create_checkpoint(context, "redis://best", {"by": "hand"})
+
+    assert path == metadata.path == f"{redis_url}/best"
+    assert CheckpointManager.resume_from_checkpoint(path)[1].user_metadata == {"by": "hand"}
+    found = CheckpointManager.list_checkpoints("s", store=redis_url)
+    assert path in [cut.path for cut in found]
+
+
+def test_a_name_is_else_a_key_in_the_redis_of_the_environment(named: str, key: str) -> None:
+    with workflow("local", session_id="s") as ctx:
+
+        @task
+        def one() -> int:
+            return 1
+
+        ctx.execute()
+        context = ctx.execution_context
+    path, _ = CheckpointManager.create_checkpoint(context, "redis://best")
+
+    assert path == f"{named}/best"
+    assert [cut.path for cut in CheckpointManager.list_checkpoints("redis://*")] == [path]
+    assert [cut.path for cut in CheckpointManager.list_checkpoints("redis://b*")] == [path]
+    assert CheckpointManager.list_checkpoints("redis://x*") == []
+    resumed, metadata = CheckpointManager.resume_from_checkpoint("redis://best")
+    assert metadata.home == f"file://{Path('checkpoints').absolute()}"  # where the session lives
+    assert resumed.execute() == 1
+    assert CheckpointManager.verify("redis://best").session_id == "s"
+
+
+def test_a_session_in_redis_may_have_a_checkpoint_in_a_file(redis_url: str, key: str) -> None:
+    assert counting(redis_url, 2) == 2
+    context, _ = CheckpointManager.resume_from_checkpoint(CheckpointManager.get_latest("s", store=redis_url))
+
+    path, metadata = CheckpointManager.create_checkpoint(context, "kept/best.pkl")
+
+    assert (path, metadata.home) == ("kept/best.pkl", redis_url)
+    assert sorted(file.name for file in Path("kept").iterdir()) == [
+        "best.meta.json",
+        "best.pkl",
+        "best.state.json",
+    ]
+    with open(path, "rb") as file:
+        assert pickle.load(file).session_id == "s"
+
+
+def test_what_is_not_there_is_not_found(redis_url: str, key: str) -> None:
+    with pytest.raises(CheckpointNotFound, match="none not found"):
+        CheckpointManager.resume_from_checkpoint(f"{redis_url}/none")
+    with pytest.raises(CheckpointNotFound, match="has no checkpoint"):
+        CheckpointManager.get_latest("s", store=redis_url)
+    assert CheckpointManager.list_checkpoints(store=redis_url) == []
+
+
+def test_old_checkpoints_are_cleaned_up_in_redis_too(redis_url: str, key: str) -> None:
+    counting(redis_url, 6, checkpoint=EveryTask())
+
+    gone = CheckpointManager.cleanup_old_checkpoints(2, store=redis_url)
+
+    assert gone > 0
+    assert len(CheckpointManager.list_checkpoints("s", store=redis_url)) == 2
+
+
+# --- keys and passwords ----------------------------------------------------------------
+
+
+def test_a_shared_store_needs_a_key_that_all_have(redis_url: str) -> None:
+    with pytest.raises(CheckpointError, match="GRAFLOW_CKPT_KEY"):
+        counting(redis_url, 2)
+
+    assert list(RedisStore(redis_url).list()) == []
+
+
+def test_another_key_opens_nothing(redis_url: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    counting(redis_url, 2)
+    path = CheckpointManager.get_latest("s", store=redis_url)
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
+
+    with pytest.raises(UnknownKey):
+        CheckpointManager.resume_from_checkpoint(path)
+
+
+@pytest.fixture
+def guarded(own_redis: Callable[..., Server], key: str) -> Server:
+    return own_redis({"requirepass": "hunter2"})
+
+
+def test_a_password_is_used_and_never_shown(guarded: Server, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    counting(guarded.url, 3, checkpoint=EveryTask())
+
+    cuts = CheckpointManager.list_checkpoints("s", store=guarded.url)
+    stored = f"redis://127.0.0.1:{guarded.port}/0"
+    assert {cut.home for cut in cuts} == {stored}
+    context, _ = CheckpointManager.resume_from_checkpoint(cuts[-1].path)  # a path without the password
+    assert context.execute() == 3
+    assert "hunter2" not in f"{cuts} {caplog.text}"
+    assert all("hunter2" not in raw.decode() for _, raw in RedisStore(guarded.url).list())
+
+
+def test_the_command_line_does_everything_with_a_store_in_redis(guarded: Server) -> None:
+    script = program("chain.py", CHAIN)
+    stored, environment = f"redis://127.0.0.1:{guarded.port}/0", {"GRAFLOW_CKPT_REDIS_URL": guarded.url}
+    Path("second.fails").touch()
+    failed = graflow("run", script, "--session", "s", "--store", stored, status=1, **environment)
+    assert "first runs" in failed.out
+    Path("second.fails").unlink()
+
+    done = graflow("resume", "s", "--store", stored, **environment)
+
+    assert "first runs" not in done.out
+    rows = graflow("sessions", "--store", stored, "--json", **environment).document
+    assert [(row["session"], row["status"]) for row in rows] == [("s", "completed")]
+    cuts = graflow("checkpoints", "list", "--store", stored, "--json", **environment).document
+    path = cuts[0]["path"]
+    assert path.startswith(f"{stored}/session_s_step_")
+    verdicts = graflow("checkpoints", "verify", path, "--json", **environment).document
+    assert [verdict["verdict"] for verdict in verdicts] == ["good"]
+    assert "good" in graflow("checkpoints", "show", path, **environment).out
+    other = {**environment, "GRAFLOW_CKPT_KEY": new_key()}
+    graflow("trust", path, "--yes", **other)
+    assert "good" in graflow("checkpoints", "show", path, **other).out
+    assert graflow("plan", "s", "--store", stored, status=None, **environment).out
+
+
+def test_the_doctor_looks_at_the_server(guarded: Server) -> None:
+    found = graflow("doctor", "--store", guarded.url, "--json", status=None)
+    by_name = {finding["what"]: finding["verdict"] for finding in found.document}
+
+    assert (by_name["store"], by_name["key"], by_name["saves"]) == ("ok", "ok", "warning")
+    assert "appendonly no" in found.out
+    assert "hunter2" not in found.out + found.err
+    guarded.kill()
+    gone = graflow("doctor", "--store", guarded.url, "--json", status=1)
+    assert {finding["what"]: finding["verdict"] for finding in gone.document}["store"] == "bad"
+
+
+def test_a_second_process_is_told_who_owns_the_session(guarded: Server) -> None:
+    lease = RedisStore(guarded.url).acquire("s")
+    script = program("count.py", COUNT)
+
+    busy = graflow("run", script, "--session", "s", "--store", guarded.url, status=None)
+
+    assert busy.status != 0
+    assert "Session 's' is in use by process" in busy.err
+    assert "hunter2" not in busy.err
+    lease.release()

@@ -22,6 +22,7 @@ import redis
 from redis.backoff import ExponentialBackoff
 from redis.retry import Retry
 from rq import Queue
+from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.timeouts import BaseDeathPenalty
@@ -95,6 +96,18 @@ class _Waiting(BaseWorker):
         """RQ has this called for SIGTERM and SIGINT; the second is for the parent to understand."""
         if signum != signal.SIGINT:
             self.on_stop(signum, frame)
+
+    def handle_job_success(self, job: Job, *args: Any, **options: Any) -> None:
+        """A job whose token was taken from here is withdrawn; RQ would call that a failure, and keep it."""
+        try:
+            super().handle_job_success(job, *args, **options)
+        except (InvalidJobOperation, NoSuchJobError):
+            if self.connection.hexists(job.key, "status"):
+                raise
+            with self.connection.pipeline() as pipeline:
+                self.cleanup_execution(job, pipeline=pipeline)
+                pipeline.delete(job.key)  # a sign of life may have made it anew
+                pipeline.execute()
 
     def unsubscribe(self) -> None:
         """RQ would wait a second for its thread; this process ends next, and the thread with it."""

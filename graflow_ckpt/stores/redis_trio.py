@@ -2,7 +2,7 @@
 
     graflow:ck:{tag}:metas     hash name -> meta.json          what a reader believes
     graflow:ck:{tag}:records   hash name -> {nonce, parts: {pkl: {nonce, stage, size, count}, …}}
-    graflow:ck:{tag}:index     zset name -> milliseconds of the commit
+    graflow:ck:{tag}:index     zset name -> microseconds of the commit
     graflow:ck:{tag}:staging   hash nonce -> {session, epoch, at}
     graflow:ck:{tag}:chunk:{nonce}:{part}:{n}
 

@@ -1,6 +1,6 @@
 -- Point a path at what was staged, whole or not at all; what it pointed at before goes.
 -- KEYS  fence: hash; metas: hash path -> meta; records: hash path -> record;
---       index: zset path -> milliseconds; staging: hash nonce -> …
+--       index: zset path -> microseconds; staging: hash nonce -> …
 -- ARGV  field of the fence or nothing, epoch, path, nonce, meta, prefix of chunks,
 --       then per part its name, stage, size, number of chunks
 -- gives OK; FENCED if the session is not ours; or the name of a part that is not all there
@@ -37,7 +37,7 @@ end
 local time = redis.call('TIME')
 redis.call('HSET', KEYS[2], path, ARGV[5])
 redis.call('HSET', KEYS[3], path, cjson.encode({nonce = nonce, parts = parts}))
-redis.call('ZADD', KEYS[4], time[1] * 1000 + math.floor(time[2] / 1000), path)
+redis.call('ZADD', KEYS[4], time[1] * 1000000 + time[2], path)
 redis.call('HDEL', KEYS[5], nonce)
 for part, old in pairs(gone) do
     for n = 0, old.count - 1 do

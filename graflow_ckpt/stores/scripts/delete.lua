@@ -1,5 +1,5 @@
 -- Take a checkpoint away, all of it.
--- KEYS  metas: hash path -> meta; records: hash path -> record; index: zset path -> milliseconds
+-- KEYS  metas: hash path -> meta; records: hash path -> record; index: zset path -> microseconds
 -- ARGV  path, prefix of chunks
 -- gives how many there were
 local found = redis.call('HGET', KEYS[2], ARGV[1])

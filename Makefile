@@ -16,6 +16,7 @@ ARGS ?=
 
 BIN := .venv/bin
 DEMO := examples/demo.py
+FLEET_DEMO := examples/demo_fleet.py
 PIP_INSTALL := -m pip install --disable-pip-version-check -q
 comma := ,
 EVERYTHING := demo$(comma)test$(comma)check$(comma)bench
@@ -35,6 +36,10 @@ help:  ## this list
 .PHONY: demo
 demo: .venv-demo/.stamp  ## a training loop is killed at a random time and goes on where it was
 	@.venv-demo/bin/python $(DEMO) $(ARGS)
+
+.PHONY: demo-fleet
+demo-fleet: .venv-demo-fleet/.stamp  ## two workers run a workflow; one of them is killed, and Redis: each task commits once
+	@.venv-demo-fleet/bin/python $(FLEET_DEMO) $(ARGS)
 
 .PHONY: fleet-env
 fleet-env: .venv-demo/.stamp  ## .env for docker compose, with a fresh key and password; never overwrites one
@@ -62,6 +67,12 @@ test-all:  ## all tests, on every Python of this machine from 3.11 on
 
 test-3.%: .venv-3.%/.stamp  ## all tests, on one Python: test-3.11, test-3.12, …
 	@.venv-3.$*/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# Another DAG and other blows every time; `make chaos SEED=7` is the run that has printed that seed.
+SEED ?=
+.PHONY: chaos
+chaos: .venv/.stamp  ## kills workers, stewards, pools and Redis under a DAG of 1,500 tasks; SEED= for the same again
+	@$(BIN)/python -m tests.chaos.run $(if $(SEED),--seed $(SEED)) $(ARGS)
 
 .PHONY: coverage
 coverage: .venv/.stamp  ## branch coverage of core, engine and checkpoint
@@ -100,7 +111,7 @@ bench-smoke: .venv/.stamp  ## all benchmarks, small and short; fails on errors a
 
 .PHONY: clean
 clean:  ## removes environments, caches and what runs left behind
-	rm -rf .venv .venv-demo .venv-3.* .bench build dist htmlcov .coverage .coverage.* \
+	rm -rf .venv .venv-demo .venv-demo-fleet .venv-3.* .bench build dist htmlcov .coverage .coverage.* \
 		.hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache checkpoints
 	find graflow_ckpt tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
@@ -109,6 +120,9 @@ clean:  ## removes environments, caches and what runs left behind
 
 .venv-demo/.stamp: pyproject.toml
 	$(call environment,.venv-demo,$(PYTHON),demo)
+
+.venv-demo-fleet/.stamp: pyproject.toml
+	$(call environment,.venv-demo-fleet,$(PYTHON),demo-fleet)
 
 .venv-3.%/.stamp: pyproject.toml
 	$(call environment,.venv-3.$*,$(shell sh .ci/pythons | sed -n 's|^3[.]$* ||p'),$(EVERYTHING))

@@ -45,15 +45,13 @@ else
     expires = 'never'
   end
   -- a slice that goes on sees to its own queue; what it frees may be what another queue waits for
-  local all = outside or reaped or #out == 0 or find(mode, 's', 1, true)
+  local all = #out == 0 or find(mode, 's', 1, true)
   if status == 'running' and (all or elsewhere or ends > #out) and find(flags, 'f', 1, true) then
-    local most = cap ~= '' and tonumber(cap) or 1000
     local left = max_steps == '' or tonumber(max_steps) > steps + held
-    for name in string.gmatch(held < most and queues or '', '[^,]+') do
+    for name in string.gmatch(held < (tonumber(cap) or math.huge) and queues or '', '[^,]+') do
       local head = (all or name ~= own) and call('ZRANGE', P .. 'q:' .. name, 0, 0)[1]
       local waits = head and call('HGET', P .. 'qt', name)
-      if head and (left or not find(head, DIRECT)) and not (waits and call('ZSCORE', P .. 'tok', waits))
-        and call('HLEN', P .. 'own') < most then
+      if head and (left or not find(head, DIRECT)) and not (waits and call('ZSCORE', P .. 'tok', waits)) then
         local id = 'e' .. (call('HGET', P .. 'h', 'epoch') or '0') .. 't' .. call('HINCRBY', P .. 'h', 'tokens', 1)
         call('ZADD', P .. 'tok', math.floor(now() * 1000) + 5000, id)
         call('HSET', P .. 'qt', name, id)

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import fakeredis
 import pytest
+from hypothesis import settings
 
 from graflow_ckpt.links.redis import RedisLink, open_link
 from tests.servers import Server
@@ -32,3 +33,10 @@ def link(request: pytest.FixtureRequest, _fake_link: RedisLink, server_link: Red
     found = _fake_link if request.param == "fake" else server_link
     found.client.flushall()
     return found
+
+
+@pytest.fixture
+def histories(link: RedisLink, _fake_link: RedisLink) -> range:
+    """Seeds: as many as the profile has examples, and half of them on the fake, which is slow."""
+    most = settings().max_examples
+    return range(most // 2 if link is _fake_link else most)

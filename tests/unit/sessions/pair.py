@@ -295,9 +295,9 @@ def play_turns(pair: Pair, choose: Chooser, moves: int) -> None:
     pair.check()
 
 
-def play_scenes(link: RedisLink, step: str = "") -> None:
+def play_scenes(link: RedisLink, step: str = "", counts: Counter[str] | None = None) -> None:
     for scene in SCENES:
-        with closing(Pair(link, step=step, queue="default")) as pair:
+        with closing(Pair(link, counts, step=step, queue="default")) as pair:
             for ops in scene:
                 pair.commit(0, ops)
                 pair.check()

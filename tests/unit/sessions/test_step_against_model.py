@@ -103,26 +103,30 @@ class Machine(RuleBasedStateMachine):
         self.pair.close()
 
 
-def test_the_scripts_do_what_the_model_does(link: RedisLink) -> None:
+def test_the_scripts_do_what_the_model_does(link: RedisLink, histories: range) -> None:
     class Here(Machine):
         def __init__(self) -> None:
             super().__init__(link, Counter())
 
-    run_state_machine_as_test(Here, settings=settings(stateful_step_count=30, report_multiple_bugs=False))
+    some = settings(max_examples=len(histories), stateful_step_count=30, report_multiple_bugs=False)
+
+    run_state_machine_as_test(Here, settings=some)
 
 
-def test_everything_has_happened_and_the_scripts_did_what_the_model_does(link: RedisLink) -> None:
+def test_everything_has_happened_and_the_scripts_did_what_the_model_does(
+    link: RedisLink, histories: range
+) -> None:
     counts: Counter[str] = Counter()
 
-    for seed in range(settings().max_examples):
+    for seed in histories:
         with closing(Pair(link, counts)) as pair:
             play(pair, Seeded(seed), 40)
-    play_scenes(link)
+    play_scenes(link, counts=counts)
 
     assert [name for name in EVERY if not counts[name]] == []
 
 
-def test_the_everyday_transition_does_what_the_model_does(link: RedisLink) -> None:
-    for seed in range(settings().max_examples // 2):
+def test_the_everyday_transition_does_what_the_model_does(link: RedisLink, histories: range) -> None:
+    for seed in histories:
         with closing(Pair(link, queue="default")) as pair:
             play_turns(pair, Seeded(seed), 30)

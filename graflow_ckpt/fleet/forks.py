@@ -20,6 +20,7 @@ from contextlib import suppress
 log = logging.getLogger("graflow_ckpt.fleet")
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
+_libc = ctypes.CDLL(None)  # opened once, by the parent
 
 
 def fork(body: Callable[[], int]) -> int:
@@ -54,7 +55,7 @@ def leave(status: int) -> None:
 def die_with(parent: int) -> None:
     """From now on this process ends when its parent does, whatever it is doing."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     else:
         threading.Thread(target=_watch, args=(parent,), name="graflow-parent", daemon=True).start()
     if os.getppid() != parent:  # it was quicker
@@ -64,7 +65,7 @@ def die_with(parent: int) -> None:
 def be_called(name: str) -> None:
     """The name of this process in `ps` and `top`, next to the command line that it shares with its parent."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15])
+        _libc.prctl(_PR_SET_NAME, name.encode()[:15])
 
 
 def _watch(parent: int) -> None:

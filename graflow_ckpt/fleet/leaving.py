@@ -17,6 +17,7 @@ import os
 import select
 import signal
 import threading
+from _thread import start_new_thread
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
@@ -61,7 +62,7 @@ class Leaving:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it goes to the parent, too, who decides
         signal.signal(signal.SIGTERM, self.told)
         signal.set_wakeup_fd(self._mouth, warn_on_full_buffer=False)
-        threading.Thread(target=self._watch, name="graflow-leaving", daemon=True).start()
+        start_new_thread(self._watch, ())  # a Thread would be waited for, and a horse is in a hurry
         if self._line.order is not Order.WORK:  # it came before there was anybody to hear it
             self._worker.drain()
             self._wake()

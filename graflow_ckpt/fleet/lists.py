@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import re
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
+from functools import cache
 from typing import Any
 
 from redis import RedisError
@@ -32,6 +33,7 @@ SOON = 1000
 """Milliseconds within which a steward looks at each active session anyway."""
 
 
+@cache
 def place() -> str:
     """Where this process runs."""
     me = myself()
@@ -46,9 +48,9 @@ def pool_key(pool: str) -> str:
     return f"graflow:pool:{pool}"
 
 
-def owner_text(name: str) -> str:
-    """This process, as a session keeps it; `name` says what it is in place of its command line."""
-    return json.dumps(asdict(replace(myself(), argv=name)), separators=(",", ":"))
+def owner_text(owner: Owner) -> str:
+    """A process, as a session keeps it."""
+    return json.dumps(asdict(owner), separators=(",", ":"))
 
 
 def owner_from(text: str | bytes) -> Owner | None:
@@ -67,8 +69,11 @@ class Presence:
         self._owner = owner
         self._key = host_key(place())
 
-    def begin(self, session: str, token: str) -> None:
+    def begin(self, session: str, token: str, pipe: Any) -> None:
+        """`pipe` goes to the session's node; where that has this list, too, it is one round trip."""
         client: Any = self._link.route.client_for(self._key)
+        if client is self._link.route.client_for(keys_of(session)):
+            client = pipe
         client.hset(self._key, f"{session} {token}", self._owner)
 
     def end(self, session: str, token: str) -> None:

@@ -78,17 +78,23 @@ class Worker:
         self.note: Callable[[str, str], None] = lambda session, token: None  # tells the parent what runs
         self.on_lost: Callable[[], None] = lambda: None  # the token is void while a body still runs
         self._presence = Presence(link, owner)
+        self._prepared: tuple[str, str, list[Any], list[Any]] | None = None
         self._declined: dict[str, float] = {}
         self._start = link.script(START)
 
-    def becomes(self, owner: str) -> None:
-        """In a forked child: another process, by its own name."""
-        self.owner = owner
-        self._presence = Presence(self.link, owner)
+    def prepare(self, session: str, token: str) -> None:
+        """Begin on a token that a child will be given, which has connections to make yet."""
+        self._prepared = (session, token, *self._begin(session, token))
+
+    def part(self, session: str, token: str) -> None:
+        """A slice is over, wherever it ran."""
+        self._prepared = None
+        self._presence.end(session, token)
 
     def run(self, session: str, token: str) -> None:
         """One slice; whatever happens in it is logged here and nowhere else."""
         facts = {"session": session, "token": token}
+        prepared = self._prepared
         self.note(session, token)
         try:
             self._run(session, token)
@@ -102,11 +108,15 @@ class Worker:
         finally:
             self.keeper.forget()
             self.slice = None
-            self._presence.end(session, token)
+            if prepared is None:
+                self.part(session, token)  # else that is left to who has prepared it
             self.note("", "")
 
     def _run(self, session: str, token: str) -> None:
-        facts, reply = self._begin(session, token)
+        if self._prepared is not None and self._prepared[:2] == (session, token):
+            facts, reply = self._prepared[2:]
+        else:
+            facts, reply = self._begin(session, token)
         if reply[0] in (b"gone", b"fenced"):
             return
         cells = SealedCells(session, self.keyring)
@@ -130,8 +140,9 @@ class Worker:
         while True:
             try:
                 with translated(self.link.address):
-                    self._presence.begin(session, token)
-                    facts = client.hmget(f"{prefix}h", "code", "starts", "store", "declined")
+                    pipe = client.pipeline(transaction=False)
+                    self._presence.begin(session, token, pipe)
+                    facts = pipe.hmget(f"{prefix}h", "code", "starts", "store", "declined").execute()[-1]
                 # asked again by the same owner it answers the same, until the first commit
                 return facts, self._start([f"{prefix}c"], [token, self.owner, int(self.lease * 1000), ""])
             except ServerGone:
@@ -194,7 +205,7 @@ class Slice:
         cuts = SharedCuts(session, settings, home, self._emit)
         self.home = home
         self._run = Run(loaded.graph, session, settings, cuts, invoker, slots=1)
-        invoker.host = self._host = SharedHost(loaded.graph, session, self._run, home, cells)
+        invoker.host = SharedHost(loaded.graph, session, self._run, home, cells)
 
     def _emit(self, kind: Any, task: str = "", **facts: Any) -> None:
         self._run.announcer.emit(kind, task, **facts)
@@ -211,7 +222,6 @@ class Slice:
             self._run.stop()
         worker.keeper.keep(Kept(session, self._news, self._call_for_help))
         try:
-            self._host.remake()
             self._run.drive()
         except BaseException as error:
             self._fell(error)

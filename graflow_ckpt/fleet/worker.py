@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, Literal
 
@@ -38,6 +38,7 @@ from graflow_ckpt.fleet.lists import owner_text
 from graflow_ckpt.fleet.reaping import Death, take
 from graflow_ckpt.fleet.slice import CODE_PATIENCE, Worker, serve
 from graflow_ckpt.fleet.tokens import Carrier, queue_name
+from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink, open_link
 
 log = logging.getLogger("graflow_ckpt.fleet")
@@ -146,7 +147,6 @@ class InHorses(_Waiting, ForkWorker):
     worker: Worker
     line: Line
     grace: float
-    label: str
     _parent = 0
 
     # --- here --------------------------------------------------------------------------
@@ -155,13 +155,24 @@ class InHorses(_Waiting, ForkWorker):
         super().execute_job(job, queue)
         if self.line.run is not None:
             self._bury(Death(1))
+        session, token = job.args
+        self.worker.part(session, token)
         self.set_current_job_id(None)
 
     def fork_work_horse(self, job: Job, queue: Queue) -> None:
         self._parent = os.getpid()
+        self._prepare(job)
         super().fork_work_horse(job, queue)
         if self._stop_requested:  # the order came while the horse had no name yet
             os.kill(self.horse_pid, signal.SIGTERM)
+
+    def _prepare(self, job: Job) -> None:
+        """This process has connections already, and everything that a horse touches first is slow."""
+        session, token = job.args
+        try:
+            self.worker.prepare(session, token)
+        except GraflowError as error:  # it is the horse's turn
+            log.info("slice %s of session %s: %s", token, session, error, extra={"session": session})
 
     def wait_for_horse(self) -> Any:
         """RQ would see to the remains later, and ask its server first."""
@@ -201,7 +212,6 @@ class InHorses(_Waiting, ForkWorker):
     def main_work_horse(self, job: Job, queue: Queue) -> None:
         self.death_penalty_class = NoAlarm
         die_with(self._parent)
-        self.worker.becomes(owner_text(self.label))
         super().main_work_horse(job, queue)
 
     def setup_work_horse_signals(self) -> None:
@@ -222,21 +232,20 @@ def work(settings: WorkerSettings, line: Line, label: str, keyring: Keyring) -> 
     )  # RQ leaves its loop at the first broken connection
     rq.set_retry(retry)
     carrier = Carrier(reached(settings.rq_url).client)
+    owner = replace(myself(), argv=label)
     worker = Worker(
-        link, carrier, keyring, owner=owner_text(label), lease=settings.lease, budget=settings.budget,
+        link, carrier, keyring, owner=owner_text(owner), lease=settings.lease, budget=settings.budget,
         code_patience=settings.code_patience,
     )  # fmt: skip
     worker.note = line.note
     serve(worker)
-    listening = _listening(settings, rq, worker, line, label)
+    listening = _listening(settings, rq, worker, line)
     line.now(State.IDLE)
     listening.work(logging_level="WARNING")
     return 0
 
 
-def _listening(
-    settings: WorkerSettings, rq: redis.Redis, worker: Worker, line: Line, label: str
-) -> InProcess | InHorses:
+def _listening(settings: WorkerSettings, rq: redis.Redis, worker: Worker, line: Line) -> InProcess | InHorses:
     kind = InHorses if settings.mode == "fork" else InProcess
     found = kind(
         [queue_name(queue) for queue in settings.queues],
@@ -248,7 +257,7 @@ def _listening(
     )
     found.worker = worker
     if isinstance(found, InHorses):
-        found.line, found.grace, found.label = line, settings.grace, label
+        found.line, found.grace = line, settings.grace
         found.on_stop = found.stop
         return found
     leaving = Leaving(worker, line, settings.grace)

@@ -1,14 +1,17 @@
 """Programs played in Redis: in the caller's process, and by workers of a fleet that share a session.
 
 Nothing is ever given up there: what was committed stays, whoever dies. `Here` runs a session with
-`execute`, as often as it takes. `Fleet` submits it and gives its tokens to several workers in turn, each
-with a graph of its own; their time is so short that they hand the session over all the time. A worker
-dies by an exception, or it loses its token while a body runs and goes on as if nothing had happened.
+`execute`, as often as it takes. `Fleet` submits it and gives its tokens to several workers, each with a
+graph of its own: in turns that are so short that they hand the session over all the time, or side by
+side. A worker dies by an exception, or its token is taken while a body runs and it goes on as if nothing
+had happened.
 """
 
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -22,21 +25,22 @@ from graflow_ckpt import ExecutionContext
 from graflow_ckpt.core.errors import Fenced, SessionCancelled, Stalled, WorkflowCancelled
 from graflow_ckpt.core.facts import Claim, Outcome
 from graflow_ckpt.engine.reaping import release
-from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.slice import Worker
-from graflow_ckpt.fleet.status import ENDED
+from graflow_ckpt.fleet.status import ENDED, Status
+from graflow_ckpt.fleet.sweeper import Sweeper
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.processes import myself
-from graflow_ckpt.links.redis import open_link
+from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.layout import keys_of
 from tests.acceptance import played
 from tests.acceptance.oracle import End
 from tests.acceptance.played import Death, Stage, build, end_of
 from tests.acceptance.program import Program
 
-MOST = 200  # processes, or slices in a row that nothing comes of
+MOST = 300  # processes, or slices in a row that nothing comes of
+LONG = 20.0  # seconds: only a hang takes so long
 
 
 def without_random(program: Program) -> Program:
@@ -46,6 +50,31 @@ def without_random(program: Program) -> Program:
         return replace(body, ops=tuple(op for op in body.ops if op[0] != "random"))
 
     return replace(program, bodies=tuple(map(plain, program.bodies)), made=tuple(map(plain, program.made)))
+
+
+def attached(link: RedisLink, stage: Stage, session: str, **settings: Any) -> ExecutionContext:
+    """What somebody holds of a session who knows its id and has the program; a new one if there is none."""
+    store = settings.pop("store", "checkpoints")
+    flow = build(stage.program, **settings)
+    return ExecutionContext.create(
+        flow.graph,
+        stage.program.start,
+        session_id=session,
+        queue_backend="redis",
+        channel_backend="redis",
+        config={"redis_client": link.client},
+        settings=flow.settings,
+        store=store,
+    )
+
+
+def rob(link: RedisLink, context: Any, session: str) -> list[tuple[str, str]]:
+    """Take away the tokens of whoever works on a session; what somebody has to be given instead."""
+    client: Any = link.client
+    emitted: list[tuple[str, str]] = []
+    for token in client.hkeys(f"{keys_of(session)}own"):
+        emitted += release(link, session, context, token.decode(), "robbed", forced=True) or ()
+    return emitted
 
 
 # --- in the caller's process -------------------------------------------------------------
@@ -58,26 +87,16 @@ class Here:
         self.link = open_link(url)
         self.store = store
 
-    def context(self, stage: Stage, session: str, **settings: Any) -> ExecutionContext:
-        """What a process holds that is started anew."""
-        played.current = stage
-        flow = build(stage.program, **settings)
-        return ExecutionContext.create(
-            flow.graph,
-            stage.program.start,
-            session_id=session,
-            queue_backend="redis",
-            channel_backend="redis",
-            config={"redis_client": self.link.client},
-            settings=flow.settings,
-            store=self.store,
-        )
-
-    def run(self, stage: Stage, session: str, *, slices: int | None = None, **settings: Any) -> End:
+    def run(
+        self, stage: Stage, session: str, *, slices: int | None = None, robbed: bool = False, **settings: Any
+    ) -> End:
         """As many processes as it takes: after a death, a failure or a slice, the next one."""
+        played.current = stage
         limit, failed_at = slices, -1
         for _ in range(MOST):
-            context = self.context(stage, session, **settings)
+            context: Any = attached(self.link, stage, session, store=self.store, **settings)
+            if robbed:
+                stage.die = lambda cells=context.cells: rob(self.link, cells, session)
             try:
                 context.execute(max_steps=limit)
             except (Death, Fenced):
@@ -100,19 +119,6 @@ class Here:
             limit += slices
         raise AssertionError("the session does not come to an end")
 
-    def take_the_token(self, context: ExecutionContext) -> Callable[[], None]:
-        """Somebody finds that its lease is over, while its body runs."""
-        return lambda: rob(self.link, context.session_id, context.cells)
-
-
-def rob(link: Any, session: str, cells: Any) -> list[tuple[str, str]]:
-    """Take away the token of whoever works on a session; what somebody has to be given."""
-    client: Any = link.client
-    emitted: list[tuple[str, str]] = []
-    for token in client.hkeys(f"{keys_of(session)}own"):
-        emitted += release(link, session, cells, token.decode(), "robbed", forced=True) or ()
-    return emitted
-
 
 # --- by a fleet ---------------------------------------------------------------------------
 
@@ -125,7 +131,7 @@ def around(claim: Claim, call_next: Callable[[Claim], Outcome]) -> Outcome:
 
 
 class Fleet:
-    """A client, and workers in this process that take turns."""
+    """A client, workers in this process, and what finds the work that waits for its time."""
 
     def __init__(self, url: str, store: str, workers: int = 3, budget: float = 0.003) -> None:
         self.client = Client(open_link(url))
@@ -134,11 +140,11 @@ class Fleet:
         for number in range(workers):
             link = open_link(url)
             owner = json.dumps(asdict(replace(myself(), argv=f"worker {number}")))
-            self.workers.append(
-                Worker(link, Carrier(link.client), self.client.keyring, owner=owner, budget=budget)
-            )
-        self.turns = cycle(self.workers)
-        self.slices: Counter[str] = Counter()
+            keyring = self.client.keyring
+            self.workers.append(Worker(link, Carrier(link.client), keyring, owner=owner, budget=budget))
+        self.sweeper = Sweeper(self.client, "nowhere")
+        self.ran: Counter[tuple[str, int]] = Counter()  # slices of a session, by worker
+        self._turns = cycle(range(workers))
 
     def close(self) -> None:
         for worker in self.workers:
@@ -152,12 +158,23 @@ class Fleet:
         terms = Terms(session, max_steps=slices, store=self.store, ledger=True)
         return self.client.submit(flow.graph, flow.settings, (stage.program.start,), {}, terms)
 
-    def run(self, stage: Stage, session: str, *, slices: int | None = None, **settings: Any) -> End:
+    def run(
+        self,
+        stage: Stage,
+        session: str,
+        *,
+        slices: int | None = None,
+        robbed: bool = False,
+        together: bool = False,
+        **settings: Any,
+    ) -> End:
+        """Until it has ended: what fails is mended and gone on with, so is what has reached its limit."""
         handle = self.submit(stage, session, slices=slices, **settings)
+        if robbed:
+            stage.die = lambda: self._rob(session)
         limit, failed_at = slices, -1
         while True:
-            self.work(stage)
-            status = handle.status()
+            status = self.work_together(handle) if together else self.work(handle)
             if status.status == "failed":
                 if stage.mended and failed_at == status.steps:
                     break
@@ -173,52 +190,75 @@ class Fleet:
                 break
         assert status.status in ENDED, "work is left, and nobody was given a token"
         assert (status.tokens, status.running) == (0, 0)
-        return self.end(stage, session)
+        return end_of(attached(self.client.link, stage, session))
 
-    def work(self, stage: Stage) -> None:
-        """Give out tokens until there are none."""
+    def work(self, handle: Handle) -> Status:
+        """Give out tokens, to one worker after the other, until there are none."""
         for _ in range(MOST):
-            token = self.token()
-            if token is None:
-                return
-            worker = next(self.turns)
-            try:
-                worker.run(*token)
-            except Death:
-                stage.died += 1
+            token = self._token()
+            if token is not None:
+                self._run(next(self._turns), token)
+            elif not self._waits(handle):
+                return handle.status()
         raise AssertionError("the slices do not come to an end")
 
-    def token(self) -> tuple[str, str] | None:
+    def work_together(self, handle: Handle) -> Status:
+        """All workers at once, each takes what it can get."""
+        deadline = time.monotonic() + LONG
+
+        def works(number: int) -> None:
+            while time.monotonic() < deadline:
+                token = self._token()
+                if token is not None:
+                    self._run(number, token)
+                elif not number and not self._waits(handle):
+                    if handle.status().over or handle.status().status == "paused":
+                        return
+                elif number and handle.status().over:
+                    return
+
+        threads = [threading.Thread(target=works, args=(n,)) for n in range(len(self.workers))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return handle.status()
+
+    def _run(self, number: int, token: tuple[str, str]) -> None:
+        self.ran[token[0], number] += 1
+        try:
+            self.workers[number].run(*token)
+        except Death:
+            played.current.died += 1
+
+    def _waits(self, handle: Handle) -> bool:
+        """Whether something of it is to run later; if so, the sweeper has looked."""
+        status = handle.status()
+        if status.status != "running" or not status.delayed:
+            return False
+        time.sleep(max(0.001, min(0.02, self.sweeper.round())))
+        return True
+
+    def _token(self) -> tuple[str, str] | None:
         """The next one that waits in RQ: a session and a token."""
         redis: Any = self.client.carrier.connection
         for name in sorted(redis.smembers("rq:queues")):
-            queue = self.client.carrier.queue(name.decode().removeprefix("rq:queue:graflow-"))
-            found = redis.lpop(queue.key)
+            found = redis.lpop(name)
             if found is not None:
                 job = Job.fetch(found.decode(), redis, serializer=JSONSerializer)
                 session, token = job.args
                 job.delete()
-                self.slices[session] += 1
                 return session, token
         return None
 
-    def rob(self, session: str) -> Callable[[], None]:
-        """How a worker dies that does not know it: the session gives its token to others."""
-        handle = self.client.session(session)
+    def _rob(self, session: str) -> None:
+        played.current.died += 1
+        for token, queue in rob(self.client.link, self.client.session(session)._cells, session):
+            self.client.carrier.post(session, token, queue)
 
-        def robbed() -> None:
-            played.current.died += 1
-            for token, queue in rob(self.client.link, session, handle._cells):
-                self.client.carrier.post(session, token, queue)
-
-        return robbed
-
-    def end(self, stage: Stage, session: str) -> End:
-        context = ExecutionContext.create(
-            build(stage.program).graph, stage.program.start, session_id=session, queue_backend="redis",
-            channel_backend="redis", config={"redis_client": self.client.link.client}, settings=Settings(),
-        )  # fmt: skip
-        return end_of(context)
+    def ran_by(self, session: str) -> int:
+        """How many workers have had a slice of it."""
+        return sum(self.ran[session, number] > 0 for number in range(len(self.workers)))
 
     def ledger(self, session: str) -> list[tuple[str, int, str]]:
         """Every end that was committed: task, cycle, how."""
@@ -228,6 +268,3 @@ class Fleet:
             _, _, task, visit, _, how, _ = entry.decode().split("\x1f")
             found.append((task, int(visit), how))
         return found
-
-
-__all__ = ["Fleet", "Here", "SessionCancelled", "Stalled", "WorkflowCancelled", "without_random"]

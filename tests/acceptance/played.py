@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
@@ -56,6 +57,8 @@ class Stage:
     ) -> None:
         self.program = program
         self.queues = queues  # of a fleet
+        self.backoff = 0.0  # seconds before a retry
+        self.thinks = 0.0  # seconds between looking at a value and setting it
         self.bodies = {body.name: body for body in (*program.bodies, *program.made)}
         self.deaths = dict(deaths)  # at the n-th execution: True at its end, False at its beginning
         self.die = death  # how: it need not come back
@@ -130,7 +133,9 @@ def _operate(kind: str, where: str, number: int, context: Any, channel: Any, see
     if kind == "set":
         channel.set(where, mix(number, *seen))
     elif kind == "add":
-        channel.set(where, channel.get(where, 0) + number)
+        known = channel.get(where, 0)
+        time.sleep(current.thinks)
+        channel.set(where, known + number)
     elif kind == "append":
         channel.append(where, item)
     elif kind == "mutate":
@@ -186,7 +191,8 @@ def made(body: Body) -> Any:
     space: dict[str, Any] = {"play": play, "__name__": "program"}
     exec(_code(body.name, body.reads), space)
     options = {"max_retries": body.retries, "priority": body.priority, "max_cycles": body.max_cycles}
-    return task(inject_context=True, queue=current.queue_of(body.name), **options)(space[body.name])
+    place = {"queue": current.queue_of(body.name), "backoff": current.backoff}
+    return task(inject_context=True, **place, **options)(space[body.name])
 
 
 def build(program: Program, **settings: Any) -> Workflow:

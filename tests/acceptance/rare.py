@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.acceptance.program import Body, Fork, Part, Program
@@ -11,7 +12,7 @@ OPS = (("random", "drawn", 1), ("append", "list", 1), ("read", "list", 1))
 
 def _program(names: str, *chains: tuple[Part, ...], **bodies: dict[str, Any]) -> Program:
     """Tasks of one letter, the first is the start; those in `bodies` have more than a name."""
-    made = (Body(name, ops=OPS, **bodies.get(name, {})) for name in names)
+    made = (Body(**{"name": name, "ops": OPS, **bodies.get(name, {})}) for name in names)
     return Program(tuple(made), chains, names[0])
 
 
@@ -19,7 +20,9 @@ def _fork(policy: str, need: int, *members: tuple[Part, ...], name: str = "g") -
     return Fork(name, policy, need, members)
 
 
+ADDS = {"ops": (("add", "sum", 3),)}
 NEVER_FULL = _fork("least", 2, ("a",), ("b",))
+FOUR = _fork("all", 0, ("a",), ("b",), ("c",), ("d",))
 FULL_EARLY = _fork("least", 1, ("a",), ("b", "c"))
 NESTED = _fork("all", 0, ("a", _fork("best", 0, ("b",), ("c",), name="inner"), "d"), ("e",))
 
@@ -38,4 +41,8 @@ RARE = (
     _program("sabcz", ("s", FULL_EARLY, "z")),
     _program("sabcdez", ("s", NESTED, "z"), b={"broken": True, "retries": 1}),
     _program("sabz", ("s", "a", "z"), ("s", "b", "z"), a={"visits": (("cancel",),)}),
+    # one that comes round too often, also when the program has been mended
+    _program("sa", ("s", "a"), s={"visits": (("again", 1),) * 3, "max_cycles": 2}),
+    # several that change one value at once
+    replace(_program("sabcd", ("s", FOUR), **dict.fromkeys("sabcd", ADDS)), parallel=True),
 )  # fmt: skip

@@ -17,11 +17,18 @@ from tests.acceptance.command_line import COUNT, GRAFLOW, checkpoints, graflow, 
 
 ALL = [
     *([name] for name in COMMANDS),
-    ["checkpoints", "list"], ["checkpoints", "show"], ["checkpoints", "verify"], ["key", "new"],
-]  # fmt: skip
+    ["checkpoints", "list"],
+    ["checkpoints", "show"],
+    ["checkpoints", "verify"],
+    ["key", "new"],
+    ["failed", "list"],
+    ["failed", "requeue"],
+    ["sessions", "purge"],
+]
+GROUPS = [["checkpoints"], ["failed"], ["key"]]  # fmt: skip
 
 
-@pytest.mark.parametrize("command", [c for c in ALL if c not in (["checkpoints"], ["key"])], ids=" ".join)
+@pytest.mark.parametrize("command", [c for c in ALL if c not in GROUPS], ids=" ".join)
 def test_the_help_of_each_command_has_examples_and_json(command: list[str]) -> None:
     told = graflow(*command, "--help").out
 
@@ -54,16 +61,31 @@ def test_usage_errors_have_status_2(arguments: list[str]) -> None:
         assert graflow(*arguments[:1], "--json", *arguments[1:], status=2).document["error"] == "Usage"
 
 
-def test_help_loads_neither_rich_nor_the_engine() -> None:
+FLEET = {"redis", "rq", "pydantic", "tomllib", "graflow_ckpt.fleet"}
+
+
+def loaded_by(*arguments: str) -> set[str]:
+    """The modules that a command has loaded."""
     code = (
-        "import sys; from graflow_ckpt.interfaces.cli import main; main(['run', '--help']);"
+        f"import sys; from graflow_ckpt.interfaces.cli import main; main({list(arguments)!r});"
         "print(*sorted(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
 
-    loaded = set(done.stderr.split())
+
+@pytest.mark.parametrize("command", ["run", "sessions", "worker", "submit", "top"])
+def test_help_loads_neither_rich_nor_the_engine_nor_what_a_fleet_needs(command: str) -> None:
+    loaded = loaded_by(command, "--help")
+
     assert "click" in loaded
     assert {"rich", "cloudpickle", "msgpack", "blake3", "asyncio", "graflow_ckpt.engine"} & loaded == set()
+    assert loaded & FLEET == set()
+
+
+@pytest.mark.parametrize("command", [["sessions"], ["doctor"], ["checkpoints", "list"]], ids=" ".join)
+def test_where_no_fleet_is_named_nothing_is_loaded_for_one(command: list[str]) -> None:
+    assert loaded_by(*command) & FLEET == set()
 
 
 def test_help_starts_fast() -> None:

@@ -6,7 +6,7 @@ import click
 
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.configuration import fleet
-from graflow_ckpt.interfaces.cli.options import common, complete_remote, manner_of
+from graflow_ckpt.interfaces.cli.options import as_json, common, complete_remote, manner_of
 
 LIST = """\b
 Examples:
@@ -33,7 +33,7 @@ def command() -> None:
 @click.option("--traceback", "tracebacks", is_flag=True, help="With the tracebacks.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", default=1000, show_default=True)
 @fleet
-@common
+@as_json
 @click.pass_context
 def list_(ctx: click.Context, /, session: str | None, task: str | None, tracebacks: bool, limit: int) -> int:
     """List tasks that have failed, by session, the newest session first.

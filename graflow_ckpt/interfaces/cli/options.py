@@ -29,15 +29,20 @@ def manner_of(ctx: click.Context) -> Manner:
 
 
 def common(function: F) -> F:
-    """`--json` and `--traceback`: of every command. The command is given a `manner`."""
-    for flag, name, text in (
-        ("--traceback", "traceback", "Show where an error of graflow-ckpt comes from."),
-        ("--json", "json", "JSON instead of text."),
-    ):
-        function = click.option(
-            flag, is_flag=True, is_eager=True, expose_value=False, callback=_manner(name), help=text
-        )(function)
-    return function
+    """`--json` and `--traceback`: of every command. What they say stands in its manner."""
+    text = "Show where an error of graflow-ckpt comes from."
+    return as_json(_flag("--traceback", "traceback", text)(function))
+
+
+def as_json(function: F) -> F:
+    """`--json` alone, for a command that has another `--traceback`."""
+    return _flag("--json", "json", "JSON instead of text.")(function)
+
+
+def _flag(flag: str, name: str, text: str) -> Callable[[F], F]:
+    return click.option(
+        flag, is_flag=True, is_eager=True, expose_value=False, callback=_manner(name), help=text
+    )
 
 
 def default_store() -> str:

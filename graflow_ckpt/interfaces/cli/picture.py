@@ -19,6 +19,9 @@ QUEUES = ("queue", "ready", "running", "tokens", "workers")
 WORKERS = ("worker", "host", "pid", "state", "session", "for", "slices", "seen")
 RIGHT = frozenset({"done", "ready", "running", "failed", "rate", "age", "tokens", "workers", "pid", "for",
                    "slices", "seen"})  # fmt: skip
+NARROWED = frozenset({"session", "workflow", "queues", "worker", "host"})
+"""Where a narrow terminal saves room: numbers and states stay whole."""
+
 LATE = 5.0  # seconds after which a pool should have given a sign of life
 
 Rows = list[tuple[Any, ...]]  # Any: whatever a table shows
@@ -122,7 +125,10 @@ def _table(columns: Sequence[str], rows: Rows) -> Any:
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in columns:
-        table.add_column(name, justify="right" if name in RIGHT else "left", no_wrap=True)
+        whole = name not in NARROWED
+        table.add_column(
+            name, justify="right" if name in RIGHT else "left", no_wrap=whole, overflow="ellipsis"
+        )
     for row in rows:
         texts = [clean(str(cell)) for cell in row]
         table.add_row(*(Text(text, style=style_of(text)) for text in texts))

@@ -1,0 +1,190 @@
+"""A fleet for tests of the command line: a server with a password, a key, and pools in real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from graflow_ckpt import task, workflow
+from graflow_ckpt.checkpoint.keys import Keyring, new_key
+from graflow_ckpt.fleet.client import Client, Terms
+from graflow_ckpt.fleet.health import WorkerFacts, pools
+from graflow_ckpt.fleet.status import Status
+from graflow_ckpt.links.redis import open_link
+from tests.acceptance.command_line import GRAFLOW, LONG, Ended, Terminal, ended
+from tests.servers import Server
+
+SECRET = "hu/sh@sh"
+"""The server's password: nothing that is printed may hold it."""
+
+# Extract, then two that could run at once, then load. `enrich` fails while the file `mended` is not there.
+ETL = """
+import os, sys, time
+from graflow_ckpt import task, workflow
+
+with workflow("etl") as ctx:
+
+    @task
+    def extract(rows=3):
+        print("extract runs")
+        return list(range(rows))
+
+    @task(max_retries=0)
+    def clean(extract):
+        return [2 * row for row in extract]
+
+    @task(max_retries=0)
+    def enrich(extract, mended=""):
+        if mended and not os.path.exists(mended):
+            raise ValueError(f"no file {mended}")
+        return len(extract)
+
+    @task
+    def load(clean, enrich):
+        return sum(clean) + enrich
+
+    extract >> (clean | enrich) >> load
+    print("result", ctx.execute())
+"""
+
+# Waits in its only task until there is a file of that name.
+SLOW = """
+import os, time
+from graflow_ckpt import task, workflow
+
+with workflow("slow") as ctx:
+
+    @task
+    def hold(until):
+        while not os.path.exists(until):
+            time.sleep(0.01)
+        return until
+
+    ctx.execute()
+"""
+
+
+@dataclass(frozen=True)
+class Pool:
+    """A pool that runs."""
+
+    process: subprocess.Popen[bytes]
+    path: Path
+
+    @property
+    def log(self) -> str:
+        return self.path.read_text()
+
+
+def until(true: Callable[[], bool]) -> None:
+    """Wait until it is."""
+    deadline = time.monotonic() + LONG
+    while not true():
+        assert time.monotonic() < deadline, "it never was"
+        time.sleep(0.01)
+
+
+@task
+def never() -> None:
+    raise AssertionError("nobody works here")
+
+
+class Fleet:
+    """What all commands of a test are given."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.url = server.url
+        self.key = new_key()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"GRAFLOW_CKPT_REDIS_URL": self.url, "GRAFLOW_CKPT_KEY": self.key}
+
+    @property
+    def shown(self) -> str:
+        """The address as it may be printed."""
+        return f"redis://{self.server.host}:{self.server.port}/0"
+
+    def __call__(self, *arguments: str | Path, status: int | None = 0, **environment: str) -> Ended:
+        """A command of the fleet; what it says holds no secret."""
+        command = [*GRAFLOW, *map(str, arguments)]
+        done = ended(command, status, "", {**self.environment, **environment})
+        self.check(done.out + done.err)
+        return done
+
+    def check(self, said: str) -> None:
+        for secret in (SECRET, "hu%2Fsh%40sh", self.key.partition(":")[2]):
+            assert secret not in said
+
+    def submit(self, file: str, session: str, *arguments: str) -> str:
+        return self("submit", file, "--session", session, *arguments).out.strip()
+
+    # --- without a process, where something else is tested ---------------------------------
+
+    @cached_property
+    def client(self) -> Client:
+        return Client(open_link(self.url), keyring=Keyring.load({"GRAFLOW_CKPT_KEY": self.key}, local=False))
+
+    def put(self, session: str, name: str = "etl") -> None:
+        """A session of one task that nobody is to run."""
+        flow = workflow(name).add(never)
+        self.client.submit(flow.graph, flow.settings, ("never",), {}, Terms(session))
+        now = int(time.time() * 1000)
+        until(lambda: int(time.time() * 1000) > now)  # sessions are listed by the millisecond
+
+    def workers(self) -> list[WorkerFacts]:
+        return [worker for pool in pools(self.client.link) for worker in pool.workers]
+
+    def status(self, session: str) -> Status:
+        return self.client.session(session).status()
+
+    @contextmanager
+    def pool(
+        self, *arguments: str, workers: int = 1, folder: Path | None = None, **environment: str
+    ) -> Iterator[Pool]:
+        """`graflow-ckpt worker`, when all of its workers have given a sign of life."""
+        path = (folder or Path.cwd()) / "pool.log"
+        with path.open("w") as log:
+            process = subprocess.Popen(
+                [*GRAFLOW, "worker", "-n", str(workers), *arguments],
+                cwd=path.parent,
+                env={**os.environ, **self.environment, **environment},
+                stdout=log,
+                stderr=log,
+            )
+        pool = Pool(process, path)
+        try:
+            until(lambda: self._alive(pool) == workers)
+            yield pool
+        finally:
+            process.kill()  # its workers die with it
+            process.wait()
+            self.check(pool.log)
+
+    def _alive(self, pool: Pool) -> int:
+        assert pool.process.poll() is None, pool.log
+        return sum(
+            worker.state == "idle"
+            for found in pools(self.client.link)
+            if found.owner.pid == pool.process.pid
+            for worker in found.workers
+        )
+
+    def terminal(self, *arguments: str) -> Terminal:
+        os.environ.update(self.environment)  # of this process: the test that asks has to put it back
+        return Terminal(*arguments)
+
+
+@contextmanager
+def started() -> Iterator[Fleet]:
+    with Server({"requirepass": SECRET}) as server:
+        fleet = Fleet(server)
+        yield fleet
+        fleet.client.close()

@@ -1,0 +1,189 @@
+"""Commands of a fleet that cannot do what they are asked: status, message, and never a secret.
+
+In this process, to ask each of them in each situation; what they do is tested in processes of their own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from graflow_ckpt.interfaces.cli import main
+from tests.acceptance.command_line import program
+from tests.acceptance.fleet_line import ETL, SECRET, Fleet, started
+from tests.servers import Server
+
+OF_SESSION = [
+    ["status"], ["wait"], ["pause"], ["cancel"], ["failed", "requeue"], ["sessions", "purge"],
+    ["failed", "list", "--session"],
+]  # fmt: skip
+OF_FLEET = [["sessions", "--url", "{url}"], ["failed", "list"], ["top", "--once"], ["submit", "etl.py"]]
+ALL = [*([*command, "s"] for command in OF_SESSION), ["resume", "s", "--url", "{url}"], *OF_FLEET]
+EACH = pytest.mark.parametrize("command", ALL, ids=" ".join)
+
+
+@pytest.fixture(scope="module")
+def fleet() -> Iterator[Fleet]:
+    with started() as fleet:
+        fleet.put("night-7")
+        yield fleet
+
+
+@pytest.fixture(autouse=True)
+def surroundings(fleet: Fleet, own_folder: Path) -> Iterator[None]:
+    """The environment is put back: a command exports what it has resolved."""
+    before = dict(os.environ)
+    os.environ.update(fleet.environment)
+    program("etl.py", ETL)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+Asked = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def asked(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> Asked:
+    """The status of a command and all that it says, which has no secret in it."""
+
+    def ask(command: list[str], url: str = "", **environment: str) -> tuple[int, str]:
+        os.environ.update({"GRAFLOW_CKPT_REDIS_URL": url or fleet.url, **environment})
+        status = main([word.format(url=url or fleet.url) for word in command])
+        told = capsys.readouterr()
+        fleet.check(told.out + told.err)
+        return status, told.out + told.err
+
+    return ask
+
+
+def error_of(asked: Asked, command: list[str], url: str = "", **environment: str) -> dict[str, str]:
+    """The document that says what went wrong."""
+    status, told = asked([*command, "--json"], url, **environment)
+    assert status != 0
+    found: dict[str, str] = json.loads(told.splitlines()[-1])
+    return found
+
+
+@EACH
+def test_a_server_that_is_gone_is_named(asked: Asked, command: list[str]) -> None:
+    status, told = asked(command, f"redis://:{'hu%2Fsh%40sh'}@127.0.0.1:1/0")
+
+    assert status == 1
+    assert "redis://127.0.0.1:1/0 cannot be reached" in told
+
+
+@EACH
+def test_a_wrong_password_is_refused_and_not_shown(asked: Asked, fleet: Fleet, command: list[str]) -> None:
+    status, told = asked(command, fleet.url.replace("hu%2Fsh%40sh", "wr%2Fong"))
+
+    assert status == 1
+    assert f"{fleet.shown} refuses" in told
+    assert "wr/ong" not in told
+    assert "wr%2Fong" not in told
+
+
+@EACH
+def test_what_is_no_address_is_status_2(asked: Asked, command: list[str]) -> None:
+    status, told = asked(command, f"redis://:{SECRET}@host:6379")
+
+    assert status == 2
+    assert "cannot be used: The address that begins with redis:// cannot be read" in told
+
+
+@pytest.mark.parametrize("command", OF_SESSION, ids=" ".join)
+def test_a_session_that_is_not_there_is_said_with_what_comes_near(asked: Asked, command: list[str]) -> None:
+    error = error_of(asked, [*command, "night-8"])
+
+    assert error["error"] == "NoSession"
+    assert error["session"] == "night-8"
+    assert error["hint"].startswith("Is night-7 meant?")
+
+
+@pytest.mark.parametrize("session", ["a b", "a/b", "x" * 65, "ümlaut"])
+@pytest.mark.parametrize("command", [*OF_SESSION, ["submit", "etl.py", "--session"]], ids=" ".join)
+def test_what_rq_would_refuse_as_an_id_is_status_2(asked: Asked, command: list[str], session: str) -> None:
+    status, told = asked([*command, session])
+
+    assert status == 2
+    assert "is not a session id" in told
+
+
+@pytest.mark.parametrize("command", [c for c in ALL if "{url}" not in c], ids=" ".join)
+def test_without_a_fleet_that_is_named_the_ways_to_name_one_are_told(
+    asked: Asked, command: list[str]
+) -> None:
+    status, told = asked(command, " ")
+
+    assert status == 2
+    for way in ("GRAFLOW_CKPT_REDIS_URL", "graflow-ckpt.toml", "--url"):
+        assert way in told
+
+
+@EACH
+def test_a_file_with_a_key_that_is_none_is_status_2(asked: Asked, command: list[str]) -> None:
+    Path("graflow-ckpt.toml").write_text('[fleet]\nqueus = "a"')
+
+    error = error_of(asked, command)
+
+    assert error["error"] == "BadSetting"
+    assert error["names"] == ["queus"]
+    assert error["where"] == str(Path("graflow-ckpt.toml").absolute())
+
+
+def test_looking_on_and_steering_need_no_key(asked: Asked) -> None:
+    for command in (
+        ["status"],
+        ["pause"],
+        ["resume"],
+        ["wait", "--timeout", "0"],
+        ["failed", "list", "--session"],
+    ):
+        assert asked([*command, "night-7"], GRAFLOW_CKPT_KEY="")[0] in (0, 124)
+    assert asked(["sessions"], GRAFLOW_CKPT_KEY="")[0] == 0
+    assert asked(["top", "--once"], GRAFLOW_CKPT_KEY="")[0] == 0
+
+
+def test_a_key_that_is_none_is_refused_and_not_shown(asked: Asked) -> None:
+    status, told = asked(["status", "night-7"], GRAFLOW_CKPT_KEY="id:geheim")
+
+    assert status == 2
+    assert "GRAFLOW_CKPT_KEY cannot be used" in told
+    assert "geheim" not in told
+
+
+def test_something_else_under_our_names_is_named(asked: Asked, fleet: Fleet) -> None:
+    fleet.server.ask("SET", "graflow:{taken}:c", "mine")
+
+    error = error_of(asked, ["status", "taken"])
+
+    assert error["error"] == "KeyTaken"
+    assert "graflow:{taken}:c is a string" in error["message"]
+
+
+def test_a_replica_takes_no_orders(asked: Asked, fleet: Fleet, own_redis: Callable[..., Server]) -> None:
+    replica = own_redis({"requirepass": SECRET}, replica_of=fleet.server)
+
+    assert asked(["status", "night-7"], replica.url)[0] == 0
+    error = error_of(asked, ["submit", "etl.py"], replica.url)
+    assert error["error"] == "ServerReadOnly"
+
+
+def test_ids_are_completed_and_a_server_that_is_gone_is_no_error(fleet: Fleet) -> None:
+    def completed(line: str, **environment: str) -> list[str]:
+        words = line.split(" ")
+        told = fleet(
+            status=None, COMP_WORDS=line, COMP_CWORD=str(len(words) - 1),
+            _GRAFLOW_CKPT_COMPLETE="bash_complete", **environment,
+        ).out  # fmt: skip
+        return [item.partition(",")[2] for item in told.splitlines() if item]
+
+    assert completed("graflow-ckpt wait ni") == ["night-7"]
+    assert completed("graflow-ckpt resume ni") == ["night-7"]
+    assert completed("graflow-ckpt failed list --session ") == ["night-7"]
+    assert completed("graflow-ckpt wait ni", GRAFLOW_CKPT_REDIS_URL="redis://127.0.0.1:1/0") == []
+    assert completed("graflow-ckpt wait ni", GRAFLOW_CKPT_REDIS_URL="") == []

@@ -1,0 +1,228 @@
+"""graflow-ckpt sessions, pause, resume, cancel and purge: sessions of a fleet beside those of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.command_line import COUNT, program
+from tests.acceptance.fleet_line import ETL, SLOW, Fleet, started, until
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Fleet]:
+    with started() as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def fleet(server: Fleet) -> Fleet:
+    """An empty one, on which nobody works."""
+    server.server.ask("FLUSHALL")
+    return server
+
+
+def listed(fleet: Fleet, *arguments: str) -> list[str]:
+    return [row["session"] for row in fleet("sessions", "--json", *arguments).document]
+
+
+# --- sessions ----------------------------------------------------------------------------
+
+
+def test_sessions_of_the_fleet_are_a_table_the_newest_first(fleet: Fleet) -> None:
+    fleet.put("one")
+    fleet.put("two")
+    fleet("pause", "one", "--reason", "wait for the disk")
+
+    done = fleet("sessions")
+
+    head, two, one = done.out.splitlines()
+    assert head.split() == [
+        "SESSION", "WORKFLOW", "STATUS", "STEPS", "DONE", "READY", "RUNNING", "DELAYED", "FAILED", "TOKENS",
+        "AGE", "REASON",
+    ]  # fmt: skip
+    assert two.split()[:10] == ["two", "etl", "running", "0", "0", "1", "0", "0", "0", "1"]
+    assert one.split()[:3] == ["one", "etl", "paused"]
+    assert one.endswith("wait for the disk")
+    assert f"at {fleet.shown}:" in done.err
+
+
+def test_sessions_can_be_chosen(fleet: Fleet) -> None:
+    fleet.put("one")
+    fleet.put("two", "slow")
+    fleet.put("three")
+    fleet("cancel", "three")
+
+    assert listed(fleet) == ["three", "two", "one"]
+    assert listed(fleet, "--workflow", "etl") == ["three", "one"]
+    assert listed(fleet, "--unfinished") == ["two", "one"]
+    assert listed(fleet, "--limit", "1") == ["three"]
+
+
+def test_sessions_of_a_store_and_of_a_fleet_stand_side_by_side(fleet: Fleet) -> None:
+    program("count.py", COUNT)
+    fleet("run", "count.py", "--session", "here")
+    fleet.put("there")
+
+    rows = fleet("sessions", "--json").document
+    assert [(row["session"], row["at"]) for row in rows] == [("there", fleet.shown), ("here", "checkpoints")]
+    done = fleet("sessions")
+    assert [line.split()[0] for line in done.out.splitlines()] == ["SESSION", "there", "SESSION", "here"]
+    assert listed(fleet, "--url", fleet.url) == ["there"]
+    assert listed(fleet, "--store", "checkpoints") == ["here"]
+
+
+def test_a_fleet_without_sessions_says_so(fleet: Fleet) -> None:
+    assert "There are no such sessions at" in fleet("sessions", "--url", fleet.url).err
+    assert listed(fleet) == []
+
+
+def test_store_and_url_are_two_questions(fleet: Fleet) -> None:
+    told = fleet("sessions", "--url", fleet.url, "--store", "x", status=2).err
+
+    assert "one of them" in told
+
+
+# --- purge -------------------------------------------------------------------------------
+
+
+def test_finished_sessions_are_purged_and_leave_nothing(fleet: Fleet) -> None:
+    fleet.put("over")
+    fleet("cancel", "over")
+
+    told = fleet("sessions", "purge", "over").err
+
+    assert "session over (cancelled) is gone" in told
+    assert fleet.server.ask("KEYS", "graflow:{over}:*") == []
+    assert listed(fleet) == []
+
+
+def test_what_could_go_on_is_purged_only_if_that_is_said(fleet: Fleet) -> None:
+    fleet.put("over")
+    fleet.put("runs")
+    fleet("cancel", "over")
+
+    refused = fleet("sessions", "purge", "over", "runs", status=1).err
+    assert "nothing was purged: runs (running)" in refused
+    assert listed(fleet) == ["runs", "over"]
+
+    found = fleet("sessions", "purge", "over", "runs", "--yes", "--json").document
+    assert [row["session"] for row in found] == ["over", "runs"]
+    assert listed(fleet) == []
+
+
+def test_a_task_whose_session_is_purged_ends_and_its_worker_goes_on(fleet: Fleet, tmp_path: Path) -> None:
+    program("slow.py", SLOW)
+    program("etl.py", ETL)
+    with fleet.pool():
+        fleet.submit("slow.py", "slow", "--input", f"until={tmp_path}/go")
+        until(lambda: fleet.status("slow").running == 1)
+
+        fleet("sessions", "purge", "slow", "--yes")
+
+        fleet("submit", "etl.py", "--wait")  # the worker is free, though nobody has opened the gate
+        assert fleet.server.ask("KEYS", "graflow:{slow}:[^x]*") == []
+
+
+# --- pause, resume -------------------------------------------------------------------------
+
+
+def test_a_session_is_paused_and_goes_on(fleet: Fleet) -> None:
+    fleet.put("s")
+
+    assert "session s is paused; go on: graflow-ckpt resume s" in fleet("pause", "s").err
+    assert fleet("pause", "s", "--json").document["status"] == "paused"  # as it is
+
+    told = fleet("resume", "s").err
+    assert "session s was paused and is running; follow it: graflow-ckpt wait s" in told
+    assert fleet.status("s").status == "running"
+
+
+def test_a_stopped_session_goes_on_with_a_larger_limit(fleet: Fleet) -> None:
+    program("etl.py", ETL)
+    with fleet.pool():
+        fleet("submit", "etl.py", "--session", "s", "--max-steps", "2", "--wait")
+        assert fleet.status("s").status == "stopped"
+
+        fleet("resume", "s", "--max-steps", "10")
+
+        assert "completed after 4 steps" in fleet("wait", "s").err
+        assert "is finished (4 steps); nothing runs" in fleet("resume", "s").err
+
+
+def test_an_id_means_the_session_that_there_is(fleet: Fleet) -> None:
+    program("count.py", COUNT)
+    fleet("run", "count.py", "--session", "here", "--max-steps", "3")
+    fleet.put("there")
+    fleet("pause", "there")
+
+    assert "result 6" in fleet("resume", "here", "--max-steps", "9").out
+    assert "is running" in fleet("resume", "there").err
+
+
+def test_an_id_of_both_is_asked_back_and_an_option_answers(fleet: Fleet) -> None:
+    program("count.py", COUNT)
+    fleet("run", "count.py", "--session", "twin", "--max-steps", "3")
+    fleet.put("twin")
+    fleet("pause", "twin")
+
+    told = fleet("resume", "twin", status=1).err
+    assert "session twin of workflow count in checkpoints; session twin at redis://" in told
+
+    assert "is running" in fleet("resume", "twin", "--url", fleet.url).err
+    assert "result 6" in fleet("resume", "twin", "--store", "checkpoints", "--max-steps", "9").out
+
+
+def test_a_fleet_that_is_away_does_not_keep_a_session_of_the_store_from_going_on(fleet: Fleet) -> None:
+    program("count.py", COUNT)
+    fleet("run", "count.py", "--session", "here", "--max-steps", "3")
+
+    done = fleet("resume", "here", "--max-steps", "9", GRAFLOW_CKPT_REDIS_URL="redis://127.0.0.1:1/0")
+
+    assert "result 6" in done.out
+    assert "What is in checkpoints is taken" in done.err
+
+
+@pytest.mark.parametrize("option", [["--rewind"], ["--fork", "x"], ["--changed", "rerun"], ["--take-over"]])
+def test_what_is_about_a_run_here_is_refused_for_a_session_of_a_fleet(
+    fleet: Fleet, option: list[str]
+) -> None:
+    fleet.put("s")
+
+    assert f"{option[0]} is not for sessions of a fleet" in fleet("resume", "s", *option, status=2).err
+
+
+# --- cancel ------------------------------------------------------------------------------
+
+
+def test_a_session_is_cancelled_for_good(fleet: Fleet) -> None:
+    fleet.put("s")
+
+    assert "session s is cancelled after 0 steps" in fleet("cancel", "s", "--reason", "enough").err
+    assert fleet("cancel", "s", "--json").document["reason"] == "enough"  # as it is
+    assert "is cancelled" in fleet("resume", "s", status=1).err
+    assert "it cannot be paused" in fleet("pause", "s", status=1).err
+
+
+def test_a_hard_cancel_ends_what_runs(fleet: Fleet, tmp_path: Path) -> None:
+    program("slow.py", SLOW)
+    program("etl.py", ETL)
+    with fleet.pool():
+        fleet.submit("slow.py", "slow", "--input", f"until={tmp_path}/go")
+        until(lambda: fleet.status("slow").running == 1)
+
+        assert "1 task still running, and told (--hard ends them)" in fleet("cancel", "slow").err
+        fleet("cancel", "slow", "--hard")
+
+        assert fleet.status("slow").running == 0
+        fleet("submit", "etl.py", "--wait")  # by a new process: nobody has opened the gate
+
+
+def test_a_completed_session_cannot_be_cancelled(fleet: Fleet) -> None:
+    program("etl.py", ETL)
+    with fleet.pool():
+        fleet("submit", "etl.py", "--session", "s", "--wait")
+
+    assert "session s is completed; it cannot be cancelled" in fleet("cancel", "s", status=1).err.lower()

@@ -1,0 +1,239 @@
+"""graflow-ckpt submit, wait, status: a program becomes a session of a fleet, and is followed to its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.command_line import program
+from tests.acceptance.fleet_line import ETL, SLOW, Fleet, started
+
+COUNT = """
+from graflow_ckpt import task, workflow
+
+with workflow("count", session_id="{session}") as ctx:
+
+    @task(inject_context=True)
+    def count(context, limit=3, data=0):
+        if data + 1 < limit:
+            context.next_iteration(data + 1)
+        return data + 1
+
+    ctx.get_channel().set("limit", 5)
+    ctx.execute(max_steps=4)
+"""
+
+
+@pytest.fixture(scope="module")
+def idle() -> Iterator[Fleet]:
+    """A fleet on which nobody works."""
+    with started() as fleet:
+        yield fleet
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """A fleet with two workers, for all tests of this file."""
+    with started() as fleet, fleet.pool(workers=2, folder=tmp_path_factory.mktemp("pool")):
+        yield fleet
+
+
+# --- submit ------------------------------------------------------------------------------
+
+
+def test_a_submitted_program_runs_elsewhere_and_its_session_is_printed(fleet: Fleet) -> None:
+    program("etl.py", ETL)
+
+    done = fleet("submit", "etl.py", "--input", "rows=5")
+
+    session = done.out.strip()
+    assert done.out == f"{session}\n"
+    assert "extract runs" not in done.err  # it was planned here, and no more
+    assert f"graflow-ckpt wait {session}" in done.err
+    assert "completed after 4 steps" in fleet("wait", session).err
+    found = fleet.status(session)
+    assert (found.status, found.workflow, found.completed) == ("completed", "etl", 4)
+
+
+def test_submit_and_wait_are_one_command_and_one_document(fleet: Fleet) -> None:
+    program("etl.py", ETL)
+
+    found = fleet("submit", "etl.py", "--session", "both", "--wait", "--json").document
+
+    assert (found["session"], found["status"], found["code"]) == ("both", "completed", 0)
+
+
+def test_a_session_that_fails_is_status_1_and_says_what_to_look_at(fleet: Fleet) -> None:
+    program("etl.py", ETL)
+
+    done = fleet("submit", "etl.py", "--session", "fails", "--input", "mended=nothing", "--wait", status=1)
+
+    assert "failed after" in done.err
+    assert "ValueError: no file nothing" in done.err
+    assert "graflow-ckpt failed list --session fails --traceback" in done.err
+
+
+def test_of_a_module_the_workflow_is_submitted_that_is_named(idle: Fleet) -> None:
+    program("flows.py", ETL.replace('print("result", ctx.execute())', "pass"))
+
+    assert fleet_document(idle, "flows:etl")["workflow"] == "etl"
+    assert fleet_document(idle, "flows:ctx")["workflow"] == "etl"
+    assert fleet_document(idle, "flows.py")["workflow"] == "etl"  # it executes none, and has one
+
+
+def fleet_document(fleet: Fleet, target: str) -> dict[str, object]:
+    found: dict[str, object] = fleet("submit", target, "--json").document
+    return found
+
+
+def test_what_the_program_says_counts_unless_the_command_line_says_otherwise(idle: Fleet) -> None:
+    program("count.py", COUNT.format(session="mine"))
+
+    idle("submit", "count.py")
+    idle("submit", "count.py", "--session", "other", "--max-steps", "2")
+
+    assert idle.status("mine").max_steps == 4
+    assert idle.status("other").max_steps == 2
+
+
+def test_inputs_of_the_program_reach_the_session(fleet: Fleet) -> None:
+    program("count.py", COUNT.format(session="five"))
+
+    done = fleet("submit", "count.py", "--wait")
+
+    assert "max_steps=4 reached after 4 steps" in done.err
+    assert "resume five --max-steps 8" in done.err
+
+
+def test_the_same_id_again_is_refused_or_given_back(idle: Fleet) -> None:
+    program("etl.py", ETL)
+    idle.put("twice")
+
+    refused = idle("submit", "etl.py", "--session", "twice", status=1)
+    assert "There is a session twice already" in refused.err
+    assert "--existing return" in refused.err
+
+    assert idle.submit("etl.py", "twice", "--existing", "return") == "twice"
+
+
+def test_a_program_that_submits_itself_makes_one_session(idle: Fleet) -> None:
+    program("self.py", ETL.replace('print("result", ctx.execute())', f"ctx.submit({idle.url!r})"))
+    before = len(idle.client.sessions())
+
+    idle("submit", "self.py")
+
+    assert len(idle.client.sessions()) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("1 / 0", "ZeroDivisionError"),
+        ("", "executes no workflow, and has none"),
+        ("import graflow_ckpt as g; g.workflow('a'); g.workflow('b')", "has several (it has: a, b)"),
+        ("import sys; sys.exit('not today')", "not today"),
+    ],
+    ids=["raises", "empty", "several", "exits"],
+)
+def test_a_program_without_a_workflow_to_submit_says_why(idle: Fleet, text: str, told: str) -> None:
+    program("bad.py", text)
+
+    assert told in idle("submit", "bad.py", status=1).err
+
+
+def test_without_a_key_nothing_is_submitted(idle: Fleet) -> None:
+    program("etl.py", ETL)
+
+    told = idle("submit", "etl.py", status=1, GRAFLOW_CKPT_KEY="").err
+
+    assert "GRAFLOW_CKPT_KEY" in told
+
+
+def test_a_timeout_without_wait_is_a_mistake(idle: Fleet) -> None:
+    assert "--timeout is for --wait" in idle("submit", "etl.py", "--timeout", "5", status=2).err
+
+
+# --- wait --------------------------------------------------------------------------------
+
+
+def test_who_waits_no_longer_gets_status_124(idle: Fleet) -> None:
+    idle.put("patient")
+
+    done = idle("wait", "patient", "--timeout", "100ms", status=124)
+    assert "has not ended after 0.1 s (0 done, 0 running, 1 waiting)" in done.err
+
+    found = idle("wait", "patient", "--timeout", "0", "--json", status=124).document
+    assert (found["code"], found["status"], found["ready"]) == (124, "running", 1)
+
+
+def test_a_paused_session_is_status_3_and_a_cancelled_one_1(idle: Fleet) -> None:
+    idle.put("stops")
+    idle("pause", "stops", "--reason", "the disk is full")
+
+    done = idle("wait", "stops", status=3)
+    assert "paused after 0 steps: the disk is full; go on: graflow-ckpt resume stops" in done.err
+
+    idle("cancel", "stops")
+    assert "cancelled after 0 steps" in idle("wait", "stops", status=1).err
+
+
+def test_a_time_that_is_none_is_a_mistake(idle: Fleet) -> None:
+    assert "'soon' is no time" in idle("wait", "s", "--timeout", "soon", status=2).err
+
+
+def test_on_a_terminal_there_is_a_bar_while_it_runs(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program("slow.py", SLOW)
+    fleet.submit("slow.py", "watched", "--input", f"until={tmp_path}/go")
+    monkeypatch.setenv("GRAFLOW_CKPT_REDIS_URL", "")  # put back when the terminal has changed it
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", "")
+
+    terminal = fleet.terminal("wait", "watched")
+    terminal.read_until(r"slow watched running\s+.*0/1 done, 1 running")
+    (tmp_path / "go").touch()
+
+    assert terminal.end() == 0
+    assert "session watched: completed after 1 step" in terminal.text
+
+
+def test_a_server_that_comes_back_is_waited_for(own_folder: Path) -> None:
+    program("etl.py", ETL)
+    with started() as fleet:
+        fleet.server.config["appendonly"] = "yes"
+        fleet.server.restart()
+        fleet.submit("etl.py", "stays")
+        fleet.server.kill()
+        gone = fleet("wait", "stays", status=1).err
+        assert "cannot be reached" in gone
+
+        fleet.server.start()
+        assert fleet.status("stays").status == "running"
+
+
+# --- status ------------------------------------------------------------------------------
+
+
+def test_status_says_how_far_it_is_and_where(idle: Fleet) -> None:
+    idle.put("looked-at")
+
+    lines = idle("status", "looked-at").out.splitlines()
+
+    assert lines[0] == f"session looked-at of workflow etl at {idle.shown}"
+    told = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines[1:]}
+    assert told["status"] == "running"
+    assert told["tasks"] == "0 of 1 done, 0 failed"
+    assert told["pending"] == "1 ready, 0 running, 0 delayed"
+    assert told["queues"] == "default 1"
+
+
+def test_status_as_json_is_one_document(idle: Fleet) -> None:
+    idle.put("as-json")
+
+    found = json.loads(idle("status", "as-json", "--json").out)
+
+    assert found["at"] == idle.shown
+    assert (found["queues"], found["starts"], found["declined"]) == ({"default": 1}, ["never"], {})

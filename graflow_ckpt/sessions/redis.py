@@ -18,6 +18,7 @@ from time import monotonic, sleep, time
 from typing import Any
 
 from graflow_ckpt.core.errors import (
+    CheckpointError,
     Fenced,
     KeyTaken,
     NoSession,
@@ -28,7 +29,7 @@ from graflow_ckpt.core.errors import (
     SessionError,
     WriteConflict,
 )
-from graflow_ckpt.core.facts import RESULT, Claim, Op
+from graflow_ckpt.core.facts import Claim, Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Live
 from graflow_ckpt.links.complaints import translated
@@ -38,6 +39,7 @@ from graflow_ckpt.links.wire import Wire
 from graflow_ckpt.sessions.layout import READ, RENEW, START, STEP, keys_of, wrong_keys
 from graflow_ckpt.sessions.ops import Arg, Cells, arguments, claim_of
 from graflow_ckpt.sessions.protocol import Found
+from graflow_ckpt.sessions.reading import Look, Reader
 from graflow_ckpt.sessions.tables import read_state
 
 log = logging.getLogger("graflow_ckpt.sessions")
@@ -84,7 +86,6 @@ class RedisSession:
         self.retired = False
         self.made = 0  # how many tasks were made at run time
         self.on_made: Callable[[], None] = lambda: None
-        self.clock: Callable[[], float] = time
         self.emitted: list[tuple[str, str]] = []  # tokens that somebody has to carry: (token, queue)
         self.on_emitted: Callable[[str, str], None] = lambda token, queue: self.emitted.append((token, queue))
         self.answered = 0.0  # when the last commit came back (monotonic)
@@ -102,6 +103,7 @@ class RedisSession:
         self._wire: Wire | None = None
         self._lock = threading.Lock()
         self._seq = 0
+        self._ahead: float | None = None  # the server's clock before ours
         self._said = b"running"  # the status, as it came
 
     # --- commits -----------------------------------------------------------------------
@@ -150,11 +152,25 @@ class RedisSession:
             for op in ops:
                 if op[0] in _GIVES_UP:
                     held.pop(op[1], None)
-        claims = [claim_of(record, self._cells) for record in reply[4:]]
+        try:
+            claims = [claim_of(record, self._cells) for record in reply[4:]]
+        except CheckpointError:
+            claims = self._readable(reply[4:])
         for claim in claims:
             held[claim.spec.key] = claim
         if reply[3]:
             self._note(reply[3].decode())
+        return claims
+
+    def _readable(self, records: Sequence[bytes]) -> list[Claim]:
+        """Claims whose data can be opened here. The others are set aside: they would come again for ever."""
+        claims = []
+        for record in records:
+            try:
+                claims.append(claim_of(record, self._cells))
+            except CheckpointError as error:
+                key = int(record.split(b"\x1f", 3)[2])
+                self.commit([("quarantine", key, f"{type(error).__name__}: {error}")])
         return claims
 
     def _note(self, tail: str) -> None:
@@ -229,6 +245,15 @@ class RedisSession:
 
     # --- facts -------------------------------------------------------------------------
 
+    def clock(self) -> float:
+        """The server's time, by which specs are due: the clocks of machines differ."""
+        if self._ahead is None:
+            with translated(self._link.address):
+                before = time()
+                seconds, micros = self._link.route.client_for(self._key).time()
+            self._ahead = seconds + micros / 1e6 - (before + time()) / 2
+        return time() + self._ahead
+
     @property
     def pending(self) -> int:
         return max(0, self.ready) + len(self.held)
@@ -265,9 +290,9 @@ class RedisSession:
 
     def reader(self) -> Reader:
         """The values as one attempt sees them."""
-        return Reader(self)
+        return Reader(self.read_all, self.names)
 
-    def read_all(self, names: Sequence[str]) -> list[tuple[Found | None, bool]]:
+    def read_all(self, names: Sequence[str]) -> list[Look]:
         """Values as of one moment; and of results, whether there is none this time."""
         with self._lock:
             found = self._send(self._read, list(names))
@@ -275,7 +300,7 @@ class RedisSession:
             raise self._gone()
         return [self._value(name, one) for name, one in zip(names, found, strict=True)]
 
-    def _value(self, name: str, found: list[bytes] | None) -> tuple[Found | None, bool]:
+    def _value(self, name: str, found: list[bytes] | None) -> Look:
         if not found:
             return None, False
         cell, version, void, *items = found
@@ -294,44 +319,6 @@ class RedisSession:
 
 
 _GIVES_UP = frozenset({"end", "release", "doubt", "quarantine"})
-
-
-class Reader:
-    """What one attempt reads, each value once: it sees them as they were when it first looked."""
-
-    shares = False
-
-    def __init__(self, session: RedisSession) -> None:
-        self._session = session
-        self._found: dict[str, tuple[Found | None, bool]] = {}
-
-    def prefetch(self, names: Sequence[str]) -> None:
-        """These will be read: one round trip for all."""
-        self._found.update(zip(names, self._session.read_all(names), strict=True))
-
-    def read(self, name: str) -> Found | None:
-        return self._look(name)[0]
-
-    def gave_nothing(self, task: str) -> bool:
-        return self._look(task + RESULT)[1]
-
-    def _look(self, name: str) -> tuple[Found | None, bool]:
-        found = self._found.get(name)
-        if found is None:
-            found = self._found[name] = self._session.read_all([name])[0]
-        return found
-
-    def names(self) -> list[str]:
-        return self._session.names()
-
-    def lend(self, name: str) -> None:
-        """What it gets is a copy of its own."""
-
-    def give_back(self, names: Sequence[str]) -> None:
-        """Nothing was lent."""
-
-    def on_loan(self) -> list[str]:
-        return []
 
 
 __all__ = ["RENEW", "START", "STEP", "Live", "Reader", "RedisSession", "fenced", "keys_of"]

@@ -27,7 +27,19 @@ from graflow_ckpt.sessions.ops import Arg, Cells, spec_of
 PRIORITY = 2**33
 """The score of a ready spec is order - priority * PRIORITY; both are exact below 2**53."""
 
-FIELDS = ("status", "sequence", "steps", "key", "claim", "order", "max_steps", "cap", "flags", "queues", "held")
+FIELDS = (
+    "status",
+    "sequence",
+    "steps",
+    "key",
+    "claim",
+    "order",
+    "max_steps",
+    "cap",
+    "flags",
+    "queues",
+    "held",
+)
 _TABLES = ("h", "dl", "c", "dead", "g", "done", "sk", "pa", "er", "n", "t")
 _STAGED = 3600  # seconds until what a dead writer has staged is gone
 _PAGE = 1000  # items of a table that are sent at once

@@ -1,0 +1,50 @@
+"""What one attempt reads of a session in Redis: copies, each taken once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from graflow_ckpt.core.facts import RESULT
+from graflow_ckpt.sessions.protocol import Found
+
+Look = tuple[Found | None, bool]
+"""What stands under a name; and of a result, whether its task gave none this time."""
+
+
+class Reader:
+    """What one attempt reads, each value once: it sees them as they were when it first looked."""
+
+    shares = False
+
+    def __init__(self, look: Callable[[Sequence[str]], list[Look]], names: Callable[[], list[str]]) -> None:
+        self._look_up = look
+        self._names = names
+        self._found: dict[str, Look] = {}
+
+    def prefetch(self, names: Sequence[str]) -> None:
+        """These will be read: one round trip for all."""
+        self._found.update(zip(names, self._look_up(names), strict=True))
+
+    def read(self, name: str) -> Found | None:
+        return self._look(name)[0]
+
+    def gave_nothing(self, task: str) -> bool:
+        return self._look(task + RESULT)[1]
+
+    def _look(self, name: str) -> Look:
+        found = self._found.get(name)
+        if found is None:
+            found = self._found[name] = self._look_up([name])[0]
+        return found
+
+    def names(self) -> list[str]:
+        return self._names()
+
+    def lend(self, name: str) -> None:
+        """What it gets is a copy of its own."""
+
+    def give_back(self, names: Sequence[str]) -> None:
+        """Nothing was lent."""
+
+    def on_loan(self) -> list[str]:
+        return []

@@ -35,7 +35,7 @@ QUEUES = ("default", "gpu", "io")
 
 
 @pytest.fixture
-def here(redis_url: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> Here:
+def here(redis_url: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> Here:  # noqa: F811
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
     return Here(redis_url, folder)
 

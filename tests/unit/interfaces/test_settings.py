@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from graflow_ckpt.interfaces.settings import FleetSettings, Resolved, resolve
-from graflow_ckpt.interfaces.sources import NAMES, BadSetting, Given, Origin, gather
+from graflow_ckpt.interfaces.sources import FLAGS, NAMES, BadSetting, Given, Origin, gather
 
 SECRET = "geheim"
 URL = f"redis://me:{SECRET}@host:6380/2"
@@ -145,3 +145,25 @@ def test_what_was_resolved_becomes_the_environment_of_the_process() -> None:
     resolved(REDIS_URL=URL, KEY=KEY).export(environment)
 
     assert environment == {"GRAFLOW_CKPT_REDIS_URL": URL, "GRAFLOW_CKPT_KEY": KEY, "PATH": "/bin"}
+
+
+def test_the_page_about_the_command_line_has_each_setting_with_its_default() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "cli.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("| `")]
+    told = {row[0].strip(): [cell.strip() for cell in row] for row in rows if len(row) == 5}
+
+    defaults = resolved()
+    for name in NAMES:
+        if name in ("key", "key_file"):
+            assert name in told["`key`, `key_file`"][0]
+            continue
+        row = told[f"`{name}`"]
+        assert row[1] == f"`{name.upper()}`"
+        assert FLAGS[name] in row[2]
+        assert row[4] == {"rq_url": "the same", "redis_url": "", "preload": ""}.get(
+            name,
+            defaults.shown(name) if name == "workers" or name in PERIODS else f"`{defaults.shown(name)}`",
+        )
+
+
+PERIODS = ("lease", "budget", "grace", "code_patience")

@@ -73,7 +73,7 @@ def length(name: str, cycle: int) -> float:
 def note(what: str, context: Any) -> None:
     """what, when, where, and of which attempt."""
     spec = context._attempt.claim.spec
-    session = getattr(context._attempt.values, "_session", None)  # none where a session is in memory
+    session = getattr(context._host, "_session", None)  # none where a session is in memory
     token = getattr(session, "token", "-")
     where = f"{time.time():.6f} {os.getpid()}"
     line = f"{what} {where} {spec.task_id} {spec.cycle} {spec.key} {spec.retry_count} {token}\n"

@@ -1,0 +1,252 @@
+"""Chaos on a fleet: a DAG runs on four workers of two pools while a monkey is about.
+
+    python -m tests.chaos.run --seed 7             the long run: `make chaos SEED=7`
+    python -m tests.chaos.run --tasks 200 …        a smaller one
+
+A seed gives the same DAG and the same schedule of blows. At the end the ledger of the commit script, the
+executions noted outside of Redis, the session and the model must agree: see checker.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from time import monotonic
+
+from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.fleet.client import Client, Terms
+from graflow_ckpt.links.redis import open_link
+from tests.chaos.bodies import PACE, RUNS, build
+from tests.chaos.checker import Verdict, check
+from tests.chaos.dag import draw
+from tests.chaos.model import Expected, expected
+from tests.chaos.monkey import Deed, Monkey
+from tests.chaos.pools import KEY, Pool, pools, private_server, until
+from tests.chaos.records import Commit, Line, ledger_of, lines, session_of, tokens_left
+from tests.chaos.schedule import Blow, printed, schedule
+
+SESSION = "chaos"
+STALLED = 45.0
+"""Seconds without a commit, with nobody stopped and nothing down, after which a run has come to a halt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One run."""
+
+    seed: int
+    tasks: int = 1500
+    kills: int = 28
+    stops: int = 8
+    servers: int = 3
+    lease: float = 2.0
+    pace: float = 1.0
+    fsync: str = "everysec"
+    modes: tuple[str, ...] = ("simple", "fork")  # a pool each, with two workers
+    blows: tuple[Blow, ...] | None = None
+
+    def schedule(self) -> list[Blow]:
+        if self.blows is not None:
+            return list(self.blows)
+        return schedule(self.seed, self.kills, self.stops, self.servers, self.lease)
+
+
+@dataclass(slots=True)
+class Report:
+    """What came of it."""
+
+    plan: Plan
+    deeds: list[Deed]
+    began: float  # wall clock
+    seconds: float
+    verdict: Verdict = field(default_factory=Verdict)
+    zombies: list[Line] = field(default_factory=list)  # came back after their lease and were refused
+    late: list[Line] = field(default_factory=list)  # came back before anybody had taken over
+    takeovers: list[float] = field(default_factory=list)  # seconds from a kill to the next execution
+    logs: dict[str, str] = field(default_factory=dict)
+
+
+def run(plan: Plan, folder: Path) -> Report:
+    """One run, from an empty server to the verdict."""
+    program = draw(plan.seed, plan.tasks)
+    model = expected(program)
+    runs = folder / "runs"
+    with ExitStack() as stack:
+        server = stack.enter_context(private_server(appendfsync=plan.fsync))
+        given = {RUNS: str(runs), PACE: str(plan.pace), "lease": str(plan.lease), "workers": "2"}
+        several = [Pool(f"pool{n}", server.url, folder, mode=m, **given) for n, m in enumerate(plan.modes)]
+        stack.enter_context(pools(*several))
+        flow = build(program, SESSION)
+        began = time.time()
+        with fleet(server.url) as client:
+            client.submit(flow.graph, flow.settings, (program.start,), {}, Terms(SESSION, ledger=True))
+            monkey = Monkey(plan.schedule(), server, several, runs, model.end.steps)
+            try:
+                watch(client, monkey)
+            finally:
+                monkey.calm()
+        statuses = [pool.end() for pool in several]
+        with fleet(server.url) as client:
+            return judge(
+                Report(plan, monkey.deeds, began, time.time() - began),
+                client,
+                model,
+                runs,
+                several,
+                statuses,
+                monkey,
+            )
+
+
+@contextmanager
+def fleet(url: str) -> Iterator[Client]:
+    client = Client(open_link(url), keyring=Keyring.load({"GRAFLOW_CKPT_KEY": KEY}, local=False))
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def watch(client: Client, monkey: Monkey) -> None:
+    """Until the session has ended and the monkey has had enough; or nothing happens any more."""
+    handle = client.session(SESSION)
+    steps, since, status = 0, monotonic(), ""
+    while monotonic() - since < STALLED:
+        try:
+            now = handle.status()
+            if now.steps > steps:
+                since = monotonic()
+            steps, status = now.steps, now.status
+        except GraflowError:
+            since = monotonic()  # the server is down
+        monkey.look(steps)
+        if status not in ("running", "init") and monkey.idle:
+            return
+        time.sleep(0.01)
+
+
+# --- the verdict -----------------------------------------------------------------------
+
+
+def judge(
+    report: Report, client: Client, model: Expected, runs: Path, several: Sequence[Pool],
+    statuses: Sequence[int], monkey: Monkey,
+) -> Report:  # fmt: skip
+    """Hold everything that was left behind against the model."""
+    rq = client.carrier.connection
+    until(lambda: not tokens_left(client.link, rq, SESSION), 5.0)
+    ledger, written = ledger_of(client.link, SESSION), lines(runs)
+    verdict = report.verdict = check(
+        model, ledger, written, session_of(client.link, rq, SESSION, client.keyring)
+    )
+    judge_zombies(report, written, ledger)
+    report.takeovers = takeovers(report.deeds, written)
+    report.logs = {pool.name: pool.said for pool in several}
+    verdict.say("pools that did not end well", [f"status {status}" for status in statuses if status])
+    verdict.say("orphans", [pid for pool in several for pid in pool.orphans()])
+    verdict.say("blows that never fell", monkey.pending)
+    if report.plan.stops and not report.zombies:
+        verdict.violations.append("no worker came back after its lease, and was refused: nothing was shown")
+    return report
+
+
+def judge_zombies(report: Report, written: Sequence[Line], ledger: Sequence[Commit]) -> None:
+    """Bodies that were stopped for longer than their lease, and came to their end after that."""
+    committed = Counter((commit.key, commit.token) for commit in ledger)
+    for deed in report.deeds:
+        if deed.blow.what != "stop" or deed.line is None:
+            continue
+        mine = (deed.line.key, deed.line.token)
+        ends = [line for line in written if (line.key, line.token) == mine and line.what != "began"]
+        # the last thing that its token did with this spec; earlier attempts of it may have been committed
+        if ends and ends[-1].pid == deed.pid and ends[-1].at >= deed.until - 0.05:
+            (report.zombies if committed[mine] < len(ends) else report.late).append(ends[-1])
+
+
+def takeovers(deeds: Sequence[Deed], written: Sequence[Line]) -> list[float]:
+    """For each body that was killed: how long until it was run again, by whomever."""
+    found = []
+    for deed in deeds:
+        if deed.blow.what == "kill" and deed.line is not None:
+            after = [line.at for line in written if line.key == deed.line.key and line.at > deed.at]
+            if after:
+                found.append(min(after) - deed.at)
+    return sorted(found)
+
+
+# --- by hand ---------------------------------------------------------------------------
+
+
+def show(report: Report) -> None:
+    """The table at the end."""
+    plan, figures = report.plan, report.verdict.figures
+    blows = Counter(f"{deed.blow.what} {deed.blow.whom}".strip() for deed in report.deeds)
+    waits = report.takeovers
+    taken = f"{median(waits):.2f} s / {waits[-1]:.2f} s" if waits else ""
+    rows = [
+        ("seed", plan.seed),
+        ("appendfsync", plan.fsync),
+        ("pools", " + ".join(f"2 {mode}" for mode in plan.modes)),
+        ("seconds", f"{report.seconds:.1f}"),
+        *((f"blows: {what}", n) for what, n in sorted(blows.items())),
+        ("committed once", f"{figures['committed once']} of {figures['committed']}"),
+        ("executions", figures["executions"]),
+        ("ran more than once", figures["ran more than once"]),
+        ("bodies that ended and were not committed", figures["ended and not committed"]),
+        ("zombies refused", len(report.zombies)),
+        ("zombies back before anybody took over", len(report.late)),
+        ("taken over after a kill, median / longest", taken),
+        ("violations", len(report.verdict.violations)),
+    ]
+    began = report.began
+    for deed in report.deeds:
+        doing = f" at {deed.line.task}" if deed.line else ""
+        print(f"  {deed.at - began:6.2f} s  {deed.blow}: pid {deed.pid}{doing}")
+    for name, value in rows:
+        print(f"  {name:<44} {value}")
+    for violation in report.verdict.violations:
+        print(f"  VIOLATION {violation}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10_000))
+    usual = Plan(seed=0)
+    for name in ("tasks", "kills", "stops", "servers", "lease", "pace"):
+        value = getattr(usual, name)
+        parser.add_argument(f"--{name}", type=type(value), default=value)
+    parser.add_argument("--fsync", choices=["everysec", "always", "both"], default="both")
+    parser.add_argument("--keep", type=Path, help="a folder for logs and executions")
+    given = vars(parser.parse_args(arguments))
+    keep, fsync = given.pop("keep"), given.pop("fsync")
+    good = True
+    for each in ["everysec", "always"] if fsync == "both" else [fsync]:
+        plan = Plan(**given, fsync=each)
+        print(
+            f"chaos with seed {plan.seed}, appendfsync {each}; the blows:\n{printed(plan.schedule())}",
+            flush=True,
+        )
+        with tempfile.TemporaryDirectory(prefix="graflow-ckpt-chaos-") as name:
+            folder = Path(name) if keep is None else keep / f"{plan.seed}-{each}"
+            folder.mkdir(parents=True)  # what an earlier run wrote would be taken for this one's
+            report = run(plan, folder)
+        show(report)
+        good = good and not report.verdict.violations
+    print(
+        f"{'all is well' if good else 'SOMETHING IS WRONG'}; the same again: make chaos SEED={given['seed']}"
+    )
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

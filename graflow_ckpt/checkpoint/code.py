@@ -3,16 +3,20 @@
 Functions and classes of `__main__` are kept as their name and, in a byte string of its own, a
 copy that is opened only if the running `__main__` lacks the name. A task's body in an importable
 module is kept by name: cloudpickle alone would take a copy of it, since the name in the module
-is the task. Everything else is cloudpickle's.
+is the task. A function under `functools.lru_cache` that has no such name is
+made again. Everything else is cloudpickle's.
 
 A copy has in it whatever its code uses of `__main__`, also data. One that is larger than
-`COPY_LIMIT` is left out with a warning: else every checkpoint would hold the training set.
+`COPY_LIMIT` is left out with a warning: else every checkpoint would hold the training set. Where
+`whole` is set it is refused instead: whoever opens the pickle does not have that `__main__`.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from contextvars import ContextVar
+from functools import _lru_cache_wrapper
 from types import FunctionType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -23,6 +27,9 @@ from graflow_ckpt import _restore
 from graflow_ckpt.core.task import Task
 
 COPY_LIMIT: Final = 1 << 20
+
+whole: ContextVar[bool] = ContextVar("graflow_whole_code", default=False)
+"""Whether a name in `__main__` is not enough."""
 
 _log = logging.getLogger("graflow_ckpt.checkpoint")
 _copies: WeakKeyDictionary[Any, bytes] = WeakKeyDictionary()  # functions and classes of __main__
@@ -36,7 +43,26 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
             reduced = _by_name(obj)
             if reduced is not None:
                 return reduced
+        elif type(obj) is _lru_cache_wrapper:
+            return _memo(obj)
         return super().reducer_override(obj)
+
+
+class _Copier(cloudpickle.Pickler):  # type: ignore[misc]  # as above
+    """Of code and what it uses, wherever that has a name."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        return _memo(obj) if type(obj) is _lru_cache_wrapper else super().reducer_override(obj)
+
+
+def _memo(obj: Any) -> Any:
+    """Python pickles one by its name, also in `__main__` and where there is no such name."""
+    if (
+        obj.__module__ != "__main__"
+        and _restore.walk(sys.modules.get(obj.__module__), obj.__qualname__) is obj
+    ):
+        return NotImplemented
+    return _restore.memo, (obj.__wrapped__, obj.cache_parameters())
 
 
 def _by_name(obj: Any) -> tuple[Any, ...] | None:
@@ -46,7 +72,10 @@ def _by_name(obj: Any) -> tuple[Any, ...] | None:
     found = _restore.walk(sys.modules.get(module), name)
     if module == "__main__":
         if found is obj or (isinstance(found, Task) and found.func is obj):
-            return _restore.of_main, (name, _copy(obj))
+            copy = _copy(obj)
+            if not copy and whole.get():
+                raise ValueError(f"{name} of __main__ uses more than {COPY_LIMIT >> 20} MiB of global data")
+            return _restore.of_main, (name, copy)
     elif isinstance(found, Task) and found.func is obj:
         return _restore.body, (module, name)
     return None
@@ -57,9 +86,10 @@ def _copy(obj: Any) -> bytes:
     if copy is None:
         room = _Room()
         try:
-            cloudpickle.Pickler(room, protocol=5).dump(obj)
+            _Copier(room, protocol=5).dump(obj)
         except _FullError:
-            _log.warning(
+            _log.log(
+                logging.DEBUG if whole.get() else logging.WARNING,
                 "%s of __main__ uses more than %d MiB of global data: it is kept by name only, and its "
                 "checkpoints can be resumed with its program alone (they do not grow by that data)",
                 obj.__qualname__,

@@ -114,13 +114,30 @@ _NOTED = ("running", "failed", "waiting")
 
 
 def pack_code(graph: TaskGraph) -> bytes:
-    """All tasks and edges as one pickle."""
+    """All tasks and edges as one pickle; what has none is kept by its name."""
     nodes = list(graph.nodes.values())
     try:
         return _pack(nodes, graph)
     except NotStorable:
         kept = [_keepable(node) for node in nodes]
         return _pack(kept, graph)
+
+
+def pack_whole_code(graph: TaskGraph) -> bytes:
+    """The same for somebody who has nothing else; NotStorable names the task that cannot travel."""
+    from graflow_ckpt.checkpoint.code import whole  # which loads cloudpickle
+
+    token = whole.set(True)
+    try:
+        return _pack(list(graph.nodes.values()), graph)
+    except NotStorable:
+        for node in graph.nodes.values():
+            if isinstance(node, Task):
+                check_picklable(node.func, f"the code of task {node.name}")
+                check_picklable(node.arguments, f"the arguments of task {node.name}")
+        raise
+    finally:
+        whole.reset(token)
 
 
 def _pack(nodes: list[Any], graph: TaskGraph) -> bytes:

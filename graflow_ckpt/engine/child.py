@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from traceback import format_exception
 from typing import Any
 
+from graflow_ckpt import _restore
 from graflow_ckpt.checkpoint.cells import check_storable
 from graflow_ckpt.checkpoint.pickles import live_bytes, live_digest, load_live
 from graflow_ckpt.core.errors import CheckpointError, WorkflowCancelled
@@ -177,4 +178,5 @@ def _die_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
+    _restore.in_foreign_main()
     main(*map(int, sys.argv[1:]))

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import lru_cache
+from pathlib import Path
+from textwrap import dedent
 
 import pytest
 
 from graflow_ckpt.checkpoint.code import COPY_LIMIT
-from graflow_ckpt.checkpoint.pickles import load_live
+from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import CheckpointError
 
 PROGRAM = """
@@ -42,3 +45,66 @@ def test_large_data_that_code_uses_is_not_in_its_copy() -> None:
         CheckpointError, match="__main__ has no 'count', and the checkpoint has only its name"
     ):
         load_live(data)
+
+
+# --- elsewhere ---------------------------------------------------------------------------
+
+
+def elsewhere(program: str, opened: str, folder: Path) -> str:
+    """What another process says that runs `opened` on the pickle of `made`, which `program` makes."""
+    (folder / "made.py").write_text(
+        f"from graflow_ckpt.checkpoint.pickles import live_bytes\n{dedent(program)}\n"
+        "open('pickle', 'wb').write(live_bytes(made))\n"
+    )
+    (folder / "opened.py").write_text(
+        "from graflow_ckpt.checkpoint.pickles import load_live\n"
+        "def load(): return load_live(open('pickle', 'rb').read())\n" + dedent(opened)
+    )
+    for name in ("made.py", "opened.py"):
+        done = subprocess.run([sys.executable, name], cwd=folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+ASKED = """
+    from graflow_ckpt import _restore
+    def main(): return "of the process that opens it"
+    print(load()())
+"""
+
+
+def test_a_name_of_main_means_the_programs_own_where_it_runs(tmp_path: Path) -> None:
+    said = elsewhere("def main(): return 'of the program'\nmade = main", ASKED, tmp_path)
+
+    assert said == "of the process that opens it\n"
+
+
+def test_in_a_foreign_main_a_name_means_what_was_pickled(tmp_path: Path) -> None:
+    """A worker's `__main__` has a function `main`, too."""
+    asked = ASKED.replace("    print", "    _restore.in_foreign_main()\n    print")
+
+    said = elsewhere("def main(): return 'of the program'\nmade = main", asked, tmp_path)
+
+    assert said == "of the program\n"
+
+
+def test_a_cached_function_of_main_is_made_again(tmp_path: Path) -> None:
+    program = """
+        from functools import lru_cache
+        @lru_cache(maxsize=7)
+        def twice(n): return 2 * n
+        def task(n): return twice(n)
+        made = [task, twice]
+    """
+    asked = "task, twice = load(); print(task(4), twice.cache_parameters()['maxsize'])"
+
+    assert elsewhere(program, asked, tmp_path) == "8 7\n"
+
+
+@lru_cache
+def known(n: int) -> int:
+    return n
+
+
+def test_a_cached_function_of_a_module_stays_itself() -> None:
+    assert load_live(live_bytes(known)) is known

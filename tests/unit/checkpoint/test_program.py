@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -16,6 +18,7 @@ from graflow_ckpt.checkpoint.program import (
     describe,
     pack_code,
     pack_task,
+    pack_whole_code,
     saved_tasks,
     summary_of,
     unpack_code,
@@ -203,6 +206,46 @@ def test_an_argument_that_cannot_be_pickled_is_no_reason_to_fail_either() -> Non
 
     assert isinstance(node, Task)
     assert node.arguments == {}
+
+
+def test_code_that_is_all_that_somebody_will_have_is_packed_whole_or_refused_by_the_task() -> None:
+    lock = threading.Lock()
+
+    def locked() -> bool:
+        return lock.locked()
+
+    with pytest.raises(NotStorable, match=r"the code of task second.* cannot be stored") as raised:
+        pack_whole_code(compiled(graph_of(first=one, second=locked)))
+    assert raised.value.path.startswith("the code of task second")
+
+    graph = graph_of(first=one)
+    graph.add(Task("second", other, arguments={"x": lock}))
+    with pytest.raises(NotStorable, match=r"the arguments of task second.* cannot be stored"):
+        pack_whole_code(compiled(graph))
+
+    whole = compiled(graph_of(first=one, second=other))
+    assert pack_whole_code(whole) == pack_code(whole)
+
+
+LARGE = """
+from graflow_ckpt.checkpoint.program import pack_code, pack_whole_code
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.task import Task
+table = bytes(2 << 20)
+def count(): return len(table)
+graph = TaskGraph()
+graph.add(Task("count", count))
+graph.compile(["count"])
+for pack in (pack_code, pack_whole_code):
+    pack(graph)
+"""
+
+
+def test_a_name_in_main_is_not_enough_for_somebody_who_has_another_main() -> None:
+    done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=False)
+
+    assert "the code of task count cannot be stored" in done.stderr
+    assert "count of __main__ uses more than 1 MiB of global data" in done.stderr
 
 
 def test_a_task_made_at_run_time_comes_back_with_its_place() -> None:

@@ -339,3 +339,27 @@ def test_a_child_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
         parent.kill()
 
     assert gone(pids_in(file)[0], 2)
+
+
+NAMED_MAIN = """
+from graflow_ckpt import task, workflow
+
+@task(isolation="process")
+def main():
+    return "the program's"
+
+if __name__ == "__main__":
+    with workflow("w") as ctx:
+        ctx.add(main)
+        print(ctx.execute())
+"""
+
+
+def test_a_body_with_a_name_that_the_childs_own_program_has_is_still_the_body(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(NAMED_MAIN)
+
+    done = subprocess.run(
+        [sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert done.stdout == "the program's\n", done.stderr

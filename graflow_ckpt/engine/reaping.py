@@ -8,6 +8,7 @@ task's `on_interrupted` if that says otherwise; at the budget it is set aside an
 from __future__ import annotations
 
 import json
+import logging
 from typing import Any
 
 from graflow_ckpt.core.errors import Fenced
@@ -20,6 +21,8 @@ from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.ops import Cells, spec_of
 from graflow_ckpt.sessions.redis import PATIENCE, RedisSession
+
+log = logging.getLogger("graflow_ckpt.engine")
 
 LEASE_OVER = "its worker's lease ran out"
 
@@ -45,9 +48,9 @@ def release(
     """
     client: Any = link.route.client_for(f"{keys_of(session)}c")
     with translated(link.address):
-        held = _held(client, session, token, cells)
+        holds = held(link, session, token, cells)
         asks = json.loads(client.hget(f"{keys_of(session)}h", "io") or b"{}")
-    ops = [_op(spec, asks, why, crashed) for spec in held]
+    ops = [_op(spec, asks, why, crashed) for spec in holds]
     sender = RedisSession(link, session, cells)
     sender.patience = patience
     try:
@@ -56,6 +59,10 @@ def release(
         return None
     finally:
         sender.close()
+    for op, spec in zip(ops, holds, strict=True):
+        if op[0] == "quarantine":
+            text = "session %s pauses: %s"
+            log.error(text, session, op[2], extra={"session": session, "task": spec.task_id, "token": token})
     return sender.emitted
 
 
@@ -82,8 +89,9 @@ def owner_of(record: bytes) -> Owner:
     return Owner(**json.loads(record.partition(b"\x1e")[0]))
 
 
-def _held(client: Any, session: str, token: str, cells: Cells) -> list[TaskSpec]:
+def held(link: RedisLink, session: str, token: str, cells: Cells) -> list[TaskSpec]:
     """What a token has claimed, the latest first: so that they are released into their old order."""
+    client: Any = link.route.client_for(f"{keys_of(session)}c")
     fields: dict[bytes, bytes] = client.hgetall(f"{keys_of(session)}c")
     mine = []
     for record in (record for field, record in fields.items() if field.isdigit()):

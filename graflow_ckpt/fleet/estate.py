@@ -8,8 +8,10 @@ forgotten on the way a steward finds.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
+from typing import Any
 
 from redis import RedisError
 from rq.serializers import JSONSerializer
@@ -21,6 +23,7 @@ from graflow_ckpt.fleet.health import sign_off
 from graflow_ckpt.fleet.reaping import Hands, take
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.redis import open_link
+from graflow_ckpt.sessions.layout import keys_of
 
 log = logging.getLogger("graflow_ckpt.fleet")
 
@@ -40,34 +43,46 @@ class Debt:
 class Estate:
     """What is still to be settled."""
 
-    def __init__(self, url: str, rq_url: str) -> None:
+    def __init__(self, url: str, rq_url: str, queues: Sequence[str]) -> None:
         self._urls = url, rq_url
+        self._queues = queues
         self._hands: Hands | None = None
         self._debts: list[Debt] = []
         self._names: list[str] = []  # under which RQ knows the dead
+        self._left = False  # somebody has ended who may just have taken a token
         self._not_before = 0.0
         self._said = False
 
     def owes(self, run: Run, why: str, *, crashed: bool) -> None:
         self._debts.append(Debt(run, why, crashed))
 
-    def leaves_in_rq(self, name: str) -> None:
-        self._names.append(name)
+    def leaves(self, name: str, *, listed: bool) -> None:
+        """A worker has ended. `listed`: it did not tell RQ so."""
+        self._left = True
+        if listed:
+            self._names.append(name)
 
     @property
     def patience(self) -> float:
         """Seconds until it has to be tried again."""
-        return max(0.0, self._not_before - monotonic()) if self._debts or self._names else 60.0
+        return max(0.0, self._not_before - monotonic()) if self._owing else 60.0
+
+    @property
+    def _owing(self) -> bool:
+        return bool(self._debts or self._names or self._left)
 
     def settle(self) -> None:
         """As much as can be done now."""
-        if not (self._debts or self._names) or monotonic() < self._not_before:
+        if not self._owing or monotonic() < self._not_before:
             return
         try:
             hands = self._open()
             while self._debts:
                 self._pay(hands, self._debts[0])
                 del self._debts[0]
+            while self._left:
+                _return(hands, self._queues)
+                self._left = False
             while self._names:
                 _bury(hands, self._names[0])
                 del self._names[0]
@@ -97,7 +112,7 @@ class Estate:
         """In a child: the connections are its parent's."""
         self._debts.clear()
         self._names.clear()
-        self._hands = None
+        self._left, self._hands = False, None
 
     def close(self, pool: str) -> None:
         """The pool has ended; one last try."""
@@ -107,6 +122,19 @@ class Estate:
             sign_off(self._open().link, pool)
         except (GraflowError, RedisError) as error:
             log.info("the end of pool %s was not noted: %s", pool, error)
+
+
+def _return(hands: Hands, queues: Sequence[str]) -> None:
+    """Tokens that a worker had taken from RQ's queue when it ended, before it could begin on them.
+
+    One that another worker is about to begin on is posted twice then; the second time it is refused.
+    """
+    for queue in queues:
+        for session, token in hands.carrier.taken_by_nobody(queue):
+            own, tok = f"{keys_of(session)}own", f"{keys_of(session)}tok"
+            client: Any = hands.link.route.client_for(own)
+            if client.zscore(tok, token) is not None and not client.hexists(own, token):
+                hands.carrier.post_again(session, token, queue)
 
 
 def _bury(hands: Hands, name: str) -> None:

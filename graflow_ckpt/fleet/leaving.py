@@ -27,7 +27,7 @@ from typing import Any
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.fleet.board import Line, Order
 from graflow_ckpt.fleet.forks import leave
-from graflow_ckpt.fleet.reaping import take
+from graflow_ckpt.fleet.reaping import GAVE_UP, STOPPED, take
 from graflow_ckpt.fleet.slice import Slice, Worker
 
 log = logging.getLogger("graflow_ckpt.fleet")
@@ -69,7 +69,7 @@ class Leaving:
 
     def told(self, number: int, frame: FrameType | None) -> None:
         if self._gone:
-            raise SystemExit(0)
+            raise SystemExit(GAVE_UP)
         self._wake()  # the task may have taken the wake-up pipe for a loop of its own
         self._worker.drain()
         self.on_stop()
@@ -136,8 +136,7 @@ class Leaving:
             task = claim.spec.task_id
             log.warning("task %s did not finish in time; it runs again", task, extra={**facts, "task": task})
         try:
-            why = "it was stopped before its task had finished"
-            take(self._worker, session.id, session.token, why, forced=True, crashed=False)
+            take(self._worker, session.id, session.token, STOPPED, forced=True, crashed=False)
         except GraflowError as error:  # the parent tries again, and then the stewards
             log.warning("a claim could not be given back: %s", error, extra=facts)
 
@@ -158,4 +157,4 @@ class Leaving:
         self._gone = True
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
         select.select([], [], [], LAST)
-        leave(0)
+        leave(GAVE_UP)

@@ -31,7 +31,7 @@ from graflow_ckpt.fleet import logs
 from graflow_ckpt.fleet.board import Board, Line, Order, State
 from graflow_ckpt.fleet.estate import Estate
 from graflow_ckpt.fleet.forks import be_called, fork
-from graflow_ckpt.fleet.reaping import Death
+from graflow_ckpt.fleet.reaping import STOPPED, Death
 from graflow_ckpt.fleet.slice import CODE_PATIENCE
 from graflow_ckpt.fleet.steward import Charge, steward
 from graflow_ckpt.fleet.worker import Mode, WorkerSettings, rq_name, work
@@ -106,7 +106,7 @@ class Pool:
             [(seat.label, seat.line) for seat in self._workers], self._line, stewards,
         )  # fmt: skip
         self._steward = Seat("steward", stewards, partial(steward, charge))
-        self._estate = Estate(settings.url, rq_url)
+        self._estate = Estate(settings.url, rq_url, settings.queues)
         self._secrets = logs.secrets_of(settings.url, settings.rq_url)
         self._signals: deque[int] = deque()
         self._stopped = 0  # the signal that asked for it
@@ -220,15 +220,15 @@ class Pool:
     def _ended(self, seat: Seat, status: int, death: Death) -> None:
         pid, seat.pid = seat.pid, 0
         run = seat.line.run
+        gave_up = seat.killed or death.gave_up
         if run is not None:
             if self._settings.mode == "fork":
                 death = Death(status)  # the memory was its child's, which was killed with it
-            why = "it was stopped before its task had finished" if seat.killed else str(death)
-            self._estate.owes(run, why, crashed=not seat.killed)
-        if status and not seat.killed:
+            self._estate.owes(run, STOPPED if gave_up else death.why, crashed=not gave_up)
+        if status and not gave_up:
             log.warning("%s (process %d) is gone: %s", seat.label, pid, death)
-        if seat is not self._steward and (status or seat.killed):
-            self._estate.leaves_in_rq(rq_name(pid))
+        if seat is not self._steward:
+            self._estate.leaves(rq_name(pid), listed=bool(status) or seat.killed)
         seat.failures = 0 if seat.line.slices or seat.told is not Order.WORK else seat.failures + 1
         late = max(0, seat.failures - TOO_SOON)
         seat.not_before = monotonic() + (min(30.0, 0.25 * 2**late) if late else 0.0)

@@ -17,13 +17,25 @@ from typing import Any, Protocol
 from redis import RedisError
 
 from graflow_ckpt.core.values import Cell
-from graflow_ckpt.engine.reaping import release
+from graflow_ckpt.engine.reaping import held, release
+from graflow_ckpt.engine.run import CRASH_BUDGET
 from graflow_ckpt.fleet.tokens import Carrier
+from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.redis import RedisSession
 
 log = logging.getLogger("graflow_ckpt.fleet")
 
 _MEGA = 2**20 if sys.platform == "darwin" else 2**10  # ru_maxrss is in bytes there, in kilobytes elsewhere
+
+FALLS = "falls"
+"""In the facts of a session: how often a worker has died of its program."""
+
+GAVE_UP = 75
+"""The exit status of a process that leaves while a task runs in it: to be tried again elsewhere."""
+
+STOPPED = "it was stopped before its task had finished"
 
 
 class Fleet(Protocol):
@@ -54,6 +66,16 @@ class Death:
     @classmethod
     def of(cls, status: int, usage: resource.struct_rusage | None) -> Death:
         return cls(status, usage.ru_maxrss // _MEGA if usage is not None else 0)
+
+    @property
+    def why(self) -> str:
+        """For the claim that it held."""
+        return STOPPED if self.gave_up else str(self)
+
+    @property
+    def gave_up(self) -> bool:
+        """It left on purpose, in the middle of a task: nobody crashed."""
+        return os.waitstatus_to_exitcode(self.status) == GAVE_UP
 
     def __str__(self) -> str:
         if os.WIFSIGNALED(self.status):
@@ -98,6 +120,8 @@ def take(
     has to come back.
     """
     facts: dict[str, Any] = {"session": session, "token": token}
+    if forced and crashed:
+        _count_fall(fleet.link, session, token, why)
     emitted = release(fleet.link, session, OPAQUE, token, why, forced=forced, crashed=crashed, patience=0)
     if emitted is None:
         return False
@@ -109,3 +133,24 @@ def take(
     except RedisError as error:
         log.info("RQ still lists token %s of session %s: %s", token, session, error, extra=facts)
     return True
+
+
+def _count_fall(link: RedisLink, session: str, token: str, why: str) -> None:
+    """A worker that died with no claim in its hands died of the program itself: of a module, say.
+
+    No task can be blamed for it; when it comes too often, the session pauses.
+    """
+    prefix = keys_of(session)
+    client: Any = link.route.client_for(f"{prefix}c")
+    with translated(link.address):
+        if not client.hexists(f"{prefix}own", token) or held(link, session, token, OPAQUE):
+            return
+        falls = int(client.hincrby(f"{prefix}h", FALLS, 1))
+    if falls >= CRASH_BUDGET:
+        sender = RedisSession(link, session, OPAQUE)
+        sender.patience = 0
+        try:
+            text = f"WorkerDied: its program has taken its worker down {falls} times before any task; at last {why}"
+            sender.commit([("status", "paused", text)])
+        finally:
+            sender.close()

@@ -34,7 +34,7 @@ from graflow_ckpt.engine.shared import SharedCuts, SharedHost
 from graflow_ckpt.engine.shared_home import SharedHome
 from graflow_ckpt.fleet.lists import Presence
 from graflow_ckpt.fleet.programs import Loaded, Programs
-from graflow_ckpt.fleet.reaping import take
+from graflow_ckpt.fleet.reaping import FALLS, take
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
@@ -142,7 +142,9 @@ class Worker:
                 with translated(self.link.address):
                     pipe = client.pipeline(transaction=False)
                     self._presence.begin(session, token, pipe)
-                    facts = pipe.hmget(f"{prefix}h", "code", "starts", "store", "declined").execute()[-1]
+                    facts = pipe.hmget(f"{prefix}h", "code", "starts", "store", "declined", FALLS).execute()[
+                        -1
+                    ]
                 # asked again by the same owner it answers the same, until the first commit
                 return facts, self._start([f"{prefix}c"], [token, self.owner, int(self.lease * 1000), ""])
             except ServerGone:
@@ -172,8 +174,8 @@ class Worker:
             time.sleep(min(0.2, self.code_patience / 10))  # the others come first
             mine.commit([*ops, ("claim", 0)], mode="q")
             return None
-        if facts[3] is not None:
-            client.hdel(key, "declined")
+        if facts[3] is not None or facts[4] is not None:
+            client.hdel(key, "declined", FALLS)
         return loaded
 
     def _verdict(self, error: Exception) -> str:

@@ -153,8 +153,6 @@ class InHorses(_Waiting, ForkWorker):
 
     def execute_job(self, job: Job, queue: Queue) -> None:
         super().execute_job(job, queue)
-        if self.line.run is not None:
-            self._bury(Death(1))
         session, token = job.args
         self.worker.part(session, token)
         self.set_current_job_id(None)
@@ -169,6 +167,7 @@ class InHorses(_Waiting, ForkWorker):
     def _prepare(self, job: Job) -> None:
         """This process has connections already, and everything that a horse touches first is slow."""
         session, token = job.args
+        self.line.note(session, token)  # from here on somebody has to take it, should it come to that
         try:
             self.worker.prepare(session, token)
         except GraflowError as error:  # it is the horse's turn
@@ -178,8 +177,8 @@ class InHorses(_Waiting, ForkWorker):
         """RQ would see to the remains later, and ask its server first."""
         found = super().wait_for_horse()
         _, status, usage = found
-        if status and self.line.run is not None:
-            self._bury(Death.of(status, usage))
+        if self.line.run is not None:  # a slice that ends takes its note away, whatever its body did
+            self._bury(Death.of(status or 0, usage))
         return found
 
     def stop(self, number: int, frame: FrameType | None) -> None:
@@ -193,7 +192,7 @@ class InHorses(_Waiting, ForkWorker):
         run = self.line.run
         while run is not None:
             try:
-                take(self.worker, run.session, run.token, str(death), forced=True)
+                take(self.worker, *run, death.why, forced=True, crashed=not death.gave_up)
                 break
             except (ServerGone, ServerFull) as error:
                 if self._stop_requested or self.line.order is not Order.WORK:

@@ -107,13 +107,15 @@ class Pool:
 
 
 @contextmanager
-def pool(url: str, folder: Path, **settings: Any) -> Iterator[Pool]:
+def pool(
+    url: str, folder: Path, environment: dict[str, str] | None = None, **settings: Any
+) -> Iterator[Pool]:
     """A pool that is ready; killed with its parent at the end, and then nobody of it may be there."""
     folder.mkdir(exist_ok=True)
     with open(folder / "pool.log", "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM.format({"url": url, **settings})],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
             cwd=folder,
             stdout=log,
             stderr=log,

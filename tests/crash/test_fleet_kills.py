@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from graflow_ckpt.fleet.client import client_at
 from graflow_ckpt.fleet.handle import Handle
 from tests.crash import fleet_tasks as tasks
 from tests.crash.fleet import alive, go, killed, noted, pool, until
+from tests.crash.fleet_poison import innocent
 from tests.crash.takeover import said, takeovers
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("fleet_key")]
@@ -22,7 +24,7 @@ FAR = {"lease": 300.0}  # nothing here is found by a lease that ran out
 
 
 def claims(handle: Handle) -> int:
-    return int(handle._redis.hlen(f"graflow:{{{handle.session}}}:cl"))
+    return handle.status().running
 
 
 @pytest.mark.parametrize("mode", ["simple", "fork"])
@@ -222,6 +224,57 @@ def test_a_task_that_ends_the_interpreter_is_set_aside_too(redis_url: str, tmp_p
         assert "SystemExit: 3" in status.reason
         assert len(noted(tmp_path, "bad")) == 3
         assert fleet.workers() == workers  # nobody had to die for it
+
+
+@pytest.mark.parametrize("mode", ["simple", "fork"])
+def test_a_task_that_ends_its_process_with_status_0_is_set_aside_too(
+    redis_url: str, tmp_path: Path, mode: str
+) -> None:
+    with pool(redis_url, tmp_path, n=1, mode=mode, **FAR) as fleet:
+        fleet.ready()
+        bad = tasks.call(tasks.vanishes, redis_url, tmp_path, "bad")
+
+        status = bad.wait(20)
+
+        assert status.status == "paused"
+        assert "status 0" in status.reason
+        assert len(noted(tmp_path, "bad")) == 3
+        fleet.ready()
+
+
+@pytest.mark.parametrize("mode", ["simple", "fork"])
+def test_a_module_that_kills_whoever_imports_it_pauses_its_session_and_no_other(
+    redis_url: str, tmp_path: Path, mode: str
+) -> None:
+    with pool(redis_url, tmp_path, {"FLEET_POISON": "1"}, n=1, mode=mode, **FAR) as fleet:
+        fleet.ready()
+        bad = tasks.call(innocent, redis_url, tmp_path, "bad")
+
+        status = bad.wait(20)
+
+        assert status.status == "paused"
+        assert "its program" in status.reason
+        assert "SIGSEGV" in status.reason
+        good = tasks.call(tasks.quick, redis_url, tmp_path, "good")
+        assert good.result(10) == "good"
+
+
+def test_a_token_that_an_idle_worker_took_with_it_is_given_to_another_at_once(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with pool(redis_url, tmp_path, n=1, **FAR) as fleet:
+        (worker,) = fleet.ready() and fleet.workers()
+        os.kill(worker, signal.SIGSTOP)
+        handle = tasks.call(tasks.quick, redis_url, tmp_path, "a")
+        queue = client_at(redis_url).carrier.queue("default")
+        redis = client_at(redis_url).link.client
+        # what BLMOVE has done for it, a moment before it died
+        until(lambda: redis.llen(queue.key) or redis.llen(queue.intermediate_queue_key))
+        redis.lmove(queue.key, queue.intermediate_queue_key)
+        at = killed(worker)
+
+        assert handle.result(10) == "a"
+        assert noted(tmp_path, "a")[0][2] - at < 2.0  # its first look at waiting tokens comes after 5 s
 
 
 def test_a_task_that_must_not_run_twice_fails_when_its_worker_dies(redis_url: str, tmp_path: Path) -> None:

@@ -226,15 +226,16 @@ class RedisSession:
                     return reply
                 if not self.patience:
                     raise SessionBusy(f"Session {self.id} is frozen.", hint="Try again.", session=self.id)
+                deadline = None  # it answers
             except KeyTaken as error:
                 raise wrong_keys(self._link, self.id) from error
             except (ServerGone, ServerFull, ServerReadOnly) as error:
                 lost = not isinstance(error, ServerFull)
                 if deadline is None:
                     log.warning("session %s waits: %s", self.id, error, extra={"session": self.id})
+                    deadline = monotonic() + self.patience
                 elif monotonic() > deadline:
                     raise
-            deadline = deadline or monotonic() + self.patience
             sleep(pause)
             pause = min(pause * 2, 1.0)
 

@@ -1,7 +1,8 @@
 """Fingerprints: is this still the task that made the result?
 
 A fingerprint covers the code of a task and what that code names: defaults, constants in its
-module or closure, helpers and classes in the user's own modules, followed as far as they go.
+module or closure, helpers and classes in the user's own modules, followed as far as they go. A
+package that decorates tasks is the user's own wherever it stands, in a checkout or installed.
 What it cannot see it names in `not_seen`: objects, mutable containers, what the program rebinds
 while it runs, installed packages by their name. The standard library, this package, loggers
 and type hints are not listed.

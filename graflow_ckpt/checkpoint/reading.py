@@ -12,19 +12,17 @@ from __future__ import annotations
 
 import builtins
 import functools
-import sys
 from collections.abc import Callable, Collection
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType, GenericAlias, MethodType, ModuleType, UnionType
-from typing import Any, Final
+from typing import Any
 
 from graflow_ckpt.checkpoint.bytecode import Shape, Shapes, pack
 from graflow_ckpt.checkpoint.constants import amounts_to, contents_of, is_constant
+from graflow_ckpt.checkpoint.origins import OWN, QUIET, Origins, declared_in
 
 Unwrap = Callable[[object], object | None]
 
-_OWN: Final = "."  # the user's own modules, whose code is followed
-_QUIET: Final = ""  # changes with Python or with this package, which the checkpoint names already
 _ABSENT = object()
 _PLACE = frozenset({"__name__", "__file__", "__doc__", "__package__", "__spec__", "__loader__"})
 _PLACE |= {"__builtins__", "__cached__", "__path__"}
@@ -73,12 +71,12 @@ class Reader:
     def __init__(self, unwrap: Unwrap, tasks: Collection[object]) -> None:
         self._unwrap = unwrap
         self._shapes = Shapes()
-        self._origins: dict[str, str] = {}
         # By id; what is kept in the value keeps the id from being given to something else.
         self._named: dict[tuple[int, int], tuple[object, dict[str, Any], Reading]] = {}
         self._rebound: dict[int, tuple[dict[str, Any], frozenset[str]]] = {}
         self._kept = [body for task in tasks for body in (task, self.body(task))]
         self._tasks = frozenset(map(id, self._kept))
+        self._origin = Origins(declared_in(body, self._inner) for body in self._kept).of
 
     def body(self, task: object) -> object:
         """What a task runs: decorations that say where the function is are taken off."""
@@ -97,9 +95,9 @@ class Reader:
 
     def read(self, value: object) -> Reading:
         reading = Reading()
-        if type(value) is FunctionType and self._origin(_home(value)) == _OWN:
+        if type(value) is FunctionType and self._origin(_home(value)) == OWN:
             self._function(reading, value)
-        elif isinstance(value, type) and self._origin(value.__module__) == _OWN:
+        elif isinstance(value, type) and self._origin(value.__module__) == OWN:
             self._class(reading, value)
         else:
             self._refer(reading, "", value)
@@ -116,7 +114,7 @@ class Reader:
         names: object = code if uses is None else uses
         known = self._named.get((id(names), id(module)))
         if known is None:
-            if self._origin(_home(function)) != _OWN:
+            if self._origin(_home(function)) != OWN:
                 return None
             known = self._named[id(names), id(module)] = (names, module, Reading(plain=uses is not None))
             self._globals(known[2], self._shapes.of(code), module)
@@ -174,7 +172,7 @@ class Reader:
         for name in shape.imports:
             if name.startswith("."):
                 reading.not_seen.append(name)
-            elif self._origin(name) != _QUIET:
+            elif self._origin(name) != QUIET:
                 reading.not_seen.append(name.partition(".")[0])
 
     def _global(
@@ -192,7 +190,7 @@ class Reader:
                 reading.blind(label)
         elif name in _PLACE:
             return
-        elif type(value) is ModuleType and self._origin(value.__name__) == _OWN and "" not in attributes:
+        elif type(value) is ModuleType and self._origin(value.__name__) == OWN and "" not in attributes:
             for attribute in attributes:
                 self._global(reading, f"{label}.{attribute}", vars(value), attribute, False, ("",))
         elif self._may_be_state(value) and name in self._rebinds(module):
@@ -239,7 +237,7 @@ class Reader:
     def _is_slot(self, value: object) -> bool:
         """A descriptor that Python made: a slot, a field of a named tuple."""
         kind = type(value)
-        return "__set__" in vars(kind) and self._origin(kind.__module__) == _QUIET
+        return "__set__" in vars(kind) and self._origin(kind.__module__) == QUIET
 
     # --- everything else ---
 
@@ -274,7 +272,7 @@ class Reader:
 
     def _code(self, reading: Reading, value: Any) -> None:  # a function or a class
         home = _home(value) if type(value) is FunctionType else value.__module__
-        if self._origin(home) == _OWN:
+        if self._origin(home) == OWN:
             reading.parts.append("code")
             reading.leads.append(value)
             return
@@ -287,8 +285,8 @@ class Reader:
     def _foreign(self, reading: Reading, label: str, home: str) -> None:
         reading.parts.append(home)
         origin = self._origin(home)
-        if origin != _QUIET:
-            reading.not_seen.append(label if origin == _OWN else origin)
+        if origin != QUIET:
+            reading.not_seen.append(label if origin == OWN else origin)
 
     def _object(self, reading: Reading, label: str, value: Any) -> None:
         kind = type(value)
@@ -306,15 +304,8 @@ class Reader:
             if home.partition(".")[0] == "graflow_ckpt":
                 return
             reading.blind(label or "self")
-            if self._origin(home) == _OWN:
+            if self._origin(home) == OWN:
                 self._code(reading, kind)
-
-    def _origin(self, name: str) -> str:
-        """_OWN, _QUIET, or the installed package that the module belongs to."""
-        origin = self._origins.get(name)
-        if origin is None:
-            origin = self._origins[name] = _place(name)
-        return origin
 
 
 def _home(function: FunctionType) -> str:
@@ -335,16 +326,3 @@ def _parts(member: object) -> tuple[object, ...]:
 
 def _is_bound(builtin: Any) -> bool:  # to an object, as `items.append` is
     return not (builtin.__self__ is None or type(builtin.__self__) is ModuleType)
-
-
-def _place(name: str) -> str:
-    top = name.partition(".")[0]
-    if top in sys.stdlib_module_names or top == "graflow_ckpt":
-        return _QUIET
-    module = sys.modules.get(name, sys.modules.get(top))
-    if module is None or top == "__main__":  # made by exec, or not loaded: nothing else is known
-        return _OWN
-    file = getattr(module, "__file__", None) or getattr(sys.modules.get(top), "__file__", None)
-    if file is None or "site-packages" in file or "dist-packages" in file:
-        return top
-    return _OWN

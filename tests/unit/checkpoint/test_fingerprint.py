@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -489,6 +490,45 @@ def test_a_task_depends_on_the_tasks_that_it_calls_not_on_those_that_it_hands_on
     before, after = prints(GRAPH), prints(GRAPH.replace("return 1", "return 2"))
 
     assert {name for name in NAMES if before[name] != after[name]} == {"ship", "pack", "calls"}
+
+
+INSTALLED = """
+from graflow_ckpt import task
+from steps.{helper} import {helper}
+
+@task
+def run():
+    return {helper}({number})
+"""
+
+
+def installed(folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, factor: int) -> Fingerprint:
+    """Of a task in the package `steps`, which was installed into a folder."""
+    package = folder / "steps"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "flows.py").write_text(INSTALLED.format(helper="scale", number=number))
+    (package / "scale.py").write_text(f"def scale(n): return {factor} * n")
+    with monkeypatch.context() as patched:
+        patched.syspath_prepend(folder)
+        for name in [name for name in sys.modules if name.partition(".")[0] == "steps"]:
+            patched.delitem(sys.modules, name)
+        flows = importlib.import_module("steps.flows")
+        found = fingerprints({"run": flows.run.func})["run"]
+        for name in [name for name in sys.modules if name.partition(".")[0] == "steps"]:
+            del sys.modules[name]
+    return found
+
+
+def test_a_package_that_decorates_tasks_is_followed_also_where_it_was_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fleet has checkouts beside installed packages, and two versions installed on two machines."""
+    checkout = installed(tmp_path / "src", monkeypatch, 1, 2)
+
+    assert installed(tmp_path / "1/site-packages", monkeypatch, 1, 2) == checkout
+    assert installed(tmp_path / "2/site-packages", monkeypatch, 9, 2).digest != checkout.digest
+    assert installed(tmp_path / "3/site-packages", monkeypatch, 1, 9).digest != checkout.digest
 
 
 def test_a_decorated_task_has_the_fingerprint_of_its_function_and_sees_bound_arguments() -> None:

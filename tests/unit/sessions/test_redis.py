@@ -115,9 +115,7 @@ def test_a_token_whose_retirement_was_not_heard_of_is_retired_once(far: RedisLin
     assert len(session.emitted) <= 1
 
 
-def test_a_request_that_was_held_up_is_not_done_after_its_successors(
-    redis_server: Server, redis_url: str
-) -> None:
+def test_a_request_that_was_held_up_and_sent_again_is_done_once(redis_server: Server, redis_url: str) -> None:
     with closing(open_link(redis_url, timeout=0.3)) as link:
         create(link, enqueue("a"), enqueue("b"), enqueue("c"))
         session = join(link)

@@ -1,0 +1,293 @@
+"""The tables of a session: what is written is read, all at once or not at all, and nothing stays behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from graflow_ckpt.core.apply import apply
+from graflow_ckpt.core.errors import NoSession, SessionBusy, SessionError, SessionExists
+from graflow_ckpt.core.facts import Op
+from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.links.scripts import Script
+from graflow_ckpt.sessions import tables
+from graflow_ckpt.sessions.layout import START, keys_of
+from graflow_ckpt.sessions.redis import RedisSession
+from graflow_ckpt.sessions.tables import frozen, read_state, write_state
+from tests.unit.sessions.moves import Drawn, transition
+from tests.unit.sessions.pair import SESSION, Plain, facts
+
+PREFIX = keys_of(SESSION)
+
+
+def a_state(*ops: Op) -> SessionState:
+    state = SessionState(SESSION, ("a", "b"), 9)
+    for queue in ("default", "gpu"):
+        for how in ("direct", "pass"):
+            apply(state, [("enqueue", f"task {queue} {how}", b"\x1f\x1e\x00", 5, 2, queue, how)], 0.0)
+    apply(state, [("put", "x", b"", -1), ("append", "y", b"\x01"), ("task", "made", b"pickle"), *ops], 0.0)
+    return state
+
+
+def write(link: RedisLink, state: SessionState, verb: str = "create", **options: Any) -> int:
+    return write_state(link, state, Plain(), {"ttl": "9"}, verb=verb, **options)
+
+
+def read(link: RedisLink, **options: bool) -> SessionState:
+    return read_state(link, SESSION, Plain(), **options)
+
+
+def names(link: RedisLink) -> set[str]:
+    found: Any = link.route.client_for(PREFIX).keys("graflow:*")
+    return {key.decode().removeprefix(PREFIX) for key in found}
+
+
+# --- what is written is read -----------------------------------------------------------
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), moves=st.lists(st.sampled_from([0.0, 1.0, 5.0]), max_size=15))
+def test_any_state_comes_back_as_it_was(
+    server_link: RedisLink, data: st.DataObject, moves: list[float]
+) -> None:
+    server_link.client.flushall()
+    state, now = SessionState(SESSION, ("a",)), 1000.0
+    for later in moves:
+        now += later
+        apply(state, transition(Drawn(data), state, list(state.claimed), now, outside=True), now)
+
+    state.epoch = write(server_link, state)
+
+    found = read(server_link)
+    assert facts(found) == facts(state)
+    assert all(found.gave_nothing(task) is state.gave_nothing(task) for task in state.errors)
+    server_link.client.expire(f"{PREFIX}c", 100)
+    state.epoch = write(server_link, found, "rewind")
+    assert facts(read(server_link)) == facts(state)
+
+
+def test_large_tables_are_written_in_pieces(link: RedisLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "_PAGE", 7)
+    monkeypatch.setattr(tables, "_BYTES", 100)
+    state = a_state()
+    for n in range(50):
+        spec = (f"t{n}", b"\xc0" * (1 + n % 40), n % 3, 0, "default", "direct")
+        ops: list[Op] = [
+            ("enqueue", *spec),
+            ("put", f"v{n}", b"x" * (n * 7 % 60), -1),
+            ("append", "y", b"%d" % n),
+        ]
+        apply(state, ops, 0.0)
+
+    state.epoch = write(link, state)
+
+    assert facts(read(link)) == facts(state)
+
+
+def test_what_is_known_of_the_tasks_is_read_without_values(link: RedisLink) -> None:
+    write(link, a_state())
+
+    found = read(link, values=False)
+
+    assert (found.values, found.appended) == ({}, {})
+    assert len(found.specs) == 4
+    assert found.tasks == {"made": b"pickle"}
+
+
+def test_an_empty_session_comes_back(link: RedisLink) -> None:
+    state = SessionState(SESSION)
+    state.epoch = write(link, state)
+
+    assert facts(read(link)) == facts(state)
+    assert names(link) == {"c", "h"}
+
+
+def test_what_was_read_can_be_worked_on(link: RedisLink) -> None:
+    state = a_state()
+    state.cap = 1
+    write(link, state, flags="f")
+    session = RedisSession(link, SESSION, Plain())
+
+    (claim,) = session.commit([("claim", 9)])
+
+    assert (claim.spec.task_id, claim.spec.task_data) == ("task default direct", b"\x1f\x1e\x00")
+    assert session.read("y") == (b"\x90", 5, (b"\x01",))
+
+
+# --- create and rewind -----------------------------------------------------------------
+
+
+def test_a_session_is_created_once(link: RedisLink) -> None:
+    assert write(link, a_state()) == 1
+
+    with pytest.raises(SessionExists, match=SESSION):
+        write(link, SessionState(SESSION))
+
+    assert len(read(link).specs) == 4
+
+
+def test_the_epoch_only_grows(link: RedisLink) -> None:
+    state = a_state()
+    state.epoch = 7
+
+    assert write(link, state) == 8
+    state.epoch = 2
+    assert write(link, state, "rewind") == 9
+    assert read(link).epoch == 9
+
+
+def test_a_rewind_takes_away_what_was_there(link: RedisLink) -> None:
+    write(link, a_state(), flags="f")
+    session = RedisSession(link, SESSION, Plain())
+    spec = ("later", "b", None, 0, 0, "q-3", "direct", 1e12)
+    session.commit(
+        [spec, ("append", "z", b"\x01"), ("expect", "join", 1, 2, 0), ("skipped", "c"), ("claim", 2)]
+    )
+    session.commit([("rng", b"\x01"), ("cap", 2)])
+
+    state = SessionState(SESSION)
+    state.epoch = write(link, state, "rewind")
+
+    assert facts(read(link)) == facts(state)
+    assert {name for name in names(link) if not name.startswith("x:")} == {"c", "h"}
+
+
+def test_a_session_that_somebody_works_on_is_not_rewound(link: RedisLink) -> None:
+    write(link, a_state())
+    link.script(START)([f"{PREFIX}c"], ["", "host 7", 60_000, ""])
+
+    with pytest.raises(SessionBusy, match="host 7") as caught:
+        write(link, SessionState(SESSION), "rewind")
+
+    assert caught.value.ids["owner"] == "host 7"
+    assert len(read(link).specs) == 4
+
+
+def test_who_worked_on_a_session_before_a_rewind_has_lost_it(link: RedisLink) -> None:
+    write(link, a_state())
+    token = link.script(START)([f"{PREFIX}c"], ["", "dead", 1, 1])[1].decode()
+    zombie = RedisSession(link, SESSION, Plain(), token)
+    (claim,) = zombie.commit([("claim", 1)])
+    write(link, a_state(), "rewind")
+
+    with pytest.raises(SessionError):
+        zombie.commit([("end", claim.spec.key, claim.number, "completed", b"\x01")])
+
+
+def test_tokens_of_two_sessions_of_one_name_differ(link: RedisLink) -> None:
+    seen = set()
+    for _ in range(2):
+        write(link, a_state())
+        seen.add(link.script(START)([f"{PREFIX}c"], ["", "me", 1000, ""])[1])
+        assert link.client.delete(*link.client.keys("graflow:*"))
+        before = link.client.time()
+        while link.client.time() <= (before[0], before[1] + 1000):
+            pass
+
+    assert len(seen) == 2
+
+
+def test_claims_of_a_state_are_nobodys_until_they_are_given_back(link: RedisLink) -> None:
+    state = a_state(("claim", 1))
+    write(link, state)
+    session = RedisSession(link, SESSION, Plain())
+    (key,) = state.claimed
+
+    with pytest.raises(SessionError):
+        session.commit([("end", key, state.claimed[key], "completed", b"\x01")])
+    session.commit([("release", key, 1)])
+
+    found = read(link)
+    assert found.claimed == {}
+    assert found.specs[key].crashes == 1
+
+
+# --- what goes wrong -------------------------------------------------------------------
+
+
+class Dies(Exception):
+    """The process of the writer, at that moment."""
+
+
+@pytest.mark.parametrize("calls", range(1, 6))
+def test_a_writer_that_dies_leaves_the_old_session_and_what_expires(
+    link: RedisLink, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = a_state()
+    old.epoch = write(link, old)
+    run, left = Script.__call__, [calls]
+
+    def dying(self: Script, *args: Any) -> Any:
+        if not left[0]:
+            raise Dies
+        left[0] -= 1
+        return run(self, *args)
+
+    monkeypatch.setattr(Script, "__call__", dying)
+    with pytest.raises(Dies):
+        write(link, a_state(("put", "new", b"\x01", -1), ("append", "new", b"\x01")), "rewind")
+    monkeypatch.undo()
+
+    assert facts(read(link)) == facts(old)
+    staged = {key: link.client.ttl(key) for key in link.client.keys(f"{PREFIX}~*")}
+    assert len(staged) == calls
+    assert all(0 < seconds <= 3600 for seconds in staged.values())
+
+
+def test_what_was_staged_and_has_expired_is_not_taken_for_empty(
+    link: RedisLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = a_state()
+    old.epoch = write(link, old)
+    stage = tables._stage
+
+    def late(*args: Any) -> list[str]:
+        staged = stage(*args)
+        link.client.delete(*link.client.keys(f"{PREFIX}~*:v"))
+        return staged
+
+    monkeypatch.setattr(tables, "_stage", late)
+
+    with pytest.raises(SessionError, match="took longer"):
+        write(link, a_state(), "rewind")
+
+    assert facts(read(link)) == facts(old)
+
+
+def test_two_writers_at_once_do_not_mix(link: RedisLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = tables._stage
+    mine, theirs = a_state(("put", "whose", b"mine", -1)), a_state(("put", "whose", b"theirs", -1))
+
+    def beside(*args: Any) -> list[str]:
+        monkeypatch.setattr(tables, "_stage", stage)
+        staged = stage(*args)
+        theirs.epoch = write(link, theirs)
+        return staged
+
+    monkeypatch.setattr(tables, "_stage", beside)
+
+    with pytest.raises(SessionExists):
+        write(link, mine)
+
+    assert facts(read(link)) == facts(theirs)
+
+
+def test_what_is_not_there_is_said_so(link: RedisLink) -> None:
+    with pytest.raises(NoSession, match=SESSION):
+        read(link)
+    with pytest.raises(NoSession, match=SESSION), frozen(link, SESSION):
+        pass
+
+
+def test_a_freeze_leaves_the_lifetime_of_a_session_that_has_ended(link: RedisLink) -> None:
+    write(link, a_state())
+    link.client.expire(f"{PREFIX}c", 100)
+
+    with frozen(link, SESSION):
+        assert 0 < link.client.ttl(f"{PREFIX}c") <= 100
+
+    assert 0 < link.client.ttl(f"{PREFIX}c") <= 100

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -67,7 +68,8 @@ class Lines(logging.Formatter):
         facts = _facts(record)
         worker = facts.pop("worker", "")
         line = f"{_time(record)} {record.levelname:<7} {worker}: {record.getMessage()}"
-        said = [f"{key}={value}" for key, value in facts.items() if f"{value}" not in line]
+        words = set(re.split(r"[^\w-]+", record.getMessage()))
+        said = [f"{key}={value}" for key, value in facts.items() if str(value) not in words]
         line = "  ".join([line.replace("\n", "\n  "), " ".join(said)]).rstrip()
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)

@@ -110,8 +110,12 @@ class _Waiting(BaseWorker):
                 pipeline.delete(job.key)  # a sign of life may have made it anew
                 pipeline.execute()
 
+    def subscribe(self) -> None:
+        """No orders through RQ: its way to stop a job would count as a crash of the task. Nor is a thread for
+        them wanted where processes are forked."""
+
     def unsubscribe(self) -> None:
-        """RQ would wait a second for its thread; this process ends next, and the thread with it."""
+        """See subscribe."""
 
     def take_no_more(self) -> None:
         """In a handler, in the main thread."""

@@ -15,7 +15,7 @@ import threading
 import uuid
 from collections.abc import Callable, Sequence
 from time import monotonic, sleep, time
-from typing import Any
+from typing import Any, TypeVar
 
 from graflow_ckpt.core.errors import (
     CheckpointError,
@@ -32,17 +32,19 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.facts import Claim, Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Live
-from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.scripts import Script
 from graflow_ckpt.links.wire import Wire
 from graflow_ckpt.sessions.layout import READ, RENEW, START, STEP, keys_of, wrong_keys
 from graflow_ckpt.sessions.ops import Arg, Cells, arguments, claim_of
+from graflow_ckpt.sessions.patience import patiently
 from graflow_ckpt.sessions.protocol import Found
 from graflow_ckpt.sessions.reading import Look, Reader
 from graflow_ckpt.sessions.tables import read_state
 
 log = logging.getLogger("graflow_ckpt.sessions")
+
+T = TypeVar("T")
 
 POLL = 0.05
 """Seconds after which a run that stays asks again whether others have made something ready."""
@@ -249,11 +251,13 @@ class RedisSession:
     def clock(self) -> float:
         """The server's time, by which specs are due: the clocks of machines differ."""
         if self._ahead is None:
-            with translated(self._link.address):
-                before = time()
-                seconds, micros = self._link.route.client_for(self._key).time()
-            self._ahead = seconds + micros / 1e6 - (before + time()) / 2
+            self._ahead = self.patiently(self._difference)
         return time() + self._ahead
+
+    def _difference(self) -> float:
+        before = time()
+        seconds, micros = self._link.route.client_for(self._key).time()
+        return float(seconds + micros / 1e6 - (before + time()) / 2)
 
     @property
     def pending(self) -> int:
@@ -273,7 +277,11 @@ class RedisSession:
 
     def known(self) -> SessionState:
         """All that is known of its tasks, as of now; no values."""
-        return read_state(self._link, self.id, self._cells, values=False)
+        return self.patiently(lambda: read_state(self._link, self.id, self._cells, values=False))
+
+    def patiently(self, ask: Callable[[], T]) -> T:
+        """The answer to something that changes nothing; a server that is away is waited for."""
+        return patiently(ask, self._link.address, self.id, self.patience)
 
     def has_ready(self) -> bool:
         return True  # others make ready what this one has not heard of: ask
@@ -314,9 +322,13 @@ class RedisSession:
         return self.read_all([name])[0][0]
 
     def names(self) -> list[str]:
-        with translated(self._link.address):
-            fields: list[Any] = self._link.route.client_for(self._key).hkeys(keys_of(self.id) + "v")
+        fields = self.patiently(self._fields)
         return [f[1:].decode() for f in fields if f[:1] == b"="]
+
+    def _fields(self) -> list[bytes]:
+        client: Any = self._link.route.client_for(self._key)
+        fields: list[bytes] = client.hkeys(keys_of(self.id) + "v")
+        return fields
 
 
 _GIVES_UP = frozenset({"end", "release", "doubt", "quarantine"})

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -141,7 +142,11 @@ class Resolved:
 
     def export(self, environment: Any = os.environ) -> None:  # Any: os.environ is a mapping of its own
         """What was resolved is from here on the environment of this process: programs and tasks that
-        submit something find the same fleet and the same key."""
+        submit something find the same fleet and the same key. What the environment knew of passwords is
+        not forgotten: an address may have been given without one."""
+        if known := environment.get(variable("redis_url"), "").strip():
+            with suppress(BadAddress):
+                parse(known).remember()
         for name in ("redis_url", "rq_url", "key", "key_file"):
             value = getattr(self.fleet, name)
             if value is None:

@@ -156,6 +156,31 @@ def test_a_key_that_is_none_is_refused_and_not_shown(asked: Asked) -> None:
     assert "geheim" not in told
 
 
+def test_an_address_without_a_password_has_that_of_the_environment(asked: Asked, fleet: Fleet) -> None:
+    assert asked(["status", "night-7", "--url", fleet.shown])[0] == 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["sessions"], ["checkpoints", "list"], ["resume", "x"], ["resume"], ["plan", "x"], ["doctor"],
+     ["checkpoints", "verify", "--all"]],
+    ids=" ".join,
+)  # fmt: skip
+def test_the_address_of_a_store_is_shown_without_its_password(
+    asked: Asked, fleet: Fleet, command: list[str]
+) -> None:
+    _, told = asked([*command, "--store", "{url}"])  # which looks for the password
+
+    assert fleet.shown in told
+    assert SECRET not in asked([*command, "--store", f"redis://:{SECRET}@host"])[1]
+
+
+def test_what_a_run_tells_to_type_has_no_password_in_it(fleet: Fleet) -> None:
+    told = fleet("run", "etl.py", "--session", "s", "--store", fleet.url).err
+
+    assert fleet.shown in told
+
+
 def test_something_else_under_our_names_is_named(asked: Asked, fleet: Fleet) -> None:
     fleet.server.ask("SET", "graflow:{taken}:c", "mine")
 
@@ -169,8 +194,8 @@ def test_a_replica_takes_no_orders(asked: Asked, fleet: Fleet, own_redis: Callab
     replica = own_redis({"requirepass": SECRET}, replica_of=fleet.server)
 
     assert asked(["status", "night-7"], replica.url)[0] == 0
-    error = error_of(asked, ["submit", "etl.py"], replica.url)
-    assert error["error"] == "ServerReadOnly"
+    done = fleet("submit", "etl.py", "--json", status=1, GRAFLOW_CKPT_REDIS_URL=replica.url)
+    assert done.document["error"] == "ServerReadOnly"
 
 
 def test_ids_are_completed_and_a_server_that_is_gone_is_no_error(fleet: Fleet) -> None:

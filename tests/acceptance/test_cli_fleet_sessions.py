@@ -74,6 +74,17 @@ def test_sessions_of_a_store_and_of_a_fleet_stand_side_by_side(fleet: Fleet) -> 
     assert listed(fleet, "--store", "checkpoints") == ["here"]
 
 
+def test_a_store_on_a_server_has_both_sessions_and_checkpoints(fleet: Fleet) -> None:
+    program("count.py", COUNT)
+    fleet.put("there")
+    fleet("run", "count.py", "--session", "kept", "--store", fleet.url)
+
+    rows = fleet("sessions", "--store", fleet.url, "--json").document
+
+    assert [(row["session"], row["at"]) for row in rows] == [("there", fleet.shown), ("kept", fleet.shown)]
+    assert rows[1]["checkpoints"] == 1
+
+
 def test_a_fleet_without_sessions_says_so(fleet: Fleet) -> None:
     assert "There are no such sessions at" in fleet("sessions", "--url", fleet.url).err
     assert listed(fleet) == []

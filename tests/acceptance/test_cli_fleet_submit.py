@@ -200,6 +200,20 @@ def test_on_a_terminal_there_is_a_bar_while_it_runs(
     assert "session watched: completed after 1 step" in terminal.text
 
 
+def test_ctrl_c_ends_the_wait_and_not_the_session(idle: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    idle.put("goes-on")
+    monkeypatch.setenv("GRAFLOW_CKPT_REDIS_URL", "")
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", "")
+
+    terminal = idle.terminal("wait", "goes-on")
+    terminal.read_until("0/1 done")
+    terminal.type("\x03")
+
+    assert terminal.end() == 130
+    assert "session goes-on goes on by itself; wait again: graflow-ckpt wait goes-on" in terminal.text
+    assert idle.status("goes-on").status == "running"
+
+
 def test_a_server_that_comes_back_is_waited_for(own_folder: Path) -> None:
     program("etl.py", ETL)
     with started() as fleet:

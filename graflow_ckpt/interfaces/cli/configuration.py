@@ -53,6 +53,15 @@ def fleet(function: F) -> F:
     return function
 
 
+def is_server(store: str) -> bool:
+    return "://" in store and not store.startswith("file:")
+
+
+def name(ctx: click.Context, url: str) -> None:
+    """As if `--url` had been typed."""
+    ctx.meta.setdefault(_KEPT, {})["redis_url"] = url
+
+
 def named(ctx: click.Context) -> bool:
     """Was a fleet named on the command line?"""
     return "redis_url" in ctx.meta.get(_KEPT, {})

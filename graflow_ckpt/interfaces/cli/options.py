@@ -52,8 +52,9 @@ def default_store() -> str:
 def store(function: F) -> F:
     """`--store`, with the same default as a program's."""
     return click.option(
-        "--store", default=default_store, show_default="checkpoints", metavar="FOLDER",
-        help="Where the checkpoints are; also GRAFLOW_CKPT_STORE.", shell_complete=complete_folders,
+        "--store", default=default_store, show_default="checkpoints", metavar="FOLDER|URL",
+        callback=words.parse_store, help="Where the checkpoints are; also GRAFLOW_CKPT_STORE.",
+        shell_complete=complete_folders,
     )(function)  # fmt: skip
 
 

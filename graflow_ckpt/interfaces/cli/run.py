@@ -47,7 +47,8 @@ Examples:
 @running
 @click.option(
     "--store",
-    metavar="FOLDER",
+    metavar="FOLDER|URL",
+    callback=words.parse_store,
     shell_complete=complete_folders,
     help="Where to keep checkpoints, instead of where the program says.",
 )

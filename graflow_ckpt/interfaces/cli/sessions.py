@@ -6,7 +6,7 @@ import click
 from click.core import ParameterSource
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.configuration import configured, fleet, named
+from graflow_ckpt.interfaces.cli.configuration import configured, fleet, is_server, name, named
 from graflow_ckpt.interfaces.cli.manner import Document, Manner
 from graflow_ckpt.interfaces.cli.options import common, complete_remote, manner_of, store
 
@@ -45,20 +45,24 @@ COLUMNS = (
 def command(ctx: click.Context, workflow: str | None, unfinished: bool, limit: int | None, store: str) -> int:
     """List sessions, the newest first: those of the fleet that is set up, and those in the store.
 
-    With --url only those of that fleet, with --store only those in that folder. DONE and PENDING count
-    tasks; for a store: in the newest good checkpoint. No pickle is opened.
+    With --url only those of that fleet, with --store only those in that store; of one on a server
+    (redis://…) both. DONE and PENDING count tasks; for a store: in the newest good checkpoint. No pickle
+    is opened.
     """
     if ctx.invoked_subcommand is not None:
         return 0
     typed = ctx.get_parameter_source("store") is ParameterSource.COMMANDLINE
     if typed and named(ctx):
         raise click.UsageError("--store is for sessions of a store, --url for those of a fleet: one of them.")
+    if typed and is_server(store):
+        name(ctx, store)
     manner = manner_of(ctx)
     documents: list[Document] = []
-    if not typed and configured(ctx):
+    if named(ctx) or (not typed and configured(ctx)):
         documents += _of_fleet(ctx, manner, workflow, unfinished, limit)
-    if not named(ctx):
-        documents += _of_store(manner, store, workflow, unfinished, limit, quiet=bool(documents))
+    if typed or not named(ctx):
+        known = frozenset(row["session"] for row in documents) if typed else frozenset()
+        documents += _of_store(manner, store, workflow, unfinished, limit, known, quiet=bool(documents))
     if manner.json:
         manner.document(documents)
     return 0
@@ -83,14 +87,18 @@ def _of_fleet(
 
 
 def _of_store(
-    manner: Manner, store: str, workflow: str | None, unfinished: bool, limit: int | None, *, quiet: bool
-) -> list[Document]:
+    manner: Manner, store: str, workflow: str | None, unfinished: bool, limit: int | None,
+    known: frozenset[str], *, quiet: bool,
+) -> list[Document]:  # fmt: skip
+    """Those that are not listed already: a server may have both a session and checkpoints of it."""
     from graflow_ckpt.interfaces.cli.overview import UNFINISHED, overview
 
     rows = [
         row
         for row in overview(store)
-        if workflow in (None, row.workflow) and (not unfinished or row.status in UNFINISHED)
+        if workflow in (None, row.workflow)
+        and (not unfinished or row.status in UNFINISHED)
+        and row.session not in known
     ][:limit]
     if manner.json:
         return [{**row.document(), "at": store} for row in rows]

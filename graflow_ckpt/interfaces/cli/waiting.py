@@ -38,6 +38,10 @@ def wait(manner: Manner, handle: Handle, at: str, timeout: float | None, *, prog
     try:
         for status in follow(manner, handle, timeout):
             shown.show(status)
+    except KeyboardInterrupt:
+        again = words.fleet_command("wait", handle.session)
+        manner.note(f"session {handle.session} goes on by itself; wait again: {again}")
+        return 130
     finally:
         shown.close()
     assert status is not None

@@ -89,6 +89,19 @@ def parse_period(ctx: click.Context, parameter: click.Parameter, given: str | No
     return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
+def parse_store(ctx: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
+    """A folder as it is; an address without its password, which this process remembers."""
+    if given is None or "://" not in given or given.startswith("file:"):
+        return given
+    from urllib.parse import urlencode
+
+    from graflow_ckpt.links.addresses import parse
+
+    address = parse(given)
+    address.remember()
+    return f"{address}?{urlencode(address.options)}" if address.options else str(address)
+
+
 def parse_answers(
     ctx: click.Context, parameter: click.Parameter, given: Sequence[str]
 ) -> tuple[tuple[str, str], ...]:

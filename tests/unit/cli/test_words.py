@@ -9,6 +9,7 @@ import pytest
 
 from graflow_ckpt.core.policy import Either, EveryN, EverySeconds, Policy
 from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.links.addresses import parse
 
 CONTEXT = click.Context(click.Command("test"))
 PARAMETER = click.Option(["--test"])
@@ -115,3 +116,28 @@ def test_the_time_since_a_checkpoint_is_never_negative_and_survives_nonsense() -
     assert words.seconds_since("2026-01-01T00:00:00", now) == 60
     assert words.seconds_since("2027-01-01T00:00:00+00:00", now) == 0
     assert words.seconds_since("yesterday", now) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90", 90.0), ("500ms", 0.5), ("5m", 300.0), ("2h", 7200.0), ("7d", 604800.0)]
+)
+def test_a_period_is_seconds_or_has_a_unit(text: str, seconds: float) -> None:
+    assert words.parse_period(CONTEXT, PARAMETER, text) == seconds
+
+
+def test_what_is_no_period_is_refused() -> None:
+    assert words.parse_period(CONTEXT, PARAMETER, None) is None
+    with pytest.raises(click.BadParameter, match="'soon' is no time"):
+        words.parse_period(CONTEXT, PARAMETER, "soon")
+
+
+def test_the_address_of_a_store_loses_its_password_and_is_opened_with_it() -> None:
+    store = words.parse_store(CONTEXT, PARAMETER, "rediss://:geheim@store.test:6390/1?ssl_ca_certs=/ca.pem")
+
+    assert store == "rediss://store.test:6390/1?ssl_ca_certs=%2Fca.pem"
+    assert parse(store).with_credentials({}).secrets == {"password": "geheim"}
+
+
+@pytest.mark.parametrize("store", [None, "checkpoints", "file:///srv/checkpoints"])
+def test_a_folder_stays_as_it_is(store: str | None) -> None:
+    assert words.parse_store(CONTEXT, PARAMETER, store) == store

@@ -26,7 +26,6 @@ from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently
 from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.ops import Cells
 from graflow_ckpt.sessions.redis import RedisSession
-from graflow_ckpt.sessions.tables import read_state
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -127,14 +126,15 @@ class SharedHost(RunHost):
 
     def reserve(self, task: str, metadata: dict[str, Any]) -> PendingCheckpoint:
         """A handle whose path is known before the checkpoint is there."""
-        prepared = self._home.reserve(self._session.steps + 1, metadata)
+        # a number that a lost reply has taken with it is missing in the paths, and that is all
+        prepared = self._session.patiently(lambda: self._home.reserve(self._session.steps + 1, metadata))
         return PendingCheckpoint(prepared.path, prepared)
 
     def code_of(self, task: Task, spawner: str, before: tuple[str, ...]) -> Cell:
         """A task made at run time, as the session keeps it."""
         record = pack_task(task, spawner, before)
         if self._session.made:
-            state = read_state(self._home.link, self.session_id, self._cells, values=False)
+            state = self._session.known()
             known = state.tasks.get(task.name)
             differs = known is not None and not same_task(known, record)
             if differs and task.name in [spec.task_id for spec in state.specs.values()]:
@@ -143,10 +143,15 @@ class SharedHost(RunHost):
 
     def remake(self) -> None:
         """Tasks that were made at run time, here or elsewhere, join the graph of this worker."""
-        key = f"{keys_of(self.session_id)}t"
-        found: dict[bytes, bytes] = self._home.link.route.client_for(key).hgetall(key)  # type: ignore[assignment]  # blocking
+        found = self._session.patiently(self._made)
         for name, record in sorted(found.items()):
             task, spawner, before = unpack_task(self._cells.open(name.decode(), record))
             known = self._graph.nodes.get(task.name)
             if known is None or task.name in self._graph.made:
                 self._graph.extend(spawner, task, before)
+
+    def _made(self) -> dict[bytes, bytes]:
+        key = f"{keys_of(self.session_id)}t"
+        client: Any = self._home.link.route.client_for(key)
+        found: dict[bytes, bytes] = client.hgetall(key)
+        return found

@@ -157,7 +157,8 @@ class Worker:
         key = f"{keys_of(mine.id)}h"
         client: Any = self.link.route.client_for(key)
         try:
-            loaded = self.programs.load(facts[0].decode(), tuple(json.loads(facts[1])))
+            digest, starts = facts[0].decode(), tuple(json.loads(facts[1]))
+            loaded = mine.patiently(lambda: self.programs.load(digest, starts))
         except (ServerError, NoSession):
             raise
         except Exception as error:  # noqa: BLE001  a worker's loop: what a module does when it is imported

@@ -20,7 +20,7 @@ import pytest
 
 from graflow_ckpt import group
 from graflow_ckpt.fleet.client import Terms
-from tests.acceptance.fleet_tasks import named, wait
+from tests.acceptance.fleet_tasks import ask, make, named, wait
 from tests.acceptance.fleets import Fleet, fleet
 from tests.chaos.bodies import build
 from tests.chaos.checker import check
@@ -120,6 +120,22 @@ def test_a_restart_of_the_server_interrupts_no_body(mine: Fleet, mode: str) -> N
 
     assert mine.completed() == ["a", "b"]
     assert [line.task for line in mine.lines("began")] == ["a", "b"]
+
+
+def test_what_a_body_asks_while_the_server_is_away_is_answered_later(mine: Fleet) -> None:
+    """No task fails for it: by what it reads, by a task that it makes, by a checkpoint that it asks for."""
+    with pools(mine.pool()):
+        handle = mine.submit(named("first", make, names=["made"], seconds=0.0) >> named("a", ask))
+        mine.wait_for("began", "a")
+        mine.server.kill()
+        mine.open_gate()
+        back = threading.Timer(0.5, mine.server.start)
+        back.start()
+        back.join()
+        assert handle.wait(30).status == "completed", mine.said
+
+    assert Counter(mine.completed()) == Counter(["first", "made", "a", "other"])
+    assert len(mine.lines("began")) == 4
 
 
 # --- processes -------------------------------------------------------------------------

@@ -90,7 +90,7 @@ def _int(text: str) -> int | None:
 
 
 def _specs(state: SessionState, tables: dict[str, Any], queues: list[list[bytes]], cells: Cells) -> None:
-    for _, *ready in queues:
+    for ready in queues:
         for member, score in _pairs(ready):
             spec = _keep(state, member, cells)
             state.ready.append((-spec.priority, int(float(score)) + spec.priority * PRIORITY, spec.key))

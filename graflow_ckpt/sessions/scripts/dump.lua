@@ -1,6 +1,6 @@
 -- All tables of a session as of one moment.
 -- KEYS[1] graflow:{S}:c   ARGV "values" or ""
--- Reply  line, the tables flat, {queue, member, score, …}…, and with values: v flat, {name, item…}…; or "gone"
+-- Reply  line, the tables flat, {spec, score, …} per queue, and with values: v flat, {name, item…}…; or "gone"
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
 local line = call('HGET', KEYS[1], 'c')
@@ -15,9 +15,7 @@ for name in string.gmatch('h dl c dead g done sk pa er n t', '%S+') do
 end
 local queues, lists = {}, {}
 for name in string.gmatch(string.match(line, '^' .. string.rep('[^|]*|', 9) .. '([^|]*)'), '[^,]+') do
-  local ready = call('ZRANGE', P .. 'q:' .. name, 0, -1, 'WITHSCORES')
-  table.insert(ready, 1, name)
-  queues[#queues + 1] = ready
+  queues[#queues + 1] = call('ZRANGE', P .. 'q:' .. name, 0, -1, 'WITHSCORES')
 end
 reply[#reply + 1] = queues
 if ARGV[1] == 'values' then

@@ -18,7 +18,6 @@ if line then
     if owner then return {'busy', string.match(owner, '^[^\30]*')} end
   end
   epoch = math.max(epoch, tonumber(call('HGET', P .. 'h', 'epoch') or '0'))
-  tokens = call('HGET', P .. 'h', 'tokens') or now
   local queues = string.match(line, '^' .. string.rep('[^|]*|', 9) .. '([^|]*)|')
   for name in string.gmatch(queues, '[^,]+') do call('UNLINK', P .. 'q:' .. name) end
   for _, name in ipairs(call('HKEYS', P .. 'v')) do

@@ -137,7 +137,9 @@ def test_the_epoch_only_grows(link: RedisLink) -> None:
     assert write(link, state) == 8
     state.epoch = 2
     assert write(link, state, "rewind") == 9
-    assert read(link).epoch == 9
+    state.epoch = 20
+    assert write(link, state, "rewind") == 21
+    assert read(link).epoch == 21
 
 
 def test_a_rewind_takes_away_what_was_there(link: RedisLink) -> None:
@@ -147,13 +149,21 @@ def test_a_rewind_takes_away_what_was_there(link: RedisLink) -> None:
     session.commit(
         [spec, ("append", "z", b"\x01"), ("expect", "join", 1, 2, 0), ("skipped", "c"), ("claim", 2)]
     )
-    session.commit([("rng", b"\x01"), ("cap", 2)])
+    session.commit([("rng", b"\x01"), ("cap", 2), ("quarantine", 1, "E: no")])
 
     state = SessionState(SESSION)
     state.epoch = write(link, state, "rewind")
 
     assert facts(read(link)) == facts(state)
     assert {name for name in names(link) if not name.startswith("x:")} == {"c", "h"}
+
+
+def test_what_was_staged_stays(link: RedisLink) -> None:
+    write(link, a_state(("claim", 1)))
+
+    found = names(link)
+    assert {"c", "h", "n", "v", "t", "a:y", "q:default", "q:gpu"} <= found
+    assert {link.client.ttl(PREFIX + name) for name in found} == {-1}
 
 
 def test_a_session_that_somebody_works_on_is_not_rewound(link: RedisLink) -> None:

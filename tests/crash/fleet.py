@@ -115,7 +115,11 @@ def pool(
     with open(folder / "pool.log", "ab") as log:
         process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM.format({"url": url, **settings})],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **(environment or {})},
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+                **(environment or {}),
+            },
             cwd=folder,
             stdout=log,
             stderr=log,

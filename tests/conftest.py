@@ -25,6 +25,8 @@ os.environ["GRAFLOW_CKPT_CHECK"] = "1"  # who changes a read-only value is named
 # The machine is shared and tests run side by side: a deadline would measure the neighbours. Failures print
 # the blob that reproduces them, since the example database stays behind on the machine of the CI.
 settings.register_profile("graflow_ckpt", deadline=None, print_blob=True)
+# For a long look: pytest tests/unit/sessions --hypothesis-profile=thorough
+settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=2000)
 settings.load_profile("graflow_ckpt")
 
 

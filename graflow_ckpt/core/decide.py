@@ -13,6 +13,7 @@ from typing import assert_never
 
 from graflow_ckpt.core.facts import NO_DATA, Cancelled, Claim, Done, Effects, Failed, Next, Op, Outcome
 from graflow_ckpt.core.graph import Route, TaskGraph
+from graflow_ckpt.core.task import OnInterrupted
 from graflow_ckpt.core.values import Cell
 
 _NOWHERE: frozenset[str] = frozenset()
@@ -43,22 +44,26 @@ def pass_on(graph: TaskGraph, claim: Claim) -> list[Op]:
     return [("end", spec.key, number, "passed"), *route.done]
 
 
-def in_doubt(graph: TaskGraph, claim: Claim) -> list[Op] | None:
-    """A spec whose worker died while it ran: by its task's `on_interrupted`; None if it just runs again."""
+def in_doubt(graph: TaskGraph, claim: Claim, choice: OnInterrupted) -> list[Op]:
+    """A spec whose worker died while it ran, by what was chosen for that."""
     spec, number = claim
-    route = graph.routes[spec.task_id]
-    why = f"WorkerDied: {spec.task_id} was running when its worker died"
-    match route.options.on_interrupted:
+    match choice:
         case "rerun":
-            return None
+            return [("answer", spec.key, "direct")]
         case "skip":
-            return [("end", spec.key, number, "skipped"), *route.done]
+            return [("end", spec.key, number, "skipped"), *graph.routes[spec.task_id].done]
         case "fail":
-            return [("end", spec.key, number, "failed", why), ("status", "failing", why)]
+            return [("answer", spec.key, "failed")]
         case "ask":
-            return [("quarantine", spec.key, f"InDoubt: {why}")]
+            return [("quarantine", spec.key, f"InDoubt: {spec.task_id} was running when its worker died")]
         case never:
             assert_never(never)
+
+
+def given_up(claim: Claim) -> list[Op]:
+    """A spec that was in doubt, and is to count as failed; when the session goes on, it runs."""
+    why = f"WorkerDied: {claim.spec.task_id} was running when its worker died"
+    return [("end", claim.spec.key, claim.number, "failed", why), ("status", "failing", why)]
 
 
 def _failed(graph: TaskGraph, route: Route, claim: Claim, outcome: Failed, on_failure: str) -> list[Op]:

@@ -27,6 +27,7 @@ it asks for. A `Transition` is a list of ops: flat tuples of strings, numbers an
     ("release", key, crashes)                                  a claim of a dead owner is void
     ("doubt", key, crashes)                                    so, and its task says what then
     ("quarantine", key, error)                                 it has killed too many: set aside, pause
+    ("answer", key, how)                                       what was in doubt or set aside is that now
     ("again", tasks…)                                          completed tasks that run again
     ("absorb", task, count)                                    arrivals that come too late
     ("clear",)                                                 drop all that is scheduled

@@ -11,6 +11,10 @@ from graflow_ckpt.core.gate import Gate
 from graflow_ckpt.core.state import SessionState
 
 
+_REOPENED = {"lost": "again", "failed": "direct"}
+"""What has failed without a body to run, and how it is scheduled when the session goes on."""
+
+
 def _reopen(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
     """A new owner goes on: what had failed runs again, and a larger limit counts."""
     state.epoch, state.max_steps = op[1], op[2]
@@ -22,7 +26,7 @@ def _reopen(state: SessionState, op: Op, now: float, claims: list[Claim]) -> Non
         state.status, state.reason = "running", ""
     for key in state.dead:
         spec = state.specs[key]
-        how = "again" if spec.execution_strategy == "lost" else spec.execution_strategy
+        how = _REOPENED.get(spec.execution_strategy, spec.execution_strategy)
         spec = spec._replace(retry_count=0, not_before=0.0, crashes=0, execution_strategy=how)
         state.specs[key] = spec
         state.make_ready(spec)
@@ -52,6 +56,19 @@ def _quarantine(state: SessionState, op: Op, now: float, claims: list[Claim]) ->
     state.errors[task] = state.dead[key] = error
     if state.status == "running":
         state.status, state.reason = "paused", error
+
+
+def _answer(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
+    """A spec that was in doubt, or set aside, is scheduled as `how`; one that is neither stays as it is."""
+    key, how = op[1], op[2]
+    if key not in state.claimed and key not in state.dead:
+        return
+    state.claimed.pop(key, None)
+    state.dead.pop(key, None)
+    spec = state.specs[key] = state.specs[key]._replace(execution_strategy=how)
+    state.errors.pop(spec.task_id, None)
+    heappush(state.ready, (-spec.priority, -state.next_order, key))
+    state.next_order += 1
 
 
 def _again(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
@@ -91,6 +108,7 @@ REPAIRS: dict[str, Callable[[SessionState, Op, float, list[Claim]], Any]] = {
     "release": _release,
     "doubt": _doubt,
     "quarantine": _quarantine,
+    "answer": _answer,
     "again": _again,
     "absorb": _absorb,
     "clear": _clear,

@@ -1,37 +1,60 @@
 """Specs that have no body to run: what becomes of one, by how it was scheduled.
 
-    pass    a group is through: its successors are told
-    skip    a task that is not taken: what only it leads to is not taken either
-    lost    a group with too few successes: it fails, like a body that raises
-    again   a group that had failed the session, which goes on: it waits for its lost members once more
-    doubt   its worker died while it ran: its task says what then
+pass    a group is through: its successors are told
+skip    a task that is not taken: what only it leads to is not taken either
+lost    a group with too few successes: it fails, like a body that raises
+again   a group that had failed the session, which goes on: it waits for its lost members once more
+doubt   its worker died while it ran: its task says what then, or somebody who was asked
+left    somebody has said to go on without it
+failed  somebody has said that it has failed
 """
 
 from __future__ import annotations
 
-from graflow_ckpt.core.decide import in_doubt, pass_on
+from collections.abc import Sequence
+
+from graflow_ckpt.core.decide import given_up, in_doubt, pass_on
 from graflow_ckpt.core.facts import Claim, Op
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.task import Group
+from graflow_ckpt.core.task import Group, OnInterrupted
 from graflow_ckpt.sessions.protocol import Session
 
 
-def without_body(graph: TaskGraph, session: Session, claim: Claim) -> tuple[list[Op] | None, Claim]:
+ANSWERS: dict[str, str] = {"rerun": "direct", "skip": "left", "fail": "failed"}
+"""How a spec in doubt is scheduled, by what somebody has answered."""
+
+
+def without_body(
+    graph: TaskGraph, session: Session, claim: Claim, answers: Sequence[tuple[str, str]] = ()
+) -> tuple[list[Op] | None, Claim]:
     """What is committed for a spec instead of running it; or None, and the claim that is to be run."""
-    match claim.spec.execution_strategy:
+    spec = claim.spec
+    match spec.execution_strategy:
         case "again":
-            return _wait_again(graph, session.known(), claim), _as(claim, "lost")
+            lost = claim._replace(spec=spec._replace(execution_strategy="lost"))
+            return _wait_again(graph, session.known(), claim), lost
         case "doubt":
-            return in_doubt(graph, claim), _as(claim, "direct")
+            choice = graph.routes[spec.task_id].options.on_interrupted
+            if choice == "ask":
+                choice = _answered(dict(answers).get(spec.task_id))
+            return in_doubt(graph, claim, choice), claim
+        case "left":
+            return in_doubt(graph, claim, "skip"), claim
+        case "failed":
+            return given_up(claim), claim
         case "lost":
             return None, claim
         case _:
             return pass_on(graph, claim), claim
 
 
-def _as(claim: Claim, how: str) -> Claim:
-    return claim._replace(spec=claim.spec._replace(execution_strategy=how))
+def _answered(answer: str | None) -> OnInterrupted:
+    match answer:
+        case "rerun" | "skip" | "fail":
+            return answer
+        case _:
+            return "ask"
 
 
 def _wait_again(graph: TaskGraph, state: SessionState, claim: Claim) -> list[Op] | None:

@@ -261,7 +261,7 @@ class Run:
         while claims:
             claim = claims.pop(0)
             if claim.spec.execution_strategy != "direct":
-                ops, claim = without_body(self.graph, self.session, claim)
+                ops, claim = without_body(self.graph, self.session, claim, self.settings.in_doubt)
                 if ops:
                     # a slot is free for all that follows, not for this claim's own successor alone
                     claims += self._commit([*ops, ("claim", self._unused(found, claims))])

@@ -13,6 +13,9 @@ from graflow_ckpt.core.values import Cell
 
 Arg = bytes | str | int | float
 
+SMALL = 4096
+"""Bytes of a plain result that nobody has to ask whether it is too large."""
+
 
 class Cells(Protocol):
     """How cells become bytes that only holders of the key can make, and come back."""
@@ -37,7 +40,8 @@ def arguments(ops: Sequence[Op], cells: Cells, queue: str) -> list[Arg]:
             ends += (op[1], op[2])
             if op[3] == "completed":
                 cell = op[4]
-                args += ("E", op[1], cell if type(cell) is bytes else cells.pack("result", cell))
+                small = type(cell) is bytes and len(cell) < SMALL
+                args += ("E", op[1], cell if small else cells.pack("its result", cell))
             else:
                 args += _other_end(op)
         elif kind == "claim":
@@ -55,16 +59,16 @@ def _other_end(op: Op) -> tuple[Arg, ...]:
     return ("e", op[1], op[3], "", op[4] if len(op) > 4 else "")
 
 
-def _data(data: Cell | None, cells: Cells) -> bytes:
-    return b"" if data is None else cells.pack("data", data)
+def _data(op: Op, cells: Cells) -> bytes:
+    return b"" if op[2] is None else cells.pack(f"the data of {op[1]}", op[2])
 
 
 def _enqueue(op: Op, cells: Cells) -> tuple[Arg, ...]:
-    return ("N", op[1], _data(op[2], cells), *op[3:])
+    return ("N", op[1], _data(op, cells), *op[3:])
 
 
 def _later(op: Op, cells: Cells) -> tuple[Arg, ...]:
-    return ("L", op[1], _data(op[2], cells), *op[3:7], repr(float(op[7])))
+    return ("L", op[1], _data(op, cells), *op[3:7], repr(float(op[7])))
 
 
 _MAKE: dict[str, Callable[[Op, Cells], Sequence[Arg]]] = {
@@ -83,6 +87,7 @@ _MAKE: dict[str, Callable[[Op, Cells], Sequence[Arg]]] = {
     "release": lambda op, cells: ("r", op[1], op[2]),
     "doubt": lambda op, cells: ("d", op[1], op[2]),
     "quarantine": lambda op, cells: ("q", op[1], op[2]),
+    "answer": lambda op, cells: ("w", op[1], op[2]),
     "again": lambda op, cells: ("a", len(op) - 1, *op[1:]),
     "absorb": lambda op, cells: ("b", op[1], op[2]),
     "clear": lambda op, cells: ("c",),

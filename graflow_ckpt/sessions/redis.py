@@ -331,7 +331,7 @@ class RedisSession:
         return fields
 
 
-_GIVES_UP = frozenset({"end", "release", "doubt", "quarantine"})
+_GIVES_UP = frozenset({"end", "release", "doubt", "quarantine", "answer"})
 
 
 __all__ = ["RENEW", "START", "STEP", "Live", "Reader", "RedisSession", "fenced", "keys_of"]

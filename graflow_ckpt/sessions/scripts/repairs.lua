@@ -14,7 +14,7 @@
       table.sort(found, function(a, b) return a[1] < b[1] end)
       for _, item in ipairs(found) do
         item[2][4], item[2][8], item[2][10] = '0', '0', '0'
-        if item[2][6] == 'lost' then item[2][6] = 'again' end
+        if item[2][6] == 'lost' then item[2][6] = 'again' elseif item[2][6] == 'failed' then item[2][6] = 'direct' end
         push(item[2], order)
         order = order + 1
       end
@@ -41,6 +41,24 @@
       call('HSET', P .. 'er', fields(spec)[2], 'f' .. ARGV[i + 2])
       dead(ARGV[i + 1], ARGV[i + 2], spec)
       if status == 'running' then status, reason = 'paused', ARGV[i + 2] end
+    end
+    i = i + 3
+  elseif op == 'w' then -- what was in doubt or set aside is scheduled as that: key how
+    local k, spec = ARGV[i + 1], nil
+    local rec, aside = held_by_dead(k), call('HGET', P .. 'dead', k)
+    if rec then
+      spec = match(rec, '^[^\31]*\31[^\31]*\31(.*)$')
+      drop(k)
+    elseif aside then
+      spec = of_dead(aside)
+      call('HDEL', P .. 'dead', k)
+    end
+    if spec then
+      local f = fields(spec)
+      f[6] = ARGV[i + 2]
+      call('HDEL', P .. 'er', f[2])
+      push(f, 0 - order)
+      order = order + 1
     end
     i = i + 3
   elseif op == 'a' then -- completed tasks run again: n task…

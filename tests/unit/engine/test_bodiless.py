@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.facts import Claim, Op
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import AtLeast, Group, Options, Task
-from graflow_ckpt.engine.bodiless import without_body
+from graflow_ckpt.engine.bodiless import ANSWERS, without_body
 from graflow_ckpt.sessions.memory import MemorySession
 
 
@@ -92,31 +91,82 @@ def test_a_group_with_too_few_successes_is_to_be_run_so_that_it_can_fail() -> No
     assert without_body(graph, session, Claim(spec, 1)) == (None, Claim(spec, 1))
 
 
-@pytest.mark.parametrize(
-    ("choice", "kind", "status"),
-    [("skip", "end", "skipped"), ("fail", "end", "failed"), ("ask", "quarantine", "InDoubt")],
-)
-def test_a_spec_in_doubt_goes_by_its_task(choice: str, kind: str, status: str) -> None:
+def doubtful(choice: str) -> tuple[TaskGraph, MemorySession, Claim]:
+    """A task whose worker died, claimed by the next one."""
     graph = graph_of(choice)
     session = MemorySession(SessionState("s", graph.starts))
     (claim,) = session.commit([graph.routes["start"].enqueue(), ("claim", 1)])
-    apply(session.state, [("doubt", claim.spec.key, 1)], 0.0)
-    (doubtful,) = session.commit([("claim", 1)])
-
-    ops, _ = without_body(graph, session, doubtful)
-
-    assert ops is not None
-    assert ops[0][0] == kind
-    assert status in " ".join(map(str, ops[0]))
+    session.commit([("doubt", claim.spec.key, 1)])
+    return graph, session, session.commit([("claim", 1)])[0]
 
 
-def test_a_spec_in_doubt_of_a_task_that_asks_for_nothing_runs_again() -> None:
-    graph = graph_of("rerun")
-    session = MemorySession(SessionState("s", graph.starts))
-    (claim,) = session.commit([graph.routes["start"].enqueue(), ("claim", 1)])
-    doubtful = claim._replace(spec=claim.spec._replace(execution_strategy="doubt"))
+def carried_out(
+    graph: TaskGraph, session: MemorySession, claim: Claim, *answers: tuple[str, str]
+) -> list[str]:
+    """How what follows was scheduled, until there is something to run, or nothing."""
+    hows = []
+    while claim.spec.execution_strategy != "direct":
+        ops, claim = without_body(graph, session, claim, answers)
+        assert ops is not None
+        claims = session.commit([*ops, ("claim", 1)])
+        if not claims:
+            break
+        claim = claims[0]
+        hows.append(f"{claim.spec.task_id} {claim.spec.execution_strategy}")
+    return hows
 
-    ops, found = without_body(graph, session, doubtful)
 
-    assert ops is None
-    assert found == claim
+@pytest.mark.parametrize(
+    ("choice", "hows", "status"),
+    [
+        ("rerun", ["start direct"], "running"),
+        ("skip", ["a direct"], "running"),
+        ("fail", ["start failed"], "failed"),
+        ("ask", [], "paused"),
+    ],
+)
+def test_a_spec_in_doubt_goes_by_its_task(choice: str, hows: list[str], status: str) -> None:
+    graph, session, claim = doubtful(choice)
+
+    assert carried_out(graph, session, claim) == hows
+    assert session.status == status
+
+
+@pytest.mark.parametrize(("answer", "hows"), [("rerun", ["start direct"]), ("skip", ["a direct"])])
+def test_an_answer_that_is_known_is_not_asked_for(answer: str, hows: list[str]) -> None:
+    graph, session, claim = doubtful("ask")
+
+    assert carried_out(graph, session, claim, ("start", answer)) == hows
+
+
+@pytest.mark.parametrize(("answer", "hows"), [("rerun", ["start direct"]), ("skip", ["a direct"])])
+def test_what_was_asked_for_is_carried_out_when_it_is_answered(answer: str, hows: list[str]) -> None:
+    graph, session, claim = doubtful("ask")
+    carried_out(graph, session, claim)
+    assert session.state.dead == {claim.spec.key: "InDoubt: start was running when its worker died"}
+
+    answered = ("answer", claim.spec.key, ANSWERS[answer])
+    (claim,) = session.commit([answered, ("status", "running", ""), ("claim", 1)])
+
+    assert (carried_out(graph, session, claim) or ["start direct"]) == hows
+    assert session.state.errors == {}
+
+
+def test_what_has_failed_in_doubt_runs_when_the_session_goes_on() -> None:
+    graph, session, claim = doubtful("fail")
+    carried_out(graph, session, claim)
+    assert session.status == "failed"
+
+    (again,) = session.commit([("reopen", 1, None), ("claim", 1)])
+
+    assert (again.spec.task_id, again.spec.execution_strategy, again.spec.crashes) == ("start", "direct", 0)
+
+
+def test_an_answer_to_what_is_not_in_doubt_changes_nothing() -> None:
+    session = MemorySession(SessionState("s"))
+    graph = graph_of()
+    session.commit([graph.routes["start"].enqueue()])
+
+    session.commit([("answer", 1, "left"), ("answer", 7, "left")])
+
+    assert session.state.specs[1].execution_strategy == "direct"

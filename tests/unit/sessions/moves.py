@@ -23,12 +23,13 @@ CELLS = [b"\xc0", b"\x01", b"\x90", b"\x1f\x1e\x00|,\xff\r\n", b"\x00"]
 ERRORS = ["E: no", "E: 1\x1e2\x1f3|4 \x00 ü\n", ""]
 QUEUES = ["default", "default", "gpu", "q-3"]
 PRIORITIES = [0, 0, 0, 5, -1, 32767, -32767]
+HOWS = ["direct", "failed", "left"]
 SIZES = {"a": (2, 0), "b": (3, -1), "c": (3, 2), "d|1,2": (1, 0), "über ☂": (4, 1)}
 """Of the gates: size and need."""
 
 _PLAIN = ["enqueue"] * 4 + ["arrive"] * 3 + ["later", "put", "append", "expect", "claim", "status"]
-_RARE = ["skipped", "again", "again", "absorb", "clear", "rng", "task", "reopen", "cap", "status"]
-_BACK = ["release", "doubt", "quarantine"]
+_RARE = ["skipped", "again", "again", "absorb", "clear", "rng", "task", "reopen", "cap", "status", "answer"]
+_BACK = ["release", "doubt", "quarantine", "answer"]
 
 
 class Chooser(Protocol):
@@ -129,6 +130,8 @@ def _end(choose: Chooser, key: int, number: int, now: float) -> Op:
 
 
 def _back(choose: Chooser, kind: str, key: int) -> Op:
+    if kind == "answer":
+        return (kind, key, choose.one(HOWS))
     return (kind, key, choose.one(ERRORS) if kind == "quarantine" else choose.one([0, 1, 2]))
 
 
@@ -167,6 +170,8 @@ def _op(choose: Chooser, kind: str, state: SessionState, now: float) -> Op:
             return (kind, one(CELLS))
         case "task":
             return (kind, task, one(CELLS))
+        case "answer":
+            return (kind, one([*state.dead, state.next_key]), one(HOWS))
         case "reopen":
             return (kind, one([1, 2, 3]), one([None, None, 1, 3, 9]))
         case _:
@@ -206,7 +211,7 @@ def tags(before: dict[str, Any], ops: Sequence[Op], after: SessionState, claims:
 EVERY = [
     "end completed", "end retry", "end failed", "end lost", "end passed", "end skipped", "end dropped",
     "enqueue", "later", "arrive", "put", "append", "expect", "claim", "cap", "skipped", "again",
-    "absorb", "clear", "rng", "task", "reopen", "release", "doubt", "quarantine", "status closing",
+    "absorb", "clear", "rng", "task", "reopen", "release", "doubt", "quarantine", "answer", "status closing",
     "status failing", "status cancelled", "status paused", "status running", "running -> completed",
     "running -> stopped", "running -> stalled", "running -> closing", "running -> failing",
     "running -> paused", "running -> cancelled", "running -> failed", "closing -> completed",
@@ -245,5 +250,11 @@ SCENES: list[list[list[Op]]] = [
      [("end", 2, 2, "completed", b"\x01"), _ONE]],
     [[_arrive("b", 1), _arrive("c", 1), _arrive("a", 1), _ONE]],
     [[_arrive("c", 0), _arrive("c", 1)], [_arrive("c", 0), _ONE]],
+    [[_arrive("c", 0), _arrive("c", 1), _arrive("c", 0), _ONE],
+     [("end", 1, 1, "failed", "E: no"), ("status", "failing", "E: no"), ("claim", 0)],
+     [("reopen", 2, None), _ONE]],
+    [[_A, _ONE], [("answer", 1, "failed"), _ONE],
+     [("end", 1, 2, "failed", "E: no"), ("status", "failing", "E: no"), ("claim", 0)],
+     [("reopen", 2, None), _ONE]],
 ]  # fmt: skip
 """What chance brings too seldom, from the start of a session on."""

@@ -204,6 +204,16 @@ BROKEN = {
     "a released spec comes last": ("push(f, -order)", "push(f, order)"),
     "crashes are not counted": ("      f[10] = ARGV[i + 2]\n", ""),
     "nothing is in doubt": ("      if op == 'd' then f[6] = 'doubt' end\n", ""),
+    "an answered spec comes last": ("push(f, 0 - order)", "push(f, order)"),
+    "an answer is not taken": ("      f[6] = ARGV[i + 2]\n", ""),
+    "an answered spec is held as well": ("$')\n      drop(k)\n", "$')\n"),
+    "an answered spec is set aside as well": ("      call('HDEL', P .. 'dead', k)\n", ""),
+    "an answered spec has failed": ("      call('HDEL', P .. 'er', f[2])\n", ""),
+    "a failed group is lost again": ("if item[2][6] == 'lost' then item[2][6] = 'again' elseif", "if"),
+    "what was given up is given up again": (
+        "item[2][6] == 'failed' then item[2][6] = 'direct'",
+        "false then",
+    ),
     "a quarantine goes on": ("status, reason = 'paused', ARGV[i + 2]", "reason = ARGV[i + 2]"),
     "a quarantined claim is kept": ("      mark()\n      drop(ARGV[i + 1])\n", "      mark()\n"),
     "a quarantine leaves no error": (
@@ -286,7 +296,7 @@ BROKEN = {
 }
 
 
-HISTORIES = 60
+HISTORIES = 80
 
 
 @pytest.mark.parametrize("name", BROKEN)

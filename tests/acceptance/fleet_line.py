@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ from graflow_ckpt.fleet.status import Status
 from graflow_ckpt.links.redis import open_link
 from tests.acceptance.command_line import GRAFLOW, LONG, Ended, Terminal, ended
 from tests.servers import Server
+
+SCRIPT = f"{sysconfig.get_path('scripts')}/graflow-ckpt"
+"""What an installation starts; other than with `python -m`, the working folder is not on its path."""
 
 SECRET = "hu/sh@sh"
 """The server's password: nothing that is printed may hold it."""
@@ -153,7 +157,7 @@ class Fleet:
         path = (folder or Path.cwd()) / "pool.log"
         with path.open("w") as log:
             process = subprocess.Popen(
-                [*GRAFLOW, "worker", "-n", str(workers), *arguments],
+                [SCRIPT, "worker", "-n", str(workers), *arguments],
                 cwd=path.parent,
                 env={**os.environ, **self.environment, **environment},
                 stdout=log,

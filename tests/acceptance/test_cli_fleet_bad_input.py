@@ -156,8 +156,8 @@ def test_a_key_that_is_none_is_refused_and_not_shown(asked: Asked) -> None:
     assert "geheim" not in told
 
 
-def test_an_address_without_a_password_has_that_of_the_environment(asked: Asked, fleet: Fleet) -> None:
-    assert asked(["status", "night-7", "--url", fleet.shown])[0] == 0
+def test_an_address_without_a_password_has_that_of_the_environment(fleet: Fleet) -> None:
+    fleet("status", "night-7", "--url", fleet.shown)
 
 
 @pytest.mark.parametrize(

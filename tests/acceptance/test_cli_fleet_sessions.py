@@ -85,6 +85,19 @@ def test_a_store_on_a_server_has_both_sessions_and_checkpoints(fleet: Fleet) -> 
     assert rows[1]["checkpoints"] == 1
 
 
+def test_a_session_and_its_checkpoints_on_one_server_are_one_row(fleet: Fleet) -> None:
+    text = ETL.replace("    @task\n", "    @task(inject_context=True)\n", 1)
+    text = text.replace("def extract(rows=3):", "def extract(context, rows=3):\n        context.checkpoint()")
+    program("etl.py", text)
+    with fleet.pool():
+        fleet("submit", "etl.py", "--session", "both", "--wait")
+
+    (row,) = fleet("sessions", "--store", fleet.url, "--json").document
+
+    assert row["completed"] == 4
+    assert row["checkpoint"].startswith(fleet.shown)
+
+
 def test_a_fleet_without_sessions_says_so(fleet: Fleet) -> None:
     assert "There are no such sessions at" in fleet("sessions", "--url", fleet.url).err
     assert listed(fleet) == []

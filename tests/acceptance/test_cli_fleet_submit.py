@@ -45,12 +45,13 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 def test_a_submitted_program_runs_elsewhere_and_its_session_is_printed(fleet: Fleet) -> None:
-    program("etl.py", ETL)
+    program("etl.py", f"print('written down')\n{ETL}")
 
     done = fleet("submit", "etl.py", "--input", "rows=5")
 
     session = done.out.strip()
-    assert done.out == f"{session}\n"
+    assert done.out == f"{session}\n"  # what the program prints is beside it
+    assert "written down" in done.err
     assert "extract runs" not in done.err  # it was planned here, and no more
     assert f"graflow-ckpt wait {session}" in done.err
     assert "completed after 4 steps" in fleet("wait", session).err

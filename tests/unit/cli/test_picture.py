@@ -72,6 +72,16 @@ def test_a_pool_that_is_late_and_one_that_drains_are_seen(capsys: pytest.Capture
     assert any(row[:4] == ["p/worker-1", "host", "7", "draining"] for row in told)
 
 
+def test_a_narrow_terminal_shortens_names_and_leaves_states_whole() -> None:
+    console = Console(file=io.StringIO(), width=70)
+
+    console.print(drawn(outlook(pool(), sessions=[status("completed", session="s" * 64, workflow="w" * 40)])))
+
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "completed" in told
+    assert "s" * 64 not in told
+
+
 def test_on_a_terminal_a_fleet_without_workers_says_so_and_names_cannot_move_the_cursor() -> None:
     console = Console(file=io.StringIO(), width=100)
 

@@ -33,6 +33,7 @@ def fork(body: Callable[[], int]) -> int:
         return pid
     status = 1
     try:
+        os.setpgid(0, 0)  # a terminal's Ctrl-C is for the parent, and not for what tasks have started
         die_with(parent)
         _seed()
         status = body()
@@ -66,6 +67,11 @@ def be_called(name: str) -> None:
     """The name of this process in `ps` and `top`, next to the command line that it shares with its parent."""
     if sys.platform == "linux":
         _libc.prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def deaf(number: int) -> None:
+    """The signal does nothing here. Not SIG_IGN: programs that a task starts would inherit that."""
+    signal.signal(number, lambda number, frame: None)
 
 
 def _watch(parent: int) -> None:

@@ -26,7 +26,7 @@ from typing import Any
 
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.fleet.board import Line, Order
-from graflow_ckpt.fleet.forks import leave
+from graflow_ckpt.fleet.forks import deaf, leave
 from graflow_ckpt.fleet.reaping import GAVE_UP, STOPPED, take
 from graflow_ckpt.fleet.slice import Slice, Worker
 
@@ -51,6 +51,7 @@ class Leaving:
         self._grace = grace
         self._lost = False
         self._gone = False  # the main thread may unwind now
+        self._pid = os.getpid()
         self._ear, self._mouth = os.pipe()
         os.set_blocking(self._mouth, False)
         self.on_stop: Callable[[], None] = lambda: None  # in the main thread: nothing new is to begin
@@ -59,15 +60,20 @@ class Leaving:
 
     def begin(self) -> None:
         """From now on signals are heard."""
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: it goes to the parent, too, who decides
+        deaf(signal.SIGINT)
         signal.signal(signal.SIGTERM, self.told)
         signal.set_wakeup_fd(self._mouth, warn_on_full_buffer=False)
+        os.register_at_fork(after_in_child=_forget)  # what a task forks has to end when it is told to
         start_new_thread(self._watch, ())  # a Thread would be waited for, and a horse is in a hurry
         if self._line.order is not Order.WORK:  # it came before there was anybody to hear it
             self._worker.drain()
             self._wake()
 
     def told(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._pid:  # a child that a task has just forked
+            _forget()
+            os.kill(os.getpid(), number)
+            return
         if self._gone:
             raise SystemExit(GAVE_UP)
         self._wake()  # the task may have taken the wake-up pipe for a loop of its own
@@ -158,3 +164,9 @@ class Leaving:
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
         select.select([], [], [], LAST)
         leave(GAVE_UP)
+
+
+def _forget() -> None:
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)

@@ -20,6 +20,7 @@ from typing import Any
 
 from redis import RedisError
 
+from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink
@@ -78,7 +79,9 @@ class Presence:
 
     def end(self, session: str, token: str) -> None:
         """The slice is over. What is delayed by less than a steward's round is announced."""
-        with suppress(RedisError):  # an entry too many is found to be void; a round takes a second
+        with suppress(
+            RedisError, GraflowError
+        ):  # an entry too many is found to be void; a round takes a second
             client: Any = self._link.route.client_for(self._key)
             client.hdel(self._key, f"{session} {token}")
             delayed = f"{keys_of(session)}dl"

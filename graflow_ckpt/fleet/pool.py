@@ -1,7 +1,7 @@
 """A pool: a parent without threads, N workers and a steward, all forked from it.
 
     SIGTERM, SIGINT   drain: each worker finishes its task and hands its session over; again: leave now
-    SIGHUP            each worker in turn drains and is started anew
+    SIGHUP            each worker in turn drains and is started anew; of a terminal that was closed: drain
     a child dies      what it ran is given to the others at once, with what killed it; a new one is started
 
 Promise: no child outlives its parent, however that ends; a task that kills its worker costs the others
@@ -30,7 +30,7 @@ from graflow_ckpt.core.errors import BadAddress, GraflowError, ServerGone
 from graflow_ckpt.fleet import logs
 from graflow_ckpt.fleet.board import Board, Line, Order, State
 from graflow_ckpt.fleet.estate import Estate
-from graflow_ckpt.fleet.forks import be_called, fork
+from graflow_ckpt.fleet.forks import be_called, deaf, fork
 from graflow_ckpt.fleet.reaping import STOPPED, Death
 from graflow_ckpt.fleet.slice import CODE_PATIENCE
 from graflow_ckpt.fleet.steward import Charge, steward
@@ -50,6 +50,12 @@ HASTE = 3.0
 
 TOO_SOON = 3
 """So many children that died before they had run anything are started anew at once; then it takes longer."""
+
+LATEST = 10.0
+"""Seconds until a child is started anew, at the latest."""
+
+SETTLED = 10.0
+"""Seconds after its birth in which a child that dies may have died of its birth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +87,8 @@ class Seat:
     until: float = 0.0  # when it is killed, after an order
     killed: bool = False
     not_before: float = 0.0
-    failures: int = 0  # in a row, without having run anything
+    born: float = 0.0
+    failures: int = 0  # in a row, soon after birth, without having run anything
 
 
 class Pool:
@@ -154,10 +161,10 @@ class Pool:
 
     def _heard(self, number: int) -> None:
         match number:
-            case signal.SIGHUP if not self._stopped:
+            case signal.SIGHUP if not self._stopped and not os.isatty(0):
                 log.info("restarting the workers one by one")
                 self._rolling = deque(self._workers)
-            case signal.SIGTERM | signal.SIGINT if not self._stopped:
+            case signal.SIGTERM | signal.SIGINT | signal.SIGHUP if not self._stopped:
                 self._stopped = number
                 log.info(
                     "draining: %s (again: leave at once; grace %g s)",
@@ -191,6 +198,7 @@ class Pool:
             seat.told, seat.killed = Order.WORK, False
             seat.pid = fork(partial(self._child, seat))
             seat.line.begin(seat.pid)
+            seat.born = monotonic()
             self._starts += 1
             self._line.count(max(0, self._starts - len(self._seats)))
 
@@ -199,7 +207,7 @@ class Pool:
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        deaf(signal.SIGINT)
         be_called(seat.label)
         logs.begin(self._settings.log, seat.label, self._secrets)
         self._estate.forget()
@@ -229,9 +237,10 @@ class Pool:
             log.warning("%s (process %d) is gone: %s", seat.label, pid, death)
         if seat is not self._steward:
             self._estate.leaves(rq_name(pid), listed=bool(status) or seat.killed)
-        seat.failures = 0 if seat.line.slices or seat.told is not Order.WORK else seat.failures + 1
+        well = seat.line.slices or seat.told is not Order.WORK or monotonic() > seat.born + SETTLED
+        seat.failures = 0 if well else seat.failures + 1
         late = max(0, seat.failures - TOO_SOON)
-        seat.not_before = monotonic() + (min(30.0, 0.25 * 2**late) if late else 0.0)
+        seat.not_before = monotonic() + (min(LATEST, 0.25 * 2**late) if late else 0.0)
 
     def _roll(self) -> None:
         """The next one drains when the one before it works again."""

@@ -19,6 +19,7 @@ from time import monotonic
 from graflow_ckpt import __version__
 from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.fleet.board import Line, Order, Run, State
+from graflow_ckpt.fleet.forks import deaf
 from graflow_ckpt.fleet.health import PoolFacts, is_draining, sign, worker_facts
 from graflow_ckpt.fleet.lists import place
 from graflow_ckpt.fleet.reaping import Hands
@@ -143,8 +144,7 @@ def _woken_by_signals() -> int:
     ear, mouth = os.pipe()
     os.set_blocking(mouth, False)
     signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
-    signal.signal(signal.SIGTERM, lambda number, frame: None)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    deaf(signal.SIGTERM)
     return ear
 
 

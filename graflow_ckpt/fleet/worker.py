@@ -189,6 +189,7 @@ class InHorses(_Waiting, ForkWorker):
         if self.horse_pid:
             with suppress(ProcessLookupError):
                 os.kill(self.horse_pid, signal.SIGTERM)
+        self.worker.draining = True
         self.take_no_more()
 
     def _bury(self, death: Death) -> None:

@@ -69,6 +69,22 @@ def tidy(folder: str, name: str) -> str:
 
 
 @task
+def has_children(folder: str, name: str) -> list[int]:
+    """How a child that it forks and a program that it starts come to their ends."""
+    import multiprocessing
+    import subprocess
+
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    child.terminate()
+    child.join(10)
+    with subprocess.Popen(["sleep", "60"]) as program:
+        program.send_signal(signal.SIGINT)
+        program.wait(10)
+    return [child.exitcode or 0, program.returncode]
+
+
+@task
 def poison(folder: str, name: str) -> None:
     note(folder, name)
     os.kill(os.getpid(), signal.SIGKILL)

@@ -189,3 +189,20 @@ def test_a_hard_cancel_ends_the_code(redis_url: str, tmp_path: Path, mode: str) 
         other = tasks.call(tasks.quick, redis_url, tmp_path, "b")
         assert other.result(10) == "b"
         assert handle.status().status == "cancelled"
+
+
+@MODES
+def test_what_a_task_has_started_ends_when_it_is_told_to(redis_url: str, tmp_path: Path, mode: str) -> None:
+    with pool(redis_url, tmp_path, n=1, mode=mode, **FAR) as fleet:
+        fleet.ready()
+        handle = tasks.call(tasks.has_children, redis_url, tmp_path, "a")
+
+        assert handle.result(20) == [-signal.SIGTERM, -signal.SIGINT]
+
+
+def test_ctrl_c_at_a_terminal_reaches_the_parent_alone(redis_url: str, tmp_path: Path) -> None:
+    with pool(redis_url, tmp_path, n=1, **FAR) as fleet:
+        fleet.ready()
+        groups = {os.getpgid(pid) for pid in fleet.family()[1:]}
+
+        assert os.getpgid(fleet.pid) not in groups

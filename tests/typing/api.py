@@ -22,7 +22,6 @@ from graflow_ckpt import (
     EveryTask,
     ExecutionContext,
     GraflowError,
-    InMemoryTaskQueue,
     KeepLast,
     OnRequest,
     PendingCheckpoint,
@@ -37,8 +36,9 @@ from graflow_ckpt import (
     workflow,
 )
 from graflow_ckpt.core.policy import Policy
-from graflow_ckpt.engine.inputs import Channel, CycleController
+from graflow_ckpt.engine.inputs import CycleController, Inputs
 from graflow_ckpt.engine.task_context import TaskChannel
+from graflow_ckpt.sessions.views import TaskQueue
 from graflow_ckpt.frontends.expressions import Chain, DecoratedTask, Decorator, Parallel
 
 # --- tasks -----------------------------------------------------------------------------
@@ -178,9 +178,9 @@ def outside(graph: TaskGraph) -> None:
     assert_type(context.completed_tasks, set[str])
     assert_type(context.cycle_counts, dict[str, int])
     assert_type(context.cycle_controller, CycleController)
-    assert_type(context.task_queue, InMemoryTaskQueue)
+    assert_type(context.task_queue, TaskQueue)
     assert_type(context.task_queue.get_pending_task_specs(), list[TaskSpec])
-    assert_type(context.channel, Channel)
+    assert_type(context.channel, Inputs)
     assert_type(context.checkpoint(), tuple[str, CheckpointMetadata])
     assert_type(context.last_checkpoint_path, str | None)
     assert_type(context.steps, int)

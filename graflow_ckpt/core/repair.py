@@ -10,7 +10,6 @@ from graflow_ckpt.core.facts import RESULT, Claim, Op
 from graflow_ckpt.core.gate import Gate
 from graflow_ckpt.core.state import SessionState
 
-
 _REOPENED = {"lost": "again", "failed": "direct"}
 """What has failed without a body to run, and how it is scheduled when the session goes on."""
 

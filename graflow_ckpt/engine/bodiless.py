@@ -20,7 +20,6 @@ from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Group, OnInterrupted
 from graflow_ckpt.sessions.protocol import Session
 
-
 ANSWERS: dict[str, str] = {"rerun": "direct", "skip": "left", "fail": "failed"}
 """How a spec in doubt is scheduled, by what somebody has answered."""
 

@@ -25,7 +25,7 @@ from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell
 from graflow_ckpt.engine.attempt import from_cells
-from graflow_ckpt.engine.backends import one_backend, shared
+from graflow_ckpt.engine.backends import attached, made_in_redis, one_backend
 from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.inputs import Channel, CycleController, Inputs, digest_of
 from graflow_ckpt.engine.settings import Settings
@@ -72,7 +72,7 @@ class ExecutionContext:
     def create(
         cls,
         graph: TaskGraph,
-        start_node: str,
+        start_node: str | None = None,
         *,
         session_id: str | None = None,
         max_steps: int | None = None,
@@ -83,17 +83,17 @@ class ExecutionContext:
         settings: Settings | None = None,
         store: str = "checkpoints",
     ) -> ExecutionContext:
-        """A new session that will start at `start_node`."""
+        """A new session that will start at `start_node`, or else with the tasks that nothing leads to.
+
+        In Redis (`queue_backend="redis", channel_backend="redis"`) under an id that is known there: that one.
+        """
         settings = settings or Settings()
         if auto_checkpoint_interval is not None:
             settings = replace(settings, policy=EveryN(auto_checkpoint_interval))
         if one_backend(queue_backend, channel_backend) == "redis":
-            made: ExecutionContext = shared().made(
-                graph, start_node, session_id, max_steps, config, settings, store
-            )
-            return made
+            return made_in_redis(graph, start_node, session_id, max_steps, config, settings, store)
         context = cls(graph, session_id, settings=settings, store=store)
-        context.session.state.starts = (start_node,)
+        context.session.state.starts = (start_node,) if start_node else ()
         context.session.state.max_steps = max_steps
         return context
 
@@ -274,14 +274,9 @@ class ExecutionContext:
             self.state.max_steps = max_steps
         return WorkflowEngine().execute(self)
 
-    @property
-    def elsewhere(self) -> bool:
-        """Whether queue and channel are in Redis, where others may work on them, too."""
-        return False
-
-    def take_part(self, start: str | None) -> Any:
-        """Of a session that is elsewhere: run it from here."""
-        raise NotImplementedError
+    def taking_part(self) -> Any:
+        """Of a session that is in Redis: what runs it from here, beside whoever else does."""
+        return None
 
     @contextmanager
     def _owning(self) -> Iterator[None]:
@@ -322,8 +317,7 @@ class ExecutionContext:
         """The session of a checkpoint that somebody named: as it was there, or where it lives on."""
         place = found.facts.get("redis")
         if place is not None and not place["portable"]:
-            live: ExecutionContext = shared().attached_to(found, self.graph_from_code(), store)
-            return live
+            return attached(found, self.graph_from_code(), store)
         self.return_to(found, restore(found.facts, self.payload), store)
         return self
 

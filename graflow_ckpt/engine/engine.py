@@ -48,8 +48,9 @@ class WorkflowEngine:
 
         `start_task_id` on a session that goes on: drop what is scheduled and start there.
         """
-        if context.elsewhere:
-            return context.take_part(start_task_id)
+        part = context.taking_part()
+        if part is not None:
+            return part.run(start_task_id)
         if self._runs_nothing(context, start_task_id):
             return context.result()
         return _Execution(context, None).run(start_task_id)
@@ -63,8 +64,12 @@ class WorkflowEngine:
 
         from graflow_ckpt.engine.coroutines import Loop, on_a_thread
 
-        if context.elsewhere:
-            return await on_a_thread(partial(context.take_part, start_task_id), lambda: False)
+        part = context.taking_part()
+        if part is not None:
+            part.loop = Loop(asyncio.get_running_loop())
+            part.stop.leave = part.leave
+            with handled(part.stop):
+                return await on_a_thread(partial(part.run, start_task_id), part.stop.ask)
         if self._runs_nothing(context, start_task_id):
             return context.result()
         execution = _Execution(context, Loop(asyncio.get_running_loop()))

@@ -37,6 +37,7 @@ class Kept:
         self.session = session
         self.on_news = on_news  # called with "fenced", "gone" or the session's status, if it is not running
         self.help_with = help_with
+        self.look_around: Callable[[], None] = lambda: None  # each time the lease has been renewed
         self.renew_at = 0.0
         self.asked = 0.0
 
@@ -100,6 +101,7 @@ class Keeper:
             status = self._renew([key], [session.token, int(self._lease * 1000)]).decode()
             if status != "running" and self._kept is kept:
                 kept.on_news(status)
+            kept.look_around()
         if session.ready and kept.asked < session.answered < now - PATIENCE:
             kept.asked = session.answered
             kept.help_with()

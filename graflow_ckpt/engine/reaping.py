@@ -66,7 +66,9 @@ def release(
     return sender.emitted
 
 
-def release_the_dead(link: RedisLink, session: str, cells: Cells) -> list[Emitted]:
+def release_the_dead(
+    link: RedisLink, session: str, cells: Cells, *, patience: float = PATIENCE
+) -> list[Emitted]:
     """All tokens of a session whose owners are gone, on this machine or by their leases."""
     prefix = keys_of(session)
     client: Any = link.route.client_for(f"{prefix}c")
@@ -80,7 +82,8 @@ def release_the_dead(link: RedisLink, session: str, cells: Cells) -> list[Emitte
         gone = is_gone(owner_of(owner))
         if gone or leases.get(token, now) < now:
             why = "its process is gone" if gone else LEASE_OVER
-            emitted += release(link, session, cells, token.decode(), why, forced=gone) or ()
+            found = release(link, session, cells, token.decode(), why, forced=gone, patience=patience)
+            emitted += found or ()
     return emitted
 
 

@@ -137,10 +137,10 @@ def reopen(
     """The transition with which a new owner goes on, or, if nobody has died, the same one."""
     going_on, failing = _in_doubt(context, plan.rerun | plan.recalled | plan.dropped, died)
     limit = max_steps if max_steps is not None else context.state.max_steps
-    return [*_changes(context.graph, plan), *going_on, ("reopen", epoch, limit), *failing]
+    return [*changes_of(context.graph, plan), *going_on, ("reopen", epoch, limit), *failing]
 
 
-def _changes(graph: TaskGraph, plan: Plan) -> list[Op]:
+def changes_of(graph: TaskGraph, plan: Plan) -> list[Op]:
     """What a changed program has to run again, or does without."""
     ops: list[Op] = []
     anew = plan.rerun | plan.recalled

@@ -24,9 +24,12 @@ from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.attempt import from_cells
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.home import program_file
-from graflow_ckpt.engine.inputs import SharedChannel
+from graflow_ckpt.engine.inputs import SharedChannel, digest_of
+from graflow_ckpt.engine.reaping import owner_of
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_home import BACKEND, SharedHome
+from graflow_ckpt.links.addresses import URL_VARIABLE
+from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.layout import CREATE, keys_of
 from graflow_ckpt.sessions.names import check_names
@@ -58,12 +61,13 @@ class SharedContext(ExecutionContext):
         self.place = store
         self._channel = SharedChannel(self, self.tables)
         self._program: Program | None = None
+        self._prefix = keys_of(self.session_id)
         self.limit: int | None = None  # max_steps of the next execution, instead of the session's
         self.attached = False  # the session was there before
 
     @classmethod
     def made(
-        cls, graph: TaskGraph, start_node: str, session_id: str | None, max_steps: int | None,
+        cls, graph: TaskGraph, start_node: str | None, session_id: str | None, max_steps: int | None,
         config: Mapping[str, Any] | None, settings: Settings, store: str,
     ) -> SharedContext:  # fmt: skip
         """A new session, or, under an id that Redis knows, that one."""
@@ -71,64 +75,60 @@ class SharedContext(ExecutionContext):
         cap = "" if settings.max_parallel is None else settings.max_parallel
         line = f"running|0|0|1|1|1|{'' if max_steps is None else max_steps}|{cap}|||"
         facts = {
-            "workflow": settings.workflow, "epoch": "1", "tokens": "0", "created": repr(time.time()),
-            "starts": json.dumps([start_node]), "ttl": str(KEPT), "kept": str(KEPT), "store": store,
+            "workflow": settings.workflow, "epoch": "1", "created": repr(time.time()),
+            "starts": json.dumps([start_node] if start_node else []), "ttl": str(KEPT), "kept": str(KEPT),
+            "store": store,
         }  # fmt: skip
         pairs = [item for pair in facts.items() for item in pair]
-        reply = context.link.script(CREATE)([f"{keys_of(context.session_id)}c"], [line, *pairs])
+        reply = context.link.script(CREATE)([f"{context._prefix}c"], [line, *pairs])
         context.attached = reply == b"exists"
-        return context
-
-    @classmethod
-    def attached_to(cls, found: Found, graph: TaskGraph, store: str) -> SharedContext:
-        """The live session that a checkpoint was taken of; its queue is where it was."""
-        address = found.facts["redis"]["address"]
-        session = found.facts["session_id"]
-        settings = Settings(workflow=found.meta.get("workflow", "workflow"))
-        context = cls(graph, session, open_link(address), settings=settings, store=store)
-        try:
-            line = context._line()
-        except NoSession as error:
-            error.hint = (
-                f"Its queue and values were there and are not in the checkpoint {found.path}. A portable "
-                "checkpoint has them: graflow-ckpt checkpoints list."
-            )
-            raise
-        if int(line["sequence"]) < int(found.facts["transition"]):
-            raise CheckpointError(
-                f"Session {session} at {address} is at transition {line['sequence']}, and its checkpoint at "
-                f"{found.facts['transition']}: Redis has lost commits.",
-                hint="Restore Redis from a newer copy, or go on from a portable checkpoint (rewind or fork).",
-                session=session,
-                live=int(line["sequence"]),
-                cut=int(found.facts["transition"]),
-            )
-        context.attached, context.found = True, found
-        context.checkpoint_metadata = dict(found.metadata.user_metadata)
+        if context.attached:
+            context.home.inputs = json.loads(context.facts_of("inputs")["inputs"] or "{}")
         return context
 
     # --- facts -------------------------------------------------------------------------
 
     @property
-    def state(self) -> SessionState:
-        return self.tables.state
+    def _client(self) -> Any:  # the redis.Redis of the node that has the session
+        return self.link.route.client_for(f"{self._prefix}c")
 
-    @property
-    def steps(self) -> int:
-        return int(self._line()["steps"])
-
-    @property
-    def status(self) -> str:
-        return self._line()["status"]
-
-    def _line(self) -> dict[str, str]:
-        key = f"{keys_of(self.session_id)}c"
-        line = self.link.route.client_for(key).hget(key, "c")
+    def line(self) -> dict[str, str]:
+        """Its counters, as of now."""
+        with translated(self.link.address):
+            line = self._client.hget(f"{self._prefix}c", "c")
         if line is None:
             raise NoSession(
                 f"There is no session {self.session_id} at {self.link.address}.", session=self.session_id
             )
         return parse_line(line)
+
+    def exists(self) -> bool:
+        with translated(self.link.address):
+            return bool(self._client.exists(f"{self._prefix}c"))
+
+    def facts_of(self, *names: str) -> dict[str, str]:
+        """What is kept beside its tables; "" for what is not there."""
+        with translated(self.link.address):
+            found: list[bytes | None] = self._client.hmget(f"{self._prefix}h", names)
+        return {name: (value or b"").decode() for name, value in zip(names, found, strict=True)}
+
+    @property
+    def state(self) -> SessionState:
+        """All that is known of its tasks, as of now: a copy, without values."""
+        return self.tables.state
+
+    @property
+    def steps(self) -> int:
+        return int(self.line()["steps"])
+
+    @property
+    def status(self) -> str:
+        return self.line()["status"]
+
+    @property
+    def max_steps(self) -> int | None:
+        text = self.line()["max_steps"]
+        return int(text) if text else None
 
     @property
     def task_queue(self) -> RedisTaskQueue:
@@ -136,17 +136,14 @@ class SharedContext(ExecutionContext):
 
     @property
     def goes_on(self) -> bool:
-        return False  # what is set is committed: the channel is there whether or not anything runs
+        """Whether what is set now is an input of a session that somebody has started before."""
+        if not self.attached or self.found is not None or self.started:
+            return False
+        return int(self.line()["key"]) > 1
 
     @property
     def last_checkpoint_path(self) -> str | None:
-        path = self._hget("cut_path")
-        return path.decode() if path else None
-
-    def _hget(self, name: str) -> bytes | None:
-        key = f"{keys_of(self.session_id)}h"
-        found: Any = self.link.route.client_for(key).hget(key, name)
-        return found if found is None else bytes(found)
+        return self.facts_of("cut_path")["cut_path"] or None
 
     # --- the program -------------------------------------------------------------------
 
@@ -164,6 +161,31 @@ class SharedContext(ExecutionContext):
             self.graph.compile(self.state.starts or self.graph.roots())
             check_names(self.graph)
         return SharedHome(self.link, self.session_id, self.cells, self.place, None, self.program())
+
+    def known_program(self) -> Document | None:
+        """The tasks as who ran it last has described them, or the checkpoint that this goes on from."""
+        with translated(self.link.address):
+            raw = self._client.get(f"{self._prefix}program")
+        if raw is not None:
+            known: Document = json.loads(raw)
+            return known
+        return self.found.facts["graph"] if self.found is not None else None
+
+    def note_program(self) -> None:
+        """From now on others are compared with this one."""
+        text = json.dumps(self.program().facts, separators=(",", ":"))
+        with translated(self.link.address):
+            self._client.set(f"{self._prefix}program", text, ex=KEPT)
+
+    def owners(self) -> list[str]:
+        """Who works on it now, as far as is known."""
+        with translated(self.link.address):
+            seconds, micros = self._client.time()
+            now = seconds * 1000 + micros // 1000
+            tokens = self._client.zrangebyscore(f"{self._prefix}tok", now, "+inf")
+            found = self._client.hmget(f"{self._prefix}own", tokens) if tokens else []
+        owners = [owner_of(record) for record in found if record is not None]
+        return [f"process {owner.pid} on {owner.host} ({owner.argv})" for owner in owners]
 
     # --- changes -----------------------------------------------------------------------
 
@@ -186,7 +208,7 @@ class SharedContext(ExecutionContext):
         """Write a checkpoint now; a portable one takes queue and values along."""
         if storage not in (None, "local", "redis"):
             raise CheckpointError(f"storage={storage!r} is not available.")
-        if self.status == "running" and not self.attached and self.state.next_key == 1:
+        if self.line()["key"] == "1":
             self.schedule_start()
         saved = self.cuts_at().cut("request", check_metadata(metadata), path=path, portable=portable)
         self.note_checkpoint(saved)
@@ -200,37 +222,46 @@ class SharedContext(ExecutionContext):
         """The start of a session that has never run; of two that try one wins."""
         self.graph.compile(starts or self.state.starts or self.graph.roots())
         check_names(self.graph)
+        self.note_start()
         ops = [self.graph.routes[name].enqueue() for name in self.graph.starts]
         self.tables.sender.commit([*ops], mode="B")
 
-    # --- going on ----------------------------------------------------------------------
+    def note_start(self) -> None:
+        """What whoever goes on has to know: the starts, the inputs, and what attempts in doubt come to."""
+        names = self.tables.names()
+        values = self.tables.sender.read_all(names) if names else []
+        inputs = {n: digest_of(found[0]) for n, (found, _) in zip(names, values, strict=True) if found}
+        routes = self.graph.routes.items()
+        asks = {name: o for name, route in routes if (o := route.options.on_interrupted) != "rerun"}
+        mapping = {"starts": self.graph.starts, "inputs": inputs, "io": asks}
+        with translated(self.link.address):
+            self._client.hset(f"{self._prefix}h", mapping={n: json.dumps(v) for n, v in mapping.items()})
 
-    @property
-    def elsewhere(self) -> bool:
-        return True
+    # --- going on ----------------------------------------------------------------------
 
     def execute(self, max_steps: int | None = None) -> Any:
         """Run, or go on, from here."""
         self.limit = max_steps
-        return self.take_part(None)
+        return self.taking_part().run(None)
 
-    def take_part(self, start: str | None) -> Any:
-        """Run the session from here, beside whoever else does."""
+    def taking_part(self) -> Any:
+        """What runs the session from here, beside whoever else does."""
         from graflow_ckpt.engine.taking_part import TakingPart
 
-        return TakingPart(self).run(start)
+        return TakingPart(self)
 
 
 def link_of(config: Mapping[str, Any] | None) -> RedisLink:
     """The server that `config={"redis_client": …}` or `{"redis_url": …}` names."""
     config = config or {}
-    where = config.get("redis_client", config.get("redis_url"))
-    if where is None:
-        where = os.environ.get("GRAFLOW_CKPT_REDIS_URL")
+    where = config.get("redis_client", config.get("redis_url")) or os.environ.get(URL_VARIABLE, "").strip()
     if not where:
         raise SessionError(
             "queue_backend='redis' needs a server.",
             hint='config={"redis_client": redis.Redis(...)} or {"redis_url": "redis://…"}, '
-            "or set GRAFLOW_CKPT_REDIS_URL.",
+            f"or set {URL_VARIABLE}.",
         )
     return open_link(where)
+
+
+__all__ = ["Found", "SharedContext", "link_of"]

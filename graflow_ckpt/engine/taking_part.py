@@ -1,6 +1,8 @@
 """Taking part: this process works on a session in Redis until that has ended, beside whoever else does.
 
-token -> release what the dead held -> start it, or reopen it -> run -> wait for the others -> result
+open it -> a token of our own -> run -> wait for what others run -> result
+
+Nobody has to look after it: what somebody who has died held is taken by whoever still works.
 """
 
 from __future__ import annotations
@@ -10,14 +12,11 @@ import logging
 import sys
 from dataclasses import asdict
 from time import sleep
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from graflow_ckpt.checkpoint.plan import make_plan
-from graflow_ckpt.checkpoint.program import current_tasks, saved_tasks
 from graflow_ckpt.core.errors import (
     Fenced,
     GraflowError,
-    GraphError,
     Interrupted,
     SessionCancelled,
     SessionError,
@@ -28,7 +27,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.engine.invoke import Invoker
 from graflow_ckpt.engine.keeper import Keeper, Kept
-from graflow_ckpt.engine.preflight import check_graph
+from graflow_ckpt.engine.opening import Opening, doubts, in_doubt
 from graflow_ckpt.engine.reaping import release_the_dead
 from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.shared import SharedCuts, SharedHost
@@ -37,6 +36,9 @@ from graflow_ckpt.engine.signals import Stop, handled
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.sessions.layout import START, keys_of
 from graflow_ckpt.sessions.redis import POLL, RedisSession
+
+if TYPE_CHECKING:
+    from graflow_ckpt.engine.coroutines import Loop
 
 log = logging.getLogger("graflow_ckpt.engine")
 
@@ -50,6 +52,7 @@ class TakingPart:
         self.context = context
         self.settings = context.settings
         self.session = context.session_id
+        self.loop: Loop | None = None  # that coroutines run on; else one of its own
         self._keeper = Keeper(context.link, LEASE)
         self.stop = Stop(self.session, self.settings.grace, self._stop)
         self._run: Run | None = None
@@ -58,21 +61,15 @@ class TakingPart:
         context = self.context
         if start is None and context.status in ("completed", "cancelled"):
             return self._result(context.status)
-        bindings = self._prepare(start)
-        release_the_dead(context.link, self.session, context.cells)
-        self._open(start)
+        opening = Opening(context)
+        bindings = opening.prepare(start)
+        opening.open(start)
+        context.started = True
         mine = self._begin()
+        if mine is None:  # others have brought it to its end meanwhile
+            return self._result(context.status)
         try:
-            invoker = Invoker(context.graph, mine, self.settings, None)
-            invoker.bindings = bindings
-            cuts = SharedCuts(mine, self.settings, context.cuts_at(), self._emit)
-            run = self._run = Run(context.graph, mine, self.settings, cuts, invoker)
-            invoker.host = host = SharedHost(context.graph, mine, run, context.cuts_at(), context.cells)
-            host.execution_context = context
-            cuts.on_saved = context.note_checkpoint
-            host.remake()
-            self._keeper.keep(Kept(mine, self._news, lambda: None))
-            self._emit("session_started", **self._facts())
+            run = self._set_up(mine, bindings)
             with handled(self.stop):
                 return self._drive(run, mine)
         finally:
@@ -80,51 +77,35 @@ class TakingPart:
             self._leave(mine)
             mine.close()
 
-    # --- before ------------------------------------------------------------------------
-
-    def _prepare(self, start: str | None) -> Any:
-        context = self.context
-        state = context.state
-        starts = (start,) if start is not None else state.starts or tuple(context.graph.roots())
-        if not starts:
-            raise GraphError("The workflow has no task to start with.", hint="Decorate functions with @task.")
-        if not context.graph.nodes:
-            context.graph = context.graph_from_code()
-        context.graph.compile(starts)
-        bindings = check_graph(context.graph, self.settings, context.tables.names(), shared=True)
-        if context.found is not None:
-            facts = dict(context.found.facts)
-            facts |= {"completed_tasks": list(state.completed), "skipped": dict(state.skipped)}
-            facts |= {"made": list(state.tasks), "passed": list(state.passed), "gates": list(state.gates)}
-            facts["pending_tasks"] = [{"task_id": s.task_id, "status": "pending"} for s in state.pending()]
-            plan = make_plan(saved_tasks(facts), current_tasks(context.graph), self.settings.changed)
-            plan.raise_if_refused(self.session)
-        return bindings
-
-    def _begin(self) -> RedisSession:
-        """A token of our own."""
+    def _begin(self) -> RedisSession | None:
+        """A token of our own; None if the session has ended."""
         owner = json.dumps(asdict(myself()), separators=(",", ":"))
         key = f"{keys_of(self.session)}c"
         reply = self.context.link.script(START)([key], ["", owner, int(LEASE * 1000), ""])
         if len(reply) < 3:
-            raise SessionError(f"Session {self.session} has ended or is gone.", session=self.session)
+            return None
         return RedisSession(self.context.link, self.session, self.context.cells, reply[1].decode())
 
-    def _open(self, start: str | None) -> None:
-        """Start it, start elsewhere, or go on."""
-        context, state = self.context, self.context.state
-        limit = state.max_steps if context.limit is None else context.limit
-        reopen: Op = ("reopen", state.epoch, limit)
-        if start is not None and state.next_key > 1:
-            context.tables.commit([("clear",), reopen, context.graph.routes[start].enqueue()])
-            return
-        if state.next_key == 1:
-            context.schedule_start(context.graph.starts)
-        if state.status != "running" or limit != state.max_steps:
-            context.tables.commit([reopen])
+    def _set_up(self, mine: RedisSession, bindings: Any) -> Run:
+        context, home = self.context, self.context.cuts_at()
+        invoker = Invoker(context.graph, mine, self.settings, self.loop)
+        invoker.bindings = bindings
+        cuts = SharedCuts(mine, self.settings, home, self._emit)
+        run = self._run = Run(context.graph, mine, self.settings, cuts, invoker)
+        invoker.host = host = SharedHost(context.graph, mine, run, home, context.cells)
+        host.execution_context = context
+        cuts.on_saved = context.note_checkpoint
+        host.remake()
+        if self.stop.signal is not None:
+            run.stop()
+        kept = Kept(mine, self._news, lambda: None)
+        kept.look_around = self._look_around
+        self._keeper.keep(kept)
+        self._emit("session_started", **self._facts())
         if context.checkpoint_requested:
             context.checkpoint_requested = False
-            context.checkpoint(metadata=context.checkpoint_request_metadata)
+            cuts.cut("request", context.checkpoint_request_metadata)
+        return run
 
     # --- while it runs -----------------------------------------------------------------
 
@@ -132,7 +113,7 @@ class TakingPart:
         while True:
             run.drive()
             if self.stop.signal is not None:
-                self._interrupted()
+                self._interrupted(mine.status)
             if mine.status not in ("closing", "failing"):
                 break
             sleep(POLL)  # others finish what they run
@@ -144,6 +125,11 @@ class TakingPart:
         if self._run is not None:
             self._run.stop()
 
+    def leave(self, error: Interrupted) -> None:
+        """For a run in another thread: its time is over."""
+        if self._run is not None:
+            self._run.inbox.leave(error)
+
     def _news(self, news: str) -> None:
         if self._run is None:
             return
@@ -151,6 +137,10 @@ class TakingPart:
             self._run.fence(Fenced("The session's token was lost.", session=self.session))
         elif news == "cancelled":
             self._run.fence(WorkflowCancelled("The session was cancelled.", session=self.session))
+
+    def _look_around(self) -> None:
+        """From the keeper, once a second: what others held who have died can be claimed again."""
+        release_the_dead(self.context.link, self.session, self.context.cells, patience=0.0)
 
     def _leave(self, mine: RedisSession) -> None:
         if mine.broken is not None or mine.retired:
@@ -167,25 +157,40 @@ class TakingPart:
         context = self.context
         if status in ("completed", "stopped"):
             return context.result()
-        reason = context.state.reason
+        state = context.state
         if status == "cancelled":
             if self._run is None:
                 raise SessionCancelled(
-                    f"Session {self.session} was cancelled: {reason}", session=self.session
+                    f"Session {self.session} was cancelled: {state.reason}", session=self.session
                 )
-            raise WorkflowCancelled(reason, session=self.session)
-        if status == "stalled":
-            raise Stalled(f"Session {self.session} is stalled: {reason}.", session=self.session)
+            raise WorkflowCancelled(state.reason, session=self.session)
+        if status == "paused" and (asked := doubts(state)):
+            raise in_doubt(self.session, asked)
         if status == "paused":
-            raise SessionError(f"Session {self.session} is paused: {reason}", session=self.session)
-        failure = self._run.announcer.failure if self._run is not None else None
-        error = failure or TaskError(reason, session=self.session)
-        error.add_note(f"Session {self.session} can go on: {self._command()}")
-        raise error
+            raise SessionError(f"Session {self.session} is paused: {state.reason}", session=self.session)
+        raise self._failure(status, state.reason)
 
-    def _interrupted(self) -> None:
+    def _failure(self, status: str, reason: str) -> BaseException:
+        """What the session has ended with, and the command that goes on."""
+        error: BaseException
+        if status == "stalled":
+            gates = sorted(self.context.state.waiting_gates())
+            error = Stalled(
+                f"Session {self.session} is stalled: nothing is left to run, and {reason}.",
+                session=self.session,
+                gates=gates,
+            )
+        else:
+            failure = self._run.announcer.failure if self._run is not None else None
+            error = failure or TaskError(reason, session=self.session)
+        error.add_note(f"Session {self.session} can go on: {self._command()}")
+        return error
+
+    def _interrupted(self, status: str) -> None:
         message = f"session {self.session} stopped; it goes on with: {self._command()}"
-        self._emit("session_ended", status="interrupted")
+        if status == "completed":
+            message = f"session {self.session} is completed"
+        self._emit("session_ended", status="completed" if status == "completed" else "interrupted")
         sys.stderr.write(f"graflow-ckpt: {message}\n")
         raise Interrupted(message, self.session)
 

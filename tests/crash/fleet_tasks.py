@@ -74,8 +74,11 @@ def has_children(folder: str, name: str) -> list[int]:
     import multiprocessing
     import subprocess
 
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    fork = multiprocessing.get_context("fork")
+    runs = fork.Event()  # a signal that comes earlier is thrown away by Python, whose handler is not set yet
+    child = fork.Process(target=lambda: runs.set() or time.sleep(60))
     child.start()
+    runs.wait(10)
     child.terminate()
     child.join(10)
     with subprocess.Popen(["sleep", "60"]) as program:

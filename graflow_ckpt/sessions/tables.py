@@ -40,7 +40,7 @@ FIELDS = (
     "queues",
     "held",
 )
-_TABLES = ("h", "dl", "c", "dead", "g", "done", "sk", "pa", "er", "n", "t")
+TABLES = ("h", "dl", "c", "dead", "g", "done", "sk", "pa", "er", "n", "t")
 _STAGED = 3600  # seconds until what a dead writer has staged is gone
 _PAGE = 1000  # items of a table that are sent at once
 _BYTES = 1 << 20  # or so many: the server does nothing else meanwhile
@@ -56,17 +56,25 @@ def read_state(link: RedisLink, session: str, cells: Cells, *, values: bool = Tr
     """The session as of one moment; without `values` only what is known of its tasks."""
     line, *found = link.script(_DUMP)([f"{keys_of(session)}c"], ["values" if values else ""])
     if line == b"gone":
-        raise _gone(link, session)
-    tables = {name: _pairs(flat) for name, flat in zip(_TABLES, found, strict=False)}
+        raise gone(link, session)
+    tables = {name: _pairs(flat) for name, flat in zip(TABLES, found, strict=False)}
+    fields = dict(_pairs(found[-2])) if values else {}
+    return state_of(session, line, tables, found[len(TABLES)], fields, found[-1] if values else [], cells)
+
+
+def state_of(
+    session: str, line: bytes, tables: Mapping[str, Any], queues: Sequence[list[bytes]],
+    values: dict[bytes, bytes], lists: Sequence[list[bytes]], cells: Cells,
+) -> SessionState:  # fmt: skip
+    """The state that these tables are: each as pairs; queues flat, lists with their names first."""
     state = _counters(session, parse_line(line), dict(tables["h"]), cells)
-    _specs(state, tables, found[len(_TABLES)], cells)
+    _specs(state, tables, queues, cells)
     _tasks(state, tables, cells)
-    if values:
-        _values(state, dict(_pairs(found[-2])), found[-1], cells)
+    _values(state, values, lists, cells)
     return state
 
 
-def _gone(link: RedisLink, session: str) -> NoSession:
+def gone(link: RedisLink, session: str) -> NoSession:
     return NoSession(f"There is no session {session} at {link.address}.", session=session)
 
 
@@ -89,7 +97,9 @@ def _int(text: str) -> int | None:
     return int(text) if text else None
 
 
-def _specs(state: SessionState, tables: dict[str, Any], queues: list[list[bytes]], cells: Cells) -> None:
+def _specs(
+    state: SessionState, tables: Mapping[str, Any], queues: Sequence[list[bytes]], cells: Cells
+) -> None:
     for ready in queues:
         for member, score in _pairs(ready):
             spec = _keep(state, member, cells)
@@ -117,7 +127,7 @@ def _keep(state: SessionState, raw: bytes, cells: Cells) -> TaskSpec:
     return spec
 
 
-def _tasks(state: SessionState, tables: dict[str, Any], cells: Cells) -> None:
+def _tasks(state: SessionState, tables: Mapping[str, Any], cells: Cells) -> None:
     for name, raw in tables["g"]:
         size, need, arrived, ok, fired = map(int, raw.split())
         state.gates[name.decode()] = Gate(size, need, arrived, ok, bool(fired))
@@ -129,7 +139,9 @@ def _tasks(state: SessionState, tables: dict[str, Any], cells: Cells) -> None:
     state.tasks = {name.decode(): cells.open(name.decode(), record) for name, record in tables["t"]}
 
 
-def _values(state: SessionState, fields: dict[bytes, bytes], lists: list[list[bytes]], cells: Cells) -> None:
+def _values(
+    state: SessionState, fields: dict[bytes, bytes], lists: Sequence[list[bytes]], cells: Cells
+) -> None:
     for field, data in fields.items():
         if field[:1] == b"=":
             name = field[1:].decode()
@@ -286,7 +298,7 @@ def frozen(link: RedisLink, session: str, seconds: float = 60.0) -> Iterator[Non
     freeze, key, maker = link.script(_FREEZE), f"{keys_of(session)}c", _maker()
     reply = freeze([key], [maker, seconds, ""])
     if reply[0] == b"gone":
-        raise _gone(link, session)
+        raise gone(link, session)
     if reply[0] == b"busy":
         raise SessionBusy(
             f"Somebody else has frozen session {session}.",

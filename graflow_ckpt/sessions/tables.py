@@ -246,7 +246,9 @@ def _as_tables(
     state: SessionState, cells: Cells
 ) -> tuple[dict[str, dict[Any, Any]], dict[str, dict[Any, float]]]:
     raw = {key: spec_bytes(spec, cells) for key, spec in state.specs.items()}
-    retried = {spec.task_id for spec in state.specs.values() if spec.retry_count}
+    retried = {
+        spec.task_id for key, spec in state.specs.items() if spec.retry_count and key not in state.dead
+    }
     token = f"!{uuid.uuid4().hex}".encode()  # nobody holds these claims: whoever reopens releases them
     hashes: dict[str, dict[Any, Any]] = {
         "c": {k: b"%d\x1f%b\x1f%b" % (n, token, raw[k]) for k, n in state.claimed.items()},

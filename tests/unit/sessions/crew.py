@@ -107,7 +107,7 @@ class Crew:
         self.workers: list[Worker] = []
         self.counts: Counter[str] = Counter()
         self.completed: Counter[int] = Counter()  # keys of specs
-        self.submitted = self.begun = 0
+        self.submitted = self.named = self.begun = 0
         self.outside = self.sender("")
 
     def close(self) -> None:
@@ -135,6 +135,7 @@ class Crew:
         self.rq += [] if lose else sender.emitted
         self.counts["called"] += len(sender.emitted)
         for op in ops:
+            self.submitted += op[0] in ("enqueue", "later")
             if op[0] == "end" and op[3] == "completed":
                 self.completed[op[1]] += 1
         assert all(sender.queue in ("*", claim.spec.queue) for claim in claims)
@@ -142,8 +143,8 @@ class Crew:
 
     def spec(self, queue: str) -> Op:
         """A new task, once in a session."""
-        self.submitted += 1
-        return (f"t{self.submitted}", None, self.submitted % 3, 9, queue, "direct")
+        self.named += 1
+        return (f"t{self.named}", None, self.named % 3, 9, queue, "direct")
 
     def submit(self, queue: str = "default", *, due: float = 0.0, lose: bool = False) -> None:
         spec = self.spec(queue)

@@ -18,7 +18,7 @@ from graflow_ckpt.sessions import tables
 from graflow_ckpt.sessions.layout import START, keys_of
 from graflow_ckpt.sessions.redis import RedisSession
 from graflow_ckpt.sessions.tables import frozen, read_state, write_state
-from tests.unit.sessions.moves import Drawn, transition
+from tests.unit.sessions.moves import TASKS, Drawn, transition
 from tests.unit.sessions.pair import SESSION, Plain, facts
 
 PREFIX = keys_of(SESSION)
@@ -64,10 +64,25 @@ def test_any_state_comes_back_as_it_was(
 
     found = read(server_link)
     assert facts(found) == facts(state)
-    assert all(found.gave_nothing(task) is state.gave_nothing(task) for task in state.errors)
+    reader = RedisSession(server_link, SESSION, Plain()).reader()
+    assert all(reader.gave_nothing(task) is state.gave_nothing(task) for task in TASKS)
     server_link.client.expire(f"{PREFIX}c", 100)
     state.epoch = write(server_link, found, "rewind")
     assert facts(read(server_link)) == facts(state)
+
+
+@pytest.mark.parametrize(("how", "nothing"), [("retry", False), ("failed", True)])
+def test_whether_a_task_gave_nothing_is_kept(link: RedisLink, how: str, nothing: bool) -> None:
+    state = SessionState(SESSION)
+    last = ("end", 1, 2, how, *([9.0, "E: no"] if how == "retry" else ["E: no"]))
+    first = ("end", 1, 1, "retry", 0.0, "E: no")
+    for op in (("enqueue", "a", None, 0, 2, "default", "direct"), ("claim", 1), first, ("claim", 1), last):
+        apply(state, [op], 1.0)
+
+    write(link, state)
+
+    assert state.gave_nothing("a") is nothing
+    assert RedisSession(link, SESSION, Plain()).reader().gave_nothing("a") is nothing
 
 
 def test_large_tables_are_written_in_pieces(link: RedisLink, monkeypatch: pytest.MonkeyPatch) -> None:

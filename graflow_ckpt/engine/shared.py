@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
 from graflow_ckpt.checkpoint.program import pack_task, unpack_task
-from graflow_ckpt.core.errors import CheckpointError, GraflowError, ServerError
+from graflow_ckpt.core.errors import CheckpointError, GraflowError, ServerError, SessionError
 from graflow_ckpt.core.facts import Claim, Done, Failed, Op, Outcome, Request
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import Since
@@ -44,7 +45,7 @@ class SharedCuts:
         self._emit = emit
         self.on_saved: Callable[[Any], None] = lambda metadata: None
         self._watches = settings.policy.watches
-        self._looked = (0, monotonic())  # the step and the time of the last cut, as far as is known here
+        self._looked: tuple[int, float] | None = None  # step and time of the last cut, as far as known here
 
     def starts(self, number: int, alone: bool) -> None:
         """Random state belongs to a process, not to a shared session."""
@@ -66,23 +67,30 @@ class SharedCuts:
 
     def poll(self, idle: bool) -> None:
         """Cut if the policy is due, and nobody else does."""
-        if not self._watches or not self._due(idle):
+        if not self._watches or (self._looked is not None and not self._due(idle)):
             return
-        steps, seconds = self._home.last_cut()  # others may have cut since
-        self._looked = (steps, monotonic() - seconds)
-        if self._due(idle) and self._home.may_cut():
-            try:
-                self.cut("policy", {"auto": True})
-            finally:
-                self._home.cut_is_over()
+        if not self._due_for_all(idle):
+            return
+        with self._home.turn() as mine:
+            if mine and self._due_for_all(idle):  # others may have cut between the question and our turn
+                if self.cut("policy", {"auto": True}) is not None:
+                    self._home.prune(self._settings.keep)
                 self._looked = (self._session.steps, monotonic())
 
+    def _due_for_all(self, idle: bool) -> bool:
+        """By what all workers have done; somebody else may run something, and may have cut."""
+        steps, seconds = self._home.last_cut()
+        self._looked = (steps, monotonic() - seconds)
+        if not self._due(idle):
+            return False
+        return self._due(False) or not self._home.others_run(len(self._session.held))
+
     def _due(self, idle: bool) -> bool:
-        steps, at = self._looked
+        steps, at = self._looked or (0, monotonic())
         return self._settings.policy.due(Since(self._session.steps - steps, monotonic() - at, idle))
 
     def _requested(self, request: Request) -> None:
-        handle = request.handle
+        handle: PendingCheckpoint = request.handle
         saved = self.cut("request", request.metadata, handle)
         if saved is not None:
             handle.metadata = saved
@@ -92,14 +100,12 @@ class SharedCuts:
         """One trio; a failure is an event."""
         began = monotonic()
         try:
-            saved = self._home.cut(cause, user, handle.metadata if handle is not None else None)
-        except (CheckpointError, ServerError, OSError) as error:
+            saved = self._home.cut(cause, user, path=handle.path if handle is not None else None)
+        except (CheckpointError, SessionError, ServerError, OSError) as error:
+            found = error if isinstance(error, GraflowError) else CheckpointError(str(error))
             if handle is not None:
-                handle.error = error if isinstance(error, GraflowError) else CheckpointError(str(error))
-            log.error("checkpoint failed: %s", error, extra={"session": self._session.id})
-            self._emit("checkpoint_failed", error=str(error), cause=cause)
-            if self._settings.on_save_failure == "fail":
-                raise
+                handle.error = found
+            self._failed(found, cause)
             return None
         log.info(
             "Checkpoint created: %s", saved.path, extra={"session": saved.session_id, "step": saved.steps}
@@ -107,6 +113,16 @@ class SharedCuts:
         self.on_saved(saved)
         self._emit("checkpoint_saved", path=saved.path, cause=cause, seconds=monotonic() - began)
         return saved
+
+    def _failed(self, error: GraflowError, cause: str) -> None:
+        """An event; with on_save_failure="fail" nobody goes on with the session."""
+        log.error("checkpoint failed: %s", error, extra={"session": self._session.id})
+        self._emit("checkpoint_failed", error=str(error), cause=cause)
+        with suppress(GraflowError):  # the server may be what has failed
+            self._home.has_failed(self._session.steps)
+        if self._settings.on_save_failure == "fail":
+            self._session.commit([("status", "paused", f"The checkpoint failed: {error.message}")])
+            raise error
 
 
 class SharedHost(RunHost):

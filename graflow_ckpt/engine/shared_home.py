@@ -7,7 +7,12 @@ Several workers cut: paths and sequences are numbered in Redis, each trio is one
 
 from __future__ import annotations
 
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from time import monotonic, sleep
 from typing import Any
 
 from graflow_ckpt.checkpoint import archive
@@ -15,17 +20,32 @@ from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, now_iso
 from graflow_ckpt.checkpoint.program import Program
 from graflow_ckpt.checkpoint.snapshot import Snapshot, capture
+from graflow_ckpt.core.errors import CheckpointError, GraflowError, NoSession, SessionBusy
+from graflow_ckpt.core.policy import KeepLast
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.layout import CUT, keys_of
 from graflow_ckpt.sessions.ops import Cells
-from graflow_ckpt.sessions.tables import read_state
-from graflow_ckpt.stores import open_store
+from graflow_ckpt.sessions.pages import read_paged
+from graflow_ckpt.sessions.tables import parse_line, read_state
+from graflow_ckpt.stores import open_store, store_of
+
+log = logging.getLogger("graflow_ckpt.checkpoint")
 
 BACKEND = {"queue": "redis", "channel": "redis"}
 POLICY_LOCK = 30_000
 """Milliseconds after which another worker may take a cut that one has begun."""
+
+CARRIED = ("workflow", "ttl", "kept", "store", "code", "io", "inputs", "tasks", "calls", "bag", "queues")
+"""What else there is to know of a session; it goes where the session goes."""
+
+MANY = 2000
+"""Specs and values from which on a session is read page by page."""
+
+_PATIENCE = 10.0  # seconds, for somebody else who reads it by pages
+_TURNS = 20  # how often others may come first
 
 
 class SharedHome:
@@ -42,19 +62,20 @@ class SharedHome:
     ) -> None:
         self.link = link
         self.session = session
-        self._place = store
-        self._store: CheckpointStore | None = None
         self.program = program
         self.last: CheckpointMetadata | None = None
         self._cells = cells
+        self._place = store
+        self._store: CheckpointStore | None = None
         self._keyring = keyring
         self._prefix = keys_of(session)
+        self._script = link.script(CUT)
 
     @property
     def store(self) -> CheckpointStore:
         """Opened by the first cut."""
         if self._store is None:
-            self._store = open_store(self._place)
+            self._store = open_store(self._place or self.link.address)
         return self._store
 
     @property
@@ -67,47 +88,83 @@ class SharedHome:
     def _client(self) -> Any:  # a redis.Redis of the node that has the session
         return self.link.route.client_for(f"{self._prefix}c")
 
+    def _tell(self, *words: str | int) -> list[Any]:
+        reply: list[Any] = self._script([f"{self._prefix}c"], words)
+        if reply[0] == b"gone":
+            raise NoSession(
+                f"There is no session {self.session} at {self.link.address}.", session=self.session
+            )
+        return reply
+
+    # --- cuts --------------------------------------------------------------------------
+
     def reserve(self, steps: int, metadata: dict[str, Any]) -> CheckpointMetadata:
         """What is known of a checkpoint before it is taken, its path above all."""
-        number = int(self._client.hincrby(f"{self._prefix}h", "cuts", 1))
-        path = archive.auto_path(self.store, self.session, steps, number)
         return CheckpointMetadata(
-            "", self.session, now_iso(), steps, "", dict(BACKEND), metadata, path=path,
-            workflow=self.program.workflow, sequence=number, library=archive.library_version(),
+            "", self.session, now_iso(), steps, "", dict(BACKEND), metadata, path=self._own_path(steps),
+            workflow=self.program.workflow, library=archive.library_version(),
         )  # fmt: skip
 
+    def _own_path(self, steps: int) -> str:
+        return archive.auto_path(self.store, self.session, steps, int(self._tell("path")[0]))
+
     def cut(
-        self, cause: str, user: dict[str, Any] | None, reserved: CheckpointMetadata | None = None,
-        *, path: str | None = None, portable: bool = False,
-    ) -> CheckpointMetadata:  # fmt: skip
-        """Take the session as it is now and write one trio."""
-        state = read_state(self.link, self.session, self._cells, values=portable)
+        self, cause: str, user: dict[str, Any] | None, *, path: str | None = None, portable: bool = False
+    ) -> CheckpointMetadata:
+        """Take the session as it is now and write one trio; raises if it could not be written."""
+        state, number, parent = self._numbered(portable)
         snapshot = self._snapshot(state, portable)
-        if reserved is None:
-            reserved = self.reserve(state.steps, user or {})
+        place, path = self._place_of(path or self._own_path(state.steps))
+        keyring = self.keyring if place is self.store else Keyring.for_store(place)
         metadata = archive.describe(
-            snapshot,
-            self.program,
-            path=path or reserved.path,
-            sequence=reserved.sequence,
-            cause=cause,
-            user=user,
+            snapshot, self.program, path=path, sequence=number, cause=cause, user=user
         )
-        metadata = replace(metadata, backend=dict(BACKEND), parent=self._parent())
-        saved = archive.save(self.store, self.keyring, None, snapshot, self.program, metadata)
-        mapping = {"cut": saved.checkpoint_id, "cut_steps": state.steps, "cut_path": saved.path}
-        self._client.hset(f"{self._prefix}h", mapping=mapping)
+        metadata = replace(metadata, backend=dict(BACKEND), parent=parent or None, home=self.store.url)
+        saved = archive.save(place, keyring, None, snapshot, self.program, metadata)
+        self._tell("saved", state.steps, saved.checkpoint_id, saved.path)
         self.last = saved
         return saved
 
-    def _parent(self) -> str | None:
-        found = self._client.hget(f"{self._prefix}h", "cut")
-        return found.decode() if found else None
+    def _numbered(self, portable: bool) -> tuple[SessionState, int, str]:
+        """The session as of one moment, with a number that no later moment has had before."""
+        for _ in range(_TURNS):
+            state = self._read(portable)
+            number, *rest = self._tell("number", state.sequence)
+            if number:
+                return state, number, rest[0].decode()
+        raise CheckpointError(
+            f"Session {self.session} changes faster than it can be read.",
+            hint="Others take checkpoints of it all the time: one policy is enough.",
+            session=self.session,
+        )
+
+    def _read(self, portable: bool) -> SessionState:
+        if not portable or not self._is_large():
+            return read_state(self.link, self.session, self._cells, values=portable)
+        deadline = monotonic() + _PATIENCE
+        while True:
+            try:
+                return read_paged(self.link, self.session, self._cells)
+            except SessionBusy:
+                if monotonic() > deadline:
+                    raise
+            sleep(0.05)
+
+    def _is_large(self) -> bool:
+        with translated(self.link.address):
+            line = parse_line(self._client.hget(f"{self._prefix}c", "c") or b"")
+            pipe = self._client.pipeline(transaction=False)
+            pipe.hlen(f"{self._prefix}v").zcard(f"{self._prefix}dl").zcard(f"{self._prefix}done")
+            for name in filter(None, line.get("queues", "").split(",")):
+                pipe.zcard(f"{self._prefix}q:{name}")
+            return bool(sum(pipe.execute()) > MANY)
 
     def _snapshot(self, state: SessionState, portable: bool) -> Snapshot:
         snapshot = capture(state)
         snapshot.facts["backend"] = dict(BACKEND)
-        snapshot.facts["redis"] = {"address": self.link.address, "portable": portable}
+        snapshot.facts["redis"] = {
+            "address": self.link.address, "portable": portable, "session": self.carried(),
+        }  # fmt: skip
         if portable:
             return snapshot
         for spec in snapshot.facts["pending_tasks"]:
@@ -115,23 +172,65 @@ class SharedHome:
                 spec["task_data"].pop("ref", None)  # it is in the queue, which stays where it is
         return replace(snapshot, values={}, appended={}, data=[], tasks={}, rng=None)
 
+    def carried(self) -> dict[str, str]:
+        """What has to be known of it besides, wherever it goes."""
+        with translated(self.link.address):
+            found = self._client.hmget(f"{self._prefix}h", CARRIED)
+            line = parse_line(self._client.hget(f"{self._prefix}c", "c") or b"")
+        facts = {n: value.decode() for n, value in zip(CARRIED, found, strict=True) if value is not None}
+        return {**facts, "flags": "".join(f for f in line.get("flags", "") if f in "fl")}
+
+    def _place_of(self, path: str) -> tuple[CheckpointStore, str]:
+        """The store that a path leads to, and the path as it is written there."""
+        own = self.store.takes(path)
+        if own is not None:
+            return self.store, own
+        place = open_store(store_of(path))
+        return place, place.takes(path) or path
+
     # --- policies: one worker cuts for all ------------------------------------------------
 
     def last_cut(self) -> tuple[int, float]:
-        """The step of the session's last cut, and how many seconds ago a policy has looked."""
-        steps, at = self._client.hmget(f"{self._prefix}h", "cut_steps", "cut_at")
-        now = self._now()
-        return int(steps or 0), now - float(at or now)
+        """The step of the session's last cut, and how many seconds ago that was, or the session began."""
+        with translated(self.link.address):
+            steps, at, made = self._client.hmget(f"{self._prefix}h", "cut_steps", "cut_at", "created")
+            seconds, micros = self._client.time()
+        now = float(seconds) + float(micros) / 1e6
+        return int(steps or 0), now - float(at or made or now)
 
-    def may_cut(self) -> bool:
+    def others_run(self, own: int) -> bool:
+        """Whether somebody else holds a task; `own`: how many are held here."""
+        with translated(self.link.address):
+            line = self._client.hget(f"{self._prefix}c", "c")
+        return line is not None and int(parse_line(line)["held"] or 0) > own
+
+    @contextmanager
+    def turn(self) -> Iterator[bool]:
         """Whether this worker is the one that takes a cut that is due."""
-        taken = self._client.set(f"{self._prefix}cutting", "1", nx=True, px=POLICY_LOCK)
-        return bool(taken)
+        key = f"{self._prefix}cutting"
+        with translated(self.link.address):
+            mine = bool(self._client.set(key, "1", nx=True, px=POLICY_LOCK))
+        try:
+            yield mine
+        finally:
+            if mine:
+                with translated(self.link.address):
+                    self._client.delete(key)
 
-    def cut_is_over(self) -> None:
-        self._client.hset(f"{self._prefix}h", "cut_at", self._now())
-        self._client.delete(f"{self._prefix}cutting")
+    def has_failed(self, steps: int) -> None:
+        """A cut was not written: nobody tries again before the policy is due once more."""
+        self._tell("failed", steps)
 
-    def _now(self) -> float:
-        seconds, micros = self._client.time()
-        return float(seconds) + float(micros) / 1e6
+    def prune(self, keep: KeepLast) -> None:
+        """The last cut was made by a policy: the oldest of these that nobody has asked for go."""
+        assert self.last is not None
+        with translated(self.link.address):
+            raw = self._client.hget(f"{self._prefix}h", "policy_cuts")
+            paths = [*json.loads(raw or b"[]"), self.last.path]
+            kept = paths[-keep.count :]
+            self._client.hset(f"{self._prefix}h", "policy_cuts", json.dumps(kept))
+        for path in paths[: -keep.count]:
+            try:
+                self.store.delete(path)
+            except (GraflowError, OSError) as error:
+                log.warning("checkpoint %s stays: %s", path, error, extra={"session": self.session})

@@ -128,9 +128,9 @@ class Leaving:
         """The task does not finish in time: how far the session is, for who wants to go on elsewhere."""
         session = now.session
         try:
-            if now.home.may_cut():  # of several workers of a session, one
-                now.home.cut("signal", None)
-                now.home.cut_is_over()
+            with now.home.turn() as mine:  # of several workers of a session, one
+                if mine:
+                    now.home.cut("signal", None)
         except Exception as error:  # noqa: BLE001  a save
             log.error("checkpoint failed: %s", error, extra={"session": session.id})
 

@@ -52,6 +52,7 @@ def source(name: str) -> str:
 
 
 CREATE = source("create")
+CUT = source("cut")
 STEP = source("step")
 READ = source("read")
 START = source("start")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -24,6 +25,9 @@ from tests.servers import Server
 
 AGAIN = 0.5
 """Seconds until a pool is started again."""
+
+BUDGET = 1
+"""How often a run of a task is hit knowingly. It may begin in the moment between the look and the blow."""
 
 LONGEST = 6.0
 """Seconds for which a process stays stopped until somebody takes over, after its time."""
@@ -80,6 +84,7 @@ class Monkey:
         self._later: list[tuple[float, Callable[[], None]]] = []
         self._patient = True
         self._stopped: set[int] = set()
+        self._hits: Counter[int] = Counter()  # how often what ran was hit, by the key of its spec
         self._down: dict[str, float] = {}  # pools that are gone, and when they are to come back
 
     @property
@@ -122,23 +127,34 @@ class Monkey:
         victim = victims[int(blow.draw * len(victims))]
         if blow.what == "stop":
             return self._stop(blow, victim)
-        at = time.time()
+        at, family = time.time(), below(victim)
+        if not self._may_fall(victim, self._watch.look()):
+            return False
         with suppress(psutil.NoSuchProcess):
             victim.kill()
+            running = self._watch.look()  # they may have gone on since
             self.deeds.append(Deed(blow, at, victim.pid, running.get(victim.pid)))
+            self._hits.update(running[pid].key for pid in family if pid in running)
             return True
         return False
 
     def _victims(self, whom: str, running: dict[int, Line]) -> list[psutil.Process]:
-        if whom == "parent":
-            return [psutil.Process(pool.pid) for pool in self._pools if pool.status is None]
-        here = [process for process in everybody(self._pools) if process.pid not in self._stopped]
-        if whom == "body":
-            return [process for process in here if process.pid in running]
+        here = everybody(self._pools)
         stewards = [process for process in here if is_steward(process)]
-        if whom == "steward":
-            return stewards
-        return [process for process in here if process not in stewards]
+        if whom == "parent":
+            found = [psutil.Process(pool.pid) for pool in self._pools if pool.status is None]
+        elif whom == "body":
+            found = [process for process in here if process.pid in running]
+        else:
+            found = stewards if whom == "steward" else [p for p in here if p not in stewards]
+        return [process for process in found if self._may_fall(process, running)]
+
+    def _may_fall(self, process: psutil.Process, running: dict[int, Line]) -> bool:
+        """Not if somebody who is stopped, and is to come back, would go with it; nor for what was hit before:
+        a task that takes its worker down three times is set aside, and rightly."""
+        pids = below(process)
+        keys = [running[pid].key for pid in pids if pid in running]
+        return not pids & self._stopped and all(self._hits[key] < BUDGET for key in keys)
 
     def _stop(self, blow: Blow, victim: psutil.Process) -> bool:
         """In mid-body; whoever has just ended one goes on at once."""
@@ -151,6 +167,7 @@ class Monkey:
         deed = Deed(blow, now, victim.pid, line, now + blow.seconds)
         self.deeds.append(deed)
         self._stopped.add(victim.pid)
+        self._hits[line.key] += 1
         self._later.append((monotonic() + blow.seconds, lambda: self._go_on(deed, victim)))
         return True
 
@@ -173,6 +190,13 @@ class Monkey:
         self.deeds.append(Deed(blow, at, pid))
         self._later.append((monotonic() + blow.seconds, lambda: self._server.start() and None))
         return True
+
+
+def below(process: psutil.Process) -> set[int]:
+    """It, and all that it has started."""
+    with suppress(psutil.NoSuchProcess):
+        return {process.pid, *(child.pid for child in process.children(recursive=True))}
+    return {process.pid}
 
 
 def is_steward(process: psutil.Process) -> bool:

@@ -13,6 +13,10 @@ local t = call('TIME')
 local now = string.format('%d%03d', t[1], math.floor(tonumber(t[2]) / 1000))
 local tokens = now -- no token of an earlier session of that name is one of this
 if line then
+  local frozen = tonumber(call('HGET', P .. 'h', 'frozen') or '0') * 1000 -- somebody reads it page by page
+  if string.find(line, '^' .. string.rep('[^|]*|', 8) .. '[^|]*z') and frozen > tonumber(now) then
+    return {'busy', call('HGET', P .. 'h', 'freezer')}
+  end
   for _, token in ipairs(call('ZRANGEBYSCORE', P .. 'tok', now, '+inf')) do
     local owner = call('HGET', P .. 'own', token)
     if owner then return {'busy', string.match(owner, '^[^\30]*')} end

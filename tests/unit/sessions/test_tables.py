@@ -308,6 +308,16 @@ def test_what_is_not_there_is_said_so(link: RedisLink) -> None:
         pass
 
 
+def test_a_session_that_somebody_reads_page_by_page_is_not_rewound(link: RedisLink) -> None:
+    write(link, a_state())
+
+    with frozen(link, SESSION), pytest.raises(SessionBusy):
+        write(link, SessionState(SESSION), "rewind")
+
+    assert len(read(link).specs) == 4
+    assert write(link, SessionState(SESSION), "rewind") == 2
+
+
 def test_a_freeze_leaves_the_lifetime_of_a_session_that_has_ended(link: RedisLink) -> None:
     write(link, a_state())
     link.client.expire(f"{PREFIX}c", 100)

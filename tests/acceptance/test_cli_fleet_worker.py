@@ -96,7 +96,8 @@ def test_a_machine_that_lacks_a_module_is_named_by_status_and_doctor(
     with fleet.pool("--code-patience", "0s", folder=tmp_path_factory.mktemp("elsewhere")):
         done = fleet("submit", "uses:wf", "--session", "s", "--wait", status=3)
 
-        assert "no worker has this program: This worker cannot import" in done.err
+        assert "paused after 0 steps" in done.err
+        assert "module 'uses'" in done.err
         assert "'uses'" in fleet("status", "s").out
         found = fleet("doctor", "--url", fleet.url, "--json").document
         (code,) = [finding for finding in found if finding["what"] == "code"]

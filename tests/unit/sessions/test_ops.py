@@ -1,0 +1,53 @@
+"""Ops as arguments, and records as specs: what goes to the server comes back the same."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graflow_ckpt.core.facts import Claim, TaskSpec
+from graflow_ckpt.sessions.ops import arguments, claim_of, spec_of
+from graflow_ckpt.sessions.tables import spec_bytes
+from tests.unit.sessions.pair import Plain
+
+NAMES = st.text(st.characters(exclude_categories=["Cc", "Cs"]), min_size=1)
+SPECS = st.builds(
+    TaskSpec,
+    task_id=NAMES,
+    task_data=st.none() | st.binary(min_size=1),
+    status=st.just("pending"),
+    priority=st.integers(-(2**15), 2**15),
+    retry_count=st.integers(0, 99),
+    max_retries=st.integers(0, 99),
+    execution_strategy=st.sampled_from(["direct", "pass", "skip", "lost", "doubt"]),
+    cycle=st.integers(0, 10**9),
+    not_before=st.sampled_from([0.0, 0.1, 1e9 + 1 / 3, 1e300]),
+    queue=st.from_regex(r"[A-Za-z0-9_.-]{1,64}\Z"),
+    key=st.integers(1, 10**12),
+    crashes=st.integers(0, 9),
+)
+
+
+@given(SPECS)
+def test_a_spec_comes_back_as_it_was(spec: TaskSpec) -> None:
+    assert spec_of(spec_bytes(spec, Plain()), Plain()) == spec
+
+
+@given(SPECS, st.integers(1, 10**12), st.sampled_from(["e1t1", "!0123"]))
+def test_a_claim_is_its_number_and_its_spec(spec: TaskSpec, number: int, token: str) -> None:
+    record = b"%d\x1f%b\x1f%b" % (number, token.encode(), spec_bytes(spec, Plain()))
+
+    assert claim_of(record, Plain()) == Claim(spec, number)
+
+
+def test_checks_come_before_the_ops() -> None:
+    ops = [("put", "x", b"\x01", 7), ("end", 5, 3, "completed", b"\x02"), ("put", "y", b"", -1), ("claim", 2)]
+
+    args = arguments(ops, Plain(), "gpu")
+
+    assert args[:6] == [1, 5, 3, 1, "x", 7]
+    assert args[6:] == ["P", "x", b"\x01", "E", 5, b"\x02", "P", "y", b"", "C", 2, "gpu"]
+
+
+def test_a_transition_may_be_empty() -> None:
+    assert arguments([], Plain(), "*") == [0, 0]

@@ -73,7 +73,7 @@ class Sweeper:
         self._watched = watched  # slices whose parent sees them die, and knows of what
         self._look, self._rota = self._link.script(script("look")), self._link.script(script("rota"))
         self._freeze = self._link.script(source("freeze"))
-        self._since = monotonic()
+        self._since = monotonic() - _uptime(self._link)
         self._noted: list[bytes | str | int] = []  # (session, expected, next)*, for the next call of the rota
         self._waiting: dict[str, set[str]] = {}  # jobs in RQ's queues, as of a moment ago
         self._forget = 0.0
@@ -167,9 +167,9 @@ class Sweeper:
         while words:
             match words.pop(0):
                 case "r":
-                    if monotonic() - self._since < HOLD:
+                    if (left := self._since + HOLD - monotonic()) > 0:
                         words.pop(0)
-                        again = ROUND // 2
+                        again = min(again, int(left * 1000) + 1)
                     else:
                         self.swept.taken += take(self._fleet, session, words.pop(0), LEASE_OVER)
                         again = 1  # others may go on at once, and it may have left more behind
@@ -257,6 +257,15 @@ class Sweeper:
                 self._link.route.client_for(ACTIVE).zadd(ACTIVE, missing, nx=True)
         if noted:  # taken off only if it is still the one that was accepted then
             self._rota([SESSIONS], ["", 0, 0, *noted])
+
+
+def _uptime(link: RedisLink) -> float:
+    """For how many seconds the server has been there, as far as it says."""
+    try:
+        found: dict[str, Any] = link.route.client_for(ACTIVE).info("server")
+        return float(found.get("uptime_in_seconds", 0))
+    except redis.RedisError:
+        return 0.0
 
 
 def _pipelined(client: redis.Redis, one: Script, keys: list[str]) -> list[Any]:

@@ -7,7 +7,11 @@ from collections.abc import Callable
 import pytest
 
 from graflow_ckpt.core.errors import Fenced
+from graflow_ckpt.sessions.layout import keys_of
 from tests.unit.sessions.crew import LEASE, Crew, Worker
+from tests.unit.sessions.pair import SESSION
+
+PREFIX = keys_of(SESSION)
 
 Stage = Callable[..., Crew]  # the arguments of a Crew but for its link and scripts
 
@@ -282,6 +286,27 @@ def all_that_there_is_expires(stage: Stage) -> None:
     assert crew.peek().status == "running"
 
 
+def each_end_leaves_one_line(stage: Stage) -> None:
+    crew = stage(flags="fl")
+    crew.submit()
+    crew.submit()
+    worker = working(crew)  # t2, which has the higher priority
+    token = worker.token
+    crew.end(worker, "retry", 0.0, "E: no")
+    crew.end(worker, "completed", b"\x01")
+    worker.session.send_again()
+    crew.end(worker, "failed", "E: no")
+
+    lines = [line.decode().split("\x1f") for line in crew.link.client.lrange(f"{PREFIX}ledger", 0, -1)]
+    assert [line[1:] for line in lines] == [
+        ["0", "t2", "0", "2", "retry", token],  # steps, task, cycle, key, how, who
+        ["1", "t2", "0", "2", "completed", token],
+        ["1", "t1", "0", "1", "failed", token],
+    ]
+    sequences = [int(line[0]) for line in lines]
+    assert sequences == sorted(set(sequences))
+
+
 def what_was_answered_is_answered_again(stage: Stage) -> None:
     crew = stage()
     crew.submit()
@@ -339,6 +364,7 @@ SCENES = [
     a_session_that_ends_takes_its_tokens_with_it,
     who_was_about_to_claim_when_it_ended_claims_nothing_afterwards,
     all_that_there_is_expires,
+    each_end_leaves_one_line,
     what_was_answered_is_answered_again,
     a_zombie_hears_what_became_of_its_last_commit_and_nothing_else,
 ]

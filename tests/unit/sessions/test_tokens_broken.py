@@ -76,6 +76,9 @@ BROKEN = {
     "an end goes on": ("    flags = string.gsub(flags, 'e', '')\n    expires", "    expires"),
     "ready specs do not expire": ("do set('q:' .. name) end", "do end"),
     "tables do not expire": ("'c h dl dead g", "'c h dl g"),
+    "completions leave no line": ("    ended(recs[k], 'completed')\n", ""),
+    "other ends leave no line": ("    ended(recs[k], how)\n", ""),
+    "a turn leaves no line": ("(flags == 'f' or flags == '')", "flags ~= 'e'"),
     "being written is an end": ("' init paused", "' paused"),
     "a pause is an end": ("' init paused closing", "' init closing"),
     "a turn enqueues for its own queue": (

@@ -8,6 +8,7 @@ Not here: fixtures of a single subject; they live beside their tests.
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,6 +22,8 @@ from tests.servers import Server, binaries
 for name in [name for name in os.environ if name.startswith("GRAFLOW_CKPT_")]:
     del os.environ[name]
 os.environ["GRAFLOW_CKPT_CHECK"] = "1"  # who changes a read-only value is named
+# A shell that starts us in the background has it ignored, and so would every process that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The machine is shared and tests run side by side: a deadline would measure the neighbours. Failures print
 # the blob that reproduces them, since the example database stays behind on the machine of the CI.

@@ -69,6 +69,8 @@ def _by_name(obj: Any) -> tuple[Any, ...] | None:
     module, name = getattr(obj, "__module__", None), obj.__qualname__
     if "<" in name or not isinstance(module, str):  # a lambda, or made inside a function
         return None
+    if by_value(module):
+        return None
     found = _restore.walk(sys.modules.get(module), name)
     if module == "__main__":
         if found is obj or (isinstance(found, Task) and found.func is obj):
@@ -79,6 +81,12 @@ def _by_name(obj: Any) -> tuple[Any, ...] | None:
     elif isinstance(found, Task) and found.func is obj:
         return _restore.body, (module, name)
     return None
+
+
+def by_value(module: str) -> bool:
+    """Whether the user has asked for a module to travel (cloudpickle.register_pickle_by_value)."""
+    asked = cloudpickle.list_registry_pickle_by_value()
+    return bool(asked) and any(module == name or module.startswith(f"{name}.") for name in asked)
 
 
 def _copy(obj: Any) -> bytes:

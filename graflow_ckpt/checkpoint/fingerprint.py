@@ -17,7 +17,7 @@ again. Not here: what to do about a change (plan.py).
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from hashlib import blake2b
 from types import FunctionType
 from typing import Any, Literal, NamedTuple
@@ -51,9 +51,11 @@ class Fingerprint(NamedTuple):
         return cls(_PYTHON, digest, tuple(not_seen))
 
 
-def fingerprint(func: Callable[..., Any], *, unwrap: Unwrap = task_body) -> Fingerprint:
+def fingerprint(
+    func: Callable[..., Any], *, unwrap: Unwrap = task_body, packages: Collection[str] = ()
+) -> Fingerprint:
     """The fingerprint of one task, as if it were alone."""
-    return _Printer(unwrap, ()).take(func)
+    return _Printer(unwrap, (), packages).take(func)
 
 
 def fingerprints(
@@ -83,8 +85,8 @@ def compare(saved: Fingerprint | None, current: Fingerprint | None) -> Literal["
 class _Printer:
     """Makes readings into fingerprints; what tasks share is read once."""
 
-    def __init__(self, unwrap: Unwrap, tasks: tuple[object, ...]) -> None:
-        self._reader = Reader(unwrap, tasks)
+    def __init__(self, unwrap: Unwrap, tasks: tuple[object, ...], packages: Collection[str] = ()) -> None:
+        self._reader = Reader(unwrap, tasks, packages)
         self._shared: dict[tuple[int, int], Fingerprint] = {}
         # By id; the value is kept beside what is known of it, so that its id stays its own.
         self._readings: dict[int, tuple[object, Reading]] = {}

@@ -66,9 +66,10 @@ class Reading:
 
 
 class Reader:
-    """Reads values, with a memory for code and modules. `tasks` are the tasks of the graph."""
+    """Reads values, with a memory for code and modules. `tasks` are the tasks of the graph, `packages`
+    are the user's own beside those that decorate them."""
 
-    def __init__(self, unwrap: Unwrap, tasks: Collection[object]) -> None:
+    def __init__(self, unwrap: Unwrap, tasks: Collection[object], packages: Collection[str] = ()) -> None:
         self._unwrap = unwrap
         self._shapes = Shapes()
         # By id; what is kept in the value keeps the id from being given to something else.
@@ -76,7 +77,7 @@ class Reader:
         self._rebound: dict[int, tuple[dict[str, Any], frozenset[str]]] = {}
         self._kept = [body for task in tasks for body in (task, self.body(task))]
         self._tasks = frozenset(map(id, self._kept))
-        self._origin = Origins(declared_in(body, self._inner) for body in self._kept).of
+        self._origin = Origins([*packages, *(declared_in(body, self._inner) for body in self._kept)]).of
 
     def body(self, task: object) -> object:
         """What a task runs: decorations that say where the function is are taken off."""

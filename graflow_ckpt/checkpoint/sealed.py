@@ -16,7 +16,7 @@ from blake3 import blake3
 
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
-from graflow_ckpt.core.errors import NotStorable, UnknownKey, UnsafeCheckpoint
+from graflow_ckpt.core.errors import TooLarge, UnknownKey, UnsafeCheckpoint
 from graflow_ckpt.core.values import Cell, Live
 
 LIVE: Final = b"\xc1"
@@ -25,6 +25,11 @@ LIMIT: Final = 64 << 20
 """What one value may take: every command that carries it holds the server up."""
 
 _PURPOSE: Final = "graflow_ckpt 2026 seal of values in a shared store"
+
+
+def sealed_by(data: bytes) -> str:
+    """The id of the key that bytes claim to be sealed with; the beginning is enough."""
+    return data[2 : 2 + data[1]].decode(errors="replace") if data[:1] == LIVE and len(data) > 2 else ""
 
 
 class SealedCells:
@@ -37,14 +42,16 @@ class SealedCells:
         self._keys: dict[str, bytes] = {}
 
     def pack(self, name: str, cell: Cell) -> bytes:
-        """The bytes of a cell; NotStorable if they are too many."""
+        """The bytes of a cell; TooLarge if they are too many."""
         data = cell if isinstance(cell, bytes) else self.seal(live_bytes(cell.value, name))
         if len(data) > self._limit:
-            size, most = len(data) / 1e6, self._limit / 1e6
-            raise NotStorable(
-                f"{name} takes {size:.1f} MB; a value in Redis may take {most:.0f} MB.",
-                hint="Keep it in a file or an object store and pass its address on.",
+            raise TooLarge(
+                f"{name} takes {_size(len(data))}; a value of this session may take {_size(self._limit)}.",
+                hint="Keep it in a file or an object store and pass its address on, or submit with a larger "
+                "value_limit (bytes).",
                 path=name,
+                size=len(data),
+                limit=self._limit,
             )
         return data
 
@@ -69,6 +76,12 @@ class SealedCells:
 
     def open(self, name: str, data: bytes) -> bytes:
         """The pickle behind a seal that holds."""
+        if data[:1] != LIVE:
+            raise UnsafeCheckpoint(
+                f"{name} of session {self._session.decode()} is not opened: it has no seal.",
+                hint="Somebody without the key has written it.",
+                session=self._session.decode(),
+            )
         end = 2 + data[1] if len(data) > 2 else 2
         key_id, mac, pickle = (
             data[2:end].decode(errors="replace"),
@@ -97,3 +110,7 @@ class SealedCells:
             key = self._keys[key_id] = blake3(secret, derive_key_context=_PURPOSE).digest()
         place = b"%c%b" % (len(self._session), self._session)
         return blake3(place + pickle, key=key).digest(MAC_SIZE)
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB" if count >= 100_000 else f"{count} bytes"

@@ -94,6 +94,10 @@ class NotStorable(CheckpointError, TypeError):
     """A value that cannot be kept. `.path` leads to it."""
 
 
+class TooLarge(NotStorable):
+    """A value takes more room than its session allows. `.size` and `.limit` are in bytes."""
+
+
 class JournalDamaged(CheckpointError):
     """A bad record with good ones after it: damage, not a torn tail."""
 
@@ -201,6 +205,10 @@ class KeyTaken(ServerError):
 
 class TaskError(GraflowError):
     """A task came to a bad end that is not an exception of its own."""
+
+
+class RemoteError(TaskError):
+    """A task failed on a worker. `.type`, `.text` and `.traceback` are what is known of its exception."""
 
 
 class TaskTimeout(TaskError, TimeoutError):

@@ -108,3 +108,17 @@ def known(n: int) -> int:
 
 def test_a_cached_function_of_a_module_stays_itself() -> None:
     assert load_live(live_bytes(known)) is known
+
+
+def test_a_module_that_was_registered_to_travel_is_not_needed_elsewhere(tmp_path: Path) -> None:
+    (tmp_path / "lib.py").write_text(
+        "from graflow_ckpt import task\n@task\ndef step(): return helper()\ndef helper(): return 7"
+    )
+    program = """
+        import cloudpickle, lib, os
+        cloudpickle.register_pickle_by_value(lib)
+        made = lib.step.func
+        os.remove('lib.py')
+    """
+
+    assert elsewhere(program, "print(load()())", tmp_path) == "7\n"

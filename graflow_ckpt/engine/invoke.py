@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
-from traceback import format_exception
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint.cells import check_storable, to_cell
@@ -24,6 +23,7 @@ from graflow_ckpt.core.state import NONE
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.engine import checks
+from graflow_ckpt.engine.account import Account
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.bind import MISSING, SPREAD, Binding, bind, fill
 from graflow_ckpt.engine.settings import Settings
@@ -33,9 +33,6 @@ from graflow_ckpt.sessions.protocol import Session
 
 if TYPE_CHECKING:
     from graflow_ckpt.engine.coroutines import Loop
-
-TRACE_LIMIT = 16_000
-"""Characters of a traceback that are kept for who is elsewhere."""
 
 _COROUTINE = 0x80  # inspect.CO_COROUTINE
 
@@ -152,10 +149,7 @@ class Invoker:
             if backoff.base:
                 due = self.session.clock() + backoff.delay(spec.retry_count, spread())
         again = not isinstance(error, ReadOnlyChanged)
-        text = f"{type(error).__name__}: {error}"
-        if self._traced:
-            text += "\n" + "".join(format_exception(error))[-TRACE_LIMIT:]
-        return Failed(text, error, due, retry=again)
+        return Failed(Account.of(error, traced=self._traced).text, error, due, retry=again)
 
     # --- arguments ---------------------------------------------------------------------
 

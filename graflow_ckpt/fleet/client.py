@@ -1,68 +1,52 @@
 """The client: makes sessions of graphs and tasks, and has them found by workers.
 
-    preflight -> program stored -> session listed -> tables made -> first transition -> tokens posted
+    checked -> program stored -> accepted (accepting.py) -> a handle
 
-A session is listed before anything of it can run. It is `init` until its last spec is in, so that
-a submission that was cut short never runs in part; the workers' steward clears those away.
+Everything that can be refused is refused before anything is written. Who only looks on needs no key;
+what has to be sealed or opened says which one is missing.
 """
 
 from __future__ import annotations
 
 import json
-import platform
+import logging
+import os
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from redis import RedisError
+
 from graflow_ckpt.checkpoint import parcel as parcels
 from graflow_ckpt.checkpoint.cells import check_storable
-from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.checkpoint.keys import Keyring, uses_local_key
 from graflow_ckpt.checkpoint.sealed import SealedCells
-from graflow_ckpt.core.errors import GraphError, SessionExists
+from graflow_ckpt.core.errors import GraphError, ServerFull, ServerGone, ServerReadOnly
 from graflow_ckpt.core.facts import Op, check_session_id
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.engine.bind import SPREAD, bind
+from graflow_ckpt.engine.bind import bind
 from graflow_ckpt.engine.home import program_file
 from graflow_ckpt.engine.inputs import digest_of
 from graflow_ckpt.engine.preflight import check_graph
 from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.fleet.accepting import KEPT, TTL, Acceptance, Draft, Terms
+from graflow_ckpt.fleet.asking import asked
+from graflow_ckpt.fleet.calls import Call, data_of, pages
 from graflow_ckpt.fleet.handle import Handle
-from graflow_ckpt.fleet.programs import Programs
+from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS
+from graflow_ckpt.fleet.programs import Packed, Programs, proof
 from graflow_ckpt.fleet.tokens import Carrier
-from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.links.complaints import in_our_words
 from graflow_ckpt.links.redis import RedisLink, open_link
-from graflow_ckpt.sessions.layout import CREATE, keys_of
 from graflow_ckpt.sessions.names import check_names
-from graflow_ckpt.sessions.redis import RedisSession
 
-SESSIONS = "graflow:sessions"
-ACTIVE = "graflow:active"
-TTL = 7 * 24 * 3600
-"""Seconds for which a session that has completed is kept, with its results."""
+__all__ = ["ACTIVE", "KEPT", "SESSIONS", "TTL", "Client", "Terms", "client_at"]
 
-KEPT = 30 * 24 * 3600
-"""Seconds for which one that failed or stopped can be gone on with."""
-
-_CHUNK = 1000  # specs per script: more would hold the server up for too long
-
-
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """How a session is accepted."""
-
-    session: str | None = None
-    existing: str = "refuse"  # or "return": what is asked of a session that is there already
-    max_steps: int | None = None
-    ttl: float = TTL
-    kept: float = KEPT
-    store: str = ""  # of its checkpoints; "" is the session's own server
-    ledger: bool = False  # every commit leaves a line: for proofs and audits
-    delay: float = 0.0
-    priority: int | None = None
+log = logging.getLogger("graflow_ckpt.fleet")
 
 
 class Client:
@@ -70,11 +54,12 @@ class Client:
 
     def __init__(self, link: RedisLink, rq: RedisLink | None = None, keyring: Keyring | None = None) -> None:
         self.link = link
-        self.carrier = Carrier((rq or link).client)
-        self.keyring = keyring or Keyring.load(local=False)
+        self.rq = rq or link
+        self.carrier = Carrier(self.rq.client)
+        self.keyring = keyring if keyring is not None or uses_local_key() else Keyring.load(local=False)
         self.programs = Programs(link, self.keyring)
-        self._create = link.script(CREATE)
-        self._calls: WeakKeyDictionary[Task, str] = WeakKeyDictionary()  # programs of single tasks
+        self._acceptance = Acceptance(link)
+        self._packed: WeakKeyDictionary[Task, dict[bool, Packed]] = WeakKeyDictionary()
 
     # --- workflows ---------------------------------------------------------------------
 
@@ -90,113 +75,119 @@ class Client:
         starts = tuple(starts) or tuple(graph.roots())
         if not starts:
             raise GraphError("The workflow has no task to start with.", hint="Decorate functions with @task.")
+        if settings.on_failure == "rollback":
+            raise GraphError(
+                "on_failure='rollback' is of sessions in one process.",
+                hint="On a fleet there is 'pause', the default, and 'continue'.",
+            )
         graph.compile(starts)
         check_names(graph)
         check_graph(graph, settings, inputs, shared=True)
-        manner = replace(settings, observers=())
-        parcel = parcels.make(graph, settings.workflow, manner, program_file(), given=inputs)
         cells = {name: check_storable(name, value) for name, value in inputs.items()}
+        packed = Packed.of(
+            parcels.make(graph, settings.workflow, _manner(settings), program_file(), given=inputs)
+        )
         ops: list[Op] = [("put", name, cell, -1) for name, cell in cells.items()]
         ops += [graph.routes[name].enqueue() for name in starts]
         asks = {n: o for n, r in graph.routes.items() if (o := r.options.on_interrupted) != "rerun"}
         facts = {
-            "code": self.programs.store(parcel),
-            "starts": json.dumps(starts),
+            "workflow": settings.workflow,
             "tasks": str(sum(isinstance(node, Task) for node in graph.nodes.values())),
             "io": json.dumps(asks),
             "inputs": json.dumps({name: digest_of(cell) for name, cell in cells.items()}),
         }
-        return self._accept(settings, facts, [ops], terms)
+        return self._accept(packed, starts, facts, [ops], settings.max_parallel, terms)
 
     # --- single tasks ------------------------------------------------------------------
 
     def submit_calls(
-        self, task: Task, calls: Iterable[tuple[tuple[Any, ...], dict[str, Any]]] | None, terms: Terms,
-        call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
-    ) -> Handle:  # fmt: skip
+        self, task: Task, calls: Iterable[Call] | None, terms: Terms, call: Call = ((), {})
+    ) -> Handle:
         """A session of one task that is called once; with `calls`, of as many copies as there are calls."""
         graph = TaskGraph()
         graph.add(task)
         graph.compile((task.name,))
         check_names(graph)
-        settings = Settings(workflow=task.name, max_parallel=None)
         binding = bind(graph, task)
-        digest = self._calls.get(task)
-        if digest is None:
-            digest = self._calls[task] = self.programs.store(
-                parcels.make(graph, task.name, settings, program_file(), calls=True)
-            )
-        facts = {"code": digest, "starts": json.dumps([task.name]), "bag": "" if calls is None else "1"}
-        if task.options.on_interrupted != "rerun":
-            facts["io"] = json.dumps({task.name: task.options.on_interrupted})
-        enqueue = graph.routes[task.name].enqueue()
-        priority = enqueue[3] if terms.priority is None else terms.priority
-        rest = (priority, *enqueue[4:])
-        if terms.delay > 0:
-            rest = (*rest, self._now() + terms.delay)
-        kind = "later" if terms.delay > 0 else "enqueue"
+        name = task.name
         if calls is None:
-            return self._accept(settings, facts, [[(kind, task.name, _data(binding, *call), *rest)]], terms)
-        every = [(kind, f"{task.name}[{i}]", _data(binding, *c), *rest) for i, c in enumerate(calls)]
-        pages = [every[start : start + _CHUNK] for start in range(0, len(every), _CHUNK)] or [[]]
-        facts["calls"] = str(len(every))
-        return self._accept(settings, facts, pages, terms)
+            data = [(name, data_of(binding, *call))]
+        else:
+            data = [(f"{name}[{i}]", data_of(binding, *one)) for i, one in enumerate(calls)]
+        facts = {"workflow": name, "bag": "" if calls is None else "1"}
+        if calls is not None:
+            facts["calls"] = str(len(data))
+        if task.options.on_interrupted != "rerun":
+            facts["io"] = json.dumps({name: task.options.on_interrupted})
+        _, _, _, priority, *rest = graph.routes[name].enqueue()
+        rest = [priority if terms.priority is None else terms.priority, *rest]
+        if terms.delay > 0:
+            rest.append(self._now() + terms.delay)
+        kind = "later" if terms.delay > 0 else "enqueue"
+        ops = ((kind, one, cell, *rest) for one, cell in data)
+        return self._accept(
+            self._pack(task, graph, calls is not None), (name,), facts, pages(ops), None, terms
+        )
+
+    def _pack(self, task: Task, graph: TaskGraph, many: bool) -> Packed:
+        """The program of calls; of a module's task it stays the same."""
+        known = self._packed.get(task, {}).get(many)
+        if known is not None:
+            return known
+        settings = Settings(workflow=task.name, on_failure="continue" if many else "pause")
+        parcel = parcels.make(graph, task.name, settings, program_file(), calls=True)
+        packed = Packed.of(parcel)
+        if not parcel.bound:  # what travels by value may use what has changed meanwhile
+            self._packed.setdefault(task, {})[many] = packed
+        return packed
 
     def _now(self) -> float:
-        seconds, micros = self.link.route.client_for(None).time()
+        with asked(self.link):
+            seconds, micros = self.link.route.client_for(None).time()
         return float(seconds) + float(micros) / 1e6
 
     # --- both --------------------------------------------------------------------------
 
     def _accept(
-        self, settings: Settings, facts: dict[str, str], pages: Sequence[Sequence[Op]], terms: Terms
-    ) -> Handle:
-        session = check_session_id(terms.session or uuid.uuid4().hex[:12])
-        handle = Handle(self, session)
-        now = time.time()
-        cold = {
-            **facts, "workflow": settings.workflow, "epoch": "1", "tokens": "0", "created": repr(now),
-            "store": terms.store or self.link.address,
-            "ttl": str(int(terms.ttl)), "kept": str(int(terms.kept)),
-            "host": platform.node(), "python": platform.python_version(),
+        self, packed: Packed, starts: tuple[str, ...], facts: dict[str, str], pages: Iterable[Sequence[Op]],
+        cap: int | None, terms: Terms,
+    ) -> Handle:  # fmt: skip
+        keyring = self.keyring or Keyring.load(local=False)  # which says how to get one
+        session = terms.session or uuid.uuid4().hex[:12]
+        cells = SealedCells(session, keyring, terms.value_limit)
+        store = terms.store or self.link.address
+        text = json.dumps(starts)
+        cold: dict[str, str | bytes] = {
+            **facts, "code": packed.digest, "starts": text, "store": store,
+            "proof": proof(cells, packed.digest, text, store),
         }  # fmt: skip
-        cap = "" if settings.max_parallel is None else settings.max_parallel
-        steps = "" if terms.max_steps is None else terms.max_steps
-        line = f"init|0|0|1|1|1|{steps}|{cap}|{'fl' if terms.ledger else 'f'}||"
-        self._list(session, now)
-        pairs = [item for pair in cold.items() for item in pair]
-        if self._create([f"{keys_of(session)}c"], [line, *pairs]) == b"exists":
-            if terms.existing == "return":
-                return handle
-            raise SessionExists(
-                f"There is a session {session} already.",
-                hint='Give another key or session id, or existing="return" to get that one.',
-                session=session,
-            )
-        sender = RedisSession(self.link, session, SealedCells(session, self.keyring))
-        sender.on_emitted = lambda token, queue: self.carrier.post(session, token, queue)
-        try:
-            for page in pages[:-1]:
-                sender.commit(page)
-            sender.commit([*pages[-1], ("status", "running", "")])
-        finally:
-            sender.close()
+        handle = Handle(self, session)
+        self.programs.store(packed, keyring)
+        draft = Draft(session, cold, pages, cap, terms)
+        self._acceptance.accept(draft, cells, lambda token, queue: self.post(session, token, queue))
         return handle
 
-    def _list(self, session: str, now: float) -> None:
-        client: Any = self.link.route.client_for(SESSIONS)
-        client.zadd(SESSIONS, {session: int(now * 1000)}, nx=True)
-        client.zadd(ACTIVE, {session: int(now * 1000)})
+    def post(self, session: str, token: str, queue: str) -> None:
+        """Have a token carried; if RQ's server is away, a steward does it later."""
+        try:
+            self.carrier.post(session, token, queue)
+        except RedisError as error:
+            said = in_our_words(error, self.rq.address)
+            if not isinstance(said, ServerGone | ServerFull | ServerReadOnly):
+                with asked(self.rq, **self.carrier.kinds(queue)):
+                    raise
+            facts = {"session": session, "token": token}
+            log.warning("token %s of session %s waits for a steward: %s", token, session, said, extra=facts)
+
+    # --- the lists -----------------------------------------------------------------------
 
     def watch(self, session: str) -> None:
         """Have the stewards look at it soon."""
-        client: Any = self.link.route.client_for(ACTIVE)
-        client.zadd(ACTIVE, {session: int(time.time() * 1000)})
+        with asked(self.link, **{ACTIVE: "zset"}):
+            self._client(ACTIVE).zadd(ACTIVE, {session: int(time.time() * 1000)})
 
     def unlist(self, session: str) -> None:
-        client: Any = self.link.route.client_for(SESSIONS)
-        client.zrem(SESSIONS, session)
-        client.zrem(ACTIVE, session)
+        self._acceptance.unlist(session)
 
     def session(self, session: str) -> Handle:
         """A session that has been accepted before, here or elsewhere."""
@@ -204,53 +195,42 @@ class Client:
 
     def sessions(self) -> list[str]:
         """The ids of all that are there, the newest first."""
-        with translated(self.link.address):
-            client: Any = self.link.route.client_for(SESSIONS)
-            return [name.decode() for name in client.zrevrange(SESSIONS, 0, -1)]
+        with asked(self.link, **{SESSIONS: "zset"}):
+            return [name.decode() for name in self._client(SESSIONS).zrevrange(SESSIONS, 0, -1)]
 
     def lately(self, newest: int) -> list[str]:
         """The ids of all that stewards look at, and of the newest."""
-        with translated(self.link.address):
-            active: Any = self.link.route.client_for(ACTIVE)
-            new: Any = self.link.route.client_for(SESSIONS)
-            found = [*active.zrange(ACTIVE, 0, -1), *new.zrevrange(SESSIONS, 0, newest - 1)]
+        with asked(self.link, **{SESSIONS: "zset", ACTIVE: "zset"}):
+            active = self._client(ACTIVE).zrange(ACTIVE, 0, -1)
+            found = [*active, *self._client(SESSIONS).zrevrange(SESSIONS, 0, newest - 1)]
         return list(dict.fromkeys(name.decode() for name in found))
+
+    def _client(self, key: str) -> Any:  # a redis.Redis, whose types allow a coroutine
+        return self.link.route.client_for(key)
 
     def close(self) -> None:
         self.link.close()
+        if self.rq is not self.link:
+            self.rq.close()
 
 
-def _data(binding: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The arguments of a call as the data of its spec."""
-    names = [p.name for p in binding.parameters]
-    if len(args) > len(names):
-        raise TypeError(f"{binding.task.name}() takes {len(names)} arguments, {len(args)} were given")
-    given = dict(zip(names, args, strict=False))
-    twice, unknown = given.keys() & kwargs.keys(), kwargs.keys() - set(names)
-    if twice or unknown:
-        which = sorted(twice or unknown)[0]
-        raise TypeError(
-            f"{binding.task.name}() got {'two values for' if twice else 'an unknown'} argument {which!r}"
-        )
-    given |= kwargs
-    lacking = [p.name for p in binding.parameters if p.name not in given and p.required]
-    if lacking:
-        raise TypeError(f"{binding.task.name}() lacks the argument {lacking[0]!r}")
-    if not given:
-        return None
-    if len(given) == 1 and binding.data in given and type(given[binding.data]) is not dict:
-        return check_storable(binding.data, given[binding.data])
-    return check_storable("arguments", {SPREAD: given})
+def _manner(settings: Settings) -> Settings:
+    """What workers go by; observers are told in the process that has them."""
+    return replace(settings, observers=())
 
 
-_clients: dict[tuple[str, str], Client] = {}
+Key = tuple[str, str, str, str]
+_clients: dict[Key, Client] = {}
 
 
-def client_at(url: str, rq_url: str | None = None) -> Client:
-    """The client of a server; one per process and server."""
-    where = (url, rq_url or url)
+def client_at(url: str, rq_url: str | None = None, on_new: Callable[[Client], None] | None = None) -> Client:
+    """The client of a server; one per process, server and key."""
+    key, file = (os.environ.get(f"GRAFLOW_CKPT_KEY{end}", "") for end in ("", "_FILE"))
+    where = (url, rq_url or url, key, file)
     found = _clients.get(where)
     if found is None:
         link = open_link(url)
         found = _clients[where] = Client(link, open_link(rq_url) if rq_url else None)
+        if on_new is not None:
+            on_new(found)
     return found

@@ -1,65 +1,159 @@
-"""What front ends ask of a fleet: a graph, a call or many calls become a session."""
+"""What front ends ask of a fleet: a graph, a call or many calls become a session.
+
+Fleet   what `graflow_ckpt.connect(url)` gives: sessions by their ids, and somewhere to submit to
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from blake3 import blake3
 
-from graflow_ckpt.core.errors import BadAddress
+from graflow_ckpt.core.errors import BadAddress, GraflowError
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
+from graflow_ckpt.engine.bind import signature
 from graflow_ckpt.engine.settings import Settings
-from graflow_ckpt.fleet.client import Client, Terms, client_at
+from graflow_ckpt.fleet.accepting import Existing, Terms
+from graflow_ckpt.fleet.calls import call_of
+from graflow_ckpt.fleet.client import Client, client_at
 from graflow_ckpt.fleet.handle import Handle
+from graflow_ckpt.links.examination import examine
+
+__all__ = ["Existing", "Fleet", "Terms", "at", "connect", "submit", "submit_call", "submit_calls", "terms_of"]
+
+log = logging.getLogger("graflow_ckpt.fleet")
 
 
-def at(url: str | None) -> Client:
+class Submits(Protocol):
+    """A workflow, as a fleet sees it."""
+
+    def submit(self, url: Any, /, *args: Any, **options: Any) -> Handle: ...
+
+
+class Fleet:
+    """Workers and sessions behind one address."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def __repr__(self) -> str:
+        return f"<fleet at {self.address}>"
+
+    @property
+    def address(self) -> str:
+        """Where it is, without a password."""
+        return self.client.link.address
+
+    def session(self, session: str) -> Handle:
+        """A session by its id, whoever has submitted it; NoSession if there is none."""
+        handle = self.client.session(session)
+        handle.status()
+        return handle
+
+    def sessions(self) -> list[str]:
+        """The ids of all that are kept, the newest first."""
+        return self.client.sessions()
+
+    # Any: what a task or a workflow is called with.
+    def submit(self, what: Task | Submits, *args: Any, **options: Any) -> Handle:
+        """A workflow with the arguments of its `submit`, or a task with those of the call."""
+        found: Handle
+        if isinstance(what, Task):
+            found = what.submit(*args, url=self, **options)  # type: ignore[attr-defined]  # decorated
+        else:
+            found = what.submit(self, *args, **options)
+        return found
+
+    def close(self) -> None:
+        self.client.close()
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+Where = str | Fleet | None
+"""An address, a fleet, or None for what GRAFLOW_CKPT_REDIS_URL names."""
+
+
+def connect(url: str | None = None) -> Fleet:
     """The fleet of an address, or of the environment."""
-    where = url or os.environ.get("GRAFLOW_CKPT_REDIS_URL", "")
-    if not where:
+    return Fleet(at(url))
+
+
+def at(where: Where) -> Client:
+    """The client of a fleet."""
+    if isinstance(where, Fleet):
+        return where.client
+    found = where or os.environ.get("GRAFLOW_CKPT_REDIS_URL", "")
+    if not found:
         raise BadAddress(
             "There is no fleet to submit to.", hint='Give url="redis://…", or set GRAFLOW_CKPT_REDIS_URL.'
         )
-    return client_at(where, os.environ.get("GRAFLOW_CKPT_RQ_URL") or None)
+    return client_at(found, os.environ.get("GRAFLOW_CKPT_RQ_URL") or None, _warn)
 
 
-# Any, here and below: arguments are whatever the user hands over.
+def _warn(client: Client) -> None:
+    """Of a server that loses sessions by its nature; the workers say more when they start."""
+    try:
+        found = examine(client.link)
+    except GraflowError:  # whatever it is, it will be said by who asks next
+        return
+    for finding in found:
+        if finding.level == "error" or "maxmemory-policy" in finding.what:
+            log.warning("%s: %s %s", client.link.address, finding.what, finding.hint)
+
+
+# --- submitting: Any, here and below, for arguments are whatever the user hands over -------
+
+
+def terms_of(session: str | None, **options: Any) -> Terms:
+    """Terms of those options that were given."""
+    return Terms(session, **{name: value for name, value in options.items() if value is not None})
+
+
 def submit(
-    url: str | None,
+    where: Where,
     graph: TaskGraph,
     settings: Settings,
     starts: Sequence[str],
     inputs: Mapping[str, Any],
     terms: Terms,
 ) -> Handle:
-    return at(url).submit(graph, settings, starts, inputs, terms)
+    return at(where).submit(graph, settings, starts, inputs, terms)
+
+
+def refuse_clash(task: Task, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+    """A keyword that the body has, too: whose it is must not be guessed."""
+    for name in signature(task.func)[0][len(args) :]:
+        if options.get(name) is not None:
+            raise TypeError(
+                f"{task.name}.submit({name}=…): {task.name} has a parameter {name!r}, and so has submit(). "
+                f"Give the arguments apart: {task.name}.submit_call(args, kwargs, {name}=…)."
+            )
 
 
 def submit_call(
-    task: Task, args: tuple[Any, ...], kwargs: dict[str, Any], url: str | None,
-    priority: int | None, delay: float, key: str | None, existing: str,
-) -> Handle:  # fmt: skip
-    session = None if key is None else session_of(task.name, key)
-    terms = Terms(session, existing, priority=priority, delay=delay)
-    return at(url).submit_calls(task, None, terms, (args, kwargs))
+    task: Task, args: Sequence[Any], kwargs: Mapping[str, Any], url: Where, key: str | None, **options: Any
+) -> Handle:
+    return at(url).submit_calls(task, None, terms_of(_session(task, key), **options), (args, kwargs))
 
 
-def submit_many(task: Task, calls: Iterable[Any], url: str | None, priority: int | None) -> Handle:
-    return at(url).submit_calls(task, map(_call, calls), Terms(priority=priority))
+def submit_calls(task: Task, calls: Iterable[Any], url: Where, key: str | None, **options: Any) -> Handle:
+    return at(url).submit_calls(task, map(call_of, calls), terms_of(_session(task, key), **options))
 
 
-def session_of(task: str, key: str) -> str:
+def _session(task: Task, key: str | None) -> str | None:
     """The session of a task under a key: the same for everybody who submits it."""
-    readable = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in f"{task}-{key}")
-    return f"{readable[:40]}-{blake3(f'{task}/{key}'.encode()).hexdigest(6)}"
-
-
-def _call(item: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if type(item) is tuple:
-        return item, {}
-    if type(item) is dict:
-        return (), item
-    return (item,), {}
+    if key is None:
+        return None
+    if not key:
+        raise ValueError("key='' would make all calls one execution.")
+    readable = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in f"{task.name}-{key}")
+    return f"{readable[:40]}-{blake3(f'{task.name}/{key}'.encode()).hexdigest(6)}"

@@ -8,17 +8,16 @@ Read in pages, since each may have a traceback. Changes nothing and opens no val
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from graflow_ckpt.engine.account import Account
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import keys_of
 
 _PAGE = 200
-_TYPE = re.compile(r"[A-Za-z_][\w.]*\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class Failure:
     session: str
     task: str
     type: str  # of its exception
-    message: str  # its first line
+    message: str
     traceback: str
     attempts: int | None  # None: not known any more
     crashes: int  # how often it has taken its worker down
@@ -60,9 +59,5 @@ def _spec(record: bytes) -> tuple[str, tuple[int, int, str]]:
 
 
 def _failure(session: str, task: str, text: str, aside: tuple[int, int, str] | None) -> Failure:
-    first, _, traceback = text.partition("\n")
-    kind, colon, message = first.partition(": ")
-    if not colon or not _TYPE.match(kind):
-        kind, message = "", first
     attempts, crashes, queue = aside or (None, 0, None)
-    return Failure(session, task, kind, message, traceback, attempts, crashes, queue, aside is not None)
+    return Failure(session, task, *Account.read(text), attempts, crashes, queue, aside is not None)

@@ -1,37 +1,54 @@
 """Programs: how the code of a session reaches a worker.
 
-It is stored sealed, once under its digest. What can be imported travels by reference; then the
-worker's module has to be the one that the session was made with, or the session is left to
-workers that have it. A program is opened once per process and kept.
+    submit   packed, sealed, stored once under its digest; stored already: it is kept for longer
+    worker   fetched, seal checked, opened, compared; kept open for the next session that has it
+
+What can be imported travels by reference; then the worker's module has to be the one that the session
+was made with, or the session is left to workers that have it. What cannot be opened here is not
+tried again at every token. Nothing of one session is left in the graph that the next one gets.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Any
+from time import monotonic
+from traceback import extract_tb
+from typing import Any, NamedTuple
 
 from graflow_ckpt.checkpoint import parcel as parcels
+from graflow_ckpt.checkpoint.codec import is_atom
+from graflow_ckpt.checkpoint.fingerprint import Fingerprint, compare, fingerprints
 from graflow_ckpt.checkpoint.keys import Keyring
-from graflow_ckpt.checkpoint.parcel import Parcel
-from graflow_ckpt.checkpoint.plan import Plan, make_plan
-from graflow_ckpt.checkpoint.program import current_tasks, saved_tasks, summary_of, unpack_code
-from graflow_ckpt.checkpoint.sealed import SealedCells
-from graflow_ckpt.core.errors import CheckpointError, GraflowError
+from graflow_ckpt.checkpoint.parcel import PYTHON, Parcel
+from graflow_ckpt.checkpoint.plan import PlanRow
+from graflow_ckpt.checkpoint.references import differing
+from graflow_ckpt.checkpoint.sealed import SealedCells, sealed_by
+from graflow_ckpt.core.errors import GraflowError, ServerError, UnsafeCheckpoint
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.bind import Binding, bind
 from graflow_ckpt.engine.preflight import check_graph
 from graflow_ckpt.engine.settings import Settings
-from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.links.redis import RedisLink
 
-TTL = 30 * 24 * 3600
+TTL = 60 * 24 * 3600
+"""Seconds for which a program is kept after it was last used: for longer than any session that has ended."""
+
+FRESH = 3600.0
+"""Seconds in which a process that uses a program pushes that end ahead once."""
+
+AGAIN = 5.0
+"""Seconds for which a program that could not be opened is not tried again."""
+
 _KEPT = 32  # programs per process
+_HEAD = 65  # bytes of a sealed program that hold the id of its key
 
 
 class ProgramMissing(GraflowError):
-    """This worker lacks the program of a session, or a module of it. `.why` says what."""
+    """This worker cannot open the program of a session: it lacks something, or that fails here."""
 
 
 class ProgramDiffers(GraflowError):
@@ -46,94 +63,206 @@ class Loaded:
     graph: TaskGraph
     bindings: dict[str, Binding]
     settings: Settings
+    session: str  # that has it; another one may have to get a graph of its own
+
+    @property
+    def spent(self) -> bool:
+        """Whether bodies of this session may have left something in the graph."""
+        bound = (
+            v for node in self.graph.nodes.values() if isinstance(node, Task) for v in node.arguments.values()
+        )
+        return bool(self.graph.made) or any(not is_atom(value) for value in bound)
+
+
+class Packed(NamedTuple):
+    """A program that is about to be stored."""
+
+    digest: str
+    data: bytes
+
+    @classmethod
+    def of(cls, parcel: Parcel) -> Packed:
+        data = parcel.pack()
+        return cls(parcels.digest_of(data), data)
 
 
 def key_of(digest: str) -> str:
     return f"graflow:code:{digest}"
 
 
+def proof(cells: SealedCells, digest: str, starts: str, store: str) -> bytes:
+    """Kept with a session: who made it of this program, and keeps its checkpoints there, has the key."""
+    return cells.seal(_words(digest, starts, store))
+
+
+def check_proof(cells: SealedCells, known: bytes | None, digest: str, starts: str, store: str) -> None:
+    """Refuse a session that was led to another program."""
+    if cells.open("the program", known or b"") != _words(digest, starts, store):
+        raise UnsafeCheckpoint(
+            f"The program {digest} is not that of this session: its seal is for another one.",
+            hint="Somebody without the key has changed what Redis keeps of the session.",
+            digest=digest,
+        )
+
+
+def _words(*words: str) -> bytes:
+    return "\n".join(words).encode()
+
+
 class Programs:
-    """Those that this process has opened, the latest last."""
+    """Those that this process has stored or opened, the latest last."""
 
     def __init__(self, link: RedisLink, keyring: Keyring | None) -> None:
         self._link = link
         self._keyring = keyring
         self._open: OrderedDict[tuple[str, tuple[str, ...]], Loaded] = OrderedDict()
-        self._stored: set[str] = set()
+        self._failed: dict[str, tuple[float, GraflowError]] = {}
+        self._fresh: dict[str, float] = {}
 
-    def store(self, parcel: Parcel) -> str:
-        """Put it there for the workers; its digest."""
-        packed = parcel.pack()
-        digest = parcels.digest_of(packed)
-        if digest not in self._stored:
-            with translated(self._link.address):
-                self._client(digest).set(key_of(digest), self._cells(digest).seal(packed), ex=TTL)
-            self._stored.add(digest)
-        return digest
+    # --- storing -----------------------------------------------------------------------
 
-    def load(self, digest: str, starts: tuple[str, ...]) -> Loaded:
+    def store(self, packed: Packed, keyring: Keyring) -> None:
+        """Have it there for the workers."""
+        digest, data = packed
+        key = key_of(digest)
+        client: Any = self._link.route.client_for(key)
+        with asked(self._link, **{key: "string"}):
+            pipe = client.pipeline(transaction=False)
+            head, _ = pipe.getrange(key, 0, _HEAD).expire(key, TTL).execute()
+            if sealed_by(head) != keyring.signing[0]:  # none, or of a key that is on its way out
+                client.set(key, SealedCells(_place(digest), keyring).seal(data), ex=TTL)
+
+    def keep(self, digest: str, found: Loaded | None = None) -> None:
+        """It is in use: a session may take longer than any program is kept."""
+        if monotonic() < self._fresh.get(digest, 0.0):
+            return
+        if len(self._fresh) > 1000:
+            self._fresh.clear()
+        self._fresh[digest] = monotonic() + FRESH
+        key = key_of(digest)
+        with asked(self._link, **{key: "string"}):
+            there = self._link.route.client_for(key).expire(key, TTL)
+        if not there and found is not None and self._keyring is not None:
+            self.store(Packed.of(found.parcel), self._keyring)
+
+    # --- opening -----------------------------------------------------------------------
+
+    def knows(self, digest: str, starts: tuple[str, ...]) -> bool:
+        """Whether it is open already: to open one may take long."""
+        return (digest, starts) in self._open
+
+    def load(self, digest: str, starts: tuple[str, ...], session: str = "") -> Loaded:
         """The program of that digest; ProgramMissing or ProgramDiffers if it cannot run here."""
         found = self._open.get((digest, starts))
-        if found is None or found.graph.made:  # another session's tasks have joined that graph
-            found = self._open[digest, starts] = self._opened(self.parcel(digest), starts)
+        self.keep(digest, found)
+        if found is None:
+            found = self._open[digest, starts] = self._first(digest, starts)
             while len(self._open) > _KEPT:
                 self._open.popitem(last=False)
+        elif (found.session != session and found.spent) or found.graph.made:
+            found = self._open[digest, starts] = _ready(found.parcel, found.parcel.graph(), starts)
+        found.session = session
         self._open.move_to_end((digest, starts))
+        return found
+
+    def _first(self, digest: str, starts: tuple[str, ...]) -> Loaded:
+        until, failed = self._failed.get(digest, (0.0, None))
+        if failed is not None and monotonic() < until:
+            raise failed
+        try:
+            found = _opened(self.parcel(digest), starts)
+        except ServerError:
+            raise
+        except GraflowError as error:
+            self._failed[digest] = (monotonic() + AGAIN, error)
+            while len(self._failed) > _KEPT:
+                del self._failed[next(iter(self._failed))]
+            raise
+        self._failed.pop(digest, None)
         return found
 
     def parcel(self, digest: str) -> Parcel:
         """The program's facts; its pickles stay closed."""
-        with translated(self._link.address):
-            sealed: Any = self._client(digest).get(key_of(digest))
+        key = key_of(digest)
+        client: Any = self._link.route.client_for(key)
+        with asked(self._link, **{key: "string"}):
+            sealed, _ = client.pipeline(transaction=False).get(key).expire(key, TTL).execute()
+        self._fresh[digest] = monotonic() + FRESH
         if sealed is None:
             raise ProgramMissing(
                 f"The program {digest} is not in {self._link.address}.",
                 hint="It expired, or was deleted: submit the workflow again.",
                 digest=digest,
-                why="the program is not in Redis",
             )
-        return parcels.unpack(self._cells(digest).open("the program", sealed))
+        return parcels.unpack(SealedCells(_place(digest), self._keyring).open("the program", sealed))
 
-    def _opened(self, parcel: Parcel, starts: tuple[str, ...]) -> Loaded:
-        try:
-            graph = unpack_code(parcel.program.code, lambda task: task)
-            settings = parcel.settings()
-        except CheckpointError as error:
-            cause = error.__cause__
-            lacks = cause.name if isinstance(cause, ImportError) and cause.name else str(cause or error)
-            raise ProgramMissing(
-                f"This worker cannot import {lacks!r}, which the workflow uses.",
-                hint=f"Install the package that has {lacks!r} here; until then other workers are asked.",
-                why=f"no module {lacks!r}",
-            ) from error
-        graph.compile(starts)
-        plan = self._differs(parcel, graph)
-        if plan is not None:
-            raise ProgramDiffers(
-                f"This worker has another version of workflow {parcel.program.workflow!r}.",
-                hint="Deploy the version that the session was submitted with, or fork the session.",
-                table=[row for row in plan.rows if row.verdict in ("changed", "new", "orphaned")],
-                why="another version of the module",
-            )
-        if parcel.calls:
-            nodes = graph.nodes.items()
-            bindings = {name: bind(graph, node) for name, node in nodes if isinstance(node, Task)}
-            return Loaded(parcel, graph.as_bag(), bindings, settings)
-        bindings = check_graph(graph, settings, parcel.given, shared=True)
-        return Loaded(parcel, graph, bindings, settings)
 
-    def _differs(self, parcel: Parcel, graph: TaskGraph) -> Plan | None:
-        facts = parcel.program.facts
-        if facts.get("summary") == summary_of(graph):
-            return None
-        names = list(facts["tasks"])
-        done = {"graph": facts, "completed_tasks": names, "pending_tasks": [], "gates": {}, "passed": [],
-                "skipped": {}, "made": []}  # fmt: skip
-        plan = make_plan(saved_tasks(done), current_tasks(graph))
-        return plan if plan.refused else None
+def _place(digest: str) -> str:
+    """What its seal is bound to: one program cannot be put in the place of another."""
+    return f"code-{digest}"
 
-    def _client(self, digest: str) -> Any:
-        return self._link.route.client_for(key_of(digest))
 
-    def _cells(self, digest: str) -> SealedCells:
-        return SealedCells(f"code-{digest}", self._keyring)
+def _opened(parcel: Parcel, starts: tuple[str, ...]) -> Loaded:
+    """For the first time in this process."""
+    workflow = parcel.program.workflow
+    if parcel.bound and parcel.python != PYTHON:
+        raise ProgramMissing(
+            f"This worker has Python {PYTHON}, and code of workflow {workflow!r} is of {parcel.python}.",
+            hint="Put its tasks into a module that workers can import, or run workers with that Python.",
+        )
+    importlib.invalidate_caches()  # what was installed since this process has started counts
+    try:
+        graph = parcel.graph()
+        rows = _differences(parcel, graph)
+    except (Exception, SystemExit) as error:  # what the user's modules do when they are imported
+        raise missing(workflow, error) from error
+    if rows:
+        raise ProgramDiffers(
+            f"This worker has another version of workflow {workflow!r}: {', '.join(r.task for r in rows)}.",
+            hint="Deploy the version that the session was submitted with, or fork the session.",
+            table=rows,
+        )
+    try:
+        return _ready(parcel, graph, starts)
+    except (Exception, SystemExit) as error:  # as above: settings hold middleware
+        raise missing(workflow, error) from error
+
+
+def missing(workflow: str, error: BaseException) -> ProgramMissing:
+    """What a worker lacks on which opening code has failed."""
+    cause = error.__cause__ if isinstance(error, GraflowError) and error.__cause__ else error
+    if isinstance(cause, ModuleNotFoundError) and cause.name:
+        return ProgramMissing(
+            f"This worker has no module {cause.name!r}, which workflow {workflow!r} uses.",
+            hint=f"Install the package that has {cause.name!r} here; until then other workers are asked.",
+            module=cause.name,
+        )
+    frames = extract_tb(cause.__traceback__)
+    where = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return ProgramMissing(
+        f"This worker cannot open workflow {workflow!r}: {type(cause).__name__}: {cause}{where}.",
+        hint="Mend the module or its surroundings here; until then other workers are asked.",
+    )
+
+
+def _differences(parcel: Parcel, graph: TaskGraph) -> list[PlanRow]:
+    """What was looked up by name and is not what the session was made with."""
+    rows = [PlanRow(place.replace(":", "."), "changed", "") for place in differing(dict(parcel.uses))]
+    if parcels.summary_by_name(graph, parcel.values) == parcel.summary:
+        return rows
+    known = parcel.program.facts["tasks"]
+    here = fingerprints({name: node.func for name, node in graph.nodes.items() if isinstance(node, Task)})
+    for name in (name for name in here if name not in parcel.values):
+        was = Fingerprint.from_record(known[name]["print"])
+        if compare(was, here[name]) == "changed":
+            rows.append(PlanRow(name, "changed", ""))
+    return rows
+
+
+def _ready(parcel: Parcel, graph: TaskGraph, starts: tuple[str, ...]) -> Loaded:
+    settings: Settings = parcel.settings()
+    graph.compile(starts)
+    if parcel.calls:
+        bindings = {name: bind(graph, node) for name, node in graph.nodes.items() if isinstance(node, Task)}
+        return Loaded(parcel, graph.as_bag(), bindings, settings, "")
+    return Loaded(parcel, graph, check_graph(graph, settings, parcel.given, shared=True), settings, "")

@@ -11,20 +11,20 @@ from __future__ import annotations
 
 import json
 import logging
-import platform
 import time
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
 from graflow_ckpt.checkpoint.keys import Keyring
-from graflow_ckpt.checkpoint.sealed import SealedCells
+from graflow_ckpt.checkpoint.sealed import LIMIT, SealedCells
 from graflow_ckpt.core.errors import (
     Fenced,
     GraflowError,
     NoSession,
     ServerError,
     ServerGone,
+    SessionError,
     WorkflowCancelled,
 )
 from graflow_ckpt.engine.invoke import Invoker
@@ -32,8 +32,9 @@ from graflow_ckpt.engine.keeper import PATIENCE, Keeper, Kept
 from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.shared import SharedCuts, SharedHost
 from graflow_ckpt.engine.shared_home import SharedHome
+from graflow_ckpt.fleet.declining import Declining, forget
 from graflow_ckpt.fleet.lists import Presence
-from graflow_ckpt.fleet.programs import Loaded, Programs
+from graflow_ckpt.fleet.programs import Loaded, ProgramMissing, Programs, check_proof, missing
 from graflow_ckpt.fleet.reaping import FALLS, take
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.complaints import translated
@@ -43,6 +44,8 @@ from graflow_ckpt.sessions.redis import PATIENCE as SERVER_PATIENCE
 from graflow_ckpt.sessions.redis import RedisSession
 
 log = logging.getLogger("graflow_ckpt.fleet")
+
+_FACTS = ("code", "starts", "store", "declined", FALLS, "proof", "limit")
 
 CODE_PATIENCE = 60.0
 """Seconds for which a session waits for a worker that has its program, before it pauses."""
@@ -68,7 +71,6 @@ class Worker:
         self.owner = owner
         self.lease = lease
         self.budget = budget
-        self.code_patience = code_patience
         self.programs = Programs(link, keyring)
         self.keeper = Keeper(link, lease)
         self.draining = False
@@ -79,7 +81,7 @@ class Worker:
         self.on_lost: Callable[[], None] = lambda: None  # the token is void while a body still runs
         self._presence = Presence(link, owner)
         self._prepared: tuple[str, str, list[Any], list[Any]] | None = None
-        self._declined: dict[str, float] = {}
+        self.declining = Declining(link, code_patience)
         self._start = link.script(START)
 
     def prepare(self, session: str, token: str) -> None:
@@ -118,12 +120,16 @@ class Worker:
         else:
             facts, reply = self._begin(session, token)
         if reply[0] in (b"gone", b"fenced"):
+            if reply[0] == b"gone":
+                log.info(
+                    "token %s: session %s is gone", token, session, extra={"session": session, "token": token}
+                )
             return
-        cells = SealedCells(session, self.keyring)
+        cells = SealedCells(session, self.keyring, int(facts[6] or LIMIT))
         mine = RedisSession(self.link, session, cells, token, queue=reply[2].decode(), retires=True)
         mine.on_emitted = lambda other, where: self.carrier.offer(session, other, where)
         try:
-            loaded = self._program(mine, facts)
+            loaded = self._program(mine, facts, cells)
             if loaded is not None:
                 program, store = loaded.parcel.program, facts[2].decode()
                 home = SharedHome(self.link, session, cells, store, self.keyring, program)
@@ -142,9 +148,7 @@ class Worker:
                 with translated(self.link.address):
                     pipe = client.pipeline(transaction=False)
                     self._presence.begin(session, token, pipe)
-                    facts = pipe.hmget(f"{prefix}h", "code", "starts", "store", "declined", FALLS).execute()[
-                        -1
-                    ]
+                    facts = pipe.hmget(f"{prefix}h", *_FACTS).execute()[-1]
                 # asked again by the same owner it answers the same, until the first commit
                 return facts, self._start([f"{prefix}c"], [token, self.owner, int(self.lease * 1000), ""])
             except ServerGone:
@@ -152,38 +156,23 @@ class Worker:
                     raise
                 time.sleep(0.05)
 
-    def _program(self, mine: RedisSession, facts: list[Any]) -> Loaded | None:
+    def _program(self, mine: RedisSession, facts: list[Any], cells: SealedCells) -> Loaded | None:
         """The program, or None: then the token has been left to others."""
-        key = f"{keys_of(mine.id)}h"
-        client: Any = self.link.route.client_for(key)
         try:
-            digest, starts = facts[0].decode(), tuple(json.loads(facts[1]))
-            loaded = mine.patiently(lambda: self.programs.load(digest, starts))
+            digest, starts, store = (word.decode() for word in facts[:3])
+            check_proof(cells, facts[5], digest, starts, store)
+            start = tuple(json.loads(starts))
+            if not self.programs.knows(digest, start):  # to import a module may take longer than a lease
+                self.keeper.keep(Kept(mine, lambda news: None, lambda: None))
+            loaded = mine.patiently(lambda: self.programs.load(digest, start, mine.id))
         except (ServerError, NoSession):
             raise
         except Exception as error:  # noqa: BLE001  a worker's loop: what a module does when it is imported
-            if monotonic() > self._declined.get(mine.id, 0.0):  # it may come by every moment
-                self._declined[mine.id] = monotonic() + 60
-                text = "session %s is left to other workers: %s"
-                log.warning(text, mine.id, error, extra={"session": mine.id})
-            client.hsetnx(key, "declined", repr(time.time()))
-            client.hset(key, f"declined:{platform.node()}", str(error))
-            since = time.time() - float(client.hget(key, "declined"))
-            ops: list[Any] = []
-            if since > self.code_patience:
-                ops = [("status", "paused", self._verdict(error))]
-            time.sleep(min(0.2, self.code_patience / 10))  # the others come first
-            mine.commit([*ops, ("claim", 0)], mode="q")
+            self.declining.decline(mine, error)
             return None
         if facts[3] is not None or facts[4] is not None:
-            client.hdel(key, "declined", FALLS)
+            forget(self.link, mine.id, FALLS)
         return loaded
-
-    def _verdict(self, error: Exception) -> str:
-        rows = error.ids.get("table", ()) if isinstance(error, GraflowError) else ()
-        table = "".join(f"\n  {row.task}: {row.verdict} ({row.note})" for row in rows)
-        message = error.message if isinstance(error, GraflowError) else f"{type(error).__name__}: {error}"
-        return f"no worker has this program: {message}{table}"
 
     def drain(self) -> None:
         """Finish the task that runs, and no other; callable from a signal handler."""
@@ -208,10 +197,20 @@ class Slice:
         cuts = SharedCuts(session, settings, home, self._emit)
         self.home = home
         self._run = Run(loaded.graph, session, settings, cuts, invoker, slots=1)
-        invoker.host = SharedHost(loaded.graph, session, self._run, home, cells)
+        invoker.host = self._host = SharedHost(loaded.graph, session, self._run, home, cells)
+        session.on_made = self._remake
 
     def _emit(self, kind: Any, task: str = "", **facts: Any) -> None:
         self._run.announcer.emit(kind, task, **facts)
+
+    def _remake(self) -> None:
+        """Tasks that were made elsewhere: their modules may not be here."""
+        try:
+            self._host.remake()
+        except (ServerError, SessionError):
+            raise
+        except (Exception, SystemExit) as error:  # what a module does when it is imported
+            raise missing(self._run.settings.workflow, error) from error
 
     def stop(self) -> None:
         self._run.stop()
@@ -227,29 +226,33 @@ class Slice:
         try:
             self._run.drive()
         except BaseException as error:
-            self._fell(error)
-            raise
+            if not self._settled(error):
+                raise
         finally:
             worker.keeper.forget()
             worker.worn |= self._run.left_behind
             self._outside.close()
             self._leave()
 
-    def _fell(self, error: BaseException) -> None:
-        """Not by an outcome: what is held would run and fall again and again, if nobody heard of it."""
+    def _settled(self, error: BaseException) -> bool:
+        """It fell, not by an outcome: what is held would fall again and again, if nobody heard of it."""
         session, worker = self._session, self._worker
         if (
             worker.leaving
             or isinstance(error, Fenced | NoSession | ServerError)
             or session.broken is not None
         ):
-            return
+            return False
+        if isinstance(error, ProgramMissing):
+            worker.declining.decline(session, error, self._given_back())
+            return True
         if isinstance(error, GraflowError):  # a checkpoint that had to be taken, for instance
             session.commit([*self._given_back(), ("status", "paused", str(error)), ("claim", 0)], mode="q")
-            return
+            return False
         why = f"it raised {type(error).__name__}: {error}"  # SystemExit of a body, or a fault of ours
         if take(worker, session.id, session.token, why, forced=True, crashed=True):
             session.retired = True
+        return False
 
     def _given_back(self) -> list[Any]:
         return [("release", key, claim.spec.crashes) for key, claim in self._session.held.items()]

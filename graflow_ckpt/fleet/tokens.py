@@ -47,6 +47,10 @@ class Carrier:
             found = self._queues[queue] = Queue(name, connection=self.connection, serializer=JSONSerializer)
         return found
 
+    def kinds(self, queue: str) -> dict[str, str]:
+        """The keys that RQ needs for a queue, and what they hold."""
+        return {self.queue(queue).key: "list", Queue.redis_queues_keys: "set"}
+
     def post(self, session: str, token: str, queue: str) -> None:
         """Somebody who listens on the queue will be given the token."""
         self.queue(queue).enqueue_call(

@@ -29,6 +29,7 @@ from rq.timeouts import BaseDeathPenalty
 from rq.worker import BaseWorker, SimpleWorker
 from rq.worker import Worker as ForkWorker
 
+from graflow_ckpt._restore import in_foreign_main
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.errors import GraflowError, ServerFull, ServerGone
 from graflow_ckpt.fleet.board import Line, Order, State
@@ -229,6 +230,7 @@ class InHorses(_Waiting, ForkWorker):
 
 def work(settings: WorkerSettings, line: Line, label: str, keyring: Keyring) -> int:
     """The life of a worker, in a process of its own; its exit status."""
+    in_foreign_main()
     link = reached(settings.url)
     rq = reached(settings.rq_url).client
     retry = Retry(

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from contextvars import Token
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.events import Observer
@@ -46,6 +46,8 @@ from graflow_ckpt.frontends.overrides import overrides
 
 if TYPE_CHECKING:  # the engine is loaded when something is executed
     from graflow_ckpt.engine.context import ExecutionContext
+    from graflow_ckpt.fleet.door import Existing, Where
+    from graflow_ckpt.fleet.handle import Handle
 
 
 @overload
@@ -201,31 +203,34 @@ class Workflow:
 
     def submit(
         self,
-        url: str | None = None,
+        url: Where = None,
         start: str | DecoratedTask | None = None,
         max_steps: int | None = None,
         *,
         inputs: Mapping[str, Any] | None = None,
-        existing: str = "refuse",
+        existing: Existing | None = None,
         ttl: float | None = None,
         store: str = "",
-    ) -> Any:
-        """Have a fleet run it; returns a handle once the session has been accepted.
-
-        The session has the id of this workflow, or a new one. `existing="return"` gives the handle of
-        one that is there already; `ttl` is for how many seconds it is kept once it has completed.
+        ledger: bool | None = None,
+        value_limit: int | None = None,
+    ) -> Handle:
+        """Have a fleet run it; returns a handle once the session has been accepted: with the id of this
+        workflow, or a new one. `existing="return"` gives the handle of one that is there already; `ttl`:
+        seconds for which it is kept once it has completed; with a `ledger` each commit leaves a line;
+        `value_limit`: bytes that one value may take.
         """
         starts = self._starts(start)
         inputs = {**self._put_before(), **(inputs or {})}
         if overrides.planning:
             if overrides.wants(self):
                 overrides.prepared(self, starts, inputs, max_steps)
-            return None
+            return cast("Handle", None)  # nobody goes on from here
         door = fleet()
-        terms = door.Terms(self._session_id, existing, max_steps, store=store, ledger=self.ledger)
-        if ttl is not None:
-            terms = replace(terms, ttl=ttl)
-        return door.submit(url, self.graph, self.settings, starts, inputs, terms)
+        terms = door.terms_of(
+            self._session_id, existing=existing, max_steps=max_steps, ttl=ttl, store=store,
+            ledger=self.ledger if ledger is None else ledger, value_limit=value_limit,
+        )  # fmt: skip
+        return cast("Handle", door.submit(url, self.graph, self.settings, starts, inputs, terms))
 
     ledger = False  # on a fleet: whether each commit leaves a line that nothing takes away before the session
     _ended = False

@@ -7,16 +7,21 @@ them; a part that ends up in a larger expression counts only there. Elsewhere th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from itertools import count
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, cast
 from weakref import WeakValueDictionary
 
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import All, AtLeast, BestEffort, Group, GroupPolicy, Task
 from graflow_ckpt.frontends.door import fleet
+
+if TYPE_CHECKING:  # the fleet needs packages that are optional
+    from graflow_ckpt.fleet.door import Existing, Where
+    from graflow_ckpt.fleet.handle import Handle
 
 Expression = Any  # DecoratedTask | Chain | Parallel; Joined says what they share
 
@@ -65,26 +70,42 @@ class DecoratedTask(Task, Joined):
         registered(bound)
         return bound
 
-    # --- on a fleet: see fleet/door.py; what comes back is a fleet.handle.Handle, hence Any ----
+    # --- on a fleet: see fleet/door.py -----------------------------------------------------
 
     def submit(
         self,
         *args: Any,
-        url: str | None = None,
+        url: Where = None,
         priority: int | None = None,
-        delay: float = 0.0,
+        delay: float | None = None,
         key: str | None = None,
-        existing: str = "refuse",
+        existing: Existing | None = None,
+        ttl: float | None = None,
+        value_limit: int | None = None,
         **kwargs: Any,
-    ) -> Any:
-        """One call of the body, on a fleet. The same `key` is the same execution: refused, or given back."""
-        return fleet().submit_call(self, args, kwargs, url, priority, delay, key, existing)
+    ) -> Handle:
+        """One call of the body, on a fleet. The same `key` is the same execution: refused, or given back
+        with `existing="return"`. A body that has a parameter of one of these names: `submit_call`."""
+        options: dict[str, Any] = {
+            "url": url, "priority": priority, "delay": delay, "key": key, "existing": existing,
+            "ttl": ttl, "value_limit": value_limit,
+        }  # fmt: skip
+        door = fleet()
+        door.refuse_clash(self, args, options)
+        return cast("Handle", door.submit_call(self, args, kwargs, **options))
 
-    def submit_many(
-        self, calls: Iterable[Any], *, url: str | None = None, priority: int | None = None
-    ) -> Any:
-        """Many calls as one session: each item is an argument, a tuple of them, or a dict by name."""
-        return fleet().submit_many(self, calls, url, priority)
+    def submit_call(
+        self, args: Sequence[Any] = (), kwargs: Mapping[str, Any] = MappingProxyType({}), **options: Any
+    ) -> Handle:
+        """The same with the arguments apart; `options` are those of `submit`, from `url` on."""
+        return cast(
+            "Handle", fleet().submit_call(self, args, kwargs, **{"url": None, "key": None, **options})
+        )
+
+    def submit_many(self, calls: Iterable[Any], **options: Any) -> Handle:
+        """Many calls as one session: each item is an argument, a tuple of them, or a dict by name. A dict
+        that is meant as an argument stands in a tuple: `({"a": 1},)`. Options are those of `submit`."""
+        return cast("Handle", fleet().submit_calls(self, calls, **{"url": None, "key": None, **options}))
 
     @property
     def id(self) -> str:

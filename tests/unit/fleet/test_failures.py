@@ -10,6 +10,7 @@ import pytest
 from graflow_ckpt import task
 from graflow_ckpt.core.facts import Claim
 from graflow_ckpt.core.task import Task
+from graflow_ckpt.engine.account import Account
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.failures import Failure, failures
 from graflow_ckpt.links.redis import RedisLink
@@ -17,7 +18,7 @@ from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.redis import RedisSession
 from tests.unit.fleet.played import Player
 
-ERROR = "ValueError: no such row: 7\nTraceback (most recent call last):\n  …\nValueError: no such row: 7\n"
+ERROR = Account("ValueError", "no such row: 7\nof nine", "Traceback (most recent call last):\n  …\n").text
 
 
 @task(queue="gpu", max_retries=1)
@@ -61,7 +62,7 @@ def test_an_error_is_type_message_and_traceback(link: RedisLink, slice_: RedisSe
     ended(slice_, claim, "lost", ERROR)
 
     found = only(link)
-    assert (found.task, found.type, found.message) == ("double[0]", "ValueError", "no such row: 7")
+    assert (found.task, found.type, found.message) == ("double[0]", "ValueError", "no such row: 7\nof nine")
     assert found.traceback.startswith("Traceback")
     assert (found.attempts, found.queue, found.set_aside) == (None, None, False)
 

@@ -1,0 +1,206 @@
+"""Accepting: how a session comes to be. It is there as a whole, or it never runs.
+
+    listed -> init, by its maker -> its specs, page by page -> running: the first tokens are posted
+
+A session is listed before anything of it can run. It is `init` until its last spec is in, so that
+a submission that was cut short never runs in part. One that fails is taken back, if the server can be
+reached; one whose maker was killed makes room for the next of that id, or is cleared by a steward.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from typing import Any, Literal, get_args
+
+from graflow_ckpt.checkpoint.sealed import LIMIT, SealedCells
+from graflow_ckpt.core.errors import GraflowError, GraphError, KeyTaken, SessionExists
+from graflow_ckpt.core.facts import Op, check_session_id
+from graflow_ckpt.fleet.asking import asked
+from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, owner_from
+from graflow_ckpt.links.processes import is_gone, myself
+from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.layout import CREATE, keys_of, wrong_keys
+from graflow_ckpt.sessions.names import PRIORITIES
+from graflow_ckpt.sessions.ops import SMALL
+from graflow_ckpt.sessions.redis import RedisSession
+
+TTL = 7 * 24 * 3600
+"""Seconds for which a session that has completed is kept, with its results."""
+
+KEPT = 30 * 24 * 3600
+"""Seconds for which one that failed or stopped can be gone on with."""
+
+PATIENCE = 10.0
+"""Seconds for which a submission that has begun waits for a server that is away."""
+
+Existing = Literal["refuse", "return"]
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How a session is accepted."""
+
+    session: str | None = None
+    existing: str = "refuse"  # or "return": what is asked of a session that is there already
+    max_steps: int | None = None
+    ttl: float = TTL
+    kept: float = KEPT
+    store: str = ""  # of its checkpoints; "" is the session's own server
+    ledger: bool = False  # every commit leaves a line: for proofs and audits, and for events() of loops
+    delay: float = 0.0  # seconds until it may begin
+    priority: int | None = None  # of a call, instead of its task's
+    value_limit: int = LIMIT  # bytes of one value: an argument, a result, what is in the channel
+
+    def __post_init__(self) -> None:
+        if self.session is not None:
+            check_session_id(self.session)
+        if self.existing not in get_args(Existing):
+            raise ValueError(f"existing={self.existing!r} is neither 'refuse' nor 'return'.")
+        if not 0 <= self.delay < math.inf:
+            raise ValueError(f"delay={self.delay!r}: it is a number of seconds.")
+        if not self.ttl >= 1:
+            raise ValueError(f"ttl={self.ttl!r}: a result is kept for a second at least.")
+        if self.priority is not None and not -PRIORITIES < int(self.priority) < PRIORITIES:
+            raise GraphError(
+                f"priority={self.priority!r}: on a fleet it is between -{PRIORITIES} and {PRIORITIES}."
+            )
+        if self.value_limit < SMALL:
+            raise ValueError(f"value_limit={self.value_limit}: it is {SMALL} bytes at least.")
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A session that is to be."""
+
+    session: str
+    facts: Mapping[str, str | bytes]
+    pages: Iterable[Sequence[Op]]
+    cap: int | None
+    terms: Terms
+
+
+class Acceptance:
+    """Makes sessions at one server. `on_emitted`: tokens to be posted."""
+
+    def __init__(self, link: RedisLink) -> None:
+        self._link = link
+        self._create = link.script(CREATE)
+        script = files("graflow_ckpt.fleet") / "scripts" / "discard.lua"
+        self._discard = link.script(script.read_text(encoding="utf-8"))
+        self._maker = json.dumps(asdict(myself()), separators=(",", ":"))
+
+    def accept(self, draft: Draft, cells: SealedCells, on_emitted: Any) -> bool:
+        """Whether it was made; if there was one already, `existing` says what that means."""
+        session = draft.session
+        sender = RedisSession(self._link, session, cells)
+        sender.on_emitted = on_emitted
+        sender.patience = PATIENCE
+        try:
+            self._list(session)
+            if not self._made(draft):
+                return self._there(draft)
+            for ops in _with_end(draft.pages):
+                sender.commit(ops)
+        except SessionExists:
+            raise
+        except BaseException as error:
+            self._take_back(session, error)
+            raise
+        finally:
+            sender.close()
+        return True
+
+    def _there(self, draft: Draft) -> bool:
+        if draft.terms.existing == "return":
+            return False
+        raise SessionExists(
+            f"There is a session {draft.session} already.",
+            hint='Give another key or session id, or existing="return" to get that one.',
+            session=draft.session,
+        )
+
+    def _list(self, session: str) -> None:
+        """Before it is there: what is not listed would be found by nobody, should this process die."""
+        now = int(time.time() * 1000)
+        with asked(self._link, **{SESSIONS: "zset", ACTIVE: "zset"}):
+            new: Any = self._link.route.client_for(SESSIONS)
+            new.zadd(SESSIONS, {session: now}, nx=True)
+            active: Any = self._link.route.client_for(ACTIVE)
+            active.zadd(ACTIVE, {session: now})
+
+    def _made(self, draft: Draft) -> bool:
+        terms = draft.terms
+        cold: dict[str, str | bytes] = {
+            **draft.facts, "epoch": "1", "tokens": "0", "created": repr(time.time()), "maker": self._maker,
+            "store": terms.store or self._link.address,
+            "ttl": str(int(terms.ttl)), "kept": str(int(terms.kept)),
+            "host": platform.node(), "python": platform.python_version(),
+        }  # fmt: skip
+        if terms.value_limit != LIMIT:
+            cold["limit"] = str(terms.value_limit)
+        cap = "" if draft.cap is None else draft.cap
+        steps = "" if terms.max_steps is None else terms.max_steps
+        line = f"init|0|0|1|1|1|{steps}|{cap}|{'fl' if terms.ledger else 'f'}||"
+        pairs = [item for pair in cold.items() for item in pair]
+        key = f"{keys_of(draft.session)}c"
+        try:
+            if self._create([key], [line, *pairs]) != b"exists":
+                return True
+            return self._abandoned(draft.session) and self._create([key], [line, *pairs]) != b"exists"
+        except KeyTaken as error:
+            raise wrong_keys(self._link, draft.session) from error
+
+    def _abandoned(self, session: str) -> bool:
+        """Whether what is there was never completed, by a process that has died; then it is gone now."""
+        prefix = keys_of(session)
+        client: Any = self._link.route.client_for(f"{prefix}c")
+        if client.type(f"{prefix}c") != b"hash":
+            raise wrong_keys(self._link, session)
+        with asked(self._link, **{f"{prefix}h": "hash"}):
+            maker = client.hget(f"{prefix}h", "maker")
+        owner = owner_from(maker or b"")
+        if owner is None or not is_gone(owner):
+            return False
+        left: bytes = self._discard([f"{prefix}c"], [maker])
+        return left == b"nothing"
+
+    def _take_back(self, session: str, error: BaseException) -> None:
+        """Nothing half done, and the error says how far it came."""
+        left = b"something"
+        with suppress(GraflowError):
+            left = self._discard([f"{keys_of(session)}c"], [self._maker])
+            if left == b"nothing":
+                self.unlist(session)
+        if left == b"nothing":
+            error.add_note(f"Session {session} was not accepted, and nothing of it is left.")
+        else:
+            error.add_note(f"Whether session {session} was accepted is not known; if not, it will never run.")
+
+    def unlist(self, session: str) -> None:
+        """It is gone."""
+        with asked(self._link, **{SESSIONS: "zset", ACTIVE: "zset"}):
+            for name in (SESSIONS, ACTIVE):
+                client: Any = self._link.route.client_for(name)
+                client.zrem(name, session)
+
+
+def _with_end(pages: Iterable[Sequence[Op]]) -> Iterator[list[Op]]:
+    """The last page sets it going, in the same transition."""
+    page: list[Op] = []
+    empty = True
+    for following in pages:
+        if page:
+            empty = False
+            yield page
+        page = list(following)
+    end: list[Op] = [("status", "running", "")]
+    if empty and not page:
+        end.append(("claim", 0))  # nobody will ever come to see that nothing is left
+    yield [*page, *end]

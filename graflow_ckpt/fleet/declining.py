@@ -1,0 +1,144 @@
+"""Declining: a worker that cannot run a session's program leaves the session to those that can.
+
+    declined -> the next who waits is asked at once ... -> all have been asked: rest -> once more
+             -> nobody has had it for too long: the session pauses, and its reason is the plan
+
+A token that rests is in no queue: a steward posts it, so that idle workers do not hand it around. The rest
+grows from 50 ms to a second. It costs the session no retries and no crashes, and others
+hardly anything. Whoever can run the program takes all that was noted away.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from collections.abc import Sequence
+from importlib.resources import files
+from time import monotonic
+from typing import Any
+
+from graflow_ckpt.checkpoint.plan import COLUMNS, PlanRow
+from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.core.facts import Op
+from graflow_ckpt.fleet.asking import asked
+from graflow_ckpt.fleet.lists import ACTIVE
+from graflow_ckpt.fleet.reaping import OPAQUE
+from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.redis import RedisSession
+from graflow_ckpt.sessions.tables import read_state
+
+log = logging.getLogger("graflow_ckpt.fleet")
+
+SHORT, LONG = 50, 1000
+"""Milliseconds for which a token rests."""
+
+SAID = 60.0
+"""Seconds until it is said again that a session is left to others."""
+
+_MANY = 1000  # sessions of which is known when that was said
+_NOTED = ("declined", "decliners")
+_AT = "declined:"
+
+
+class Declining:
+    """What one worker does about programs that it does not have."""
+
+    def __init__(self, link: RedisLink, patience: float) -> None:
+        self._link = link
+        self._patience = patience
+        self._who = f"{platform.node()}/{os.getpid()}"  # a worker's own; its children go by that, too
+        script = files("graflow_ckpt.fleet") / "scripts" / "decline.lua"
+        self._decline = link.script(script.read_text(encoding="utf-8"))
+        self._said: dict[str, float] = {}
+
+    def decline(self, session: RedisSession, error: Exception, ops: Sequence[Op] = ()) -> None:
+        """Give the token back, with these ops; `error` says what is lacking here."""
+        self._say(session.id, error)
+        host, why = platform.node(), _sentence(error)
+        key = f"{keys_of(session.id)}c"
+        args = (session.token, self._who, host, why, int(self._patience * 1000), "")
+        what, since, now = self._decline([key], args)
+        if what == b"overdue":
+            reason = self._verdict(session.id, host, why, error, since / 1000)
+            session.commit([*ops, ("status", "paused", reason), ("claim", 0)], mode="q")
+        elif what == b"rest":
+            self._rest(session, ops, now + min(LONG, max(SHORT, since // 10)))
+        else:
+            session.commit([*ops, ("claim", 0)], mode="q")
+
+    def _rest(self, session: RedisSession, ops: Sequence[Op], until: int) -> None:
+        """The next token is made as ever, and lies there until a steward looks for it."""
+        made: dict[str, int] = {}
+        session.on_emitted = lambda token, queue: made.__setitem__(token, until)
+        session.commit([*ops, ("claim", 0)], mode="q")
+        tokens = f"{keys_of(session.id)}tok"
+        with asked(self._link, **{tokens: "zset", ACTIVE: "zset"}):
+            if made:
+                node: Any = self._link.route.client_for(tokens)
+                node.zadd(tokens, made, xx=True)
+            active: Any = self._link.route.client_for(ACTIVE)
+            active.zadd(ACTIVE, {session.id: until}, xx=True)
+
+    def _say(self, session: str, error: Exception) -> None:
+        if monotonic() > self._said.get(session, 0.0):  # it may come by every moment
+            if len(self._said) > _MANY:
+                self._said.clear()
+            self._said[session] = monotonic() + SAID
+            log.warning("session %s is left to other workers: %s", session, error, extra={"session": session})
+
+    def _verdict(self, session: str, host: str, why: str, error: Exception, since: float) -> str:
+        """The reason for which it pauses: who lacks what, and which tasks are concerned."""
+        lines = [f"no worker has had its program for {since:.0f} s; {host}: {why}"]
+        others = declined(self._link, session)
+        lines += [f"{other}: {lacks}" for other, lacks in others.items() if other != host]
+        rows = error.ids.get("table", ()) if isinstance(error, GraflowError) else ()
+        if rows:
+            state = read_state(self._link, session, OPAQUE, values=False)
+            known = {
+                spec.task_id: "running" if key in state.claimed else spec.status
+                for key, spec in state.specs.items()
+            }
+            known |= dict.fromkeys(state.skipped, "skipped") | dict.fromkeys(state.completed, "completed")
+            lines += _table([row._replace(state=known.get(row.task, "unreached")) for row in rows])
+        return "\n".join(lines)
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, GraflowError):
+        return error.message
+    return f"{type(error).__name__}: {error}"
+
+
+def _table(rows: Sequence[PlanRow]) -> list[str]:
+    cells = [COLUMNS, *(tuple(row) for row in rows)]
+    widths = [max(len(row[n]) for row in cells) for n in range(len(COLUMNS))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
+
+
+# --- what is known of it -----------------------------------------------------------------
+
+
+def declined(link: RedisLink, session: str) -> dict[str, str]:
+    """The machines whose workers do not have its program now, and what they lack."""
+    key = f"{keys_of(session)}h"
+    with asked(link, **{key: "hash"}):
+        client: Any = link.route.client_for(key)
+        if not client.hexists(key, "declined"):
+            return {}
+        cold: dict[bytes, bytes] = client.hgetall(key)
+    found = {name.decode(): why.decode(errors="replace") for name, why in cold.items()}
+    return {name.removeprefix(_AT): why for name, why in found.items() if name.startswith(_AT)}
+
+
+def forget(link: RedisLink, session: str, *others: str) -> None:
+    """Somebody has it, or is to be asked anew. `others`: what else is noted and does not count any more."""
+    key = f"{keys_of(session)}h"
+    with asked(link, **{key: "hash"}):
+        client: Any = link.route.client_for(key)
+        names = [name for name in client.hkeys(key) if name.startswith(_AT.encode())]
+        client.hdel(key, *_NOTED, *others, *names)

@@ -1,0 +1,41 @@
+-- A worker cannot run the program of a session: that is noted, and what follows is found out.
+-- KEYS[1] graflow:{S}:c   ARGV token who place why patience_ms now (ms, or "" for the server's clock)
+-- Reply   what since now
+--   what   "gone" | "overdue": nobody has had it for that long · "again": others may be asked at once
+--          "rest": all who wait have been asked, and time has to pass
+--   since  ms for which nobody has had it   now  ms, by the server's clock
+-- h: declined (ms since when, 0: nobody is waited for), declined:PLACE (why), decliners (who was asked, space-separated)
+local call = redis.call
+local P = string.sub(KEYS[1], 1, -2)
+if not call('HGET', KEYS[1], 'c') then return {'gone', 0, 0} end
+local now = tonumber(ARGV[6])
+if not now then
+  local t = call('TIME')
+  now = tonumber(t[1]) * 1000 + math.floor(tonumber(t[2]) / 1000)
+end
+local h = P .. 'h'
+
+-- somebody has it who has committed in its slice: who has just begun may be about to decline, too
+local function at_work()
+  for _, token in ipairs(call('HKEYS', P .. 'own')) do
+    local last = token ~= ARGV[1] and call('HGET', KEYS[1], token)
+    if last and string.sub(last, 1, 2) ~= '0\30' then return true end
+  end
+  return false
+end
+
+local since = tonumber(call('HGET', h, 'declined') or '0')
+if since == 0 or at_work() then since = now end
+call('HSET', h, 'declined', string.format('%.0f', since), 'declined:' .. ARGV[3], ARGV[4])
+if now - since > tonumber(ARGV[5]) then
+  call('HSET', h, 'declined', '0')
+  call('HDEL', h, 'decliners')
+  return {'overdue', now - since, now}
+end
+local asked = call('HGET', h, 'decliners') or ' '
+if string.find(asked, ' ' .. ARGV[2] .. ' ', 1, true) then
+  call('HDEL', h, 'decliners')
+  return {'rest', now - since, now}
+end
+call('HSET', h, 'decliners', asked .. ARGV[2] .. ' ')
+return {'again', now - since, now}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from graflow_ckpt.engine.task_context import PendingCheckpoint, TaskExecutionContext
     from graflow_ckpt.frontends.dsl import Workflow, task, workflow
     from graflow_ckpt.frontends.expressions import group
-    from graflow_ckpt.sessions.views import InMemoryTaskQueue, MemoryChannel
+    from graflow_ckpt.sessions.views import InMemoryTaskQueue, MemoryChannel, RedisChannel, RedisTaskQueue
 
 _HOMES = {
     "All": "core.task",
@@ -45,6 +45,8 @@ _HOMES = {
     "MemoryChannel": "sessions.views",
     "OnRequest": "core.policy",
     "PendingCheckpoint": "engine.task_context",
+    "RedisChannel": "sessions.views",
+    "RedisTaskQueue": "sessions.views",
     "TaskExecutionContext": "engine.task_context",
     "TaskGraph": "core.graph",
     "TaskSpec": "core.facts",
@@ -59,8 +61,9 @@ _HOMES = {
 __all__ = [
     "All", "AtLeast", "Backoff", "BestEffort", "CheckpointManager", "CheckpointMetadata", "Event", "EveryN",
     "EverySeconds", "EveryTask", "ExecutionContext", "GraflowError", "InMemoryTaskQueue", "KeepLast",
-    "MemoryChannel", "OnRequest", "PendingCheckpoint", "TaskExecutionContext", "TaskGraph", "TaskSpec",
-    "WhenIdle", "Workflow", "WorkflowEngine", "__version__", "group", "task", "workflow",
+    "MemoryChannel", "OnRequest", "PendingCheckpoint", "RedisChannel", "RedisTaskQueue",
+    "TaskExecutionContext", "TaskGraph", "TaskSpec", "WhenIdle", "Workflow", "WorkflowEngine", "__version__",
+    "group", "task", "workflow",
 ]  # fmt: skip
 
 

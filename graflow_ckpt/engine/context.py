@@ -18,16 +18,17 @@ from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_me
 from graflow_ckpt.checkpoint.program import unpack_code
 from graflow_ckpt.checkpoint.snapshot import BACKEND, capture, no_facts, restore
 from graflow_ckpt.core.errors import CheckpointError, SessionError
-from graflow_ckpt.core.facts import RESULT, TaskSpec, check_session_id
+from graflow_ckpt.core.facts import TaskSpec, check_session_id
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import EveryN
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell
 from graflow_ckpt.engine.attempt import from_cells
-from graflow_ckpt.engine.backends import attached, made_in_redis, one_backend
+from graflow_ckpt.engine.backends import attached, made_in_redis, moved, one_backend
 from graflow_ckpt.engine.home import Home
-from graflow_ckpt.engine.inputs import Channel, CycleController, Inputs, digest_of
+from graflow_ckpt.engine.inputs import Channel, Inputs, digest_of
+from graflow_ckpt.engine.readable import Readable
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
 from graflow_ckpt.sessions.views import InMemoryTaskQueue, TaskQueue
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
     from graflow_ckpt.engine.cuts import Cutter
 
 
-class ExecutionContext:
+class ExecutionContext(Readable):
     """One session of one graph."""
 
     def __init__(
@@ -104,34 +105,6 @@ class ExecutionContext:
         return self.session.state
 
     @property
-    def start_node(self) -> str:
-        return self.state.start_node
-
-    @property
-    def steps(self) -> int:
-        return self.state.steps
-
-    @property
-    def max_steps(self) -> int | None:
-        return self.state.max_steps
-
-    @property
-    def status(self) -> str:
-        return self.state.status
-
-    @property
-    def completed_tasks(self) -> set[str]:
-        return set(self.state.completed)
-
-    @property
-    def cycle_controller(self) -> CycleController:
-        return CycleController(self.state)
-
-    @property
-    def cycle_counts(self) -> dict[str, int]:
-        return self.cycle_controller.cycle_counts
-
-    @property
     def last_checkpoint_path(self) -> str | None:
         return self.home.last.path if self.home.last else None
 
@@ -145,15 +118,6 @@ class ExecutionContext:
 
     def get_channel(self) -> Inputs:
         return self._channel
-
-    def get_result(self, task: str, default: Any = None) -> Any:
-        """What a task returned when it last completed."""
-        return self._channel.get(task + RESULT, default)
-
-    def result(self) -> Any:
-        """What the task that completed last returned."""
-        last = next(reversed(self.state.completed), None)
-        return None if last is None else self.get_result(last)
 
     def facts(self) -> dict[str, Any]:
         """What observers are told of a session that starts or goes on."""
@@ -192,10 +156,6 @@ class ExecutionContext:
         claims = self.session.commit([enqueue, ("claim", 1)])
         self.session.commit([("end", claims[0].spec.key, claims[0].number, "completed", b"\xc0")])
 
-    def get_next_task(self) -> str | None:
-        """The task that would run next."""
-        return next((spec.task_id for spec in self.state.pending()), None)
-
     def request_checkpoint(self, metadata: dict[str, Any] | None = None) -> None:
         """Ask for a checkpoint: outside of a task it is taken by the next `execute`, first thing."""
         self.checkpoint_request_metadata = check_metadata(metadata)
@@ -208,9 +168,10 @@ class ExecutionContext:
         return capture(self.state).facts
 
     def checkpoint(
-        self, path: str | None = None, metadata: dict[str, Any] | None = None, storage: str | None = None
-    ) -> tuple[str, CheckpointMetadata]:
-        """Write a checkpoint now."""
+        self, path: str | None = None, metadata: dict[str, Any] | None = None, storage: str | None = None,
+        *, portable: bool = True,
+    ) -> tuple[str, CheckpointMetadata]:  # fmt: skip
+        """Write a checkpoint now; one of a session in this process always holds queue and values."""
         if storage not in (None, "local"):
             raise CheckpointError(f"storage={storage!r} is not available.", hint="This version has 'local'.")
         if path is not None and "://" in path:
@@ -261,10 +222,27 @@ class ExecutionContext:
 
     @classmethod
     def resume(cls, path: str) -> ExecutionContext:
-        """The session as it was at a checkpoint."""
+        """The session as it was at a checkpoint; one in Redis, as it is now."""
         from graflow_ckpt.checkpoint.manager import CheckpointManager
 
         return CheckpointManager.resume_from_checkpoint(path)[0]
+
+    @classmethod
+    def rewind(cls, path: str, *, redis_url: str | None = None, store: str | None = None) -> ExecutionContext:
+        """The session in Redis, put back to a portable checkpoint; refused while somebody works on it."""
+        return moved("rewind", path, redis_url=redis_url, store=store)
+
+    @classmethod
+    def fork(
+        cls,
+        path: str,
+        session_id: str | None = None,
+        *,
+        redis_url: str | None = None,
+        store: str | None = None,
+    ) -> ExecutionContext:
+        """A new session in Redis that begins at a checkpoint: a portable one, or one of memory."""
+        return moved("fork", path, session_id, redis_url=redis_url, store=store)
 
     def execute(self, max_steps: int | None = None) -> Any:
         """Run, or go on."""

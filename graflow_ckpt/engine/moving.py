@@ -1,91 +1,168 @@
-"""Moving: a session goes from a portable checkpoint into Redis, under its own id or another.
+"""Moving: a session goes from a checkpoint that holds all of it into Redis, under its own id or another.
 
     rewind   the session in Redis becomes what it was; refused while somebody works on it
-    fork     a new session that begins as the old one was
+    fork     a new session that begins as the old one was; its idempotency keys are new
 
-Attaching to the live session is what a resume does by itself: see shared_context.py.
+Attaching to the live session is what a resume does by itself: see attaching.py. Who is to work on it
+then, and how workers get its program, is not asked here: what a session knew of that goes along.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 import uuid
-from typing import Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
-from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.sealed import SealedCells
 from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.apply import apply
-from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.errors import CheckpointError, GraflowError, SessionBusy
 from graflow_ckpt.core.facts import check_session_id
+from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_context import KEPT, SharedContext
+from graflow_ckpt.links.addresses import URL_VARIABLE
 from graflow_ckpt.links.redis import RedisLink, open_link
+from graflow_ckpt.sessions.names import check_specs
 from graflow_ckpt.sessions.tables import write_state
-from graflow_ckpt.stores import open_store_of
+from graflow_ckpt.stores import home_of, open_store_of
+
+log = logging.getLogger("graflow_ckpt.engine")
+
+
+Post = Callable[[str, str, str], None]
+"""Has somebody given a token of a session who listens on a queue: session, token, queue."""
+
+
+class Opened(NamedTuple):
+    """A checkpoint with everything that a session needs."""
+
+    found: Found
+    graph: TaskGraph
+    state: SessionState
+    store: str  # in which the session's checkpoints are
+
+    @property
+    def carried(self) -> dict[str, str]:
+        """What its session was known to be beside its tables."""
+        known: dict[str, str] = dict(self.found.facts.get("redis", {}).get("session", {}))
+        if "://" not in known.get("store", ""):  # a folder, as its maker saw it
+            known["store"] = self.store
+        workflow = self.found.meta.get("workflow", "workflow")
+        return {"workflow": workflow, "ttl": str(KEPT), "kept": str(KEPT)} | known
 
 
 def rewind(path: str, *, redis_url: str | None = None, store: str | None = None) -> SharedContext:
     """Put a session in Redis back to a portable checkpoint of it."""
-    found, context, state = _opened(path, store)
-    link = open_link(redis_url or found.facts["redis"]["address"])
-    return _written(link, found, context, state, "rewind")
+    opened = opening(path, store)
+    return rewound(opened, open_link(_where(opened, redis_url)))
 
 
 def fork(
     path: str, session_id: str | None = None, *, redis_url: str | None = None, store: str | None = None
 ) -> SharedContext:
     """A new session in Redis that begins where a checkpoint was taken: a portable one, or one of memory."""
-    found, context, state = _opened(path, store)
-    place = found.facts.get("redis")
-    where = redis_url or (place["address"] if place else os.environ.get("GRAFLOW_CKPT_REDIS_URL"))
-    if not where:
-        raise CheckpointError(
-            f"Checkpoint {path} is of a session in memory: say into which Redis it is to go.",
-            hint="redis_url=, or GRAFLOW_CKPT_REDIS_URL.",
-            path=path,
-        )
-    state.session = check_session_id(session_id or uuid.uuid4().hex[:12])
-    state.epoch = 0
-    return _written(open_link(where), found, context, state, "create")
+    opened = opening(path, store)
+    return forked(opened, open_link(_where(opened, redis_url)), session_id)
 
 
-# Any: the ExecutionContext that the checkpoint's pickle makes.
-def _opened(path: str, store: str | None) -> tuple[Found, Any, SessionState]:
+def opening(path: str, store: str | None = None) -> Opened:
+    """Verify and open it; refused if its values are not in it."""
     place = open_store_of(path, store)
+    context: Any  # the ExecutionContext that the checkpoint's pickle makes
     found, context = archive.load(place, Keyring.for_store(place), path)
-    redis = found.facts.get("redis")
-    if redis is not None and not redis["portable"]:
+    if not found.facts.get("redis", {}).get("portable", True):
         raise CheckpointError(
             f"Checkpoint {path} holds no values: those of session {found.facts['session_id']} are in Redis.",
             hint="Going back needs a portable checkpoint: context.checkpoint(portable=True). "
             "Going on with the live session: CheckpointManager.resume_from_checkpoint(path).",
             path=path,
         )
-    return found, context, restore(found.facts, context.payload)
+    home = home_of(found.metadata.home) or place.url
+    return Opened(found, context.graph_from_code(), restore(found.facts, context.payload), home)
 
 
-def _written(link: RedisLink, found: Found, context: Any, state: SessionState, verb: str) -> SharedContext:
-    workflow = found.meta.get("workflow", "workflow")
-    apply(
-        state,
-        [("release", key, state.specs[key].crashes) for key in sorted(state.claimed, reverse=True)],
-        0.0,
+def rewound(opened: Opened, link: RedisLink, post: Post | None = None) -> SharedContext:
+    """The session of that checkpoint at a server, as it was then; later checkpoints do not count any more."""
+    context = _context(opened, link, opened.state.session)
+    cold = context.facts_of("cuts", "paths") if context.exists() else {}
+    highest = max(
+        (history.order_of(raw)[1] for _, raw in context.home.store.list(context.session_id)), default=0
     )
-    shared = SharedContext(
-        context.graph_from_code(), state.session, link, settings=Settings(workflow=workflow),
-        store=found.metadata.home.removeprefix("file://") or "checkpoints",
-    )  # fmt: skip
-    facts = {
-        "workflow": workflow, "created": repr(time.time()), "ttl": str(KEPT), "kept": str(KEPT),
-        "starts": json.dumps(state.starts), "parent": found.meta["checkpoint_id"],
-        "cut": found.meta["checkpoint_id"], "cuts": str(found.meta["sequence"]), "store": shared.place,
+    numbers = {
+        "cuts": str(max(int(cold.get("cuts") or 0), highest, int(opened.found.meta["sequence"]))),
+        "paths": str(max(int(cold.get("paths") or 0), highest)),
+        "rewound": str(opened.state.sequence),
     }  # fmt: skip
-    write_state(link, state, SealedCells(state.session, shared.keyring), facts, verb=verb)
-    shared.attached = True
-    return shared
+    try:
+        _write(opened, context, "rewind", numbers, post)
+    except SessionBusy as error:
+        error.ids["owner"] = owner = ", ".join(context.owners()) or "somebody"
+        error.message = f"Session {context.session_id} is not put back: {owner} works on it."
+        raise
+    try:
+        context.cuts_at().cut("rewind", None)  # a resume that looks for the newest one finds it
+    except (GraflowError, OSError) as error:
+        log.error("checkpoint failed: %s", error, extra={"session": context.session_id})
+    return context
+
+
+def forked(
+    opened: Opened, link: RedisLink, session_id: str | None = None, post: Post | None = None
+) -> SharedContext:
+    """Another session that begins like the one of that checkpoint."""
+    context = _context(opened, link, check_session_id(session_id or uuid.uuid4().hex[:12]))
+    opened.state.session = context.session_id
+    opened.state.epoch = 0
+    _write(opened, context, "create", {"parent": opened.found.meta["checkpoint_id"]}, post)
+    return context
+
+
+def _where(opened: Opened, redis_url: str | None) -> str:
+    place = opened.found.facts.get("redis")
+    where = redis_url or (place["address"] if place else os.environ.get(URL_VARIABLE, "").strip())
+    if not where:
+        raise CheckpointError(
+            f"Checkpoint {opened.found.path} is of a session in memory: say into which Redis it is to go.",
+            hint=f"redis_url=, or {URL_VARIABLE}.",
+            path=opened.found.path,
+        )
+    return str(where)
+
+
+def _context(opened: Opened, link: RedisLink, session: str) -> SharedContext:
+    settings = Settings(workflow=opened.carried["workflow"], max_parallel=opened.state.cap)
+    context = SharedContext(opened.graph, session, link, settings=settings, store=opened.carried["store"])
+    context.attached, context.found = True, opened.found
+    return context
+
+
+def _write(
+    opened: Opened, context: SharedContext, verb: str, numbers: Mapping[str, str], post: Post | None
+) -> None:
+    state, facts = opened.state, dict(opened.carried)
+    opened.graph.compile(state.starts or opened.graph.roots())
+    check_specs(opened.graph, state)
+    for key in sorted(state.claimed, key=state.claimed.__getitem__, reverse=True):
+        apply(state, [("release", key, state.specs[key].crashes)], 0.0)
+    flags = facts.pop("flags", "")
+    facts |= {
+        "created": repr(time.time()), "starts": json.dumps(state.starts),
+        "cut": opened.found.meta["checkpoint_id"], "cut_steps": str(state.steps),
+        "cut_of": str(state.sequence), **numbers,
+    }  # fmt: skip
+    write_state(
+        context.link, state, SealedCells(state.session, context.keyring), facts, verb=verb, flags=flags
+    )
+    if post is not None:
+        context.tables.sender.on_emitted = partial(post, state.session)
+    context.tables.commit([("claim", 0)])  # it may have ended; or somebody has to be asked for

@@ -17,7 +17,7 @@ from graflow_ckpt.checkpoint.pickles import collector_at_rest
 from graflow_ckpt.checkpoint.plan import CurrentTask, Plan, make_plan
 from graflow_ckpt.checkpoint.program import saved_tasks, unpack_task
 from graflow_ckpt.checkpoint.snapshot import restore
-from graflow_ckpt.core.errors import InDoubt, NoSession, SessionCancelled, SessionExists
+from graflow_ckpt.core.errors import InDoubt, NoSession, SessionCancelled, SessionError, SessionExists
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.engine.context import ExecutionContext
@@ -63,6 +63,14 @@ def open_session(
 def load(context: ExecutionContext, found: Found) -> None:
     """Values and journal of a verified cut into the context."""
     home = context.home
+    if not context.rewinds and (place := found.facts.get("redis")):
+        raise SessionError(
+            f"Session {context.session_id} is in Redis, at {place['address']}, as its newest checkpoint says: "
+            f"{found.path}.",
+            hint="ExecutionContext.resume(path) goes on with it; from a portable one it goes on in this process.",
+            session=context.session_id,
+            path=found.path,
+        )
     payload = archive.open_values(home.store, found).payload
     state = restore(found.facts, payload)
     home.continue_from(found)

@@ -6,6 +6,7 @@ import re
 
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.state import SessionState
 
 _QUEUE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 _CONTROL = re.compile(r"[\x00-\x1f]")
@@ -34,4 +35,17 @@ def check_names(graph: TaskGraph) -> None:
                 f"Task {name!r} has priority {route.options.priority}.",
                 hint=f"On a fleet priorities are between -{PRIORITIES} and {PRIORITIES}.",
                 task=name,
+            )
+
+
+def check_specs(graph: TaskGraph, state: SessionState) -> None:
+    """The same of what was scheduled elsewhere."""
+    check_names(graph)
+    for spec in state.specs.values():
+        check_queue(spec.queue)
+        if not -PRIORITIES < spec.priority < PRIORITIES:
+            raise GraphError(
+                f"A spec of task {spec.task_id!r} has priority {spec.priority}.",
+                hint=f"In Redis priorities are between -{PRIORITIES} and {PRIORITIES}.",
+                task=spec.task_id,
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -118,7 +119,7 @@ class Monkey:
     # --- blows -------------------------------------------------------------------------
 
     def _strike(self, blow: Blow) -> bool:
-        if blow.what == "server":
+        if blow.what in ("server", "freeze"):
             return self._server_gone(blow)
         running = self._watch.look()
         victims = self._victims(blow.whom, running)
@@ -186,10 +187,28 @@ class Monkey:
         if not self._server.running:
             return False
         at, pid = time.time(), self._server.pid
+        if blow.what == "freeze":
+            self._server.freeze()
+            self.deeds.append(Deed(blow, at, pid))
+            threading.Timer(blow.seconds, self._thaw).start()  # this thread may be waiting for the server
+            return True
         self._server.kill()
+        if blow.loses:
+            shorten(self._server.folder, blow.loses)
         self.deeds.append(Deed(blow, at, pid))
         self._later.append((monotonic() + blow.seconds, lambda: self._server.start() and None))
         return True
+
+    def _thaw(self) -> None:
+        if self._server.running:  # and not killed meanwhile
+            self._server.thaw()
+
+
+def shorten(folder: Path, share: float) -> None:
+    """The last of what the server has written never reached the disk, as after a power cut, or a failover
+    to a replica that was behind. It may end in the middle of a command: the server takes what is whole."""
+    log = max(folder.glob("appendonlydir/*.incr.aof"), key=lambda file: file.stat().st_mtime)
+    os.truncate(log, int(log.stat().st_size * (1 - share)))
 
 
 def below(process: psutil.Process) -> set[int]:

@@ -33,32 +33,11 @@ from tests.chaos.model import Expected, expected
 from tests.chaos.monkey import Deed, Monkey
 from tests.chaos.pools import KEY, Pool, pools, private_server, until
 from tests.chaos.records import Commit, Line, ledger_of, lines, session_of, tokens_left
-from tests.chaos.schedule import Blow, printed, schedule
+from tests.chaos.schedule import Plan, printed, schedule
 
 SESSION = "chaos"
 STALLED = 45.0
 """Seconds without a commit, with nobody stopped and nothing down, after which a run has come to a halt."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One run."""
-
-    seed: int
-    tasks: int = 1500
-    kills: int = 28
-    stops: int = 8
-    servers: int = 3
-    lease: float = 2.0
-    pace: float = 1.0
-    fsync: str = "everysec"
-    modes: tuple[str, ...] = ("simple", "fork")  # a pool each, with two workers
-    blows: tuple[Blow, ...] | None = None
-
-    def schedule(self) -> list[Blow]:
-        if self.blows is not None:
-            return list(self.blows)
-        return schedule(self.seed, self.kills, self.stops, self.servers, self.lease)
 
 
 @dataclass(slots=True)
@@ -90,7 +69,7 @@ def run(plan: Plan, folder: Path) -> Report:
         began = time.time()
         with fleet(server.url) as client:
             client.submit(flow.graph, flow.settings, (program.start,), {}, Terms(SESSION, ledger=True))
-            monkey = Monkey(plan.schedule(), server, several, runs, model.end.steps)
+            monkey = Monkey(schedule(plan), server, several, runs, model.end.steps)
             try:
                 watch(client, monkey)
             finally:
@@ -222,7 +201,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10_000))
     usual = Plan(seed=0)
-    for name in ("tasks", "kills", "stops", "servers", "lease", "pace"):
+    for name in ("tasks", "kills", "stops", "servers", "losses", "freezes", "lease", "pace"):
         value = getattr(usual, name)
         parser.add_argument(f"--{name}", type=type(value), default=value)
     parser.add_argument("--fsync", choices=["everysec", "always", "both"], default="both")
@@ -233,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for each in ["everysec", "always"] if fsync == "both" else [fsync]:
         plan = Plan(**given, fsync=each)
         print(
-            f"chaos with seed {plan.seed}, appendfsync {each}; the blows:\n{printed(plan.schedule())}",
+            f"chaos with seed {plan.seed}, appendfsync {each}; the blows:\n{printed(schedule(plan))}",
             flush=True,
         )
         with tempfile.TemporaryDirectory(prefix="graflow-ckpt-chaos-") as name:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -297,7 +298,8 @@ def each_end_leaves_one_line(stage: Stage) -> None:
     worker.session.send_again()
     crew.end(worker, "failed", "E: no")
 
-    lines = [line.decode().split("\x1f") for line in crew.link.client.lrange(f"{PREFIX}ledger", 0, -1)]
+    ledger: Any = crew.link.client.lrange(f"{PREFIX}ledger", 0, -1)
+    lines = [line.decode().split("\x1f") for line in ledger]
     assert [line[1:] for line in lines] == [
         ["0", "t2", "0", "2", "retry", token],  # steps, task, cycle, key, how, who
         ["1", "t2", "0", "2", "completed", token],

@@ -150,7 +150,7 @@ def _count_fall(link: RedisLink, session: str, token: str, why: str) -> None:
         sender = RedisSession(link, session, OPAQUE)
         sender.patience = 0
         try:
-            text = f"WorkerDied: its program has taken its worker down {falls} times before any task; at last {why}"
-            sender.commit([("status", "paused", text)])
+            fell = f"its program has taken its worker down {falls} times before any task"
+            sender.commit([("status", "paused", f"WorkerDied: {fell}; at last {why}")])
         finally:
             sender.close()

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import signal
 import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from types import FrameType
 from typing import Any, Literal
 
@@ -32,19 +34,22 @@ from rq.worker import Worker as ForkWorker
 from graflow_ckpt._restore import in_foreign_main
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.errors import GraflowError, ServerFull, ServerGone
+from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.fleet.board import Line, Order, State
 from graflow_ckpt.fleet.forks import die_with, leave
 from graflow_ckpt.fleet.leaving import Leaving
 from graflow_ckpt.fleet.lists import owner_text
 from graflow_ckpt.fleet.reaping import Death, take
-from graflow_ckpt.fleet.slice import CODE_PATIENCE, Worker, serve
-from graflow_ckpt.fleet.tokens import Carrier, queue_name
+from graflow_ckpt.fleet.slice import CODE_PATIENCE, Worker, run_slice, serve
+from graflow_ckpt.fleet.tokens import RUN_SLICE, Carrier, queue_name
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink, open_link
 
 log = logging.getLogger("graflow_ckpt.fleet")
 
 Mode = Literal["simple", "fork"]
+
+_TOKEN = re.compile(r"e\d+t\d+")
 
 TTL = 75
 """Seconds without a sign of life after which RQ takes a worker for dead."""
@@ -78,7 +83,6 @@ class _Waiting(BaseWorker):
     """What both kinds of worker have in common: how they wait, and how they stop."""
 
     max_connection_wait_time = 1.0  # a server that is back is noticed at once
-    log_result_lifespan = False
     _waits = False
     on_stop: Callable[[int, FrameType | None], None]
 
@@ -118,6 +122,25 @@ class _Waiting(BaseWorker):
     def unsubscribe(self) -> None:
         """See subscribe."""
 
+    def accepts(self, job: Job, queue: Queue) -> bool:
+        """Whether it is a token. Nothing else is ever called: who can write to RQ's queues can name any
+        function there, and no key is asked for."""
+        try:
+            session, token = job.args
+            if job.func_name == RUN_SLICE and check_session_id(session) and _TOKEN.fullmatch(token):
+                return True
+        except Exception as error:  # noqa: BLE001  a worker's loop: whatever somebody has written there
+            log.debug("job %s cannot be read: %s", job.id, error)
+        log.error("job %s in %s is no token of a session, and is removed", job.id, queue.name)
+        queue.intermediate_queue.remove(job.id)
+        job.delete()
+        return False
+
+    def done(self, job: Job, queue: Queue) -> None:
+        """For RQ its job has succeeded, whatever became of the session."""
+        job.ended_at = datetime.now(UTC)
+        self.handle_job_success(job, queue, queue.started_job_registry)
+
     def take_no_more(self) -> None:
         """In a handler, in the main thread."""
         self._stop_requested = True
@@ -133,12 +156,22 @@ class InProcess(_Waiting, SimpleWorker):
     job: Job | None = None
 
     def execute_job(self, job: Job, queue: Queue) -> None:
+        if not self.accepts(job, queue):
+            return
         self.job = job
         super().execute_job(job, queue)
         self.job = None
         if self.worker.worn:
             log.warning("a task does not end: this process is replaced")
             self._stop_requested = True
+
+    def perform_job(self, job: Job, queue: Queue) -> bool:
+        """RQ would call whatever function the job names, and tell its server more about it."""
+        self.prepare_job_execution(job, len(self.queues) == 1)
+        job.started_at = datetime.now(UTC)
+        run_slice(*job.args)
+        self.done(job, queue)
+        return True
 
     def beat(self) -> None:
         """From a thread: RQ takes a job for abandoned that gives no sign of life for some minutes."""
@@ -147,23 +180,32 @@ class InProcess(_Waiting, SimpleWorker):
 
 
 class InHorses(_Waiting, ForkWorker):
-    """Each slice runs in a child. What kills that leaves this process as it was."""
+    """Each slice runs in a child. What kills that leaves this process as it was.
+
+    All that needs RQ's server is done here, before and after: a child would have to connect first.
+    """
 
     worker: Worker
     line: Line
     grace: float
     _parent = 0
+    _status: int | None = None  # of the last horse
 
     # --- here --------------------------------------------------------------------------
 
     def execute_job(self, job: Job, queue: Queue) -> None:
+        if not self.accepts(job, queue):
+            return
         super().execute_job(job, queue)
-        session, token = job.args
-        self.worker.part(session, token)
-        self.set_current_job_id(None)
+        self.worker.part(*job.args)
+        if self._status == 0:
+            self.done(job, queue)
+        else:
+            self.set_current_job_id(None)
 
     def fork_work_horse(self, job: Job, queue: Queue) -> None:
         self._parent = os.getpid()
+        self.prepare_job_execution(job, len(self.queues) == 1)
         self._prepare(job)
         super().fork_work_horse(job, queue)
         if self._stop_requested:  # the order came while the horse had no name yet
@@ -182,6 +224,7 @@ class InHorses(_Waiting, ForkWorker):
         """RQ would see to the remains later, and ask its server first."""
         found = super().wait_for_horse()
         _, status, usage = found
+        self._status = status
         if self.line.run is not None:  # a slice that ends takes its note away, whatever its body did
             self._bury(Death.of(status or 0, usage))
         return found
@@ -223,7 +266,7 @@ class InHorses(_Waiting, ForkWorker):
         Leaving(self.worker, self.line, self.grace).begin()
 
     def perform_job(self, job: Job, queue: Queue) -> bool:
-        super().perform_job(job, queue)
+        run_slice(*job.args)
         leave(0)  # RQ would leave what was printed in its buffer
         return True
 
@@ -233,10 +276,8 @@ def work(settings: WorkerSettings, line: Line, label: str, keyring: Keyring) -> 
     in_foreign_main()
     link = reached(settings.url)
     rq = reached(settings.rq_url).client
-    retry = Retry(
-        ExponentialBackoff(cap=0.5, base=0.02), 10
-    )  # RQ leaves its loop at the first broken connection
-    rq.set_retry(retry)
+    # without retries RQ would leave its loop at the first broken connection
+    rq.set_retry(Retry(ExponentialBackoff(cap=0.5, base=0.02), 10))
     carrier = Carrier(reached(settings.rq_url).client)
     owner = replace(myself(), argv=label)
     worker = Worker(

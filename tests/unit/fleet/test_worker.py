@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rq import Queue
 from rq.serializers import JSONSerializer
 
+from graflow_ckpt.fleet.tokens import RUN_SLICE
 from graflow_ckpt.fleet.worker import InProcess, NoAlarm, reached, rq_name
 from tests.servers import Server
 
@@ -85,3 +87,23 @@ def test_a_server_that_is_there_is_reached(redis_url: str) -> None:
 
     assert link.client.ping()
     link.close()
+
+
+def test_a_job_that_is_no_token_is_removed_and_never_called(worker: InProcess, tmp_path: Path) -> None:
+    queue = Queue("q", connection=worker.connection, serializer=JSONSerializer)
+    worker.register_birth()
+    victim = tmp_path / "precious"
+    victim.touch()
+    for function, args in (
+        ("os.remove", (str(victim),)),
+        (RUN_SLICE, ("no session!", "e1t1")),
+        (RUN_SLICE, ("s", "../e1t1")),
+        (RUN_SLICE, ("s",)),
+        (RUN_SLICE, (["s"], "e1t1")),
+    ):
+        job = queue.enqueue_call(function, args=args)
+
+        worker.execute_job(job, queue)
+
+        assert not worker.connection.exists(job.key)
+    assert victim.exists()

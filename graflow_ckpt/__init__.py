@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from graflow_ckpt.engine.context import ExecutionContext
     from graflow_ckpt.engine.engine import WorkflowEngine
     from graflow_ckpt.engine.task_context import PendingCheckpoint, TaskExecutionContext
+    from graflow_ckpt.frontends.door import connect
     from graflow_ckpt.frontends.dsl import Workflow, task, workflow
     from graflow_ckpt.frontends.expressions import group
     from graflow_ckpt.sessions.views import InMemoryTaskQueue, MemoryChannel, RedisChannel, RedisTaskQueue
@@ -53,6 +54,7 @@ _HOMES = {
     "WhenIdle": "core.policy",
     "Workflow": "frontends.dsl",
     "WorkflowEngine": "engine.engine",
+    "connect": "frontends.door",
     "group": "frontends.expressions",
     "task": "frontends.dsl",
     "workflow": "frontends.dsl",
@@ -63,7 +65,7 @@ __all__ = [
     "EverySeconds", "EveryTask", "ExecutionContext", "GraflowError", "InMemoryTaskQueue", "KeepLast",
     "MemoryChannel", "OnRequest", "PendingCheckpoint", "RedisChannel", "RedisTaskQueue",
     "TaskExecutionContext", "TaskGraph", "TaskSpec", "WhenIdle", "Workflow", "WorkflowEngine", "__version__",
-    "group", "task", "workflow",
+    "connect", "group", "task", "workflow",
 ]  # fmt: skip
 
 

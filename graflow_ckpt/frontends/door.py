@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.core.errors import PackageMissing
+
+if TYPE_CHECKING:
+    from graflow_ckpt.fleet.door import Fleet
+
+
+def connect(url: str | None = None) -> Fleet:
+    """The fleet of an address, or of GRAFLOW_CKPT_REDIS_URL: its sessions, and somewhere to submit to."""
+    return cast("Fleet", fleet().connect(url))
 
 
 # Any: a module of a layer beside this one, which is named here and imported nowhere.
@@ -16,7 +24,8 @@ def fleet() -> Any:
     except ModuleNotFoundError as error:
         if error.name not in ("redis", "rq"):
             raise
-        raise GraflowError(
-            f"Submitting to a fleet needs the package {error.name!r}.",
-            hint="pip install 'graflow-ckpt[fleet]'",
+        raise PackageMissing(
+            f"A fleet needs the package {error.name!r}, which is not installed.",
+            hint="Install it with: pip install 'graflow-ckpt[fleet]'.",
+            extra="fleet",
         ) from error

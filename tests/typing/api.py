@@ -22,15 +22,20 @@ from graflow_ckpt import (
     EveryTask,
     ExecutionContext,
     GraflowError,
+    InMemoryTaskQueue,
     KeepLast,
+    MemoryChannel,
     OnRequest,
     PendingCheckpoint,
+    RedisChannel,
+    RedisTaskQueue,
     TaskExecutionContext,
     TaskGraph,
     TaskSpec,
     WhenIdle,
     Workflow,
     WorkflowEngine,
+    connect,
     group,
     task,
     workflow,
@@ -38,8 +43,13 @@ from graflow_ckpt import (
 from graflow_ckpt.core.policy import Policy
 from graflow_ckpt.engine.inputs import CycleController, Inputs
 from graflow_ckpt.engine.task_context import TaskChannel
-from graflow_ckpt.sessions.views import TaskQueue
+from graflow_ckpt.fleet.door import Fleet
+from graflow_ckpt.fleet.failures import Failure
+from graflow_ckpt.fleet.following import Progress
+from graflow_ckpt.fleet.handle import Handle
+from graflow_ckpt.fleet.status import Status
 from graflow_ckpt.frontends.expressions import Chain, DecoratedTask, Decorator, Parallel
+from graflow_ckpt.sessions.views import TaskQueue
 
 # --- tasks -----------------------------------------------------------------------------
 
@@ -141,6 +151,48 @@ def refused() -> None:
 async def asynchronous(ctx: Workflow, context: ExecutionContext) -> None:
     assert_type(await ctx.aexecute("a", inputs={}), Any)
     assert_type(await WorkflowEngine().aexecute(context), Any)
+
+
+# --- fleets ----------------------------------------------------------------------------
+
+
+def fleets(made: Workflow) -> None:
+    fleet = connect("redis://localhost")
+    assert_type(fleet, Fleet)
+    assert_type(connect(), Fleet)
+    assert_type(fleet.sessions(), list[str])
+    assert_type(fleet.session("s"), Handle)
+    assert_type(fleet.submit(made, inputs={"k": 1}), Handle)
+    assert_type(fleet.submit(bare, 1, key="one"), Handle)
+    assert_type(made.submit("redis://localhost", "a", 3, inputs={}, existing="return", ttl=60), Handle)
+    assert_type(made.submit(fleet, ledger=True, value_limit=1 << 30), Handle)
+    assert_type(bare.submit(1, url=fleet, priority=1, delay=5, key="k", existing="refuse", ttl=60), Handle)
+    assert_type(bare.submit_call((1,), {"y": 2}, url="redis://localhost"), Handle)
+    assert_type(bare.submit_many([1, (2,), {"x": 3}], url="redis://localhost"), Handle)
+    made.submit(existing="perhaps")  # type: ignore[arg-type]
+
+
+def handles(handle: Handle) -> None:
+    assert_type(handle.session, str)
+    assert_type(handle.status(), Status)
+    assert_type(handle.wait(timeout=1), Status)
+    assert_type(handle.result(1), Any)
+    assert_type(handle.results(1, strict=True), list[Any])
+    assert_type(handle.failures(), dict[str, Failure])
+    assert_type(handle.events(after=3), Iterator[Progress])
+    assert_type(handle.value("name", default=0), Any)
+    assert_type(handle.checkpoint({"k": 1}, portable=True), CheckpointMetadata)
+    assert_type(handle.reason(), str)
+    handle.pause("why")
+    handle.resume(max_steps=3)
+    handle.cancel("why", hard=True)
+
+
+def views(queue: RedisTaskQueue, shared: RedisChannel, own: MemoryChannel, mine: InMemoryTaskQueue) -> None:
+    assert_type(mine.get_pending_task_specs(), list[TaskSpec])
+    assert_type(queue.get_pending_task_specs(), list[TaskSpec])
+    assert_type(shared.get("name"), Any)
+    assert_type(own.get("name"), Any)
 
 
 # --- contexts --------------------------------------------------------------------------

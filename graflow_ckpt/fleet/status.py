@@ -63,6 +63,7 @@ class Status:
     tasks: int | None  # that it has by now; how many of them will run, only the run itself finds out
     queues: tuple[tuple[str, int], ...]  # of its tasks, with how many are ready in each
     slices: tuple[tuple[str, int], ...]  # how many workers are at it, by the queue that they work on
+    fleet: bool  # workers run it; else whoever holds a context of it
 
     @property
     def over(self) -> bool:
@@ -102,5 +103,5 @@ def _status(
         float(h["ended"]) if h["ended"] and c["status"] in ENDED else None, tokens, h["cut_path"] or None,
         int(c["max_steps"]) if c["max_steps"] else None, int(c["cap"]) if c["cap"] else None, calls,
         calls or (int(h["tasks"]) + made if h["tasks"] else None), queues,
-        tuple(sorted(Counter(name.decode() for name in slices).items())),
+        tuple(sorted(Counter(name.decode() for name in slices).items())), "f" in c["flags"],
     )  # fmt: skip

@@ -176,6 +176,48 @@ def test_a_stopped_session_goes_on_with_a_larger_limit(fleet: Fleet) -> None:
         assert "is finished (4 steps); nothing runs" in fleet("resume", "s").err
 
 
+CUT = """
+from graflow_ckpt import task, workflow
+
+with workflow("cut") as ctx:
+
+    @task(inject_context=True)
+    def first(context):
+        context.checkpoint()
+
+    @task
+    def second(first):
+        return 2
+
+    first >> second
+    ctx.execute()
+"""
+
+
+def test_the_path_of_a_fleets_checkpoint_means_its_live_session(fleet: Fleet) -> None:
+    program("cut.py", CUT)
+    with fleet.pool():
+        fleet("submit", "cut.py", "--session", "s", "--max-steps", "1", "--wait")
+        path = fleet.status("s").checkpoint
+        assert path is not None
+        refused = fleet("resume", path, "--fork", "x", status=1).err
+        assert "--rewind and --fork are for sessions of a store" in refused
+
+        told = fleet("resume", path, "--max-steps", "5", GRAFLOW_CKPT_REDIS_URL=fleet.url).err
+
+        assert "session s was stopped and is running" in told
+        assert "completed after 2 steps" in fleet("wait", "s").err
+
+
+def test_a_session_that_programs_run_is_not_left_to_workers(fleet: Fleet) -> None:
+    fleet.put("s")
+    line = fleet.server.ask("HGET", "graflow:{s}:c", "c")
+    fleet.server.ask("HSET", "graflow:{s}:c", "c", line.replace(b"|f|", b"||"))
+    fleet("pause", "s")
+
+    assert "no fleet's: programs run it, not workers" in fleet("resume", "s", status=1).err
+
+
 def test_an_id_means_the_session_that_there_is(fleet: Fleet) -> None:
     program("count.py", COUNT)
     fleet("run", "count.py", "--session", "here", "--max-steps", "3")

@@ -54,7 +54,7 @@ def command(
     A session of a fleet goes on there, after a pause, a failure or --max-steps. An id is looked for in the
     store and on the fleet that is set up; --store and --url say which one is meant.
     """
-    from graflow_ckpt.interfaces.cli.whereabouts import on_fleet
+    from graflow_ckpt.interfaces.cli.whereabouts import of_cut, on_fleet
 
     manner = manner_of(ctx)
     handle = on_fleet(ctx, manner, what, options["store"])
@@ -67,9 +67,14 @@ def command(
 
     if rewind and fork is not None:
         raise click.UsageError("--rewind goes back in the session, --fork leaves it alone: one of them.")
-    place = find_place(options.pop("store"), what, latest=latest)
+    place = find_place(options["store"], what, latest=latest)
+    if place.found.facts.get("redis"):
+        handle = of_cut(ctx, place.found, leave=rewind or fork is not None)
+        _check_options(ctx)
+        return _on_fleet(manner, handle, options["max_steps"])
     if rewind and not place.named:
         raise click.UsageError("--rewind needs the path of a checkpoint: graflow-ckpt checkpoints list.")
+    del options["store"]
     return go_on(manner, place, Wishes(**options), rewind=rewind, fork=fork)
 
 

@@ -45,6 +45,12 @@ def gone_on(handle: Handle, max_steps: int | None) -> tuple[Status, Status]:
     before = handle.status()
     if before.status == "completed" and not before.ready:
         return before, before
+    if not before.fleet:
+        raise SessionError(
+            f"Session {before.session} is in Redis, and no fleet's: programs run it, not workers.",
+            hint="Run its program again, or go on with ExecutionContext.resume(path).",
+            session=before.session,
+        )
     handle.resume(max_steps)
     return before, handle.status()
 

@@ -13,7 +13,7 @@ def status(how: str = "running", **facts: object) -> Status:
         "session": "s", "workflow": "w", "status": how, "reason": "", "steps": 7, "completed": 5, "ready": 2,
         "running": 1, "delayed": 3, "failed": 0, "skipped": 0, "created": 1.0, "ended": None, "tokens": 1,
         "checkpoint": None, "max_steps": None, "cap": None, "calls": None, "tasks": None, "queues": (),
-        "slices": (), **facts,
+        "slices": (), "fleet": True, **facts,
     }  # fmt: skip
     return Status(**given)  # type: ignore[arg-type]
 

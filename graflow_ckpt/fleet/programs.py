@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from traceback import extract_tb
@@ -44,6 +45,7 @@ AGAIN = 5.0
 """Seconds for which a program that could not be opened is not tried again."""
 
 _KEPT = 32  # programs per process
+_FETCHED = 8  # and closed ones, which may be large
 _HEAD = 65  # bytes of a sealed program that hold the id of its key
 
 
@@ -118,6 +120,7 @@ class Programs:
         self._open: OrderedDict[tuple[str, tuple[str, ...]], Loaded] = OrderedDict()
         self._failed: dict[str, tuple[float, GraflowError]] = {}
         self._fresh: dict[str, float] = {}
+        self._fetched: OrderedDict[str, Parcel] = OrderedDict()
 
     # --- storing -----------------------------------------------------------------------
 
@@ -147,6 +150,14 @@ class Programs:
 
     # --- opening -----------------------------------------------------------------------
 
+    def fetch(self, digest: str) -> None:
+        """Have it at hand, closed, for children that are forked to open it. What is wrong they will find."""
+        if digest not in self._fetched:
+            with suppress(GraflowError):
+                self._fetched[digest] = self.parcel(digest)
+            while len(self._fetched) > _FETCHED:
+                self._fetched.popitem(last=False)
+
     def knows(self, digest: str, starts: tuple[str, ...]) -> bool:
         """Whether it is open already: to open one may take long."""
         return (digest, starts) in self._open
@@ -170,7 +181,7 @@ class Programs:
         if failed is not None and monotonic() < until:
             raise failed
         try:
-            found = _opened(self.parcel(digest), starts)
+            found = _opened(self._fetched.get(digest) or self.parcel(digest), starts)
         except ServerError:
             raise
         except GraflowError as error:
@@ -217,8 +228,10 @@ def _opened(parcel: Parcel, starts: tuple[str, ...]) -> Loaded:
     except (Exception, SystemExit) as error:  # what the user's modules do when they are imported
         raise missing(workflow, error) from error
     if rows:
+        more = f" and {len(rows) - 5} more" if len(rows) > 5 else ""
+        named = f"{', '.join(row.task for row in rows[:5])}{more}"
         raise ProgramDiffers(
-            f"This worker has another version of workflow {workflow!r}: {', '.join(r.task for r in rows)}.",
+            f"This worker has another version of workflow {workflow!r}: {named}.",
             hint="Deploy the version that the session was submitted with, or fork the session.",
             table=rows,
         )

@@ -87,6 +87,9 @@ class Worker:
     def prepare(self, session: str, token: str) -> None:
         """Begin on a token that a child will be given, which has connections to make yet."""
         self._prepared = (session, token, *self._begin(session, token))
+        digest = self._prepared[2][0]
+        if digest is not None:
+            self.programs.fetch(digest.decode())
 
     def part(self, session: str, token: str) -> None:
         """A slice is over, wherever it ran."""

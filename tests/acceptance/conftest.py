@@ -1,13 +1,37 @@
-"""Sessions of these tests leave their checkpoints in a folder of their own."""
+"""Sessions of these tests leave their checkpoints in a folder of their own; some run in Redis as well."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from graflow_ckpt import workflow as in_memory
+from graflow_ckpt.checkpoint.keys import new_key
+from tests.acceptance.places import Make, in_redis
+from tests.servers import Server
 
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="session")
+def one_redis() -> Iterator[Server]:
+    """One server, of whichever kind, for all tests of this process that have a choice of places."""
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture(params=["memory", "redis"])
+def workflow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """`workflow(...)`, for tests that hold wherever a session lives."""
+    if request.param == "memory":
+        return in_memory
+    server: Server = request.getfixturevalue("one_redis")
+    server.ask("FLUSHALL")
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
+    return in_redis(server.client())

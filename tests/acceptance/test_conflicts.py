@@ -6,12 +6,13 @@ import threading
 
 import pytest
 
-from graflow_ckpt import EveryN, EveryTask, task, workflow
+from graflow_ckpt import EveryN, EveryTask, task
 from graflow_ckpt.core.errors import WriteConflict
 from tests.acceptance.live import LONG, Box, Seen
+from tests.acceptance.places import Make
 
 
-def test_eight_threads_and_two_hundred_increments_lose_none() -> None:
+def test_eight_threads_and_two_hundred_increments_lose_none(workflow: Make) -> None:
     with workflow("w", max_parallel=8, checkpoint=EveryN(20), session_id="s") as flow:
         flow.get_channel().set("count", 0)
 
@@ -29,7 +30,7 @@ def test_eight_threads_and_two_hundred_increments_lose_none() -> None:
     assert flow.execution_context.steps == 200
 
 
-def test_a_value_got_at_an_older_version_is_retried_and_not_lost() -> None:
+def test_a_value_got_at_an_older_version_is_retried_and_not_lost(workflow: Make) -> None:
     seen = Seen()
     runs: list[int] = []
 
@@ -57,7 +58,7 @@ def test_a_value_got_at_an_older_version_is_retried_and_not_lost() -> None:
     assert flow.get_channel().get("list") == [0, "quick", "slow"]
 
 
-def test_a_conflict_does_not_keep_a_change_in_place_of_a_live_value() -> None:
+def test_a_conflict_does_not_keep_a_change_in_place_of_a_live_value(workflow: Make) -> None:
     seen = Seen()
     attempts: list[int] = []
 
@@ -92,7 +93,7 @@ def test_a_conflict_does_not_keep_a_change_in_place_of_a_live_value() -> None:
     assert flow.get_channel().get("count") == 2
 
 
-def test_a_task_that_always_loses_fails_by_name_in_the_end() -> None:
+def test_a_task_that_always_loses_fails_by_name_in_the_end(workflow: Make) -> None:
     attempts = []
 
     with workflow("w") as flow:
@@ -113,7 +114,7 @@ def test_a_task_that_always_loses_fails_by_name_in_the_end() -> None:
     assert len(attempts) == 21
 
 
-def test_a_blind_set_wins_if_it_is_the_last() -> None:
+def test_a_blind_set_wins_if_it_is_the_last(workflow: Make) -> None:
     seen = Seen()
 
     with workflow("w", observers=[seen]) as flow:
@@ -133,7 +134,7 @@ def test_a_blind_set_wins_if_it_is_the_last() -> None:
     assert flow.get_channel().get("x") == "last"
 
 
-def test_appends_never_conflict() -> None:
+def test_appends_never_conflict(workflow: Make) -> None:
     with workflow("w", max_parallel=8) as flow:
 
         def add(context) -> None:

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt import task, workflow
+from graflow_ckpt import task
 from graflow_ckpt.core.errors import MaxCyclesExceeded, Stalled, WorkflowCancelled
+from tests.acceptance.places import Make
 
 LONG = 20.0  # seconds: only a hang takes so long
 
 
-def test_max_cycles_fails_the_task_by_name() -> None:
+def test_max_cycles_fails_the_task_by_name(workflow: Make) -> None:
     runs = []
 
     with workflow("w") as flow:
@@ -30,7 +31,7 @@ def test_max_cycles_fails_the_task_by_name() -> None:
     assert runs == [0, 1, 2]
 
 
-def test_max_cycles_counts_beside_a_running_sibling_too() -> None:
+def test_max_cycles_counts_beside_a_running_sibling_too(workflow: Make) -> None:
     done = threading.Event()
 
     with workflow("w", observers=[lambda e: e.facts.get("outcome") == "failed" and done.set()]) as flow:
@@ -50,7 +51,7 @@ def test_max_cycles_counts_beside_a_running_sibling_too() -> None:
     assert flow.execution_context.completed_tasks == {"loop", "sibling"}
 
 
-def test_max_steps_stops_and_a_larger_one_goes_on_in_the_same_process(tmp_path: Path) -> None:
+def test_max_steps_stops_and_a_larger_one_goes_on_in_the_same_process(tmp_path: Path, workflow: Make) -> None:
     runs = []
 
     with workflow("w", store=tmp_path) as flow:
@@ -73,7 +74,7 @@ def test_max_steps_stops_and_a_larger_one_goes_on_in_the_same_process(tmp_path: 
     assert flow.execution_context.steps == 6
 
 
-def test_groups_do_not_count_as_steps(tmp_path: Path) -> None:
+def test_groups_do_not_count_as_steps(tmp_path: Path, workflow: Make) -> None:
     with workflow("w", store=tmp_path) as flow:
 
         @task
@@ -92,7 +93,7 @@ def test_groups_do_not_count_as_steps(tmp_path: Path) -> None:
     assert flow.execution_context.steps == 3
 
 
-def test_max_steps_holds_while_members_run_in_parallel(tmp_path: Path) -> None:
+def test_max_steps_holds_while_members_run_in_parallel(tmp_path: Path, workflow: Make) -> None:
     with workflow("w", store=tmp_path) as flow:
         for number in range(5):
             task(id=f"t{number}")(lambda: None)
@@ -102,7 +103,7 @@ def test_max_steps_holds_while_members_run_in_parallel(tmp_path: Path) -> None:
     assert flow.execution_context.status == "stopped"
 
 
-def test_terminate_finishes_what_runs_and_starts_nothing_more() -> None:
+def test_terminate_finishes_what_runs_and_starts_nothing_more(workflow: Make) -> None:
     ran, ended = [], threading.Event()
 
     with workflow("w", observers=[lambda e: e.kind == "task_ended" and ended.set()]) as flow:
@@ -130,7 +131,7 @@ def test_terminate_finishes_what_runs_and_starts_nothing_more() -> None:
     assert flow.execution_context.status == "completed"
 
 
-def test_cancel_commits_nothing_of_its_task_and_comes_out_as_workflow_cancelled() -> None:
+def test_cancel_commits_nothing_of_its_task_and_comes_out_as_workflow_cancelled(workflow: Make) -> None:
     with workflow("w") as flow:
 
         @task(inject_context=True)
@@ -147,7 +148,7 @@ def test_cancel_commits_nothing_of_its_task_and_comes_out_as_workflow_cancelled(
     assert flow.execution_context.completed_tasks == set()
 
 
-def test_a_gate_that_nobody_will_fill_is_stalled_not_completed() -> None:
+def test_a_gate_that_nobody_will_fill_is_stalled_not_completed(workflow: Make) -> None:
     with workflow("w") as flow:
 
         @task(inject_context=True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from graflow_ckpt import AtLeast, group, task, workflow
+from graflow_ckpt import AtLeast, group, task
+from graflow_ckpt import workflow as in_memory
 from graflow_ckpt.core.errors import GroupFailed
 from graflow_ckpt.engine.settings import Durability
+from tests.acceptance.places import Make
 
 RAN: list[str] = []
 BROKEN: set[str] = set()
@@ -20,7 +20,7 @@ def body(name: str) -> None:
         raise RuntimeError(name)
 
 
-def run(broken: set[str], durability: Durability = "checkpoint") -> object:
+def run(workflow: Make, broken: set[str], durability: Durability = "checkpoint") -> object:
     """Two of three members have to succeed; one of them is a chain, one a group of its own."""
     RAN.clear()
     BROKEN.clear()
@@ -62,7 +62,6 @@ def run(broken: set[str], durability: Durability = "checkpoint") -> object:
         return flow.execute("start")
 
 
-@pytest.mark.parametrize("durability", ["checkpoint", "journal"])
 @pytest.mark.parametrize(
     ("broken", "again"),
     [
@@ -71,22 +70,29 @@ def run(broken: set[str], durability: Durability = "checkpoint") -> object:
         ({"plain", "head", "left", "right"}, ["plain", "head", "left", "right", "tail", "after"]),
     ],
 )
-def test_its_lost_members_run_again_and_no_other(
-    tmp_path: Path, broken: set[str], again: list[str], durability: Durability
-) -> None:
+def test_its_lost_members_run_again_and_no_other(workflow: Make, broken: set[str], again: list[str]) -> None:
     with pytest.raises(GroupFailed):
-        run(broken, durability)
+        run(workflow, broken)
 
-    assert run(set(), durability) == "done"
+    assert run(workflow, set()) == "done"
 
     assert sorted(RAN) == sorted(again)
     assert RAN[-1] == "after"
 
 
-def test_it_fails_again_as_long_as_too_few_are_mended(tmp_path: Path) -> None:
+def test_it_fails_again_as_long_as_too_few_are_mended(workflow: Make) -> None:
     with pytest.raises(GroupFailed):
-        run({"plain", "head", "left"})
+        run(workflow, {"plain", "head", "left"})
     with pytest.raises(GroupFailed):
-        run({"plain", "head"})
+        run(workflow, {"plain", "head"})
 
-    assert run({"head"}) == "done"
+    assert run(workflow, {"head"}) == "done"
+
+
+def test_a_journal_has_it_too() -> None:
+    with pytest.raises(GroupFailed):
+        run(in_memory, {"head", "left"}, "journal")
+
+    assert run(in_memory, set(), "journal") == "done"
+
+    assert sorted(RAN) == ["after", "head", "left", "tail"]

@@ -8,11 +8,12 @@ import pytest
 
 from graflow_ckpt import AtLeast, BestEffort, group, task, workflow
 from graflow_ckpt.core.errors import GroupFailed, ValueTorn
+from tests.acceptance.places import Make
 
 LONG = 20.0  # seconds: only a hang takes so long
 
 
-def test_a_failed_member_of_a_best_effort_group_does_not_stop_it() -> None:
+def test_a_failed_member_of_a_best_effort_group_does_not_stop_it(workflow: Make) -> None:
     with workflow("w") as flow:
 
         @task
@@ -33,7 +34,7 @@ def test_a_failed_member_of_a_best_effort_group_does_not_stop_it() -> None:
     assert flow.execution_context.completed_tasks == {"good", "after"}
 
 
-def test_a_member_that_only_read_a_live_value_does_not_stop_a_best_effort_group() -> None:
+def test_a_member_that_only_read_a_live_value_does_not_stop_a_best_effort_group(workflow: Make) -> None:
     with workflow("w") as flow:
         flow.get_channel().set("model", Box(1))
 
@@ -81,7 +82,7 @@ class Box:
         self.value = value
 
 
-def test_a_group_of_which_too_few_succeed_fails_by_name() -> None:
+def test_a_group_of_which_too_few_succeed_fails_by_name(workflow: Make) -> None:
     with workflow("w") as flow:
 
         @task
@@ -106,7 +107,7 @@ def test_a_group_of_which_too_few_succeed_fails_by_name() -> None:
     assert "after" not in flow.execution_context.completed_tasks
 
 
-def test_on_failure_continue_runs_what_does_not_depend_on_the_failed_task() -> None:
+def test_on_failure_continue_runs_what_does_not_depend_on_the_failed_task(workflow: Make) -> None:
     with workflow("w", on_failure="continue") as flow:
 
         @task
@@ -130,7 +131,7 @@ def test_on_failure_continue_runs_what_does_not_depend_on_the_failed_task() -> N
     assert context.status == "completed"
 
 
-def test_on_failure_pause_lets_siblings_finish_and_starts_nothing_more() -> None:
+def test_on_failure_pause_lets_siblings_finish_and_starts_nothing_more(workflow: Make) -> None:
     failed, ran = threading.Event(), []
 
     with workflow("w", observers=[lambda e: e.kind == "task_ended" and failed.set()]) as flow:
@@ -157,7 +158,7 @@ def test_on_failure_pause_lets_siblings_finish_and_starts_nothing_more() -> None
     assert ran == []
 
 
-def test_the_first_failure_is_the_one_that_comes_out() -> None:
+def test_the_first_failure_is_the_one_that_comes_out(workflow: Make) -> None:
     failed = threading.Event()
 
     with workflow("w", observers=[lambda e: e.kind == "task_ended" and failed.set()]) as flow:

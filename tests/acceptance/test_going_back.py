@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from graflow_ckpt import TaskExecutionContext, task, workflow
+from graflow_ckpt import TaskExecutionContext, task
 from graflow_ckpt.core.errors import GraphError
+from tests.acceptance.places import Make
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 3])
@@ -14,7 +15,7 @@ from graflow_ckpt.core.errors import GraphError
     "early", [False, True], ids=["the other branch is late", "the other branch is early"]
 )
 def test_a_join_runs_once_after_a_branch_went_back_above_the_fork(
-    rounds: int, grouped: bool, early: bool
+    rounds: int, grouped: bool, early: bool, workflow: Make
 ) -> None:
     ran: list[str] = []
 
@@ -51,7 +52,7 @@ def test_a_join_runs_once_after_a_branch_went_back_above_the_fork(
     assert ran[-1] == "join"
 
 
-def test_data_for_a_join_is_refused_where_it_is_given() -> None:
+def test_data_for_a_join_is_refused_where_it_is_given(workflow: Make) -> None:
     with workflow("data") as flow:
 
         @task(inject_context=True)

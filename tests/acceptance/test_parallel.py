@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import CheckpointManager, EveryTask, Workflow, task, workflow
+from tests.acceptance.places import Make
 
 LONG = 20.0  # seconds: only a hang takes so long
 
 
-def test_two_workflows_in_two_threads_do_not_see_each_other() -> None:
+def test_two_workflows_in_two_threads_do_not_see_each_other(workflow: Make) -> None:
     meeting = threading.Barrier(2, timeout=LONG)
     results: dict[str, Any] = {}
 
@@ -49,7 +50,7 @@ def test_two_workflows_in_two_threads_do_not_see_each_other() -> None:
         assert CheckpointManager.list_checkpoints(name)[0].steps == 2
 
 
-def test_one_workflow_object_serves_one_session_after_the_other() -> None:
+def test_one_workflow_object_serves_one_session_after_the_other(workflow: Make) -> None:
     with workflow("w") as flow:
 
         @task
@@ -91,7 +92,7 @@ def test_the_failure_of_an_inner_workflow_fails_the_task_that_ran_it() -> None:
     assert CheckpointManager.list_checkpoints("outer")[0].status == "failed"
 
 
-def test_many_members_run_on_few_threads_and_all_of_them_run() -> None:
+def test_many_members_run_on_few_threads_and_all_of_them_run(workflow: Make) -> None:
     threads = set()
 
     with workflow("w", max_parallel=3) as flow:
@@ -104,7 +105,7 @@ def test_many_members_run_on_few_threads_and_all_of_them_run() -> None:
     assert len(threads) <= 4  # the last one may run in the caller's
 
 
-def test_priority_decides_who_comes_first() -> None:
+def test_priority_decides_who_comes_first(workflow: Make) -> None:
     order: list[str] = []
 
     with workflow("w", max_parallel=1) as flow:
@@ -116,7 +117,7 @@ def test_priority_decides_who_comes_first() -> None:
     assert order == ["high", "plain", "low"]
 
 
-def test_threads_of_a_run_end_with_it() -> None:
+def test_threads_of_a_run_end_with_it(workflow: Make) -> None:
     with workflow("w", session_id="ends") as flow:
         for name in "abc":
             task(id=name)(lambda: None)

@@ -16,6 +16,7 @@ import pytest
 
 from graflow_ckpt import Backoff, Event, task, workflow
 from graflow_ckpt.core.errors import TaskTimeout
+from tests.acceptance.places import Make
 from tests.acceptance.processes import LONG, gone, run
 
 
@@ -89,7 +90,7 @@ def test_a_timeout_ends_the_code_in_a_child_within_a_second(body, tmp_path: Path
     assert all(gone(pid, 1) for pid in pids)
 
 
-def test_a_retry_runs_in_a_process_of_its_own_after_a_timeout(tmp_path: Path) -> None:
+def test_a_retry_runs_in_a_process_of_its_own_after_a_timeout(tmp_path: Path, workflow: Make) -> None:
     with workflow("w") as flow:
         flow.get_channel().set("file", str(tmp_path / "pids"))
 
@@ -105,7 +106,7 @@ def test_a_retry_runs_in_a_process_of_its_own_after_a_timeout(tmp_path: Path) ->
     assert flow.get_channel().keys() == ["file", "trace2", "a.__result__"]
 
 
-def test_what_a_body_left_running_ends_with_its_attempt(tmp_path: Path) -> None:
+def test_what_a_body_left_running_ends_with_its_attempt(tmp_path: Path, workflow: Make) -> None:
     with workflow("w") as flow:
 
         @task(isolation="process")
@@ -198,7 +199,7 @@ def test_a_task_killed_by_its_timeout_leaves_no_channel_write_behind() -> None:
     assert flow.get_channel().keys() == ["other.__result__"]
 
 
-def test_every_call_of_an_attempt_that_is_over_is_refused() -> None:
+def test_every_call_of_an_attempt_that_is_over_is_refused(workflow: Make) -> None:
     over, done = threading.Event(), threading.Event()
     refused: list[str] = []
 
@@ -258,7 +259,7 @@ def test_the_interpreter_ends_although_a_thread_hangs(tmp_path: Path) -> None:
 # --- async def -------------------------------------------------------------------------
 
 
-def test_a_coroutine_is_cancelled_at_its_deadline() -> None:
+def test_a_coroutine_is_cancelled_at_its_deadline(workflow: Make) -> None:
     ended = threading.Event()
     seen: list[Event] = []
 
@@ -278,7 +279,7 @@ def test_a_coroutine_is_cancelled_at_its_deadline() -> None:
     assert not [event for event in seen if event.kind == "task_late"]
 
 
-def test_a_coroutine_that_swallows_its_cancellation_is_fenced() -> None:
+def test_a_coroutine_that_swallows_its_cancellation_is_fenced(workflow: Make) -> None:
     swallowed, finish = threading.Event(), threading.Event()
 
     with workflow("w") as flow:
@@ -303,7 +304,7 @@ def test_a_coroutine_that_swallows_its_cancellation_is_fenced() -> None:
     assert "x" not in flow.get_channel()
 
 
-def test_a_coroutine_is_retried_after_its_timeout_with_backoff() -> None:
+def test_a_coroutine_is_retried_after_its_timeout_with_backoff(workflow: Make) -> None:
     attempts = []
 
     with workflow("w") as flow:

@@ -96,6 +96,7 @@ class Steward:
             Chore("a round", ROUND, self._sweeper.round),
             Chore("the sign of life", SIGN, self._sign),
             Chore("tidying up", TIDY, self._sweeper.tidy),
+            Chore("tidying up in RQ", TIDY, self._sweeper.tidy_rq),
         ]
 
     def _running(self) -> list[Run]:

@@ -79,6 +79,7 @@ class Sweeper:
         self._forget = 0.0
         self._suspects: set[bytes] = set()
         self._page = 0
+        self._void: set[tuple[str, str]] = set()
         self.swept = Swept()
 
     def was_away(self) -> None:
@@ -257,6 +258,24 @@ class Sweeper:
                 self._link.route.client_for(ACTIVE).zadd(ACTIVE, missing, nx=True)
         if noted:  # taken off only if it is still the one that was accepted then
             self._rota([SESSIONS], ["", 0, 0, *noted])
+
+    def tidy_rq(self) -> None:
+        """Jobs whose token is void, and were left behind: when it was taken, RQ's server was away."""
+        with translated("RQ's server"):
+            begun = self._fleet.carrier.begun()
+        with translated(self._link.address):
+            void = {
+                (session, token)
+                for session, token in begun
+                if self._link.route.client_for(key := f"{keys_of(session)}tok").zscore(key, token) is None
+            }
+        for session, token in void & self._void:  # for longer than a slice takes to end
+            log.info(
+                "RQ forgets token %s of session %s, which is void", token, session, extra={"session": session}
+            )
+            with translated("RQ's server"):
+                self._fleet.carrier.withdraw(session, token)
+        self._void = void - self._void
 
 
 def _uptime(link: RedisLink) -> float:

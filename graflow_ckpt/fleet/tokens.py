@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable
+from typing import Any
 
 from redis import Redis, RedisError
 from rq import Queue
@@ -93,6 +94,19 @@ class Carrier:
     def ids(self, queue: str) -> set[str]:
         """The jobs that wait in a queue."""
         return set(self.queue(queue).job_ids)
+
+    def begun(self) -> set[tuple[str, str]]:
+        """Tokens that a worker has begun on, for all that RQ knows."""
+        client: Any = self.connection
+        found = set()
+        for key in client.smembers(Queue.redis_queues_keys):
+            name = key.decode().removeprefix(Queue.redis_queue_namespace_prefix)
+            if name.startswith(PREFIX):
+                registry = self.queue(name.removeprefix(PREFIX)).started_job_registry
+                for execution in client.zrange(registry.key, 0, -1):
+                    session, _, token = execution.decode().partition(":")[0].rpartition("-")
+                    found.add((session, token))
+        return found
 
     def taken_by_nobody(self, queue: str) -> list[tuple[str, str]]:
         """Tokens that a worker took from the queue and has not told RQ of: it is about to, or it has died."""

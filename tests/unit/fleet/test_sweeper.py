@@ -9,6 +9,9 @@ from dataclasses import asdict
 from typing import Any
 
 import pytest
+from rq import SimpleWorker
+from rq.job import Job
+from rq.serializers import JSONSerializer
 
 from graflow_ckpt.fleet import sweeper as sweeping
 from graflow_ckpt.fleet.board import Run
@@ -347,3 +350,28 @@ def test_one_session_that_is_broken_does_not_hold_up_the_others(client: Client) 
     assert len(sweeper.swept.failed) == 1
     assert "graflow:{a}" in str(sweeper.swept.failed[0]) or "WRONGTYPE" in str(sweeper.swept.failed[0])
     assert players[1].token not in tokens(client.session("b"))
+
+
+# --- RQ --------------------------------------------------------------------------------
+
+
+def test_rq_forgets_a_job_whose_token_has_been_void_for_two_looks(client: Client, sweeper: Sweeper) -> None:
+    """When it was taken, RQ's server was away; RQ itself would call it failed, some minutes later."""
+    bag(client, "s", tasks=1)
+    queue = client.carrier.queue("default")
+    job = queue.fetch_job(queue.job_ids[0])
+    assert job is not None
+    queue.remove(job)
+    rq = SimpleWorker([queue], connection=client.carrier.connection, serializer=JSONSerializer)
+    rq.prepare_execution(job)
+    sweeper.tidy_rq()
+    sweeper.tidy_rq()
+    assert job.id in queue.started_job_registry.get_job_ids(cleanup=False)  # its token counts
+
+    client.link.client.zrem(f"{keys_of('s')}tok", job.id.rpartition("-")[2])
+    sweeper.tidy_rq()
+    assert job.id in queue.started_job_registry.get_job_ids(cleanup=False)  # its slice may be about to end
+    sweeper.tidy_rq()
+
+    assert queue.started_job_registry.get_job_ids(cleanup=False) == []
+    assert not Job.exists(job.id, client.carrier.connection)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 from redis import RedisError
-from rq import SimpleWorker
+from rq import Queue, SimpleWorker
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
@@ -76,6 +76,18 @@ def test_what_a_worker_took_and_did_not_begin_is_known(carrier: Carrier) -> None
     carrier.connection.lmove(queue.key, queue.intermediate_queue_key)
 
     assert carrier.taken_by_nobody("gpu") == [("a-session-with-dashes", "e1t1")]
+
+
+def test_what_a_worker_has_begun_on_is_known_in_all_our_queues(carrier: Carrier) -> None:
+    queue = carrier.queue("gpu")
+    carrier.post("a-session-with-dashes", "e1t1", "gpu")
+    carrier.post("s", "e1t2", "default")
+    Queue("others", connection=carrier.connection).enqueue(print)
+    job = queue.fetch_job("a-session-with-dashes-e1t1")
+    assert job is not None
+    SimpleWorker([queue], connection=carrier.connection, serializer=JSONSerializer).prepare_execution(job)
+
+    assert carrier.begun() == {("a-session-with-dashes", "e1t1")}
 
 
 def test_in_mid_work_a_queue_that_is_away_is_left_to_a_steward(

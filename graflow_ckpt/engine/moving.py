@@ -15,13 +15,13 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.keys import Keyring
-from graflow_ckpt.checkpoint.sealed import SealedCells
 from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import CheckpointError, GraflowError, SessionBusy
@@ -41,6 +41,16 @@ log = logging.getLogger("graflow_ckpt.engine")
 
 Post = Callable[[str, str, str], None]
 """Has somebody given a token of a session who listens on a queue: session, token, queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """Where a session goes, and what is to be known of it there besides."""
+
+    link: RedisLink
+    facts: Mapping[str, str | bytes] = field(default_factory=dict)
+    keyring: Keyring | None = None  # else that of the environment
+    post: Post | None = None  # without it a token waits until somebody looks
 
 
 class Opened(NamedTuple):
@@ -64,7 +74,7 @@ class Opened(NamedTuple):
 def rewind(path: str, *, redis_url: str | None = None, store: str | None = None) -> SharedContext:
     """Put a session in Redis back to a portable checkpoint of it."""
     opened = opening(path, store)
-    return rewound(opened, open_link(_where(opened, redis_url)))
+    return rewound(opened, Destination(open_link(_where(opened, redis_url))))
 
 
 def fork(
@@ -72,7 +82,7 @@ def fork(
 ) -> SharedContext:
     """A new session in Redis that begins where a checkpoint was taken: a portable one, or one of memory."""
     opened = opening(path, store)
-    return forked(opened, open_link(_where(opened, redis_url)), session_id)
+    return forked(opened, Destination(open_link(_where(opened, redis_url))), session_id)
 
 
 def opening(path: str, store: str | None = None) -> Opened:
@@ -91,20 +101,19 @@ def opening(path: str, store: str | None = None) -> Opened:
     return Opened(found, context.graph_from_code(), restore(found.facts, context.payload), home)
 
 
-def rewound(opened: Opened, link: RedisLink, post: Post | None = None) -> SharedContext:
+def rewound(opened: Opened, to: Destination) -> SharedContext:
     """The session of that checkpoint at a server, as it was then; later checkpoints do not count any more."""
-    context = _context(opened, link, opened.state.session)
+    context = _context(opened, to, opened.state.session)
     cold = context.facts_of("cuts", "paths") if context.exists() else {}
-    highest = max(
-        (history.order_of(raw)[1] for _, raw in context.home.store.list(context.session_id)), default=0
-    )
+    metas = (raw for _, raw in context.home.store.list(context.session_id))
+    highest = max((history.order_of(raw)[1] for raw in metas), default=0)
     numbers = {
         "cuts": str(max(int(cold.get("cuts") or 0), highest, int(opened.found.meta["sequence"]))),
         "paths": str(max(int(cold.get("paths") or 0), highest)),
         "rewound": str(opened.state.sequence),
-    }  # fmt: skip
+    }
     try:
-        _write(opened, context, "rewind", numbers, post)
+        _write(opened, context, "rewind", {**numbers, **to.facts}, to.post)
     except SessionBusy as error:
         error.ids["owner"] = owner = ", ".join(context.owners()) or "somebody"
         error.message = f"Session {context.session_id} is not put back: {owner} works on it."
@@ -116,14 +125,12 @@ def rewound(opened: Opened, link: RedisLink, post: Post | None = None) -> Shared
     return context
 
 
-def forked(
-    opened: Opened, link: RedisLink, session_id: str | None = None, post: Post | None = None
-) -> SharedContext:
+def forked(opened: Opened, to: Destination, session_id: str | None = None) -> SharedContext:
     """Another session that begins like the one of that checkpoint."""
-    context = _context(opened, link, check_session_id(session_id or uuid.uuid4().hex[:12]))
+    context = _context(opened, to, check_session_id(session_id or uuid.uuid4().hex[:12]))
     opened.state.session = context.session_id
     opened.state.epoch = 0
-    _write(opened, context, "create", {"parent": opened.found.meta["checkpoint_id"]}, post)
+    _write(opened, context, "create", {"parent": opened.found.meta["checkpoint_id"], **to.facts}, to.post)
     return context
 
 
@@ -139,30 +146,36 @@ def _where(opened: Opened, redis_url: str | None) -> str:
     return str(where)
 
 
-def _context(opened: Opened, link: RedisLink, session: str) -> SharedContext:
-    settings = Settings(workflow=opened.carried["workflow"], max_parallel=opened.state.cap)
-    context = SharedContext(opened.graph, session, link, settings=settings, store=opened.carried["store"])
+def _context(opened: Opened, to: Destination, session: str) -> SharedContext:
+    carried = opened.carried
+    settings = Settings(workflow=carried["workflow"], max_parallel=opened.state.cap)
+    context = SharedContext(
+        opened.graph, session, to.link, settings=settings, store=carried["store"], keyring=to.keyring
+    )
     context.attached, context.found = True, opened.found
     return context
 
 
 def _write(
-    opened: Opened, context: SharedContext, verb: str, numbers: Mapping[str, str], post: Post | None
+    opened: Opened,
+    context: SharedContext,
+    verb: str,
+    more: Mapping[str, str | bytes],
+    post: Post | None,
 ) -> None:
-    state, facts = opened.state, dict(opened.carried)
+    state = opened.state
+    facts: dict[str, str | bytes] = {**opened.carried, **more}
     opened.graph.compile(state.starts or opened.graph.roots())
     check_specs(opened.graph, state)
     for key in sorted(state.claimed, key=state.claimed.__getitem__, reverse=True):
         apply(state, [("release", key, state.specs[key].crashes)], 0.0)
-    flags = facts.pop("flags", "")
+    flags = str(facts.pop("flags", ""))
     facts |= {
         "created": repr(time.time()), "starts": json.dumps(state.starts),
         "cut": opened.found.meta["checkpoint_id"], "cut_steps": str(state.steps),
-        "cut_of": str(state.sequence), **numbers,
+        "cut_of": str(state.sequence),
     }  # fmt: skip
-    write_state(
-        context.link, state, SealedCells(state.session, context.keyring), facts, verb=verb, flags=flags
-    )
+    write_state(context.link, state, context.cells, facts, verb=verb, flags=flags)
     if post is not None:
         context.tables.sender.on_emitted = partial(post, state.session)
     context.tables.commit([("claim", 0)])  # it may have ended; or somebody has to be asked for

@@ -52,10 +52,11 @@ class SharedContext(ExecutionContext):
         *,
         settings: Settings | None = None,
         store: str = "checkpoints",
+        keyring: Keyring | None = None,
     ) -> None:
         super().__init__(graph, session_id, settings=settings, store=store)
         self.link = link
-        self.keyring = None if uses_local_key() else Keyring.load(local=False)
+        self.keyring = keyring if keyring or uses_local_key() else Keyring.load(local=False)
         self.cells = SealedCells(self.session_id, self.keyring)
         self.tables = SharedTables(link, self.session_id, self.cells)
         self.place = store

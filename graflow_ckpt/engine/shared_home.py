@@ -38,7 +38,7 @@ BACKEND = {"queue": "redis", "channel": "redis"}
 POLICY_LOCK = 30_000
 """Milliseconds after which another worker may take a cut that one has begun."""
 
-CARRIED = ("workflow", "ttl", "kept", "store", "code", "io", "inputs", "tasks", "calls", "bag", "queues")
+CARRIED = ("workflow", "ttl", "kept", "store", "code", "io", "inputs", "tasks", "calls", "bag", "limit")
 """What else there is to know of a session; it goes where the session goes."""
 
 MANY = 2000

@@ -27,25 +27,32 @@ def check_queue(queue: str) -> str:
 def check_names(graph: TaskGraph) -> None:
     """Refuse what the tables of a session cannot hold."""
     for name, route in graph.routes.items():
-        if _CONTROL.search(name):
-            raise GraphError(f"The task id {name!r} has control characters in it.", task=name)
-        check_queue(route.options.queue)
-        if not -PRIORITIES < route.options.priority < PRIORITIES:
-            raise GraphError(
-                f"Task {name!r} has priority {route.options.priority}.",
-                hint=f"On a fleet priorities are between -{PRIORITIES} and {PRIORITIES}.",
-                task=name,
-            )
+        check_spec(name, route.options.priority, route.options.queue)
 
 
 def check_specs(graph: TaskGraph, state: SessionState) -> None:
     """The same of what was scheduled elsewhere."""
     check_names(graph)
     for spec in state.specs.values():
-        check_queue(spec.queue)
-        if not -PRIORITIES < spec.priority < PRIORITIES:
-            raise GraphError(
-                f"A spec of task {spec.task_id!r} has priority {spec.priority}.",
-                hint=f"In Redis priorities are between -{PRIORITIES} and {PRIORITIES}.",
-                task=spec.task_id,
-            )
+        check_spec(spec.task_id, spec.priority, spec.queue)
+
+
+def check_spec(task: str, priority: int, queue: str) -> None:
+    """Refuse what would break the records of others: they are divided by control characters."""
+    if _CONTROL.search(task):
+        raise GraphError(f"The task id {task!r} has control characters in it.", task=task)
+    if (priority, queue) in _sound:
+        return
+    check_queue(queue)
+    if type(priority) is not int or not -PRIORITIES < priority < PRIORITIES:
+        raise GraphError(
+            f"Task {task!r} has priority {priority!r}.",
+            hint=f"In Redis priorities are whole numbers between -{PRIORITIES} and {PRIORITIES}.",
+            task=task,
+        )
+    if len(_sound) < _MANY:
+        _sound.add((priority, queue))
+
+
+_sound: set[tuple[int, str]] = set()  # pairs that were looked at before
+_MANY = 1000

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from graflow_ckpt.core.facts import Claim, Op, TaskSpec
 from graflow_ckpt.core.values import Cell
+from graflow_ckpt.sessions.names import check_spec
 
 Arg = bytes | str | int | float
 
@@ -64,11 +65,18 @@ def _data(op: Op, cells: Cells) -> bytes:
 
 
 def _enqueue(op: Op, cells: Cells) -> tuple[Arg, ...]:
+    check_spec(op[1], op[3], op[5])
     return ("N", op[1], _data(op, cells), *op[3:])
 
 
 def _later(op: Op, cells: Cells) -> tuple[Arg, ...]:
+    check_spec(op[1], op[3], op[5])
     return ("L", op[1], _data(op, cells), *op[3:7], repr(float(op[7])))
+
+
+def _arrive(op: Op, cells: Cells) -> tuple[Arg, ...]:
+    check_spec(op[1], op[5], op[7])
+    return ("R", *op[1:])
 
 
 _MAKE: dict[str, Callable[[Op, Cells], Sequence[Arg]]] = {
@@ -76,7 +84,7 @@ _MAKE: dict[str, Callable[[Op, Cells], Sequence[Arg]]] = {
     "append": lambda op, cells: ("A", op[1], cells.pack(op[1], op[2])),
     "enqueue": _enqueue,
     "later": _later,
-    "arrive": lambda op, cells: ("R", *op[1:]),
+    "arrive": _arrive,
     "expect": lambda op, cells: ("X", *op[1:]),
     "skipped": lambda op, cells: ("S", op[1]),
     "status": lambda op, cells: ("T", op[1], op[2]),

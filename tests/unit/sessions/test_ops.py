@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.facts import Claim, TaskSpec
 from graflow_ckpt.sessions.ops import arguments, claim_of, spec_of
 from graflow_ckpt.sessions.tables import spec_bytes
@@ -22,7 +24,7 @@ SPECS = st.builds(
     execution_strategy=st.sampled_from(["direct", "pass", "skip", "lost", "doubt"]),
     cycle=st.integers(0, 10**9),
     not_before=st.sampled_from([0.0, 0.1, 1e9 + 1 / 3, 1e300]),
-    queue=st.from_regex(r"[A-Za-z0-9_.-]{1,64}\Z"),
+    queue=st.from_regex(r"[A-Za-z0-9_.-]{1,64}", fullmatch=True),
     key=st.integers(1, 10**12),
     crashes=st.integers(0, 9),
 )
@@ -47,6 +49,30 @@ def test_checks_come_before_the_ops() -> None:
 
     assert args[:6] == [1, 5, 3, 1, "x", 7]
     assert args[6:] == ["P", "x", b"\x01", "E", 5, b"\x02", "P", "y", b"", "C", 2, "gpu"]
+
+
+@pytest.mark.parametrize(
+    ("task", "priority", "queue"),
+    [
+        ("a\x1fb", 0, "default"),
+        ("a\n", 0, "default"),
+        ("a", 0, "x|y"),
+        ("a", 0, "x,y"),
+        ("a", 0, ""),
+        ("a", 2**15, "default"),
+        ("a", -(2**15), "default"),
+        ("a", 0.5, "default"),
+    ],
+)
+def test_a_spec_that_would_break_the_records_of_others_is_not_sent(
+    task: str, priority: int, queue: str
+) -> None:
+    spec = (task, None, priority, 0, queue, "direct")
+    arrive = ("arrive", task, 1, 2, 0, priority, 0, queue, "direct")
+
+    for op in (("enqueue", *spec), ("later", *spec, 9.0), arrive):
+        with pytest.raises(GraphError):
+            arguments([op], Plain(), "default")
 
 
 def test_a_transition_may_be_empty() -> None:

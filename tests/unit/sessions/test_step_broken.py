@@ -56,8 +56,14 @@ BROKEN = {
         "sequence)\n    if lists then call('DEL', P .. 'a:' .. name) end",
         "sequence)",
     ),
-    "a completion leaves its error": ("      call('HDEL', P .. 'er', task)\n", ""),
-    "a completion leaves its skip": ("      call('HDEL', P .. 'sk', task)\n    end", "    end"),
+    "a completion leaves its error": (
+        "call('HDEL', P .. 'er', task) + call('HDEL', P .. 'sk', task)",
+        "call('HDEL', P .. 'sk', task)",
+    ),
+    "a completion leaves its skip": (
+        "call('HDEL', P .. 'er', task) + call('HDEL', P .. 'sk', task)",
+        "call('HDEL', P .. 'er', task)",
+    ),
     "a retry is not counted": ("f[4], f[8] = f[4] + 1, '0'", "f[8] = '0'"),
     "a retry leaves no error": ("      call('HSET', P .. 'er', task, 'r' .. err)\n", ""),
     "a retry is noted for good": ("'er', task, 'r' .. err)", "'er', task, 'f' .. err)"),
@@ -293,6 +299,14 @@ BROKEN = {
         "return rec",
     ),
     "what is delayed is not noted": ("flags = flags .. 'd' end", "end"),
+    "marks are forgotten while there are some": (
+        "if less > 0 and call('HLEN', P .. 'er') + call('HLEN', P .. 'sk') == 0 then",
+        "if less > 0 then",
+    ),
+    "skips are forgotten while there are some": (
+        "call('HLEN', P .. 'er') + call('HLEN', P .. 'sk') == 0",
+        "call('HLEN', P .. 'er') == 0",
+    ),
 }
 
 

@@ -65,7 +65,8 @@ class Opened(NamedTuple):
     def carried(self) -> dict[str, str]:
         """What its session was known to be beside its tables."""
         known: dict[str, str] = dict(self.found.facts.get("redis", {}).get("session", {}))
-        if "://" not in known.get("store", ""):  # a folder, as its maker saw it
+        store = known.get("store", "")
+        if "://" not in store and not os.path.isabs(store):  # a folder, as its maker saw it from where he was
             known["store"] = self.store
         workflow = self.found.meta.get("workflow", "workflow")
         return {"workflow": workflow, "ttl": str(KEPT), "kept": str(KEPT)} | known
@@ -165,6 +166,8 @@ def _write(
 ) -> None:
     state = opened.state
     facts: dict[str, str | bytes] = {**opened.carried, **more}
+    if cap := facts.pop("cap", ""):
+        state.cap = int(cap)
     opened.graph.compile(state.starts or opened.graph.roots())
     check_specs(opened.graph, state)
     for key in sorted(state.claimed, key=state.claimed.__getitem__, reverse=True):

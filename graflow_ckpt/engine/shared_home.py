@@ -178,7 +178,8 @@ class SharedHome:
             found = self._client.hmget(f"{self._prefix}h", CARRIED)
             line = parse_line(self._client.hget(f"{self._prefix}c", "c") or b"")
         facts = {n: value.decode() for n, value in zip(CARRIED, found, strict=True) if value is not None}
-        return {**facts, "flags": "".join(f for f in line.get("flags", "") if f in "fl")}
+        flags = "".join(flag for flag in line.get("flags", "") if flag in "fl")
+        return {**facts, "flags": flags, "cap": line.get("cap", "")}
 
     def _place_of(self, path: str) -> tuple[CheckpointStore, str]:
         """The store that a path leads to, and the path as it is written there."""

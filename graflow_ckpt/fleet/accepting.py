@@ -103,7 +103,7 @@ class Acceptance:
         sender.on_emitted = on_emitted
         sender.patience = PATIENCE
         try:
-            self._list(session)
+            self.enlist(session)
             if not self._made(draft):
                 return self._there(draft)
             for ops in _with_end(draft.pages):
@@ -126,7 +126,7 @@ class Acceptance:
             session=draft.session,
         )
 
-    def _list(self, session: str) -> None:
+    def enlist(self, session: str) -> None:
         """Before it is there: what is not listed would be found by nobody, should this process die."""
         now = int(time.time() * 1000)
         with asked(self._link, **{SESSIONS: "zset", ACTIVE: "zset"}):

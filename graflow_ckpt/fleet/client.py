@@ -33,6 +33,7 @@ from graflow_ckpt.engine.home import program_file
 from graflow_ckpt.engine.inputs import digest_of
 from graflow_ckpt.engine.preflight import check_graph
 from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.fleet import moves
 from graflow_ckpt.fleet.accepting import KEPT, TTL, Acceptance, Draft, Terms
 from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.calls import Call, data_of, pages
@@ -179,12 +180,26 @@ class Client:
             facts = {"session": session, "token": token}
             log.warning("token %s of session %s waits for a steward: %s", token, session, said, extra=facts)
 
+    # --- from checkpoints ------------------------------------------------------------------
+
+    def fork(self, path: str, session_id: str | None = None, *, store: str | None = None) -> Handle:
+        """A new session that begins at a checkpoint: a portable one, or one of memory."""
+        return Handle(self, moves.fork(self, path, session_id, store=store))
+
+    def rewind(self, path: str, *, store: str | None = None) -> Handle:
+        """The session of a portable checkpoint, as it was then; refused while somebody works on it."""
+        return Handle(self, moves.rewind(self, path, store=store))
+
     # --- the lists -----------------------------------------------------------------------
 
     def watch(self, session: str) -> None:
         """Have the stewards look at it soon."""
         with asked(self.link, **{ACTIVE: "zset"}):
             self._client(ACTIVE).zadd(ACTIVE, {session: int(time.time() * 1000)})
+
+    def enlist(self, session: str) -> None:
+        """A session that comes from elsewhere is found, and stewards look at it."""
+        self._acceptance.enlist(session)
 
     def unlist(self, session: str) -> None:
         self._acceptance.unlist(session)

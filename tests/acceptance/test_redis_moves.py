@@ -1,0 +1,336 @@
+"""Sessions in Redis that go back, are copied, and move: between this process, this Redis and another one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from graflow_ckpt import CheckpointManager, ExecutionContext, TaskExecutionContext, task, workflow
+from graflow_ckpt.checkpoint.keys import new_key
+from graflow_ckpt.core.errors import CheckpointError, SessionBusy, SessionError
+from tests.acceptance.machine import LOG, WORLD, step
+from tests.servers import Server
+
+SESSION = "12345"
+
+
+@pytest.fixture(autouse=True)
+def world(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
+    LOG.clear()
+    WORLD["down"] = False
+
+
+@pytest.fixture
+def client(redis_server: Server) -> redis.Redis:
+    return redis_server.client()
+
+
+def create(client: redis.Redis, session: str = SESSION, **options: Any) -> ExecutionContext:
+    """The state machine as a session in Redis."""
+    with workflow("machine") as flow:
+        flow.add(step)
+    return ExecutionContext.create(
+        flow.graph,
+        "step",
+        session_id=session,
+        queue_backend="redis",
+        channel_backend="redis",
+        config={"redis_client": client},
+        **options,
+    )
+
+
+# --- rewind -------------------------------------------------------------------------------
+
+
+def stopped_at(client: redis.Redis, steps: int) -> tuple[ExecutionContext, str]:
+    """A session that has stopped there, and a portable checkpoint of it."""
+    context = create(client, max_steps=steps)
+    context.channel.set("live", Counted([1]))
+    context.execute()
+    return context, context.checkpoint(portable=True)[0]
+
+
+class Counted:
+    """A live value."""
+
+    def __init__(self, items: list[int]) -> None:
+        self.items = items
+
+
+def test_a_rewound_session_is_what_it_was_and_goes_on_from_there(client: redis.Redis) -> None:
+    context, path = stopped_at(client, 1)
+    context.execute(max_steps=9)
+    context.channel.set("later", 1)
+    later = CheckpointManager.get_latest(SESSION)
+    LOG.clear()
+
+    rewound = ExecutionContext.rewind(path)
+
+    assert (rewound.session_id, rewound.steps, rewound.status) == (SESSION, 1, "stopped")
+    assert rewound.get_channel().get("state") == "B"
+    assert rewound.get_channel().get("live").items == [1]
+    assert "later" not in rewound.get_channel()
+    assert rewound.execute(max_steps=9) == "C"
+    assert LOG == ["B", "C"]
+    assert CheckpointManager.get_latest(SESSION) != later
+
+
+def test_later_cuts_do_not_count_after_a_rewind_and_numbers_never_go_back(client: redis.Redis) -> None:
+    context, path = stopped_at(client, 1)
+    context.execute(max_steps=9)
+    later = CheckpointManager.list_checkpoints(SESSION)[0]
+
+    ExecutionContext.rewind(path)
+
+    latest = CheckpointManager.list_checkpoints(SESSION)[0]
+    assert (latest.cause, latest.epoch, latest.steps) == ("rewind", later.epoch + 1, 1)
+    assert latest.sequence > later.sequence
+    assert ExecutionContext.resume(latest.path).steps == 1
+    with pytest.raises(CheckpointError, match="was taken back") as refusal:
+        ExecutionContext.resume(later.path)
+    assert (refusal.value.live, refusal.value.cut) == (refusal.value.live, later.transition)
+    assert ExecutionContext.resume(path).steps == 1  # of before: it is part of the history
+
+
+def test_a_rewind_is_refused_while_somebody_works_on_it(client: redis.Redis) -> None:
+    _, path = stopped_at(client, 1)
+    began, go_on = threading.Event(), threading.Event()
+    with workflow(
+        "machine", middleware=[lambda claim, call_next: (began.set(), go_on.wait(20), call_next(claim))[2]]
+    ) as flow:
+        flow.add(step)
+    worker = ExecutionContext.create(
+        flow.graph, "step", session_id=SESSION, queue_backend="redis", channel_backend="redis",
+        config={"redis_client": client}, settings=flow.settings,
+    )  # fmt: skip
+    thread = threading.Thread(target=worker.execute, args=(9,))
+    thread.start()
+    assert began.wait(20)
+
+    with pytest.raises(SessionBusy, match="is not put back") as busy:
+        ExecutionContext.rewind(path)
+    go_on.set()
+    thread.join()
+
+    assert f"process {os.getpid()} on {socket.gethostname()}" in busy.value.owner
+    assert worker.status == "completed"
+    assert ExecutionContext.rewind(path).steps == 1
+
+
+def test_a_checkpoint_without_values_cannot_be_gone_back_to(client: redis.Redis) -> None:
+    context = create(client)
+    context.execute()
+    path, _ = context.checkpoint()
+
+    for move in (ExecutionContext.rewind, ExecutionContext.fork):
+        with pytest.raises(CheckpointError, match="holds no values") as refusal:
+            move(path)
+        assert "checkpoint(portable=True)" in refusal.value.hint
+
+
+def test_a_session_whose_server_has_lost_everything_comes_back(client: redis.Redis) -> None:
+    _, path = stopped_at(client, 2)
+    client.flushall()
+
+    rewound = ExecutionContext.rewind(path)
+
+    assert (rewound.steps, rewound.get_channel().get("state")) == (2, "C")
+    assert rewound.execute(max_steps=9) == "C"
+    assert LOG == ["A", "B", "C"]
+
+
+# --- fork ---------------------------------------------------------------------------------
+
+KEYS: list[str] = []
+
+
+@task(inject_context=True)
+def keyed(context: TaskExecutionContext) -> None:
+    KEYS.append(context.idempotency_key)
+    if context.cycle < 2:
+        context.next_iteration()
+
+
+def test_a_fork_goes_its_own_way_with_new_idempotency_keys(client: redis.Redis) -> None:
+    KEYS.clear()
+    with workflow("keyed") as flow:
+        flow.add(keyed)
+    context = ExecutionContext.create(
+        flow.graph, "keyed", session_id="first", max_steps=1, queue_backend="redis", channel_backend="redis",
+        config={"redis_client": client},
+    )  # fmt: skip
+    context.execute()
+    path, _ = context.checkpoint(portable=True)
+
+    fork = ExecutionContext.fork(path, "second")
+    fork.execute(max_steps=9)
+    rewound = ExecutionContext.rewind(path)
+    rewound.execute(max_steps=9)
+
+    assert KEYS == ["first/keyed/0", "second/keyed/1", "second/keyed/2", "first/keyed/1", "first/keyed/2"]
+    assert (fork.status, rewound.status) == ("completed", "completed")
+
+
+def test_a_fork_leaves_the_session_that_it_was_made_of_alone(client: redis.Redis) -> None:
+    context, path = stopped_at(client, 1)
+
+    fork = ExecutionContext.fork(path)
+    fork.get_channel().set("state", "C")
+    fork.execute(max_steps=9)
+
+    assert fork.session_id != SESSION
+    assert (context.steps, context.get_channel().get("state")) == (1, "B")
+    assert LOG == ["A", "C"]
+    with pytest.raises(SessionError, match="There is a session"):
+        ExecutionContext.fork(path, SESSION)
+
+
+# --- portable: memory, this Redis, another one --------------------------------------------
+
+
+def test_a_session_goes_from_memory_into_redis_and_back(client: redis.Redis, redis_url: str) -> None:
+    with workflow("machine", "born-in-memory") as flow:
+        flow.add(step)
+        flow.execute("step", max_steps=1)
+    in_memory, _ = flow.execution_context.checkpoint(portable=True)
+
+    there = ExecutionContext.fork(in_memory, "in-redis", redis_url=redis_url)
+    there.execute(max_steps=2)
+    portable, _ = there.checkpoint(portable=True)
+    back = ExecutionContext.resume(portable)
+
+    assert type(back) is ExecutionContext
+    assert (back.steps, back.get_channel().get("state"), back.session_id) == (2, "C", "in-redis")
+    assert back.execute(max_steps=9) == "C"
+    assert LOG == ["A", "B", "C"]
+    assert there.steps == 2  # it has stayed where it was
+
+
+def test_a_session_of_memory_takes_its_own_id_along(client: redis.Redis, redis_url: str) -> None:
+    with workflow("machine", "mine") as flow:
+        flow.add(step)
+        flow.execute("step", max_steps=1)
+    path, _ = flow.execution_context.checkpoint()
+
+    there = ExecutionContext.rewind(path, redis_url=redis_url)
+
+    assert (there.session_id, there.execute(max_steps=9)) == ("mine", "C")
+    assert LOG == ["A", "B", "C"]
+
+
+def test_without_an_address_a_session_of_memory_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    with workflow("machine", "mine") as flow:
+        flow.add(step)
+        flow.execute("step", max_steps=1)
+    path, _ = flow.execution_context.checkpoint()
+
+    for move in (ExecutionContext.rewind, ExecutionContext.fork):
+        with pytest.raises(CheckpointError, match="say into which Redis"):
+            move(path)
+
+
+def test_a_session_goes_into_another_redis(client: redis.Redis, own_redis: Any) -> None:
+    other = own_redis()
+    _, path = stopped_at(client, 1)
+    client.flushall()
+
+    there = ExecutionContext.rewind(path, redis_url=other.url)
+
+    assert there.get_channel().get("live").items == [1]
+    assert there.execute(max_steps=9) == "C"
+    assert client.dbsize() == 0
+
+
+def test_what_is_made_scheduled_and_waits_goes_along(client: redis.Redis, redis_url: str) -> None:
+    """Tasks made at run time, task data, gates, retries: all that a state has."""
+    with workflow("all", max_parallel=1) as flow:
+
+        @task(inject_context=True)
+        def spawns(context: TaskExecutionContext) -> None:
+            for number in (1, 2):
+                context.next_task(made.bind(id=f"made{number}", number=number), before="joins")
+
+        @task(inject_context=True)
+        def joins(context: TaskExecutionContext) -> list[int]:
+            return [context.get_result("made1"), context.get_result("made2")]
+
+        spawns >> joins
+    context = ExecutionContext.create(
+        flow.graph, "spawns", session_id="all", max_steps=2, queue_backend="redis", channel_backend="redis",
+        config={"redis_client": client}, settings=flow.settings,
+    )  # fmt: skip
+    context.execute()
+    path, _ = context.checkpoint(portable=True)
+
+    ends = [
+        ExecutionContext.fork(path, "fork").execute(max_steps=9),
+        ExecutionContext.resume(path).execute(max_steps=9),
+        ExecutionContext.rewind(path).execute(max_steps=9),
+    ]
+
+    assert ends == [[10, 20]] * 3
+
+
+@task
+def made(number: int) -> int:
+    return number * 10
+
+
+def test_fifty_thousand_specs_are_taken_along(client: redis.Redis) -> None:
+    with workflow("machine") as flow:
+        flow.add(step)
+    context: Any = ExecutionContext.create(
+        flow.graph, "step", session_id="large", queue_backend="redis", channel_backend="redis",
+        config={"redis_client": client},
+    )  # fmt: skip
+    many = [("enqueue", "step", b"\xa4data", n % 3, 0, "default", "direct") for n in range(50_000)]
+    for start in range(0, len(many), 5000):
+        context.tables.commit(many[start : start + 5000])
+
+    path, _ = context.checkpoint(portable=True)
+    fork = ExecutionContext.fork(path, "copy")
+
+    assert fork.task_queue.size() == 50_000
+    pages = [context.task_queue.get_pending_task_specs()[:3], fork.task_queue.get_pending_task_specs()[:3]]
+    assert pages[0] == pages[1]
+
+
+# --- checkpoints in Redis -----------------------------------------------------------------
+
+
+def test_a_sessions_checkpoints_may_be_in_redis_too(client: redis.Redis, redis_url: str) -> None:
+    context = create(client, max_steps=2, store=redis_url)
+    context.execute()
+    path, metadata = context.checkpoint(portable=True)
+
+    assert path.startswith("redis://")
+    assert not Path("checkpoints").exists()
+    assert [m.steps for m in CheckpointManager.list_checkpoints(SESSION, store=redis_url)] == [2, 2, 1]
+    assert CheckpointManager.verify(path).checkpoint_id == metadata.checkpoint_id
+    assert (
+        ExecutionContext.resume(CheckpointManager.list_checkpoints(SESSION, store=redis_url)[1].path).steps
+        == 2
+    )
+    assert ExecutionContext.fork(path, "fork").execute(max_steps=9) == "C"
+
+
+def test_a_checkpoint_under_a_name_in_the_sessions_own_redis(
+    client: redis.Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ruling 16: `redis://NAME` is a key in the session's own Redis."""
+    context = create(client, max_steps=1, store=redis_url)
+    context.execute()
+
+    path, _ = context.checkpoint("redis://session_123")
+
+    assert path == f"{redis_url.removesuffix('/')}/session_123"
+    monkeypatch.setenv("GRAFLOW_CKPT_REDIS_URL", redis_url)
+    assert ExecutionContext.resume("redis://session_123").steps == 1

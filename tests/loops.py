@@ -10,9 +10,15 @@ from graflow_ckpt import CheckpointManager, Workflow, task, workflow
 LONG = 20.0  # seconds: only a hang takes so long
 
 
-def loop(steps: int, body: Callable[[Any], None] = lambda context: None, **options: Any) -> Workflow:
+def loop(
+    steps: int,
+    body: Callable[[Any], None] = lambda context: None,
+    *,
+    make: Callable[..., Workflow] = workflow,
+    **options: Any,
+) -> Workflow:
     """A workflow of one task that comes round `steps` times."""
-    with workflow("w", session_id="s", **options) as flow:
+    with make("w", session_id="s", **options) as flow:
 
         @task(inject_context=True)
         def turn(context) -> int:

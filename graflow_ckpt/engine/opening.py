@@ -13,7 +13,7 @@ from graflow_ckpt.core.errors import GraphError, InDoubt, SessionBusy
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.bind import Binding
-from graflow_ckpt.engine.preflight import check_graph
+from graflow_ckpt.engine.preflight import check_graph, takes_cuts
 from graflow_ckpt.engine.reaping import release_the_dead
 from graflow_ckpt.engine.resuming import changes_of
 from graflow_ckpt.engine.shared_context import SharedContext
@@ -36,7 +36,12 @@ class Opening:
         if not starts:
             raise GraphError("The workflow has no task to start with.", hint="Decorate functions with @task.")
         context.graph.compile(starts)
-        return check_graph(context.graph, self.settings, context.tables.names(), shared=True)
+        bindings = check_graph(context.graph, self.settings, context.tables.names(), shared=True)
+        if takes_cuts(self.settings, bindings):  # no save fails for these later
+            home = context.cuts_at()
+            home.store.probe()
+            _ = home.keyring
+        return bindings
 
     def open(self, start: str | None) -> None:
         """Start it, start elsewhere, or go on."""

@@ -43,7 +43,14 @@ def wants_home(context: ExecutionContext, bindings: dict[str, Binding]) -> bool:
     settings = context.settings
     if settings.durability == "none":
         return False
-    if context.named or settings.durability == "journal" or settings.policy.watches:
+    if context.named or settings.durability == "journal":
+        return True
+    return takes_cuts(settings, bindings)
+
+
+def takes_cuts(settings: Settings, bindings: dict[str, Binding]) -> bool:
+    """Whether a checkpoint will be taken while it runs, as far as that can be seen."""
+    if settings.policy.watches and settings.durability != "none":
         return True
     return any(b.context is not None and _ASKS & _names(b.func) for b in bindings.values())
 

@@ -44,7 +44,7 @@ class SharedCuts:
         self._home = home
         self._emit = emit
         self.on_saved: Callable[[Any], None] = lambda metadata: None
-        self._watches = settings.policy.watches
+        self._watches = settings.policy.watches and settings.durability != "none"
         self._looked: tuple[int, float] | None = None  # step and time of the last cut, as far as known here
 
     def starts(self, number: int, alone: bool) -> None:

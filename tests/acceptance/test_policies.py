@@ -1,0 +1,268 @@
+"""When checkpoints are taken, wherever a session lives: by policy, by request, and what is kept of them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graflow_ckpt import (
+    CheckpointManager,
+    Event,
+    EveryN,
+    EverySeconds,
+    EveryTask,
+    KeepLast,
+    OnRequest,
+    PendingCheckpoint,
+    WhenIdle,
+    task,
+)
+from graflow_ckpt.core.policy import Policy
+from tests.acceptance.places import Make
+from tests.loops import LONG, cuts, loop
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (OnRequest(), []),
+        (EveryN(3), [3, 6]),
+        (EveryTask(), [1, 2, 3, 4, 5, 6, 7]),
+        (EveryN(3) | EveryN(7), [3, 6]),
+        (EverySeconds(60), []),
+    ],
+    ids=str,
+)
+def test_a_policy_cuts_when_it_is_due(workflow: Make, policy: Policy, expected: list[int]) -> None:
+    loop(7, make=workflow, checkpoint=policy).execute()
+
+    assert cuts() == expected
+
+
+def test_cuts_made_by_a_policy_say_so(workflow: Make) -> None:
+    loop(2, make=workflow, checkpoint=EveryTask()).execute()
+
+    made = [m for m in CheckpointManager.list_checkpoints("s") if m.cause == "policy"]
+    assert [m.user_metadata for m in made] == [{"auto": True}] * 2
+
+
+def test_a_request_counts_as_the_cut_of_its_step(workflow: Make) -> None:
+    flow = loop(
+        5, lambda context: context.cycle == 1 and context.checkpoint(), make=workflow, checkpoint=EveryN(3)
+    )
+    flow.execute()
+
+    assert (cuts("request"), cuts()) == ([2], [5])
+
+
+def test_every_seconds_cuts_while_a_task_runs(workflow: Make) -> None:
+    saved = threading.Event()
+
+    def observer(event: Event) -> None:
+        if event.kind == "checkpoint_saved":
+            saved.set()
+
+    with workflow("w", session_id="s", checkpoint=EverySeconds(0.05), observers=[observer]) as flow:
+
+        @task
+        def quick() -> None: ...
+
+        @task(timeout=LONG)
+        def slow(quick: None) -> bool:
+            return saved.wait(LONG)
+
+        quick >> slow
+        assert flow.execute() is True
+
+    assert cuts()[:1] == [1]
+
+
+def test_when_idle_cuts_when_a_wave_is_through(workflow: Make) -> None:
+    with workflow("w", session_id="s", checkpoint=WhenIdle()) as flow:
+        meeting = threading.Barrier(2, timeout=LONG)
+
+        @task
+        def a() -> None: ...
+
+        @task
+        def b() -> int:
+            return meeting.wait()
+
+        @task
+        def c() -> int:
+            return meeting.wait()
+
+        @task
+        def d() -> None: ...
+
+        a >> (b | c) >> d
+        flow.execute()
+
+    assert cuts() == [1, 3, 4]
+
+
+def test_durability_none_writes_what_is_asked_for_and_nothing_else(workflow: Make) -> None:
+    loop(
+        3,
+        lambda context: context.cycle == 1 and context.checkpoint(),
+        make=workflow,
+        checkpoint=EveryTask(),
+        durability="none",
+    ).execute()
+
+    assert [m.cause for m in CheckpointManager.list_checkpoints("s")] == ["request"]
+
+
+def test_the_newest_ten_cuts_of_a_policy_are_kept_and_all_that_were_asked_for(workflow: Make) -> None:
+    def ask(context: Any) -> None:
+        if context.cycle < 3:
+            context.checkpoint()
+
+    loop(20, ask, make=workflow, checkpoint=EveryTask()).execute()
+
+    assert cuts("request") == [1, 2, 3]
+    assert cuts() == list(range(11, 21))
+
+
+def test_keep_last_says_how_many(workflow: Make) -> None:
+    loop(6, make=workflow, checkpoint=EveryTask(), keep=KeepLast(2)).execute()
+
+    assert cuts() == [5, 6]
+
+
+# --- requests ---------------------------------------------------------------------------
+
+
+def test_a_pending_checkpoint_is_done_when_its_task_has_completed(workflow: Make) -> None:
+    handles: list[PendingCheckpoint] = []
+    before: list[Any] = []
+
+    with workflow("w", session_id="s") as flow:
+
+        @task(inject_context=True)
+        def a(context: Any) -> None:
+            handle = context.checkpoint({"epoch": 1})
+            handles.append(handle)
+            before.append((handle.done(), handle.error, Path(handle.path).exists(), repr(handle)))
+
+        @task
+        def b() -> bool:
+            return handles[0].done()
+
+        a >> b
+        assert flow.execute() is True
+
+    path, metadata = handles[0]
+    assert before == [(False, None, False, f"PendingCheckpoint({path!r}, pending)")]
+    assert (path, metadata) == (handles[0].path, handles[0].metadata)
+    found = CheckpointManager.verify(path)
+    assert (found.user_metadata["epoch"], found.user_metadata["task_id"], found.steps) == (1, "a", 1)
+    assert found.checkpoint_id == metadata.checkpoint_id
+
+
+def test_requests_are_numbered_in_the_order_of_their_commits(workflow: Make) -> None:
+    """Not in that in which they were asked for: the first that asks is the last to complete."""
+    asked, ended = threading.Event(), threading.Event()
+
+    def observer(event: Event) -> None:
+        if event.kind == "checkpoint_saved":
+            ended.set()
+
+    with workflow("w", session_id="s", observers=[observer]) as flow:
+
+        @task(inject_context=True)
+        def slow(context: Any) -> None:
+            context.checkpoint()
+            asked.set()
+            assert ended.wait(LONG)
+
+        @task(inject_context=True)
+        def quick(context: Any) -> None:
+            assert asked.wait(LONG)
+            context.checkpoint()
+
+        flow.add(slow, quick)
+        flow.execute()
+
+    found = [m for m in reversed(CheckpointManager.list_checkpoints("s")) if m.cause == "request"]
+    assert [(m.user_metadata["task_id"], m.steps) for m in found] == [("quick", 1), ("slow", 2)]
+    assert found[0].sequence < found[1].sequence
+    assert found[1].parent == found[0].checkpoint_id
+
+
+def test_a_second_request_of_one_attempt_replaces_the_metadata_of_the_first(workflow: Make) -> None:
+    handles = []
+
+    def ask(context: Any) -> None:
+        handles.append(context.checkpoint({"part": 1}))
+        handles.append(context.checkpoint({"part": 2}))
+
+    loop(1, ask, make=workflow).execute()
+
+    assert handles[0].path == handles[1].path
+    assert cuts("request") == [1]
+    assert CheckpointManager.verify(handles[0].path).user_metadata["part"] == 2
+
+
+def test_a_request_from_a_child_process_is_honoured(workflow: Make) -> None:
+    with workflow("w", session_id="s") as flow:
+
+        @task(inject_context=True, isolation="process")
+        def apart(context: Any) -> str:
+            path, _ = context.checkpoint({"where": "apart"})
+            return str(path)
+
+        path = flow.execute()
+
+    assert CheckpointManager.verify(path).user_metadata["where"] == "apart"
+
+
+def test_a_failed_task_gets_no_checkpoint(workflow: Make) -> None:
+    handles = []
+
+    with workflow("w", session_id="s") as flow:
+
+        @task(inject_context=True)
+        def a(context: Any) -> None:
+            handles.append(context.checkpoint())
+            raise OSError("x")
+
+        with pytest.raises(OSError, match="x"):
+            flow.execute()
+
+    assert not handles[0].done()
+    assert cuts("request") == []
+
+
+def test_a_session_knows_its_last_checkpoint(workflow: Make) -> None:
+    flow = loop(2, lambda context: context.checkpoint({"stage": "x"}), make=workflow)
+    flow.execute()
+    context = flow.execution_context
+
+    known = context.checkpoint_metadata
+    asked = next(m for m in CheckpointManager.list_checkpoints("s") if (m.cause, m.steps) == ("request", 2))
+    assert {
+        "session_id": "s",
+        "start_node": "turn",
+        "steps": 2,
+        "completed_tasks": 1,
+    }.items() <= known.items()
+    assert known["backend"] == asked.backend
+    assert {"stage": "x", "task_id": "turn", "cycle_count": 1}.items() <= asked.user_metadata.items()
+    assert isinstance(known["created_at"], float)
+    assert 0 <= asked.user_metadata["elapsed_time"] < 60
+
+
+def test_a_store_that_cannot_be_written_is_told_of_before_the_first_task(workflow: Make) -> None:
+    Path("blocked").touch()
+    ran: list[int] = []
+
+    with pytest.raises(Exception, match="blocked"):
+        loop(
+            1, lambda context: ran.append(1), make=workflow, checkpoint=EveryTask(), store="blocked"
+        ).execute()
+
+    assert ran == []

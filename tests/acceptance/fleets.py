@@ -38,6 +38,11 @@ class Fleet:
         self.pools.append(made)
         return made
 
+    def ready(self, workers: int) -> None:
+        """Until so many workers wait for work."""
+        rq = self.client.carrier.connection
+        assert until(lambda: len(rq.smembers("rq:workers")) == workers), self.said
+
     def submit(self, *expressions: Any, session: str = "one", **settings: Any) -> Handle:
         """A session of these, with a ledger."""
         with workflow("test", session, **settings) as flow:

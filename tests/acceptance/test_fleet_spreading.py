@@ -24,7 +24,7 @@ def test_two_workers_share_tasks_of_five_milliseconds(mine: Fleet) -> None:
     tasks = [named(f"t{n}", compute, seconds=0.005) for n in range(200)]
 
     with pools(mine.pool(), mine.pool()):
-        assert until(lambda: len(mine.client.carrier.connection.smembers("rq:workers")) == 2)
+        mine.ready(2)
         handle = mine.submit(group(*tasks) >> named("last"))
         assert handle.wait(30).status == "completed", mine.said
 
@@ -36,9 +36,10 @@ def test_two_workers_share_tasks_of_five_milliseconds(mine: Fleet) -> None:
 
 
 def test_the_members_of_a_group_run_on_several_workers_at_the_same_time(mine: Fleet) -> None:
-    members = [named(f"m{n}", seconds=0.3) for n in range(4)]
+    members = [named(f"m{n}", seconds=0.5) for n in range(4)]
 
     with pools(mine.pool(workers="4")):
+        mine.ready(4)
         handle = mine.submit(named("first") >> group(*members) >> named("last"))
         assert handle.wait(30).status == "completed", mine.said
 
@@ -53,6 +54,7 @@ def test_a_session_never_has_more_than_its_cap_at_once(mine: Fleet) -> None:
     tasks = [named(f"t{n}", seconds=0.05) for n in range(12)]
 
     with pools(mine.pool(workers="4")):
+        mine.ready(4)
         handle = mine.submit(*tasks, max_parallel=2)
         assert handle.wait(30).status == "completed", mine.said
 
@@ -61,6 +63,7 @@ def test_a_session_never_has_more_than_its_cap_at_once(mine: Fleet) -> None:
 
 def test_two_sessions_with_a_cap_each_run_side_by_side(mine: Fleet) -> None:
     with pools(mine.pool(workers="2")):
+        mine.ready(2)
         handles = [
             mine.submit(*[named(f"{name}{n}", seconds=0.05) for n in range(6)], session=name, max_parallel=1)
             for name in ("a", "b")
@@ -101,7 +104,7 @@ def test_tasks_made_at_run_time_are_run_by_several_workers(mine: Fleet) -> None:
     names = [f"made{n}" for n in range(12)]
 
     with pools(mine.pool(), mine.pool()):
-        assert until(lambda: len(mine.client.carrier.connection.smembers("rq:workers")) == 2)
+        mine.ready(2)
         handle = mine.submit(named("maker", make, names=names, seconds=0.1))
         assert handle.wait(30).status == "completed", mine.said
 
@@ -139,6 +142,7 @@ def test_a_task_whose_queue_nobody_serves_waits_for_a_worker(mine: Fleet) -> Non
 def test_others_are_called_while_a_long_task_holds_its_worker(mine: Fleet) -> None:
     """Work waits behind a body that has only begun: its keeper asks for another worker."""
     with pools(mine.pool(workers="2")):
+        mine.ready(2)
         handle = mine.submit(named("first") >> group(named("long", wait), named("short")))
         short = mine.wait_for("ended", "short")
         mine.open_gate()

@@ -39,6 +39,9 @@ SESSION = "chaos"
 STALLED = 45.0
 """Seconds without a commit, with nobody stopped and nothing down, after which a run has come to a halt."""
 
+TIDY = 25.0
+"""Seconds after which stewards have had RQ forget what workers left in it that were killed in the act."""
+
 
 @dataclass(slots=True)
 class Report:
@@ -74,17 +77,12 @@ def run(plan: Plan, folder: Path) -> Report:
                 watch(client, monkey)
             finally:
                 monkey.calm()
-        statuses = [pool.end() for pool in several]
+        seconds = time.time() - began
         with fleet(server.url) as client:
-            return judge(
-                Report(plan, monkey.deeds, began, time.time() - began),
-                client,
-                model,
-                runs,
-                several,
-                statuses,
-                monkey,
-            )
+            until(lambda: not tokens_left(client.link, client.carrier.connection, SESSION), TIDY, 0.05)
+            statuses = [pool.end() for pool in several]
+            report = Report(plan, monkey.deeds, began, seconds)
+            return judge(report, client, model, runs, several, statuses, monkey)
 
 
 @contextmanager
@@ -123,7 +121,6 @@ def judge(
 ) -> Report:  # fmt: skip
     """Hold everything that was left behind against the model."""
     rq = client.carrier.connection
-    until(lambda: not tokens_left(client.link, rq, SESSION), 5.0)
     ledger, written = ledger_of(client.link, SESSION), lines(runs)
     verdict = report.verdict = check(
         model, ledger, written, session_of(client.link, rq, SESSION, client.keyring)

@@ -53,6 +53,7 @@ class Keeper:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
+        self.look: Callable[[], None] = lambda: None  # at each look: for what cannot wait for a body
 
     def keep(self, kept: Kept) -> None:
         """From now on, until `forget`."""
@@ -85,6 +86,7 @@ class Keeper:
                 kept = self._kept
             if kept is not None:
                 try:
+                    self.look()
                     self._look_after(kept)
                 except GraflowError as error:  # the server is away: the slice waits for it, too
                     log.warning("keeper: %s", error, extra={"session": kept.session.id})

@@ -5,22 +5,21 @@
     leave      give back its claim and go, at once                          a second signal to the pool
     lost       the token is void and the body still runs: go                hard cancel, a lease that ran out
 
-A thread does all that cannot wait for the body, which may be anywhere: in C code, in a lock, in an
-`except BaseException`. The signal wakes it through a pipe, since a handler only runs between two
-steps of the main thread. Whoever holds the interpreter's lock is killed by the pool's parent.
+What cannot wait for the body has a thread of its own, begun when it is needed: by the signal's handler, or
+by the keeper, since a handler only runs between two steps of the main thread, and the body may be anywhere:
+in C code, in a lock, in an `except BaseException`. Whoever holds the interpreter's lock is killed by the
+pool's parent.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import select
 import signal
 import threading
 from _thread import start_new_thread
 from collections.abc import Callable
-from contextlib import suppress
-from time import monotonic
+from time import monotonic, sleep
 from types import FrameType
 from typing import Any
 
@@ -35,8 +34,8 @@ log = logging.getLogger("graflow_ckpt.fleet")
 LAST = 1.0
 """Seconds that a body is given to unwind, once what it does does not count any more."""
 
-LOOK = 0.25
-"""Seconds between looks at the board, for an order whose signal did not arrive."""
+LOOK = 0.05
+"""Seconds between looks at the board while the end of the grace period is waited for."""
 
 BEAT = 60.0
 """Seconds between signs of life of a slice that runs."""
@@ -49,61 +48,55 @@ class Leaving:
         self._worker = worker
         self._line = line
         self._grace = grace
-        self._lost = False
-        self._gone = False  # the main thread may unwind now
+        self._lost: Slice | None = None
         self._pid = os.getpid()
-        self._ear, self._mouth = os.pipe()
-        os.set_blocking(self._mouth, False)
+        self._drains = False
+        self._beat_at = monotonic() + BEAT
+        self._gone = False  # the main thread may unwind now
         self.on_stop: Callable[[], None] = lambda: None  # in the main thread: nothing new is to begin
         self.beat: Callable[[], None] = lambda: None  # now and then while a slice runs
         worker.on_lost = self._token_lost
+        worker.keeper.look = self._look
 
     def begin(self) -> None:
         """From now on signals are heard."""
         deaf(signal.SIGINT)
         signal.signal(signal.SIGTERM, self.told)
-        signal.set_wakeup_fd(self._mouth, warn_on_full_buffer=False)
         os.register_at_fork(after_in_child=_forget)  # what a task forks has to end when it is told to
-        start_new_thread(self._watch, ())  # a Thread would be waited for, and a horse is in a hurry
-        if self._line.order is not Order.WORK:  # it came before there was anybody to hear it
-            self._worker.drain()
-            self._wake()
+        self._look()  # the order may have come before there was anybody to hear it
 
     def told(self, number: int, frame: FrameType | None) -> None:
+        """The handler of SIGTERM."""
         if os.getpid() != self._pid:  # a child that a task has just forked
             _forget()
             os.kill(os.getpid(), number)
             return
         if self._gone:
             raise SystemExit(GAVE_UP)
-        self._wake()  # the task may have taken the wake-up pipe for a loop of its own
-        self._worker.drain()
+        self._begin_to_drain()
         self.on_stop()
 
+    def _begin_to_drain(self) -> None:
+        self._worker.drain()
+        if not self._drains:
+            self._drains = True
+            start_new_thread(self._drain, ())  # not a Thread: its locks may be held by who was interrupted
+
     def _token_lost(self) -> None:
-        self._lost = True
-        self._wake()
+        now = self._worker.slice
+        if now is not None and now is not self._lost:
+            self._lost = now
+            start_new_thread(self._go_when_it_stays, (now,))
 
-    def _wake(self) -> None:
-        with suppress(BlockingIOError):
-            os.write(self._mouth, b"!")
+    def _look(self) -> None:
+        """By the keeper, many times a second while a slice runs."""
+        if self._line.order is not Order.WORK:
+            self._begin_to_drain()
+        if monotonic() > self._beat_at:
+            self._beat_at = monotonic() + BEAT
+            start_new_thread(self._beat, ())
 
-    # --- the thread --------------------------------------------------------------------
-
-    def _watch(self) -> None:
-        beat = monotonic() + BEAT
-        while True:
-            readable, _, _ = select.select([self._ear], [], [], LOOK)
-            if readable:
-                os.read(self._ear, 1000)
-            if self._line.order is not Order.WORK or self._worker.draining:
-                return self._drain()
-            if self._lost:
-                self._lost = False
-                self._go_when_it_stays()
-            if monotonic() > beat:
-                beat = monotonic() + BEAT
-                self._beat()
+    # --- threads -----------------------------------------------------------------------
 
     def _beat(self) -> None:
         try:
@@ -112,11 +105,10 @@ class Leaving:
             log.info("no sign of life for RQ: %s", error)
 
     def _drain(self) -> None:
-        self._worker.drain()
         order = self._line.order
         deadline = self._line.deadline if order is not Order.WORK else monotonic() + self._grace
         while self._line.order is not Order.LEAVE and (left := deadline - monotonic()) > 0:
-            select.select([], [], [], min(left, LOOK / 5))
+            sleep(min(left, LOOK))
         now = self._worker.slice
         if now is not None:
             if self._line.order is not Order.LEAVE:
@@ -146,13 +138,12 @@ class Leaving:
         except GraflowError as error:  # the parent tries again, and then the stewards
             log.warning("a claim could not be given back: %s", error, extra=facts)
 
-    def _go_when_it_stays(self) -> None:
+    def _go_when_it_stays(self, now: Slice) -> None:
         """What runs has lost its token. It was told; a body that does not listen goes with its process."""
-        now = self._worker.slice
         deadline = monotonic() + LAST
         while self._worker.slice is now and monotonic() < deadline:
-            select.select([], [], [], 0.02)
-        if now is not None and self._worker.slice is now:
+            sleep(0.02)
+        if self._worker.slice is now:
             facts = {"session": now.session.id, "token": now.session.token}
             log.warning("a task goes on though its token is lost: this process is replaced", extra=facts)
             self._worker.leaving = True
@@ -162,11 +153,10 @@ class Leaving:
         """Unwind the body, so that it can put its things in order; if it does not, leave without it."""
         self._gone = True
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
-        select.select([], [], [], LAST)
+        sleep(LAST)
         leave(GAVE_UP)
 
 
 def _forget() -> None:
-    signal.set_wakeup_fd(-1)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from types import FrameType
 from typing import Any, Literal
 
@@ -50,6 +50,9 @@ log = logging.getLogger("graflow_ckpt.fleet")
 Mode = Literal["simple", "fork"]
 
 _TOKEN = re.compile(r"e\d+t\d+")
+
+OFTEN = timedelta(seconds=5)
+"""Between signs of life of a worker that has much to do."""
 
 TTL = 75
 """Seconds without a sign of life after which RQ takes a worker for dead."""
@@ -114,6 +117,17 @@ class _Waiting(BaseWorker):
                 self.cleanup_execution(job, pipeline=pipeline)
                 pipeline.delete(job.key)  # a sign of life may have made it anew
                 pipeline.execute()
+
+    def heartbeat(self, timeout: int | None = None, pipeline: Any = None) -> None:
+        """Not with each job: somebody waits for it."""
+        beat = self.last_heartbeat
+        if pipeline is None and timeout is None and beat is not None and datetime.now(UTC) < beat + OFTEN:
+            return
+        super().heartbeat(timeout, pipeline)
+
+    def set_state(self, state: str, pipeline: Any = None) -> None:
+        if pipeline is not None or state != self.get_state():
+            super().set_state(state, pipeline)
 
     def subscribe(self) -> None:
         """No orders through RQ: its way to stop a job would count as a crash of the task. Nor is a thread for

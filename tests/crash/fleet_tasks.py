@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 import signal
@@ -54,6 +55,13 @@ def hogs(folder: str, name: str) -> None:
     """Keeps the interpreter's lock: one call in C that never looks up."""
     note(folder, name)
     re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+@task
+def computes(folder: str, name: str) -> None:
+    """In C for minutes, where no handler runs; other threads may."""
+    note(folder, name)
+    hashlib.pbkdf2_hmac("sha256", b"word", b"salt", 500_000_000)
 
 
 @task

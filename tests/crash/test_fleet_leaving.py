@@ -79,6 +79,21 @@ def test_what_does_not_finish_in_time_is_given_back_after_a_checkpoint(
 
 
 @MODES
+def test_a_body_in_c_is_given_back_in_time_too(redis_url: str, tmp_path: Path, mode: str) -> None:
+    with pool(redis_url, tmp_path, n=1, mode=mode, grace=0.3, **FAR) as fleet:
+        fleet.ready()
+        handle = tasks.call(tasks.computes, redis_url, tmp_path, "a")
+        noted(tmp_path, "a")
+
+        fleet.signal(signal.SIGTERM)
+
+        assert fleet.wait(5) == 0
+        assert "killed" not in fleet.said()
+        assert handle.status().checkpoint is not None
+        assert handle.pending()[0]["crashes"] == 0
+
+
+@MODES
 def test_a_body_that_is_given_up_may_put_its_things_in_order(
     redis_url: str, tmp_path: Path, mode: str
 ) -> None:

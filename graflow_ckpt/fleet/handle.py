@@ -7,7 +7,7 @@ goes away while somebody waits is waited for; one that is away when a question i
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata
@@ -25,7 +25,7 @@ from graflow_ckpt.engine.account import Account
 from graflow_ckpt.engine.attempt import from_cells
 from graflow_ckpt.engine.reaping import release
 from graflow_ckpt.engine.shared_home import SharedHome
-from graflow_ckpt.fleet import declining
+from graflow_ckpt.fleet import answering, declining
 from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.failures import Failure, failures
 from graflow_ckpt.fleet.following import Changes, Progress, completions
@@ -221,19 +221,24 @@ class Handle:
         if self._commit([("status", "paused", reason)]) != "paused":
             raise self._cannot("be paused")
 
-    def resume(self, max_steps: int | None = None) -> None:
-        """Go on: after a pause, a failure, or max_steps."""
+    def resume(self, max_steps: int | None = None, *, answers: Mapping[str, str] | None = None) -> None:
+        """Go on: after a pause, a failure, or max_steps.
+
+        `answers`: for tasks that ran when their worker died, where somebody has to say what becomes of them:
+        `{"charge": "skip"}`, or `rerun`, or `fail`. InDoubt names those that lack one.
+        """
         # ("claim", 0): nobody is asked for where nothing can run, so it has to see here that it is over
         status = self.status()
         if status.status in ("completed", "cancelled", "init"):
             raise self._cannot("go on")
+        ops = answering.as_ops(self._link, self.session, answers or {}) if status.failed or answers else []
         limit = status.max_steps if max_steps is None else max_steps
         declining.forget(self._link, self.session)
-        if status.status == "paused" and not status.failed and max_steps is None:
-            self._commit([("status", "running", ""), ("claim", 0)])
+        if status.status == "paused" and status.failed <= len(ops) and max_steps is None:
+            self._commit([*ops, ("status", "running", ""), ("claim", 0)])
         elif status.status != "running" or max_steps is not None:
             (epoch,) = self._cold("epoch")
-            self._commit([("reopen", int(epoch or 1), limit), ("claim", 0)])
+            self._commit([*ops, ("reopen", int(epoch or 1), limit), ("claim", 0)])
         self._client.watch(self.session)
 
     def cancel(self, reason: str = "cancelled by hand", *, hard: bool = False) -> None:

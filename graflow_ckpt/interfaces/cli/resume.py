@@ -25,7 +25,7 @@ Examples:
   graflow-ckpt resume night --url redis://host:6379/0      a session of a fleet
 """
 
-OF_FLEET = ("max_steps", "progress")  # what else is said is about a run in this process
+OF_FLEET = ("max_steps", "in_doubt", "progress")  # what else is said is about a run in this process
 
 
 @click.command("resume", epilog=EXAMPLES, short_help="Go on with a session, or from one checkpoint.")
@@ -60,7 +60,7 @@ def command(
     handle = on_fleet(ctx, manner, what, options["store"])
     if handle is not None:
         _check_options(ctx)
-        return _on_fleet(manner, handle, options["max_steps"])
+        return _on_fleet(manner, handle, options)
     from graflow_ckpt.interfaces.cli.finding import find_place
     from graflow_ckpt.interfaces.cli.going_on import go_on
     from graflow_ckpt.interfaces.cli.launch import Wishes
@@ -71,7 +71,7 @@ def command(
     if place.found.facts.get("redis"):
         handle = of_cut(ctx, place.found, leave=rewind or fork is not None)
         _check_options(ctx)
-        return _on_fleet(manner, handle, options["max_steps"])
+        return _on_fleet(manner, handle, options)
     if rewind and not place.named:
         raise click.UsageError("--rewind needs the path of a checkpoint: graflow-ckpt checkpoints list.")
     del options["store"]
@@ -88,11 +88,11 @@ def _check_options(ctx: click.Context) -> None:
             raise click.UsageError(f"{parameter.opts[0]} is not for sessions of a fleet.")
 
 
-def _on_fleet(manner: Manner, handle: Handle, max_steps: int | None) -> int:
+def _on_fleet(manner: Manner, handle: Handle, options: dict[str, Any]) -> int:
     from graflow_ckpt.interfaces.cli.fleet_rows import document
     from graflow_ckpt.interfaces.cli.steering import gone_on
 
-    before, status = gone_on(handle, max_steps)
+    before, status = gone_on(handle, options["max_steps"], dict(options["in_doubt"]))
     if manner.json:
         manner.document(document(status, handle.address))
     elif before.status == "completed":

@@ -6,7 +6,7 @@ would make of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from graflow_ckpt.core.errors import SessionBusy, SessionError
 from graflow_ckpt.fleet.client import Client
@@ -40,7 +40,9 @@ def cancelled(handle: Handle, reason: str, *, hard: bool) -> Status:
     return handle.status()
 
 
-def gone_on(handle: Handle, max_steps: int | None) -> tuple[Status, Status]:
+def gone_on(
+    handle: Handle, max_steps: int | None, answers: Mapping[str, str] | None = None
+) -> tuple[Status, Status]:
     """After a pause, a failure, or max_steps; how it was, and how it is."""
     before = handle.status()
     if before.status == "completed" and not before.ready:
@@ -51,7 +53,7 @@ def gone_on(handle: Handle, max_steps: int | None) -> tuple[Status, Status]:
             hint="Run its program again, or go on with ExecutionContext.resume(path).",
             session=before.session,
         )
-    handle.resume(max_steps)
+    handle.resume(max_steps, answers=answers)
     return before, handle.status()
 
 

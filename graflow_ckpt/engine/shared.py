@@ -30,6 +30,9 @@ from graflow_ckpt.sessions.redis import RedisSession
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
+TURN = 5.0
+"""Seconds for which a moment that passes waits for a cut that is being written."""
+
 
 class SharedCuts:
     """When a checkpoint of a shared session is taken."""
@@ -71,7 +74,10 @@ class SharedCuts:
             return
         if not self._due_for_all(idle):
             return
-        with self._home.turn() as mine:
+        # who cuts now shows an earlier moment; this one comes again at the next commit, but not if there is
+        # none, or if it is that nothing runs
+        passes = self._session.status != "running" or not self._due(False)
+        with self._home.turn(TURN if passes else 0.0) as mine:
             if mine and self._due_for_all(idle):  # others may have cut between the question and our turn
                 if self.cut("policy", {"auto": True}) is not None:
                     self._home.prune(self._settings.keep)

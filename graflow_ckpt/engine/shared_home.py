@@ -206,11 +206,14 @@ class SharedHome:
         return line is not None and int(parse_line(line)["held"] or 0) > own
 
     @contextmanager
-    def turn(self) -> Iterator[bool]:
-        """Whether this worker is the one that takes a cut that is due."""
-        key = f"{self._prefix}cutting"
+    def turn(self, patience: float = 0.0) -> Iterator[bool]:
+        """Whether this worker is the one that takes a cut that is due; it waits for so many seconds."""
+        key, deadline = f"{self._prefix}cutting", monotonic() + patience
         with translated(self.link.address):
-            mine = bool(self._client.set(key, "1", nx=True, px=POLICY_LOCK))
+            while not (mine := bool(self._client.set(key, "1", nx=True, px=POLICY_LOCK))):
+                if monotonic() >= deadline:
+                    break
+                sleep(0.01)
         try:
             yield mine
         finally:

@@ -1,0 +1,227 @@
+"""Checkpoints of sessions that several workers share: one cut per due moment, and saves that fail."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graflow_ckpt import (
+    CheckpointManager,
+    Event,
+    EveryN,
+    EverySeconds,
+    EveryTask,
+    ExecutionContext,
+    KeepLast,
+    WhenIdle,
+    Workflow,
+    task,
+    workflow,
+)
+from graflow_ckpt.checkpoint.keys import new_key
+from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.fleet.client import Terms
+from graflow_ckpt.fleet.handle import Handle
+from tests.acceptance.elsewhere import Fleet
+from tests.acceptance.places import Make, in_redis
+from tests.loops import cuts, loop
+from tests.servers import Server
+
+
+@pytest.fixture
+def make(redis_url: str, redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> Make:
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
+    return in_redis(redis_server.client())
+
+
+@pytest.fixture
+def fleet(redis_url: str, make: Make, own_folder: Path) -> Iterator[Fleet]:
+    made = Fleet(redis_url, str(own_folder / "checkpoints"), workers=3)
+    yield made
+    made.close()
+
+
+def submitted(fleet: Fleet, flow: Workflow) -> Handle:
+    starts = tuple(flow.graph.roots())
+    return fleet.client.submit(flow.graph, flow.settings, starts, {}, Terms("s", store=fleet.store))
+
+
+# --- several workers ---------------------------------------------------------------------
+
+
+def wide(members: int, **options: Any) -> Workflow:
+    """Tasks that can all run at once, twice in a row."""
+    with workflow("wide", "s", **options) as flow:
+        for number in range(members):
+            first, then = (task(id=f"{name}{number}")(short) for name in ("first", "then"))
+            first >> then
+    return flow
+
+
+def short() -> None:
+    threading.Event().wait(0.001)
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["in turns", "at once"])
+def test_workers_of_one_session_cut_once_for_each_due_moment(fleet: Fleet, together: bool) -> None:
+    handle = submitted(fleet, wide(30, checkpoint=EveryN(10), keep=KeepLast(99)))
+
+    status = fleet.work_together(handle) if together else fleet.work(handle)
+
+    assert (status.status, status.steps) == ("completed", 60)
+    assert fleet.ran_by("s") == 3
+    made = cuts()
+    assert len(made) <= 6
+    assert all(later - earlier >= 10 for earlier, later in pairwise(made))
+    assert made[0] < 20
+
+
+def test_numbers_of_cuts_go_up_with_what_they_show(fleet: Fleet) -> None:
+    handle = submitted(fleet, wide(30, checkpoint=EveryN(3), keep=KeepLast(99)))
+
+    fleet.work_together(handle)
+
+    made = list(reversed(CheckpointManager.list_checkpoints("s")))
+    assert [m.sequence for m in made] == sorted({m.sequence for m in made})
+    assert [m.transition for m in made] == sorted(m.transition for m in made)
+
+
+def test_workers_keep_the_last_cuts_of_all_of_them(fleet: Fleet) -> None:
+    handle = submitted(fleet, wide(30, checkpoint=EveryN(5), keep=KeepLast(3)))
+
+    fleet.work(handle)
+
+    assert fleet.ran_by("s") > 1
+    assert len(cuts()) == 3
+    assert min(cuts()) > 30
+
+
+def test_a_wave_is_through_when_nobody_runs_anything(fleet: Fleet) -> None:
+    """A worker that has nothing to do is not yet a session that has nothing to do."""
+    with workflow("waves", "s", checkpoint=WhenIdle(), keep=KeepLast(99)) as flow:
+        wave = [task(id=f"a{number}")(short) for number in range(6)]
+        joined = wave[0]
+        for member in wave[1:]:
+            joined = joined | member
+        joined >> task(id="last")(short)
+
+    fleet.work_together(submitted(fleet, flow))
+
+    held = [m.steps for m in reversed(CheckpointManager.list_checkpoints("s"))]
+    assert held[-1] == 7
+    assert 6 in held  # between the waves nothing runs
+
+
+def test_a_policy_by_time_outlives_the_slices(fleet: Fleet) -> None:
+    """Slices begin anew every few milliseconds here; the time since the last cut does not."""
+    handle = submitted(fleet, wide(60, checkpoint=EverySeconds(0.05)))
+
+    fleet.work(handle)
+
+    assert len(cuts()) >= 1
+
+
+def test_an_interval_of_steps_is_a_policy_in_redis_too(redis_server: Server, make: Make) -> None:
+    flow = loop(7, make=make)
+    context = ExecutionContext.create(
+        flow.graph, "turn", session_id="s", queue_backend="redis", channel_backend="redis",
+        config={"redis_client": redis_server.client()}, auto_checkpoint_interval=3,
+    )  # fmt: skip
+
+    context.execute()
+
+    assert cuts() == [3, 6]
+    assert context.last_checkpoint_path == CheckpointManager.get_latest("s")
+
+
+# --- saves that fail ---------------------------------------------------------------------
+
+
+def block() -> None:
+    """From now on nothing can be written there."""
+    shutil.rmtree("checkpoints", ignore_errors=True)
+    Path("checkpoints").touch()
+
+
+def unblock() -> None:
+    Path("checkpoints").unlink()
+
+
+def test_a_failed_save_is_an_event_and_does_not_stop_the_run(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    seen: list[Event] = []
+    handles = []
+
+    def ask(context: Any) -> None:
+        if context.cycle == 0:
+            block()
+            handles.append(context.checkpoint())
+
+    flow = loop(3, ask, make=make, observers=[seen.append])
+
+    assert flow.execute() == 2
+    (failed,) = [event for event in seen if event.kind == "checkpoint_failed"]
+    assert failed.facts["cause"] == "request"
+    assert "checkpoints" in failed.facts["error"]
+    assert handles[0].done()
+    assert handles[0].error is not None
+    assert "checkpoint failed" in caplog.text
+
+
+def test_a_policy_that_could_not_save_tries_again_at_its_next_time(make: Make) -> None:
+    seen: list[str] = []
+
+    def spoil(context: Any) -> None:
+        if context.cycle == 0:
+            block()
+        elif context.cycle == 3:
+            unblock()
+
+    flow = loop(6, spoil, make=make, checkpoint=EveryN(2), observers=[lambda event: seen.append(event.kind)])
+    flow.execute()
+
+    assert cuts() == [4, 6]
+    assert seen.count("checkpoint_failed") == 1
+
+
+def test_with_on_save_failure_fail_a_failed_save_stops_the_run(make: Make) -> None:
+    ran: list[int] = []
+
+    def ask(context: Any) -> None:
+        ran.append(context.cycle)
+        if context.cycle == 1:
+            block()
+            context.checkpoint()
+
+    flow = loop(5, ask, make=make, on_save_failure="fail")
+    with pytest.raises(CheckpointError, match="checkpoints"):
+        flow.execute()
+
+    assert ran == [0, 1]
+    context = flow.execution_context
+    assert (context.status, context.steps) == ("paused", 2)
+    assert "The checkpoint failed" in context.state.reason
+    unblock()
+    assert flow.execute() == 4  # the step itself was committed
+    assert ran == [0, 1, 2, 3, 4]
+
+
+def test_with_on_save_failure_fail_no_worker_goes_on(fleet: Fleet) -> None:
+    Path("checkpoints").touch()
+    handle = submitted(fleet, loop(5, checkpoint=EveryTask(), on_save_failure="fail"))
+
+    status = fleet.work(handle)
+
+    assert (status.status, status.steps) == ("paused", 1)
+    assert status.reason.startswith("The checkpoint failed")
+    unblock()
+    handle.resume()
+    assert fleet.work(handle).status == "completed"
+    assert cuts() == [2, 3, 4, 5]

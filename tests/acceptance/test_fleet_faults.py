@@ -269,3 +269,15 @@ def test_a_worker_that_was_stopped_for_longer_than_its_lease_is_refused(mine: Fl
     ledger = [commit for commit in mine.ledger() if commit.task == "a"]
     assert [commit.token for commit in ledger] == [second.token]
     assert second.pid != first.pid
+
+
+def test_a_token_that_got_lost_on_its_way_is_posted_again_soon(mine: Fleet) -> None:
+    """As when a worker dies between the commit that made it and RQ, or between RQ and its first script."""
+    handle = mine.submit(named("a"))
+    mine.server.ask("DEL", "rq:queue:graflow-default")
+    lost = time.time()
+
+    with pools(mine.pool()):
+        assert handle.wait(30).status == "completed", mine.said
+
+    assert mine.wait_for("began", "a").at - lost < 3.5

@@ -53,7 +53,7 @@ else
       local waits = head and call('HGET', P .. 'qt', name)
       if head and (left or not find(head, DIRECT)) and not (waits and call('ZSCORE', P .. 'tok', waits)) then
         local id = 'e' .. (call('HGET', P .. 'h', 'epoch') or '0') .. 't' .. call('HINCRBY', P .. 'h', 'tokens', 1)
-        call('ZADD', P .. 'tok', math.floor(now() * 1000) + 5000, id)
+        call('ZADD', P .. 'tok', math.floor(now() * 1000) + 1000, id)
         call('HSET', P .. 'qt', name, id)
         tail = tail .. '\31' .. id .. '\31' .. name
       end

@@ -56,7 +56,7 @@ BROKEN = {
     "somebody is called twice": ("not (waits and call('ZSCORE', P .. 'tok', waits))", "true"),
     "somebody is called for nothing": ("      if head and (left", "      if (left"),
     "who is called is not listed": (
-        "        call('ZADD', P .. 'tok', math.floor(now() * 1000) + 5000, id)\n",
+        "        call('ZADD', P .. 'tok', math.floor(now() * 1000) + 1000, id)\n",
         "",
     ),
     "who is called is not waited for": ("        call('HSET', P .. 'qt', name, id)\n", ""),

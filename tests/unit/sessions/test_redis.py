@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -302,6 +303,32 @@ def test_a_frozen_session_is_waited_for(server_link: RedisLink, redis_url: str) 
     hasty.commit([("claim", 0)])  # it was refused, and is not broken
 
 
+def test_waiting_for_a_thaw_takes_nothing_off_the_patience_for_a_server(
+    far: RedisLink, proxy: Proxy, server_link: RedisLink
+) -> None:
+    create(server_link, enqueue())
+    session = join(far)
+    session.patience = 0.3
+    session.read("x")  # opens its wire
+
+    def cut_and_wait() -> None:
+        made = proxy.connections
+        proxy.cut()
+        deadline = time.monotonic() + 10
+        while proxy.connections == made and not claimed.done():
+            assert time.monotonic() < deadline
+
+    with ThreadPoolExecutor(1) as threads:
+        with frozen(server_link, SESSION):
+            claimed = threads.submit(session.commit, [("claim", 1)])
+            cut_and_wait()
+            with pytest.raises(TimeoutError):
+                claimed.result(0.6)
+            cut_and_wait()
+
+        assert len(claimed.result(10)) == 1
+
+
 def test_a_freeze_whose_maker_has_died_is_over_in_its_time(link: RedisLink) -> None:
     create(link, enqueue())
     session = join(link)
@@ -350,6 +377,12 @@ def test_values_are_read_as_of_one_moment_and_once_per_attempt(link: RedisLink) 
     assert reader.read("z") is None
     assert sorted(reader.names()) == ["x", "y"]
     assert session.reader().read("x") == (b"\x09", version + 1, ())
+
+    assert reader.read("later") is None
+    session.commit([("put", "later", b"\x01", -1), ("skipped", "b")])
+    assert reader.read("later") is None
+    assert reader.gave_nothing("b") is True
+    assert session.reader().read("later") is not None
 
 
 def test_a_result_of_an_earlier_round_is_there_and_counts_for_nothing(link: RedisLink) -> None:

@@ -9,7 +9,7 @@ import logging
 
 from graflow_ckpt.checkpoint.plan import Plan, make_plan
 from graflow_ckpt.checkpoint.program import current_tasks, saved_tasks
-from graflow_ckpt.core.errors import GraphError, InDoubt, SessionBusy
+from graflow_ckpt.core.errors import GraphError, InDoubt, SessionBusy, SessionError
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.bind import Binding
@@ -45,9 +45,11 @@ class Opening:
 
     def open(self, start: str | None) -> None:
         """Start it, start elsewhere, or go on."""
-        context = self.context
+        context, was = self.context, self.context.status
         release_the_dead(context.link, self.session, context.cells)
         state = context.state
+        if was == "running" and state.status == "paused":  # a task has taken its last worker down
+            raise paused(self.session, state.reason)
         limit = state.max_steps if context.limit is None else context.limit
         reopen: Op = ("reopen", state.epoch, limit)
         if state.next_key == 1:
@@ -117,6 +119,14 @@ def doubts(state: SessionState) -> list[str]:
     """The tasks that wait for an answer."""
     specs = [state.specs[key] for key in state.dead]
     return [spec.task_id for spec in specs if spec.execution_strategy == "doubt"]
+
+
+def paused(session: str, reason: str) -> SessionError:
+    return SessionError(
+        f"Session {session} is paused: {reason}",
+        hint="The next one who executes it goes on.",
+        session=session,
+    )
 
 
 def in_doubt(session: str, asked: list[str]) -> InDoubt:

@@ -19,7 +19,6 @@ from graflow_ckpt.core.errors import (
     GraflowError,
     Interrupted,
     SessionCancelled,
-    SessionError,
     Stalled,
     TaskError,
     WorkflowCancelled,
@@ -27,7 +26,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.engine.invoke import Invoker
 from graflow_ckpt.engine.keeper import Keeper, Kept
-from graflow_ckpt.engine.opening import Opening, doubts, in_doubt
+from graflow_ckpt.engine.opening import Opening, doubts, in_doubt, paused
 from graflow_ckpt.engine.reaping import release_the_dead
 from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.shared import SharedCuts, SharedHost
@@ -167,7 +166,7 @@ class TakingPart:
         if status == "paused" and (asked := doubts(state)):
             raise in_doubt(self.session, asked)
         if status == "paused":
-            raise SessionError(f"Session {self.session} is paused: {state.reason}", session=self.session)
+            raise paused(self.session, state.reason)
         raise self._failure(status, state.reason)
 
     def _failure(self, status: str, reason: str) -> BaseException:

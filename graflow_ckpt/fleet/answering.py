@@ -33,8 +33,12 @@ def doubts(link: RedisLink, session: str) -> dict[str, int]:
     return found
 
 
-def as_ops(link: RedisLink, session: str, answers: Mapping[str, str]) -> list[Op]:
-    """The answers as ops. InDoubt if one is lacking; SessionError for a task that is not in doubt."""
+def as_ops(link: RedisLink, session: str, answers: Mapping[str, str], *, some: bool = False) -> list[Op]:
+    """The answers as ops. InDoubt if one is lacking, unless `some` will do; SessionError for a task that is
+    not in doubt, or an answer that is none."""
+    wrong = [how for how in answers.values() if how not in ANSWERS]
+    if wrong:
+        raise SessionError(f"{wrong[0]!r} is no answer.", hint=f"There are: {', '.join(ANSWERS)}.")
     asked_for = doubts(link, session)
     strange = [task for task in answers if task not in asked_for]
     if strange:
@@ -45,6 +49,6 @@ def as_ops(link: RedisLink, session: str, answers: Mapping[str, str]) -> list[Op
             task=strange[0],
         )
     lacking = [task for task in asked_for if task not in answers]
-    if lacking:
+    if lacking and not some:
         raise in_doubt(session, lacking)
     return [("answer", asked_for[task], ANSWERS[how]) for task, how in answers.items()]

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from graflow_ckpt.checkpoint.manager import CheckpointManager
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata
 from graflow_ckpt.checkpoint.sealed import SealedCells
 from graflow_ckpt.core.errors import (
@@ -241,6 +242,16 @@ class Handle:
             self._commit([*ops, ("reopen", int(epoch or 1), limit), ("claim", 0)])
         self._client.watch(self.session)
 
+    def answer(self, task: str, how: str) -> None:
+        """What becomes of one task that ran when its worker died: "rerun", "skip" or "fail".
+
+        The session goes on when none waits for an answer any more.
+        """
+        if answering.doubts(self._link, self.session).keys() <= {task}:
+            self.resume(answers={task: how})
+        else:
+            self._commit(answering.as_ops(self._link, self.session, {task: how}, some=True))
+
     def cancel(self, reason: str = "cancelled by hand", *, hard: bool = False) -> None:
         """For good. Running tasks are told; `hard`: their tokens are void, their code is ended."""
         if self._commit([("status", "cancelled", reason), ("claim", 0)]) != "cancelled":
@@ -282,6 +293,22 @@ class Handle:
         program = self._client.programs.parcel(digest).program
         home = SharedHome(self._link, self.session, self._cells, place, self._client.keyring, program)
         return home.cut("request", check_metadata(metadata), path=path, portable=portable)
+
+    def rewind(self, path: str) -> None:
+        """Put it back to a portable checkpoint of it; refused while somebody works on it."""
+        found = CheckpointManager.verify(path)
+        if found.session_id != self.session:
+            raise SessionError(
+                f"Checkpoint {path} is of session {found.session_id}, not of {self.session}.",
+                hint="fork() makes another session of it.",
+                session=self.session,
+                path=path,
+            )
+        self._client.rewind(path)
+
+    def fork(self, session_id: str | None = None, *, path: str | None = None) -> Handle:
+        """Another session that begins as this one is now, or was at a portable checkpoint."""
+        return self._client.fork(path or self.checkpoint(portable=True).path, session_id)
 
     def purge(self) -> None:
         """Take away all that is kept of it."""

@@ -24,21 +24,24 @@ from graflow_ckpt.core.facts import Op
 from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.lists import ACTIVE
 from graflow_ckpt.fleet.reaping import OPAQUE
+from graflow_ckpt.fleet.status import ENDED
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.redis import RedisSession
-from graflow_ckpt.sessions.tables import read_state
+from graflow_ckpt.sessions.tables import parse_line, read_state
 
 log = logging.getLogger("graflow_ckpt.fleet")
 
-SHORT, LONG = 50, 1000
+SHORTEST, LONGEST = 50, 1000
 """Milliseconds for which a token rests."""
 
 SAID = 60.0
 """Seconds until it is said again that a session is left to others."""
 
 _MANY = 1000  # sessions of which is known when that was said
-_NOTED = ("declined", "decliners")
+NOTED = ("declined", "decliners")
+"""What a session knows of those that declined it."""
+
 _AT = "declined:"
 
 
@@ -58,13 +61,13 @@ class Declining:
         self._say(session.id, error)
         host, why = platform.node(), _sentence(error)
         key = f"{keys_of(session.id)}c"
-        args = (session.token, self._who, host, why, int(self._patience * 1000), "")
-        what, since, now = self._decline([key], args)
+        args = (session.token, self._who, host, why, int(self._patience * 1000), "", SHORTEST, LONGEST)
+        what, since, until = self._decline([key], args)
         if what == b"overdue":
             reason = self._verdict(session.id, host, why, error, since / 1000)
             session.commit([*ops, ("status", "paused", reason), ("claim", 0)], mode="q")
         elif what == b"rest":
-            self._rest(session, ops, now + min(LONG, max(SHORT, since // 10)))
+            self._rest(session, ops, until)
         else:
             session.commit([*ops, ("claim", 0)], mode="q")
 
@@ -125,12 +128,12 @@ def _table(rows: Sequence[PlanRow]) -> list[str]:
 
 def declined(link: RedisLink, session: str) -> dict[str, str]:
     """The machines whose workers do not have its program now, and what they lack."""
-    key = f"{keys_of(session)}h"
-    with asked(link, **{key: "hash"}):
+    key, line = f"{keys_of(session)}h", f"{keys_of(session)}c"
+    with asked(link, **{key: "hash", line: "hash"}):
         client: Any = link.route.client_for(key)
-        if not client.hexists(key, "declined"):
-            return {}
-        cold: dict[bytes, bytes] = client.hgetall(key)
+        counters, cold = client.pipeline(transaction=False).hget(line, "c").hgetall(key).execute()
+    if counters is None or parse_line(counters)["status"] in ENDED or b"declined" not in cold:
+        return {}
     found = {name.decode(): why.decode(errors="replace") for name, why in cold.items()}
     return {name.removeprefix(_AT): why for name, why in found.items() if name.startswith(_AT)}
 
@@ -141,4 +144,4 @@ def forget(link: RedisLink, session: str, *others: str) -> None:
     with asked(link, **{key: "hash"}):
         client: Any = link.route.client_for(key)
         names = [name for name in client.hkeys(key) if name.startswith(_AT.encode())]
-        client.hdel(key, *_NOTED, *others, *names)
+        client.hdel(key, *NOTED, *others, *names)

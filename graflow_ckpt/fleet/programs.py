@@ -152,11 +152,13 @@ class Programs:
 
     def fetch(self, digest: str) -> None:
         """Have it at hand, closed, for children that are forked to open it. What is wrong they will find."""
-        if digest not in self._fetched:
-            with suppress(GraflowError):
+        with suppress(GraflowError):
+            if digest in self._fetched:
+                self.keep(digest)
+            else:
                 self._fetched[digest] = self.parcel(digest)
-            while len(self._fetched) > _FETCHED:
-                self._fetched.popitem(last=False)
+        while len(self._fetched) > _FETCHED:
+            self._fetched.popitem(last=False)
 
     def knows(self, digest: str, starts: tuple[str, ...]) -> bool:
         """Whether it is open already: to open one may take long."""

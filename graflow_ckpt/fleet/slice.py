@@ -32,7 +32,7 @@ from graflow_ckpt.engine.keeper import PATIENCE, Keeper, Kept
 from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.shared import SharedCuts, SharedHost
 from graflow_ckpt.engine.shared_home import SharedHome
-from graflow_ckpt.fleet.declining import Declining, forget
+from graflow_ckpt.fleet.declining import NOTED, Declining, forget
 from graflow_ckpt.fleet.lists import Presence
 from graflow_ckpt.fleet.programs import Loaded, ProgramMissing, Programs, check_proof, missing
 from graflow_ckpt.fleet.reaping import FALLS, take
@@ -45,7 +45,7 @@ from graflow_ckpt.sessions.redis import RedisSession
 
 log = logging.getLogger("graflow_ckpt.fleet")
 
-_FACTS = ("code", "starts", "store", "declined", FALLS, "proof", "limit")
+_FACTS = ("code", "starts", "store", "proof", "limit", FALLS, *NOTED)
 
 CODE_PATIENCE = 60.0
 """Seconds for which a session waits for a worker that has its program, before it pauses."""
@@ -128,7 +128,7 @@ class Worker:
                     "token %s: session %s is gone", token, session, extra={"session": session, "token": token}
                 )
             return
-        cells = SealedCells(session, self.keyring, int(facts[6] or LIMIT))
+        cells = SealedCells(session, self.keyring, int(facts[4] or LIMIT))
         mine = RedisSession(self.link, session, cells, token, queue=reply[2].decode(), retires=True)
         mine.on_emitted = lambda other, where: self.carrier.offer(session, other, where)
         try:
@@ -163,7 +163,7 @@ class Worker:
         """The program, or None: then the token has been left to others."""
         try:
             digest, starts, store = (word.decode() for word in facts[:3])
-            check_proof(cells, facts[5], digest, starts, store)
+            check_proof(cells, facts[3], digest, starts, store)
             start = tuple(json.loads(starts))
             if not self.programs.knows(digest, start):  # to import a module may take longer than a lease
                 self.keeper.keep(Kept(mine, lambda news: None, lambda: None))
@@ -173,7 +173,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001  a worker's loop: what a module does when it is imported
             self.declining.decline(mine, error)
             return None
-        if facts[3] is not None or facts[4] is not None:
+        if any(fact is not None for fact in facts[5:]):
             forget(self.link, mine.id, FALLS)
         return loaded
 

@@ -190,10 +190,13 @@ class Sweeper:
         if job_id(session, token) in waiting:
             return
         client: Any = self._link.route.client_for(f"{keys_of(session)}own")
-        if client.hexists(f"{keys_of(session)}own", token):
+        pipe = client.pipeline(transaction=False).hexists(f"{keys_of(session)}own", token)
+        begun, rests = pipe.hexists(f"{keys_of(session)}h", "decliners").execute()
+        if begun:
             return  # somebody has, meanwhile
-        text, facts = "token %s of session %s was lost on its way", {"session": session, "token": token}
-        log.info(text, token, session, extra=facts)
+        if not rests:  # else it waited here for a worker that has its program
+            text, facts = "token %s of session %s was lost on its way", {"session": session, "token": token}
+            log.info(text, token, session, extra=facts)
         self._fleet.carrier.post_again(session, token, queue, waiting)
         self.swept.posted += 1
 

@@ -1,10 +1,11 @@
 -- A worker cannot run the program of a session: that is noted, and what follows is found out.
--- KEYS[1] graflow:{S}:c   ARGV token who place why patience_ms now (ms, or "" for the server's clock)
--- Reply   what since now
+-- KEYS[1] graflow:{S}:c   ARGV token who place why patience_ms now shortest_ms longest_ms
+--   now    ms, or "" for the server's clock
+-- Reply   what since until
 --   what   "gone" | "overdue": nobody has had it for that long · "again": others may be asked at once
---          "rest": all who wait have been asked, and time has to pass
---   since  ms for which nobody has had it   now  ms, by the server's clock
--- h: declined (ms since when, 0: nobody is waited for), declined:PLACE (why), decliners (who was asked, space-separated)
+--          "rest": all who wait have been asked, and time has to pass: more with every round
+--   since  ms for which nobody has had it   until  ms, when it may go round again
+-- h: declined (ms since when, 0: nobody is waited for), declined:PLACE (why), decliners (round who who …)
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
 if not call('HGET', KEYS[1], 'c') then return {'gone', 0, 0} end
@@ -24,18 +25,25 @@ local function at_work()
   return false
 end
 
-local since = tonumber(call('HGET', h, 'declined') or '0')
-if since == 0 or at_work() then since = now end
-call('HSET', h, 'declined', string.format('%.0f', since), 'declined:' .. ARGV[3], ARGV[4])
+local since = now
+if at_work() then -- then nobody waits for it
+  for _, name in ipairs(call('HKEYS', h)) do
+    if string.sub(name, 1, 8) == 'declined' then call('HDEL', h, name) end
+  end
+else
+  local noted = tonumber(call('HGET', h, 'declined') or '0')
+  if noted > 0 then since = noted end
+  call('HSET', h, 'declined', string.format('%.0f', since), 'declined:' .. ARGV[3], ARGV[4])
+end
 if now - since > tonumber(ARGV[5]) then
   call('HSET', h, 'declined', '0')
   call('HDEL', h, 'decliners')
   return {'overdue', now - since, now}
 end
-local asked = call('HGET', h, 'decliners') or ' '
+local round, asked = string.match(call('HGET', h, 'decliners') or '0 ', '^(%d+)(.*)$')
 if string.find(asked, ' ' .. ARGV[2] .. ' ', 1, true) then
-  call('HDEL', h, 'decliners')
-  return {'rest', now - since, now}
+  call('HSET', h, 'decliners', string.format('%d ', round + 1))
+  return {'rest', now - since, now + math.min(ARGV[7] * 2 ^ math.min(round, 20), ARGV[8])}
 end
-call('HSET', h, 'decliners', asked .. ARGV[2] .. ' ')
+call('HSET', h, 'decliners', round .. asked .. ARGV[2] .. ' ')
 return {'again', now - since, now}

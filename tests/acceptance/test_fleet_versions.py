@@ -1,0 +1,159 @@
+"""Two versions of a module on one fleet: each session runs where its own is."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graflow_ckpt.sessions.layout import keys_of
+from tests.acceptance.coded import FLOWS, machine, pool_on, program_on, ran
+from tests.acceptance.fleet_tasks import named
+from tests.acceptance.fleets import Fleet, fleet
+from tests.chaos.pools import pools, until
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Iterator[Fleet]:
+    with fleet(tmp_path, appendonly="no") as made:
+        yield made
+
+
+def submitted(mine: Fleet, folder: Path, session: str = "one", **options: Any) -> Any:
+    """From a process that has the module of that folder."""
+    program_on(mine, folder, f"import flows; flows.flow({session!r}).submit(ledger=True, **{options!r})")
+    return mine.client.session(session)
+
+
+def hows(mine: Fleet, session: str = "one") -> set[str]:
+    return {commit.how for commit in mine.ledger(session)} - {"passed"}
+
+
+@pytest.mark.parametrize("mode", ["simple", "fork"])
+def test_each_session_runs_on_the_workers_that_have_its_version(mine: Fleet, mode: str) -> None:
+    old, new = (
+        machine(mine, name, flows=FLOWS.format(version=n)) for n, name in enumerate(("old", "new"), 1)
+    )
+    on_old, on_new = pool_on(mine, old, mode=mode), pool_on(mine, new, mode=mode)
+
+    with pools(on_old, on_new):
+        handles = [submitted(mine, old, "one"), submitted(mine, new, "two")]
+        assert [handle.wait(30).status for handle in handles] == ["completed"] * 2, mine.said
+
+    assert [handle.value("first.__result__") for handle in handles] == [1, 2]
+    assert len(ran(mine)) == 44
+    for version in ("1", "2"):
+        assert len([name for name, seen, _ in ran(mine) if seen == version]) == 22
+    assert hows(mine) == hows(mine, "two") == {"completed"}
+    assert [handle.declined() for handle in handles] == [{}, {}]
+
+
+def test_with_the_other_version_alone_the_session_pauses_and_shows_the_plan(mine: Fleet) -> None:
+    old, new = (
+        machine(mine, name, flows=FLOWS.format(version=n)) for n, name in enumerate(("old", "new"), 1)
+    )
+
+    with pools(pool_on(mine, new, code_patience="1s")):
+        began = time.monotonic()
+        handle = submitted(mine, old)
+        status = handle.wait(20)
+
+        assert status.status == "paused", mine.said
+        assert time.monotonic() - began < 8
+        assert (status.failed, status.steps, status.ready) == (0, 0, 1)
+        assert "another version of workflow 'flow'" in status.reason
+        plan = handle.reason().splitlines()[1:]
+        assert re.split("  +", plan[0]) == ["task", "verdict", "state", "note"]
+        assert re.split("  +", plan[1]) == ["first", "changed", "pending"]
+        assert {line.split()[0] for line in plan[1:]} == {"first", "last", *(f"m{n}" for n in range(20))}
+        assert "another version" in next(iter(handle.declined().values()))
+
+        with pools(pool_on(mine, old)):
+            handle.resume()
+            assert handle.wait(20).status == "completed", mine.said
+
+    assert {version for _, version, _ in ran(mine)} == {"1"}
+    assert hows(mine) == {"completed"}
+    assert handle.declined() == {}
+
+
+def test_a_worker_that_comes_within_the_patience_is_not_kept_waiting(mine: Fleet) -> None:
+    old, new = (
+        machine(mine, name, flows=FLOWS.format(version=n)) for n, name in enumerate(("old", "new"), 1)
+    )
+
+    with pools(pool_on(mine, new, workers="2")):
+        handle = submitted(mine, old)
+        assert until(handle.declined, 10), mine.said
+        time.sleep(2.0)  # by now the token rests for as long as it ever does
+        with pools(pool_on(mine, old)):
+            assert handle.wait(10).status == "completed", mine.said
+
+    assert {version for _, version, _ in ran(mine)} == {"1"}
+
+
+def test_sessions_that_are_declined_hardly_hold_up_the_others(mine: Fleet) -> None:
+    old, new = (
+        machine(mine, name, flows=FLOWS.format(version=n)) for n, name in enumerate(("old", "new"), 1)
+    )
+    program = "import flows\nfor n in range(10): flows.flow(f'd{n}').submit()"
+
+    with pools(pool_on(mine, new)):
+        program_on(mine, old, program)
+        assert until(lambda: all(mine.client.session(f"d{n}").declined() for n in range(10)), 10), mine.said
+        before = tokens(mine)
+        began = time.monotonic()
+        handle = mine.submit(*[named(f"t{n}", seconds=0.01) for n in range(200)], session="others")
+        assert handle.wait(20).status == "completed", mine.said
+        took = time.monotonic() - began
+        made = tokens(mine) - before
+
+    assert took < 5.0  # alone it takes two seconds
+    assert made < 10 * 20 * took  # tokens of the declined ones are not handed around
+
+
+def tokens(mine: Fleet) -> int:
+    """How many the declined sessions have had so far."""
+    client: Any = mine.client.link.client
+    return sum(int(client.hget(f"{keys_of(f'd{n}')}h", "tokens")) for n in range(10))
+
+
+def test_a_session_does_not_pause_while_somebody_works_on_it(mine: Fleet) -> None:
+    """The one worker that has its version is busy for longer than the others wait."""
+    text = FLOWS + (
+        "\n@task\ndef slow(seconds=3.0):\n    note('slow')\n    time.sleep(seconds)\n"
+        "def long(session):\n    with workflow('long', session) as made:\n"
+        "        made.add(slow, middle, first)\n    return made\n"
+    )
+    old, new = (machine(mine, name, flows=text.format(version=n)) for n, name in enumerate(("old", "new"), 1))
+
+    with pools(pool_on(mine, old)):
+        program_on(mine, old, "import flows; flows.long('one').submit()")
+        assert until(lambda: bool(ran(mine))), mine.said
+        wrong = pool_on(mine, new, code_patience="0.5s", workers="2")
+        with pools(wrong):
+            handle = mine.client.session("one")
+            assert until(lambda: wrong.said.count("is left to other workers") == 2, 2.5), mine.said
+            assert handle.declined() == {}
+            assert handle.wait(20).status == "completed", mine.said
+
+    assert {version for _, version, _ in ran(mine)} == {"1"}
+
+
+def test_in_a_mixed_fleet_little_time_is_lost(mine: Fleet) -> None:
+    """A long session gives its worker up every two seconds: it is asked again soon."""
+    old, new = (
+        machine(mine, name, flows=FLOWS.format(version=n)) for n, name in enumerate(("old", "new"), 1)
+    )
+
+    with pools(pool_on(mine, old), pool_on(mine, new, workers="2")):
+        program_on(mine, old, "import flows; flows.flow('one', width=400).submit()")
+        began = time.monotonic()
+        assert mine.client.session("one").wait(30).status == "completed", mine.said
+        took = time.monotonic() - began
+
+    assert took < 400 * 0.0103 * 1.5 + 1.0

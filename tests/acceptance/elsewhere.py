@@ -195,9 +195,9 @@ class Fleet:
     def work(self, handle: Handle) -> Status:
         """Give out tokens, to one worker after the other, until there are none."""
         for _ in range(MOST):
-            token = self._token()
+            token = self.token()
             if token is not None:
-                self._run(next(self._turns), token)
+                self.give(next(self._turns), token)
             elif not self._waits(handle):
                 return handle.status()
         raise AssertionError("the slices do not come to an end")
@@ -208,9 +208,9 @@ class Fleet:
 
         def works(number: int) -> None:
             while time.monotonic() < deadline:
-                token = self._token()
+                token = self.token()
                 if token is not None:
-                    self._run(number, token)
+                    self.give(number, token)
                 elif not number and not self._waits(handle):
                     if handle.status().over or handle.status().status == "paused":
                         return
@@ -224,7 +224,8 @@ class Fleet:
             thread.join()
         return handle.status()
 
-    def _run(self, number: int, token: tuple[str, str]) -> None:
+    def give(self, number: int, token: tuple[str, str]) -> None:
+        """A slice of that worker."""
         self.ran[token[0], number] += 1
         try:
             self.workers[number].run(*token)
@@ -239,7 +240,7 @@ class Fleet:
         time.sleep(max(0.001, min(0.02, self.sweeper.round())))
         return True
 
-    def _token(self) -> tuple[str, str] | None:
+    def token(self) -> tuple[str, str] | None:
         """The next one that waits in RQ: a session and a token."""
         redis: Any = self.client.carrier.connection
         for name in sorted(redis.smembers("rq:queues")):

@@ -97,6 +97,10 @@ class NotStorable(CheckpointError, TypeError):
 class TooLarge(NotStorable):
     """A value takes more room than its session allows. `.size` and `.limit` are in bytes."""
 
+    def of(self, task: str) -> TooLarge:
+        """The same, of a task whose outcome cannot be committed for that."""
+        return TooLarge(f"Task {task!r}: {self.message}", hint=self.hint, **{**self.ids, "task": task})
+
 
 class JournalDamaged(CheckpointError):
     """A bad record with good ones after it: damage, not a torn tail."""

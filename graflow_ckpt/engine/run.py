@@ -18,6 +18,7 @@ from graflow_ckpt.core.errors import (
     GraflowError,
     ReadOnlyChanged,
     TaskTimeout,
+    TooLarge,
     ValueTorn,
     WorkerDied,
     WriteConflict,
@@ -197,7 +198,7 @@ class Run:
         died = isinstance(outcome, Failed) and isinstance(outcome.exception, WorkerDied)
         if died and claim.spec.crashes + 1 < CRASH_BUDGET:
             return self._crashed(claim, outcome)
-        conflict = None
+        conflict: WriteConflict | TooLarge | None = None
         try:
             if isinstance(outcome, Failed):
                 self._check_torn(claim, attempt, outcome)
@@ -212,12 +213,14 @@ class Run:
                 self._exclusive = None
             ops.append(("claim", self._unused()))
             claims = self._commit(ops)
-        except WriteConflict as error:
+        except (WriteConflict, TooLarge) as error:  # nothing was committed
             conflict = error
             names = [] if attempt is None else self.invoker.let_go(attempt)
         finally:
             if attempt is not None:
                 attempt.give_back()
+        if isinstance(conflict, TooLarge):  # as if the body had raised it
+            return self._finish(claim, None, self.invoker.failed(claim, conflict.of(claim.spec.task_id)))
         if conflict is not None:
             return self._conflict(claim, conflict, names)
         if self._watched or type(outcome) is not Done:

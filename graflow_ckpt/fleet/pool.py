@@ -25,6 +25,7 @@ from importlib import import_module
 from time import monotonic
 from types import FrameType
 
+import graflow_ckpt
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.errors import BadAddress, GraflowError, ServerGone
 from graflow_ckpt.fleet import logs
@@ -280,6 +281,7 @@ def run(settings: PoolSettings) -> int:
     _check(settings)
     keyring = Keyring.load(local=False)
     _examine(settings)
+    _ = graflow_ckpt.task  # what the modules of all tasks import: once, and not in each worker or horse
     for module in settings.preload:
         _import(module)
     pool = Pool(settings, keyring)

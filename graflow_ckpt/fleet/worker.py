@@ -7,6 +7,7 @@ Not here: what a slice does (slice.py), how a process ends (leaving.py), who sta
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import re
@@ -301,6 +302,7 @@ def work(settings: WorkerSettings, line: Line, label: str, keyring: Keyring) -> 
     worker.note = line.note
     serve(worker)
     listening = _listening(settings, rq, worker, line)
+    gc.freeze()  # a horse's collections would copy every page that they look at
     line.now(State.IDLE)
     listening.work(logging_level="WARNING")
     return 0

@@ -21,7 +21,7 @@ ALL = [
     ["checkpoints", "show"],
     ["checkpoints", "verify"],
     ["key", "new"],
-    ["failed", "list"],
+    ["checkpoints", "take"], ["failed", "list"],
     ["failed", "requeue"],
     ["sessions", "purge"],
 ]

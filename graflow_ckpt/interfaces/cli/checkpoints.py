@@ -5,7 +5,15 @@ from __future__ import annotations
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.options import common, complete_places, complete_sessions, manner_of, store
+from graflow_ckpt.interfaces.cli.configuration import fleet
+from graflow_ckpt.interfaces.cli.options import (
+    common,
+    complete_places,
+    complete_remote,
+    complete_sessions,
+    manner_of,
+    store,
+)
 
 LIST = """\b
 Examples:
@@ -23,12 +31,17 @@ Examples:
   graflow-ckpt checkpoints verify backups/*.pkl
   graflow-ckpt checkpoints verify --all
 """
+TAKE = """\b
+Examples:
+  graflow-ckpt checkpoints take night              in the store of the session
+  graflow-ckpt checkpoints take night --portable --path /backups/night.pkl
+"""
 COLUMNS = ("path", "session", "workflow", "step", "status", "cause", "age", "size")
 
 
-@click.group("checkpoints", short_help="List, show and verify checkpoints.")
+@click.group("checkpoints", short_help="List, show and verify checkpoints; take one of a fleet's session.")
 def command() -> None:
-    """List, show and verify checkpoints."""
+    """List, show and verify checkpoints, and take one of a fleet's session."""
 
 
 @command.command("list", epilog=LIST)
@@ -122,3 +135,30 @@ def verify(ctx: click.Context, /, what: tuple[str, ...], everything: bool, store
         manner.table(("path", "verdict", "size", "why"), rows, right=("size",))
         manner.note(f"{words.counted(len(found), 'checkpoint')}, {bad} bad")
     return 1 if bad else 0
+
+
+@command.command("take", epilog=TAKE)
+@click.argument("session", shell_complete=complete_remote)
+@click.option(
+    "--portable", is_flag=True, help="With queue and values: to rewind, to fork, to keep elsewhere."
+)
+@click.option("--path", metavar="PATH", help="Where to write it, instead of the session's own store.")
+@fleet
+@common
+@click.pass_context
+def take(ctx: click.Context, /, session: str, portable: bool, path: str | None) -> int:
+    """Take a checkpoint of a fleet's session, now, from here. Its workers need not stop."""
+    from graflow_ckpt.interfaces.cli.connecting import client_of, session_at
+
+    manner = manner_of(ctx)
+    metadata = session_at(client_of(ctx, key=True), session).checkpoint(portable=portable, path=path)
+    if manner.json:
+        manner.document(
+            {"path": metadata.path, "session": session, "steps": metadata.steps, "portable": portable}
+        )
+    else:
+        manner.note(
+            f"session {session} at step {metadata.steps}, {'portable' if portable else 'by reference'}"
+        )
+        click.echo(metadata.path)
+    return 0

@@ -1,19 +1,18 @@
 """Connecting: the command line as a client of a fleet, and the sessions that it finds there.
 
-Who only looks on or steers needs no key: nothing that they send or read is sealed. Without one they
-get a keyring that can open nothing, and what does need a key says which one is missing.
+Who only looks on or steers needs no key: nothing that they send or read is sealed. What does need one
+says so before anything is done.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
 
-from graflow_ckpt.checkpoint.keys import SIZE, Keyring, uses_local_key
+from graflow_ckpt.checkpoint.keys import Keyring, uses_local_key
 from graflow_ckpt.core.errors import GraflowError, NoSession, PackageMissing
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.interfaces.cli.configuration import configured, with_fleet
@@ -49,10 +48,7 @@ def connect(resolved: Resolved, *, key: bool = False, timeout: float = 5.0) -> C
         from graflow_ckpt.fleet.client import Client
         from graflow_ckpt.links.redis import open_link
     assert resolved.url is not None
-    if key or not uses_local_key():
-        keyring = Keyring.load(local=False)
-    else:
-        keyring = Keyring({"none": os.urandom(SIZE)})
+    keyring = Keyring.load(local=False) if key or not uses_local_key() else None
     link = open_link(resolved.url, timeout=timeout)
     rq = resolved.rq_url
     return Client(link, open_link(rq, timeout=timeout) if rq else None, keyring)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.configuration import fleet
+from graflow_ckpt.interfaces.cli.configuration import fleet, named
 from graflow_ckpt.interfaces.cli.manner import Manner
 from graflow_ckpt.interfaces.cli.options import common, complete_everywhere, manner_of, running, store
 
@@ -23,6 +24,7 @@ Examples:
   graflow-ckpt resume checkpoints/session_night_step_40_1794992986-4.pkl --rewind
   graflow-ckpt resume checkpoints/best.pkl --fork second-try
   graflow-ckpt resume night --url redis://host:6379/0      a session of a fleet
+  graflow-ckpt resume checkpoints/best.pkl --fork fast --url redis://host:6379/0
 """
 
 OF_FLEET = ("max_steps", "in_doubt", "progress")  # what else is said is about a run in this process
@@ -52,39 +54,43 @@ def command(
     The path of a checkpoint means that checkpoint and nothing after it.
 
     A session of a fleet goes on there, after a pause, a failure or --max-steps. An id is looked for in the
-    store and on the fleet that is set up; --store and --url say which one is meant.
+    store and on the fleet that is set up; --store and --url say which one is meant. The path of a fleet's
+    checkpoint means its live session, unless --rewind or --fork is given; that needs a portable one.
     """
-    from graflow_ckpt.interfaces.cli.whereabouts import of_cut, on_fleet
+    if rewind and fork is not None:
+        raise click.UsageError("--rewind goes back in the session, --fork leaves it alone: one of them.")
+    from graflow_ckpt.interfaces.cli.whereabouts import on_fleet
 
     manner = manner_of(ctx)
     handle = on_fleet(ctx, manner, what, options["store"])
     if handle is not None:
-        _check_options(ctx)
+        _check_options(ctx, OF_FLEET)
         return _on_fleet(manner, handle, options)
     from graflow_ckpt.interfaces.cli.finding import find_place
     from graflow_ckpt.interfaces.cli.going_on import go_on
     from graflow_ckpt.interfaces.cli.launch import Wishes
 
-    if rewind and fork is not None:
-        raise click.UsageError("--rewind goes back in the session, --fork leaves it alone: one of them.")
     place = find_place(options["store"], what, latest=latest)
-    if place.found.facts.get("redis"):
-        handle = of_cut(ctx, place.found, leave=rewind or fork is not None)
-        _check_options(ctx)
-        return _on_fleet(manner, handle, options)
     if rewind and not place.named:
         raise click.UsageError("--rewind needs the path of a checkpoint: graflow-ckpt checkpoints list.")
+    if named(ctx) or place.found.facts.get("redis"):
+        from graflow_ckpt.interfaces.cli.connecting import needed
+
+        _check_options(ctx, (*OF_FLEET, "latest", "rewind", "fork", "store"))
+        with needed():
+            from graflow_ckpt.interfaces.cli.moving import on_fleet_from
+        return _on_fleet(manner, on_fleet_from(ctx, manner, place, rewind=rewind, fork=fork), options)
     del options["store"]
     return go_on(manner, place, Wishes(**options), rewind=rewind, fork=fork)
 
 
-def _check_options(ctx: click.Context) -> None:
+def _check_options(ctx: click.Context, allowed: Sequence[str]) -> None:
     from click.core import ParameterSource
 
     for parameter in ctx.command.get_params(ctx):
         name = parameter.name or ""
         typed = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
-        if typed and isinstance(parameter, click.Option) and parameter.expose_value and name not in OF_FLEET:
+        if typed and isinstance(parameter, click.Option) and parameter.expose_value and name not in allowed:
             raise click.UsageError(f"{parameter.opts[0]} is not for sessions of a fleet.")
 
 
@@ -99,7 +105,6 @@ def _on_fleet(manner: Manner, handle: Handle, options: dict[str, Any]) -> int:
         manner.note(f"session {status.session} is finished ({status.steps} steps); nothing runs")
     else:
         follow = words.fleet_command("wait", status.session)
-        manner.note(
-            f"session {status.session} was {before.status} and is {status.status}; follow it: {follow}"
-        )
+        was = f"was {before.status} and " if before.status != status.status else ""
+        manner.note(f"session {status.session} {was}is {status.status}; follow it: {follow}")
     return 0

@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from graflow_ckpt.core.errors import BadSessionId, NoSession, ServerError, SessionError
-from graflow_ckpt.interfaces.cli.configuration import configured, name, named
+from graflow_ckpt.core.errors import BadSessionId, NoSession, ServerError
+from graflow_ckpt.interfaces.cli.configuration import configured, named
 from graflow_ckpt.interfaces.cli.manner import Manner
 
 if TYPE_CHECKING:
-    from graflow_ckpt.checkpoint.archive import Found
     from graflow_ckpt.fleet.handle import Handle
 
 _SUFFIXES = (".pkl", ".meta.json", ".state.json")
@@ -30,10 +29,11 @@ _SUFFIXES = (".pkl", ".meta.json", ".state.json")
 def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -> Handle | None:
     """The session, if it is one of the fleet's."""
     typed = ctx.get_parameter_source("store") is ParameterSource.COMMANDLINE
+    if what is not None and (os.sep in what or what.endswith(_SUFFIXES)):
+        return None  # of whose session it is, its file says: moving.py
     if named(ctx):
         return _named(ctx, what, typed)
-    path = what is not None and (os.sep in what or what.endswith(_SUFFIXES))  # of_cut looks whose it is
-    if what is None or path or typed or not configured(ctx):
+    if what is None or typed or not configured(ctx):
         return None
     from graflow_ckpt.interfaces.cli.connecting import client_of
 
@@ -69,23 +69,6 @@ def _named(ctx: click.Context, what: str | None, typed: bool) -> Handle:
     if what is None:
         raise click.UsageError("Which session of the fleet? graflow-ckpt sessions lists them.")
     return session_at(client_of(ctx), what)
-
-
-def of_cut(ctx: click.Context, found: Found, *, leave: bool) -> Handle:
-    """The live session of a checkpoint that was taken of one in Redis; `leave`: it is not what is meant."""
-    from graflow_ckpt.interfaces.cli.connecting import client_of, session_at
-
-    place, session = found.facts["redis"], found.meta["session_id"]
-    if leave:
-        raise SessionError(
-            f"Session {session} is in Redis, at {place['address']}: --rewind and --fork are for sessions of "
-            "a store.",
-            hint="From Python, with a portable checkpoint: rewind(path), fork(path, session_id).",
-            session=session,
-        )
-    if not configured(ctx):
-        name(ctx, place["address"])
-    return session_at(client_of(ctx), session)
 
 
 def _in_store(store: str, what: str) -> list[str]:

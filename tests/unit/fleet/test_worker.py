@@ -1,80 +1,8 @@
-"""RQ's side of a worker: its alarm, its signs of life, and what it is not asked for."""
+"""A worker's name and its connections. How it lives: tests/crash."""
 
 from __future__ import annotations
 
-import signal
-from pathlib import Path
-from typing import Any
-
-import pytest
-from rq import Queue
-from rq.serializers import JSONSerializer
-
-from graflow_ckpt.fleet.tokens import RUN_SLICE
-from graflow_ckpt.fleet.worker import InProcess, NoAlarm, reached, rq_name
-from tests.servers import Server
-
-
-@pytest.fixture
-def worker(redis_server: Server, redis_url: str) -> InProcess:
-    return InProcess(["q"], "w", connection=redis_server.client(), serializer=JSONSerializer, worker_ttl=75)
-
-
-def test_an_alarm_of_a_task_is_left_alone() -> None:
-    rang = []
-    before = signal.signal(signal.SIGALRM, lambda number, frame: rang.append(number))
-    signal.setitimer(signal.ITIMER_REAL, 60)
-
-    with NoAlarm(-1):
-        left, _ = signal.getitimer(signal.ITIMER_REAL)
-    still, _ = signal.getitimer(signal.ITIMER_REAL)
-
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    signal.signal(signal.SIGALRM, before)
-    assert left > 50
-    assert still > 50
-
-
-def test_while_a_slice_runs_rq_hears_that_it_does(worker: InProcess) -> None:
-    queue = Queue("q", connection=worker.connection, serializer=JSONSerializer)
-    worker.register_birth()
-    job = queue.enqueue_call("builtins.len", args=("abc",), timeout=-1)
-    worker.prepare_execution(job)
-    worker.job = job
-    registry: Any = queue.started_job_registry
-    redis: Any = worker.connection
-    redis.zadd(registry.key, dict.fromkeys(redis.zrange(registry.key, 0, -1), 5.0))  # long ago
-    redis.expire(worker.key, 1)
-
-    worker.beat()
-
-    assert redis.zrange(registry.key, 0, 0, withscores=True)[0][1] > 1000
-    assert redis.ttl(worker.key) > 60
-
-
-def test_an_idle_worker_s_beat_is_nothing(worker: InProcess) -> None:
-    worker.beat()
-
-    assert worker.connection.keys() == []
-
-
-def test_a_worker_that_is_told_to_stop_takes_no_job(worker: InProcess) -> None:
-    Queue("q", connection=worker.connection, serializer=JSONSerializer).enqueue_call(
-        "builtins.len", args=("abc",)
-    )
-    worker.take_no_more()
-
-    with pytest.raises(SystemExit):
-        worker.dequeue_job_and_maintain_ttl(1)
-
-    assert worker.connection.llen("rq:queue:q") == 1
-
-
-def test_no_thread_listens_for_orders_of_rq(worker: InProcess) -> None:
-    worker.subscribe()
-    worker.unsubscribe()
-
-    assert worker.pubsub_thread is None
+from graflow_ckpt.fleet.worker import reached, rq_name
 
 
 def test_a_worker_is_named_by_its_machine_and_process() -> None:
@@ -87,23 +15,3 @@ def test_a_server_that_is_there_is_reached(redis_url: str) -> None:
 
     assert link.client.ping()
     link.close()
-
-
-def test_a_job_that_is_no_token_is_removed_and_never_called(worker: InProcess, tmp_path: Path) -> None:
-    queue = Queue("q", connection=worker.connection, serializer=JSONSerializer)
-    worker.register_birth()
-    victim = tmp_path / "precious"
-    victim.touch()
-    for function, args in (
-        ("os.remove", (str(victim),)),
-        (RUN_SLICE, ("no session!", "e1t1")),
-        (RUN_SLICE, ("s", "../e1t1")),
-        (RUN_SLICE, ("s",)),
-        (RUN_SLICE, (["s"], "e1t1")),
-    ):
-        job = queue.enqueue_call(function, args=args)
-
-        worker.execute_job(job, queue)
-
-        assert not worker.connection.exists(job.key)
-    assert victim.exists()

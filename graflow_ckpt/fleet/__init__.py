@@ -1,7 +1,13 @@
 """The fleet: sessions in Redis that any number of workers run, with RQ to carry the word.
 
-submit.py    a graph becomes a session           handle.py   what the caller holds of it
-tokens.py    RQ carries tokens                   slice.py    what a worker does with one
-programs.py  code reaches workers, sealed        keeper.py   leases are renewed
-pool.py      parent, workers, steward            sweeper.py  what the dead have left
+who submits      door.py client.py accepting.py calls.py      a graph, a call or many become a session
+                 handle.py status.py following.py failures.py  what the caller holds of it, and sees
+                 moves.py answering.py asking.py               what the caller does to it
+what travels     tokens.py    RQ carries tokens               programs.py declining.py  code, sealed
+who works        pool.py      a parent and its children       forks.py board.py estate.py
+                 worker.py    one process                     listening.py horses.py  RQ's side of it
+                 slice.py     what it does with a token       leaving.py  how it comes to its end
+who mends        steward.py   one per pool                    sweeper.py  what the dead have left
+                 reaping.py   what a dead worker held         lists.py  what there is to look after
+who looks on     health.py    signs of life                   logs.py
 """

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("graflow_ckpt.engine")
 
 LEASE = 15.0
+ENDS = frozenset({"completed", "failed", "cancelled", "stopped", "stalled"})
 
 
 class TakingPart:
@@ -109,16 +110,29 @@ class TakingPart:
     # --- while it runs -----------------------------------------------------------------
 
     def _drive(self, run: Run, mine: RedisSession) -> Any:
-        while True:
-            run.drive()
-            if self.stop.signal is not None:
-                self._interrupted(mine.status)
-            if mine.status not in ("closing", "failing"):
-                break
-            sleep(POLL)  # others finish what they run
-            mine.commit([("claim", 0)])
+        try:
+            while True:
+                run.drive()
+                if self.stop.signal is not None:
+                    self._interrupted(mine.status)
+                if mine.status not in ("closing", "failing"):
+                    break
+                sleep(POLL)  # others finish what they run
+                mine.commit([("claim", 0)])
+        except Fenced as error:
+            return self._without(error, mine)
         self._emit("session_ended", status=mine.status, reason="")
         return self._result(mine.status)
+
+    def _without(self, error: Fenced, mine: RedisSession) -> Any:
+        """Our token is void: the session has ended, or goes on without this process."""
+        status = self.context.status
+        if status not in ENDS:
+            raise error
+        if mine.held:
+            log.warning("session %s: %s", self.session, error, extra={"session": self.session})
+        self._emit("session_ended", status=status, reason="")
+        return self._result(status)
 
     def _stop(self) -> None:
         if self._run is not None:

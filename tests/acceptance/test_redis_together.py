@@ -1,0 +1,196 @@
+"""Processes that work on one session in Redis: side by side, killed, stopped, signalled."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from graflow_ckpt.checkpoint.keys import new_key
+from graflow_ckpt.sessions.layout import keys_of
+from tests.acceptance.processes import LONG, Started, run, started
+from tests.servers import Server
+
+# Twelve tasks that can all run at once, then one that adds up. argv: port, whether to wait in the first
+# task, how it is run
+PROGRAM = """
+import asyncio, os, select, sys, time
+from dataclasses import replace
+import redis
+from graflow_ckpt import ExecutionContext, WorkflowEngine, task, workflow
+
+port, how = int(sys.argv[1]), sys.argv[3]
+waits = ["waits"] * (sys.argv[2] == "waits")  # a list: what a program is compared by are constants
+begun = []
+
+def say(text):
+    print(text, flush=True)
+
+def note(name):
+    with open("runs", "a") as runs:
+        print(name, os.getpid(), file=runs)
+    if waits and not begun:
+        begun.append(name)
+        say(f"at work on {name}")
+        while not select.select([sys.stdin], [], [], 0.05)[0]:
+            pass
+        sys.stdin.readline()
+        say("told")
+    time.sleep(0.1)
+
+with workflow("w") as flow:
+    def member(context):
+        note(context.task_id)
+        return 1
+
+    async def other(context):
+        await asyncio.to_thread(note, context.task_id)
+        return 1
+
+    members = [
+        task(id=f"t{n}", inject_context=True)(other if how == "async" and n % 2 else member)
+        for n in range(12)
+    ]
+
+    @task(inject_context=True)
+    def total(context):
+        note("total")
+        return sum(context.get_result(f"t{n}") for n in range(12))
+
+    for one in members:
+        one >> total
+
+context = ExecutionContext.create(
+    flow.graph, session_id="s", queue_backend="redis", channel_backend="redis",
+    config={"redis_client": redis.Redis(port=port)}, settings=flow.settings,
+)
+context.settings = replace(flow.settings, max_parallel=1 if waits else 2)  # here; the session has no limit
+if how == "async":
+    result = asyncio.run(WorkflowEngine().aexecute(context))
+else:
+    result = context.execute()
+say(f"result: {result}")
+"""
+
+
+@pytest.fixture(autouse=True)
+def key(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
+
+
+@pytest.fixture
+def programs(redis_server: Server, tmp_path: Path) -> Iterator[Any]:
+    """Starts the program: `programs("waits")` or `programs("works")`."""
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    with ExitStack() as stack:
+        yield lambda waits, how="sync": stack.enter_context(started(path, str(redis_server.port), waits, how))
+
+
+def runs() -> Counter[str]:
+    return Counter(line.split()[0] for line in Path("runs").read_text().splitlines())
+
+
+def by() -> set[str]:
+    return {line.split()[1] for line in Path("runs").read_text().splitlines()}
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_processes_share_the_tasks_and_all_get_the_result(programs: Any, how: str) -> None:
+    workers: list[Started] = [programs("works", how) for _ in range(3)]
+
+    assert [worker.wait() for worker in workers] == [0, 0, 0], [worker.text for worker in workers]
+
+    assert all("result: 12" in worker.text for worker in workers)
+    assert set(runs().values()) == {1}
+    assert len(by()) > 1
+
+
+def test_what_a_killed_process_held_is_taken_by_one_that_waits(programs: Any) -> None:
+    """Nobody else looks: there is no fleet."""
+    victim = programs("waits")
+    victim.hear("at work on t0")
+    worker = programs("works")
+    until_alone_is_left(worker)
+
+    victim.signal(signal.SIGKILL)
+    worker.hear("result: 12")
+
+    assert worker.wait() == 0
+    assert runs()["t0"] == 2
+    assert sum(runs().values()) == 14
+
+
+def until_alone_is_left(worker: Started) -> None:
+    """Until all has been done but for what the other one holds."""
+    deadline = LONG * 20
+    for _ in range(int(deadline)):
+        if Path("runs").exists() and len(runs()) == 12:
+            return
+        worker.process.poll()
+        signal.sigtimedwait([], 0.05)
+    raise AssertionError(worker.said)
+
+
+def test_who_was_stopped_for_longer_than_its_lease_commits_nothing(
+    programs: Any, redis_server: Server
+) -> None:
+    zombie = programs("waits")
+    zombie.hear("at work on t0")
+    zombie.signal(signal.SIGSTOP)
+    client: redis.Redis = redis_server.client()
+    (token,) = client.hkeys(f"{keys_of('s')}own")
+    client.zadd(f"{keys_of('s')}tok", {token: 1})  # the lease is over
+
+    assert "result: 12" in programs("works").hear("result")
+    zombie.signal(signal.SIGCONT)
+    zombie.tell()
+
+    assert zombie.wait() == 0
+    assert "what it did is not committed" in zombie.text
+    assert "result: 12" in zombie.text
+    assert client.zcard(f"{keys_of('s')}done") == 13
+    assert runs()["t0"] == 2
+
+
+@pytest.mark.parametrize("how", ["sync", "async"])
+def test_a_signal_lets_the_task_finish_and_the_session_goes_on_elsewhere(
+    programs: Any, redis_server: Server, tmp_path: Path, how: str
+) -> None:
+    worker = programs("waits", how)
+    worker.hear("at work on t0")
+
+    worker.signal(signal.SIGTERM)
+    worker.tell()
+
+    assert worker.wait() == 75
+    assert "session s stopped; it goes on with: graflow-ckpt resume s" in worker.text
+    client: redis.Redis = redis_server.client()
+    assert client.zrange(f"{keys_of('s')}done", 0, -1) == [b"t0"]
+    assert client.hlen(f"{keys_of('s')}own") == 0  # its token was given back
+    assert "result: 12" in run(tmp_path / "program.py", str(redis_server.port), "works", how)
+    assert set(runs().values()) == {1}
+
+
+def test_a_server_that_is_restarted_is_waited_for(tmp_path: Path, own_redis: Any) -> None:
+    server = own_redis({"appendonly": "yes", "appendfsync": "always"})
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+
+    with started(path, str(server.port), "waits", "sync") as worker:
+        worker.hear("at work on t0")
+        server.kill()
+        worker.tell()
+        worker.hear("told")
+        server.start()
+
+        worker.hear("result: 12")
+        assert worker.wait() == 0
+
+    assert set(runs().values()) == {1}

@@ -80,6 +80,8 @@ def run(plan: Plan, folder: Path) -> Report:
         seconds = time.time() - began
         with fleet(server.url) as client:
             until(lambda: not tokens_left(client.link, client.carrier.connection, SESSION), TIDY, 0.05)
+            # one that has only just been started would be ended by SIGTERM like any program
+            until(lambda: all(len(pool.family()) > 2 for pool in several))
             statuses = [pool.end() for pool in several]
             report = Report(plan, monkey.deeds, began, seconds)
             return judge(report, client, model, runs, several, statuses, monkey)
@@ -213,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             flush=True,
         )
         with tempfile.TemporaryDirectory(prefix="graflow-ckpt-chaos-") as name:
-            folder = Path(name) if keep is None else keep / f"{plan.seed}-{each}"
+            folder = (keep or Path(name)) / f"{plan.seed}-{each}"
             folder.mkdir(parents=True)  # what an earlier run wrote would be taken for this one's
             report = run(plan, folder)
         show(report)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.run import run
+from tests.chaos.run import main, run
 from tests.chaos.schedule import KILLED, Plan, schedule
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(180)]
@@ -25,6 +25,19 @@ def test_whatever_is_killed_each_task_is_committed_once_and_in_order(
     assert report.verdict.figures["committed once"] >= 180
     assert len(report.deeds) == plan.kills + plan.stops + plan.servers
     assert report.zombies
+
+
+def test_by_hand_it_says_what_it_does_and_what_came_of_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """`make chaos`, with nothing done to the fleet."""
+    none = [f"--{what}=0" for what in ("kills", "stops", "servers", "losses", "freezes")]
+
+    status = main(["--seed", "9", "--tasks", "40", "--pace", "0.1", "--fsync", "always", *none])
+
+    said = capsys.readouterr().out
+    assert status == 0, said
+    assert "chaos with seed 9, appendfsync always" in said
+    assert "all is well" in said
+    assert "make chaos SEED=9" in said
 
 
 def test_a_seed_gives_the_same_blows_and_another_one_others() -> None:

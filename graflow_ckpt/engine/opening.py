@@ -13,6 +13,7 @@ from graflow_ckpt.core.errors import GraphError, InDoubt, SessionBusy, SessionEr
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.bind import Binding
+from graflow_ckpt.engine.bodiless import ANSWERS
 from graflow_ckpt.engine.preflight import check_graph, takes_cuts
 from graflow_ckpt.engine.reaping import release_the_dead
 from graflow_ckpt.engine.resuming import changes_of
@@ -60,8 +61,7 @@ class Opening:
             context.note_start()
             context.tables.commit([("clear",), reopen, context.graph.routes[start].enqueue()])
         else:
-            changes = self._changes(state)
-            self._ask(state)
+            changes = [*self._changes(state), *self._answers(state)]
             if changes or state.status != "running" or limit != state.max_steps:
                 context.tables.commit([*changes, reopen])
         context.note_program()
@@ -107,18 +107,19 @@ class Opening:
 
     # --- what is in doubt --------------------------------------------------------------
 
-    def _ask(self, state: SessionState) -> None:
-        """What was set aside because somebody has to say what becomes of it."""
-        answers = dict(self.settings.in_doubt)
-        asked = [name for name in doubts(state) if name not in answers]
+    def _answers(self, state: SessionState) -> list[Op]:
+        """What was set aside because somebody has to say what becomes of it; InDoubt if nobody has."""
+        answers, waiting = dict(self.settings.in_doubt), doubts(state)
+        asked = [name for name in waiting.values() if name not in answers]
         if asked:
             raise in_doubt(self.session, asked)
+        return [("answer", key, ANSWERS.get(answers[name], "failed")) for key, name in waiting.items()]
 
 
-def doubts(state: SessionState) -> list[str]:
-    """The tasks that wait for an answer."""
+def doubts(state: SessionState) -> dict[int, str]:
+    """The specs that wait for an answer, and their tasks."""
     specs = [state.specs[key] for key in state.dead]
-    return [spec.task_id for spec in specs if spec.execution_strategy == "doubt"]
+    return {spec.key: spec.task_id for spec in specs if spec.execution_strategy == "doubt"}
 
 
 def paused(session: str, reason: str) -> SessionError:

@@ -178,7 +178,7 @@ class TakingPart:
                 )
             raise WorkflowCancelled(state.reason, session=self.session)
         if status == "paused" and (asked := doubts(state)):
-            raise in_doubt(self.session, asked)
+            raise in_doubt(self.session, list(asked.values()))
         if status == "paused":
             raise paused(self.session, state.reason)
         raise self._failure(status, state.reason)

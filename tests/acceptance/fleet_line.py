@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import subprocess
 import sysconfig
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ from graflow_ckpt.checkpoint.keys import Keyring, new_key
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.health import WorkerFacts, pools
 from graflow_ckpt.fleet.status import Status
+from graflow_ckpt.interfaces.cli import main
 from graflow_ckpt.links.redis import open_link
 from tests.acceptance.command_line import GRAFLOW, LONG, Ended, Terminal, ended
 from tests.servers import Server
@@ -121,6 +123,21 @@ class Fleet:
         command = [*GRAFLOW, *map(str, arguments)]
         done = ended(command, status, "", {**self.environment, **environment})
         self.check(done.out + done.err)
+        return done
+
+    def here(self, *arguments: str, status: int | None = 0, **environment: str) -> Ended:
+        """The same in this process, where starting one is not what is tested; for what runs no program."""
+        before, out, err = dict(os.environ), io.StringIO(), io.StringIO()
+        os.environ.update({**self.environment, **environment})
+        try:
+            with redirect_stdout(out), redirect_stderr(err):
+                code = main(arguments)
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
+        done = Ended(code, out.getvalue(), err.getvalue())
+        self.check(done.out + done.err)
+        assert status is None or code == status, f"{code}\n{done.out}\n{done.err}"
         return done
 
     def check(self, said: str) -> None:

@@ -54,7 +54,7 @@ def test_a_failed_task_is_listed_with_its_error_and_what_can_be_done(fleet: Flee
 
 
 def test_tracebacks_are_shown_if_they_are_asked_for(fleet: Fleet, failed: str) -> None:
-    told = fleet("failed", "list", "--session", "s", "--traceback").out
+    told = fleet.here("failed", "list", "--session", "s", "--traceback").out
 
     assert told.startswith("s  enrich (attempt 1): ValueError: no file")
     assert "etl.py" in told
@@ -62,22 +62,22 @@ def test_tracebacks_are_shown_if_they_are_asked_for(fleet: Fleet, failed: str) -
 
 
 def test_as_json_a_failure_is_a_document(fleet: Fleet, failed: str) -> None:
-    (found,) = fleet("failed", "list", "--json").document
+    (found,) = fleet.here("failed", "list", "--json").document
 
     assert (found["task"], found["type"], found["then"]) == ("enrich", "ValueError", "requeue")
     assert (found["status"], found["workflow"], found["attempts"]) == ("failed", "etl", 1)
     assert found["ended"] > 0
     assert "traceback" not in found
-    assert "traceback" in fleet("failed", "list", "--traceback", "--json").document[0]
+    assert "traceback" in fleet.here("failed", "list", "--traceback", "--json").document[0]
 
 
 def test_failures_can_be_chosen_and_are_limited(fleet: Fleet, failed: str) -> None:
     program("lenient.py", LENIENT)
     fleet("submit", "lenient.py", "--wait")
 
-    assert fleet("failed", "list", "--task", "enrich", "--json").document[0]["session"] == "s"
-    assert fleet("failed", "list", "--task", "none", "--json").document == []
-    done = fleet("failed", "list", "--limit", "1")
+    assert fleet.here("failed", "list", "--task", "enrich", "--json").document[0]["session"] == "s"
+    assert fleet.here("failed", "list", "--task", "none", "--json").document == []
+    done = fleet.here("failed", "list", "--limit", "1")
     assert len(done.out.splitlines()) == 2
     assert "There are more than 1" in done.err
 
@@ -86,11 +86,11 @@ def test_what_the_session_went_on_without_is_listed_and_cannot_run_again(fleet: 
     program("lenient.py", LENIENT)
     fleet("submit", "lenient.py", "--session", "lenient", "--wait")
 
-    (row,) = fleet("failed", "list", "--session", "lenient", "--json").document
+    (row,) = fleet.here("failed", "list", "--session", "lenient", "--json").document
 
     assert (row["task"], row["type"], row["message"]) == ("broken", "ArithmeticError", "seven is odd")
     assert (row["then"], row["attempts"]) == ("gone", None)
-    told = fleet("failed", "requeue", "lenient", "broken", status=1).err
+    told = fleet.here("failed", "requeue", "lenient", "broken", status=1).err
     assert "what it was called with is not kept" in told
 
 
@@ -103,7 +103,7 @@ def test_what_has_failed_runs_again_and_the_session_goes_on(
 
     assert "session s goes on with 1 task: enrich" in told
     assert "completed after 4 steps" in fleet("wait", "s").err
-    assert "Nothing has failed" in fleet("failed", "list").err
+    assert "Nothing has failed" in fleet.here("failed", "list").err
 
 
 def test_a_task_can_be_named(fleet: Fleet, failed: str, own_folder: Path) -> None:
@@ -115,9 +115,9 @@ def test_a_task_can_be_named(fleet: Fleet, failed: str, own_folder: Path) -> Non
 
 
 def test_what_has_not_failed_is_not_requeued(fleet: Fleet, failed: str) -> None:
-    told = fleet("failed", "requeue", "s", "clean", status=1).err
+    told = fleet.here("failed", "requeue", "s", "clean", status=1).err
     assert "Task 'clean' of session s has not failed" in told
     assert "Failed have: enrich" in told
 
     fleet("submit", "etl.py", "--session", "fine", "--wait")
-    assert "no failed task that could run again" in fleet("failed", "requeue", "fine", status=1).err
+    assert "no failed task that could run again" in fleet.here("failed", "requeue", "fine", status=1).err

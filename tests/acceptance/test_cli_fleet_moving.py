@@ -68,23 +68,23 @@ def stopped(fleet: Fleet, own_folder: Path) -> str:
 
 def goes_on(fleet: Fleet, session: str, *how: str) -> None:
     fleet("resume", *how, "--max-steps", "5")
-    assert "completed after 2 steps" in fleet("wait", session).err
+    assert "completed after 2 steps" in fleet.here("wait", session).err
 
 
 def test_a_checkpoint_is_taken_from_outside_and_its_path_printed(fleet: Fleet, stopped: str) -> None:
     done = fleet("checkpoints", "take", stopped)
-    portable = fleet("checkpoints", "take", stopped, "--portable", "--json").document
+    portable = fleet.here("checkpoints", "take", stopped, "--portable", "--json").document
 
     assert done.out.startswith(f"{fleet.shown}/session_{stopped}_step_1_")
     assert (portable["steps"], portable["portable"]) == (1, True)
-    listed = fleet("checkpoints", "list", stopped, "--store", fleet.url, "--json").document
+    listed = fleet.here("checkpoints", "list", stopped, "--store", fleet.url, "--json").document
     assert {row["path"] for row in listed} == {done.out.strip(), portable["path"]}
 
 
 def test_a_session_goes_back_to_a_portable_checkpoint_or_another_begins_there(
     fleet: Fleet, stopped: str, own_folder: Path
 ) -> None:
-    path = fleet("checkpoints", "take", stopped, "--portable").out.strip()
+    path = fleet.here("checkpoints", "take", stopped, "--portable").out.strip()
     goes_on(fleet, stopped, stopped)
 
     goes_on(fleet, stopped, path, "--rewind")
@@ -94,17 +94,17 @@ def test_a_session_goes_back_to_a_portable_checkpoint_or_another_begins_there(
 
 
 def test_a_portable_checkpoint_may_lie_in_a_folder(fleet: Fleet, stopped: str, own_folder: Path) -> None:
-    fleet("checkpoints", "take", stopped, "--portable", "--path", f"{own_folder}/kept/cut.pkl")
-    fleet("sessions", "purge", stopped, "--yes")
+    fleet.here("checkpoints", "take", stopped, "--portable", "--path", f"{own_folder}/kept/cut.pkl")
+    fleet.here("sessions", "purge", stopped, "--yes")
 
     told = fleet("resume", "kept/cut.pkl", "--rewind", "--max-steps", "5").err
 
     assert f"session {stopped} is back at step 1: kept/cut.pkl" in told
-    assert "completed after 2 steps" in fleet("wait", stopped).err
+    assert "completed after 2 steps" in fleet.here("wait", stopped).err
 
 
 def test_who_goes_back_needs_the_values(fleet: Fleet, stopped: str) -> None:
-    path = fleet("checkpoints", "take", stopped).out.strip()
+    path = fleet.here("checkpoints", "take", stopped).out.strip()
 
     for how in (["--rewind"], ["--fork", "other"]):
         assert "holds no values" in fleet("resume", path, *how, status=1).err
@@ -137,5 +137,5 @@ def test_a_task_that_somebody_has_to_decide_on_waits_for_an_answer(fleet: Fleet,
     assert "Task 'other' of session doubt does not wait for an answer" in told
 
     fleet("resume", "doubt", "--in-doubt", "charge=rerun")
-    assert "completed after 1 step" in fleet("wait", "doubt").err
+    assert "completed after 1 step" in fleet.here("wait", "doubt").err
     assert fleet.client.session("doubt").result() == "charged"

@@ -25,7 +25,14 @@ def fleet(server: Fleet) -> Fleet:
 
 
 def listed(fleet: Fleet, *arguments: str) -> list[str]:
-    return [row["session"] for row in fleet("sessions", "--json", *arguments).document]
+    return [row["session"] for row in fleet.here("sessions", "--json", *arguments).document]
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    """One with a worker."""
+    with started() as fleet, fleet.pool(folder=tmp_path_factory.mktemp("pool")):
+        yield fleet
 
 
 # --- sessions ----------------------------------------------------------------------------
@@ -34,7 +41,7 @@ def listed(fleet: Fleet, *arguments: str) -> list[str]:
 def test_sessions_of_the_fleet_are_a_table_the_newest_first(fleet: Fleet) -> None:
     fleet.put("one")
     fleet.put("two")
-    fleet("pause", "one", "--reason", "wait for the disk")
+    fleet.here("pause", "one", "--reason", "wait for the disk")
 
     done = fleet("sessions")
 
@@ -53,7 +60,7 @@ def test_sessions_can_be_chosen(fleet: Fleet) -> None:
     fleet.put("one")
     fleet.put("two", "slow")
     fleet.put("three")
-    fleet("cancel", "three")
+    fleet.here("cancel", "three")
 
     assert listed(fleet) == ["three", "two", "one"]
     assert listed(fleet, "--workflow", "etl") == ["three", "one"]
@@ -66,9 +73,9 @@ def test_sessions_of_a_store_and_of_a_fleet_stand_side_by_side(fleet: Fleet) -> 
     fleet("run", "count.py", "--session", "here")
     fleet.put("there")
 
-    rows = fleet("sessions", "--json").document
+    rows = fleet.here("sessions", "--json").document
     assert [(row["session"], row["at"]) for row in rows] == [("there", fleet.shown), ("here", "checkpoints")]
-    done = fleet("sessions")
+    done = fleet.here("sessions")
     assert [line.split()[0] for line in done.out.splitlines()] == ["SESSION", "there", "SESSION", "here"]
     assert listed(fleet, "--url", fleet.url) == ["there"]
     assert listed(fleet, "--store", "checkpoints") == ["here"]
@@ -79,32 +86,32 @@ def test_a_store_on_a_server_has_both_sessions_and_checkpoints(fleet: Fleet) -> 
     fleet.put("there")
     fleet("run", "count.py", "--session", "kept", "--store", fleet.url)
 
-    rows = fleet("sessions", "--store", fleet.url, "--json").document
+    rows = fleet.here("sessions", "--store", fleet.url, "--json").document
 
     assert [(row["session"], row["at"]) for row in rows] == [("there", fleet.shown), ("kept", fleet.shown)]
     assert rows[1]["checkpoints"] == 1
 
 
-def test_a_session_and_its_checkpoints_on_one_server_are_one_row(fleet: Fleet) -> None:
+def test_a_session_and_its_checkpoints_on_one_server_are_one_row(busy: Fleet) -> None:
     text = ETL.replace("    @task\n", "    @task(inject_context=True)\n", 1)
     text = text.replace("def extract(rows=3):", "def extract(context, rows=3):\n        context.checkpoint()")
     program("etl.py", text)
-    with fleet.pool():
-        fleet("submit", "etl.py", "--session", "both", "--wait")
+    busy("submit", "etl.py", "--session", "both-1", "--wait")
 
-    (row,) = fleet("sessions", "--store", fleet.url, "--json").document
+    rows = busy.here("sessions", "--store", busy.url, "--json").document
 
+    (row,) = [row for row in rows if row["session"] == "both-1"]
     assert row["completed"] == 4
-    assert row["checkpoint"].startswith(fleet.shown)
+    assert row["checkpoint"].startswith(busy.shown)
 
 
 def test_a_fleet_without_sessions_says_so(fleet: Fleet) -> None:
-    assert "There are no such sessions at" in fleet("sessions", "--url", fleet.url).err
+    assert "There are no such sessions at" in fleet.here("sessions", "--url", fleet.url).err
     assert listed(fleet) == []
 
 
 def test_store_and_url_are_two_questions(fleet: Fleet) -> None:
-    told = fleet("sessions", "--url", fleet.url, "--store", "x", status=2).err
+    told = fleet.here("sessions", "--url", fleet.url, "--store", "x", status=2).err
 
     assert "one of them" in told
 
@@ -114,7 +121,7 @@ def test_store_and_url_are_two_questions(fleet: Fleet) -> None:
 
 def test_finished_sessions_are_purged_and_leave_nothing(fleet: Fleet) -> None:
     fleet.put("over")
-    fleet("cancel", "over")
+    fleet.here("cancel", "over")
 
     told = fleet("sessions", "purge", "over").err
 
@@ -126,28 +133,27 @@ def test_finished_sessions_are_purged_and_leave_nothing(fleet: Fleet) -> None:
 def test_what_could_go_on_is_purged_only_if_that_is_said(fleet: Fleet) -> None:
     fleet.put("over")
     fleet.put("runs")
-    fleet("cancel", "over")
+    fleet.here("cancel", "over")
 
-    refused = fleet("sessions", "purge", "over", "runs", status=1).err
+    refused = fleet.here("sessions", "purge", "over", "runs", status=1).err
     assert "nothing was purged: runs (running)" in refused
     assert listed(fleet) == ["runs", "over"]
 
-    found = fleet("sessions", "purge", "over", "runs", "--yes", "--json").document
+    found = fleet.here("sessions", "purge", "over", "runs", "--yes", "--json").document
     assert [row["session"] for row in found] == ["over", "runs"]
     assert listed(fleet) == []
 
 
-def test_a_task_whose_session_is_purged_ends_and_its_worker_goes_on(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_task_whose_session_is_purged_ends_and_its_worker_goes_on(busy: Fleet, tmp_path: Path) -> None:
     program("slow.py", SLOW)
     program("etl.py", ETL)
-    with fleet.pool():
-        fleet.submit("slow.py", "slow", "--input", f"until={tmp_path}/go")
-        until(lambda: fleet.status("slow").running == 1)
+    busy.submit("slow.py", "slow-2", "--input", f"until={tmp_path}/go")
+    until(lambda: busy.status("slow-2").running == 1)
 
-        fleet("sessions", "purge", "slow", "--yes")
+    busy.here("sessions", "purge", "slow-2", "--yes")
 
-        fleet("submit", "etl.py", "--wait")  # the worker is free, though nobody has opened the gate
-        assert fleet.server.ask("KEYS", "graflow:{slow}:[^x]*") == []
+    busy("submit", "etl.py", "--wait")  # the worker is free, though nobody has opened the gate
+    assert busy.server.ask("KEYS", "graflow:{slow-2}:[^x]*") == []
 
 
 # --- pause, resume -------------------------------------------------------------------------
@@ -157,23 +163,22 @@ def test_a_session_is_paused_and_goes_on(fleet: Fleet) -> None:
     fleet.put("s")
 
     assert "session s is paused; go on: graflow-ckpt resume s" in fleet("pause", "s").err
-    assert fleet("pause", "s", "--json").document["status"] == "paused"  # as it is
+    assert fleet.here("pause", "s", "--json").document["status"] == "paused"  # as it is
 
     told = fleet("resume", "s").err
     assert "session s was paused and is running; follow it: graflow-ckpt wait s" in told
     assert fleet.status("s").status == "running"
 
 
-def test_a_stopped_session_goes_on_with_a_larger_limit(fleet: Fleet) -> None:
+def test_a_stopped_session_goes_on_with_a_larger_limit(busy: Fleet) -> None:
     program("etl.py", ETL)
-    with fleet.pool():
-        fleet("submit", "etl.py", "--session", "s", "--max-steps", "2", "--wait")
-        assert fleet.status("s").status == "stopped"
+    busy("submit", "etl.py", "--session", "s-3", "--max-steps", "2", "--wait")
+    assert busy.status("s-3").status == "stopped"
 
-        fleet("resume", "s", "--max-steps", "10")
+    busy("resume", "s-3", "--max-steps", "10")
 
-        assert "completed after 4 steps" in fleet("wait", "s").err
-        assert "is finished (4 steps); nothing runs" in fleet("resume", "s").err
+    assert "completed after 4 steps" in busy.here("wait", "s-3").err
+    assert "is finished (4 steps); nothing runs" in busy("resume", "s-3").err
 
 
 CUT = """
@@ -194,33 +199,32 @@ with workflow("cut") as ctx:
 """
 
 
-def test_the_path_of_a_fleets_checkpoint_means_its_live_session(fleet: Fleet) -> None:
+def test_the_path_of_a_fleets_checkpoint_means_its_live_session(busy: Fleet) -> None:
     program("cut.py", CUT)
-    with fleet.pool():
-        fleet("submit", "cut.py", "--session", "s", "--max-steps", "1", "--wait")
-        path = fleet.status("s").checkpoint
-        assert path is not None
+    busy("submit", "cut.py", "--session", "s-4", "--max-steps", "1", "--wait")
+    path = busy.status("s-4").checkpoint
+    assert path is not None
 
-        told = fleet("resume", path, "--max-steps", "5", GRAFLOW_CKPT_REDIS_URL=fleet.url).err
+    told = busy("resume", path, "--max-steps", "5", GRAFLOW_CKPT_REDIS_URL=busy.url).err
 
-        assert "session s was stopped and is running" in told
-        assert "completed after 2 steps" in fleet("wait", "s").err
+    assert "session s-4 was stopped and is running" in told
+    assert "completed after 2 steps" in busy.here("wait", "s-4").err
 
 
 def test_a_session_that_programs_run_is_not_left_to_workers(fleet: Fleet) -> None:
     fleet.put("s")
     line = fleet.server.ask("HGET", "graflow:{s}:c", "c")
     fleet.server.ask("HSET", "graflow:{s}:c", "c", line.replace(b"|f|", b"||"))
-    fleet("pause", "s")
+    fleet.here("pause", "s")
 
-    assert "no fleet's: programs run it, not workers" in fleet("resume", "s", status=1).err
+    assert "no fleet's: programs run it, not workers" in fleet.here("resume", "s", status=1).err
 
 
 def test_an_id_means_the_session_that_there_is(fleet: Fleet) -> None:
     program("count.py", COUNT)
     fleet("run", "count.py", "--session", "here", "--max-steps", "3")
     fleet.put("there")
-    fleet("pause", "there")
+    fleet.here("pause", "there")
 
     assert "result 6" in fleet("resume", "here", "--max-steps", "9").out
     assert "is running" in fleet("resume", "there").err
@@ -230,7 +234,7 @@ def test_an_id_of_both_is_asked_back_and_an_option_answers(fleet: Fleet) -> None
     program("count.py", COUNT)
     fleet("run", "count.py", "--session", "twin", "--max-steps", "3")
     fleet.put("twin")
-    fleet("pause", "twin")
+    fleet.here("pause", "twin")
 
     told = fleet("resume", "twin", status=1).err
     assert "session twin of workflow count in checkpoints; session twin at redis://" in told
@@ -255,7 +259,7 @@ def test_what_is_about_a_run_here_is_refused_for_a_session_of_a_fleet(
 ) -> None:
     fleet.put("s")
 
-    assert f"{option[0]} is not for sessions of a fleet" in fleet("resume", "s", *option, status=2).err
+    assert f"{option[0]} is not for sessions of a fleet" in fleet.here("resume", "s", *option, status=2).err
 
 
 # --- cancel ------------------------------------------------------------------------------
@@ -265,28 +269,28 @@ def test_a_session_is_cancelled_for_good(fleet: Fleet) -> None:
     fleet.put("s")
 
     assert "session s is cancelled after 0 steps" in fleet("cancel", "s", "--reason", "enough").err
-    assert fleet("cancel", "s", "--json").document["reason"] == "enough"  # as it is
-    assert "is cancelled" in fleet("resume", "s", status=1).err
-    assert "it cannot be paused" in fleet("pause", "s", status=1).err
+    assert fleet.here("cancel", "s", "--json").document["reason"] == "enough"  # as it is
+    assert "is cancelled" in fleet.here("resume", "s", status=1).err
+    assert "it cannot be paused" in fleet.here("pause", "s", status=1).err
 
 
-def test_a_hard_cancel_ends_what_runs(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_hard_cancel_ends_what_runs(busy: Fleet, tmp_path: Path) -> None:
     program("slow.py", SLOW)
     program("etl.py", ETL)
-    with fleet.pool():
-        fleet.submit("slow.py", "slow", "--input", f"until={tmp_path}/go")
-        until(lambda: fleet.status("slow").running == 1)
+    busy.submit("slow.py", "slow-5", "--input", f"until={tmp_path}/go")
+    until(lambda: busy.status("slow-5").running == 1)
 
-        assert "1 task still running, and told (--hard ends them)" in fleet("cancel", "slow").err
-        fleet("cancel", "slow", "--hard")
+    assert "1 task still running, and told (--hard ends them)" in busy.here("cancel", "slow-5").err
+    busy.here("cancel", "slow-5", "--hard")
 
-        assert fleet.status("slow").running == 0
-        fleet("submit", "etl.py", "--wait")  # by a new process: nobody has opened the gate
+    assert busy.status("slow-5").running == 0
+    busy("submit", "etl.py", "--wait")  # by a new process: nobody has opened the gate
 
 
-def test_a_completed_session_cannot_be_cancelled(fleet: Fleet) -> None:
+def test_a_completed_session_cannot_be_cancelled(busy: Fleet) -> None:
     program("etl.py", ETL)
-    with fleet.pool():
-        fleet("submit", "etl.py", "--session", "s", "--wait")
+    busy("submit", "etl.py", "--session", "s-6", "--wait")
 
-    assert "session s is completed; it cannot be cancelled" in fleet("cancel", "s", status=1).err.lower()
+    assert (
+        "session s-6 is completed; it cannot be cancelled" in busy.here("cancel", "s-6", status=1).err.lower()
+    )

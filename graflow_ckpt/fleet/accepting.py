@@ -11,16 +11,25 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.resources import files
+from operator import index
 from typing import Any, Literal, get_args
 
 from graflow_ckpt.checkpoint.sealed import LIMIT, SealedCells
-from graflow_ckpt.core.errors import GraflowError, GraphError, KeyTaken, SessionExists
+from graflow_ckpt.core.errors import (
+    GraflowError,
+    GraphError,
+    KeyTaken,
+    ServerError,
+    ServerGone,
+    SessionExists,
+)
 from graflow_ckpt.core.facts import Op, check_session_id
 from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, owner_from
@@ -67,7 +76,7 @@ class Terms:
             raise ValueError(f"delay={self.delay!r}: it is a number of seconds.")
         if not self.ttl >= 1:
             raise ValueError(f"ttl={self.ttl!r}: a result is kept for a second at least.")
-        if self.priority is not None and not -PRIORITIES < int(self.priority) < PRIORITIES:
+        if self.priority is not None and not -PRIORITIES < index(self.priority) < PRIORITIES:
             raise GraphError(
                 f"priority={self.priority!r}: on a fleet it is between -{PRIORITIES} and {PRIORITIES}."
             )
@@ -94,7 +103,7 @@ class Acceptance:
         self._create = link.script(CREATE)
         script = files("graflow_ckpt.fleet") / "scripts" / "discard.lua"
         self._discard = link.script(script.read_text(encoding="utf-8"))
-        self._maker = json.dumps(asdict(myself()), separators=(",", ":"))
+        self._known_as: tuple[int, str] = (0, "")
 
     def accept(self, draft: Draft, cells: SealedCells, on_emitted: Any) -> bool:
         """Whether it was made; if there was one already, `existing` says what that means."""
@@ -102,20 +111,31 @@ class Acceptance:
         sender = RedisSession(self._link, session, cells)
         sender.on_emitted = on_emitted
         sender.patience = PATIENCE
+        made = False
         try:
             self.enlist(session)
-            if not self._made(draft):
+            made = self._made(draft)
+            if not made:
                 return self._there(draft)
             for ops in _with_end(draft.pages):
                 sender.commit(ops)
         except SessionExists:
             raise
         except BaseException as error:
-            self._take_back(session, error)
+            refused = isinstance(error, ServerError) and not isinstance(error, ServerGone)
+            self._take_back(session, error, certain=refused and not made)
             raise
         finally:
             sender.close()
         return True
+
+    @property
+    def _maker(self) -> str:
+        """This process; it may be a child of the one that has made this object."""
+        pid = os.getpid()
+        if self._known_as[0] != pid:
+            self._known_as = (pid, json.dumps(asdict(myself()), separators=(",", ":")))
+        return self._known_as[1]
 
     def _there(self, draft: Draft) -> bool:
         if draft.terms.existing == "return":
@@ -171,14 +191,13 @@ class Acceptance:
         left: bytes = self._discard([f"{prefix}c"], [maker])
         return left == b"nothing"
 
-    def _take_back(self, session: str, error: BaseException) -> None:
-        """Nothing half done, and the error says how far it came."""
-        left = b"something"
+    def _take_back(self, session: str, error: BaseException, *, certain: bool) -> None:
+        """Nothing half done, and the error says how far it came. `certain`: it was never there."""
         with suppress(GraflowError):
-            left = self._discard([f"{keys_of(session)}c"], [self._maker])
-            if left == b"nothing":
+            if certain or self._discard([f"{keys_of(session)}c"], [self._maker]) == b"nothing":
+                certain = True
                 self.unlist(session)
-        if left == b"nothing":
+        if certain:
             error.add_note(f"Session {session} was not accepted, and nothing of it is left.")
         else:
             error.add_note(f"Whether session {session} was accepted is not known; if not, it will never run.")

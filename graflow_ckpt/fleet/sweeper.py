@@ -72,7 +72,10 @@ class Sweeper:
         self._host = host_key(where)
         self._watched = watched  # slices whose parent sees them die, and knows of what
         self._look, self._rota = self._link.script(script("look")), self._link.script(script("rota"))
-        self._freeze = self._link.script(source("freeze"))
+        self._freeze, self._discard = (
+            self._link.script(source("freeze")),
+            self._link.script(script("discard")),
+        )
         self._since = monotonic() - _uptime(self._link)
         self._noted: list[bytes | str | int] = []  # (session, expected, next)*, for the next call of the rota
         self._waiting: dict[str, set[str]] = {}  # jobs in RQ's queues, as of a moment ago
@@ -225,13 +228,14 @@ class Sweeper:
         return 1
 
     def _init(self, session: str, created: float, now: int) -> int | str:
-        """A submission that is under way, or was cut short."""
-        if now / 1000 - created < INIT:
-            return now + 60_000
+        """A submission that is under way, or was cut short; at once if its maker has died here."""
         client: Any = self._link.route.client_for(keys_of(session))
         with translated(self._link.address):
-            keys = list(client.scan_iter(match=f"{keys_of(session)}*", count=1000))
-            client.delete(*keys)
+            maker = client.hget(f"{keys_of(session)}h", "maker") or b""
+        owner = owner_from(maker)
+        if (owner is None or not is_gone(owner)) and now / 1000 - created < INIT:
+            return now + SLOW
+        self._discard([f"{keys_of(session)}c"], [maker])
         log.warning(
             "session %s was never submitted to its end and is cleared away",
             session,

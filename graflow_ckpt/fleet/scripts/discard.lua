@@ -4,9 +4,15 @@ local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
 local line = call('HGET', KEYS[1], 'c')
 if not line then return 'nothing' end
-if string.match(line, '^[^|]*') ~= 'init' or call('HGET', P .. 'h', 'maker') ~= ARGV[1] then return 'something' end
-for name in string.gmatch(string.match(line, '^' .. string.rep('[^|]*|', 9) .. '([^|]*)|'), '[^,]+') do
-  call('DEL', P .. 'q:' .. name)
+local maker = call('HGET', P .. 'h', 'maker') or ''
+if string.match(line, '^[^|]*') ~= 'init' or maker ~= ARGV[1] then return 'something' end
+local function drop(name, kind) -- what somebody else keeps under such a key stays
+  if call('TYPE', P .. name).ok == kind then call('DEL', P .. name) end
 end
-call('DEL', KEYS[1], P .. 'h', P .. 'v', P .. 'n', P .. 'dl')
+for name in string.gmatch(string.match(line, '^' .. string.rep('[^|]*|', 9) .. '([^|]*)|'), '[^,]+') do
+  drop('q:' .. name, 'zset')
+end
+for name in string.gmatch('c h v n g t own qt sk pa er dead', '%S+') do drop(name, 'hash') end
+for name in string.gmatch('dl tok done', '%S+') do drop(name, 'zset') end
+drop('ledger', 'list')
 return 'nothing'

@@ -93,6 +93,12 @@ def test_what_is_huge_has_an_end_and_the_frames_are_still_there() -> None:
     assert len(account.text) < MESSAGE + TRACEBACK + 300
 
 
+def test_huge_messages_do_not_push_the_frames_out() -> None:
+    error = raised(ValueError("b" * 1_000_000), raised(OSError("a" * 1_000_000)))
+
+    assert "direct cause" in Account.of(error, traced=True).traceback
+
+
 def test_a_deep_traceback_keeps_both_ends() -> None:
     def deeper(n: int) -> None:
         if n == 0:

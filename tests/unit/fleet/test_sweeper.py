@@ -272,7 +272,23 @@ def test_a_submission_that_was_cut_short_is_cleared_away_after_its_hour(
     look(client, sweeper, "s")
 
     assert young
-    assert redis.keys("graflow:{s}:*") == []
+    assert [key for key in redis.keys("graflow:{s}:*") if b":x:" not in key] == []  # replies expire
+
+
+def test_a_submission_whose_maker_has_died_here_is_cleared_away_at_once(
+    client: Client, sweeper: Sweeper
+) -> None:
+    bag(client, "s", tasks=1)
+    redis: Any = client.link.client
+    line = redis.hget(f"{keys_of('s')}c", "c").decode().split("|")
+    redis.hset(f"{keys_of('s')}c", "c", "|".join(["init", *line[1:]]))
+    redis.hset(f"{keys_of('s')}h", "maker", json.dumps(asdict(dead())))
+
+    look(client, sweeper, "s")
+
+    assert not redis.exists(f"{keys_of('s')}c")
+    sweeper.tidy()
+    assert client.sessions() == []
 
 
 # --- lists -----------------------------------------------------------------------------

@@ -1,0 +1,381 @@
+"""How a session comes to be: as a whole or not at all, on a real server, looked at between the steps."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+
+from graflow_ckpt.checkpoint.sealed import SealedCells
+from graflow_ckpt.core.errors import (
+    BadSessionId,
+    GraphError,
+    KeyTaken,
+    NoSession,
+    ServerError,
+    ServerFull,
+    ServerGone,
+    SessionExists,
+)
+from graflow_ckpt.core.facts import Op
+from graflow_ckpt.fleet.accepting import Acceptance, Draft, Terms
+from graflow_ckpt.fleet.client import Client
+from graflow_ckpt.links.redis import open_link
+from graflow_ckpt.sessions.layout import keys_of
+from tests.servers import Server
+from tests.unit.fleet.played import dead
+
+
+def spec(name: str) -> Op:
+    return ("enqueue", name, None, 0, 0, "default", "direct")
+
+
+def accepted(client: Client, pages: Any, session: str = "s", **terms: Any) -> list[str]:
+    """The tokens that were to be posted when it was."""
+    posted: list[str] = []
+    draft = Draft(session, {"workflow": "w"}, pages, None, Terms(session, **terms))
+    cells = SealedCells(session, client.keyring)
+    Acceptance(client.link).accept(draft, cells, lambda token, queue: posted.append(queue))
+    return posted
+
+
+def left(client: Client, session: str = "s") -> list[bytes]:
+    """The keys of a session; replies are kept for a while, and expire."""
+    redis: Any = client.link.client
+    return [key for key in redis.scan_iter(match=f"{keys_of(session)}*") if b":x:" not in key]
+
+
+# --- step by step ------------------------------------------------------------------------
+
+
+def test_it_is_listed_before_it_is_there_and_runs_when_its_last_spec_is_in(client: Client) -> None:
+    seen: list[Any] = []
+    redis: Any = client.link.client
+
+    class Watched(Acceptance):
+        def _made(self, draft: Draft) -> bool:
+            seen.append((client.sessions(), redis.exists(f"{keys_of('s')}c")))
+            return super()._made(draft)
+
+    def pages() -> Iterator[list[Op]]:
+        for n in range(3):
+            status = client.session("s").status()
+            seen.append((status.status, status.ready, status.tokens))
+            yield [spec(f"t{n}")]
+
+    draft = Draft("s", {"workflow": "w"}, pages(), None, Terms("s"))
+    Watched(client.link).accept(draft, SealedCells("s", client.keyring), lambda token, queue: None)
+
+    # a page is sent when it is known whether another follows
+    assert seen == [(["s"], 0), ("init", 0, 0), ("init", 0, 0), ("init", 1, 0)]
+    assert (client.session("s").status().status, client.session("s").status().ready) == ("running", 3)
+
+
+def test_a_token_is_posted_for_each_queue(client: Client) -> None:
+    gpu = ("enqueue", "g", None, 0, 0, "gpu", "direct")
+
+    assert sorted(accepted(client, [[spec("a")], [gpu]])) == ["default", "gpu"]
+
+
+def test_a_session_of_nothing_is_completed(client: Client) -> None:
+    assert accepted(client, [[]]) == []
+    assert client.session("s").status().status == "completed"
+
+
+def test_its_terms_are_kept_with_it(client: Client) -> None:
+    accepted(
+        client, [[spec("a")]], max_steps=7, ttl=60, kept=120, store="/tmp/x", ledger=True, value_limit=5000
+    )
+
+    redis: Any = client.link.client
+    cold = {name.decode(): value for name, value in redis.hgetall(f"{keys_of('s')}h").items()}
+    assert (cold["ttl"], cold["kept"], cold["store"], cold["limit"]) == (b"60", b"120", b"/tmp/x", b"5000")
+    assert client.session("s").status().max_steps == 7
+
+
+# --- what is refused ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("terms", "error"),
+    [
+        ({"session": "a b"}, BadSessionId),
+        ({"session": ""}, BadSessionId),
+        ({"session": "x" * 65}, BadSessionId),
+        ({"session": "s:1"}, BadSessionId),
+        ({"existing": "perhaps"}, ValueError),
+        ({"delay": -1}, ValueError),
+        ({"delay": math.nan}, ValueError),
+        ({"delay": math.inf}, ValueError),
+        ({"ttl": 0}, ValueError),
+        ({"ttl": math.nan}, ValueError),
+        ({"priority": 2**15}, GraphError),
+        ({"priority": -(2**15)}, GraphError),
+        ({"priority": 1.5}, TypeError),
+        ({"value_limit": 10}, ValueError),
+    ],
+)
+def test_terms_that_no_session_can_have_are_refused(terms: Any, error: type[Exception]) -> None:
+    with pytest.raises(error):
+        Terms(**terms)
+
+
+def test_one_of_that_name_is_refused_or_left_as_it_is(client: Client) -> None:
+    accepted(client, [[spec("a")]])
+
+    with pytest.raises(SessionExists, match="There is a session s already"):
+        accepted(client, [[spec("b")]])
+    assert accepted(client, [[spec("b")]], existing="return") == []
+
+    assert [one["task_id"] for one in client.session("s").pending()] == ["a"]
+
+
+# --- what is cut short -------------------------------------------------------------------
+
+
+def broken(error: BaseException) -> Iterator[list[Op]]:
+    yield [spec("a")]
+    yield [spec("b")]
+    raise error
+
+
+@pytest.mark.parametrize("error", [ValueError("no more"), KeyboardInterrupt()])
+def test_a_submission_that_fails_leaves_nothing_behind(client: Client, error: BaseException) -> None:
+    with pytest.raises(type(error)) as raised:
+        accepted(client, broken(error))
+
+    assert raised.value.__notes__ == ["Session s was not accepted, and nothing of it is left."]
+    assert left(client) == []
+    assert client.sessions() == []
+    assert accepted(client, [[spec("a")]]) == ["default"]
+
+
+def test_one_that_runs_already_is_not_taken_back(client: Client) -> None:
+    """The last commit was carried out, and then something went wrong."""
+
+    def fails(token: str, queue: str) -> None:
+        raise KeyTaken("of RQ")
+
+    draft = Draft("s", {"workflow": "w"}, [[spec("a")]], None, Terms("s"))
+    with pytest.raises(KeyTaken) as raised:
+        Acceptance(client.link).accept(draft, SealedCells("s", client.keyring), fails)
+
+    assert "is not known" in raised.value.__notes__[0]
+    assert client.session("s").status().status == "running"
+
+
+KILLED = """
+import os, signal, sys
+from graflow_ckpt import task
+from graflow_ckpt.fleet import client
+
+@task
+def one(n): ...
+
+def pages(ops):
+    for number, page in enumerate(whole(ops)):
+        if number == 2:  # one has been sent
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield page
+
+whole, client.pages = client.pages, pages
+one.submit_many(range(3000), url=sys.argv[1], key="k")
+"""
+
+
+def killed_submitter(url: str) -> str:
+    """The session that a process had begun to submit when it was killed."""
+    done = subprocess.run([sys.executable, "-c", KILLED, url], capture_output=True, text=True, check=False)
+    assert done.returncode == -9, done.stderr
+    link = open_link(url)
+    try:
+        (session,) = Client(link).sessions()
+    finally:
+        link.close()
+    return session
+
+
+def test_a_submitter_that_is_killed_leaves_a_session_that_never_runs(client: Client, redis_url: str) -> None:
+    session = killed_submitter(redis_url)
+
+    status = client.session(session).status()
+    assert (status.status, status.ready, status.tokens) == ("init", 1000, 0)
+    with pytest.raises(Exception, match="it cannot go on"):
+        client.session(session).resume()
+
+
+def test_it_makes_room_for_the_next_of_that_name(client: Client, redis_url: str) -> None:
+    session = killed_submitter(redis_url)
+
+    assert accepted(client, [[spec("a")]], session) == ["default"]
+
+    assert [one["task_id"] for one in client.session(session).pending()] == ["a"]
+
+
+def test_one_that_is_being_submitted_by_somebody_alive_is_there(client: Client) -> None:
+    def pages() -> Iterator[list[Op]]:
+        yield [spec("a")]
+        with pytest.raises(SessionExists):
+            accepted(client, [[spec("b")]])
+        yield [spec("c")]
+
+    accepted(client, pages())
+
+    assert [one["task_id"] for one in client.session("s").pending()] == ["a", "c"]
+
+
+def test_of_two_that_clear_it_away_one_makes_it(client: Client, redis_url: str) -> None:
+    """The second has seen it dead, too, and comes late."""
+    session = killed_submitter(redis_url)
+    redis: Any = client.link.client
+    maker = redis.hget(f"{keys_of(session)}h", "maker")
+
+    def pages() -> Iterator[list[Op]]:
+        assert Acceptance(client.link)._discard([f"{keys_of(session)}c"], [maker]) == b"something"
+        yield [spec("a")]
+
+    accepted(client, pages(), session)
+
+    assert client.session(session).status().status == "running"
+
+
+def test_a_maker_of_elsewhere_is_not_taken_for_dead(client: Client) -> None:
+    with pytest.raises(ZeroDivisionError):
+        accepted(client, ([spec(str(1 // (2 - n)))] for n in range(4)))
+    accepted(client, [[spec("a")]])
+    redis: Any = client.link.client
+    line = redis.hget(f"{keys_of('s')}c", "c").decode().split("|")
+    redis.hset(f"{keys_of('s')}c", "c", "|".join(["init", *line[1:]]))
+    elsewhere = {**asdict(dead()), "boot": "another machine"}
+    redis.hset(f"{keys_of('s')}h", "maker", json.dumps(elsewhere))
+
+    with pytest.raises(SessionExists):
+        accepted(client, [[spec("b")]])
+
+
+RACE = """
+import sys, time
+from graflow_ckpt import task
+from graflow_ckpt.core.errors import SessionExists
+
+@task
+def one(n): ...
+
+time.sleep(float(sys.argv[2]) - time.time())
+try:
+    one.submit(1, url=sys.argv[1], key="k")
+    print("won")
+except SessionExists:
+    print("lost")
+"""
+
+
+def test_of_several_processes_that_submit_it_at_the_same_time_one_wins(
+    client: Client, redis_url: str
+) -> None:
+    start = str(time.time() + 1.0)
+    command = [sys.executable, "-c", RACE, redis_url, start]
+    several = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+
+    said = sorted(process.communicate()[0].strip() for process in several)
+
+    assert said == ["lost", "lost", "lost", "won"]
+    (session,) = client.sessions()
+    assert client.session(session).status().ready == 1
+
+
+# --- servers -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("key", ["c", "h", "q:default", "n"])
+def test_something_else_under_a_key_of_ours_is_named_and_left_alone(client: Client, key: str) -> None:
+    redis: Any = client.link.client
+    name = f"{keys_of('s')}{key}"
+    redis.set(name, "theirs")
+
+    with pytest.raises(KeyTaken) as raised:
+        accepted(client, [[spec("a")]])
+
+    assert name in raised.value.keys
+    assert redis.get(name) == b"theirs"
+    assert raised.value.__notes__ == ["Session s was not accepted, and nothing of it is left."]
+    assert client.sessions() == []
+
+
+@pytest.mark.parametrize("key", ["graflow:sessions", "graflow:active"])
+def test_so_is_it_under_a_list_of_ours(client: Client, key: str) -> None:
+    redis: Any = client.link.client
+    redis.set(key, "theirs")
+
+    with pytest.raises(KeyTaken, match=key):
+        accepted(client, [[spec("a")]])
+
+    assert left(client) == []
+
+
+def test_a_server_that_is_full_refuses_it_and_keeps_nothing_of_it(own_redis: Callable[..., Server]) -> None:
+    server = own_redis({"maxmemory-policy": "noeviction"})
+    client = Client(open_link(server.url))
+    server.ask("CONFIG", "SET", "maxmemory", "1")
+
+    with pytest.raises(ServerFull) as raised:
+        accepted(client, [[spec("a")]])
+
+    server.ask("CONFIG", "SET", "maxmemory", "0")
+    assert "has used the memory" in str(raised.value)
+    assert left(client) == []
+    assert client.sessions() == []
+    client.close()
+
+
+def test_a_server_that_goes_away_in_the_middle_is_waited_for(own_redis: Callable[..., Server]) -> None:
+    server = own_redis({"appendonly": "yes", "appendfsync": "always"})
+    client = Client(open_link(server.url))
+
+    def pages() -> Iterator[list[Op]]:
+        yield [spec("a")]
+        yield [spec("b")]
+        server.restart()
+        yield [spec("c")]
+
+    accepted(client, pages())
+
+    assert [one["task_id"] for one in client.session("s").pending()] == ["a", "b", "c"]
+    client.close()
+
+
+def test_a_server_that_does_not_come_back_is_an_error_that_says_how_far_it_came(
+    own_redis: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graflow_ckpt.fleet.accepting.PATIENCE", 0.2)
+    server = own_redis({"appendonly": "yes", "appendfsync": "always"})
+    client = Client(open_link(server.url))
+
+    def pages() -> Iterator[list[Op]]:
+        yield [spec("a")]
+        yield [spec("b")]
+        server.kill()
+        yield [spec("c")]
+
+    began = time.monotonic()
+    with pytest.raises(ServerError) as raised:
+        accepted(client, pages())
+    assert isinstance(raised.value, ServerGone)
+    assert time.monotonic() - began < 10
+    assert "if not, it will never run" in raised.value.__notes__[0]
+
+    server.start()
+    assert client.session("s").status().status == "init"
+    client.close()
+
+
+def test_a_session_that_is_gone_cannot_be_looked_at(client: Client) -> None:
+    with pytest.raises(NoSession, match="There is no session s at"):
+        client.session("s").status()

@@ -79,7 +79,8 @@ def release_the_dead(
     now = seconds * 1000 + micros / 1000
     emitted: list[Emitted] = []
     for token, owner in owners.items():
-        gone = is_gone(owner_of(owner))
+        whose = owner_of(owner)
+        gone = whose is not None and is_gone(whose)
         if gone or leases.get(token, now) < now:
             why = "its process is gone" if gone else LEASE_OVER
             found = release(link, session, cells, token.decode(), why, forced=gone, patience=patience)
@@ -87,9 +88,12 @@ def release_the_dead(
     return emitted
 
 
-def owner_of(record: bytes) -> Owner:
-    """Who runs the slice of a token, as its session has it."""
-    return Owner(**json.loads(record.partition(b"\x1e")[0]))
+def owner_of(record: bytes) -> Owner | None:
+    """Who runs the slice of a token, as its session has it; None if that names no process."""
+    try:
+        return Owner(**json.loads(record.partition(b"\x1e")[0]))
+    except (TypeError, ValueError):
+        return None
 
 
 def held(link: RedisLink, session: str, token: str, cells: Cells) -> list[TaskSpec]:

@@ -30,6 +30,7 @@ from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_home import BACKEND, SharedHome
 from graflow_ckpt.links.addresses import URL_VARIABLE
 from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.links.processes import named
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.layout import CREATE, keys_of
 from graflow_ckpt.sessions.names import check_names
@@ -185,8 +186,7 @@ class SharedContext(ExecutionContext):
             now = seconds * 1000 + micros // 1000
             tokens = self._client.zrangebyscore(f"{self._prefix}tok", now, "+inf")
             found = self._client.hmget(f"{self._prefix}own", tokens) if tokens else []
-        owners = [owner_of(record) for record in found if record is not None]
-        return [f"process {owner.pid} on {owner.host} ({owner.argv})" for owner in owners]
+        return [named(owner_of(record)) for record in found if record is not None]
 
     # --- changes -----------------------------------------------------------------------
 

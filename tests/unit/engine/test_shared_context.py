@@ -114,6 +114,7 @@ def test_who_works_on_it_is_said(redis_url: str) -> None:
     holder.leave()
 
     assert owner.startswith(f"process {myself().pid} on {myself().host}")
+
     assert context.owners() == []
 
 

@@ -1,0 +1,223 @@
+"""The checkpoints of a session in Redis: how they are numbered, whose turn it is, what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graflow_ckpt import CheckpointManager, ExecutionContext, KeepLast
+from graflow_ckpt.core.errors import CheckpointError, NoSession
+from graflow_ckpt.engine import shared_home
+from graflow_ckpt.engine.shared_context import SharedContext
+from graflow_ckpt.engine.shared_home import SharedHome
+from graflow_ckpt.sessions import pages
+from graflow_ckpt.sessions.tables import frozen
+from tests.unit.engine.shared_sessions import Holder, context_of, named
+
+
+@pytest.fixture
+def context(redis_url: str) -> Iterator[SharedContext]:
+    made = context_of(redis_url, named("a"), named("b"))
+    made.schedule_start()
+    yield made
+    made.tables.close()
+
+
+@pytest.fixture
+def home(context: SharedContext) -> SharedHome:
+    return context.cuts_at()
+
+
+def steps(context: SharedContext, count: int) -> None:
+    """So many transitions."""
+    for number in range(count):
+        context.channel.set("n", number)
+
+
+# --- numbers -------------------------------------------------------------------------------
+
+
+def test_each_cut_has_the_next_number_and_follows_the_one_before(home: SharedHome) -> None:
+    first, second = home.cut("request", {"n": 1}), home.cut("policy", None)
+
+    assert (first.sequence, second.sequence) == (1, 2)
+    assert (first.parent, second.parent) == (None, first.checkpoint_id)
+    assert (first.cause, first.user_metadata, first.backend) == ("request", {"n": 1}, shared_home.BACKEND)
+    assert home.last == second
+
+
+def test_paths_never_collide_and_are_known_before(home: SharedHome) -> None:
+    reserved = [home.reserve(3, {}).path for _ in range(3)]
+
+    saved = home.cut("request", None, path=reserved[1])
+
+    assert len({*reserved, home.cut("policy", None).path}) == 4
+    assert saved.path == reserved[1]
+    assert "_step_3_" in saved.path
+
+
+def test_a_cut_that_shows_an_earlier_moment_than_another_is_taken_anew(
+    home: SharedHome, context: SharedContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody else has committed and cut between the reading and the numbering."""
+    other, read, times = context.cuts_at(), home._read, []
+
+    def slow(portable: bool) -> Any:
+        state = read(portable)
+        if not times:
+            times.append(1)
+            steps(context, 2)
+            other.cut("policy", None)
+        return state
+
+    monkeypatch.setattr(home, "_read", slow)
+    saved = home.cut("request", None)
+
+    assert other.last is not None
+    assert (other.last.sequence, saved.sequence) == (1, 2)
+    assert saved.transition >= other.last.transition
+
+
+def test_a_session_that_others_cut_all_the_time_is_given_up_by_name(
+    home: SharedHome, context: SharedContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other, read = context.cuts_at(), home._read
+
+    def slow(portable: bool) -> Any:
+        state = read(portable)
+        steps(context, 1)
+        other.cut("policy", None)
+        return state
+
+    monkeypatch.setattr(home, "_read", slow)
+    with pytest.raises(CheckpointError, match="changes faster than it can be read"):
+        home.cut("request", None)
+
+
+def test_a_cut_of_a_session_that_is_gone_leaves_nothing_behind(
+    home: SharedHome, context: SharedContext
+) -> None:
+    context.link.client.flushall()
+
+    for call in (lambda: home.cut("request", None), lambda: home.reserve(1, {}), lambda: home.has_failed(1)):
+        with pytest.raises(NoSession):
+            call()
+    assert context.link.client.dbsize() == 0
+
+
+# --- what is in it -------------------------------------------------------------------------
+
+
+def test_a_portable_one_is_read_by_pages_if_it_is_large(
+    home: SharedHome, context: SharedContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_home, "MANY", 6)
+    read = []
+    monkeypatch.setattr(shared_home, "read_paged", lambda *a: read.append(1) or pages.read_paged(*a))
+    steps(context, 1)
+    home.cut("request", None, portable=True)
+    assert read == []
+    for number in range(5):
+        context.channel.set(f"v{number}", number)
+
+    saved = home.cut("request", None, portable=True)
+
+    assert read == [1]
+    found = ExecutionContext.resume(saved.path)
+    assert [found.get_channel().get(f"v{number}") for number in range(5)] == [0, 1, 2, 3, 4]
+    assert found.task_queue.get_pending_tasks() == ["a", "b"]
+
+
+def test_somebody_else_who_reads_it_by_pages_is_waited_for(
+    home: SharedHome, context: SharedContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_home, "MANY", 0)
+    with frozen(context.link, "s", 0.2):
+        saved = home.cut("request", None, portable=True)
+
+    assert saved.steps == 0
+
+
+def test_what_else_is_known_goes_along(home: SharedHome, context: SharedContext) -> None:
+    context.tables.commit([("cap", 3)])
+
+    carried = home.carried()
+
+    assert (carried["workflow"], carried["cap"], carried["flags"]) == ("w", "3", "")
+    assert "epoch" not in carried
+
+
+def test_a_path_leads_to_the_store_that_it_names(home: SharedHome, tmp_path: Path, redis_url: str) -> None:
+    assert home.cut("request", None, path="elsewhere/mine.pkl").path == "elsewhere/mine.pkl"
+    assert Path("elsewhere/mine.meta.json").is_file()
+    assert CheckpointManager.verify("elsewhere/mine.pkl").home == f"file://{tmp_path}/checkpoints"
+
+
+# --- policies ------------------------------------------------------------------------------
+
+
+def test_one_worker_at_a_time_has_its_turn(home: SharedHome, context: SharedContext) -> None:
+    other = context.cuts_at()
+
+    with home.turn() as mine, other.turn() as theirs, other.turn(0.05) as later:
+        assert (mine, theirs, later) == (True, False, False)
+    with other.turn() as theirs:
+        assert theirs
+
+
+def test_the_last_cut_is_known_to_all(home: SharedHome, context: SharedContext) -> None:
+    other = context.cuts_at()
+    before = other.last_cut()
+    holder = Holder(context)
+    (claim,) = holder.commit([("claim", 1)])
+    assert home.others_run(0)
+    assert not home.others_run(1)
+    holder.commit([("end", claim.spec.key, claim.number, "completed", b"\x01")])
+    holder.leave()
+
+    home.cut("request", None)
+
+    assert before[0] == 0
+    assert before[1] >= 0  # since the session began
+    assert other.last_cut()[0] == 1
+    assert other.last_cut()[1] < 60
+    assert not home.others_run(0)
+
+
+def test_a_save_that_failed_counts_as_the_last_look(home: SharedHome) -> None:
+    home.has_failed(7)
+
+    assert home.last_cut()[0] == 7
+
+
+def test_the_last_cuts_of_policies_are_kept_whoever_made_them(
+    home: SharedHome, context: SharedContext
+) -> None:
+    homes = [home, context.cuts_at(), context.cuts_at()]
+    asked = home.cut("request", None)
+    made = []
+    for number in range(7):
+        one = homes[number % 3]
+        made.append(one.cut("policy", None).path)
+        one.prune(KeepLast(3))
+
+    left = [m.path for m in reversed(CheckpointManager.list_checkpoints("s"))]
+    assert left == [asked.path, *made[-3:]]
+
+
+def test_a_cut_that_cannot_be_taken_away_stays_and_is_logged(
+    home: SharedHome, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(path: str) -> bool:
+        raise PermissionError(path)
+
+    home.cut("policy", None)
+    home.prune(KeepLast(1))
+    home.cut("policy", None)
+    monkeypatch.setattr(home.store, "delete", refuse)
+    home.prune(KeepLast(1))
+
+    assert "stays" in caplog.text

@@ -65,9 +65,9 @@ def load(context: ExecutionContext, found: Found) -> None:
     home = context.home
     if not context.rewinds and (place := found.facts.get("redis")):
         raise SessionError(
-            f"Session {context.session_id} is in Redis, at {place['address']}, as its newest checkpoint says: "
+            f"Session {context.session_id} is in Redis, at {place['address']}; its newest checkpoint: "
             f"{found.path}.",
-            hint="ExecutionContext.resume(path) goes on with it; from a portable one it goes on in this process.",
+            hint="ExecutionContext.resume(path) goes on with it; from a portable one, in this process.",
             session=context.session_id,
             path=found.path,
         )

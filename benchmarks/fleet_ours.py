@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from itertools import pairwise
 from typing import Any
 
 import redis
@@ -59,7 +60,7 @@ class Ours(Contender):
     def _chain(self, length: int, body: Any) -> Any:
         tasks = [task(id=f"link-{i}")(body) for i in range(length)]
         with workflow("chain") as flow:
-            for earlier, later in zip(tasks, tasks[1:], strict=False):
+            for earlier, later in pairwise(tasks):
                 _ = earlier >> later
             if length == 1:
                 flow.add(tasks[0])

@@ -14,7 +14,7 @@ FILES = [
     ROOT / "docker-compose.yml",
     ROOT / "Makefile",
     ROOT / "docs" / "deployment.md",
-    *sorted((ROOT / "workers").iterdir()),
+    *sorted(path for path in (ROOT / "workers").iterdir() if path.is_file()),
 ]
 OURS = {PREFIX + name.upper() for name in (*NAMES, *ALONE)}
 OF_THE_FILE = {PREFIX + name.upper() for name in OF_COMPOSE}

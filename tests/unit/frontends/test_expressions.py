@@ -213,14 +213,14 @@ def test_a_bound_task_is_another_task_of_the_same_body() -> None:
 
 
 def test_a_task_is_found_by_its_name_as_long_as_somebody_holds_it() -> None:
-    held = registered(DecoratedTask("held", body))
-    again = registered(DecoratedTask("held", body))
+    held = registered(DecoratedTask("held-for-this-test", body))
+    again = registered(DecoratedTask("held-for-this-test", body))
 
-    assert called("held") == [held, again]
+    assert called("held-for-this-test") == [held, again]
     del again
     gc.collect()
 
-    assert called("held") == [held]
+    assert called("held-for-this-test") == [held]
     assert called("never made") == []
 
 

@@ -21,7 +21,8 @@ ALL = [
     ["checkpoints", "show"],
     ["checkpoints", "verify"],
     ["key", "new"],
-    ["checkpoints", "take"], ["failed", "list"],
+    ["checkpoints", "take"],
+    ["failed", "list"],
     ["failed", "requeue"],
     ["sessions", "purge"],
 ]

@@ -5,7 +5,6 @@ Everything of this package takes redis-py from here. Not here: anything of our o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from inspect import signature
 from typing import Any
 
@@ -33,13 +32,11 @@ except ModuleNotFoundError as missing:
         extra="fleet",
     ) from missing
 
-pack_command: Callable[[tuple[Any, ...]], bytes] | None
+hiredis: Any
 try:
-    from hiredis import pack_command
+    import hiredis
 except ModuleNotFoundError:
-    pack_command = (
-        None  # the half of redis-py that is written in C; without it commands are packed more slowly
-    )
+    hiredis = None  # the half of redis-py that is written in C; it also does without, more slowly
 
 __all__ = [
     "ClusterNode",
@@ -53,7 +50,7 @@ __all__ = [
     "Sentinel",
     "SentinelConnectionPool",
     "UnixDomainSocketConnection",
-    "pack_command",
+    "hiredis",
     "parse_url",
     "redis",
     "theirs",

@@ -15,7 +15,8 @@ from typing import Any, NoReturn
 
 from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.links.complaints import Key, code_of, in_our_words, taken, translated
-from graflow_ckpt.links.library import pack_command, redis, theirs
+from graflow_ckpt.links.library import redis, theirs
+from graflow_ckpt.links.lines import BareLine, SlowLine, line_of
 from graflow_ckpt.links.routes import Route
 from graflow_ckpt.links.scripts import Argument, Script
 
@@ -25,13 +26,14 @@ _Call = tuple[Script, Sequence[Key], Sequence[Argument]]
 class Wire:
     """An open connection to the server that has `key`."""
 
-    __slots__ = ("_connection", "_key", "_pid", "_route", "_waiting", "address")
+    __slots__ = ("_connection", "_key", "_line", "_pid", "_route", "_waiting", "address")
 
     def __init__(self, route: Route, address: str, key: Key | None = None) -> None:
         self.address = address
         self._route = route
         self._key = key
         self._connection: Any = None  # redis.connection.AbstractConnection
+        self._line: BareLine | SlowLine
         self._waiting: _Call | None = None
         self._pid = 0
         self.reconnect()
@@ -52,7 +54,7 @@ class Wire:
         if self._waiting is None or self._pid != os.getpid():
             self._out_of_step()
         try:
-            reply = self._connection.read_response(disable_decoding=True)
+            reply = self._line.read()
         except theirs.NoScriptError:
             return self._call_with_source(self._waiting)
         except redis.RedisError as error:
@@ -66,7 +68,7 @@ class Wire:
             self._out_of_step()
         self._send(words)
         try:
-            return self._connection.read_response(disable_decoding=True)
+            return self._line.read()
         except redis.RedisError as error:
             self._failed(error, None)
 
@@ -79,7 +81,7 @@ class Wire:
             pool = self._route.client_for(self._key).connection_pool
             connection = pool.connection_class(**pool.connection_kwargs)
             connection.connect()
-        self._connection, self._pid = connection, os.getpid()
+        self._connection, self._line, self._pid = connection, line_of(connection), os.getpid()
 
     @property
     def rests(self) -> bool:
@@ -96,29 +98,21 @@ class Wire:
 
     # --- within ------------------------------------------------------------------------
 
-    def _send(self, words: tuple[Argument, ...]) -> None:
+    def _send(self, words: Sequence[Argument]) -> None:
         try:
-            self._connection.send_packed_command(self._packed(words), check_health=False)
+            self._line.send(words)
         except redis.DataError:
             self._waiting = None  # nothing has left
             raise
         except redis.RedisError as error:
             self._failed(error, None)
 
-    def _packed(self, words: tuple[Argument, ...]) -> Any:
-        try:
-            return (
-                [pack_command(words)] if pack_command is not None else self._connection.pack_command(*words)
-            )
-        except TypeError:
-            return self._connection.pack_command(*map(_plain, words))
-
     def _call_with_source(self, waiting: _Call) -> Any:
         script, keys, args = waiting
         self._waiting = None
         self._send((b"EVAL", script.source, len(keys), *keys, *args))
         try:
-            return self._connection.read_response(disable_decoding=True)
+            return self._line.read()
         except redis.RedisError as error:
             self._failed(error, waiting)
 
@@ -148,7 +142,3 @@ class Wire:
             hint="Reconnect; what was asked last may have been done.",
             address=self.address,
         )
-
-
-def _plain(word: Argument) -> Argument:
-    return bytes(word) if isinstance(word, (bytearray, memoryview)) else word  # hiredis packs no others

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 
 from graflow_ckpt.core.errors import CheckpointError, Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Line, Owner
-from graflow_ckpt.links.processes import is_myself, myself, named
+from graflow_ckpt.links.processes import is_gone, is_myself, myself, named
 from graflow_ckpt.stores.disk import Disk, refusing
 from graflow_ckpt.stores.flock import Flock, is_held
 from graflow_ckpt.stores.ledger import Record, Slots, read_record
@@ -147,7 +147,7 @@ class Ownership:
     def owner(self, session: str) -> Owner | None:
         """The living owner, without taking anything."""
         record = self._read(session)
-        return record.owner if self._alive_epochs(session, record.epoch) else None
+        return record.owner if self._alive_epochs(session, record) else None
 
     def lines(self, session: str) -> tuple[Line, ...]:
         return self._read(session).lines
@@ -160,7 +160,7 @@ class Ownership:
         # now, ours would overwrite the only one that is.
         self._disk.sync_data(slots.lock.fd)
         found = slots.read()
-        if not take_over and self._alive_epochs(session, found.epoch):
+        if not take_over and self._alive_epochs(session, found):
             raise busy(session, found.owner)
         epochs = self._alive_files(session)
         epoch = max(found.epoch, floor, *epochs, 0) + 1
@@ -197,12 +197,15 @@ class Ownership:
             return []
         return [int(match[1]) for name in names if (match := pattern.match(name))]
 
-    def _alive_epochs(self, session: str, since: int) -> list[int]:
+    def _alive_epochs(self, session: str, found: Record) -> list[int]:
         """Those at work. A lower epoch than the recorded one is a fenced owner and does not count."""
         return [
             epoch
             for epoch in self._alive_files(session)
-            if epoch >= since and is_held(self._alive_path(session, epoch))
+            if epoch >= found.epoch
+            and is_held(self._alive_path(session, epoch))
+            # what a child that was just forked still has open does not make its dead parent an owner
+            and not (epoch == found.epoch and found.owner is not None and is_gone(found.owner))
         ]
 
     def _stuck(self, session: str) -> SessionBusy:

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -40,19 +41,23 @@ class Processes:
             leader.wait()
 
     def members(self) -> list[int]:
-        """All processes of the groups."""
-        groups = {leader.pid for leader in self.leaders}
-        found = [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-        return [pid for pid in found if _stat(pid)[1] in groups]
+        """The leaders and all that descend from them, parents first; their groups may be others."""
+        children: dict[int, list[int]] = {}
+        for pid in [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]:
+            children.setdefault(_stat(pid)[1], []).append(pid)
+        found = [leader.pid for leader in self.leaders if _stat(leader.pid)[0] != "X"]
+        for pid in found:
+            found += children.get(pid, [])
+        return found
 
     def hold(self) -> None:
         """All of them stand still when this returns."""
-        self._signal(signal.SIGSTOP)
-        while any(_stat(pid)[0] not in "TZX" for pid in self.members()):
+        while moving := [pid for pid in self.members() if _stat(pid)[0] not in "TZX"]:
+            _signal(moving, signal.SIGSTOP)
             time.sleep(0.001)
 
     def let_go(self) -> None:
-        self._signal(signal.SIGCONT)
+        _signal(self.members()[::-1], signal.SIGCONT)
 
     def _start(self, command: Sequence[str], environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as out:
@@ -70,16 +75,18 @@ class Processes:
         self.guard.stdin.flush()
         return leader
 
-    def _signal(self, number: int) -> None:
-        for leader in self.leaders:
-            os.killpg(leader.pid, number)
+
+def _signal(pids: Sequence[int], number: int) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _stat(pid: int) -> tuple[str, int]:
-    """State and process group; a process that is gone has neither."""
+    """State and parent; a process that is gone has neither."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return "X", 0
-    state, _, group, *_ = stat.rpartition(")")[2].split()
-    return state, int(group)
+    state, parent, *_ = stat.rpartition(")")[2].split()
+    return state, int(parent)

@@ -53,7 +53,7 @@ class RedisLink:
         """A connection of its own to the server that has `key`."""
         while self._idle:
             wire = self._idle.pop()
-            if wire.rests:
+            if wire.is_fresh():
                 return wire
             wire.close()
         return Wire(self.route, self.address, key)

@@ -9,6 +9,7 @@ Not here: what is sent, and in whose words it fails.
 from __future__ import annotations
 
 import socket
+import weakref
 from typing import Any, Protocol
 from urllib.parse import urlencode
 
@@ -99,7 +100,7 @@ def route_to(address: Address, timeout: float) -> Route:
     if address.kind == "cluster":
         return _cluster(address, settings)
     if address.kind == "sentinel":
-        return OneServer(redis.Redis(connection_pool=_watched(address, settings, timeout)))
+        return OneServer(_tidy(redis.Redis(connection_pool=_watched(address, settings, timeout))))
     if address.scheme == "unix":
         return OneServer(_client(UnixDomainSocketConnection, {**settings, "path": address.path}))
     host, port = _bare(address.hosts[0])
@@ -118,7 +119,7 @@ def route_of(client: redis.Redis, timeout: float) -> Route:
         sentinels = Sentinel([])
         sentinels.sentinels = pool.sentinel_manager.sentinels
         settings.pop("connection_pool", None)
-        return OneServer(sentinels.master_for(pool.service_name, redis.Redis, **settings))
+        return OneServer(_tidy(sentinels.master_for(pool.service_name, redis.Redis, **settings)))
     return OneServer(_client(pool.connection_class, settings))
 
 
@@ -129,7 +130,13 @@ def cluster_of(address: Address, timeout: float) -> Route:
 
 def _client(kind: type[Any], settings: Settings) -> redis.Redis:
     kind(**settings)  # connects to nothing: an option that is not known shows here, and not in mid-run
-    return redis.Redis(connection_pool=ConnectionPool(connection_class=kind, **settings))
+    return _tidy(redis.Redis(connection_pool=ConnectionPool(connection_class=kind, **settings)))
+
+
+def _tidy(client: redis.Redis) -> redis.Redis:
+    """Its idle connections are closed with it, also when nobody closes it and it ends as garbage."""
+    weakref.finalize(client, client.connection_pool.disconnect, False).atexit = False
+    return client
 
 
 def _cluster(address: Address, settings: Settings) -> Route:

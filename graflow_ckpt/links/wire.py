@@ -9,6 +9,7 @@ A wire belongs to one thread, and to the process that opened it: a forked child 
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
@@ -26,7 +27,17 @@ _Call = tuple[Script, Sequence[Key], Sequence[Argument]]
 class Wire:
     """An open connection to the server that has `key`."""
 
-    __slots__ = ("_connection", "_key", "_line", "_pid", "_route", "_waiting", "address")
+    __slots__ = (
+        "__weakref__",
+        "_connection",
+        "_guard",
+        "_key",
+        "_line",
+        "_pid",
+        "_route",
+        "_waiting",
+        "address",
+    )
 
     def __init__(self, route: Route, address: str, key: Key | None = None) -> None:
         self.address = address
@@ -34,6 +45,7 @@ class Wire:
         self._key = key
         self._connection: Any = None  # redis.connection.AbstractConnection
         self._line: BareLine | SlowLine
+        self._guard: weakref.finalize[[], Wire]
         self._waiting: _Call | None = None
         self._pid = 0
         self.reconnect()
@@ -81,6 +93,8 @@ class Wire:
             pool = self._route.client_for(self._key).connection_pool
             connection = pool.connection_class(**pool.connection_kwargs)
             connection.connect()
+        self._guard = weakref.finalize(self, connection.disconnect)  # of a wire that nobody closed
+        self._guard.atexit = False
         self._connection, self._line, self._pid = connection, line_of(connection), os.getpid()
 
     @property
@@ -88,9 +102,17 @@ class Wire:
         """Whether it is open, and nothing is under way on it."""
         return self._connection is not None and self._waiting is None and self._pid == os.getpid()
 
+    def is_fresh(self) -> bool:
+        """Whether it rests, and the server has not hung up meanwhile."""
+        try:
+            return self.rests and not self._connection.can_read(0)
+        except redis.RedisError:
+            return False
+
     def close(self) -> None:
         connection, self._connection, self._waiting = self._connection, None, None
         if connection is not None:
+            self._guard.detach()
             connection.disconnect()  # in a forked child it closes the child's copy only
 
     def __repr__(self) -> str:

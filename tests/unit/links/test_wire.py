@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -331,3 +334,30 @@ def test_a_wire_is_shown_without_a_password(own_redis: Callable[..., Server]) ->
     assert repr(wire) == f"Wire(redis://127.0.0.1:{server.port}/0, open)"
     wire.close()
     assert repr(wire).endswith("closed)")
+
+
+def test_a_kept_connection_that_the_server_has_closed_is_not_handed_out(redis_server: Server) -> None:
+    with closing(open_link(redis_server.url)) as link:
+        kept = link.connection()
+        link.done_with(kept)
+        redis_server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+
+        wire = link.connection()
+
+        assert wire is not kept
+        assert wire.ask("PING") == b"PONG"
+
+
+def test_a_wire_that_nobody_closed_leaves_no_socket_open(redis_server: Server) -> None:
+    with closing(open_link(redis_server.url)) as link:
+        wire = link.connection()
+        number = int(wire.ask("CLIENT", "ID"))
+        ring: list[object] = [wire]
+        ring.append(ring)  # the garbage collector gets it, in whatever order
+        del wire, ring
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            gc.collect()
+
+        known = redis_server.ask("CLIENT", "LIST").decode()
+        assert f"id={number} " not in known

@@ -49,6 +49,8 @@ class InHorses(Listening, ForkWorker):
             return
         super().execute_job(job, queue)
         self.worker.part(*job.args)
+        with suppress(GraflowError):  # a server that is away is waited for where it is needed
+            self.worker.link.provide()
         if self._status == 0:
             self.done(job, queue)
         else:
@@ -59,6 +61,7 @@ class InHorses(Listening, ForkWorker):
         self.prepare_job_execution(job, len(self.queues) == 1)
         self._prepare(job)
         super().fork_work_horse(job, queue)
+        self.worker.link.provided()
         if self._stop_requested:  # the order came while the horse had no name yet
             os.kill(self.horse_pid, signal.SIGTERM)
 

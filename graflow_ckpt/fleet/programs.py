@@ -217,13 +217,22 @@ def _place(digest: str) -> str:
 
 def _opened(parcel: Parcel, starts: tuple[str, ...]) -> Loaded:
     """For the first time in this process."""
+    try:
+        return _open(parcel, starts)
+    except ProgramMissing as error:
+        if "module" not in error.ids:
+            raise
+        importlib.invalidate_caches()  # what was installed since this process has started counts
+        return _open(parcel, starts)
+
+
+def _open(parcel: Parcel, starts: tuple[str, ...]) -> Loaded:
     workflow = parcel.program.workflow
     if parcel.bound and parcel.python != PYTHON:
         raise ProgramMissing(
             f"This worker has Python {PYTHON}, and code of workflow {workflow!r} is of {parcel.python}.",
             hint="Put its tasks into a module that workers can import, or run workers with that Python.",
         )
-    importlib.invalidate_caches()  # what was installed since this process has started counts
     try:
         graph = parcel.graph()
         rows = _differences(parcel, graph)

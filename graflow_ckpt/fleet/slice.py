@@ -85,7 +85,8 @@ class Worker:
         self._start = link.script(START)
 
     def prepare(self, session: str, token: str) -> None:
-        """Begin on a token that a child will be given, which has connections to make yet."""
+        """Begin on a token that a child will be given."""
+        self.link.provide()
         self._prepared = (session, token, *self._begin(session, token))
         digest = self._prepared[2][0]
         if digest is not None:

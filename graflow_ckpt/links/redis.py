@@ -36,6 +36,7 @@ class RedisLink:
         self.route = route
         self._scripts: dict[tuple[str, tuple[str, ...]], Script] = {}
         self._idle: list[Wire] = []
+        self._heirloom: Wire | None = None
 
     @property
     def client(self) -> redis.Redis:
@@ -51,6 +52,9 @@ class RedisLink:
 
     def connection(self, key: Key | None = None) -> Wire:
         """A connection of its own to the server that has `key`."""
+        if (heirloom := self._heirloom) is not None and heirloom.inherit():
+            self._heirloom = None
+            return heirloom
         while self._idle:
             wire = self._idle.pop()
             if wire.is_fresh():
@@ -65,7 +69,26 @@ class RedisLink:
         else:
             wire.close()  # in a cluster the next key may be another node's
 
+    def provide(self) -> None:
+        """Have a connection open for the next child: to open one takes it longer than all the rest."""
+        if self._heirloom is not None and not self._heirloom.is_fresh():
+            self._heirloom.close()
+            self._heirloom = None
+        if self._heirloom is None and not isinstance(self.route, Cluster):
+            wire = Wire(self.route, self.address)
+            if wire.heritable:
+                self._heirloom = wire
+            else:
+                wire.close()
+
+    def provided(self) -> None:
+        """The child has been forked; what was opened for it is its own."""
+        if self._heirloom is not None:
+            self._heirloom.leave_to_child()
+            self._heirloom = None
+
     def close(self) -> None:
+        self.provided()
         while self._idle:
             self._idle.pop().close()
         self.route.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -361,3 +362,43 @@ def test_a_wire_that_nobody_closed_leaves_no_socket_open(redis_server: Server) -
 
         known = redis_server.ask("CLIENT", "LIST").decode()
         assert f"id={number} " not in known
+
+
+def test_a_child_goes_on_with_the_connection_that_was_opened_for_it(redis_server: Server) -> None:
+    with closing(open_link(redis_server.url)) as link:
+        link.provide()
+        opened = connections(redis_server)
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.read(reading, 1)  # until the parent has let go of it
+            os._exit(0 if link.connection().ask("CLIENT", "ID") in opened else 1)
+
+        link.provided()
+        mine = link.connection()
+        os.write(writing, b".")
+
+        assert mine.ask("CLIENT", "ID") not in opened  # the parent itself never gets it
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        os.close(reading)
+        os.close(writing)
+
+
+def test_what_is_open_for_a_child_is_opened_anew_when_the_server_has_closed_it(redis_server: Server) -> None:
+    with closing(open_link(redis_server.url)) as link:
+        link.provide()
+        before = connections(redis_server)
+        link.provide()
+        assert connections(redis_server) == before
+
+        redis_server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+        link.provide()
+
+        assert len(connections(redis_server) - before) == 1
+
+
+def connections(server: Server) -> set[int]:
+    """The ids of those that are open, but for the one that asks."""
+    lines = [line.split() for line in server.ask("CLIENT", "LIST").decode().splitlines()]
+    found = [dict(word.split("=", 1) for word in line) for line in lines]
+    return {int(client["id"]) for client in found if "client|list" not in client["cmd"]}

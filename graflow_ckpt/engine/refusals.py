@@ -10,6 +10,8 @@ from graflow_ckpt.core.graph import TaskGraph
 def refused(graph: TaskGraph, claim: Claim) -> Failed | None:
     """The failure of a spec that must not run, or None."""
     spec = claim.spec
+    if not spec.cycle and spec.execution_strategy != "lost":
+        return None  # the first time: no limit is below one
     limit = graph.routes[spec.task_id].options.max_cycles
     error: GraflowError
     if spec.execution_strategy == "lost":

@@ -30,6 +30,28 @@ class Cells(Protocol):
     def open(self, name: str, data: bytes) -> bytes: ...
 
 
+_ONE: Op = ("claim", 1)
+
+
+def turn(ops: Sequence[Op], cells: Cells, queue: str) -> list[Arg] | None:
+    """The everyday transition as turn.lua reads it, or None: one body succeeded, at most one spec is new."""
+    if ops[-1] != _ONE or not 1 < len(ops) < 4:
+        return None
+    end = ops[0]
+    if end[0] != "end" or end[3] != "completed":
+        return None
+    cell = end[4]
+    small = type(cell) is bytes and len(cell) < SMALL
+    args = [end[1], end[2], queue, cell if small else cells.pack("its result", cell)]
+    if len(ops) == 3:
+        new = ops[1]
+        if new[0] != "enqueue" or new[2] is not None or new[6] != "direct":
+            return None
+        check_spec(new[1], new[3], new[5])
+        args += (new[1], new[3], new[4], new[5])
+    return args
+
+
 def arguments(ops: Sequence[Op], cells: Cells, queue: str) -> list[Arg]:
     """The checks of a transition, then its ops, as step.lua reads them."""
     ends: list[Arg] = []

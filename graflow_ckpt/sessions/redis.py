@@ -36,7 +36,7 @@ from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.scripts import Script
 from graflow_ckpt.links.wire import Wire
 from graflow_ckpt.sessions.layout import READ, RENEW, START, STEP, keys_of, wrong_keys
-from graflow_ckpt.sessions.ops import Arg, Cells, arguments, claim_of
+from graflow_ckpt.sessions.ops import Arg, Cells, arguments, claim_of, turn
 from graflow_ckpt.sessions.patience import patiently
 from graflow_ckpt.sessions.protocol import Found
 from graflow_ckpt.sessions.reading import Look, Reader
@@ -114,13 +114,16 @@ class RedisSession:
         """Carry out one transition; the claims that it hands out."""
         if self.broken is not None:
             raise self.broken
-        args = arguments(ops, self._cells, self.queue)
-        last = ops[-1] if ops else ("",)
-        if last[0] == "claim":
-            if self._late():
-                args[-2] = 0
-            elif last[1] and self._retires and self._ends_all(ops):
-                mode += "r"
+        asks = bool(ops) and ops[-1][0] == "claim" and ops[-1][1] > 0
+        if asks and self._late():
+            ops, asks = [*ops[:-1], ("claim", 0)], False
+        if asks and self._retires and self._ends_all(ops):
+            mode += "r"
+        args = turn(ops, self._cells, self.queue) if asks else None
+        if args is not None:
+            mode = "t" + mode
+        else:
+            args = arguments(ops, self._cells, self.queue)
         if self.help_after is not None and self.ready and monotonic() > self.help_after:
             mode += "s"
             self.help_after = monotonic() + HELP

@@ -5,7 +5,7 @@
 --   token  of a slice, or "!id" of somebody outside, who claims nothing
 --   seq    of this sender; the last one is answered again instead of being applied again, older ones are void
 --   now    seconds, or "" for the server's clock
---   mode   r retire if nothing is handed out · q retire · s help is wanted · B only if nothing was ever enqueued
+--   mode   t few words (turn.lua) · r retire if nothing is handed out · q retire · s help is wanted · B only if nothing was ever enqueued
 --          Tx only if token x may be reaped: its lease is over, or ! says that its owner is dead
 -- Reply    status steps ready tail record…      or "fenced" (the token) | "void" (a claim, or x may not be
 --          reaped) | "conflict" name | "begun" | "frozen" | "gone"
@@ -17,10 +17,11 @@
 -- q:QUEUE spec, its score order - priority * 2^33
 
 local call, match, find, sub = redis.call, string.match, string.find, string.sub
-local C = KEYS[1]
+local C, ARGV = KEYS[1], ARGV
 local P = sub(C, 1, -2)
 local token, seq, mode = ARGV[1], ARGV[2], ARGV[4]
-local found = call('HMGET', C, 'c', token, ARGV[6]) -- the counters, its last reply, the claim that it ends if it ends one
+local short = sub(mode, 1, 1) == 't'
+local found = call('HMGET', C, 'c', token, ARGV[short and 5 or 6]) -- the counters, its last reply, the claim that it ends if it ends one
 local line, before = found[1], found[2]
 if not line then return {'gone'} end
 local status, sequence, steps, key, claim, order, max_steps, cap, flags, queues, held =

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graflow_ckpt.core.errors import GraphError
-from graflow_ckpt.core.facts import Claim, TaskSpec
-from graflow_ckpt.sessions.ops import arguments, claim_of, spec_of
+from graflow_ckpt.checkpoint.sealed import SealedCells
+from graflow_ckpt.core.errors import GraphError, TooLarge
+from graflow_ckpt.core.facts import Claim, Op, TaskSpec
+from graflow_ckpt.sessions.ops import arguments, claim_of, spec_of, turn
 from graflow_ckpt.sessions.tables import spec_bytes
 from tests.unit.sessions.pair import Plain
 
@@ -77,3 +78,43 @@ def test_a_spec_that_would_break_the_records_of_others_is_not_sent(
 
 def test_a_transition_may_be_empty() -> None:
     assert arguments([], Plain(), "*") == [0, 0]
+
+
+END = ("end", 7, 3, "completed", b"\xc0")
+NEW = ("enqueue", "next", None, 2, 1, "default", "direct")
+CLAIM = ("claim", 1)
+
+
+def test_the_everyday_transition_has_few_words() -> None:
+    assert turn([END, CLAIM], Plain(), "default") == [7, 3, "default", b"\xc0"]
+    assert turn([END, NEW, CLAIM], Plain(), "*") == [7, 3, "*", b"\xc0", "next", 2, 1, "default"]
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        [CLAIM],
+        [END],
+        [END, ("claim", 2)],
+        [END, ("claim", 0)],
+        [("end", 7, 3, "passed"), CLAIM],
+        [("end", 7, 3, "failed", "ValueError"), CLAIM],
+        [("put", "x", b"\x01", -1), END, CLAIM],
+        [END, ("arrive", "join", 1, 2, 2, 0, 0, "default", "direct"), CLAIM],
+        [END, (*NEW[:2], b"data", *NEW[3:]), CLAIM],
+        [END, (*NEW[:6], "pass"), CLAIM],
+        [END, NEW, NEW, CLAIM],
+    ],
+)
+def test_any_other_is_said_in_full(ops: list[Op]) -> None:
+    assert turn(ops, Plain(), "default") is None
+
+
+def test_a_large_result_is_packed_where_its_size_is_judged() -> None:
+    with pytest.raises(TooLarge):
+        turn([(*END[:4], b"x" * 5000), CLAIM], SealedCells("s", None, limit=4999), "default")
+
+
+def test_a_name_that_would_break_a_record_is_refused_in_few_words_too() -> None:
+    with pytest.raises(GraphError):
+        turn([END, ("enqueue", "a\x1fb", *NEW[2:]), CLAIM], Plain(), "default")

@@ -82,9 +82,10 @@ BROKEN = {
     "being written is an end": ("' init paused", "' paused"),
     "a pause is an end": ("' init paused closing", "' init closing"),
     "a turn enqueues for its own queue": (
-        "(ARGV[17] == queues and ARGV[18] == 'direct')",
-        "ARGV[18] == 'direct'",
+        "(not task or ARGV[12] == queues)",
+        "true",
     ),
+    "in full a turn does not retire": ("sub(mode, 2), 1, k", "'', 1, k"),
     "nobody can help": ("local all = #out == 0 or find(mode, 's', 1, true)", "local all = #out == 0"),
     "somebody is called who may not claim": (
         "held < (tonumber(cap) or math.huge) and queues or ''",

@@ -20,7 +20,7 @@ from typing import Final, Self
 
 from blake3 import blake3
 
-from graflow_ckpt.core.errors import CheckpointError, UnsafeCheckpoint
+from graflow_ckpt.core.errors import CheckpointError, NoKey, UnsafeCheckpoint
 from graflow_ckpt.core.protocols import CheckpointStore
 
 SIZE: Final = 32
@@ -69,7 +69,7 @@ class Keyring:
             path = Path(named)
             return cls(_parse(_read(path, 0o022), str(path)))
         if not local:
-            raise CheckpointError(
+            raise NoKey(
                 "A shared store needs a key that all who use it have, and none is set.",
                 hint=f"Make one (graflow-ckpt key new) and set {_VARIABLE} or {_FILE_VARIABLE} everywhere.",
             )

@@ -82,6 +82,10 @@ class UnknownKey(UnsafeCheckpoint):
     """Sealed with a key that this machine does not have."""
 
 
+class NoKey(CheckpointError):
+    """A shared store needs a key that is set, and none is."""
+
+
 class NoGoodCheckpoint(CheckpointError):
     """The session has checkpoints, and none of them verifies."""
 

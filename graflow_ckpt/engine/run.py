@@ -16,6 +16,7 @@ from queue import Empty
 from graflow_ckpt.core.decide import decide
 from graflow_ckpt.core.errors import (
     GraflowError,
+    GraphError,
     ReadOnlyChanged,
     TaskTimeout,
     TooLarge,
@@ -198,7 +199,7 @@ class Run:
         died = isinstance(outcome, Failed) and isinstance(outcome.exception, WorkerDied)
         if died and claim.spec.crashes + 1 < CRASH_BUDGET:
             return self._crashed(claim, outcome)
-        conflict: WriteConflict | TooLarge | None = None
+        conflict: WriteConflict | TooLarge | GraphError | None = None
         try:
             if isinstance(outcome, Failed):
                 self._check_torn(claim, attempt, outcome)
@@ -213,7 +214,7 @@ class Run:
                 self._exclusive = None
             ops.append(("claim", self._unused()))
             claims = self._commit(ops)
-        except (WriteConflict, TooLarge) as error:  # nothing was committed
+        except (WriteConflict, TooLarge, GraphError) as error:  # nothing was committed
             conflict = error
             names = [] if attempt is None else self.invoker.let_go(attempt)
         finally:
@@ -221,6 +222,8 @@ class Run:
                 attempt.give_back()
         if isinstance(conflict, TooLarge):  # as if the body had raised it
             return self._finish(claim, None, self.invoker.failed(claim, conflict.of(claim.spec.task_id)))
+        if isinstance(conflict, GraphError):  # a task that it has made is none that this session can hold
+            return self._finish(claim, None, self.invoker.failed(claim, conflict))
         if conflict is not None:
             return self._conflict(claim, conflict, names)
         if self._watched or type(outcome) is not Done:

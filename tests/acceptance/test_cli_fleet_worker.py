@@ -140,8 +140,10 @@ def test_a_file_with_a_mistyped_key_stops_the_worker_by_name(fleet: Fleet, own_f
 
 
 def test_without_a_key_a_server_or_a_module_no_pool_is_started(fleet: Fleet) -> None:
-    assert "GRAFLOW_CKPT_KEY" in fleet("worker", status=1, GRAFLOW_CKPT_KEY="").err
+    assert "GRAFLOW_CKPT_KEY" in fleet("worker", status=2, GRAFLOW_CKPT_KEY="").err
     assert "No server is named" in fleet("worker", status=2, GRAFLOW_CKPT_REDIS_URL="").err
+    mistyped = fleet("worker", "--preload", "no_such_module", status=1, GRAFLOW_CKPT_WORKRS="3").err
+    assert "GRAFLOW_CKPT_WORKRS is set, and nothing reads it" in mistyped
     said = fleet("worker", "--preload", "no_such_module", status=1).err
     assert "The module 'no_such_module' cannot be imported" in said
     wrong = fleet.url.replace("hu%2Fsh%40sh", "wrong")

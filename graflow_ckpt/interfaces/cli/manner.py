@@ -14,12 +14,12 @@ from typing import Any, TextIO
 
 import click
 
-from graflow_ckpt.core.errors import BadAddress, BadSessionId, GraflowError, InDoubt
+from graflow_ckpt.core.errors import BadAddress, BadSessionId, GraflowError, InDoubt, NoKey
 from graflow_ckpt.interfaces.sources import BadSetting
 
 Document = dict[str, Any]  # JSON as written
 
-_MISTYPED = (BadSessionId, BadSetting, BadAddress)  # the same again will not help
+_MISTYPED = (BadSessionId, BadSetting, BadAddress, NoKey)  # the same again will not help
 
 _COLORS = {
     "completed": "green", "good": "green", "reuse": "green", "ok": "green",

@@ -11,6 +11,7 @@ import click
 from graflow_ckpt.interfaces.cli.configuration import fleet, kept, with_fleet
 from graflow_ckpt.interfaces.cli.manner import Manner
 from graflow_ckpt.interfaces.cli.options import common, manner_of
+from graflow_ckpt.interfaces.sources import unknown
 
 if TYPE_CHECKING:
     from graflow_ckpt.interfaces.settings import Resolved
@@ -79,6 +80,8 @@ def _work(manner: Manner, resolved: Resolved) -> int:
         from graflow_ckpt.fleet.pool import PoolSettings, run
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path[0:0] = [os.getcwd()]  # the script of an installation has its own folder there
+    for name in unknown():
+        manner.note(f"{name} is set, and nothing reads it: graflow-ckpt settings shows what is.")
     fleet = resolved.fleet
     assert resolved.url is not None
     return run(

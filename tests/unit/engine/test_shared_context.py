@@ -19,6 +19,7 @@ from graflow_ckpt.core.errors import (
     SessionError,
     UnsafeCheckpoint,
 )
+from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.links.processes import myself
 from tests.unit.engine.shared_sessions import RAN, Holder, context_of, named
@@ -188,6 +189,19 @@ def test_queues_and_priorities_that_do_not_fit_are_refused_before_anything_runs(
     with pytest.raises(GraphError, match=words):
         context.execute()
     assert RAN == []
+
+
+def test_a_task_that_is_made_with_a_name_that_does_not_fit_is_a_failure_of_its_maker(redis_url: str) -> None:
+    @task(inject_context=True)
+    def maker(context: Any) -> None:
+        context.next_task(Task("a\x1fb", print))
+
+    context = context_of(redis_url, maker)
+
+    with pytest.raises(GraphError, match="control characters"):
+        context.execute()
+
+    assert context.status == "failed"
 
 
 def test_specs_are_queued_with_what_they_have(redis_url: str) -> None:

@@ -191,7 +191,11 @@ def test_queues_and_priorities_that_do_not_fit_are_refused_before_anything_runs(
     assert RAN == []
 
 
-def test_a_task_that_is_made_with_a_name_that_does_not_fit_is_a_failure_of_its_maker(redis_url: str) -> None:
+def test_a_task_that_is_made_with_a_name_that_does_not_fit_is_a_failure_of_its_maker(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
+
     @task(inject_context=True)
     def maker(context: Any) -> None:
         context.next_task(Task("a\x1fb", print))

@@ -143,7 +143,7 @@ class Server:
         for _ in range(5):
             port = self.port or free_port()
             self._process = self._launch(port)
-            _guard.tell("start", self)
+            _guard.add(self)
             if self._wait(port):
                 self.port = port
                 return self
@@ -163,7 +163,7 @@ class Server:
         if number != signal.SIGKILL:
             self._process.send_signal(signal.SIGCONT)  # one that was frozen has to see it
         self._process.wait(_PATIENCE)
-        _guard.tell("end", self)
+        _guard.remove(self)
         self._process = None
 
     def restart(self) -> Server:
@@ -337,11 +337,19 @@ class _Guard:
             atexit.register(self._end)
         return self._root
 
-    def tell(self, word: str, server: Server) -> None:
+    def add(self, server: Server) -> None:
+        self.root()
+        self._running.add(server)
+        self.tell("start", server.pid)
+
+    def remove(self, server: Server) -> None:
+        self._running.discard(server)
+        self.tell("end", server.pid)
+
+    def tell(self, word: str, pid: int) -> None:
         if self._pid == os.getpid() and self._process is not None and self._process.stdin is not None:
-            self._process.stdin.write(f"{word} {server.pid}\n".encode())
+            self._process.stdin.write(f"{word} {pid}\n".encode())
             self._process.stdin.flush()
-            (self._running.add if word == "start" else self._running.discard)(server)
 
     def _end(self) -> None:
         if self._pid == os.getpid() and self._process is not None:
@@ -351,6 +359,17 @@ class _Guard:
 
 
 _guard = _Guard()
+
+
+def guard(pid: int) -> None:
+    """Another process that is to end with this one."""
+    _guard.root()
+    _guard.tell("start", pid)
+
+
+def forget(pid: int) -> None:
+    """It has ended, and its pid may become another's."""
+    _guard.tell("end", pid)
 
 
 # --- the protocol ----------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.servers import Server
+from tests.servers import Server, forget, guard
 
 ROOT = Path(__file__).parent.parent.parent
 KEY = "chaos:" + "5a" * 32
@@ -67,6 +67,8 @@ class Pool:
         return self.log.read_text(encoding="utf-8", errors="replace") if self.log.exists() else ""
 
     def start(self) -> Pool:
+        if self._process is not None:
+            forget(self._process.pid)
         with open(self.log, "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "graflow_ckpt", "worker"],
@@ -77,6 +79,7 @@ class Pool:
                 stderr=log,
                 start_new_session=True,
             )
+        guard(self._process.pid)
         self.starts += 1
         return self
 
@@ -109,7 +112,9 @@ class Pool:
         """Send the parent a signal and wait for it; its status."""
         assert self._process is not None
         self._process.send_signal(number)
-        return self._process.wait(PATIENCE)
+        status = self._process.wait(PATIENCE)
+        forget(self._process.pid)
+        return status
 
     def orphans(self) -> list[int]:
         """Of all that were ever seen below it, those that still run."""

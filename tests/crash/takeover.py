@@ -1,30 +1,41 @@
-"""How soon others run what a killed worker ran: `python -m tests.crash.takeover --kills 200 --mode fork`.
+"""How soon others run what somebody ran who is gone: `python -m tests.crash.takeover worker --times 200`.
 
-From the moment before SIGKILL to the first line of the task's body in another process, on one machine: the
-parent sees its child's end, reads what it ran, gives the claim back in one transition, posts a token, and a
-worker that waits begins. Leases are so long that no sweep by lease can help. With `--whole` the parent is
-killed, and all its children end with it: nobody is left to tell, and another pool has to see it.
+    worker    SIGKILL of a worker, or of its child: the parent sees it and gives back what it held
+    pool      SIGKILL of the parent: nobody is left to tell, and another pool of the machine has to see it
+    machine   a proxy cuts the connections of a pool that goes on running: its lease runs out, and what it
+              says later must be refused
+    drain     SIGTERM of a pool in mid-session: the gap between its last task and the next one's
+
+From the moment before the blow to the first line of a body in another process. Leases are so long that no
+sweep by lease can help, but for `machine`, where it is one second and is not counted. No task may end twice.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import signal
 import tempfile
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import quantiles
 
 from graflow_ckpt.checkpoint.keys import new_key
 from tests.crash import fleet_tasks as tasks
-from tests.crash.fleet import Pool, go, killed, noted, pool
+from tests.crash.fleet import Pool, go, killed, lines, noted, pool, until
+from tests.proxy import Proxy
 from tests.servers import Server
 
+FAR = 600.0
+LEASE = 1.0
 
-def takeovers(url: str, folder: Path, kills: int) -> list[float]:
-    """Seconds, one for each kill."""
+
+def takeovers(url: str, folder: Path, times: int) -> list[float]:
+    """Seconds, one for each kill of a worker; a pool is there."""
     found = []
-    for number in range(kills):
+    for number in range(times):
         place = folder / str(number)
         place.mkdir()
         handle = tasks.call(tasks.held, url, place, "a")
@@ -39,19 +50,21 @@ def takeovers(url: str, folder: Path, kills: int) -> list[float]:
     return found
 
 
-def takeovers_of_pools(url: str, folder: Path, kills: int, mode: str) -> list[float]:
-    """The same, when all of a pool is killed at once and another pool is there."""
+def _of_workers(server: Server, folder: Path, times: int, mode: str) -> list[float]:
+    with pool(server.url, folder, n=2, mode=mode, lease=FAR) as fleet:
+        fleet.ready()
+        return takeovers(server.url, folder, times)
+
+
+def _of_pools(server: Server, folder: Path, times: int, mode: str) -> list[float]:
     found = []
     with ExitStack() as stack:
         pools: list[Pool] = []
-        for number in range(kills):
-            while len(pools) < 2:
-                own = folder / f"pool-{number}-{len(pools)}"
-                pools.append(stack.enter_context(pool(url, own, n=1, mode=mode, lease=600.0)))
-                pools[-1].ready()
+        for number in range(times):
+            _two(stack, pools, server.url, folder / f"pools-{number}", mode)
             place = folder / str(number)
             place.mkdir()
-            handle = tasks.call(tasks.held, url, place, "a")
+            handle = tasks.call(tasks.held, server.url, place, "a")
             _, victim, _ = noted(place, "a")[0]
             whole = next(one for one in pools if victim in one.family())
             pools.remove(whole)
@@ -65,30 +78,90 @@ def takeovers_of_pools(url: str, folder: Path, kills: int, mode: str) -> list[fl
     return found
 
 
+def _of_machines(server: Server, folder: Path, times: int, mode: str) -> list[float]:
+    """Beyond the lease."""
+    found = []
+    for number in range(times):
+        place = folder / str(number)
+        place.mkdir()
+        with Proxy(server) as proxy, pool(proxy.url, place / "far", n=1, mode=mode, lease=LEASE) as far:
+            far.ready()
+            handle = tasks.call(tasks.held, server.url, place, "a")
+            _, zombie, _ = noted(place, "a")[0]
+            with pool(server.url, place / "near", n=1, mode=mode, lease=LEASE) as near:
+                near.ready()
+                at = time.monotonic()
+                proxy.stall()
+                _, other, began = noted(place, "a", 2)[1]
+                assert other != zombie
+                found.append(began - at - LEASE)
+                go(place)
+                handle.result(20)
+                proxy.resume()
+                noted(place, "a-over", 2)  # it has come to its end there, too
+                until(lambda far=far: (facts := far.facts()) and facts.workers[0].state == "idle")
+                assert handle.status().steps == 1, "a late commit was taken"
+    return found
+
+
+def _of_drains(server: Server, folder: Path, times: int, mode: str) -> list[float]:
+    found = []
+    with ExitStack() as stack:
+        pools: list[Pool] = []
+        for number in range(times):
+            _two(stack, pools, server.url, folder / f"pools-{number}", mode)
+            place = folder / str(number)
+            place.mkdir()
+            names = [f"t{n}" for n in range(60)]
+            handle = tasks.naps.submit_many([(str(place), name, 0.02) for name in names], url=server.url)
+            until(lambda place=place: len(lines(place)) > 10)
+            old = lines(place)[-1][1]
+            leaving = next(one for one in pools if old in one.family())
+            mine = set(leaving.family())
+            pools.remove(leaving)
+            leaving.signal(signal.SIGTERM)
+            assert handle.results(30) == names
+            assert leaving.wait() == 0
+            ran = lines(place)
+            assert sorted(name for name, _, _ in ran) == sorted(names), "a task ran twice"
+            last = max(at for _, pid, at in ran if pid in mine)
+            found.append(min(at for _, pid, at in ran if pid not in mine and at > last) - last)
+    return found
+
+
+def _two(stack: ExitStack, pools: list[Pool], url: str, folder: Path, mode: str) -> None:
+    """Two pools of one worker, however many are left of them."""
+    while len(pools) < 2:
+        own = Path(f"{folder}-{len(pools)}")
+        pools.append(stack.enter_context(pool(url, own, n=1, mode=mode, lease=FAR, budget=60.0)))
+        pools[-1].ready()
+
+
+WAYS: dict[str, Callable[[Server, Path, int, str], list[float]]] = {
+    "worker": _of_workers,
+    "pool": _of_pools,
+    "machine": _of_machines,
+    "drain": _of_drains,
+}
+
+
 def said(found: list[float]) -> str:
     """Milliseconds."""
     cuts = [1e3 * cut for cut in quantiles(found, n=100, method="inclusive")]
-    return f"{len(found)} kills: p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms, most {max(found) * 1e3:.1f} ms"
+    return f"{len(found)} times: p50 {cuts[49]:.1f} ms, p99 {cuts[98]:.1f} ms, most {max(found) * 1e3:.1f} ms"
 
 
 def main() -> None:
     arguments = argparse.ArgumentParser()
-    arguments.add_argument("--kills", type=int, default=200)
+    arguments.add_argument("way", choices=WAYS, nargs="?", default="worker")
+    arguments.add_argument("--times", type=int, default=200)
     arguments.add_argument("--mode", choices=("simple", "fork"), default="simple")
-    arguments.add_argument("-n", type=int, default=2)
-    arguments.add_argument("--whole", action="store_true", help="kill pools, not workers")
     given = arguments.parse_args()
     os.environ["GRAFLOW_CKPT_KEY"] = new_key()
     with tempfile.TemporaryDirectory() as name, Server({"appendonly": "yes"}) as server:
-        folder = Path(name)
-        if given.whole:
-            found = takeovers_of_pools(server.url, folder, given.kills, given.mode)
-            print(f"{given.mode}, pools of one worker, {said(found)}")
-            return
-        with pool(server.url, folder, n=given.n, mode=given.mode, lease=600.0) as fleet:
-            started: Pool = fleet
-            started.ready()
-            print(f"{given.mode}, {given.n} workers, {said(takeovers(server.url, folder, given.kills))}")
+        found = WAYS[given.way](server, Path(name), given.times, given.mode)
+        beyond = f", beyond a lease of {LEASE:g} s" if given.way == "machine" else ""
+        print(f"{given.way}, {given.mode} mode, {said(found)}{beyond}")
 
 
 if __name__ == "__main__":

@@ -301,7 +301,7 @@ def test_a_task_that_does_not_end_has_its_worker_replaced(redis_url: str, tmp_pa
 
 @pytest.mark.parametrize("mode", ["simple", "fork"])
 def test_others_go_on_within_half_a_second(redis_url: str, tmp_path: Path, mode: str) -> None:
-    """`python -m tests.crash.takeover` does the same 200 times and says how long it took."""
+    """`python -m tests.crash.takeover worker` does the same 200 times and says how long it took."""
     with pool(redis_url, tmp_path, n=2, mode=mode, **FAR) as fleet:
         fleet.ready()
 

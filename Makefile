@@ -88,7 +88,7 @@ format-check: .venv/.stamp
 	$(BIN)/ruff format --check .
 
 types: .venv/.stamp
-	$(BIN)/mypy --strict graflow_ckpt $(wildcard tests/typing) benchmarks/harness.py benchmarks/machine.py benchmarks/run.py
+	$(BIN)/mypy --strict graflow_ckpt $(wildcard tests/typing) benchmarks
 
 layers: .venv/.stamp
 	$(BIN)/lint-imports --no-logo

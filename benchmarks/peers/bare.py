@@ -6,6 +6,7 @@ Not here: anything that a queue does.
 from __future__ import annotations
 
 import os
+from typing import Any
 
 from redis.connection import Connection
 
@@ -18,7 +19,7 @@ def evalsha(run: Run, full: int, *, smoke: int) -> None:
     """Seconds for EVALSHA of `return 1` on one bare connection of redis-py: RESP2, no pool, no retry."""
     count = run.size(full, smoke=smoke)
     with placed(first_core()), serving(run) as server:
-        connection = Connection(host=server.host, port=server.port, protocol=2)
+        connection: Any = Connection(host=server.host, port=server.port, protocol=2)
         connection.connect()
         connection.send_command("SCRIPT", "LOAD", "return 1")
         digest = connection.read_response()

@@ -64,14 +64,14 @@ class PlainRq(Contender):
         self.submitted += 1
         job = self.queue.enqueue(jobs.stamp)
         poll(lambda: job.return_value(refresh=True) is not None)
-        return float(job.return_value())
+        return float(str(job.return_value()))
 
     def hops(self, length: int) -> list[float]:
         self.chain(length)
         self.wait()
         names = [name(left) for left in range(length)]
         links = Job.fetch_many(names, connection=self.connection)
-        return sorted(float(job.return_value()) for job in links if job is not None)
+        return sorted(float(str(job.return_value())) for job in links if job is not None)
 
     def _submit(self, body: Callable[[], None], count: int) -> None:
         self.submitted += count

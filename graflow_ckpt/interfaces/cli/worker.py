@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from graflow_ckpt.core.errors import BadAddress
 from graflow_ckpt.interfaces.cli.configuration import fleet, kept, with_fleet
 from graflow_ckpt.interfaces.cli.manner import Manner
 from graflow_ckpt.interfaces.cli.options import common, manner_of
-from graflow_ckpt.interfaces.sources import unknown
+from graflow_ckpt.interfaces.sources import PREFIX, unknown, variable
 
 if TYPE_CHECKING:
+    from graflow_ckpt.fleet.pool import PoolSettings
     from graflow_ckpt.interfaces.settings import Resolved
+
+T = TypeVar("T")
 
 EXAMPLES = """\b
 Examples:
@@ -54,8 +61,7 @@ def command(ctx: click.Context, /, health: bool) -> int:
     by `python -m`: in the working folder, PYTHONPATH and what is installed.
     """
     manner = manner_of(ctx)
-    resolved = with_fleet(ctx)
-    return _probe(manner, resolved) if health else _work(manner, resolved)
+    return _probe(manner, with_fleet(ctx)) if health else _work(manner, ctx)
 
 
 def _probe(manner: Manner, resolved: Resolved) -> int:
@@ -73,29 +79,66 @@ def _probe(manner: Manner, resolved: Resolved) -> int:
     return 0 if well else 1
 
 
-def _work(manner: Manner, resolved: Resolved) -> int:
+def _work(manner: Manner, ctx: click.Context) -> int:
     from graflow_ckpt.interfaces.cli.connecting import needed
 
-    with needed():
-        from graflow_ckpt.fleet.pool import PoolSettings, run
-    if not sys.flags.safe_path and os.getcwd() not in sys.path:
-        sys.path[0:0] = [os.getcwd()]  # the script of an installation has its own folder there
     for name in unknown():
         manner.note(f"{name} is set, and nothing reads it: graflow-ckpt settings shows what is.")
+    with needed():
+        from graflow_ckpt.fleet.pool import run
+        from graflow_ckpt.links.addresses import parse
+    if not sys.flags.safe_path and os.getcwd() not in sys.path:
+        sys.path[0:0] = [os.getcwd()]  # the script of an installation has its own folder there
+    with suppress(BadAddress):  # what it knows of passwords, for addresses that are given without
+        parse(os.environ.get(variable("redis_url"), "")).remember()
+    settings, environment = in_child(lambda: _settings(manner, ctx))
+    for name in [name for name in os.environ if name.startswith(PREFIX)]:
+        del os.environ[name]
+    os.environ.update(environment)
+    return run(settings)
+
+
+def _settings(manner: Manner, ctx: click.Context) -> tuple[PoolSettings, dict[str, str]]:
+    """How the pool is run, and the environment that its tasks will find."""
+    from graflow_ckpt.fleet.pool import PoolSettings
+
+    resolved = with_fleet(ctx)
     fleet = resolved.fleet
     assert resolved.url is not None
-    return run(
-        PoolSettings(
-            resolved.url,
-            resolved.rq_url or "",
-            fleet.queues,
-            fleet.workers,
-            fleet.mode,
-            fleet.lease,
-            fleet.budget,
-            fleet.grace,
-            "json" if manner.json else fleet.log,
-            fleet.preload,
-            fleet.code_patience,
-        )
+    settings = PoolSettings(
+        resolved.url,
+        resolved.rq_url or "",
+        fleet.queues,
+        fleet.workers,
+        fleet.mode,
+        fleet.lease,
+        fleet.budget,
+        fleet.grace,
+        "json" if manner.json else fleet.log,
+        fleet.preload,
+        fleet.code_patience,
     )
+    return settings, {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
+
+
+def in_child(ask: Callable[[], T]) -> T:
+    """What a forked child answers, or its error. What it has imported for that goes with it: what checks
+    settings takes 15 MB, which every process of the pool would carry, and pay for at each fork."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            answer: object = ask()
+        except BaseException as error:  # noqa: BLE001  it is raised by who asks
+            answer = error
+        with open(writing, "wb") as out:
+            pickle.dump(answer, out)
+        os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as found:
+        text = found.read()
+    os.waitpid(child, 0)
+    answered: T | BaseException = pickle.loads(text)
+    if isinstance(answered, BaseException):
+        raise answered
+    return answered

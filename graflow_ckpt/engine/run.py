@@ -220,10 +220,9 @@ class Run:
         finally:
             if attempt is not None:
                 attempt.give_back()
-        if isinstance(conflict, TooLarge):  # as if the body had raised it
-            return self._finish(claim, None, self.invoker.failed(claim, conflict.of(claim.spec.task_id)))
-        if isinstance(conflict, GraphError):  # a task that it has made is none that this session can hold
-            return self._finish(claim, None, self.invoker.failed(claim, conflict))
+        if isinstance(conflict, TooLarge | GraphError):  # as if the body had raised it
+            why = conflict.of(claim.spec.task_id) if isinstance(conflict, TooLarge) else conflict
+            return self._finish(claim, None, self.invoker.failed(claim, why))
         if conflict is not None:
             return self._conflict(claim, conflict, names)
         if self._watched or type(outcome) is not Done:

@@ -148,7 +148,7 @@ def test_a_program_without_a_workflow_to_submit_says_why(idle: Fleet, text: str,
 def test_without_a_key_nothing_is_submitted(idle: Fleet) -> None:
     program("etl.py", ETL)
 
-    told = idle("submit", "etl.py", status=1, GRAFLOW_CKPT_KEY="").err
+    told = idle("submit", "etl.py", status=2, GRAFLOW_CKPT_KEY="").err
 
     assert "GRAFLOW_CKPT_KEY" in told
 

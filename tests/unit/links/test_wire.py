@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import redis
@@ -157,6 +160,43 @@ def test_an_interrupted_call_never_gives_its_reply_to_the_next_one(link: RedisLi
 
     wire.reconnect()
     assert wire.call(script, ["k"], ["new"]) == [b"k", b"new"]
+
+
+class Interrupt(BaseException):
+    """As a signal's handler raises it, wherever the main thread is."""
+
+
+@pytest.mark.parametrize("word", [b"EVALSHA", b"EVAL\r\n", b"PING"])
+def test_what_was_interrupted_is_not_kept_for_the_next_who_asks(proxy: Proxy, word: bytes) -> None:
+    with closing(open_link(proxy.url)) as link:
+        wire, old, new = link.connection(), link.script("return 'old'"), link.script("return 'new'")
+        link.client.script_flush()
+        if word == b"EVALSHA":
+            wire.call(old, [])  # else the server does not know it, and is sent its text
+        ask = partial(wire.ask, word) if word == b"PING" else partial(wire.call, old, [])
+        proxy.hold_next_reply(word)
+
+        with pytest.raises(Interrupt), interrupted_soon():
+            ask()
+        assert not wire.rests
+        link.done_with(wire)
+        proxy.resume()
+
+        assert link.connection().call(new, []) == b"new"
+
+
+@contextmanager
+def interrupted_soon() -> Iterator[None]:
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_reply_that_nobody_asked_for_is_not_waited_for(link: RedisLink) -> None:

@@ -61,11 +61,12 @@ def test_any_buffer_can_be_sent(link: RedisLink, data: memoryview) -> None:
     assert link.connection().call(link.script(ECHO), ["k"], [data]) == [b"k", b"abc"]
 
 
-def test_what_cannot_be_sent_leaves_the_wire_as_it_was(link: RedisLink) -> None:
+@pytest.mark.parametrize("word", [object(), "caf\udce9"])
+def test_what_cannot_be_sent_leaves_the_wire_as_it_was(link: RedisLink, word: str) -> None:
     wire = link.connection()
 
     with pytest.raises(redis.DataError):
-        wire.call(link.script(ECHO), ["k"], [object()])  # type: ignore[list-item]
+        wire.call(link.script(ECHO), ["k"], [word])
 
     assert wire.call(link.script(ECHO), ["k"], ["v"]) == [b"k", b"v"]
 

@@ -28,7 +28,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.links.redis import RedisLink, open_link
 from tests.proxy import Proxy
-from tests.servers import Server, start_cluster
+from tests.servers import Sentinel, Server, start_cluster
 
 ROOT = Path(__file__).parents[3]
 ECHO = "return {KEYS[1], ARGV[1]}"
@@ -436,6 +436,22 @@ def test_what_is_open_for_a_child_is_opened_anew_when_the_server_has_closed_it(r
         link.provide()
 
         assert len(connections(redis_server) - before) == 1
+
+
+def test_nothing_is_opened_for_children_that_could_not_go_on_with_it(
+    own_redis: Callable[..., Server],
+) -> None:
+    server = own_redis()
+    with Sentinel(server) as sentinel:
+        link = open_link(f"redis+sentinel://127.0.0.1:{sentinel.port}/main/0")
+        link.provide()
+        link.provided()
+        before = int(server.info()["total_connections_received"])
+
+        link.provide()
+
+        assert int(server.info()["total_connections_received"]) == before + 1  # that which asks
+        link.close()
 
 
 def connections(server: Server) -> set[int]:

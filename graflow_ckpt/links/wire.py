@@ -120,8 +120,8 @@ class Wire:
         return self.rests and isinstance(self._line, BareLine)
 
     def inherit(self) -> bool:
-        """In a child that was forked since: it belongs to this process from now on."""
-        if self._pid == os.getpid():
+        """In a child that was forked since: it belongs to this process from now on. Not in a child of its."""
+        if self._pid != os.getppid():
             return False
         self._pid = os.getpid()
         return True

@@ -425,6 +425,23 @@ def test_a_child_goes_on_with_the_connection_that_was_opened_for_it(redis_server
         os.close(writing)
 
 
+def test_a_child_of_the_child_does_not_get_what_was_opened_for_that(redis_server: Server) -> None:
+    with closing(open_link(redis_server.url)) as link:
+        link.provide()
+        opened = connections(redis_server)
+        child = os.fork()
+        if child == 0:
+            grandchild = os.fork()
+            if grandchild == 0:
+                os._exit(link.connection().ask("CLIENT", "ID") in opened)
+            wrong = os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1])
+            os._exit(wrong or link.connection().ask("CLIENT", "ID") not in opened)
+
+        link.provided()
+
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_what_is_open_for_a_child_is_opened_anew_when_the_server_has_closed_it(redis_server: Server) -> None:
     with closing(open_link(redis_server.url)) as link:
         link.provide()

@@ -109,9 +109,8 @@ class Declining:
 
 
 def _sentence(error: Exception) -> str:
-    if isinstance(error, GraflowError):
-        return error.message
-    return f"{type(error).__name__}: {error}"
+    said = error.message if isinstance(error, GraflowError) else f"{type(error).__name__}: {error}"
+    return said.encode(errors="backslashreplace").decode()  # a file's name may be no text
 
 
 def _table(rows: Sequence[PlanRow]) -> list[str]:

@@ -15,6 +15,7 @@ from contextlib import suppress
 from types import FrameType
 from typing import Any
 
+from redis import RedisError
 from rq import Queue
 from rq.job import Job
 from rq.worker import Worker as ForkWorker
@@ -74,9 +75,20 @@ class InHorses(Listening, ForkWorker):
         except GraflowError as error:  # it is the horse's turn
             log.info("slice %s of session %s: %s", token, session, error, extra={"session": session})
 
+    def set_current_job_working_time(self, current_job_working_time: float, pipeline: Any = None) -> None:
+        """See maintain_heartbeats."""
+        with suppress(RedisError):
+            super().set_current_job_working_time(current_job_working_time, pipeline)
+
+    def maintain_heartbeats(self, job: Job) -> None:
+        """A server that is away is waited for by the horse: without its parent it would be killed."""
+        with suppress(RedisError):
+            super().maintain_heartbeats(job)
+
     def wait_for_horse(self) -> Any:
         """RQ would see to the remains later, and ask its server first."""
         found = super().wait_for_horse()
+        signal.alarm(0)  # RQ's own, for a horse that lives: how this one died would be forgotten
         _, status, usage = found
         self._status = status
         if self.line.run is not None:  # a slice that ends takes its note away, whatever its body did

@@ -194,7 +194,8 @@ class Sweeper:
             return
         client: Any = self._link.route.client_for(f"{keys_of(session)}own")
         pipe = client.pipeline(transaction=False).hexists(f"{keys_of(session)}own", token)
-        begun, rests = pipe.hexists(f"{keys_of(session)}h", "decliners").execute()
+        with translated(self._link.address):
+            begun, rests = pipe.hexists(f"{keys_of(session)}h", "decliners").execute()
         if begun:
             return  # somebody has, meanwhile
         if not rests:  # else it waited here for a worker that has its program

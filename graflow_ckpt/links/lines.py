@@ -83,7 +83,10 @@ class SlowLine:
         if hiredis is not None:
             packed = [_packed(tuple(words))]
         else:
-            packed = self._connection.pack_command(*map(_plain, words))
+            try:
+                packed = self._connection.pack_command(*map(_plain, words))
+            except UnicodeEncodeError as error:
+                raise redis.DataError(str(error)) from error
         self._connection.send_packed_command(packed, check_health=False)
 
     def read(self) -> Any:
@@ -102,6 +105,8 @@ def _packed(words: tuple[Argument, ...]) -> bytes:
             packed = hiredis.pack_command(tuple(map(_plain, words)))
         except TypeError as error:
             raise redis.DataError(str(error)) from error
+    except UnicodeEncodeError as error:
+        raise redis.DataError(str(error)) from error
     return packed
 
 

@@ -37,6 +37,7 @@ class RedisLink:
         self._scripts: dict[tuple[str, tuple[str, ...]], Script] = {}
         self._idle: list[Wire] = []
         self._heirloom: Wire | None = None
+        self._bequeaths = not isinstance(route, Cluster)
 
     @property
     def client(self) -> redis.Redis:
@@ -74,12 +75,13 @@ class RedisLink:
         if self._heirloom is not None and not self._heirloom.is_fresh():
             self._heirloom.close()
             self._heirloom = None
-        if self._heirloom is None and not isinstance(self.route, Cluster):
+        if self._heirloom is None and self._bequeaths:
             wire = Wire(self.route, self.address)
             if wire.heritable:
                 self._heirloom = wire
             else:
-                wire.close()
+                self._bequeaths = False  # nor are those that would be opened later
+                self.done_with(wire)
 
     def provided(self) -> None:
         """The child has been forked; what was opened for it is its own."""

@@ -23,6 +23,7 @@ from graflow_ckpt.links.routes import Route
 from graflow_ckpt.links.scripts import Argument, Script
 
 _Call = tuple[Script, Sequence[Key], Sequence[Argument]]
+_WORDS: Any = object()  # what waits is no call but plain words; Any: it stands where a call does
 
 
 class Wire:
@@ -79,11 +80,14 @@ class Wire:
         """One plain command on this connection, for those that speak of it (WAITAOF, CLIENT)."""
         if self._connection is None or self._waiting is not None or self._pid != os.getpid():
             self._out_of_step()
+        self._waiting = _WORDS  # an interrupt leaves a reply behind here, too
         self._send(words)
         try:
-            return self._line.read()
+            reply = self._line.read()
         except redis.RedisError as error:
             self._failed(error, None)
+        self._waiting = None
+        return reply
 
     def reconnect(self) -> None:
         """Open it (anew): at the server that has the key now."""
@@ -116,8 +120,8 @@ class Wire:
         return self.rests and isinstance(self._line, BareLine)
 
     def inherit(self) -> bool:
-        """In a child that was forked since: it belongs to this process from now on."""
-        if self._pid == os.getpid():
+        """In a child that was forked since: it belongs to this process from now on. Not in a child of its."""
+        if self._pid != os.getppid():
             return False
         self._pid = os.getpid()
         return True
@@ -150,12 +154,13 @@ class Wire:
 
     def _call_with_source(self, waiting: _Call) -> Any:
         script, keys, args = waiting
-        self._waiting = None
         self._send((b"EVAL", script.source, len(keys), *keys, *args))
         try:
-            return self._line.read()
+            reply = self._line.read()
         except redis.RedisError as error:
             self._failed(error, waiting)
+        self._waiting = None
+        return reply
 
     def _failed(self, error: redis.RedisError, call: _Call | None) -> NoReturn:
         self._waiting = None

@@ -9,7 +9,8 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 
 _QUEUE = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
-_CONTROL = re.compile(r"[\x00-\x1f]")
+_CONTROL = re.compile(r"[\x00-\x1f\ud800-\udfff]")
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 PRIORITIES = 2**15
 """Priorities lie between this and its negative: order within one has to fit beside them."""
 
@@ -40,7 +41,7 @@ def check_specs(graph: TaskGraph, state: SessionState) -> None:
 def check_spec(task: str, priority: int, queue: str) -> None:
     """Refuse what would break the records of others: they are divided by control characters."""
     if _CONTROL.search(task):
-        raise GraphError(f"The task id {task!r} has control characters in it.", task=task)
+        raise GraphError(f"The task id {task!r} has control characters or lone surrogates in it.", task=task)
     if (priority, queue) in _sound:
         return
     check_queue(queue)
@@ -52,6 +53,13 @@ def check_spec(task: str, priority: int, queue: str) -> None:
         )
     if len(_sound) < _MANY:
         _sound.add((priority, queue))
+
+
+def check_value(name: str) -> str:
+    """Refuse a name that cannot be sent."""
+    if not name.isascii() and _SURROGATE.search(name):
+        raise GraphError(f"The name {name!r} of a value has lone surrogates in it.", name=name)
+    return name
 
 
 _sound: set[tuple[int, str]] = set()  # pairs that were looked at before

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from graflow_ckpt.core.facts import Claim, Op, TaskSpec
 from graflow_ckpt.core.values import Cell
-from graflow_ckpt.sessions.names import check_spec
+from graflow_ckpt.sessions.names import check_spec, check_value
 
 Arg = bytes | str | int | float
 
@@ -82,6 +82,11 @@ def _other_end(op: Op) -> tuple[Arg, ...]:
     return ("e", op[1], op[3], "", op[4] if len(op) > 4 else "")
 
 
+def _text(words: str) -> bytes:
+    """For people: what cannot be sent is shown."""
+    return words.encode(errors="backslashreplace")
+
+
 def _data(op: Op, cells: Cells) -> bytes:
     return b"" if op[2] is None else cells.pack(f"the data of {op[1]}", op[2])
 
@@ -102,21 +107,21 @@ def _arrive(op: Op, cells: Cells) -> tuple[Arg, ...]:
 
 
 _MAKE: dict[str, Callable[[Op, Cells], Sequence[Arg]]] = {
-    "put": lambda op, cells: ("P", op[1], cells.pack(op[1], op[2])),
-    "append": lambda op, cells: ("A", op[1], cells.pack(op[1], op[2])),
+    "put": lambda op, cells: ("P", check_value(op[1]), cells.pack(op[1], op[2])),
+    "append": lambda op, cells: ("A", check_value(op[1]), cells.pack(op[1], op[2])),
     "enqueue": _enqueue,
     "later": _later,
     "arrive": _arrive,
     "expect": lambda op, cells: ("X", *op[1:]),
     "skipped": lambda op, cells: ("S", op[1]),
-    "status": lambda op, cells: ("T", op[1], op[2]),
+    "status": lambda op, cells: ("T", op[1], _text(op[2])),
     "task": lambda op, cells: ("M", op[1], cells.seal(op[2])),
     "rng": lambda op, cells: ("G", cells.pack("rng", op[1])),
     "cap": lambda op, cells: ("K", "" if op[1] is None else op[1]),
     "reopen": lambda op, cells: ("o", op[1], "" if op[2] is None else op[2]),
     "release": lambda op, cells: ("r", op[1], op[2]),
     "doubt": lambda op, cells: ("d", op[1], op[2]),
-    "quarantine": lambda op, cells: ("q", op[1], op[2]),
+    "quarantine": lambda op, cells: ("q", op[1], _text(op[2])),
     "answer": lambda op, cells: ("w", op[1], op[2]),
     "again": lambda op, cells: ("a", len(op) - 1, *op[1:]),
     "absorb": lambda op, cells: ("b", op[1], op[2]),

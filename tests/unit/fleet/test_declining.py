@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import platform
 from typing import Any
 
@@ -73,6 +74,17 @@ def test_the_next_who_waits_is_asked_at_once_and_when_all_were_asked_the_token_r
     assert posted(client) == 0
     assert 0 < resting(client)[1] <= 50
     assert redis.zscore("graflow:active", "s") <= redis.time()[0] * 1000 + 1100  # a steward looks then
+
+
+def test_what_is_lacking_may_have_a_name_that_is_no_text(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL, "graflow_ckpt.fleet")  # reports of tests cannot hold it
+    bag(client, "s")
+
+    Wrong(client, "one").takes(ProgramMissing("There is no file 'caf\udce9'."))
+
+    assert list(declined(client.link, "s").values()) == ["There is no file 'caf\\udce9'."]
 
 
 def test_a_token_rests_for_longer_each_time_and_at_most_for_a_second(client: Client) -> None:

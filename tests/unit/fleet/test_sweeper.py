@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -13,14 +14,18 @@ from rq import SimpleWorker
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.fleet import sweeper as sweeping
 from graflow_ckpt.fleet.board import Run
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, place
+from graflow_ckpt.fleet.reaping import Hands
 from graflow_ckpt.fleet.sweeper import Sweeper
-from graflow_ckpt.fleet.tokens import job_id
+from graflow_ckpt.fleet.tokens import Carrier, job_id
 from graflow_ckpt.links.processes import myself
+from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.layout import keys_of
+from tests.servers import Server
 from tests.unit.fleet.played import Player, bag, dead, task_of, tokens
 
 
@@ -189,6 +194,17 @@ def test_a_token_that_a_worker_begins_on_meanwhile_is_not_posted(client: Client,
 
     assert tokens(handle)[player.token] > (time.time() + 90) * 1000
     assert posted(client) == set()
+
+
+def test_a_server_that_goes_away_in_mid_repair_is_said_to_be_away(
+    own_redis: Callable[..., Server],
+) -> None:
+    server = own_redis()
+    with closing(open_link(server.url)) as link, closing(open_link(own_redis().url)) as rqs:
+        sweeper = Sweeper(Hands(link, Carrier(rqs.client)), place())
+        server.kill()
+        with pytest.raises(ServerGone):
+            sweeper._post("s", "e1t1", "default")
 
 
 # --- work that nobody was asked for ----------------------------------------------------

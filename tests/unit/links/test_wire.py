@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import redis
@@ -25,7 +28,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.links.redis import RedisLink, open_link
 from tests.proxy import Proxy
-from tests.servers import Server, start_cluster
+from tests.servers import Sentinel, Server, start_cluster
 
 ROOT = Path(__file__).parents[3]
 ECHO = "return {KEYS[1], ARGV[1]}"
@@ -58,11 +61,12 @@ def test_any_buffer_can_be_sent(link: RedisLink, data: memoryview) -> None:
     assert link.connection().call(link.script(ECHO), ["k"], [data]) == [b"k", b"abc"]
 
 
-def test_what_cannot_be_sent_leaves_the_wire_as_it_was(link: RedisLink) -> None:
+@pytest.mark.parametrize("word", [object(), "caf\udce9"])
+def test_what_cannot_be_sent_leaves_the_wire_as_it_was(link: RedisLink, word: str) -> None:
     wire = link.connection()
 
     with pytest.raises(redis.DataError):
-        wire.call(link.script(ECHO), ["k"], [object()])  # type: ignore[list-item]
+        wire.call(link.script(ECHO), ["k"], [word])
 
     assert wire.call(link.script(ECHO), ["k"], ["v"]) == [b"k", b"v"]
 
@@ -157,6 +161,43 @@ def test_an_interrupted_call_never_gives_its_reply_to_the_next_one(link: RedisLi
 
     wire.reconnect()
     assert wire.call(script, ["k"], ["new"]) == [b"k", b"new"]
+
+
+class Interrupt(BaseException):
+    """As a signal's handler raises it, wherever the main thread is."""
+
+
+@pytest.mark.parametrize("word", [b"EVALSHA", b"EVAL\r\n", b"PING"])
+def test_what_was_interrupted_is_not_kept_for_the_next_who_asks(proxy: Proxy, word: bytes) -> None:
+    with closing(open_link(proxy.url)) as link:
+        wire, old, new = link.connection(), link.script("return 'old'"), link.script("return 'new'")
+        link.client.script_flush()
+        if word == b"EVALSHA":
+            wire.call(old, [])  # else the server does not know it, and is sent its text
+        ask = partial(wire.ask, word) if word == b"PING" else partial(wire.call, old, [])
+        proxy.hold_next_reply(word)
+
+        with pytest.raises(Interrupt), interrupted_soon():
+            ask()
+        assert not wire.rests
+        link.done_with(wire)
+        proxy.resume()
+
+        assert link.connection().call(new, []) == b"new"
+
+
+@contextmanager
+def interrupted_soon() -> Iterator[None]:
+    def handler(number: int, frame: FrameType | None) -> None:
+        raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, 0.1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_reply_that_nobody_asked_for_is_not_waited_for(link: RedisLink) -> None:
@@ -384,6 +425,23 @@ def test_a_child_goes_on_with_the_connection_that_was_opened_for_it(redis_server
         os.close(writing)
 
 
+def test_a_child_of_the_child_does_not_get_what_was_opened_for_that(redis_server: Server) -> None:
+    with closing(open_link(redis_server.url)) as link:
+        link.provide()
+        opened = connections(redis_server)
+        child = os.fork()
+        if child == 0:
+            grandchild = os.fork()
+            if grandchild == 0:
+                os._exit(link.connection().ask("CLIENT", "ID") in opened)
+            wrong = os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1])
+            os._exit(wrong or link.connection().ask("CLIENT", "ID") not in opened)
+
+        link.provided()
+
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
 def test_what_is_open_for_a_child_is_opened_anew_when_the_server_has_closed_it(redis_server: Server) -> None:
     with closing(open_link(redis_server.url)) as link:
         link.provide()
@@ -395,6 +453,22 @@ def test_what_is_open_for_a_child_is_opened_anew_when_the_server_has_closed_it(r
         link.provide()
 
         assert len(connections(redis_server) - before) == 1
+
+
+def test_nothing_is_opened_for_children_that_could_not_go_on_with_it(
+    own_redis: Callable[..., Server],
+) -> None:
+    server = own_redis()
+    with Sentinel(server) as sentinel:
+        link = open_link(f"redis+sentinel://127.0.0.1:{sentinel.port}/main/0")
+        link.provide()
+        link.provided()
+        before = int(server.info()["total_connections_received"])
+
+        link.provide()
+
+        assert int(server.info()["total_connections_received"]) == before + 1  # that which asks
+        link.close()
 
 
 def connections(server: Server) -> set[int]:

@@ -57,6 +57,7 @@ def test_checks_come_before_the_ops() -> None:
     [
         ("a\x1fb", 0, "default"),
         ("a\n", 0, "default"),
+        ("caf\udce9", 0, "default"),
         ("a", 0, "x|y"),
         ("a", 0, "x,y"),
         ("a", 0, ""),
@@ -74,6 +75,12 @@ def test_a_spec_that_would_break_the_records_of_others_is_not_sent(
     for op in (("enqueue", *spec), ("later", *spec, 9.0), arrive):
         with pytest.raises(GraphError):
             arguments([op], Plain(), "default")
+
+
+@pytest.mark.parametrize("op", [("put", "caf\udce9", b"", -1), ("append", "caf\udce9", b"")])
+def test_a_name_that_cannot_be_sent_is_refused(op: Op) -> None:
+    with pytest.raises(GraphError, match="lone surrogates"):
+        arguments([op], Plain(), "default")
 
 
 def test_a_transition_may_be_empty() -> None:

@@ -434,6 +434,17 @@ def test_a_spec_that_cannot_be_opened_is_set_aside_and_the_session_pauses(link: 
     assert set(found.claimed) == set(picky.held) == {claim.spec.key for claim in claims}
 
 
+def test_a_reason_that_cannot_be_sent_as_it_is_is_shown(link: RedisLink) -> None:
+    create(link, enqueue())
+    session = join(link)
+    (claim,) = session.commit([("claim", 1)])
+
+    session.commit([end(claim), ("status", "closing", "caf\udce9 is closed"), ("claim", 1)])
+
+    assert state(link).status == "completed"
+    assert state(link).reason == "caf\\udce9 is closed"
+
+
 def test_a_session_lives_in_a_cluster(own_redis: Callable[..., Server]) -> None:
     server = own_redis(cluster=True)
     with closing(open_link(server.url)) as link:

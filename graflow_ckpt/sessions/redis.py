@@ -52,6 +52,9 @@ POLL = 0.05
 HELP = 0.05
 """Seconds between calls for help: whoever was called may take that long to begin."""
 
+QUICK = 0.005
+"""Seconds up to which a body is quick: its commit has few words, and what is ready is not counted."""
+
 PATIENCE = 60.0
 """Seconds that a commit waits for a server that is away."""
 
@@ -67,6 +70,7 @@ def fenced(session: str) -> Fenced:
 class RedisSession:
     """One sender's view: a slice with its token, or somebody outside with none."""
 
+    quick = QUICK
     traced = True  # who waits for it is elsewhere: errors are kept with their tracebacks
 
     def __init__(
@@ -119,7 +123,8 @@ class RedisSession:
             ops, asks = [*ops[:-1], ("claim", 0)], False
         if asks and self._retires and self._ends_all(ops):
             mode += "r"
-        args = turn(ops, self._cells, self.queue) if asks else None
+        quick = asks and monotonic() < self.answered + self.quick
+        args = turn(ops, self._cells, self.queue) if quick else None
         if args is not None:
             mode = "t" + mode
         else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -224,6 +225,22 @@ def test_a_server_without_room_does_all_of_a_commit_or_nothing(
 
     found = state(server_link)
     assert (found.steps, len(found.ready), list(found.claimed)) == (1, 0, [second.spec.key])
+
+
+def test_after_a_body_that_took_its_time_it_is_known_whether_more_is_ready(
+    server_link: RedisLink, redis_url: str
+) -> None:
+    create(server_link, *(enqueue(f"t{n}") for n in range(5)))
+    session = join(server_link)
+    session.quick = math.inf
+    (claim,) = session.commit([("claim", 1)])
+    (claim,) = session.commit([end(claim), ("claim", 1)])
+    assert session.ready == -1  # nobody has looked
+
+    session.quick = 0.0
+    session.commit([end(claim), ("claim", 1)])
+
+    assert session.ready == 2
 
 
 # --- what is refused -------------------------------------------------------------------

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.command_line import checkpoints, program
-from tests.acceptance.fleet_line import Fleet, started
+from tests.acceptance.command_line import checkpoints, ended, program
+from tests.acceptance.fleet_line import SCRIPT, Fleet, started
 
 # Two tasks; the second adds a line to a file when it runs.
 PAIR = """
@@ -91,6 +91,16 @@ def test_a_session_goes_back_to_a_portable_checkpoint_or_another_begins_there(
     goes_on(fleet, f"{stopped}-2", path, "--fork", f"{stopped}-2")
 
     assert (own_folder / "log").read_text() == "second\n" * 3
+
+
+def test_modules_of_a_checkpoint_are_looked_for_in_the_working_folder(fleet: Fleet) -> None:
+    program("here_only.py", PAIR.replace("    ctx.execute()\n", ""))
+    fleet("submit", "here_only:ctx", "--session", "module")
+    path = fleet.here("checkpoints", "take", "module", "--portable").out.strip()
+
+    done = ended([SCRIPT, "resume", path, "--fork", "module-2"], 0, "", fleet.environment)
+
+    assert "session module-2 begins at step 0" in done.err
 
 
 def test_a_portable_checkpoint_may_lie_in_a_folder(fleet: Fleet, stopped: str, own_folder: Path) -> None:

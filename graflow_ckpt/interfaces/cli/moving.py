@@ -11,6 +11,7 @@ from __future__ import annotations
 import click
 
 from graflow_ckpt.fleet.handle import Handle
+from graflow_ckpt.interfaces.cli import program
 from graflow_ckpt.interfaces.cli.configuration import name, named
 from graflow_ckpt.interfaces.cli.connecting import client_of, session_at
 from graflow_ckpt.interfaces.cli.finding import Place
@@ -30,6 +31,7 @@ def on_fleet_from(
     if not rewind and fork is None:
         return session_at(client_of(ctx), session)
     client = client_of(ctx, key=True)
+    program.looked_for(place.found.meta.get("file"))
     handle = client.rewind(path) if rewind else client.fork(path, fork)
     what = "is back at" if rewind else "begins at"
     manner.note(f"session {handle.session} {what} step {handle.status().steps}: {path}")

@@ -117,7 +117,9 @@ def test_who_goes_back_needs_the_values(fleet: Fleet, stopped: str) -> None:
     path = fleet.here("checkpoints", "take", stopped).out.strip()
 
     for how in (["--rewind"], ["--fork", "other"]):
-        assert "holds no values" in fleet("resume", path, *how, status=1).err
+        told = fleet("resume", path, *how, status=1).err
+        assert "holds no values" in told
+        assert f"graflow-ckpt checkpoints take {stopped} --portable" in told
 
 
 def test_a_session_of_this_process_goes_on_on_a_fleet_as_another_one(fleet: Fleet, own_folder: Path) -> None:

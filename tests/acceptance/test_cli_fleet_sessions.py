@@ -174,6 +174,8 @@ def test_a_stopped_session_goes_on_with_a_larger_limit(busy: Fleet) -> None:
     program("etl.py", ETL)
     busy("submit", "etl.py", "--session", "s-3", "--max-steps", "2", "--wait")
     assert busy.status("s-3").status == "stopped"
+    told = busy.here("resume", "s-3").err
+    assert "max_steps=2 reached after 2 steps; go on with a larger one: graflow-ckpt resume s-3 --max" in told
 
     busy("resume", "s-3", "--max-steps", "10")
 
@@ -253,7 +255,16 @@ def test_a_fleet_that_is_away_does_not_keep_a_session_of_the_store_from_going_on
     assert "What is in checkpoints is taken" in done.err
 
 
-@pytest.mark.parametrize("option", [["--rewind"], ["--fork", "x"], ["--changed", "rerun"], ["--take-over"]])
+@pytest.mark.parametrize("option", [["--rewind"], ["--fork", "x"]])
+def test_who_goes_back_in_a_session_of_a_fleet_is_told_how(fleet: Fleet, option: list[str]) -> None:
+    fleet.put("s")
+
+    told = fleet.here("resume", "s", *option, status=2).err
+
+    assert f"{option[0]} needs the path of a portable checkpoint: graflow-ckpt checkpoints take s" in told
+
+
+@pytest.mark.parametrize("option", [["--changed", "rerun"], ["--take-over"]])
 def test_what_is_about_a_run_here_is_refused_for_a_session_of_a_fleet(
     fleet: Fleet, option: list[str]
 ) -> None:

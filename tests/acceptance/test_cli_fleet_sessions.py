@@ -273,6 +273,26 @@ def test_what_is_about_a_run_here_is_refused_for_a_session_of_a_fleet(
     assert f"{option[0]} is not for sessions of a fleet" in fleet.here("resume", "s", *option, status=2).err
 
 
+def test_an_id_that_is_nowhere_is_looked_for_in_both_places_and_that_is_said(fleet: Fleet) -> None:
+    fleet.put("somewhere")
+
+    told = fleet.here("resume", "somewher", status=1).err
+
+    assert f"no session somewher at {fleet.shown}" in told
+    assert "neither a checkpoint nor a session nor a workflow in checkpoints" in told
+    assert "Is somewhere meant?" in told
+
+
+# --- status ------------------------------------------------------------------------------
+
+
+def test_of_a_session_that_nobody_works_on_it_is_said_why_it_waits(fleet: Fleet) -> None:
+    fleet.put("s")
+
+    assert "queues      default 1 (no worker serves default)" in fleet.here("status", "s").out
+    assert fleet.here("status", "s", "--json").document["unserved"] == ["default"]
+
+
 # --- cancel ------------------------------------------------------------------------------
 
 

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from operator import index
-from typing import Any, Literal, get_args
+from typing import Any, Literal, SupportsIndex, get_args
 
 from graflow_ckpt.checkpoint.sealed import LIMIT, SealedCells
 from graflow_ckpt.core.errors import (
@@ -76,6 +76,8 @@ class Terms:
             raise ValueError(f"delay={self.delay!r}: it is a number of seconds.")
         if not self.ttl >= 1:
             raise ValueError(f"ttl={self.ttl!r}: a result is kept for a second at least.")
+        if self.priority is not None and not isinstance(self.priority, SupportsIndex):
+            raise TypeError(f"priority={self.priority!r}: it is a whole number.")
         if self.priority is not None and not -PRIORITIES < index(self.priority) < PRIORITIES:
             raise GraphError(
                 f"priority={self.priority!r}: on a fleet it is between -{PRIORITIES} and {PRIORITIES}."

@@ -196,7 +196,7 @@ class Handle:
         if status.status == "failed":
             return RemoteError(
                 f"Session {self.session} failed: {account.line}",
-                hint=f"graflow-ckpt failed list --session {self.session}",
+                hint=f"(see: graflow-ckpt failed list --session {self.session})",
                 session=self.session, type=account.type, text=account.message, traceback=account.traceback,
             )  # fmt: skip
         return SessionError(

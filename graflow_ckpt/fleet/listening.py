@@ -47,6 +47,9 @@ class Listening(BaseWorker):
     """What both kinds of worker have in common: how they wait, and how they stop."""
 
     max_connection_wait_time = 1.0  # a server that is back is noticed at once
+    # shorter than a link is patient: RQ raises the patience of new connections only, and a wait that the
+    # open one gave up would look like a lost server; after ten of them, an idle minute, RQ ends the worker
+    dequeue_timeout = 3
     _waits = False
     on_stop: Callable[[int, FrameType | None], None]
 

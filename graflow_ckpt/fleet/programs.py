@@ -243,7 +243,7 @@ def _open(parcel: Parcel, starts: tuple[str, ...]) -> Loaded:
         named = f"{', '.join(row.task for row in rows[:5])}{more}"
         raise ProgramDiffers(
             f"This worker has another version of workflow {workflow!r}: {named}.",
-            hint="Deploy the version that the session was submitted with, or fork the session.",
+            hint="Deploy the version that the session was submitted with, or submit it anew with this one.",
             table=rows,
         )
     try:

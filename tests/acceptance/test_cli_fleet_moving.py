@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.command_line import checkpoints, program
-from tests.acceptance.fleet_line import Fleet, started
+from tests.acceptance.command_line import checkpoints, ended, program
+from tests.acceptance.fleet_line import SCRIPT, Fleet, started
 
 # Two tasks; the second adds a line to a file when it runs.
 PAIR = """
@@ -93,6 +93,16 @@ def test_a_session_goes_back_to_a_portable_checkpoint_or_another_begins_there(
     assert (own_folder / "log").read_text() == "second\n" * 3
 
 
+def test_modules_of_a_checkpoint_are_looked_for_in_the_working_folder(fleet: Fleet) -> None:
+    program("here_only.py", PAIR.replace("    ctx.execute()\n", ""))
+    fleet("submit", "here_only:ctx", "--session", "module")
+    path = fleet.here("checkpoints", "take", "module", "--portable").out.strip()
+
+    done = ended([SCRIPT, "resume", path, "--fork", "module-2"], 0, "", fleet.environment)
+
+    assert "session module-2 begins at step 0" in done.err
+
+
 def test_a_portable_checkpoint_may_lie_in_a_folder(fleet: Fleet, stopped: str, own_folder: Path) -> None:
     fleet.here("checkpoints", "take", stopped, "--portable", "--path", f"{own_folder}/kept/cut.pkl")
     fleet.here("sessions", "purge", stopped, "--yes")
@@ -107,7 +117,9 @@ def test_who_goes_back_needs_the_values(fleet: Fleet, stopped: str) -> None:
     path = fleet.here("checkpoints", "take", stopped).out.strip()
 
     for how in (["--rewind"], ["--fork", "other"]):
-        assert "holds no values" in fleet("resume", path, *how, status=1).err
+        told = fleet("resume", path, *how, status=1).err
+        assert "holds no values" in told
+        assert f"graflow-ckpt checkpoints take {stopped} --portable" in told
 
 
 def test_a_session_of_this_process_goes_on_on_a_fleet_as_another_one(fleet: Fleet, own_folder: Path) -> None:

@@ -174,6 +174,8 @@ def test_a_stopped_session_goes_on_with_a_larger_limit(busy: Fleet) -> None:
     program("etl.py", ETL)
     busy("submit", "etl.py", "--session", "s-3", "--max-steps", "2", "--wait")
     assert busy.status("s-3").status == "stopped"
+    told = busy.here("resume", "s-3").err
+    assert "max_steps=2 reached after 2 steps; go on with a larger one: graflow-ckpt resume s-3 --max" in told
 
     busy("resume", "s-3", "--max-steps", "10")
 
@@ -253,13 +255,42 @@ def test_a_fleet_that_is_away_does_not_keep_a_session_of_the_store_from_going_on
     assert "What is in checkpoints is taken" in done.err
 
 
-@pytest.mark.parametrize("option", [["--rewind"], ["--fork", "x"], ["--changed", "rerun"], ["--take-over"]])
+@pytest.mark.parametrize("option", [["--rewind"], ["--fork", "x"]])
+def test_who_goes_back_in_a_session_of_a_fleet_is_told_how(fleet: Fleet, option: list[str]) -> None:
+    fleet.put("s")
+
+    told = fleet.here("resume", "s", *option, status=2).err
+
+    assert f"{option[0]} needs the path of a portable checkpoint: graflow-ckpt checkpoints take s" in told
+
+
+@pytest.mark.parametrize("option", [["--changed", "rerun"], ["--take-over"]])
 def test_what_is_about_a_run_here_is_refused_for_a_session_of_a_fleet(
     fleet: Fleet, option: list[str]
 ) -> None:
     fleet.put("s")
 
     assert f"{option[0]} is not for sessions of a fleet" in fleet.here("resume", "s", *option, status=2).err
+
+
+def test_an_id_that_is_nowhere_is_looked_for_in_both_places_and_that_is_said(fleet: Fleet) -> None:
+    fleet.put("somewhere")
+
+    told = fleet.here("resume", "somewher", status=1).err
+
+    assert f"no session somewher at {fleet.shown}" in told
+    assert "neither a checkpoint nor a session nor a workflow in checkpoints" in told
+    assert "Is somewhere meant?" in told
+
+
+# --- status ------------------------------------------------------------------------------
+
+
+def test_of_a_session_that_nobody_works_on_it_is_said_why_it_waits(fleet: Fleet) -> None:
+    fleet.put("s")
+
+    assert "queues      default 1 (no worker serves default)" in fleet.here("status", "s").out
+    assert fleet.here("status", "s", "--json").document["unserved"] == ["default"]
 
 
 # --- cancel ------------------------------------------------------------------------------

@@ -242,7 +242,7 @@ def test_status_says_how_far_it_is_and_where(idle: Fleet) -> None:
     assert told["status"] == "running"
     assert told["tasks"] == "0 of 1 done, 0 failed"
     assert told["pending"] == "1 ready, 0 running, 0 delayed"
-    assert told["queues"] == "default 1"
+    assert told["queues"] == "default 1 (no worker serves default)"
 
 
 def test_status_as_json_is_one_document(idle: Fleet) -> None:
@@ -252,3 +252,9 @@ def test_status_as_json_is_one_document(idle: Fleet) -> None:
 
     assert found["at"] == idle.shown
     assert (found["queues"], found["starts"], found["declined"]) == ({"default": 1}, ["never"], {})
+
+
+def test_also_what_is_found_after_the_program_has_begun_is_json(idle: Fleet) -> None:
+    program("flows.py", ETL)
+
+    assert idle("submit", "flows:nope", "--json", status=2).document["error"] == "Usage"

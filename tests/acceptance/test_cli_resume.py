@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import sysconfig
 from pathlib import Path
 
 import pytest
 
-from tests.acceptance.command_line import COUNT, KILLED, checkpoints, graflow, program, steps
+from tests.acceptance.command_line import COUNT, KILLED, checkpoints, ended, graflow, program, steps
 
 RUN = ("run", "count.py", "--session", "s", "--every", "2")
 
@@ -267,3 +268,19 @@ def test_a_damaged_checkpoint_names_the_newest_good_one(killed: list[str]) -> No
     assert killed[0] in refused.err
     assert "Traceback" not in refused.err
     assert "goes on from step 2" in graflow("resume", "s").err
+
+
+@pytest.mark.parametrize("called", ["module:ctx", "module:count", "below/program.py"])
+def test_modules_of_a_checkpoint_are_looked_for_where_its_program_found_them(called: str) -> None:
+    os.mkdir("below")
+    if called.startswith("module"):
+        program("module.py", COUNT.replace('    print("result", ctx.execute())', ""))
+    else:
+        program("below/beside.py", "def limit(): return 6\n")
+        program(called, f"import beside\n{COUNT}".replace("limit=6", "limit=6, more=beside.limit"))
+    graflow("run", called, "--session", "s", "--every", "2", "--max-steps", "4")
+    script = f"{sysconfig.get_path('scripts')}/graflow-ckpt"  # its own folder is the first on its path
+
+    done = ended([script, "resume", checkpoints("s")[0], "--fork", "t", "--max-steps", "9"], 0, "", {})
+
+    assert "session t: completed after 6 steps" in done.err

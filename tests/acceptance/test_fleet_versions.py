@@ -71,6 +71,7 @@ def test_with_the_other_version_alone_the_session_pauses_and_shows_the_plan(mine
         assert re.split("  +", plan[1]) == ["first", "changed", "pending"]
         assert {line.split()[0] for line in plan[1:]} == {"first", "last", *(f"m{n}" for n in range(20))}
         assert "another version" in next(iter(handle.declined().values()))
+        assert "or submit it anew" in mine.said  # a fork has the program of the session
 
         with pools(pool_on(mine, old)):
             handle.resume()

@@ -81,6 +81,7 @@ def app() -> None:
 def call(arguments: Sequence[str] | None) -> int:
     """Run one command; the exit status."""
     manner = Manner()
+    given = list(sys.argv[1:] if arguments is None else arguments)  # before a program gets its own
     try:
         status = app.main(arguments, prog_name="graflow-ckpt", standalone_mode=False, obj=manner)
         return int(status or 0)
@@ -88,7 +89,6 @@ def call(arguments: Sequence[str] | None) -> int:
         manner.note("Nothing was done.")
         return 130
     except click.ClickException as error:
-        given = list(sys.argv[1:] if arguments is None else arguments)
         manner.json = "--json" in given  # the error may have come before that option was read
         manner.usage(error)
         return error.exit_code

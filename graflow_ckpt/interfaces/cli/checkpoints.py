@@ -76,7 +76,7 @@ def list_(
     if manner.json:
         manner.document([row.document() for row in rows])
     elif not rows:
-        manner.note(f"There are no such checkpoints in {store}; --store names another folder.")
+        manner.note(f"There are no such checkpoints in {store}; --store names another folder, or a server.")
     else:
         table = [
             (m.path, m.session_id, m.workflow, m.steps, m.status, m.cause,

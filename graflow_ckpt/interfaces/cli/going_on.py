@@ -71,6 +71,7 @@ def _with_its_code(manner: Manner, place: Place, wishes: Wishes, why: str) -> in
 
 def _context(place: Place, wishes: Wishes) -> ExecutionContext:
     """Code from the cut; state from it, or with the journal, from the newest one."""
+    program.looked_for(place.found.meta.get("file"))
     context, metadata = CheckpointManager.resume_from_checkpoint(place.found.path)
     journal = any(place.kept_in.segments(place.session))
     settings = Settings(workflow=metadata.workflow, durability="journal" if journal else "checkpoint")
@@ -146,6 +147,7 @@ def _forked(place: Place, new: str) -> Place:
 
 def _loaded(place: Place) -> ExecutionContext:
     """The session with its values, as it is at the place; nobody owns it."""
+    program.looked_for(place.found.meta.get("file"))
     context, metadata = CheckpointManager.resume_from_checkpoint(place.found.path)
     if not place.named:
         graph, settings = context.graph, Settings(workflow=metadata.workflow, durability="none")

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import click
 
@@ -19,6 +19,7 @@ from graflow_ckpt.interfaces.sources import BadSetting
 
 Document = dict[str, Any]  # JSON as written
 
+_FOLDED = 14  # characters to which a column may be narrowed
 _MISTYPED = (BadSessionId, BadSetting, BadAddress, NoKey)  # the same again will not help
 
 _COLORS = {
@@ -53,8 +54,7 @@ class Manner:
     ) -> None:
         """Rows for people; columns in `right` are numbers."""
         texts = [["" if cell is None else clean(str(cell)) for cell in row] for row in rows]
-        if sys.stdout.isatty():
-            _pretty(columns, texts, set(right))
+        if sys.stdout.isatty() and _pretty(columns, texts, set(right)):
             return
         sizes = [max(len(c), *(len(row[i]) for row in texts), 0) for i, c in enumerate(columns)]
         for row in [[c.upper() for c in columns], *texts]:
@@ -120,15 +120,46 @@ def jsonable(value: Any) -> Any:
     return str(value)
 
 
-def _pretty(columns: Sequence[str], texts: Sequence[Sequence[str]], right: set[str]) -> None:
+def _pretty(columns: Sequence[str], texts: Sequence[Sequence[str]], right: set[str]) -> bool:
+    """Whether there was room for it."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in columns:
-        table.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    console = Console(highlight=False)
+    sizes = {name: max(len(name), *(len(row[i]) for row in texts), 0) for i, name in enumerate(columns)}
+    table, folded = Table(box=box.SIMPLE_HEAD, pad_edge=False), set(sizes)
+    if sum(sizes.values()) + 3 * len(sizes) > console.width:
+        for i, name in enumerate(columns):
+            if name in right and all(row[i] in ("", "0") for row in texts):
+                del sizes[name]  # it says nothing
+        gap, folded = _folded(sizes, right, console.width)
+        if not gap:
+            return False
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
+    for name in sizes:
+        justify: Literal["right", "left"] = "right" if name in right else "left"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=name not in folded)
     for row in texts:
-        table.add_row(*(Text(cell, style=style_of(cell)) for cell in row))
-    Console(highlight=False).print(table)
+        cells = [cell for name, cell in zip(columns, row, strict=True) if name in sizes]
+        table.add_row(*(Text(cell, style=style_of(cell)) for cell in cells))
+    console.print(table)
+    return True
+
+
+def _folded(sizes: Mapping[str, int], right: set[str], room: int) -> tuple[int, set[str]]:
+    """How far apart columns stand, and which give way: the last one first, then the widest. An id that is
+    broken over lines cannot be copied. 0: there is no room even so."""
+    texts = sorted((name for name in sizes if name not in right), key=lambda name: -sizes[name])
+    last = next((name for name in reversed([*sizes]) if name not in right), None)
+    for gap in (2, 1):
+        needed = sum(sizes.values()) + gap * (len(sizes) - 1)
+        folded: set[str] = set()
+        for name in sorted(texts, key=lambda name: name != last):
+            if needed > room and sizes[name] > _FOLDED:
+                folded.add(name)
+                needed -= sizes[name] - _FOLDED
+        if needed <= room:
+            return gap, folded
+    return 0, set()

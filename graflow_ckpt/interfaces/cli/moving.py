@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import click
 
+from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.fleet.handle import Handle
+from graflow_ckpt.interfaces.cli import program, words
 from graflow_ckpt.interfaces.cli.configuration import name, named
 from graflow_ckpt.interfaces.cli.connecting import client_of, session_at
 from graflow_ckpt.interfaces.cli.finding import Place
@@ -30,7 +32,15 @@ def on_fleet_from(
     if not rewind and fork is None:
         return session_at(client_of(ctx), session)
     client = client_of(ctx, key=True)
-    handle = client.rewind(path) if rewind else client.fork(path, fork)
+    program.looked_for(place.found.meta.get("file"))
+    try:
+        handle = client.rewind(path) if rewind else client.fork(path, fork)
+    except CheckpointError as error:
+        if not (redis or {}).get("portable", True):
+            take = words.fleet_command("checkpoints", "take", session, "--portable")
+            go_on = words.fleet_command("resume", session)
+            error.hint = f"That needs a portable one: {take}. The session as it is now goes on with: {go_on}."
+        raise
     what = "is back at" if rewind else "begins at"
     manner.note(f"session {handle.session} {what} step {handle.status().steps}: {path}")
     return handle

@@ -77,6 +77,9 @@ def _run_module(target: str, arguments: Sequence[str]) -> None:
 def _choose(module: ModuleType, chosen: str) -> Workflow:
     """By variable or by name; without either the only one."""
     met: list[Workflow] = overrides.met
+    if not met:  # the checkpoint that is gone on from has had it imported before
+        met = [found for found in vars(module).values() if isinstance(found, Workflow)]
+    known = ", ".join(sorted({workflow.name for workflow in met})) or "none"
     if chosen:
         found = vars(module).get(chosen)
         if isinstance(found, Workflow):
@@ -84,10 +87,9 @@ def _choose(module: ModuleType, chosen: str) -> Workflow:
         met = [workflow for workflow in met if workflow.name == chosen]
     if len(met) == 1:
         return met[0]
-    names = ", ".join(sorted({workflow.name for workflow in overrides.met})) or "none"
     what = f"no workflow {chosen!r}" if chosen else "several workflows" if met else "no workflow"
     name = module.__name__
-    raise click.UsageError(f"{name} has {what} (it has: {names}). Name one: {name}:WORKFLOW")
+    raise click.UsageError(f"{name} has {what} (it has: {known}). Name one: {name}:WORKFLOW")
 
 
 def new_main() -> ModuleType:
@@ -101,6 +103,14 @@ def new_main() -> ModuleType:
 def _first_on_path(folder: str) -> None:
     if not sys.flags.safe_path:
         sys.path[:1] = [folder]
+
+
+def looked_for(file: str | None) -> None:
+    """Modules that a checkpoint names are looked for where its program found them: beside its file, or in the
+    working folder, which the script of an installation, other than `python -m`, does not have on its path."""
+    folder = os.path.dirname(os.path.realpath(file)) if file else os.getcwd()
+    if not sys.flags.safe_path and folder not in sys.path:
+        sys.path.insert(0, folder)
 
 
 class Sandbox:

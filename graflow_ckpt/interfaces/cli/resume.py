@@ -64,6 +64,11 @@ def command(
     manner = manner_of(ctx)
     handle = on_fleet(ctx, manner, what, options["store"])
     if handle is not None:
+        if rewind or fork is not None:
+            take = words.fleet_command("checkpoints", "take", handle.session, "--portable")
+            raise click.UsageError(
+                f"{'--rewind' if rewind else '--fork'} needs the path of a portable checkpoint: {take}."
+            )
         _check_options(ctx, OF_FLEET)
         return _on_fleet(manner, handle, options)
     from graflow_ckpt.interfaces.cli.finding import find_place
@@ -97,12 +102,15 @@ def _check_options(ctx: click.Context, allowed: Sequence[str]) -> None:
 def _on_fleet(manner: Manner, handle: Handle, options: dict[str, Any]) -> int:
     from graflow_ckpt.interfaces.cli.fleet_rows import document
     from graflow_ckpt.interfaces.cli.steering import gone_on
+    from graflow_ckpt.interfaces.cli.waiting import EXITS, closing
 
     before, status = gone_on(handle, options["max_steps"], dict(options["in_doubt"]))
     if manner.json:
         manner.document(document(status, handle.address))
     elif before.status == "completed":
         manner.note(f"session {status.session} is finished ({status.steps} steps); nothing runs")
+    elif status.status == "stopped":  # nothing to follow: it is at its limit, still or again
+        manner.note(f"session {status.session}: {closing(status, EXITS['stopped'], None)}")
     else:
         follow = words.fleet_command("wait", status.session)
         was = f"was {before.status} and " if before.status != status.status else ""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.handle import Handle
+from graflow_ckpt.fleet.health import pools
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.fleet_rows import document
 from graflow_ckpt.interfaces.cli.manner import Document
@@ -12,12 +14,16 @@ from graflow_ckpt.interfaces.cli.manner import Document
 _FACTS = ("store", "host", "python", "starts")
 
 
-def describe(handle: Handle, at: str) -> Document:
+def describe(handle: Handle, client: Client) -> Document:
     """As JSON."""
     facts = handle.facts()
+    status = handle.status()
+    waiting = [] if status.over else [name for name, size in status.queues if size]
+    served = {name for pool in pools(client.link) for name in pool.queues} if waiting else set()
     return {
-        **document(handle.status(), at),
+        **document(status, client.link.address),
         **{name: facts.get(name) for name in _FACTS},
+        "unserved": [name for name in waiting if name not in served],
         "declined": handle.declined(),
     }
 
@@ -34,7 +40,8 @@ def lines(found: Document) -> Iterator[str]:
     yield _field("pending", f"{found['ready']} ready, {found['running']} running, {found['delayed']} delayed")
     waiting = [f"{name} {size}" for name, size in found["queues"].items() if size]
     if waiting:
-        yield _field("queues", ", ".join(waiting))
+        nobody = f" (no worker serves {', '.join(found['unserved'])})" if found["unserved"] else ""
+        yield _field("queues", f"{', '.join(waiting)}{nobody}")
     cap = f", at most {found['cap']} tasks at once" if found["cap"] else ""
     yield _field("workers", f"{words.counted(found['tokens'], 'token')}{cap}")
     ended = found["ended"]

@@ -28,7 +28,7 @@ def command(ctx: click.Context, /, session: str) -> int:
     handle = session_at(client, session)
     from graflow_ckpt.interfaces.cli.standing_remote import describe, lines
 
-    found = describe(handle, client.link.address)
+    found = describe(handle, client)
     if manner.json:
         manner.document(found)
     else:

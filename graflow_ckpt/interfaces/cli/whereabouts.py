@@ -21,6 +21,7 @@ from graflow_ckpt.interfaces.cli.configuration import configured, named
 from graflow_ckpt.interfaces.cli.manner import Manner
 
 if TYPE_CHECKING:
+    from graflow_ckpt.fleet.client import Client
     from graflow_ckpt.fleet.handle import Handle
 
 _SUFFIXES = (".pkl", ".meta.json", ".state.json")
@@ -42,8 +43,12 @@ def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -
         client = client_of(ctx)
         handle = client.session(what)
         handle.status()
-    except (NoSession, BadSessionId):
+    except BadSessionId:
         return None
+    except NoSession:
+        if hits or _is_checkpoint(what):
+            return None
+        raise _nowhere(client, what, store) from None
     except ServerError as error:
         if not hits:
             raise
@@ -69,6 +74,20 @@ def _named(ctx: click.Context, what: str | None, typed: bool) -> Handle:
     if what is None:
         raise click.UsageError("Which session of the fleet? graflow-ckpt sessions lists them.")
     return session_at(client_of(ctx), what)
+
+
+def _is_checkpoint(what: str) -> bool:
+    from graflow_ckpt.interfaces.cli.finding import checkpoint_path
+
+    return checkpoint_path(what) is not None
+
+
+def _nowhere(client: Client, what: str, store: str) -> NoSession:
+    from graflow_ckpt.interfaces.cli.connecting import unknown
+
+    error = unknown(client, what)
+    error.message += f" It is neither a checkpoint nor a session nor a workflow in {store} either."
+    return error
 
 
 def _in_store(store: str, what: str) -> list[str]:

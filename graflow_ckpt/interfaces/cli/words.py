@@ -120,7 +120,8 @@ def parse_answers(
 
 def counted(count: int, noun: str) -> str:
     """`1 step`, `2 steps`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    plural = "es" if noun.endswith("sh") else "s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{plural}"
 
 
 def resume_command(session: str, store: str, *more: str) -> str:

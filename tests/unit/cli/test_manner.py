@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import sys
 
 import pytest
 
@@ -15,6 +17,47 @@ def test_on_a_pipe_a_table_is_plain_columns(capsys: pytest.CaptureFixture[str]) 
     Manner().table(("name", "steps"), [("a", 7), ("longer", 1234), ("n", None)], right=("steps",))
 
     assert capsys.readouterr().out == "NAME    STEPS\na           7\nlonger   1234\nn\n"
+
+
+NARROW = ("session", "status", "ready", "running", "delayed", "failed", "tokens", "age", "workflow", "reason")
+ROW = (
+    "square-seven-e4abe9aeaf7b",
+    "completed",
+    0,
+    0,
+    0,
+    1,
+    0,
+    "35 s",
+    "square",
+    "ValueError: it is no number",
+)
+
+
+def test_on_a_narrow_terminal_ids_stay_whole_and_columns_of_zeros_go(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+
+    Manner().table(NARROW, [ROW, ROW], right=("ready", "running", "delayed", "failed", "tokens", "age"))
+
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(ROW[0] in line and "completed" in line for line in lines) == 2
+    assert "failed" in lines[0]
+    assert "delayed" not in lines[0]
+
+
+def test_where_no_table_has_room_the_terminal_breaks_lines_and_no_word_is_broken(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "40")
+
+    Manner().table(NARROW, [ROW])
+
+    assert capsys.readouterr().out.splitlines()[1].startswith("square-seven-e4abe9aeaf7b  completed  ")
 
 
 def test_names_cannot_move_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:

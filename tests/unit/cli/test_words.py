@@ -141,3 +141,7 @@ def test_the_address_of_a_store_loses_its_password_and_is_opened_with_it() -> No
 @pytest.mark.parametrize("store", [None, "checkpoints", "file:///srv/checkpoints"])
 def test_a_folder_stays_as_it_is(store: str | None) -> None:
     assert words.parse_store(CONTEXT, PARAMETER, store) == store
+
+
+def test_several_crashes_are_spelt_so() -> None:
+    assert [words.counted(n, "crash") for n in (1, 2)] == ["1 crash", "2 crashes"]

@@ -379,3 +379,9 @@ def test_a_server_that_does_not_come_back_is_an_error_that_says_how_far_it_came(
 def test_a_session_that_is_gone_cannot_be_looked_at(client: Client) -> None:
     with pytest.raises(NoSession, match="There is no session s at"):
         client.session("s").status()
+
+
+@pytest.mark.parametrize("given", ["high", 1.5])
+def test_a_priority_that_is_no_whole_number_is_named(given: Any) -> None:
+    with pytest.raises(TypeError, match=f"priority={given!r}: it is a whole number"):
+        Terms(priority=given)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,3 +85,10 @@ def test_the_sessions_of_lately_are_those_that_are_looked_at_and_the_newest(clie
 
     assert client.sessions() == ["three", "two", "one"]
     assert client.lately(1) == ["one", "three"]
+
+
+def test_a_failure_s_command_is_told_apart_from_what_the_task_has_said(client: Client) -> None:
+    handle = bag(client, "s")
+    status = replace(handle.status(), status="failed")
+
+    assert str(handle.error(status)).endswith(" (see: graflow-ckpt failed list --session s)")

@@ -12,6 +12,7 @@ from rq.serializers import JSONSerializer
 
 from graflow_ckpt.fleet.listening import InProcess, NoAlarm
 from graflow_ckpt.fleet.tokens import RUN_SLICE
+from graflow_ckpt.links.redis import open_link
 from tests.servers import Server
 
 
@@ -50,6 +51,15 @@ def test_while_a_slice_runs_rq_hears_that_it_does(worker: InProcess) -> None:
 
     assert redis.zrange(registry.key, 0, 0, withscores=True)[0][1] > 1000
     assert redis.ttl(worker.key) > 60
+
+
+def test_a_wait_ends_before_the_connection_is_taken_for_dead(redis_url: str) -> None:
+    client = open_link(redis_url).client  # it has a connection, which keeps the time it was opened with
+    worker = InProcess(["q"], "w", connection=client, serializer=JSONSerializer, worker_ttl=75)
+
+    connection = client.connection_pool.get_connection()
+
+    assert worker.dequeue_timeout < connection.socket_timeout
 
 
 def test_an_idle_worker_s_beat_is_nothing(worker: InProcess) -> None:

@@ -7,7 +7,7 @@ a checkout, another has it installed, and a third has another version of it.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import FunctionType
 from typing import Final
 
@@ -33,15 +33,28 @@ class Origins:
         return known
 
 
-def declared_in(body: object, inner: Callable[[object], object | None]) -> str:
-    """The package in which a body is decorated under its own name; "" if it is not."""
-    if type(body) is not FunctionType or "<" in body.__qualname__:
-        return ""
+def declaring(bodies: Iterable[object], inner: Callable[[object], object | None]) -> Iterator[str]:
+    """Installed packages in which a body is decorated under its own name; the others are not looked at."""
+    places: dict[str, str] = {}
+    for body in bodies:
+        if type(body) is not FunctionType:
+            continue
+        module = body.__module__ or ""
+        place = places.get(module)
+        if place is None:
+            place = places[module] = _place(module)
+        if place not in (OWN, QUIET) and _is_decorated(body, inner):
+            places[module] = OWN
+            yield place
+
+
+def _is_decorated(body: FunctionType, inner: Callable[[object], object | None]) -> bool:
+    if "<" in body.__qualname__:
+        return False
     found: object = sys.modules.get(body.__module__)
     for part in body.__qualname__.split("."):
         found = getattr(found, part, None)
-    decorated = found is not body and inner(found) is body
-    return body.__module__.partition(".")[0] if decorated else ""
+    return found is not body and inner(found) is body
 
 
 def _place(name: str) -> str:

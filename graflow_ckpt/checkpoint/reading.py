@@ -19,7 +19,7 @@ from typing import Any
 
 from graflow_ckpt.checkpoint.bytecode import Shape, Shapes, pack
 from graflow_ckpt.checkpoint.constants import amounts_to, contents_of, is_constant
-from graflow_ckpt.checkpoint.origins import OWN, QUIET, Origins, declared_in
+from graflow_ckpt.checkpoint.origins import OWN, QUIET, Origins, declaring
 
 Unwrap = Callable[[object], object | None]
 
@@ -77,7 +77,7 @@ class Reader:
         self._rebound: dict[int, tuple[dict[str, Any], frozenset[str]]] = {}
         self._kept = [body for task in tasks for body in (task, self.body(task))]
         self._tasks = frozenset(map(id, self._kept))
-        self._origin = Origins([*packages, *(declared_in(body, self._inner) for body in self._kept)]).of
+        self._origin = Origins([*packages, *declaring(self._kept, self._inner)]).of
 
     def body(self, task: object) -> object:
         """What a task runs: decorations that say where the function is are taken off."""

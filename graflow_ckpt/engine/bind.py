@@ -62,6 +62,12 @@ class Binding:
                 f"Task {task.name!r} takes no parameter {unknown[0]!r}.", task=task.name, parameter=unknown[0]
             )
         free = [n for n in names if n != self.context]
+        self.plain = not free and self.context is None
+        self.parameters: tuple[Parameter, ...] = ()
+        self.reads: tuple[str, ...] = ()
+        self.data: str | None = None
+        if not free:  # as most tasks of a large graph are
+            return
         self.parameters = tuple(
             [
                 Parameter(
@@ -71,8 +77,7 @@ class Binding:
             ]
         )
         self.reads = tuple([name for p in self.parameters for name in _values(p)])
-        self.data = "data" if "data" in free else (free[0] if free else None)
-        self.plain = not free and self.context is None
+        self.data = "data" if "data" in free else free[0]
 
 
 def _values(p: Parameter) -> tuple[str, ...]:

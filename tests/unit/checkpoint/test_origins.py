@@ -8,7 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from graflow_ckpt.checkpoint.origins import OWN, QUIET, Origins, declared_in
+from graflow_ckpt.checkpoint.origins import OWN, QUIET, Origins, declaring
 from graflow_ckpt.checkpoint.reading import task_body
 from graflow_ckpt.core.task import Task
 
@@ -42,8 +42,6 @@ def test_a_package_has_tasks_if_a_name_in_it_is_one(monkeypatch: pytest.MonkeyPa
     run, helper = module.run, module.helper
     module.run = Task("run", run)  # type: ignore[attr-defined]
 
-    assert declared_in(run, task_body) == "pack"
-    assert declared_in(helper, task_body) == ""  # made a task of elsewhere
-    assert declared_in(inside().func, task_body) == ""
-    assert declared_in(np.linalg.norm, task_body) == ""
-    assert declared_in(print, task_body) == ""
+    assert list(declaring([helper, run, run], task_body)) == ["pack"]
+    assert list(declaring([helper], task_body)) == []  # made a task of elsewhere
+    assert list(declaring([inside().func, np.linalg.norm, print], task_body)) == []

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
         StoreContract,
         ThreadContract,
         TrioContract,
-        tests_of,
+        names_of_tests,
     )
 
 __all__ = [
     "BytesContract", "Contract", "JournalContract", "ListingContract", "NamesContract", "Opener",
-    "OwnershipContract", "ProcessContract", "StoreContract", "ThreadContract", "TrioContract", "tests_of",
+    "OwnershipContract", "ProcessContract", "StoreContract", "ThreadContract", "TrioContract",
+    "names_of_tests",
 ]  # fmt: skip
 
 

@@ -16,11 +16,12 @@ import tempfile
 import time
 from contextlib import suppress
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 import cloudpickle
 
-from graflow_ckpt.testing.contract import Opener
+if TYPE_CHECKING:
+    from graflow_ckpt.testing.contract import Opener  # the other process does without pytest
 
 _PATIENCE = 60.0
 

@@ -34,7 +34,8 @@ from graflow_ckpt.testing.store_trio import TrioContract  # noqa: E402
 
 __all__ = [
     "BytesContract", "Contract", "JournalContract", "ListingContract", "NamesContract", "Opener",
-    "OwnershipContract", "ProcessContract", "StoreContract", "ThreadContract", "TrioContract", "tests_of",
+    "OwnershipContract", "ProcessContract", "StoreContract", "ThreadContract", "TrioContract",
+    "names_of_tests",
 ]  # fmt: skip
 
 
@@ -50,6 +51,6 @@ class StoreContract(
     """Everything that one process can see of a store."""
 
 
-def tests_of(suite: type[Contract]) -> list[str]:
+def names_of_tests(suite: type[Contract]) -> list[str]:
     """The names of the tests that a class has: count them, so that none can get lost in silence."""
     return sorted(name for name in dir(suite) if name.startswith("test_"))

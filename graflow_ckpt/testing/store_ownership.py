@@ -53,7 +53,8 @@ class OwnershipContract(Contract):
             for handle in (store, other):
                 with pytest.raises(SessionBusy) as busy:
                     handle.acquire("s")
-                owner: Owner = busy.value.ids["owner"]
+                owner: Owner | None = busy.value.ids["owner"]
+                assert owner is not None
                 assert owner.pid == os.getpid()
             lease.check()
             put_own(store, lease, 1)

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, PartWriter, Sink, Source
@@ -111,7 +112,7 @@ def read(store: CheckpointStore, path: str) -> Trio:
     """As the layers above read: meta is believed, and looked at again if something does not fit it."""
     while True:
         meta = store.meta(path)
-        found = json.loads(meta)
+        found = _parsed(path, meta)
         stage, digests = found["stage"], found["digests"]
         try:
             values, state = (all_of(store.open(path, part, stage)) for part in ("pkl", "state.json"))
@@ -123,6 +124,13 @@ def read(store: CheckpointStore, path: str) -> Trio:
             return Trio(stage, values, state, meta)
         if is_still(store, path, meta):
             raise Torn(f"{path} has a meta of stage {stage!r}, and parts of something else")
+
+
+def _parsed(path: str, meta: bytes) -> Any:
+    try:
+        return json.loads(meta)
+    except ValueError:
+        raise Torn(f"{path} has a meta that nobody has written: {meta[:80]!r}") from None
 
 
 def is_still(store: CheckpointStore, path: str, meta: bytes) -> bool:

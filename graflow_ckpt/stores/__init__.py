@@ -17,6 +17,7 @@ from graflow_ckpt.stores import redis_names
 _REDIS = ("graflow_ckpt.stores.redis", "RedisStore")
 _STORES = {
     "file": ("graflow_ckpt.stores.local", "LocalStore"),
+    "memory": ("graflow_ckpt.stores.memory", "MemoryStore"),
     "redis": _REDIS,
     "rediss": _REDIS,
     "redis+sentinel": _REDIS,
@@ -40,7 +41,7 @@ def open_store(where: str | os.PathLike[str]) -> CheckpointStore:
     """The store of a URL (`redis://host:6379/0`, `file:///srv/checkpoints`) or of a folder."""
     text = os.fspath(where)
     scheme, separator, _ = text.partition("://")
-    scheme = scheme.lower() if separator else "file"
+    scheme = scheme.lower() if separator else "memory" if _is_memory(text) else "file"
     if scheme not in _STORES:
         raise _unknown(scheme, masked(text))
     module, name = _STORES[scheme]
@@ -64,6 +65,10 @@ def home_of(said: str) -> str | None:
     """The store in which a session lives, as a checkpoint says that may lie elsewhere; None: not here."""
     home = said.removeprefix("file://")
     return home if "://" in home or os.path.isdir(home) else None
+
+
+def _is_memory(text: str) -> bool:
+    return text.partition("?")[0].lower() == "memory:"  # it has no slashes: nothing would stand behind them
 
 
 def _unknown(scheme: str, where: str) -> CheckpointError:

@@ -32,7 +32,7 @@ from graflow_ckpt.stores.flock import Flock, held
 from graflow_ckpt.stores.ownership import LocalLease, Ownership
 
 _logger = logging.getLogger(__name__)
-_OWN_NAME = re.compile(r"session_(?P<session>[A-Za-z0-9_-]{1,64})_step_\d+_\d+-\d+\Z")
+_OWN_NAME = re.compile(r"session_(?P<session>[A-Za-z0-9_-]{1,64})_step_\d+_\d+-(?P<sequence>\d+)\Z")
 _SUFFIXES = tuple(f".{part}" for part in trio.PARTS)
 
 
@@ -144,10 +144,11 @@ class LocalStore:
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
         """Whatever has a meta: damaged ones with their bytes, unreadable ones with none at all.
 
+        The newest of a session first, by the sequence in its name: times of files say less.
         `session`: its own paths, and those in the folder under other names whose meta names it.
         `pattern`: a glob of paths, with or without the suffix, instead of the folder.
         """
-        for path in self._paths(pattern):
+        for path in sorted(self._paths(pattern), key=_age, reverse=True):
             target = self._target(path)
             named = _OWN_NAME.match(target.base)
             if session is not None and named and named["session"] != session:
@@ -271,6 +272,12 @@ def _held_if_there(path: str) -> Iterator[None]:
         yield
     finally:
         lock.close()
+
+
+def _age(path: str) -> tuple[str, int, str]:
+    base = os.path.basename(path).removesuffix(".pkl")
+    named = _OWN_NAME.match(base)
+    return (named["session"], int(named["sequence"]), base) if named else ("", 0, base)
 
 
 def _field_in(raw: bytes, name: str) -> object:

@@ -172,7 +172,7 @@ def make_folders(disk: Disk, folder: str) -> None:
     missing = []
     here = folder
     while not os.path.isdir(here):
-        if os.path.lexists(here):
+        if os.path.lexists(here) and not os.path.isdir(here):  # asked again: somebody may just have made it
             error = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             raise refusal(error, "make the folder", here)
         missing.append(here)

@@ -123,6 +123,19 @@ def test_a_session_finds_its_own_and_what_names_it(tmp_path: Path) -> None:
     assert len(listed(store)) == 4
 
 
+def test_the_newest_of_a_session_is_listed_first(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    names = [
+        f"session_s_step_{12 - n}_{1700000000 - n}-{n}.pkl" for n in (9, 2, 10, 1)
+    ]  # a clock that goes back
+    for name in names:
+        put(store, f"{tmp_path}/{name}")
+
+    expected = [f"{tmp_path}/{names[at]}" for at in (2, 0, 1, 3)]
+    assert [path for path, _ in store.list("s")] == expected
+    assert [path for path, _ in store.list(pattern=f"{tmp_path}/*")] == expected
+
+
 def test_a_pattern_looks_anywhere(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "c")
     put(store, f"{tmp_path}/runs/1/best.pkl")

@@ -288,3 +288,21 @@ def test_a_file_where_a_folder_should_be_is_told(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointError, match="ENOTDIR"):
         trio.make_folders(Disk(), f"{tmp_path}/a/b")
+
+
+def test_a_folder_that_somebody_else_makes_in_that_moment_is_no_trouble(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, is_folder = f"{tmp_path}/a", os.path.isdir
+
+    def made_by_another(path: str) -> bool:
+        found = is_folder(path)
+        if path == folder and not found:
+            os.mkdir(folder)  # right after the look
+        return found
+
+    monkeypatch.setattr(os.path, "isdir", made_by_another)
+
+    trio.make_folders(Disk(), folder)
+
+    assert is_folder(folder)

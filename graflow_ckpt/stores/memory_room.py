@@ -1,0 +1,203 @@
+"""Rooms: what the memory stores of one process keep, and who owns which session there.
+
+Promise: each step is taken under the room's lock as a whole; an epoch that was given out is never
+given out again while the process lives; who has lost a session changes nothing.
+
+A room belongs to the process that made it. A forked child has a copy that nobody would ever look
+into, so everything is refused there, before the lock: its holder may not exist in the child.
+Not here: paths and listings (memory.py).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, JournalFailed
+from graflow_ckpt.core.protocols import Line, Owner
+from graflow_ckpt.links.processes import myself, named
+from graflow_ckpt.stores.ownership import busy
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Trio:
+    """One checkpoint: its meta, and the other parts, each with the stage that it was put under."""
+
+    meta: bytes
+    parts: dict[str, tuple[str, bytes]]
+
+    @property
+    def size(self) -> int:
+        return len(self.meta) + sum(len(data) for _, data in self.parts.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Who has a session. Epoch 0: nobody ever had it."""
+
+    epoch: int = 0
+    owner: Owner | None = None
+    lines: tuple[Line, ...] = ()
+
+
+@dataclass(slots=True)
+class Room:
+    """The contents of one place. `trios`: by name, the last committed at the end."""
+
+    name: str
+    trios: dict[str, Trio] = field(default_factory=dict)
+    holdings: dict[str, Holding] = field(default_factory=dict)
+    segments: dict[str, dict[tuple[int, int], bytearray]] = field(default_factory=dict)
+    _process: int = field(default_factory=os.getpid)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Alone with the room. Nothing of the caller's is called in here."""
+        if os.getpid() != self._process:
+            raise CheckpointError(
+                f"memory://{self.name} is in process {self._process}, and this is a forked child of it.",
+                hint="Give a folder, or another store that processes can share.",
+                store=f"memory://{self.name}",
+                pid=self._process,
+            )
+        with self._lock:
+            yield
+
+    def claim(self, session: str, *, take_over: bool) -> MemoryLease:
+        me = myself()
+        with self.locked():
+            held = self.holdings.get(session, Holding())
+            if held.owner is not None and not take_over:
+                raise busy(session, held.owner)
+            self.holdings[session] = replace(held, epoch=held.epoch + 1, owner=me)
+        return MemoryLease(self, session, held.epoch + 1, held.owner)
+
+    def forget(self) -> None:
+        """Everything but the epochs: nobody who owned a session before may write into what comes next."""
+        with self.locked():
+            self.trios.clear()
+            self.segments.clear()
+            for session, held in self.holdings.items():
+                self.holdings[session] = Holding(held.epoch + 1)
+
+
+class MemoryLease:
+    """A session that this process owns until it releases it, ends, or is fenced."""
+
+    def __init__(self, room: Room, session: str, epoch: int, taken_from: Owner | None) -> None:
+        self.session = session
+        self.epoch = epoch
+        self.taken_from = taken_from
+        self.room = room
+        self._released = False
+        self._process = os.getpid()
+
+    def check(self) -> None:
+        self._of_this_process()
+        with self.room.locked():
+            self.hold()
+
+    def hold(self) -> None:
+        """Raise `Fenced` unless the session is still ours. For those who are alone with the room."""
+        self._of_this_process()
+        held = self.room.holdings.get(self.session, Holding())
+        if held.epoch != self.epoch:
+            raise Fenced(
+                f"Session {self.session!r} was taken over by {named(held.owner)}.",
+                hint="Nothing that this owner does counts any more; it should end.",
+                session=self.session,
+                epoch=self.epoch,
+                owner=held.owner,
+            )
+
+    def rewound(self, sequence: int) -> None:
+        """Write down that this epoch goes on from `sequence`."""
+        self._of_this_process()
+        with self.room.locked():
+            self.hold()
+            held = self.room.holdings[self.session]
+            lines = (*held.lines, Line(self.epoch, sequence))
+            self.room.holdings[self.session] = replace(held, lines=lines)
+
+    def release(self) -> None:
+        """Let the session go, unless somebody else has it by now."""
+        if self._released or os.getpid() != self._process:
+            return
+        try:
+            with self.room.locked():
+                self.hold()
+                held = self.room.holdings[self.session]
+                self.room.holdings[self.session] = replace(held, owner=None)
+        except GraflowError as error:
+            _logger.info("session %s let go without a word: %s", self.session, error)
+        finally:
+            self._released = True
+
+    def _of_this_process(self) -> None:
+        if self._released or os.getpid() != self._process:
+            raise Fenced(
+                f"Session {self.session!r} is not owned by this process (any more): the lease was released, "
+                "or the process was forked from its owner.",
+                hint="Acquire it first.",
+                session=self.session,
+                epoch=self.epoch,
+            )
+
+
+class MemorySegment:
+    """One open segment of a journal. It lasts as long as the process."""
+
+    def __init__(self, lease: MemoryLease, after: int) -> None:
+        self._lease = lease
+        self._after = after
+        self._open = True
+        with lease.room.locked():
+            lease.hold()
+            of_session = lease.room.segments.setdefault(lease.session, {})
+            self._frames = of_session.setdefault((lease.epoch, after), bytearray())
+            if self._frames:
+                raise self._failed("it has records already")
+
+    def append(self, frame: bytes, /) -> None:
+        lease = self._lease
+        lease.check()  # also in a forked child, where the room refuses more than this segment
+        with lease.room.locked():
+            lease.hold()
+            if not self._open:
+                raise self._failed("it was closed")
+            self._frames += frame
+
+    def close(self) -> None:
+        self._open = False
+
+    def _failed(self, why: str) -> JournalFailed:
+        return JournalFailed(
+            f"Cannot append to segment {self._after} of the journal of session {self._lease.session!r}: "
+            f"{why}.",
+            hint="Two writers of one epoch cannot be; resume the session to open a new epoch.",
+            session=self._lease.session,
+        )
+
+
+def segments_of(room: Room, session: str) -> list[tuple[int, int, bytes]]:
+    """(epoch, after, bytes) in that order."""
+    with room.locked():
+        found = sorted(room.segments.get(session, {}).items())
+        return [(epoch, after, bytes(frames)) for (epoch, after), frames in found]
+
+
+def drop_segments(room: Room, session: str, before: int) -> None:
+    """Remove those that end at or before `before`: where the next one begins is where one ends."""
+    with room.locked():
+        kept = room.segments.get(session, {})
+        for segment, (_, ended) in list(pairwise(sorted(kept))):
+            if ended <= before:
+                del kept[segment]

@@ -1,0 +1,48 @@
+"""Names of checkpoints: what a store can tell from the last piece of a path.
+
+    session_{id}_step_{n}_{time}-{sequence}      a session's own
+    anything else                                a name that somebody has given
+
+Either may be followed by the suffix of one of the three parts, and means the same. Not here: what
+comes before the name; each kind of store has its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+META = "meta.json"
+PARTS = ("pkl", "state.json", META)
+
+_OWN = re.compile(r"session_(?P<session>[A-Za-z0-9_-]{1,64})_step_\d+_\d+-\d+\Z")
+_SUFFIXES = tuple(f".{part}" for part in PARTS)
+
+
+def base_of(name: str) -> str:
+    """The name without the suffix of a part."""
+    for suffix in _SUFFIXES:
+        if name.endswith(suffix):
+            return name.removesuffix(suffix)
+    return name
+
+
+def session_of(base: str) -> str | None:
+    """The session whose own checkpoint is called like that."""
+    own = _OWN.match(base)
+    return own["session"] if own else None
+
+
+def session_in(meta: bytes) -> object:
+    """The session that a meta names. None if it names none, or is damaged."""
+    try:
+        found = json.loads(meta)
+    except (ValueError, RecursionError):
+        return None
+    return found.get("session_id") if isinstance(found, dict) else None
+
+
+def check_parts(parts: list[str]) -> None:
+    """Some of the three, each once, and meta is the last."""
+    if not parts or parts[-1] != META or not set(parts) <= set(PARTS) or len(set(parts)) < len(parts):
+        raise ValueError(f"parts are some of {PARTS}, {META} last; not {parts}")

@@ -1,0 +1,48 @@
+"""What users test their own stores with: one suite, which every store of this package passes.
+
+    class TestMyStore(StoreContract, ProcessContract):
+        @pytest.fixture
+        def opener(self, tmp_path):
+            return partial(MyStore, tmp_path / "checkpoints")
+
+`StoreContract` holds for every store. `ProcessContract` is for those that several processes can
+reach; it kills some. Each is also there in pieces (`TrioContract`, `JournalContract`, …). pytest is
+loaded with the first name.
+Not here: what a store is (core/protocols.py), and how to write one (docs/stores.md).
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from graflow_ckpt.testing.contracts import (
+        BytesContract,
+        Contract,
+        JournalContract,
+        ListingContract,
+        NamesContract,
+        Opener,
+        OwnershipContract,
+        ProcessContract,
+        StoreContract,
+        ThreadContract,
+        TrioContract,
+        names_of_tests,
+    )
+
+__all__ = [
+    "BytesContract", "Contract", "JournalContract", "ListingContract", "NamesContract", "Opener",
+    "OwnershipContract", "ProcessContract", "StoreContract", "ThreadContract", "TrioContract",
+    "names_of_tests",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    """Loaded when they are first used: the children that `ProcessContract` starts need no pytest."""
+    if name not in __all__:
+        raise AttributeError(f"module 'graflow_ckpt.testing' has no attribute {name!r}")
+    value = getattr(import_module("graflow_ckpt.testing.contracts"), name)
+    globals()[name] = value
+    return value

@@ -1,0 +1,329 @@
+"""Stores that keep checkpoints badly. Each has one thing wrong, which its docstring says; the rest is sound.
+
+Not here: those that are wrong about owners and journals (broken_owners.py), or about processes
+(broken_folders.py), and which test finds what (test_broken.py).
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from graflow_ckpt.core.errors import CheckpointNotFound
+from graflow_ckpt.core.protocols import Buffer, Lease, PartWriter, Sink
+from graflow_ckpt.stores import memory
+from graflow_ckpt.stores.memory import MemorySource, MemoryStore
+from graflow_ckpt.stores.memory_room import Trio
+
+Parts = Sequence[tuple[str, PartWriter]]
+
+
+def written(writer: PartWriter) -> bytes:
+    sink = memory._Collector()
+    writer(sink)
+    return bytes(sink.data)
+
+
+def put_through(writer: PartWriter, sink: type) -> PartWriter:
+    """The same part, by way of another sink."""
+
+    def write(inner: Sink) -> None:
+        writer(sink(inner))
+
+    return write
+
+
+# --- writing ---------------------------------------------------------------------------
+
+
+class LosesReplacements(MemoryStore):
+    """A name that is taken keeps what it had, and the put is confirmed."""
+
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
+        if self._base(path) not in self._room.trios:
+            super().put(path, parts, lease=lease, stage=stage)
+
+
+class LosesUnderLoad(MemoryStore):
+    """Reads the table, changes its copy, writes it back: what another thread has put meanwhile is gone."""
+
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
+        before = dict(self._room.trios)
+        time.sleep(0.002)
+        super().put(path, parts, lease=lease, stage=stage)
+        before[self._base(path)] = self._room.trios[self._base(path)]
+        self._room.trios = before
+
+
+class WritesInPlace(MemoryStore):
+    """Each part is in its place when it is written, and the meta comes last."""
+
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
+        former = self._room.trios.get(self._base(path), Trio(b"", {}))
+        for part, writer in parts[:-1]:
+            data = written(writer)
+            former.parts[part] = (json.loads(former.meta)["stage"] if former.meta else stage, data)
+            time.sleep(0.001)  # as a disk would
+        super().put(path, parts, lease=lease, stage=stage)
+
+
+class ShowsMetaFirst(MemoryStore):
+    """The name is there as soon as somebody begins to write it."""
+
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
+        self._room.trios.setdefault(self._base(path), Trio(b"{}", {}))
+        super().put(path, parts, lease=lease, stage=stage)
+
+
+class SwallowsErrors(MemoryStore):
+    """A writer that fails has written a short part."""
+
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
+        def forgiving(writer: PartWriter) -> PartWriter:
+            def write(sink: Sink) -> None:
+                try:
+                    writer(sink)
+                except BaseException:  # noqa: BLE001  that is what is wrong with it
+                    sink.write(b" (sorry)")
+
+            return write
+
+        forgiven = [(part, forgiving(writer)) for part, writer in parts]
+        super().put(path, forgiven, lease=lease, stage=stage)
+
+
+class LosesPartsOfResealed(MemoryStore):
+    """A meta that is put alone takes the place of the whole trio."""
+
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
+        self._room.trios.pop(self._base(path), None)
+        super().put(path, parts, lease=lease, stage=stage)
+
+
+class KeepsBuffers(MemoryStore):
+    """Remembers the buffers that it was given instead of their bytes."""
+
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
+        class Lazy:
+            def __init__(self, inner: Sink) -> None:
+                self.kept: list[Buffer] = []
+
+            def write(self, data: Buffer, /) -> int:
+                self.kept.append(data)
+                return memoryview(data).nbytes
+
+        def lazily(writer: PartWriter) -> PartWriter:
+            def write(sink: Sink) -> None:
+                lazy = Lazy(sink)
+                writer(lazy)
+                for data in lazy.kept:
+                    sink.write(data)
+
+            return write
+
+        late = [(part, lazily(writer)) for part, writer in parts]
+        super().put(path, late, lease=lease, stage=stage)
+
+
+class CountsItems(MemoryStore):
+    """Takes the length of a buffer for its size in bytes."""
+
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
+        class Counting:
+            def __init__(self, inner: Sink) -> None:
+                self.inner = inner
+
+            def write(self, data: Buffer, /) -> int:
+                self.inner.write(memoryview(data).tobytes())
+                return len(data)
+
+        counted = [(part, put_through(writer, Counting)) for part, writer in parts]
+        super().put(path, counted, lease=lease, stage=stage)
+
+
+class CutsLargeParts(MemoryStore):
+    """A row of it holds 16 MiB, and the rest falls off."""
+
+    def open(self, path: str, part: str, stage: str) -> MemorySource:
+        source = super().open(path, part, stage)
+        return MemorySource(bytes(source._data[: 16 << 20]))
+
+
+class LosesTheLastChunk(MemoryStore):
+    """What does not fill a chunk of 64 KiB is not written, unless it is the only one."""
+
+    def open(self, path: str, part: str, stage: str) -> MemorySource:
+        data = super().open(path, part, stage)._data
+        whole = len(data) >> 16 << 16
+        return MemorySource(data[:whole] if whole else data)
+
+
+class ReadsWhatIsThereNow(MemoryStore):
+    """A source looks up its bytes at each read, whatever has been put there since."""
+
+    def open(self, path: str, part: str, stage: str) -> MemorySource:
+        store, sound = super(), super().open(path, part, stage)
+
+        class Live(MemorySource):
+            def readinto(self, buffer: memoryview, /) -> int:
+                now = json.loads(store.meta(path))["stage"]
+                self._data = store.open(path, part, now)._data
+                return super().readinto(buffer)
+
+        return Live(sound._data)
+
+
+# --- deleting --------------------------------------------------------------------------
+
+
+class DeletesHalf(MemoryStore):
+    """Takes the meta away and leaves the parts to whoever comes next."""
+
+    _left: dict[str, Trio] = {}  # noqa: RUF012  of the place, like everything here
+
+    def delete(self, path: str) -> bool:
+        if found := self._room.trios.get(self._base(path)):
+            self._left[path] = found
+        return super().delete(path)
+
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
+        super().put(path, parts, lease=lease, stage=stage)
+        if left := self._left.pop(path, None):
+            self._room.trios[self._base(path)].parts.update(left.parts)
+
+
+class DeletesByPattern(MemoryStore):
+    """Takes what it is told to delete for a pattern."""
+
+    def delete(self, path: str) -> bool:
+        base = self._base(path)
+        gone = [name for name in self._room.trios if fnmatch.fnmatchcase(name, base)]
+        for name in gone:
+            super().delete(f"{self.folder}/{name}")
+        return bool(gone)
+
+
+class DeletesByPrefix(MemoryStore):
+    """Takes along whatever begins with the same letters."""
+
+    def delete(self, path: str) -> bool:
+        found = super().delete(path)
+        for name in [name for name in self._room.trios if found and name.startswith(self._base(path)[:4])]:
+            super().delete(f"{self.folder}/{name}")
+        return found
+
+
+class AlwaysDeletes(MemoryStore):
+    """Says that there was something, whether there was or not."""
+
+    def delete(self, path: str) -> bool:
+        super().delete(path)
+        return True
+
+
+class FindsNothing(MemoryStore):
+    """Gives an empty meta for what is not there."""
+
+    def meta(self, path: str) -> bytes:
+        try:
+            return super().meta(path)
+        except CheckpointNotFound:
+            return b""
+
+
+# --- listing and names -----------------------------------------------------------------
+
+
+class ListsFromACache(MemoryStore):
+    """Each handle asks once, and answers from what it knew then."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(where)
+        self._cached: list[tuple[str, bytes]] | None = None
+
+    def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
+        if session or pattern:
+            return super().list(session, pattern)
+        if self._cached is None:
+            self._cached = [*super().list()]
+        return iter(self._cached)
+
+
+class ListsByName(MemoryStore):
+    """Newest first in the order of letters: 9 is newer than 10."""
+
+    def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
+        return iter(sorted(super().list(session, pattern), reverse=True))
+
+
+class ListsOnePage(MemoryStore):
+    """There is never a second page."""
+
+    def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
+        return iter([*super().list(session, pattern)][:100])
+
+
+class HidesDamage(MemoryStore):
+    """What it cannot parse is not there."""
+
+    def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
+        for path, raw in super().list(session, pattern):
+            try:
+                json.loads(raw)
+            except (ValueError, RecursionError):
+                continue
+            yield path, raw
+
+
+class WritesMetaAnew(MemoryStore):
+    """Keeps what the meta says, not its bytes: no seal would fit any more."""
+
+    def meta(self, path: str) -> bytes:
+        raw = super().meta(path)
+        try:
+            return json.dumps(json.loads(raw)).encode()
+        except (ValueError, RecursionError):
+            return raw
+
+
+class ListsWhatIsBeingWritten(MemoryStore):
+    """A listing walks over the table itself, and breaks when somebody writes."""
+
+    def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
+        names = [*super().list(session, pattern)]
+        count = len(self._room.trios)
+        for at, found in enumerate(names):
+            if at and len(self._room.trios) != count:
+                return  # the rest is left out
+            yield found
+
+
+class TakesEverything(MemoryStore):
+    """Every path is its own."""
+
+    def takes(self, path: str) -> str | None:
+        return path
+
+
+class FoldsCase(MemoryStore):
+    """Its names have no upper case, like those of some databases."""
+
+    def _base(self, path: str) -> str:
+        return super()._base(path).lower()
+
+
+class SelectsByLike(MemoryStore):
+    """Finds the checkpoints of a session by LIKE, where _ is any letter and case does not matter."""
+
+    def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
+        if session is None:
+            return super().list(session, pattern)
+        like = f"session_{session}_step_*".replace("_", "?").lower()
+        return ((path, raw) for path, raw in super().list() if self._fits(path, raw, session, like))
+
+    def _fits(self, path: str, raw: bytes, session: str, like: str) -> bool:
+        named: Any = f'"session_id": "{session}"'.encode()
+        return fnmatch.fnmatchcase(path.rpartition("/")[2].lower(), like) or named in raw

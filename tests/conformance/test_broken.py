@@ -1,0 +1,151 @@
+"""Stores with one thing wrong, each convicted by the test that is named for it.
+
+A conviction is an assertion of that test that fails, an error that it expected and did not get, or one
+of the store's that it did not expect; an exception of any other kind is a fault of ours. The same test
+passes on the sound store beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.testing import Opener, ProcessContract, StoreContract
+from tests.conformance import broken_folders as folders
+from tests.conformance import broken_owners as owners
+from tests.conformance import broken_trios as trios
+
+IN_MEMORY: list[tuple[type[MemoryStore], str]] = [
+    (trios.LosesReplacements, "test_what_is_put_again_is_replaced_as_a_whole"),
+    (trios.LosesUnderLoad, "test_nothing_is_lost_when_many_put_under_one_lease"),
+    (trios.WritesInPlace, "test_the_former_trio_is_read_until_the_last_part_is_written"),
+    (trios.WritesInPlace, "test_a_reader_finds_one_trio_or_another_and_never_a_mix"),
+    (trios.ShowsMetaFirst, "test_nothing_is_seen_of_a_trio_before_its_last_part_is_written"),
+    (trios.SwallowsErrors, "test_a_writer_that_fails_leaves_the_former_trio"),
+    (trios.LosesPartsOfResealed, "test_a_meta_put_alone_keeps_the_parts_of_its_stage"),
+    (trios.KeepsBuffers, "test_a_buffer_may_be_used_again_after_a_write"),
+    (trios.CountsItems, "test_every_kind_of_buffer_counts_in_bytes"),
+    (trios.CutsLargeParts, "test_a_large_part_written_at_once_comes_back_in_order"),
+    (trios.LosesTheLastChunk, "test_a_part_of_any_size_comes_back"),
+    (trios.ReadsWhatIsThereNow, "test_a_part_that_is_being_read_is_not_mixed_with_its_successor"),
+    (trios.DeletesHalf, "test_parts_of_a_deleted_trio_do_not_come_back"),
+    (trios.DeletesByPattern, "test_wildcards_in_a_name_are_letters"),
+    (trios.DeletesByPrefix, "test_deleting_leaves_the_others"),
+    (trios.AlwaysDeletes, "test_deleting_takes_all_of_it_and_says_whether_it_was_there"),
+    (trios.FindsNothing, "test_what_is_not_there_is_not_found"),
+    (trios.ListsFromACache, "test_another_handle_lists_at_once_what_was_put_replaced_or_deleted"),
+    (trios.ListsByName, "test_the_newest_of_a_session_comes_first"),
+    (trios.ListsOnePage, "test_many_are_listed_once_each"),
+    (trios.HidesDamage, "test_damaged_metas_are_kept_and_listed_as_they_are"),
+    (trios.WritesMetaAnew, "test_metas_are_kept_to_the_byte"),
+    (trios.ListsWhatIsBeingWritten, "test_a_listing_goes_on_while_checkpoints_come_and_go"),
+    (trios.TakesEverything, "test_it_takes_its_own_paths_and_no_others"),
+    (trios.FoldsCase, "test_names_that_differ_a_little_are_different"),
+    (trios.SelectsByLike, "test_checkpoints_of_sessions_whose_ids_are_alike_are_apart"),
+    (owners.FencesByTheClock, "test_who_was_taken_over_puts_nothing"),
+    (owners.FencesAtTheStart, "test_a_put_that_began_before_the_takeover_ends_without_a_trace"),
+    (owners.FencesOwnNamesOnly, "test_who_was_taken_over_puts_nothing"),
+    (owners.FencesAfterTheFact, "test_who_was_taken_over_replaces_nothing"),
+    (owners.FencesNoRewind, "test_who_was_taken_over_rewinds_nothing"),
+    (owners.TakesAnyLease, "test_a_lease_of_something_else_is_refused"),
+    (owners.ForgetsEpochs, "test_an_epoch_only_grows"),
+    (owners.ReusesEpochs, "test_who_was_taken_over_finds_out"),
+    (owners.ReleasesByName, "test_who_was_taken_over_cannot_let_the_session_go"),
+    (owners.LooksThenTakes, "test_of_many_who_acquire_at_once_one_is_the_owner"),
+    (owners.ExpiresByThisClock, "test_no_step_of_this_machines_clock_changes_the_owner"),
+    (owners.NeverRenews, "test_an_owner_that_does_nothing_stays_the_owner"),
+    (owners.OwnsAllOrNothing, "test_sessions_are_owned_one_by_one"),
+    (owners.ForgetsLines, "test_lines_are_kept_in_their_order"),
+    (owners.NamesNobody, "test_a_second_owner_is_refused_and_told_who_the_first_is"),
+    (owners.AppendsUnfenced, "test_who_was_taken_over_appends_nothing"),
+    (owners.BuffersFrames, "test_a_frame_is_there_when_append_returns"),
+    (owners.LosesFramesOfThreads, "test_frames_of_many_threads_stay_whole"),
+    (owners.GoesOnAfterClose, "test_a_closed_segment_takes_nothing"),
+    (owners.BeginsAnew, "test_a_segment_with_frames_is_not_begun_again"),
+    (owners.DropsTooMuch, "test_what_a_cut_covers_is_dropped_and_nothing_else"),
+    (owners.DropsOfOthers, "test_dropping_leaves_other_sessions_alone"),
+    (owners.SortsSegmentsAsText, "test_segments_come_by_epoch_and_then_by_what_they_follow"),
+    (owners.CutsFramesAtZeros, "test_frames_of_any_bytes_and_size_come_back"),
+]
+ON_DISK: list[tuple[type[LocalStore], str]] = [
+    (folders.WritesBehind, "test_what_was_confirmed_survives_a_kill"),
+    (folders.ForgetsDurableFrames, "test_what_was_confirmed_survives_a_kill"),
+    (folders.WritesOverFiles, "test_a_writer_that_is_killed_leaves_the_former_trios"),
+    (folders.KnowsItsOwnEpochs, "test_an_owner_that_was_stopped_and_taken_over_writes_nothing_when_it_wakes"),
+    (folders.DeletesInTheWrongOrder, "test_what_is_put_and_deleted_at_once_is_whole_or_gone"),
+    (folders.HoldsForEver, "test_the_session_of_a_killed_process_becomes_free"),
+    (folders.LastsThroughForks, "test_a_forked_child_owns_nothing"),
+]
+
+
+# GraflowError: a store that says itself that something is missing, corrupt or busy.
+CONVICTION = (AssertionError, pytest.fail.Exception, GraflowError)
+
+
+class Impatient(StoreContract, ProcessContract):
+    """The tests to convict with. Not collected: they run on the broken stores only."""
+
+    patience = 0.4
+    lease_seconds = 0.1
+
+
+def convict(opener: Opener, test: str) -> None:
+    """Run one test of the contract as pytest does, with each of its parameters."""
+    method: Callable[..., None] = getattr(Impatient(), test)
+    for arguments in parameters_of(method):
+        method(opener, **arguments)
+
+
+def parameters_of(method: Any) -> list[dict[str, Any]]:
+    marks = [mark.args for mark in getattr(method, "pytestmark", []) if mark.name == "parametrize"]
+    return [{name: value} for name, values in marks for value in values] or [{}]
+
+
+def named(case: object) -> str:
+    return case.__name__ if isinstance(case, type) else ""
+
+
+@pytest.mark.parametrize(("broken", "test"), IN_MEMORY, ids=named)
+def test_a_broken_store_is_convicted(broken: type[MemoryStore], test: str) -> None:
+    place = "memory://broken"
+    for kind in (MemoryStore, broken):
+        MemoryStore(place).forget()
+        if kind is MemoryStore:
+            convict(partial(kind, place), test)
+        else:
+            with pytest.raises(CONVICTION):
+                convict(partial(kind, place), test)
+    MemoryStore(place).forget()
+
+
+@pytest.mark.parametrize(("broken", "test"), ON_DISK, ids=named)
+def test_a_store_that_is_wrong_about_processes_is_convicted(
+    broken: type[LocalStore], test: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CONVICTION):
+        convict(partial(broken, f"{tmp_path}/checkpoints"), test)
+
+
+def test_every_broken_store_has_its_test() -> None:
+    kinds = {
+        kind
+        for module in (trios, owners, folders)
+        for kind in vars(module).values()
+        if isinstance(kind, type) and kind.__module__ == module.__name__
+    }
+
+    assert kinds == {broken for broken, _ in [*IN_MEMORY, *ON_DISK]}
+
+
+def test_a_broken_store_is_a_store() -> None:
+    store: CheckpointStore = trios.LosesReplacements("memory://broken")
+
+    assert store.url == "memory://broken"

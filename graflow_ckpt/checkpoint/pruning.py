@@ -1,0 +1,200 @@
+"""Pruning: what a retention does not keep is taken away, except what must never go.
+
+    paused   it waits for somebody's answer: it neither expires nor is trimmed
+    forked   another session began there
+    newest   the newest good one of a session that can go on, whoever is to go on with it
+    busy     of a session that somebody runs now: who runs it looks after it
+    doubt    none of the session's checkpoints verifies: nobody knows which one will be needed
+
+Promise: a checkpoint goes only after a newer one of its session was read to the last byte, if that
+session can go on. A pass that is killed in the middle has deleted the oldest ones; the next one goes
+on. Deciding (`plan`) changes nothing, and carrying out deletes only what was planned.
+Not here: which ones are too many (retention.py), and when somebody asks (the engine, the command line).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.inventory import Inventory
+from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.checkpoint.retention import FINISHED, IN_SESSION, Cut, Retention, forked_from
+from graflow_ckpt.core.errors import CheckpointError, GraflowError
+from graflow_ckpt.core.protocols import CheckpointStore
+
+log = logging.getLogger("graflow_ckpt.checkpoint")
+
+Reason = Literal["paused", "forked", "newest", "busy", "doubt"]
+WAITS = frozenset({"paused", "waiting"})
+EVERYTHING = 2**62
+"""Behind the last transition of any journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What goes, oldest first, and what would go if it had not to stay."""
+
+    cuts: tuple[Cut, ...]
+    spared: tuple[tuple[Cut, Reason], ...] = ()
+    emptied: frozenset[str] = frozenset()  # sessions of which nothing stays
+
+    @property
+    def size(self) -> int:
+        return sum(cut.size for cut in self.cuts)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What has gone, and what could not be taken away, with the reason."""
+
+    cuts: tuple[Cut, ...] = ()
+    failed: tuple[tuple[Cut, str], ...] = ()
+
+    @property
+    def size(self) -> int:
+        return sum(cut.size for cut in self.cuts)
+
+
+class Guard:
+    """Says of checkpoints why they have to stay. One per pass: what it has asked and verified it remembers.
+
+    `keyring` is called only if something has to be verified. `own`: the session that asks, which is not
+    busy for itself; `good`: the paths of what was written just now.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        known: Inventory,
+        keyring: Callable[[], Keyring],
+        *,
+        own: str = "",
+        good: Collection[str] = (),
+    ) -> None:
+        self.store = store
+        self.known = known
+        self._keyring = keyring
+        self._own = own
+        self._good = good
+        self._forked = forked_from(known.cuts)
+        self._cuts = _by_session(known.cuts)
+        self._busy: dict[str, bool] = {own: False}
+        self._lines: dict[str, list[Cut]] = {}
+        self._newest: dict[str, str | None] = {}
+
+    def reason(self, cut: Cut) -> Reason | None:
+        """Why it stays; None if nothing holds it."""
+        if cut.status in WAITS:
+            return "paused"
+        if self.busy(cut.session):
+            return "busy"
+        if cut.id in self._forked:
+            return "forked"
+        if self.finished(cut.session):
+            return None
+        newest = self.newest(cut.session)
+        return "doubt" if newest is None else "newest" if newest == cut.path else None
+
+    def busy(self, session: str) -> bool:
+        if session not in self._busy:
+            self._busy[session] = self.store.owner(session) is not None
+        return self._busy[session]
+
+    def finished(self, session: str) -> bool:
+        """Whether nobody goes on with it."""
+        line = self.line(session)
+        return bool(line) and line[0].status in FINISHED
+
+    def line(self, session: str) -> list[Cut]:
+        """The session's checkpoints that a resume looks at, newest first."""
+        if session not in self._lines:
+            back = self.store.lines(session)
+            counts = [
+                cut
+                for cut in self._cuts.get(session, ())
+                if not any(line.epoch > cut.epoch and cut.sequence > line.sequence for line in back)
+            ]
+            self._lines[session] = sorted(counts, key=IN_SESSION, reverse=True)
+        return self._lines[session]
+
+    def newest(self, session: str) -> str | None:
+        """The newest one that is good to its last byte."""
+        if session not in self._newest:
+            good = (cut.path for cut in self.line(session) if self._is_good(cut))
+            self._newest[session] = next(good, None)
+        return self._newest[session]
+
+    def _is_good(self, cut: Cut) -> bool:
+        if cut.path in self._good:
+            return True
+        keyring = self._keyring()
+        try:
+            found, _ = archive.check(self.store, keyring, cut.path)
+        except CheckpointError as error:
+            log.warning("checkpoint %s: %s", cut.path, error, extra={"session": cut.session})
+            return False
+        return bool(found.meta["session_id"] == cut.session)
+
+
+def plan(
+    guard: Guard, retention: Retention, now: float, *, among: Callable[[Cut], bool] = lambda cut: True
+) -> Plan:
+    """What a retention lets go of those `among` which it is applied."""
+    kept = retention.keeps(guard.known.cuts, now)
+    return planned(guard, (cut for cut in guard.known.cuts if cut.path not in kept and among(cut)))
+
+
+def planned(guard: Guard, candidates: Iterable[Cut]) -> Plan:
+    """All of these, except what has to stay."""
+    gone: list[Cut] = []
+    spared: list[tuple[Cut, Reason]] = []
+    for cut in candidates:
+        reason = guard.reason(cut)
+        if reason is None:
+            gone.append(cut)
+        else:
+            spared.append((cut, reason))
+    gone.sort(key=lambda cut: (cut.session, *IN_SESSION(cut)))
+    paths = {cut.path for cut in gone}
+    staying = {cut.session for cut in guard.known.cuts if cut.path not in paths}
+    emptied = frozenset(cut.session for cut in gone) - staying if not guard.known.unreadable else frozenset()
+    return Plan(tuple(gone), tuple(spared), emptied)
+
+
+def carry_out(store: CheckpointStore, what: Plan, *, own: str = "") -> Pruned:
+    """Delete what was planned. What cannot be deleted is told, and does not keep the rest."""
+    gone: list[Cut] = []
+    failed: list[tuple[Cut, str]] = []
+    for session, cuts in _by_session(what.cuts).items():
+        if session != own and store.owner(session) is not None:  # it was taken since
+            failed += [(cut, f"session {session} is being run") for cut in cuts]
+            continue
+        for cut in cuts:
+            try:
+                if store.delete(cut.path):
+                    gone.append(cut)
+            except (GraflowError, OSError) as error:
+                log.warning("checkpoint %s stays: %s", cut.path, error, extra={"session": session})
+                failed.append((cut, str(error)))
+        if session in what.emptied and not any(cut.session == session for cut, _ in failed):
+            forget_journal(store, session)
+    return Pruned(tuple(gone), tuple(failed))
+
+
+def forget_journal(store: CheckpointStore, session: str) -> None:
+    """Of a session that has no checkpoint any more: its records lead on from nothing."""
+    try:
+        store.drop_segments(session, EVERYTHING)
+    except (GraflowError, OSError) as error:
+        log.warning("the journal of session %s stays: %s", session, error, extra={"session": session})
+
+
+def _by_session(cuts: Sequence[Cut]) -> dict[str, list[Cut]]:
+    found: dict[str, list[Cut]] = {}
+    for cut in cuts:
+        found.setdefault(cut.session, []).append(cut)
+    return found

@@ -2,12 +2,13 @@
 
     paused   it waits for somebody's answer: it neither expires nor is trimmed
     forked   another session began there
-    newest   the newest good one of a session that can go on, whoever is to go on with it
+    newest   the newest good one of a session that can go on; of one that is finished, if any of it is
+             kept at all
     busy     of a session that somebody runs now: who runs it looks after it
     doubt    none of the session's checkpoints verifies: nobody knows which one will be needed
 
-Promise: a checkpoint goes only after a newer one of its session was read to the last byte, if that
-session can go on. A pass that is killed in the middle has deleted the oldest ones; the next one goes
+Promise: as long as something of a session is to stay, a checkpoint goes only after one that stays was read
+to the last byte. A pass that is killed in the middle has deleted the oldest ones; the next one goes
 on. Deciding (`plan`) changes nothing, and carrying out deletes only what was planned.
 Not here: which ones are too many (retention.py), and when somebody asks (the engine, the command line).
 """
@@ -24,7 +25,7 @@ from graflow_ckpt.checkpoint.inventory import Inventory
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.retention import FINISHED, IN_SESSION, Cut, Retention, forked_from
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
-from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.protocols import CheckpointStore, Lease
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -49,10 +50,11 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What has gone, and what could not be taken away, with the reason."""
+    """What has gone, what could not be taken away, with the error, and what had to stay."""
 
     cuts: tuple[Cut, ...] = ()
     failed: tuple[tuple[Cut, str], ...] = ()
+    spared: tuple[tuple[Cut, Reason], ...] = ()
 
     @property
     def size(self) -> int:
@@ -86,15 +88,15 @@ class Guard:
         self._lines: dict[str, list[Cut]] = {}
         self._newest: dict[str, str | None] = {}
 
-    def reason(self, cut: Cut) -> Reason | None:
-        """Why it stays; None if nothing holds it."""
+    def reason(self, cut: Cut, meant: Collection[str] = ()) -> Reason | None:
+        """Why it stays; None if nothing holds it. `meant`: sessions of which something is to stay."""
         if cut.status in WAITS:
             return "paused"
         if self.busy(cut.session):
             return "busy"
         if cut.id in self._forked:
             return "forked"
-        if self.finished(cut.session):
+        if self.finished(cut.session) and cut.session not in meant:
             return None
         newest = self.newest(cut.session)
         return "doubt" if newest is None else "newest" if newest == cut.path else None
@@ -144,16 +146,17 @@ def plan(
     guard: Guard, retention: Retention, now: float, *, among: Callable[[Cut], bool] = lambda cut: True
 ) -> Plan:
     """What a retention lets go of those `among` which it is applied."""
-    kept = retention.keeps(guard.known.cuts, now)
-    return planned(guard, (cut for cut in guard.known.cuts if cut.path not in kept and among(cut)))
+    paths = retention.keeps(guard.known.cuts, now)
+    kept = frozenset(cut.session for cut in guard.known.cuts if cut.path in paths)
+    return planned(guard, (cut for cut in guard.known.cuts if cut.path not in paths and among(cut)), kept)
 
 
-def planned(guard: Guard, candidates: Iterable[Cut]) -> Plan:
+def planned(guard: Guard, candidates: Iterable[Cut], meant: Collection[str] = ()) -> Plan:
     """All of these, except what has to stay."""
     gone: list[Cut] = []
     spared: list[tuple[Cut, Reason]] = []
     for cut in candidates:
-        reason = guard.reason(cut)
+        reason = guard.reason(cut, meant)
         if reason is None:
             gone.append(cut)
         else:
@@ -182,15 +185,26 @@ def carry_out(store: CheckpointStore, what: Plan, *, own: str = "") -> Pruned:
                 failed.append((cut, str(error)))
         if session in what.emptied and not any(cut.session == session for cut, _ in failed):
             forget_journal(store, session)
-    return Pruned(tuple(gone), tuple(failed))
+    return Pruned(tuple(gone), tuple(failed), what.spared)
 
 
-def forget_journal(store: CheckpointStore, session: str) -> None:
-    """Of a session that has no checkpoint any more: its records lead on from nothing."""
+def forget_journal(store: CheckpointStore, session: str, lease: Lease | None = None) -> None:
+    """Of a session that has no checkpoint any more: its records lead on from nothing, and may hold values.
+
+    A store keeps the newest segment, which somebody may be writing; so an empty one is begun.
+    """
+    mine = lease
     try:
+        if not any(raw for _, _, raw in store.segments(session)):
+            return
+        mine = mine or store.acquire(session)
+        store.journal(mine, EVERYTHING).close()
         store.drop_segments(session, EVERYTHING)
     except (GraflowError, OSError) as error:
         log.warning("the journal of session %s stays: %s", session, error, extra={"session": session})
+    finally:
+        if mine is not None and lease is None:
+            mine.release()
 
 
 def _by_session(cuts: Sequence[Cut]) -> dict[str, list[Cut]]:

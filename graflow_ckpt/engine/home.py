@@ -18,7 +18,7 @@ from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document
 from graflow_ckpt.checkpoint.plan import CurrentTask
 from graflow_ckpt.checkpoint.program import Program
-from graflow_ckpt.checkpoint.pruning import EVERYTHING
+from graflow_ckpt.checkpoint.pruning import forget_journal
 from graflow_ckpt.checkpoint.retention import Retention
 from graflow_ckpt.checkpoint.seal import Keyring, key_storage_warning
 from graflow_ckpt.checkpoint.snapshot import Snapshot
@@ -212,7 +212,7 @@ class Home:
             self._tidier = Tidier(self.store, self.session, lambda: self.keyring)
         if self.last is not None and self._tidier.after(self.last, keep, last=last) and last:
             self.close_journal()
-            self.store.drop_segments(self.session, EVERYTHING)
+            forget_journal(self.store, self.session, self.lease)
 
     # --- journal -----------------------------------------------------------------------
 

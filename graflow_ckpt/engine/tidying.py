@@ -44,7 +44,7 @@ class Tidier:
         self._alone = alone
         self._own: dict[str, Cut] | None = None  # the session's, as far as they are in the store
         self._earned = 0.0
-        self._seen = 0  # metas, in the last pass
+        self._seen = 0  # metas that the last pass has left
 
     def after(self, saved: CheckpointMetadata, keep: Retention, *, last: bool = False) -> bool:
         """One more was saved; whether none is left. `last`: nobody asks again, so nothing waits."""
@@ -85,7 +85,7 @@ class Tidier:
             log.debug("checkpoint %s is not kept", cut.path, extra={"session": cut.session})
         left = [cut for cut in known.cuts if cut.session == self._session and cut.path not in gone]
         self._own = {cut.path: cut for cut in left}
-        self._earned, self._seen = 0.0, len(known.cuts)
+        self._earned, self._seen = 0.0, len(known.cuts) - len(gone)
         return _none(left, known)
 
 

@@ -8,6 +8,8 @@ to those who repair.
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,13 +20,18 @@ from graflow_ckpt.core.errors import BadSessionId
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import CheckpointStore
 
+UNREADABLE = "unreadable"
+"""The status of a checkpoint whose meta is damaged."""
+
+_OWN_NAME = re.compile(r"session_([A-Za-z0-9_-]{1,64})_step_\d+_\d+-\d+(?:\.pkl)?\Z")
+
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What a store has; `unreadable` are the paths whose meta is damaged."""
+    """What a store has. Of the `unreadable` only the path is known, and the session if that names it."""
 
     cuts: tuple[Cut, ...]
-    unreadable: tuple[str, ...] = ()
+    unreadable: tuple[Cut, ...] = ()
 
     @property
     def size(self) -> int:
@@ -34,11 +41,14 @@ class Inventory:
 def inventory(store: CheckpointStore, session: str | None = None) -> Inventory:
     """Of the whole store, or of one session."""
     cuts: list[Cut] = []
-    unreadable: list[str] = []
+    unreadable: list[Cut] = []
     for path, raw in store.list(session):
         cut = cut_of(path, raw)
         if cut is None:
-            unreadable.append(path)
+            named = _OWN_NAME.match(os.path.basename(path))
+            unreadable.append(
+                Cut(path, named[1] if named else "", status=UNREADABLE, cause="", size=len(raw))
+            )
         elif session in (None, cut.session):  # else a copy of another one's, under this one's name
             cuts.append(cut)
     return Inventory(tuple(cuts), tuple(unreadable))
@@ -90,7 +100,8 @@ def _whole(value: object) -> int:
 
 def _size(meta: Document, own: int) -> int:
     parts = meta.get("parts")
-    sizes = [part.get("size") for part in parts.values()] if isinstance(parts, dict) else []
+    found = parts.values() if isinstance(parts, dict) else ()
+    sizes = [part.get("size") for part in found if isinstance(part, dict)]
     return own + sum(size for size in sizes if type(size) is int and size > 0)
 
 

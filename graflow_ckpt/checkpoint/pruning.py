@@ -65,7 +65,8 @@ class Guard:
     """Says of checkpoints why they have to stay. One per pass: what it has asked and verified it remembers.
 
     `keyring` is called only if something has to be verified. `own`: the session that asks, which is not
-    busy for itself; `good`: the paths of what was written just now.
+    busy for itself; `good`: the paths of what was written just now; `going`: paths of forks that are to go
+    together with what they began with.
     """
 
     def __init__(
@@ -76,30 +77,36 @@ class Guard:
         *,
         own: str = "",
         good: Collection[str] = (),
+        going: Collection[str] = (),
     ) -> None:
         self.store = store
         self.known = known
         self._keyring = keyring
         self._own = own
         self._good = good
-        self._forked = forked_from(known.cuts)
+        self._forked = forked_from(known.cuts, going)
         self._cuts = _by_session(known.cuts)
-        self._busy: dict[str, bool] = {own: False}
+        self._busy = {own: False, "": False}  # unreadable ones may name no session
         self._lines: dict[str, list[Cut]] = {}
         self._newest: dict[str, str | None] = {}
 
     def reason(self, cut: Cut, meant: Collection[str] = ()) -> Reason | None:
         """Why it stays; None if nothing holds it. `meant`: sessions of which something is to stay."""
-        if cut.status in WAITS:
-            return "paused"
-        if self.busy(cut.session):
-            return "busy"
-        if cut.id in self._forked:
-            return "forked"
+        held = self.held(cut)
+        if held is not None:
+            return held
         if self.finished(cut.session) and cut.session not in meant:
             return None
         newest = self.newest(cut.session)
         return "doubt" if newest is None else "newest" if newest == cut.path else None
+
+    def held(self, cut: Cut) -> Reason | None:
+        """Why it stays even if somebody has named it."""
+        if self.busy(cut.session):
+            return "busy"
+        if cut.status in WAITS:
+            return "paused"
+        return "forked" if cut.id in self._forked else None
 
     def busy(self, session: str) -> bool:
         if session not in self._busy:
@@ -153,37 +160,54 @@ def plan(
 
 def planned(guard: Guard, candidates: Iterable[Cut], meant: Collection[str] = ()) -> Plan:
     """All of these, except what has to stay."""
+    return _plan(guard, candidates, lambda cut: guard.reason(cut, meant))
+
+
+def named(guard: Guard, candidates: Iterable[Cut], *, force: bool) -> Plan:
+    """All of these, since somebody has named them; `force`: also what is paused or was forked from."""
+
+    def held(cut: Cut) -> Reason | None:
+        reason = guard.held(cut)
+        return reason if reason == "busy" or not force else None
+
+    return _plan(guard, candidates, held)
+
+
+def _plan(guard: Guard, candidates: Iterable[Cut], why: Callable[[Cut], Reason | None]) -> Plan:
     gone: list[Cut] = []
     spared: list[tuple[Cut, Reason]] = []
     for cut in candidates:
-        reason = guard.reason(cut, meant)
+        reason = why(cut)
         if reason is None:
             gone.append(cut)
         else:
             spared.append((cut, reason))
     gone.sort(key=lambda cut: (cut.session, *IN_SESSION(cut)))
     paths = {cut.path for cut in gone}
-    staying = {cut.session for cut in guard.known.cuts if cut.path not in paths}
-    emptied = frozenset(cut.session for cut in gone) - staying if not guard.known.unreadable else frozenset()
-    return Plan(tuple(gone), tuple(spared), emptied)
+    known = (*guard.known.cuts, *guard.known.unreadable)
+    staying = frozenset(cut.session for cut in known if cut.path not in paths)
+    return Plan(tuple(gone), tuple(spared), frozenset(cut.session for cut in gone) - staying)
 
 
-def carry_out(store: CheckpointStore, what: Plan, *, own: str = "") -> Pruned:
-    """Delete what was planned. What cannot be deleted is told, and does not keep the rest."""
+def carry_out(
+    store: CheckpointStore, what: Plan, *, own: str = "", seen: Callable[[Cut], object] = lambda cut: None
+) -> Pruned:
+    """Delete what was planned; `seen` is told of each. What cannot be deleted does not keep the rest."""
     gone: list[Cut] = []
     failed: list[tuple[Cut, str]] = []
     for session, cuts in _by_session(what.cuts).items():
-        if session != own and store.owner(session) is not None:  # it was taken since
+        if session not in ("", own) and store.owner(session) is not None:  # it was taken since
             failed += [(cut, f"session {session} is being run") for cut in cuts]
             continue
         for cut in cuts:
+            seen(cut)
             try:
                 if store.delete(cut.path):
                     gone.append(cut)
             except (GraflowError, OSError) as error:
                 log.warning("checkpoint %s stays: %s", cut.path, error, extra={"session": session})
                 failed.append((cut, str(error)))
-        if session in what.emptied and not any(cut.session == session for cut, _ in failed):
+        if session and session in what.emptied and not any(cut.session == session for cut, _ in failed):
             forget_journal(store, session)
     return Pruned(tuple(gone), tuple(failed), what.spared)
 

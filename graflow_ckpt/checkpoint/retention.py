@@ -12,7 +12,7 @@ can go on, paused ones, and those that a session was forked from.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
@@ -297,12 +297,13 @@ def automatic(retention: Retention) -> Retention:
     return retention if isinstance(retention, OfAll) else Automatic(retention)
 
 
-def forked_from(cuts: Sequence[Cut]) -> frozenset[str]:
-    """The ids of checkpoints that other sessions were forked from."""
+def forked_from(cuts: Sequence[Cut], going: Collection[str] = ()) -> frozenset[str]:
+    """The ids of checkpoints that other sessions were forked from; paths that are `going` ask for nothing."""
     session_of = {cut.id: cut.session for cut in cuts}
     return frozenset(
         known
         for cut in cuts
+        if cut.path not in going
         for known in (cut.parent, cut.origin)
         if known and session_of.get(known, cut.session) != cut.session
     )

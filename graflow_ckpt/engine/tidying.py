@@ -15,7 +15,7 @@ import os
 import time
 from collections.abc import Callable
 
-from graflow_ckpt.checkpoint.inventory import Inventory, cut_of, inventory
+from graflow_ckpt.checkpoint.inventory import cut_of, inventory
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.pruning import Guard, carry_out, plan
@@ -86,9 +86,4 @@ class Tidier:
         left = [cut for cut in known.cuts if cut.session == self._session and cut.path not in gone]
         self._own = {cut.path: cut for cut in left}
         self._earned, self._seen = 0.0, len(known.cuts) - len(gone)
-        return _none(left, known)
-
-
-def _none(left: list[Cut], known: Inventory) -> bool:
-    """Whether the session has nothing any more; what cannot be read may be its."""
-    return not left and not known.unreadable
+        return not left and all(cut.session != self._session for cut in known.unreadable)

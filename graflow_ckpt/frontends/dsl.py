@@ -331,10 +331,9 @@ def workflow(
     """A workflow; tasks that are made and joined in its `with` block belong to it."""
     import graflow_ckpt.engine.engine  # noqa: F401 - it will be run: better now than between call and first task
 
-    environment: Any = os.environ.get("GRAFLOW_CKPT_DURABILITY", "checkpoint")
     settings = Settings(
         workflow=name,
-        durability=durability or environment,
+        durability=durability or cast(Any, os.environ.get("GRAFLOW_CKPT_DURABILITY", "checkpoint")),
         resume=resume,
         policy=checkpoint or OnRequest(),
         keep=keep or DEFAULT,

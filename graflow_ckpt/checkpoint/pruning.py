@@ -159,18 +159,27 @@ def plan(
 
 
 def planned(guard: Guard, candidates: Iterable[Cut], meant: Collection[str] = ()) -> Plan:
-    """All of these, except what has to stay."""
-    return _plan(guard, candidates, lambda cut: guard.reason(cut, meant))
+    """All of these, except what has to stay. `meant`: sessions of which something stays anyway."""
+    going = list(candidates)
+    # where an older one stays, the end stays too: without it the session would seem to go on from there
+    stays = {*meant, *(cut.session for cut in going if guard.held(cut) is not None)}
+    return _plan(guard, going, lambda cut: guard.reason(cut, stays))
 
 
 def named(guard: Guard, candidates: Iterable[Cut], *, force: bool) -> Plan:
     """All of these, since somebody has named them; `force`: also what is paused or was forked from."""
+    going = list(candidates)
+    held = {cut.path: guard.held(cut) for cut in going}
+    if force:
+        held = {path: reason if reason == "busy" else None for path, reason in held.items()}
+    stays = {cut.session for cut in going if held[cut.path] is not None}  # so does its newest
 
-    def held(cut: Cut) -> Reason | None:
-        reason = guard.held(cut)
-        return reason if reason == "busy" or not force else None
+    def why(cut: Cut) -> Reason | None:
+        if held[cut.path] is None and cut.session in stays and guard.newest(cut.session) == cut.path:
+            return "newest"
+        return held[cut.path]
 
-    return _plan(guard, candidates, held)
+    return _plan(guard, going, why)
 
 
 def _plan(guard: Guard, candidates: Iterable[Cut], why: Callable[[Cut], Reason | None]) -> Plan:

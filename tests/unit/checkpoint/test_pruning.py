@@ -249,8 +249,8 @@ def test_paused_ones_neither_expire_nor_are_trimmed(store: CheckpointStore, stat
     save(store, "a", 2, days=200)
     save(store, "a", 3, days=100, status="completed")
 
-    assert pruned(store, KeepFor(days=7)) == {"a1": "paused"}
-    assert left(store) == ["a1"]
+    assert pruned(store, KeepFor(days=7)) == {"a1": "paused", "a3": "newest"}
+    assert left(store) == ["a1", "a3"]  # with the pause alone, somebody would go on there once more
 
 
 def test_what_another_session_was_forked_from_stays_while_that_is_there(store: CheckpointStore) -> None:

@@ -357,6 +357,16 @@ def test_what_waits_for_an_answer_is_cleared_by_force_only(store: CheckpointStor
     assert left(store) == []
 
 
+def test_what_stays_does_not_become_the_newest_of_its_session(store: CheckpointStore, said: Said) -> None:
+    save(store, "a", 1, status="paused")
+    save(store, "a", 2)
+    save(store, "a", 4, status="completed")
+
+    said("clear", "w", "--yes")
+
+    assert left(store) == ["a1", "a4"]
+
+
 def test_forks_of_the_same_workflow_go_together_and_others_hold_their_parents(
     store: CheckpointStore, said: Said
 ) -> None:

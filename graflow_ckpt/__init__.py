@@ -14,11 +14,21 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from graflow_ckpt.checkpoint.manager import CheckpointManager
     from graflow_ckpt.checkpoint.model import CheckpointMetadata
+    from graflow_ckpt.checkpoint.retention import (
+        BestOf,
+        DeleteOnSuccess,
+        KeepEvery,
+        KeepFor,
+        KeepLast,
+        KeepWithin,
+        LastSuccessful,
+        OfAll,
+    )
     from graflow_ckpt.core.errors import GraflowError
     from graflow_ckpt.core.events import Event
     from graflow_ckpt.core.facts import TaskSpec
     from graflow_ckpt.core.graph import TaskGraph
-    from graflow_ckpt.core.policy import EveryN, EverySeconds, EveryTask, KeepLast, OnRequest, WhenIdle
+    from graflow_ckpt.core.policy import EveryN, EverySeconds, EveryTask, OnRequest, WhenIdle
     from graflow_ckpt.core.task import All, AtLeast, Backoff, BestEffort
     from graflow_ckpt.engine.context import ExecutionContext
     from graflow_ckpt.engine.engine import WorkflowEngine
@@ -33,8 +43,10 @@ _HOMES = {
     "AtLeast": "core.task",
     "Backoff": "core.task",
     "BestEffort": "core.task",
+    "BestOf": "checkpoint.retention",
     "CheckpointManager": "checkpoint.manager",
     "CheckpointMetadata": "checkpoint.model",
+    "DeleteOnSuccess": "checkpoint.retention",
     "Event": "core.events",
     "EveryN": "core.policy",
     "EverySeconds": "core.policy",
@@ -42,8 +54,13 @@ _HOMES = {
     "ExecutionContext": "engine.context",
     "GraflowError": "core.errors",
     "InMemoryTaskQueue": "sessions.views",
-    "KeepLast": "core.policy",
+    "KeepEvery": "checkpoint.retention",
+    "KeepFor": "checkpoint.retention",
+    "KeepLast": "checkpoint.retention",
+    "KeepWithin": "checkpoint.retention",
+    "LastSuccessful": "checkpoint.retention",
     "MemoryChannel": "sessions.views",
+    "OfAll": "checkpoint.retention",
     "OnRequest": "core.policy",
     "PendingCheckpoint": "engine.task_context",
     "RedisChannel": "sessions.views",
@@ -61,11 +78,12 @@ _HOMES = {
 }
 
 __all__ = [
-    "All", "AtLeast", "Backoff", "BestEffort", "CheckpointManager", "CheckpointMetadata", "Event", "EveryN",
-    "EverySeconds", "EveryTask", "ExecutionContext", "GraflowError", "InMemoryTaskQueue", "KeepLast",
-    "MemoryChannel", "OnRequest", "PendingCheckpoint", "RedisChannel", "RedisTaskQueue",
-    "TaskExecutionContext", "TaskGraph", "TaskSpec", "WhenIdle", "Workflow", "WorkflowEngine", "__version__",
-    "connect", "group", "task", "workflow",
+    "All", "AtLeast", "Backoff", "BestEffort", "BestOf", "CheckpointManager", "CheckpointMetadata",
+    "DeleteOnSuccess", "Event", "EveryN", "EverySeconds", "EveryTask", "ExecutionContext", "GraflowError",
+    "InMemoryTaskQueue", "KeepEvery", "KeepFor", "KeepLast", "KeepWithin", "LastSuccessful", "MemoryChannel",
+    "OfAll", "OnRequest", "PendingCheckpoint", "RedisChannel", "RedisTaskQueue", "TaskExecutionContext",
+    "TaskGraph", "TaskSpec", "WhenIdle", "Workflow", "WorkflowEngine", "__version__", "connect", "group",
+    "task", "workflow",
 ]  # fmt: skip
 
 

@@ -6,11 +6,16 @@ Where a checkpoint is kept follows from its path. Every method also takes `store
 from __future__ import annotations
 
 import logging
+import time
+from functools import cache, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint import archive, history
+from graflow_ckpt.checkpoint.inventory import inventory
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, parse
+from graflow_ckpt.checkpoint.pruning import Guard, Pruned, carry_out, plan
+from graflow_ckpt.checkpoint.retention import DEFAULT, Cut, KeepLast, OfAll, Retention
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from graflow_ckpt.stores import home_of, open_store, open_store_of
@@ -88,19 +93,34 @@ class CheckpointManager:
     ) -> int:
         """Delete all but the newest of each session; how many are gone.
 
-        Spared: the newest good one of each session, and sessions that somebody is running.
+        Spared: the newest good one of each session, and what `prune` spares.
+        """
+        retention = OfAll(KeepLast(max(1, keep_last_n)))
+        return len(cls.prune(retention, session_id=session_id, store=store).cuts)
+
+    @classmethod
+    def prune(
+        cls,
+        retention: Retention = DEFAULT,
+        *,
+        session_id: str | None = None,
+        workflow: str | None = None,
+        store: str = "checkpoints",
+        dry_run: bool = False,
+    ) -> Pruned:
+        """Delete what a retention does not keep, also of what tasks have asked for; `dry_run`: only say what.
+
+        Never: the newest good one of a session that can go on, paused ones, those that another session
+        was forked from, and those of a session that somebody runs: `.spared` of what is returned.
         """
         place = open_store(store)
-        sessions: dict[str, list[CheckpointMetadata]] = {}
-        for metadata in cls.list_checkpoints(session_id, store=store):
-            sessions.setdefault(metadata.session_id, []).append(metadata)
-        gone = 0
-        for session, found in sessions.items():
-            old = found[max(1, keep_last_n) :]
-            if old and place.owner(session) is None:
-                spared = history.newest_path(place, Keyring.for_store(place), session)
-                gone += sum(place.delete(m.path) for m in old if m.path != spared)
-        return gone
+
+        def among(cut: Cut) -> bool:
+            return session_id in (None, cut.session) and workflow in (None, cut.workflow)
+
+        guard = Guard(place, inventory(place), cache(partial(Keyring.for_store, place)))
+        what = plan(guard, retention, time.time(), among=among)
+        return Pruned(what.cuts, (), what.spared) if dry_run else carry_out(place, what)
 
     @classmethod
     def verify(cls, checkpoint_path: str, *, store: str | None = None) -> CheckpointMetadata:

@@ -62,6 +62,7 @@ class CheckpointMetadata:
     inputs: dict[str, str] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)  # of the command line
     home: str = ""  # the store in which the session lives; the path may be elsewhere
+    origin: str | None = None  # the checkpoint that the session was forked from
 
     @classmethod
     def create(
@@ -80,7 +81,10 @@ class CheckpointMetadata:
 
     def document(self) -> Document:
         """As it stands in `.meta.json`, without parts and seal."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "path"}
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "path"}
+        if self.origin is None:
+            del found["origin"]  # the schema is older than it
+        return found
 
     @classmethod
     def from_document(cls, path: str, document: Document) -> CheckpointMetadata:

@@ -116,14 +116,3 @@ class Either(Policy):
     def period(self) -> float | None:
         periods = [p for p in (member.period for member in self.members) if p is not None]
         return min(periods, default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class KeepLast:
-    """How many of the cuts made by policy are kept; requested ones stay."""
-
-    count: int = 10
-
-    def __post_init__(self) -> None:
-        if self.count < 1:
-            raise GraphError(f"KeepLast({self.count}) would keep nothing to resume from.")

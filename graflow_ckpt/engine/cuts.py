@@ -29,13 +29,16 @@ from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Live
 from graflow_ckpt.engine import rng
 from graflow_ckpt.engine.aliases import Aliases
-from graflow_ckpt.engine.home import MADE_BY_THEMSELVES, Home
+from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
 Emit = Callable[..., None]
+
+LAST = frozenset({"end", "failure", "signal"})
+"""Why the last cut of a run is taken."""
 
 
 class Cutter:
@@ -188,8 +191,7 @@ class Cutter:
         )
         self._emit("checkpoint_saved", path=metadata.path, cause=cause, seconds=monotonic() - began)
         self.on_saved(metadata)
-        if cause in MADE_BY_THEMSELVES:
-            self.home.prune(self.settings.keep)
+        self.home.prune(self.settings.keep, last=cause in LAST)
         return metadata
 
     _previous = 0  # the transition of the cut before the last: its journal is kept until the next

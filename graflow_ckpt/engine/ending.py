@@ -6,6 +6,7 @@ import logging
 import sys
 from typing import Any, NoReturn
 
+from graflow_ckpt.checkpoint.pruning import forget_journal
 from graflow_ckpt.core.errors import Interrupted, Stalled, TaskError, WorkflowCancelled
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.run import Run
@@ -103,7 +104,7 @@ class Ending:
             for path, _ in list(self.home.store.list(self.context.session_id)):
                 self.home.store.delete(path)
             self.home.close_journal()
-            self.home.store.drop_segments(self.context.session_id, 2**62)
+            forget_journal(self.home.store, self.context.session_id, self.home.lease)
 
     def _command(self) -> str:
         folder = self.home.store.folder

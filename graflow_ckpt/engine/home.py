@@ -18,19 +18,17 @@ from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document
 from graflow_ckpt.checkpoint.plan import CurrentTask
 from graflow_ckpt.checkpoint.program import Program
+from graflow_ckpt.checkpoint.pruning import forget_journal
+from graflow_ckpt.checkpoint.retention import Retention
 from graflow_ckpt.checkpoint.seal import Keyring, key_storage_warning
 from graflow_ckpt.checkpoint.snapshot import Snapshot
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.core.policy import KeepLast
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease
+from graflow_ckpt.engine.tidying import Tidier
 from graflow_ckpt.stores import open_store, store_of
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
-
-
-MADE_BY_THEMSELVES = frozenset({"policy", "journal"})
-"""Why cuts are made that KeepLast is for; the others stay."""
 
 
 class Home:
@@ -43,6 +41,7 @@ class Home:
         self.sequence = 0  # of the last cut
         self._reserved = 0  # the last number that a path has
         self.parent: str | None = None  # the last cut
+        self.origin: str | None = None  # the cut that the session was forked from
         self.last: CheckpointMetadata | None = None
         self.workflow = ""
         self.options: dict[str, str] = {}
@@ -54,7 +53,7 @@ class Home:
         self._described: Document | None = None
         self._program: Program | None = None
         self._elsewhere: dict[str, CheckpointStore] = {}  # that paths of single cuts lead to
-        self._by_policy: list[str] | None = None  # the cuts that retention may take, oldest first
+        self._tidier: Tidier | None = None
         self._segment: Journal | None = None
         self._after = -1
         self._writer: journal.Writer | None = None
@@ -108,6 +107,7 @@ class Home:
         """Later cuts follow this one."""
         self.sequence = max(self.sequence, self.highest_sequence())
         self.parent = found.meta["checkpoint_id"]
+        self.origin = found.meta.get("origin")
         self.last = found.metadata
         self.inputs = dict(found.meta.get("inputs", {}))
         self.workflow = found.meta.get("workflow", "")
@@ -187,7 +187,7 @@ class Home:
             cause=cause,
             user=user,
         )
-        metadata.parent = self.parent
+        metadata.parent, metadata.origin = self.parent, self.origin
         metadata.home = self.store.url
         metadata = archive.save(place, keyring, lease, snapshot, self.describe_program(graph), metadata)
         self.sequence += 1
@@ -206,17 +206,13 @@ class Home:
         place = self._elsewhere[where]
         return place, place.takes(path) or path
 
-    def prune(self, keep: KeepLast) -> None:
-        """Take away the oldest cuts that nobody has asked for."""
-        if self._by_policy is None:  # once: reading every meta after every cut would cost more and more
-            metas = [(path, raw) for path, raw in self.store.list(self.session)]
-            own = [(path, raw) for path, raw in metas if history.cause_of(raw) in MADE_BY_THEMSELVES]
-            found = [(history.order_of(raw), path) for path, raw in own]
-            self._by_policy = [path for _, path in sorted(found)]
-        elif self.last is not None:
-            self._by_policy.append(self.last.path)
-        while len(self._by_policy) > keep.count:
-            self.store.delete(self._by_policy.pop(0))
+    def prune(self, keep: Retention, *, last: bool = False) -> None:
+        """Take away what is not kept now that there is one more; `last`: this run saves nothing any more."""
+        if self._tidier is None:
+            self._tidier = Tidier(self.store, self.session, lambda: self.keyring)
+        if self.last is not None and self._tidier.after(self.last, keep, last=last) and last:
+            self.close_journal()
+            forget_journal(self.store, self.session, self.lease)
 
     # --- journal -----------------------------------------------------------------------
 

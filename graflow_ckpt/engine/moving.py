@@ -131,7 +131,8 @@ def forked(opened: Opened, to: Destination, session_id: str | None = None) -> Sh
     context = _context(opened, to, check_session_id(session_id or uuid.uuid4().hex[:12]))
     opened.state.session = context.session_id
     opened.state.epoch = 0
-    _write(opened, context, "create", {"parent": opened.found.meta["checkpoint_id"], **to.facts}, to.post)
+    begins = opened.found.meta["checkpoint_id"]
+    _write(opened, context, "create", {"parent": begins, "origin": begins, **to.facts}, to.post)
     return context
 
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from graflow_ckpt.checkpoint.retention import DEFAULT, Retention
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.events import Observer
 from graflow_ckpt.core.facts import Claim, Outcome
-from graflow_ckpt.core.policy import KeepLast, OnRequest, Policy
+from graflow_ckpt.core.policy import OnRequest, Policy
 
 Durability = Literal["checkpoint", "journal", "none"]
 Resume = Literal["auto", "never", "must"]
@@ -37,7 +38,7 @@ class Settings:
     durability: Durability = "checkpoint"
     resume: Resume = "auto"
     policy: Policy = field(default_factory=OnRequest)
-    keep: KeepLast = field(default_factory=KeepLast)
+    keep: Retention = DEFAULT
     on_failure: OnFailure = "pause"
     on_save_failure: OnSaveFailure = "event"
     changed: Changed | None = None

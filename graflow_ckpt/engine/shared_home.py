@@ -7,7 +7,6 @@ Several workers cut: paths and sequences are numbered in Redis, each trio is one
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +18,12 @@ from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, now_iso
 from graflow_ckpt.checkpoint.program import Program
+from graflow_ckpt.checkpoint.retention import Retention
 from graflow_ckpt.checkpoint.snapshot import Snapshot, capture
-from graflow_ckpt.core.errors import CheckpointError, GraflowError, NoSession, SessionBusy
-from graflow_ckpt.core.policy import KeepLast
+from graflow_ckpt.core.errors import CheckpointError, NoSession, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.engine.tidying import Tidier
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import CUT, keys_of
@@ -38,7 +38,20 @@ BACKEND = {"queue": "redis", "channel": "redis"}
 POLICY_LOCK = 30_000
 """Milliseconds after which another worker may take a cut that one has begun."""
 
-CARRIED = ("workflow", "ttl", "kept", "store", "code", "io", "inputs", "tasks", "calls", "bag", "limit")
+CARRIED = (
+    "workflow",
+    "ttl",
+    "kept",
+    "store",
+    "code",
+    "io",
+    "inputs",
+    "tasks",
+    "calls",
+    "bag",
+    "limit",
+    "origin",
+)
 """What else there is to know of a session; it goes where the session goes."""
 
 MANY = 2000
@@ -68,6 +81,7 @@ class SharedHome:
         self._place = store
         self._store: CheckpointStore | None = None
         self._keyring = keyring
+        self._tidier: Tidier | None = None
         self._prefix = keys_of(session)
         self._script = link.script(CUT)
 
@@ -119,7 +133,13 @@ class SharedHome:
         metadata = archive.describe(
             snapshot, self.program, path=path, sequence=number, cause=cause, user=user
         )
-        metadata = replace(metadata, backend=dict(BACKEND), parent=parent or None, home=self.store.url)
+        metadata = replace(
+            metadata,
+            backend=dict(BACKEND),
+            parent=parent or None,
+            home=self.store.url,
+            origin=snapshot.facts["redis"]["session"].get("origin"),
+        )
         saved = archive.save(place, keyring, None, snapshot, self.program, metadata)
         self._tell("saved", state.steps, saved.checkpoint_id, saved.path)
         self.last = saved
@@ -225,16 +245,9 @@ class SharedHome:
         """A cut was not written: nobody tries again before the policy is due once more."""
         self._tell("failed", steps)
 
-    def prune(self, keep: KeepLast) -> None:
-        """The last cut was made by a policy: the oldest of these that nobody has asked for go."""
+    def prune(self, keep: Retention) -> None:
+        """The session has one more: what is not kept goes, whoever has made it."""
         assert self.last is not None
-        with translated(self.link.address):
-            raw = self._client.hget(f"{self._prefix}h", "policy_cuts")
-            paths = [*json.loads(raw or b"[]"), self.last.path]
-            kept = paths[-keep.count :]
-            self._client.hset(f"{self._prefix}h", "policy_cuts", json.dumps(kept))
-        for path in paths[: -keep.count]:
-            try:
-                self.store.delete(path)
-            except (GraflowError, OSError) as error:
-                log.warning("checkpoint %s stays: %s", path, error, extra={"session": self.session})
+        if self._tidier is None:
+            self._tidier = Tidier(self.store, self.session, lambda: self.keyring, alone=False)
+        self._tidier.after(self.last, keep)

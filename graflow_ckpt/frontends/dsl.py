@@ -15,10 +15,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast, overload
 
+from graflow_ckpt.checkpoint.retention import DEFAULT, Retention
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.events import Observer
 from graflow_ckpt.core.graph import Node, TaskGraph
-from graflow_ckpt.core.policy import KeepLast, OnRequest, Policy
+from graflow_ckpt.core.policy import OnRequest, Policy
 from graflow_ckpt.core.task import Backoff, Isolation, OnInterrupted, Options
 from graflow_ckpt.engine.settings import (
     Changed,
@@ -319,7 +320,7 @@ def workflow(
     on_failure: OnFailure = "pause",
     max_parallel: int | None = None,
     store: str | os.PathLike[str] | None = None,
-    keep: KeepLast | None = None,
+    keep: Retention | None = None,
     on_save_failure: OnSaveFailure = "event",
     changed: Changed | None = None,
     rng: bool = True,
@@ -330,13 +331,12 @@ def workflow(
     """A workflow; tasks that are made and joined in its `with` block belong to it."""
     import graflow_ckpt.engine.engine  # noqa: F401 - it will be run: better now than between call and first task
 
-    environment: Any = os.environ.get("GRAFLOW_CKPT_DURABILITY", "checkpoint")
     settings = Settings(
         workflow=name,
-        durability=durability or environment,
+        durability=durability or cast(Any, os.environ.get("GRAFLOW_CKPT_DURABILITY", "checkpoint")),
         resume=resume,
         policy=checkpoint or OnRequest(),
-        keep=keep or KeepLast(10),
+        keep=keep or DEFAULT,
         on_failure=on_failure,
         on_save_failure=on_save_failure,
         changed=changed,

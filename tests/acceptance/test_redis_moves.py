@@ -179,6 +179,20 @@ def test_a_fork_goes_its_own_way_with_new_idempotency_keys(client: redis.Redis) 
     assert (fork.status, rewound.status) == ("completed", "completed")
 
 
+def test_all_checkpoints_of_a_fork_say_what_it_was_forked_from(client: redis.Redis) -> None:
+    _, path = stopped_at(client, 1)
+    source = CheckpointManager.verify(path)
+    assert source.origin is None
+
+    fork = ExecutionContext.fork(path, "second")
+    first, second = (fork.checkpoint(portable=True)[1] for _ in range(2))
+    again = ExecutionContext.fork(second.path, "third").checkpoint()[1]
+
+    assert (first.origin, second.origin) == (source.checkpoint_id, source.checkpoint_id)
+    assert second.parent == first.checkpoint_id
+    assert again.origin == second.checkpoint_id
+
+
 def test_a_fork_leaves_the_session_that_it_was_made_of_alone(client: redis.Redis) -> None:
     context, path = stopped_at(client, 1)
 

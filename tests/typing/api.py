@@ -14,8 +14,10 @@ from graflow_ckpt import (
     AtLeast,
     Backoff,
     BestEffort,
+    BestOf,
     CheckpointManager,
     CheckpointMetadata,
+    DeleteOnSuccess,
     Event,
     EveryN,
     EverySeconds,
@@ -23,8 +25,13 @@ from graflow_ckpt import (
     ExecutionContext,
     GraflowError,
     InMemoryTaskQueue,
+    KeepEvery,
+    KeepFor,
     KeepLast,
+    KeepWithin,
+    LastSuccessful,
     MemoryChannel,
+    OfAll,
     OnRequest,
     PendingCheckpoint,
     RedisChannel,
@@ -40,6 +47,7 @@ from graflow_ckpt import (
     task,
     workflow,
 )
+from graflow_ckpt.checkpoint.retention import Retention
 from graflow_ckpt.core.policy import Policy
 from graflow_ckpt.engine.inputs import CycleController, Inputs
 from graflow_ckpt.engine.task_context import TaskChannel
@@ -113,6 +121,9 @@ def observer(event: Event) -> None:
 def workflows() -> None:
     policy = OnRequest() | EveryN(10) | EverySeconds(30) | EveryTask() | WhenIdle()
     assert_type(policy, Policy)
+    keep = KeepLast(3) & KeepFor(days=7) | KeepEvery(10) | BestOf("loss", 3, "min") | LastSuccessful()
+    assert_type(keep, Retention)
+    assert_type(OfAll(KeepWithin(gb=10, per="workflow")) & DeleteOnSuccess(), Retention)
     made = workflow(
         "name",
         session_id="s",
@@ -122,7 +133,7 @@ def workflows() -> None:
         on_failure="rollback",
         max_parallel=2,
         store="checkpoints",
-        keep=KeepLast(3),
+        keep=keep,
         on_save_failure="fail",
         changed="rerun",
         rng=False,

@@ -1,10 +1,14 @@
-"""`graflow-ckpt checkpoints`: list, show, verify. No pickle is opened, no value is shown."""
+"""`graflow-ckpt checkpoints`: list, show, verify. No pickle is opened, no value is shown.
+
+What deletes is in pruning.py and clearing.py, what counts in statistics.py.
+"""
 
 from __future__ import annotations
 
 import click
 
 from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.interfaces.cli.clearing import clear, delete
 from graflow_ckpt.interfaces.cli.configuration import fleet
 from graflow_ckpt.interfaces.cli.options import (
     common,
@@ -14,6 +18,8 @@ from graflow_ckpt.interfaces.cli.options import (
     manner_of,
     store,
 )
+from graflow_ckpt.interfaces.cli.pruning import prune
+from graflow_ckpt.interfaces.cli.statistics import stats
 
 LIST = """\b
 Examples:
@@ -41,7 +47,11 @@ COLUMNS = ("path", "session", "workflow", "step", "status", "cause", "age", "siz
 
 @click.group("checkpoints", short_help="List, show and verify checkpoints; take one of a fleet's session.")
 def command() -> None:
-    """List, show and verify checkpoints, and take one of a fleet's session."""
+    """List, show and verify checkpoints, take one of a fleet's session, and delete what is not needed."""
+
+
+for _command in (prune, delete, clear, stats):
+    command.add_command(_command)
 
 
 @command.command("list", epilog=LIST)

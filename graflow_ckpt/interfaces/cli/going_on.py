@@ -135,6 +135,7 @@ def _forked(place: Place, new: str) -> Place:
         context.state.session = new
         context.home, old = Home(place.kept_in, new), context.home
         context.home.continue_from(place.found)
+        context.home.origin = place.found.meta["checkpoint_id"]
         context.home.sequence, context.home.file = 0, place.found.meta.get("file")
         context.home.options = dict(place.found.meta["options"])
         assert old.lease is None or old.session != new

@@ -11,7 +11,6 @@ from graflow_ckpt.core.policy import (
     EveryN,
     EverySeconds,
     EveryTask,
-    KeepLast,
     OnRequest,
     Policy,
     Since,
@@ -79,7 +78,6 @@ def test_a_policy_of_ones_own_has_to_say_when_it_is_due() -> None:
     [
         (lambda: EveryN(0), "at least one step"),
         (lambda: EverySeconds(0), "not a positive number"),
-        (lambda: KeepLast(0), "nothing to resume from"),
     ],
 )
 def test_policies_that_mean_nothing_are_refused(make: object, words: str) -> None:

@@ -23,6 +23,7 @@ from graflow_ckpt import (
 from graflow_ckpt.core.errors import GraphError, MaxCyclesExceeded, ValueTorn, WorkflowCancelled
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.stores import open_store
 
 
 def graph_of(*tasks: Task) -> TaskGraph:
@@ -132,6 +133,7 @@ def test_rollback_keeps_nothing(durability: Any) -> None:
 
     assert getattr(failed.value, "__notes__", []) == []
     assert CheckpointManager.list_checkpoints("s") == []
+    assert [raw for _, _, raw in open_store("checkpoints").segments("s") if raw] == []
     assert failing().execution_context.found is None
 
 

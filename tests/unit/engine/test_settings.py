@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from graflow_ckpt.checkpoint.retention import DEFAULT
 from graflow_ckpt.core.errors import GraphError
-from graflow_ckpt.core.policy import KeepLast, OnRequest
+from graflow_ckpt.core.policy import OnRequest
 from graflow_ckpt.engine.settings import Settings
 
 
@@ -17,7 +18,7 @@ def test_defaults_are_those_of_the_documents() -> None:
     settings = Settings()
 
     assert (settings.durability, settings.resume, settings.on_failure) == ("checkpoint", "auto", "pause")
-    assert (settings.policy, settings.keep, settings.on_save_failure) == (OnRequest(), KeepLast(10), "event")
+    assert (settings.policy, settings.keep, settings.on_save_failure) == (OnRequest(), DEFAULT, "event")
     assert (settings.changed, settings.rng, settings.grace) == (None, True, 30.0)
 
 

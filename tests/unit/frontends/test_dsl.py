@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from graflow_ckpt.checkpoint.retention import DEFAULT
 from graflow_ckpt.core.errors import GraphError, InputsChanged, NoSession, UnknownTask
-from graflow_ckpt.core.policy import EveryN, KeepLast, OnRequest
+from graflow_ckpt.core.policy import EveryN, OnRequest
 from graflow_ckpt.core.task import Backoff
 from graflow_ckpt.frontends.dsl import Workflow, task, workflow
 from graflow_ckpt.frontends.expressions import DecoratedTask, called, collector, group
@@ -373,7 +374,7 @@ def test_settings_have_defaults() -> None:
     settings = workflow("w").settings
 
     assert (settings.workflow, settings.durability, settings.policy) == ("w", "checkpoint", OnRequest())
-    assert settings.keep == KeepLast(10)
+    assert settings.keep == DEFAULT
 
 
 def test_what_is_given_counts_and_what_is_not_comes_from_the_environment(

@@ -1,0 +1,247 @@
+"""Pruning: what a retention does not keep is taken away, except what must never go.
+
+    paused   it waits for somebody's answer: it neither expires nor is trimmed
+    forked   another session began there
+    newest   the newest good one of a session that can go on; of one that is finished, if any of it is
+             kept at all
+    busy     of a session that somebody runs now: who runs it looks after it
+    doubt    none of the session's checkpoints verifies: nobody knows which one will be needed
+
+Promise: as long as something of a session is to stay, a checkpoint goes only after one that stays was read
+to the last byte. A pass that is killed in the middle has deleted the oldest ones; the next one goes
+on. Deciding (`plan`) changes nothing, and carrying out deletes only what was planned.
+Not here: which ones are too many (retention.py), and when somebody asks (the engine, the command line).
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.inventory import Inventory
+from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.checkpoint.retention import FINISHED, IN_SESSION, Cut, Retention, forked_from
+from graflow_ckpt.core.errors import CheckpointError, GraflowError
+from graflow_ckpt.core.protocols import CheckpointStore, Lease
+
+log = logging.getLogger("graflow_ckpt.checkpoint")
+
+Reason = Literal["paused", "forked", "newest", "busy", "doubt"]
+WAITS = frozenset({"paused", "waiting"})
+EVERYTHING = 2**62
+"""Behind the last transition of any journal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What goes, oldest first, and what would go if it had not to stay."""
+
+    cuts: tuple[Cut, ...]
+    spared: tuple[tuple[Cut, Reason], ...] = ()
+    emptied: frozenset[str] = frozenset()  # sessions of which nothing stays
+
+    @property
+    def size(self) -> int:
+        return sum(cut.size for cut in self.cuts)
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """What has gone, what could not be taken away, with the error, and what had to stay."""
+
+    cuts: tuple[Cut, ...] = ()
+    failed: tuple[tuple[Cut, str], ...] = ()
+    spared: tuple[tuple[Cut, Reason], ...] = ()
+
+    @property
+    def size(self) -> int:
+        return sum(cut.size for cut in self.cuts)
+
+
+class Guard:
+    """Says of checkpoints why they have to stay. One per pass: what it has asked and verified it remembers.
+
+    `keyring` is called only if something has to be verified. `own`: the session that asks, which is not
+    busy for itself; `good`: the paths of what was written just now; `going`: paths of forks that are to go
+    together with what they began with.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        known: Inventory,
+        keyring: Callable[[], Keyring],
+        *,
+        own: str = "",
+        good: Collection[str] = (),
+        going: Collection[str] = (),
+    ) -> None:
+        self.store = store
+        self.known = known
+        self._keyring = keyring
+        self._own = own
+        self._good = good
+        self._forked = forked_from(known.cuts, going)
+        self._cuts = _by_session(known.cuts)
+        self._busy = {own: False, "": False}  # unreadable ones may name no session
+        self._lines: dict[str, list[Cut]] = {}
+        self._newest: dict[str, str | None] = {}
+
+    def reason(self, cut: Cut, meant: Collection[str] = ()) -> Reason | None:
+        """Why it stays; None if nothing holds it. `meant`: sessions of which something is to stay."""
+        held = self.held(cut)
+        if held is not None:
+            return held
+        if self.finished(cut.session) and cut.session not in meant:
+            return None
+        newest = self.newest(cut.session)
+        return "doubt" if newest is None else "newest" if newest == cut.path else None
+
+    def held(self, cut: Cut) -> Reason | None:
+        """Why it stays even if somebody has named it."""
+        if self.busy(cut.session):
+            return "busy"
+        if cut.status in WAITS:
+            return "paused"
+        return "forked" if cut.id in self._forked else None
+
+    def busy(self, session: str) -> bool:
+        if session not in self._busy:
+            self._busy[session] = self.store.owner(session) is not None
+        return self._busy[session]
+
+    def finished(self, session: str) -> bool:
+        """Whether nobody goes on with it."""
+        line = self.line(session)
+        return bool(line) and line[0].status in FINISHED
+
+    def line(self, session: str) -> list[Cut]:
+        """The session's checkpoints that a resume looks at, newest first."""
+        if session not in self._lines:
+            back = self.store.lines(session)
+            counts = [
+                cut
+                for cut in self._cuts.get(session, ())
+                if not any(line.epoch > cut.epoch and cut.sequence > line.sequence for line in back)
+            ]
+            self._lines[session] = sorted(counts, key=IN_SESSION, reverse=True)
+        return self._lines[session]
+
+    def newest(self, session: str) -> str | None:
+        """The newest one that is good to its last byte."""
+        if session not in self._newest:
+            good = (cut.path for cut in self.line(session) if self._is_good(cut))
+            self._newest[session] = next(good, None)
+        return self._newest[session]
+
+    def _is_good(self, cut: Cut) -> bool:
+        if cut.path in self._good:
+            return True
+        keyring = self._keyring()
+        try:
+            found, _ = archive.check(self.store, keyring, cut.path)
+        except CheckpointError as error:
+            log.warning("checkpoint %s: %s", cut.path, error, extra={"session": cut.session})
+            return False
+        return bool(found.meta["session_id"] == cut.session)
+
+
+def plan(
+    guard: Guard, retention: Retention, now: float, *, among: Callable[[Cut], bool] = lambda cut: True
+) -> Plan:
+    """What a retention lets go of those `among` which it is applied."""
+    paths = retention.keeps(guard.known.cuts, now)
+    kept = frozenset(cut.session for cut in guard.known.cuts if cut.path in paths)
+    return planned(guard, (cut for cut in guard.known.cuts if cut.path not in paths and among(cut)), kept)
+
+
+def planned(guard: Guard, candidates: Iterable[Cut], meant: Collection[str] = ()) -> Plan:
+    """All of these, except what has to stay. `meant`: sessions of which something stays anyway."""
+    going = list(candidates)
+    # where an older one stays, the end stays too: without it the session would seem to go on from there
+    stays = {*meant, *(cut.session for cut in going if guard.held(cut) is not None)}
+    return _plan(guard, going, lambda cut: guard.reason(cut, stays))
+
+
+def named(guard: Guard, candidates: Iterable[Cut], *, force: bool) -> Plan:
+    """All of these, since somebody has named them; `force`: also what is paused or was forked from."""
+    going = list(candidates)
+    held = {cut.path: guard.held(cut) for cut in going}
+    if force:
+        held = {path: reason if reason == "busy" else None for path, reason in held.items()}
+    stays = {cut.session for cut in going if held[cut.path] is not None}  # so does its newest
+
+    def why(cut: Cut) -> Reason | None:
+        if held[cut.path] is None and cut.session in stays and guard.newest(cut.session) == cut.path:
+            return "newest"
+        return held[cut.path]
+
+    return _plan(guard, going, why)
+
+
+def _plan(guard: Guard, candidates: Iterable[Cut], why: Callable[[Cut], Reason | None]) -> Plan:
+    gone: list[Cut] = []
+    spared: list[tuple[Cut, Reason]] = []
+    for cut in candidates:
+        reason = why(cut)
+        if reason is None:
+            gone.append(cut)
+        else:
+            spared.append((cut, reason))
+    gone.sort(key=lambda cut: (cut.session, *IN_SESSION(cut)))
+    paths = {cut.path for cut in gone}
+    known = (*guard.known.cuts, *guard.known.unreadable)
+    staying = frozenset(cut.session for cut in known if cut.path not in paths)
+    return Plan(tuple(gone), tuple(spared), frozenset(cut.session for cut in gone) - staying)
+
+
+def carry_out(
+    store: CheckpointStore, what: Plan, *, own: str = "", seen: Callable[[Cut], object] = lambda cut: None
+) -> Pruned:
+    """Delete what was planned; `seen` is told of each. What cannot be deleted does not keep the rest."""
+    gone: list[Cut] = []
+    failed: list[tuple[Cut, str]] = []
+    for session, cuts in _by_session(what.cuts).items():
+        if session not in ("", own) and store.owner(session) is not None:  # it was taken since
+            failed += [(cut, f"session {session} is being run") for cut in cuts]
+            continue
+        for cut in cuts:
+            seen(cut)
+            try:
+                if store.delete(cut.path):
+                    gone.append(cut)
+            except (GraflowError, OSError) as error:
+                log.warning("checkpoint %s stays: %s", cut.path, error, extra={"session": session})
+                failed.append((cut, str(error)))
+        if session and session in what.emptied and not any(cut.session == session for cut, _ in failed):
+            forget_journal(store, session)
+    return Pruned(tuple(gone), tuple(failed), what.spared)
+
+
+def forget_journal(store: CheckpointStore, session: str, lease: Lease | None = None) -> None:
+    """Of a session that has no checkpoint any more: its records lead on from nothing, and may hold values.
+
+    A store keeps the newest segment, which somebody may be writing; so an empty one is begun.
+    """
+    mine = lease
+    try:
+        if not any(raw for _, _, raw in store.segments(session)):
+            return
+        mine = mine or store.acquire(session)
+        store.journal(mine, EVERYTHING).close()
+        store.drop_segments(session, EVERYTHING)
+    except (GraflowError, OSError) as error:
+        log.warning("the journal of session %s stays: %s", session, error, extra={"session": session})
+    finally:
+        if mine is not None and lease is None:
+            mine.release()
+
+
+def _by_session(cuts: Sequence[Cut]) -> dict[str, list[Cut]]:
+    found: dict[str, list[Cut]] = {}
+    for cut in cuts:
+        found.setdefault(cut.session, []).append(cut)
+    return found

@@ -1,0 +1,338 @@
+"""Retention: which checkpoints are kept. Frozen values with one pure method; they combine.
+
+    KeepLast(10) & KeepFor(days=7)            kept if both keep it
+    KeepLast(10) | BestOf("loss", 3, "min")   kept if one of them does
+    OfAll(KeepLast(10))                       also of those that a task has asked for
+
+A value sees what the metadata of checkpoints say and nothing else: no store, no clock of its own. It
+says what is kept, so a value that is forgotten in an `|` deletes more, never something that nobody
+has spoken of. What is kept whatever a value says (pruning.py): the newest good one of a session that
+can go on, paused ones, and those that a session was forked from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import Literal
+
+from graflow_ckpt.core.errors import GraphError
+
+Per = Literal["session", "workflow", "store"]
+"""What is counted together. A tenant's store is what that tenant sees, so "store" is per tenant, too."""
+
+FINISHED = frozenset({"completed", "cancelled"})
+"""The status of sessions that nobody goes on with."""
+
+REQUESTED = "request"
+"""Why a checkpoint was made that a task has asked for."""
+
+
+IN_SESSION = attrgetter("epoch", "sequence", "path")
+"""The order of a session's checkpoints: within one the clock says nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """A checkpoint, as far as its unverified metadata tell: enough to say whether it is kept."""
+
+    path: str
+    session: str
+    workflow: str = ""
+    id: str = ""
+    epoch: int = 0
+    sequence: int = 0
+    created: float = float("inf")  # Unix time; if it cannot be read, it is not old
+    status: str = "running"
+    cause: str = REQUESTED
+    size: int = 0  # of all parts
+    metrics: Mapping[str, float] = field(default_factory=dict)  # numbers in the user's metadata
+    parent: str | None = None
+    origin: str | None = None  # what its session was forked from
+
+
+class Retention:
+    """What all of them share: they combine with `&` and `|`."""
+
+    __slots__ = ()
+
+    def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
+        """The paths that are kept; `cuts` are all of a store, or of one session, in any order."""
+        raise NotImplementedError
+
+    @property
+    def per_session(self) -> bool:
+        """Whether each session can be looked at without the others."""
+        return True
+
+    def __and__(self, other: Retention) -> Retention:
+        return _combined(Both, self, other)
+
+    def __or__(self, other: Retention) -> Retention:
+        return _combined(Either, self, other)
+
+
+@dataclass(frozen=True, slots=True)
+class KeepLast(Retention):
+    """The newest `count`: of each session, of each workflow, or of the store."""
+
+    count: int = 10
+    per: Per = "session"
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise GraphError(
+                f"KeepLast({self.count}) would keep nothing to resume from.",
+                hint="DeleteOnSuccess() keeps nothing of sessions that have ended well.",
+            )
+        _check_per(self)
+
+    def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
+        return frozenset(cut.path for group in _grouped(cuts, self.per) for cut in group[: self.count])
+
+    @property
+    def per_session(self) -> bool:
+        return self.per == "session"
+
+
+@dataclass(frozen=True, slots=True)
+class KeepFor(Retention):
+    """What is not older than this."""
+
+    days: float = 0
+    hours: float = 0
+    minutes: float = 0
+    seconds: float = 0
+
+    def __post_init__(self) -> None:
+        if not self.period > 0:
+            raise GraphError(f"KeepFor: a period of {self.period:g} seconds would keep nothing.")
+
+    @property
+    def period(self) -> float:
+        return ((self.days * 24 + self.hours) * 60 + self.minutes) * 60 + self.seconds
+
+    def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
+        return frozenset(cut.path for cut in cuts if now - cut.created <= self.period)
+
+
+@dataclass(frozen=True, slots=True)
+class KeepEvery(Retention):
+    """Of each session those whose sequence is a multiple of `n`: the same ones whenever it is asked."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        if self.n < 1:
+            raise GraphError(f"KeepEvery({self.n}): every how many is a number from 1 on.")
+
+    def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
+        return frozenset(cut.path for cut in cuts if cut.sequence % self.n == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class BestOf(Retention):
+    """The `n` with the lowest or highest number of that name in their metadata.
+
+    Among equals the newer one. What does not have the number is not among them.
+    """
+
+    metric: str
+    n: int = 1
+    mode: Literal["min", "max"] = "min"
+    per: Per = "session"
+
+    def __post_init__(self) -> None:
+        if self.n < 1 or self.mode not in ("min", "max"):
+            raise GraphError(
+                f"BestOf({self.metric!r}, {self.n!r}, {self.mode!r}): at least 1, and min or max."
+            )
+        _check_per(self)
+
+    def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
+        rated = [cut for cut in cuts if self.metric in cut.metrics]
+        kept: list[Cut] = []
+        for group in _grouped(rated, self.per):  # newest first, and sorting is stable in both directions
+            group.sort(key=lambda cut: cut.metrics[self.metric], reverse=self.mode == "max")
+            kept += group[: self.n]
+        return frozenset(cut.path for cut in kept)
+
+    @property
+    def per_session(self) -> bool:
+        return self.per == "session"
+
+
+@dataclass(frozen=True, slots=True)
+class KeepWithin(Retention):
+    """The newest ones that fit together into a budget of bytes: kB, MB and GB are powers of 1000.
+
+    With the first that does not fit all older ones go. What is kept whatever a value says takes its
+    room all the same: it may be more than the budget.
+    """
+
+    gb: float = 0
+    mb: float = 0
+    kb: float = 0
+    per: Per = "store"
+
+    def __post_init__(self) -> None:
+        if not self.budget > 0:
+            raise GraphError(f"KeepWithin: a budget of {self.budget} bytes would keep nothing.")
+        _check_per(self)
+
+    @property
+    def budget(self) -> int:
+        return round(((self.gb * 1000 + self.mb) * 1000 + self.kb) * 1000)
+
+    def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
+        kept: list[str] = []
+        for group in _grouped(cuts, self.per):
+            left = self.budget
+            for cut in group:
+                left -= cut.size
+                if left < 0:
+                    break
+                kept.append(cut.path)
+        return frozenset(kept)
+
+    @property
+    def per_session(self) -> bool:
+        return self.per == "session"
+
+
+@dataclass(frozen=True, slots=True)
+class LastSuccessful(Retention):
+    """The last checkpoint of each of the last `count` sessions that have completed."""
+
+    count: int = 1
+    per: Per = "workflow"
+
+    def __post_init__(self) -> None:
+        if self.count < 1:
+            raise GraphError(f"LastSuccessful({self.count}): at least 1.")
+        _check_per(self)
+
+    def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
+        ends = [group[0] for group in _grouped(cuts, "session") if group[0].status == "completed"]
+        return frozenset(cut.path for group in _grouped(ends, self.per) for cut in group[: self.count])
+
+    @property
+    def per_session(self) -> bool:
+        return True  # of one session alone it is the last one, and more is kept than would have to be
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteOnSuccess(Retention):
+    """Nothing of sessions that have completed, everything of all others."""
+
+    def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
+        groups = [group for group in _grouped(cuts, "session") if group[0].status != "completed"]
+        return frozenset(cut.path for group in groups for cut in group)
+
+
+@dataclass(frozen=True, slots=True)
+class Both(Retention):
+    """What all of them keep."""
+
+    members: tuple[Retention, ...]
+
+    def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
+        return frozenset.intersection(*(member.keeps(cuts, now) for member in self.members))
+
+    @property
+    def per_session(self) -> bool:
+        return all(member.per_session for member in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Either(Retention):
+    """What one of them keeps."""
+
+    members: tuple[Retention, ...]
+
+    def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
+        return frozenset().union(*(member.keeps(cuts, now) for member in self.members))
+
+    @property
+    def per_session(self) -> bool:
+        return all(member.per_session for member in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class OfAll(Retention):
+    """The same of all checkpoints: those that a task has asked for do not stay for that reason.
+
+    Combined with others it holds for the whole.
+    """
+
+    of: Retention
+
+    def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
+        return self.of.keeps(cuts, now)
+
+    @property
+    def per_session(self) -> bool:
+        return self.of.per_session
+
+
+@dataclass(frozen=True, slots=True)
+class Automatic(Retention):
+    """What a task has asked for stays and counts for nothing; of all others what `of` keeps."""
+
+    of: Retention
+
+    def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
+        others = [cut for cut in cuts if cut.cause != REQUESTED]
+        asked = frozenset(cut.path for cut in cuts if cut.cause == REQUESTED)
+        return asked | self.of.keeps(others, now)
+
+    @property
+    def per_session(self) -> bool:
+        return self.of.per_session
+
+
+def automatic(retention: Retention) -> Retention:
+    """As it is applied after a save: what was asked for stays, unless it says `OfAll`."""
+    return retention if isinstance(retention, OfAll) else Automatic(retention)
+
+
+def forked_from(cuts: Sequence[Cut], going: Collection[str] = ()) -> frozenset[str]:
+    """The ids of checkpoints that other sessions were forked from; paths that are `going` ask for nothing."""
+    session_of = {cut.id: cut.session for cut in cuts}
+    return frozenset(
+        known
+        for cut in cuts
+        if cut.path not in going
+        for known in (cut.parent, cut.origin)
+        if known and session_of.get(known, cut.session) != cut.session
+    )
+
+
+def _combined(kind: type[Both | Either], first: Retention, second: Retention) -> Retention:
+    if isinstance(first, OfAll) or isinstance(second, OfAll):
+        plain = [one.of if isinstance(one, OfAll) else one for one in (first, second)]
+        return OfAll(_combined(kind, *plain))
+    members = [one.members if isinstance(one, kind) else (one,) for one in (first, second)]
+    return kind((*members[0], *members[1]))
+
+
+def _grouped(cuts: Sequence[Cut], per: Per) -> Iterator[list[Cut]]:
+    """What is counted together, each group newest first."""
+    groups: dict[str, list[Cut]] = {}
+    for cut in cuts:
+        key = cut.session if per == "session" else cut.workflow if per == "workflow" else ""
+        groups.setdefault(key, []).append(cut)
+    order = IN_SESSION if per == "session" else attrgetter("created", "epoch", "sequence")
+    for group in groups.values():
+        group.sort(key=order, reverse=True)
+        yield group
+
+
+def _check_per(retention: KeepLast | BestOf | KeepWithin | LastSuccessful) -> None:
+    if retention.per not in ("session", "workflow", "store"):
+        raise GraphError(f"per={retention.per!r} is none of 'session', 'workflow', 'store'.")
+
+
+DEFAULT: Retention = KeepLast(10) & KeepFor(days=7) | LastSuccessful()
+"""What a workflow keeps that says nothing else."""

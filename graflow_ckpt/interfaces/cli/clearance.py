@@ -1,0 +1,248 @@
+"""A clearance: what is to be deleted, is shown, asked about, looked at once more, and deleted.
+
+Somebody who is asked may take an hour to answer. So what was shown is planned again: only what was
+shown and may still go, goes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+
+import click
+
+from graflow_ckpt.checkpoint.inventory import Inventory, inventory
+from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.checkpoint.pruning import WAITS, Guard, Plan, Pruned, Reason, carry_out, named, plan
+from graflow_ckpt.checkpoint.retention import Cut, Retention
+from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, NoSession, SessionBusy
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.interfaces.cli.manner import Document, Manner
+from graflow_ckpt.stores import open_store, open_store_of
+
+_WHY: dict[Reason, str] = {
+    "newest": "the newest good one of a session",
+    "paused": "paused",
+    "forked": "another session was forked from it",
+    "busy": "its session is being run",
+    "doubt": "none of its session verifies",
+}
+_COLUMNS = ("path", "session", "workflow", "status", "age", "size")
+_MANY = 100
+"""Checkpoints from which on the progress of deleting them is shown."""
+
+
+class Held(CheckpointError):
+    """What was named has to stay. `.held` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clearance:
+    """In one store."""
+
+    place: CheckpointStore
+    again: Callable[[], Plan]  # the same question, asked now
+    needed: Callable[[Plan], Collection[str]] = lambda what: ()  # what goes and sessions would go on with
+
+    @classmethod
+    def by_retention(
+        cls, store: str, retention: Retention, *, session: str | None, workflow: str | None
+    ) -> Clearance:
+        place = open_store(store)
+
+        def among(cut: Cut) -> bool:
+            return session in (None, cut.session) and workflow in (None, cut.workflow)
+
+        return cls(place, lambda: plan(_guard(place, inventory(place)), retention, time.time(), among=among))
+
+    @classmethod
+    def by_name(cls, store: str, what: Sequence[str], *, force: bool) -> Clearance:
+        """Checkpoints by path, sessions by id; all of one store."""
+        place = _store_of(store, what)
+
+        def again() -> Plan:
+            known = inventory(place)
+            going = _named(place, known, what)
+            found = named(_guard(place, known, going), going, force=force)
+            _refuse(found)
+            return found
+
+        return cls(place, again, partial(_needed, place))
+
+    @classmethod
+    def by_workflow(cls, store: str, workflow: str, *, finished: bool, force: bool) -> Clearance:
+        place = open_store(store)
+
+        def again() -> Plan:
+            known = inventory(place)
+            sessions = {cut.session for cut in known.cuts if cut.workflow == workflow}
+            if finished:
+                guard = _guard(place, known)
+                sessions = {session for session in sessions if guard.finished(session)}
+            going = [cut for cut in (*known.cuts, *known.unreadable) if cut.session in sessions]
+            return named(_guard(place, known, going), going, force=force)
+
+        return cls(place, again, partial(_needed, place))
+
+    def show(self, manner: Manner) -> int:
+        """What would go."""
+        what = self.again()
+        if manner.json:
+            manner.document(_document(Pruned(what.cuts, (), what.spared), dry_run=True))
+            return 0
+        rows = [(cut.path, cut.session, cut.workflow, cut.status, _age(cut), words.size(cut.size))
+                for cut in what.cuts]  # fmt: skip
+        if rows:
+            manner.table(
+                ("path", "session", "workflow", "status", "age", "size"), rows, right=("age", "size")
+            )
+        manner.note(f"{_counted(what.cuts)} would be deleted")
+        _tell_spared(manner, what.spared)
+        return 0
+
+    def go(self, manner: Manner, *, yes: bool) -> int:
+        """Ask, and delete; the exit status."""
+        what = self.again()
+        if what.cuts and not yes:
+            _tell_spared(manner, what.spared)
+            needed = self.needed(what)
+            if needed:
+                manner.note(f"cannot go on then: {', '.join(sorted(needed))}")
+            click.confirm(f"Delete {_counted(what.cuts)}?", abort=True, err=True)
+            shown = {cut.path for cut in what.cuts}
+            what = self.again()
+            emptied = what.emptied - {cut.session for cut in what.cuts if cut.path not in shown}
+            what = Plan(tuple(cut for cut in what.cuts if cut.path in shown), what.spared, emptied)
+        with _watched(manner, what) as seen:
+            done = carry_out(self.place, what, seen=seen)
+        if manner.json:
+            manner.document(_document(done, dry_run=False))
+        else:
+            manner.note(f"{_counted(done.cuts)} deleted")
+            _tell_spared(manner, done.spared)
+            for cut, why in done.failed:
+                manner.note(f"{cut.path} stays: {why}")
+        return 1 if done.failed else 0
+
+
+# --- what is meant -----------------------------------------------------------------------
+
+
+def _guard(place: CheckpointStore, known: Inventory, going: Sequence[Cut] = ()) -> Guard:
+    """Forks that wait for an answer stay, and so does what they began with."""
+    paths = frozenset(cut.path for cut in going if cut.status not in WAITS)
+    return Guard(place, known, cache(partial(Keyring.for_store, place)), going=paths)
+
+
+def _refuse(found: Plan) -> None:
+    if not found.spared:
+        return
+    busy = [cut for cut, reason in found.spared if reason == "busy"]
+    held = {cut.path: _WHY[reason] for cut, reason in found.spared}
+    first, why = next(iter(held.items()))
+    more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+    if busy:
+        raise SessionBusy(
+            f"Nothing was deleted: session {busy[0].session} is being run.",
+            hint="Stop it first; or leave it to its retention (keep=).",
+            session=busy[0].session,
+        )
+    raise Held(
+        f"Nothing was deleted. It has to stay: {first} ({why}){more}.",
+        hint="To delete it all the same: --force.",
+        held=held,
+    )
+
+
+def _store_of(store: str, what: Sequence[str]) -> CheckpointStore:
+    from graflow_ckpt.interfaces.cli.finding import checkpoint_path
+
+    paths = [path for name in what if (path := checkpoint_path(name))]
+    places = {place.url: place for place in map(open_store_of, paths)}
+    if len(paths) < len(what):
+        place = open_store(store)
+        places[place.url] = place
+    if len(places) > 1:
+        raise click.UsageError(f"What is named lies in several stores: {', '.join(sorted(places))}.")
+    return next(iter(places.values()))
+
+
+def _named(place: CheckpointStore, known: Inventory, what: Sequence[str]) -> list[Cut]:
+    """The checkpoints that are meant; an error if one of the names means nothing."""
+    everything = (*known.cuts, *known.unreadable)
+    found: dict[str, Cut] = {}
+    for name in what:
+        meant = _same_place(place, name)
+        cuts = [cut for cut in everything if cut.session == name or _same_place(place, cut.path) == meant]
+        if not cuts and (os.sep in name or name.endswith(".pkl")):
+            raise CheckpointNotFound(f"There is no checkpoint {name}.", path=name)
+        if not cuts:
+            raise NoSession(
+                f"{name!r} is neither a checkpoint nor a session in {place.folder}.",
+                hint="--store names another folder.",
+                session=name,
+            )
+        found |= {cut.path: cut for cut in cuts}
+    return list(found.values())
+
+
+def _same_place(place: CheckpointStore, path: str) -> str:
+    """A path, however it is written."""
+    for suffix in (".meta.json", ".state.json", ".pkl"):
+        path = path.removesuffix(suffix)
+    if place.shared or "://" in path:
+        return (place.takes(path) or path).removesuffix(".pkl")
+    return os.path.realpath(path)
+
+
+def _needed(place: CheckpointStore, what: Plan) -> set[str]:
+    """Sessions that could go on, and will not be able to."""
+    guard = Guard(place, Inventory(what.cuts), cache(partial(Keyring.for_store, place)))
+    return {session for session in what.emptied if session and not guard.finished(session)}
+
+
+# --- what is said ------------------------------------------------------------------------
+
+
+def _counted(cuts: Sequence[Cut]) -> str:
+    return f"{words.counted(len(cuts), 'checkpoint')} ({words.size(sum(cut.size for cut in cuts))})"
+
+
+def _age(cut: Cut) -> str:
+    return words.age(max(0.0, time.time() - cut.created) if cut.created < float("inf") else None)
+
+
+def _tell_spared(manner: Manner, spared: Sequence[tuple[Cut, Reason]]) -> None:
+    for reason, count in Counter(reason for _, reason in spared).most_common():
+        manner.note(f"{words.counted(count, 'checkpoint')} kept: {_WHY[reason]}")
+
+
+def _document(done: Pruned, *, dry_run: bool) -> Document:
+    return {
+        "dry_run": dry_run,
+        "checkpoints": len(done.cuts),
+        "bytes": done.size,
+        "paths": [cut.path for cut in done.cuts],
+        "spared": [{"path": cut.path, "session": cut.session, "why": why} for cut, why in done.spared],
+        "failed": [{"path": cut.path, "error": why} for cut, why in done.failed],
+    }
+
+
+@contextmanager
+def _watched(manner: Manner, what: Plan) -> Iterator[Callable[[Cut], object]]:
+    if manner.json or len(what.cuts) < _MANY or not sys.stderr.isatty():
+        yield lambda cut: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("deleting", total=len(what.cuts))
+        yield lambda cut: progress.advance(task)

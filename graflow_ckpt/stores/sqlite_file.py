@@ -19,9 +19,10 @@ import sqlite3
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Literal
+from functools import partial
+from typing import Literal, TypeVar
 from urllib.parse import quote
 
 from graflow_ckpt.core.errors import CheckpointError, PackageMissing
@@ -33,6 +34,7 @@ from graflow_ckpt.stores.trio import make_folders
 
 PATIENCE = 30.0
 
+T = TypeVar("T")
 Kind = Literal["read", "sync", "easy"]
 
 _KEPT = 4  # idle connections of each kind
@@ -151,15 +153,19 @@ class Database:
     # --- transactions ------------------------------------------------------------------
 
     def _begin(self, connection: Connection) -> None:
-        for _ in _tries(self.patience):
+        self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """Try it again while somebody else writes, with pauses so short that nobody is overtaken for long."""
+        end, pause = time.monotonic() + self.patience, 0.0002
+        while True:
             try:
-                connection.execute("BEGIN IMMEDIATE")
-                return
+                return call()
             except sqlite3.OperationalError as error:
-                if not is_busy(error):
+                if not is_busy(error) or time.monotonic() > end:
                     raise
-                last = error
-        raise last
+            time.sleep(pause * (0.5 + random.random()))
+            pause = min(pause * 1.5, 0.002)
 
     def _give_up(self, connection: Connection, kind: Kind, error: BaseException) -> None:
         try:
@@ -208,14 +214,14 @@ class Database:
         connection = self._bare("mode=rw", kind)
         try:
             try:
-                there = self._settle(connection, kind)
+                there = self._patiently(partial(self._settle, connection, kind))
             except sqlite3.OperationalError as error:
                 if kind != "read" or code_of(error) not in _CANNOT_WRITE or _has_log(self.file):
                     raise
                 # where nobody can write, nothing changes: readable also without the log's index
                 connection.close()
                 connection = self._bare("mode=ro&immutable=1", kind)
-                there = self._settle(connection, kind)
+                there = self._patiently(partial(self._settle, connection, kind))
         except CheckpointError as error:
             connection.close()
             raise type(error)(
@@ -252,16 +258,7 @@ class Database:
         execute("PRAGMA secure_delete = OFF")  # it would write what is to be forgotten once more
         execute("PRAGMA fullfsync = ON")  # macOS: see disk.py
         execute("PRAGMA checkpoint_fullfsync = ON")
-        for _ in _tries(self.patience):
-            try:
-                self._prepare(connection)
-                break
-            except sqlite3.OperationalError as error:
-                if not is_busy(error):
-                    raise
-                last = error
-        else:
-            raise last
+        self._prepare(connection)
         execute(f"PRAGMA synchronous = {'NORMAL' if kind == 'easy' else 'FULL'}")
         return True
 
@@ -307,16 +304,6 @@ class Database:
         pool = _Pool()
         weakref.finalize(self, pool.close)
         return pool
-
-
-def _tries(patience: float) -> Iterator[None]:
-    """Again and again, with pauses so short that no writer overtakes another one for long."""
-    end, pause = time.monotonic() + patience, 0.0002
-    yield
-    while time.monotonic() < end:
-        time.sleep(pause * (0.5 + random.random()))
-        pause = min(pause * 1.5, 0.002)
-        yield
 
 
 def _identity(file: str) -> _Identity | None:

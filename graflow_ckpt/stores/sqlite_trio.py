@@ -38,7 +38,7 @@ from graflow_ckpt.stores.sqlite_names import path_of, session_of
 from graflow_ckpt.stores.trio import META, PARTS
 
 _PAGE = 200  # metas that are read at once
-_TURN = 0.005  # seconds for which deleting many keeps writers out
+_TURN = 0.01  # seconds for which deleting many keeps writers out
 _PAUSE = 0.002  # seconds in which they get in
 _META = f"CASE WHEN length(meta) <= {SMALL} THEN meta ELSE x'' END"  # no meta is that large
 
@@ -122,22 +122,38 @@ class Trios:
         return gone is not None
 
     def delete_many(self, bases: Iterable[str]) -> int:
-        """How many there were. Others get to write in between; each is deleted whole or not at all."""
-        left, count, loose = iter(bases), 0, list[int]()
-        more = True
-        while more:
-            with self._database.writing("delete from") as connection:
+        """How many there were. Others get to write in between; each is deleted whole or not at all.
+
+        In the order in which they were written, so that one transaction goes to few pages. All but the
+        last are not synced: that one covers them.
+        """
+        left, count, loose = self._in_order(bases), 0, list[int]()
+        while left:
+            with self._database.writing("delete from", easy=True) as connection:
                 end = time.perf_counter() + _TURN
-                while more and time.perf_counter() < end:
-                    base = next(left, None)
-                    more = base is not None
-                    if base is not None and (gone := self._take_away(connection, base)) is not None:
+                while left and time.perf_counter() < end:
+                    if (gone := self._take_away(connection, left.pop())) is not None:
                         count += 1
                         loose += [gone[1]] if gone[1] is not None else []
             time.sleep(_PAUSE)
+        if count:
+            with self._database.writing("delete from") as connection:
+                connection.execute("INSERT INTO chunks VALUES (-1, x'')")  # any commit that is synced
+                connection.execute("DELETE FROM chunks WHERE id = -1")
         for one in loose:
             self._clear(one)
         return count
+
+    def _in_order(self, bases: Iterable[str]) -> list[str]:
+        """Those that are there, the oldest last."""
+        with self._database.reading() as connection:
+            if connection is None:
+                return []
+            select, found = "SELECT id FROM checkpoints WHERE name = ?", []
+            for base in bases:
+                if (row := connection.execute(select, (base,)).fetchone()) is not None:
+                    found.append((row[0], base))
+        return [base for _, base in sorted(found, reverse=True)]
 
     def _take_away(self, connection: sqlite3.Connection, base: str) -> tuple[int, int | None] | None:
         """Its id, and its body if it is still to be cleared; None if there is no such checkpoint."""

@@ -26,7 +26,7 @@ from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease
 from graflow_ckpt.engine.tidying import Tidier
-from graflow_ckpt.stores import open_store, store_of
+from graflow_ckpt.stores import folder_on_disk, open_store, store_of
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -69,7 +69,7 @@ class Home:
         if self.lease is None:
             self.store.probe()
             self.lease = self.store.acquire(self.session, take_over=take_over)
-            warning = None if self.store.shared else key_storage_warning(self.store.folder)
+            warning = None if self.store.shared else key_storage_warning(folder_on_disk(self.store))
             if warning:
                 log.warning("%s", warning, extra={"session": self.session})
         return self.lease

@@ -12,7 +12,7 @@ from importlib import import_module
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.links.addresses import masked
-from graflow_ckpt.stores import redis_names
+from graflow_ckpt.stores import redis_names, sqlite_names
 
 _REDIS = ("graflow_ckpt.stores.redis", "RedisStore")
 _STORES = {
@@ -24,9 +24,9 @@ _STORES = {
     "rediss+sentinel": _REDIS,
     "redis+cluster": _REDIS,
     "rediss+cluster": _REDIS,
+    "sqlite": ("graflow_ckpt.stores.sqlite", "SqliteStore"),
 }
 _TO_COME = {
-    "sqlite": "sql",
     "postgres": "sql",
     "postgresql": "sql",
     "s3": "objects",
@@ -53,6 +53,8 @@ def store_of(path: str) -> str:
     """The store that the path of a checkpoint leads to, as `open_store` takes it."""
     if redis_names.is_redis(path):
         return redis_names.split(path)[0] or "redis://"
+    if sqlite_names.is_sqlite(path):
+        return sqlite_names.split(path)[0] or "sqlite://"
     return os.path.dirname(path) or "."
 
 
@@ -63,12 +65,21 @@ def open_store_of(path: str, store: str | None = None) -> CheckpointStore:
 
 def home_of(said: str) -> str | None:
     """The store in which a session lives, as a checkpoint says that may lie elsewhere; None: not here."""
+    if sqlite_names.is_sqlite(said):
+        return said if os.path.isfile(sqlite_names.file_of(said)) else None
     home = said.removeprefix("file://")
     return home if "://" in home or os.path.isdir(home) else None
 
 
 def _is_memory(text: str) -> bool:
     return text.partition("?")[0].lower() == "memory:"  # it has no slashes: nothing would stand behind them
+
+
+def folder_on_disk(store: CheckpointStore) -> str:
+    """Where a store that is not `shared` has its files."""
+    if sqlite_names.is_sqlite(store.url):
+        return os.path.dirname(sqlite_names.file_of(store.url))
+    return store.url.removeprefix("file://")
 
 
 def _unknown(scheme: str, where: str) -> CheckpointError:

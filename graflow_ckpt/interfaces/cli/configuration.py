@@ -54,7 +54,7 @@ def fleet(function: F) -> F:
 
 
 def is_server(store: str) -> bool:
-    return "://" in store and not store.startswith("file:")
+    return "://" in store and not store.lower().startswith(("file:", "sqlite:"))
 
 
 def name(ctx: click.Context, url: str) -> None:

@@ -17,7 +17,7 @@ from graflow_ckpt.core.errors import CheckpointError, ServerError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli.manner import Document
 from graflow_ckpt.interfaces.cli.measuring import costs
-from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores import folder_on_disk, open_store
 
 LIBRARIES = ("blake3", "click", "cloudpickle", "msgpack", "rich", "numpy", "redis", "rq", "torch")
 OPTIONAL = ("numpy", "redis", "rq", "torch")
@@ -68,7 +68,7 @@ def _versions() -> Iterator[Finding]:
 
 def _store(store: str) -> Iterator[Finding]:
     place = open_store(store)
-    folder = place.url.removeprefix("file://")
+    folder = folder_on_disk(place)
     there = os.path.isdir(folder)
     try:
         if there or os.path.lexists(folder):  # if it is something else, that says so
@@ -163,7 +163,7 @@ def _key(store: str) -> Iterator[Finding]:
         except CheckpointError as error:
             yield Finding("key", "bad", str(error))
             return
-    warning = key_storage_warning(store)
+    warning = key_storage_warning(folder_on_disk(open_store(store)))
     if warning:
         yield Finding("key storage", "warning", warning)
 
@@ -172,7 +172,7 @@ def _key(store: str) -> Iterator[Finding]:
 
 
 def _costs(store: str) -> Iterator[Finding]:
-    folder = open_store(store).url.removeprefix("file://")
+    folder = folder_on_disk(open_store(store))
     try:
         measured = costs(existing(folder))
     except (CheckpointError, OSError) as error:

@@ -91,7 +91,7 @@ def parse_period(ctx: click.Context, parameter: click.Parameter, given: str | No
 
 def parse_store(ctx: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
     """A folder as it is; an address without its password, which this process remembers."""
-    if given is None or "://" not in given or given.startswith("file:"):
+    if given is None or "://" not in given or given.lower().startswith(("file:", "sqlite:")):
         return given
     from urllib.parse import urlencode
 

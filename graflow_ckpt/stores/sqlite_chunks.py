@@ -1,0 +1,202 @@
+"""The body of a checkpoint in a SQLite store: its parts one after the other, in chunks.
+
+    chunks    id of the body × 2**20 + number, bytes          every chunk but the last has CHUNK bytes
+    loose     the bodies that no checkpoint has: being written, or to be taken away
+
+Promise: what fits into HELD bytes waits in memory for the commit and is part of it. Of more, every HELD
+bytes go ahead in a transaction of their own, so that no writer keeps others out for long; a sync of the
+commit covers them. A body that has lost its loose row takes nothing more. Large bodies are taken away in
+steps, too.
+Not here: the commit (sqlite_trio.py).
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from dataclasses import asdict, fields
+
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
+from graflow_ckpt.core.protocols import Buffer, Owner
+from graflow_ckpt.links.processes import is_gone, is_near, myself
+from graflow_ckpt.stores.sqlite_file import Database
+from graflow_ckpt.stores.sqlite_schema import CHUNK, FIRST_LOOSE
+
+HELD = 4 << 20
+LIFE = 3600
+"""Seconds after which a writer that cannot be looked at counts as dead, unless it has committed."""
+
+_NUMBERS = 20  # bits of a chunk's id
+_MOST = CHUNK << _NUMBERS
+_AT_ONCE = 16  # chunks that one transaction takes away
+
+
+class Body:
+    """A body that is being written. `session`, `epoch`: whose owner writes it; "" and 0 without one."""
+
+    def __init__(self, database: Database, session: str, epoch: int) -> None:
+        self.size = 0
+        self.loose: int | None = None
+        self._database = database
+        self._whose = (session, epoch)
+        self._full: list[Buffer] = []
+        self._last = bytearray()
+        self._written = 0  # chunks that went ahead
+
+    def write(self, data: Buffer, /) -> int:
+        with memoryview(data) as given, given.cast("B") as view:
+            at = 0
+            while at < len(view):
+                taken = view[at : at + CHUNK - len(self._last)]
+                self._last += taken
+                at += len(taken)
+                taken.release()
+                if len(self._last) == CHUNK:
+                    self._full.append(self._last)
+                    self._last = bytearray()
+                    if len(self._full) * CHUNK >= HELD:
+                        self._go_ahead()
+            self.size += len(view)
+            return len(view)
+
+    def settle(self, connection: sqlite3.Connection, checkpoint: int) -> None:
+        """Within the commit: what is left goes into the database, and all of it belongs to the checkpoint."""
+        if self._last:
+            self._full.append(self._last)
+        if self.loose is not None:
+            self._still_loose(connection)
+            connection.execute("DELETE FROM loose WHERE id = ?", (self.loose,))
+        _insert(connection, first_chunk(checkpoint, self.loose) + self._written, self._full)
+
+    def withdraw(self) -> None:
+        """Take away what went ahead, unless it was committed."""
+        if self.loose is not None:
+            clear(self._database, self.loose)
+
+    def _go_ahead(self) -> None:
+        if self.size >= _MOST:
+            raise CheckpointError(f"A checkpoint of more than {_MOST} bytes has no room in SQLite.")
+        with self._database.writing(easy=True) as connection:
+            if self.loose is None:
+                insert = "INSERT INTO loose (session, epoch, writer, began) VALUES (?, ?, ?, ?) RETURNING id"
+                me = json.dumps(asdict(myself()), separators=(",", ":"))
+                row = (*self._whose, me, int(time.time()))
+                (loose,) = connection.execute(insert, row).fetchone()
+            else:
+                loose = self.loose
+                self._still_loose(connection)
+            _insert(connection, first_chunk(0, loose) + self._written, self._full)
+        self.loose = loose
+        self._written += len(self._full)
+        self._full = []
+
+    def _still_loose(self, connection: sqlite3.Connection) -> None:
+        select = "SELECT 1 FROM loose WHERE id = ? AND writer IS NOT NULL"
+        if connection.execute(select, (self.loose,)).fetchone() is None:
+            raise CheckpointError(
+                "The checkpoint was not written: its first chunks were cleared away as a dead writer's.",
+                hint=f"Another owner of the session did so, or writing took more than {LIFE} seconds.",
+                path=self._database.file,
+            )
+
+
+class ChunkSource:
+    """Reads one part, each chunk by a look of its own: no reader keeps the log from being emptied."""
+
+    __slots__ = ("_at", "_chunk", "_database", "_end", "_first", "_path", "size")
+
+    def __init__(self, database: Database, first: int, offset: int, size: int, path: str) -> None:
+        self.size = size
+        self._database = database
+        self._first = first
+        self._at = offset  # in the body
+        self._end = offset + size
+        self._path = path
+        self._chunk: tuple[int, bytes] = (-1, b"")
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        if self._at >= self._end:
+            return 0
+        number, start = divmod(self._at, CHUNK)
+        if self._chunk[0] != number:
+            self._chunk = number, self._read(number)
+        end = min(start + buffer.nbytes, start + self._end - self._at)
+        piece = memoryview(self._chunk[1])[start:end]
+        buffer.cast("B")[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+    def close(self) -> None:
+        self._at, self._chunk = self._end, (-1, b"")
+
+    def _read(self, number: int) -> bytes:
+        with self._database.reading() as connection:
+            found = None
+            if connection is not None:
+                select = "SELECT bytes FROM chunks WHERE id = ?"
+                found = connection.execute(select, (self._first + number,)).fetchone()
+        if found is None:
+            raise CheckpointCorrupt(
+                f"The checkpoint {self._path} lacks chunk {number} of its parts.",
+                hint="It was written anew or deleted meanwhile, or something else has changed the database.",
+                path=self._path,
+            )
+        chunk: bytes = found[0]
+        return chunk
+
+
+def first_chunk(checkpoint: int, loose: int | None) -> int:
+    """The id of the first chunk of a body."""
+    return (checkpoint if loose is None else FIRST_LOOSE + loose) << _NUMBERS
+
+
+def chunks_of(size: int) -> int:
+    return -(-size // CHUNK)
+
+
+def forget(connection: sqlite3.Connection, checkpoint: int, loose: int | None, size: int) -> int | None:
+    """Within a commit that takes away a checkpoint: its body goes, too, or is made loose. The loose one."""
+    first, count = first_chunk(checkpoint, loose), chunks_of(size)
+    if loose is None:
+        connection.execute("DELETE FROM chunks WHERE id >= ? AND id < ?", (first, first + count))
+        return None
+    connection.execute("INSERT INTO loose VALUES (?, '', 0, NULL, ?)", (loose, int(time.time())))
+    return loose
+
+
+def clear(database: Database, loose: int) -> None:
+    """Take away a loose body; nothing, if it belongs to a checkpoint (or to nobody) now."""
+    first, gone = first_chunk(0, loose), _AT_ONCE
+    while gone == _AT_ONCE:
+        with database.writing("clear away leftovers in", easy=True) as connection:
+            mark = "UPDATE loose SET writer = NULL WHERE id = ?"  # from here on its writer is refused
+            if not connection.execute(mark, (loose,)).rowcount:
+                return
+            some = "SELECT id FROM chunks WHERE id >= ? AND id < ? LIMIT ?"
+            delete = f"DELETE FROM chunks WHERE id IN ({some})"
+            end = first + (1 << _NUMBERS)
+            gone = connection.execute(delete, (first, end, _AT_ONCE)).rowcount
+            if gone < _AT_ONCE:
+                connection.execute("DELETE FROM loose WHERE id = ?", (loose,))
+
+
+def sweep(database: Database, session: str, epoch: int) -> None:
+    """Clear away what the dead have left: former owners of the session, ended processes, the very slow."""
+    with database.reading() as connection:
+        select = "SELECT id, session, epoch, writer, began FROM loose"
+        found = connection.execute(select).fetchall() if connection is not None else []
+    for loose, whose, its_epoch, writer, began in found:
+        fenced = whose == session and its_epoch < epoch
+        if writer is None or fenced or _is_over(writer, began):
+            clear(database, loose)
+
+
+def _is_over(writer: str, began: int) -> bool:
+    said = json.loads(writer)
+    owner = Owner(**{field.name: said[field.name] for field in fields(Owner)})
+    return is_gone(owner) or (not is_near(owner) and began < time.time() - LIFE)
+
+
+def _insert(connection: sqlite3.Connection, first: int, chunks: list[Buffer]) -> None:
+    connection.executemany("INSERT INTO chunks VALUES (?, ?)", enumerate(chunks, first))

@@ -1,0 +1,329 @@
+"""The database file of a SQLite store: connections and transactions.
+
+Promise: `writing` is one transaction, all or nothing, on the disk when it ends (`easy`: with the next one
+that is not). Of several processes and threads that write, each waits for its turn, for `patience` seconds.
+Reading never waits for writers, and makes no file. A file that was put in the place of the former one is
+opened anew; connections are never carried into a forked child.
+
+The file is opened by SQLite alone: POSIX takes all locks of a process off a file as soon as that process
+closes any descriptor of it.
+Not here: what is in the tables (sqlite_schema.py), and file systems that several machines share: WAL is
+for processes of one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Literal, TypeVar
+from urllib.parse import quote
+
+from graflow_ckpt.core.errors import CheckpointError, PackageMissing
+from graflow_ckpt.stores import sqlite_schema
+from graflow_ckpt.stores.disk import Disk
+from graflow_ckpt.stores.disk import refusing as refusing_system
+from graflow_ckpt.stores.sqlite_errors import code_of, is_busy, is_unconfirmed, refusing
+from graflow_ckpt.stores.trio import make_folders
+
+PATIENCE = 30.0
+
+T = TypeVar("T")
+Kind = Literal["read", "sync", "easy"]
+
+_KEPT = 4  # idle connections of each kind
+_LEAST = (3, 37)  # of SQLite: STRICT tables, RETURNING
+_CANNOT_WRITE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+_Identity = tuple[int, int]
+_making = threading.Lock()  # nobody opens a database while its file is made, see above
+_inherited: list[_Pool] = []  # from a parent: not ours to close, so they are kept open
+
+
+class Connection(sqlite3.Connection):
+    """Knows which file it was opened on."""
+
+    identity: _Identity | None = None
+
+
+class _Pool:
+    """The idle connections of this process."""
+
+    def __init__(self) -> None:
+        self.process = os.getpid()
+        self.mutex = threading.Lock()
+        self.idle: dict[Kind, list[Connection]] = {"read": [], "sync": [], "easy": []}
+
+    def take(self, kind: Kind, identity: _Identity) -> Connection | None:
+        with self.mutex:
+            stale = [one for one in self._all() if one.identity != identity]
+            for kept in self.idle.values():
+                kept[:] = [one for one in kept if one.identity == identity]
+            found = self.idle[kind].pop() if self.idle[kind] else None
+        for one in stale:
+            one.close()
+        return found
+
+    def give(self, kind: Kind, connection: Connection) -> None:
+        if self.process != os.getpid():
+            return
+        with self.mutex:
+            if len(self.idle[kind]) < _KEPT:
+                self.idle[kind].append(connection)
+                return
+        connection.close()
+
+    def close(self) -> None:
+        if self.process != os.getpid():
+            return
+        with self.mutex:
+            idle = self._all()
+            for kept in self.idle.values():
+                kept.clear()
+        for one in idle:
+            with suppress(sqlite3.Error):
+                one.close()
+
+    def _all(self) -> list[Connection]:
+        return [one for kept in self.idle.values() for one in kept]
+
+
+class Database:
+    """Opened at the first use, made at the first write."""
+
+    def __init__(self, file: str, *, patience: float = PATIENCE) -> None:
+        self.file = file
+        self.patience = patience
+        self._pool = self._new_pool()
+
+    @contextmanager
+    def reading(self, doing: str = "read") -> Iterator[Connection | None]:
+        """A connection for statements that each see the newest commit. None: there is no database."""
+        with refusing(doing, self.file):
+            connection = self._take("read")
+            if connection is None:
+                yield None
+                return
+            try:
+                yield connection
+            except sqlite3.Error:
+                connection.close()
+                raise
+            except BaseException:
+                self._pool_here().give("read", connection)
+                raise
+            self._pool_here().give("read", connection)
+
+    @contextmanager
+    def writing(self, doing: str = "write into", *, easy: bool = False) -> Iterator[Connection]:
+        """A transaction. It is rolled back if the block raises."""
+        kind: Kind = "easy" if easy else "sync"
+        with refusing(doing, self.file):
+            connection = self._take(kind)
+            assert connection is not None
+            try:
+                self._begin(connection)
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException as error:
+                self._give_up(connection, kind, error)
+                raise
+            self._pool_here().give(kind, connection)
+
+    def is_there(self) -> bool:
+        return _identity(self.file) is not None
+
+    def close(self) -> None:
+        """Close what is idle. Whoever uses the database afterwards opens it anew."""
+        self._pool_here().close()
+
+    def open(self, kind: Kind) -> Connection:
+        """A connection of the caller's own, who closes it."""
+        with refusing("open", self.file):
+            connection = self._open(kind)
+            if connection is None:
+                raise CheckpointError(f"There is no database {self.file}.", path=self.file)
+            return connection
+
+    # --- transactions ------------------------------------------------------------------
+
+    def _begin(self, connection: Connection) -> None:
+        self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """Try it again while somebody else writes, with pauses so short that nobody is overtaken for long."""
+        end, pause = time.monotonic() + self.patience, 0.0002
+        while True:
+            try:
+                return call()
+            except sqlite3.OperationalError as error:
+                if not is_busy(error) or time.monotonic() > end:
+                    raise
+            time.sleep(pause * (0.5 + random.random()))
+            pause = min(pause * 1.5, 0.002)
+
+    def _give_up(self, connection: Connection, kind: Kind, error: BaseException) -> None:
+        try:
+            connection.rollback()
+            if isinstance(error, sqlite3.Error) and is_unconfirmed(error):
+                # What was written stands in the log after the last commit that counts. Unless
+                # something else takes its place, a power cut would bring it back.
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute("DELETE FROM loose WHERE id = 0")
+                connection.execute("COMMIT")
+        except sqlite3.Error:
+            connection.close()
+        else:
+            self._pool_here().give(kind, connection)
+
+    # --- connections -------------------------------------------------------------------
+
+    def _take(self, kind: Kind) -> Connection | None:
+        identity = _identity(self.file)
+        found = self._pool_here().take(kind, identity) if identity else None
+        return found or self._open(kind)
+
+    def _open(self, kind: Kind) -> Connection | None:
+        if os.path.isdir(self.file):
+            raise CheckpointError(
+                f"{self.file} is a folder, not a database.",
+                hint="A checkpoint is called by its database and its name: sqlite:///FILE.db/NAME.",
+                path=self.file,
+            )
+        for _ in range(10):
+            if kind != "read":
+                self._make()
+            elif not self.is_there():
+                return None
+            identity = _identity(self.file)
+            connection = self._connect(kind)
+            if connection is None:
+                return None
+            if identity == _identity(self.file):
+                connection.identity = identity
+                return connection
+            connection.close()
+        raise CheckpointError(f"{self.file} is replaced faster than it can be opened.", path=self.file)
+
+    def _connect(self, kind: Kind) -> Connection | None:
+        connection = self._bare("mode=rw", kind)
+        try:
+            try:
+                there = self._patiently(partial(self._settle, connection, kind))
+            except sqlite3.OperationalError as error:
+                if kind != "read" or code_of(error) not in _CANNOT_WRITE or _has_log(self.file):
+                    raise
+                # where nobody can write, nothing changes: readable also without the log's index
+                connection.close()
+                connection = self._bare("mode=ro&immutable=1", kind)
+                there = self._patiently(partial(self._settle, connection, kind))
+        except CheckpointError as error:
+            connection.close()
+            raise type(error)(
+                f"{self.file} cannot be used as a store: {error.message}", hint=error.hint, path=self.file
+            ) from None
+        except BaseException:
+            connection.close()
+            raise
+        if there:
+            return connection
+        connection.close()
+        return None
+
+    def _bare(self, mode: str, kind: Kind) -> Connection:
+        _check_version()
+        connection = sqlite3.connect(
+            f"file:{quote(os.fsencode(self.file))}?{mode}",
+            uri=True,
+            timeout=self.patience if kind == "read" else 0,  # writers wait in `_begin`, more evenly
+            isolation_level=None,
+            check_same_thread=False,
+            factory=Connection,
+        )
+        assert isinstance(connection, Connection)
+        return connection
+
+    def _settle(self, connection: Connection, kind: Kind) -> bool:
+        """Make it what we need. False: there is nothing in it to be read."""
+        execute = connection.execute
+        execute("PRAGMA trusted_schema = OFF")  # whoever can write the file could call functions in it
+        execute("PRAGMA cache_size = -8192")
+        if kind == "read":
+            return not sqlite_schema.is_empty(connection)
+        execute("PRAGMA secure_delete = OFF")  # it would write what is to be forgotten once more
+        execute("PRAGMA fullfsync = ON")  # macOS: see disk.py
+        execute("PRAGMA checkpoint_fullfsync = ON")
+        self._prepare(connection)
+        execute(f"PRAGMA synchronous = {'NORMAL' if kind == 'easy' else 'FULL'}")
+        return True
+
+    def _prepare(self, connection: Connection) -> None:
+        execute = connection.execute
+        current = sqlite_schema.is_current(connection)
+        if not current:
+            execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts only before there is anything in it
+        mode = execute("PRAGMA journal_mode = WAL").fetchone()[0]
+        if mode != "wal":
+            raise CheckpointError(
+                "Its folder is on a file system that processes cannot share memory on.",
+                hint="Put it on a local disk.",
+            )
+        if not current:
+            execute("BEGIN IMMEDIATE")
+            try:
+                sqlite_schema.upgrade(connection)
+                execute("COMMIT")
+            except BaseException:
+                connection.rollback()
+                raise
+
+    def _make(self) -> None:
+        """The empty file, ours alone to read, with its name on the disk."""
+        if self.is_there():
+            return
+        folder = os.path.dirname(self.file)
+        disk = Disk()
+        make_folders(disk, folder)
+        with refusing_system("make", self.file), _making:
+            with suppress(FileExistsError):
+                disk.close(disk.create(self.file))
+            disk.sync_folder(folder)
+
+    def _pool_here(self) -> _Pool:
+        if self._pool.process != os.getpid():
+            _inherited.append(self._pool)
+            self._pool = self._new_pool()
+        return self._pool
+
+    def _new_pool(self) -> _Pool:
+        pool = _Pool()
+        weakref.finalize(self, pool.close)
+        return pool
+
+
+def _identity(file: str) -> _Identity | None:
+    try:
+        found = os.stat(file)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return (found.st_dev, found.st_ino)
+
+
+def _has_log(file: str) -> bool:
+    try:
+        return os.path.getsize(f"{file}-wal") > 0
+    except OSError:
+        return False
+
+
+def _check_version() -> None:
+    if sqlite3.sqlite_version_info < _LEAST:
+        raise PackageMissing(
+            f"This Python has SQLite {sqlite3.sqlite_version}; a store needs 3.37 or newer.",
+            hint="Use a Python that was built with a newer one, or checkpoints in a folder.",
+        )

@@ -1,0 +1,278 @@
+"""The trio in a SQLite store: a row that a reader believes, and a body of chunks.
+
+    checkpoints   id, name, session, workflow, status, epoch, stage, loose, size, parts, meta
+                  parts: {"pkl": [offset, size], "state.json": [offset, size]} in the body
+
+    W1 the epoch is looked at   W2 what is large goes ahead (sqlite_chunks.py)   W3 commit: the epoch is
+    checked, the row of the former checkpoint goes, the new one comes, with what is left of the body
+
+Promise: before W3 a reader finds the previous checkpoint, after it this one, whole. A reader whose chunks
+go while it reads finds out, and that meta has changed. What is listed and counted is read from rows alone.
+Not here: who may write (sqlite_lease.py), and what a path names (sqlite_names.py).
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
+
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    CheckpointNotFound,
+    GraflowError,
+    SaveOutcomeUnknown,
+)
+from graflow_ckpt.core.protocols import Buffer, PartWriter
+from graflow_ckpt.stores import sqlite_chunks
+from graflow_ckpt.stores.disk import SMALL
+from graflow_ckpt.stores.sqlite_chunks import Body, ChunkSource, first_chunk
+from graflow_ckpt.stores.sqlite_file import Database
+from graflow_ckpt.stores.sqlite_lease import SqliteLease
+from graflow_ckpt.stores.sqlite_names import path_of, session_of
+from graflow_ckpt.stores.trio import META, PARTS
+
+_PAGE = 200  # metas that are read at once
+_TURN = 0.01  # seconds for which deleting many keeps writers out
+_PAUSE = 0.002  # seconds in which they get in
+_META = f"CASE WHEN length(meta) <= {SMALL} THEN meta ELSE x'' END"  # no meta is that large
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """One write: of what, by whom, under which staging id."""
+
+    base: str
+    lease: SqliteLease | None
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a meta claims that is looked for."""
+
+    session: str
+    workflow: str
+    status: str
+    epoch: int
+
+
+class Trios:
+    """The checkpoints of one database. `folder`: what their paths start with."""
+
+    def __init__(self, database: Database, folder: str) -> None:
+        self._database = database
+        self._folder = folder
+
+    # --- writing -----------------------------------------------------------------------
+
+    def write(self, put: Put, parts: Sequence[tuple[str, PartWriter]]) -> None:
+        """Write a trio; the last of `parts` is its meta."""
+        names = [part for part, _ in parts]
+        if not set(names) <= set(PARTS) or names[-1] != META:
+            raise ValueError(f"parts are some of {PARTS}, {META} last; not {names}")
+        lease = put.lease
+        if lease is not None:
+            lease.check()  # W1: else all would be pickled for nothing
+        body = Body(self._database, *((lease.session, lease.epoch) if lease else ("", 0)))
+        try:
+            placed: dict[str, tuple[int, int]] = {}
+            for part, writer in parts[:-1]:
+                began = body.size
+                writer(body)
+                placed[part] = (began, body.size - began)
+            meta = _Collector()
+            parts[-1][1](meta)
+            former = self._commit(put, body, placed, bytes(meta.data))
+        except SaveOutcomeUnknown:
+            raise  # it may stand: nothing of it is to be taken away
+        except BaseException:
+            with suppress(GraflowError):
+                body.withdraw()
+            raise
+        if former is not None:
+            self._clear(former)
+
+    def _commit(self, put: Put, body: Body, placed: dict[str, tuple[int, int]], meta: bytes) -> int | None:
+        """W3. The body of the former checkpoint, if it is too large to go within the transaction."""
+        facts = _facts_in(meta, put.base)
+        with self._database.writing() as connection:
+            if put.lease is not None:
+                put.lease.hold(connection)
+            former = self._take_away(connection, put.base)
+            insert = "INSERT INTO checkpoints (name, session, workflow, status, epoch, stage, loose, size, "
+            insert += "parts, meta) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            claimed = (facts.session, facts.workflow, facts.status, facts.epoch)
+            stored = (put.stage, body.loose, body.size, json.dumps(placed), meta)
+            checkpoint = connection.execute(insert, (put.base, *claimed, *stored)).lastrowid
+            assert checkpoint is not None
+            body.settle(connection, checkpoint)
+        return former[1] if former else None
+
+    def delete(self, base: str) -> bool:
+        with self._database.writing("delete from") as connection:
+            gone = self._take_away(connection, base)
+        if gone is not None and gone[1] is not None:
+            self._clear(gone[1])
+        return gone is not None
+
+    def delete_many(self, bases: Iterable[str]) -> int:
+        """How many there were. Others get to write in between; each is deleted whole or not at all.
+
+        In the order in which they were written, so that one transaction goes to few pages. All but the
+        last are not synced: that one covers them.
+        """
+        left, count, loose = self._in_order(bases), 0, list[int]()
+        while left:
+            with self._database.writing("delete from", easy=True) as connection:
+                end = time.perf_counter() + _TURN
+                while left and time.perf_counter() < end:
+                    if (gone := self._take_away(connection, left.pop())) is not None:
+                        count += 1
+                        loose += [gone[1]] if gone[1] is not None else []
+            time.sleep(_PAUSE)
+        if count:
+            with self._database.writing("delete from") as connection:
+                connection.execute("INSERT INTO chunks VALUES (-1, x'')")  # any commit that is synced
+                connection.execute("DELETE FROM chunks WHERE id = -1")
+        for one in loose:
+            self._clear(one)
+        return count
+
+    def _in_order(self, bases: Iterable[str]) -> list[str]:
+        """Those that are there, the oldest last."""
+        with self._database.reading() as connection:
+            if connection is None:
+                return []
+            select, found = "SELECT id FROM checkpoints WHERE name = ?", []
+            for base in bases:
+                if (row := connection.execute(select, (base,)).fetchone()) is not None:
+                    found.append((row[0], base))
+        return [base for _, base in sorted(found, reverse=True)]
+
+    def _take_away(self, connection: sqlite3.Connection, base: str) -> tuple[int, int | None] | None:
+        """Its id, and its body if it is still to be cleared; None if there is no such checkpoint."""
+        delete = "DELETE FROM checkpoints WHERE name = ? RETURNING id, loose, size"
+        found = connection.execute(delete, (base,)).fetchall()
+        if not found:
+            return None
+        checkpoint, loose, size = found[0]
+        return checkpoint, sqlite_chunks.forget(connection, checkpoint, loose, size)
+
+    def _clear(self, loose: int) -> None:
+        with suppress(GraflowError):  # the checkpoint is gone; the next owner clears what is left of it
+            sqlite_chunks.clear(self._database, loose)
+
+    # --- reading -----------------------------------------------------------------------
+
+    def open_part(self, base: str, part: str, stage: str) -> ChunkSource:
+        path = path_of(self._folder, base)
+        select = "SELECT id, loose, stage, parts FROM checkpoints WHERE name = ?"
+        found = self._row(select, base)
+        if found is None:
+            raise self._not_found(base)
+        checkpoint, loose, its_stage, said = found
+        place = _place_in(said, part) if its_stage == stage else None
+        if place is None:
+            raise CheckpointCorrupt(
+                f"The checkpoint {path} has no {part} that belongs to its meta.",
+                hint="It was written anew meanwhile, or by something else.",
+                path=path,
+                part=part,
+            )
+        return ChunkSource(self._database, first_chunk(checkpoint, loose), *place, path)
+
+    def meta(self, base: str) -> bytes:
+        found = self._row(f"SELECT {_META} FROM checkpoints WHERE name = ?", base)
+        if found is None:
+            raise self._not_found(base)
+        meta: bytes = found[0]
+        return meta
+
+    def metas(self, session: str | None = None, glob: str | None = None) -> Iterator[tuple[str, bytes]]:
+        """Names and metas, the last committed first. What is committed meanwhile is not among them."""
+        where = "id < ?" if session is None else "id < ? AND session = ?"
+        select = f"SELECT id, name, {_META} FROM checkpoints WHERE {where} ORDER BY id DESC LIMIT {_PAGE}"
+        below = 1 << 62
+        while True:
+            with self._database.reading() as connection:
+                if connection is None:
+                    return
+                values = (below,) if session is None else (below, session)
+                page = connection.execute(select, values).fetchall()
+            for _, name, meta in page:
+                if glob is None or fnmatchcase(name, glob):
+                    yield name, meta
+            if not page:
+                return
+            below = page[-1][0]
+
+    def newest(
+        self, limit: int, session: str | None, workflow: str | None, status: str | None
+    ) -> list[tuple[str, bytes]]:
+        """The same for a few of those that fit; looks at no more than the indexes for the others."""
+        filters = {"session": session, "workflow": workflow, "status": status}
+        given = {column: value for column, value in filters.items() if value is not None}
+        where = " AND ".join(f"{column} = :{column}" for column in given) or "TRUE"
+        index = "" if not given else f"INDEXED BY checkpoints_{'session' if session is not None else 'facts'}"
+        ids = f"SELECT id FROM checkpoints {index} WHERE {where} ORDER BY id DESC LIMIT :limit"
+        select = f"SELECT name, {_META} FROM checkpoints WHERE id IN ({ids}) ORDER BY id DESC"
+        with self._database.reading() as connection:
+            if connection is None:
+                return []
+            return connection.execute(select, {**given, "limit": limit}).fetchall()
+
+    # --- within ------------------------------------------------------------------------
+
+    def _row(self, select: str, base: str) -> Any:  # what SQLite gives
+        with self._database.reading() as connection:
+            if connection is None:
+                return None
+            return connection.execute(select, (base,)).fetchone()
+
+    def _not_found(self, base: str) -> CheckpointNotFound:
+        path = path_of(self._folder, base)
+        return CheckpointNotFound(
+            f"Checkpoint {path} not found. It may have expired or been deleted.", path=path
+        )
+
+
+class _Collector:
+    """A sink in memory."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: Buffer, /) -> int:
+        self.data += data
+        return len(data)
+
+
+def _facts_in(meta: bytes, base: str) -> Facts:
+    """As an unverified meta claims them: for looking only. An own name says the session by itself."""
+    try:
+        found = json.loads(meta)
+    except (ValueError, RecursionError):
+        found = None
+    said = found if isinstance(found, dict) else {}
+    text = {name: value for name, value in said.items() if isinstance(value, str)}
+    epoch = said.get("epoch")
+    return Facts(
+        session=session_of(base) or text.get("session_id", ""),
+        workflow=text.get("workflow", ""),
+        status=text.get("status", ""),
+        epoch=epoch if type(epoch) is int and 0 <= epoch < 1 << 62 else 0,
+    )
+
+
+def _place_in(said: object, part: str) -> tuple[int, int] | None:
+    try:
+        offset, size = json.loads(str(said))[part]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return (offset, size) if type(offset) is type(size) is int and offset >= 0 and size >= 0 else None

@@ -1,0 +1,266 @@
+"""The SQLite store as the layers above use it: paths, listings, filters, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores import folder_on_disk, home_of, open_store, open_store_of, store_of
+from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.sqlite import SqliteStore
+from tests.unit.stores.redis_trios import own_name, parts, put, read
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    store = SqliteStore(tmp_path / "x.db")
+    yield store
+    store.close()
+
+
+def names(store: CheckpointStore, *args: str | None) -> list[str]:
+    return [path.rpartition("/")[2] for path, _ in store.list(*args)]
+
+
+# --- paths -----------------------------------------------------------------------------
+
+
+def test_a_database_is_a_store_that_is_made_by_the_first_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = open_store("sqlite:///new/x.db")
+
+    assert isinstance(store, SqliteStore)
+    assert store.url == store.folder == f"sqlite:///{tmp_path}/new/x.db"
+    assert (store.shared, store.synced) == (False, True)
+    assert (list(store.list()), store.newest(), store.owner("s"), store.lines("s")) == ([], [], None, ())
+    assert (list(store.segments("s")), store.delete("best"), store.delete_many(["best"])) == ([], False, 0)
+    store.drop_segments("s", 1)
+    with pytest.raises(CheckpointNotFound):
+        store.meta("best")
+    assert os.listdir(tmp_path) == []
+
+    put(store, "best", "one")
+
+    assert os.stat(tmp_path / "new").st_mode & 0o777 == 0o700
+    assert os.stat(tmp_path / "new/x.db").st_mode & 0o777 == 0o600
+    assert os.stat(tmp_path / "new/x.db-wal").st_mode & 0o777 == 0o600
+
+
+def test_a_checkpoint_is_found_under_every_form_of_its_path(
+    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    put(store, "best.pkl", "one")
+
+    for path in ("sqlite://best", "sqlite:///x.db/best.pkl", f"{store.folder}/best.state.json", "best"):
+        assert json.loads(store.meta(path))["stage"] == "one"
+        assert store.open(path, "pkl", "one").size == 3
+
+
+def test_a_path_leads_to_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    put(SqliteStore("sqlite:///x.db"), "best", "one")
+
+    assert store_of("sqlite:///x.db/best") == "sqlite:///x.db"
+    assert store_of("sqlite://best") == "sqlite://"
+    assert json.loads(open_store_of("sqlite:///x.db/best").meta("sqlite:///x.db/best"))["stage"] == "one"
+
+
+def test_a_path_of_another_store_is_not_its_own(store: SqliteStore, tmp_path: Path) -> None:
+    other = f"sqlite:///{tmp_path}/y.db/best"
+
+    assert store.takes("sqlite://best") == store.takes(f"{store.folder}/best.pkl") == f"{store.folder}/best"
+    assert store.takes(f"sqlite://{own_name()}") == f"{store.folder}/{own_name()}"
+    for path in (other, "checkpoints/best.pkl", "redis://best", store.folder, "sqlite://"):
+        assert store.takes(path) is None
+    with pytest.raises(CheckpointError, match=r"y.db/best is not in sqlite://"):
+        store.meta(other)
+    assert LocalStore(tmp_path).takes("sqlite://best") is None
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a\0b", "\udcff"])
+def test_what_cannot_be_a_name_is_refused(name: str, store: SqliteStore) -> None:
+    with pytest.raises(CheckpointError, match="no name"):
+        store.meta(name)
+
+
+@pytest.mark.parametrize("name", ["ä ö?#%&'\"", "x" * 300, "a.b.c", "-", "line\nline", "session_s_step_1"])
+def test_odd_names_are_names(name: str, store: SqliteStore) -> None:
+    path = put(store, name, "one")
+
+    assert read(store, path)[0] == "one"
+    assert names(store) == [name]
+    assert store.delete(path)
+
+
+def test_the_home_of_a_session_is_taken_where_it_can_be_had(store: SqliteStore, tmp_path: Path) -> None:
+    assert home_of(store.url) is None
+    store.probe()
+    assert home_of(store.url) == store.url
+    assert folder_on_disk(store) == str(tmp_path)
+    assert folder_on_disk(LocalStore(tmp_path)) == str(tmp_path)
+
+
+def test_a_folder_is_no_database_and_says_how_a_checkpoint_is_called(tmp_path: Path) -> None:
+    store = SqliteStore(f"sqlite:///{tmp_path}")
+
+    for call in (store.probe, lambda: list(store.list())):
+        with pytest.raises(CheckpointError, match=r"is a folder.*FILE.db/NAME"):
+            call()
+
+
+def test_what_is_not_there_is_not_found(store: SqliteStore) -> None:
+    store.probe()
+
+    for call in (store.meta, lambda path: store.open(path, "pkl", "one")):
+        with pytest.raises(CheckpointNotFound, match=r"/best not found"):
+            call("sqlite://best")
+    assert store.delete("best") is False
+    assert names(store) == []
+
+
+def test_a_session_puts_no_checkpoint_under_the_name_of_another_ones(store: SqliteStore) -> None:
+    lease = store.acquire("s")
+
+    with pytest.raises(CheckpointError, match="name of a checkpoint of session 't'"):
+        put(store, own_name(session="t"), "one", lease)
+
+    put(store, own_name(session="t"), "one")  # a worker of that session, which is kept elsewhere
+    lease.release()
+
+
+def test_a_lease_of_something_else_is_refused(store: SqliteStore, tmp_path: Path) -> None:
+    lease = LocalStore(tmp_path).acquire("s")
+
+    with pytest.raises(TypeError, match="lease of this store"):
+        put(store, "best", "one", lease)
+
+    lease.release()
+
+
+def test_who_could_have_written_it_is_told(store: SqliteStore, tmp_path: Path) -> None:
+    put(store, "best", "one")
+    assert store.unsafe("best") is None
+
+    os.chmod(store.file, 0o666)
+    assert "can be written by everybody (mode 0666)" in str(store.unsafe("best"))
+    os.chmod(store.file, 0o600)
+    os.chmod(tmp_path, 0o777)
+    assert "everybody can put files into" in str(store.unsafe("best"))
+    os.chmod(tmp_path, 0o700)
+
+
+# --- listings --------------------------------------------------------------------------
+
+
+def test_the_last_committed_is_listed_first_without_touching_values(store: SqliteStore) -> None:
+    for number in (1, 3, 2):
+        put(store, own_name(number), f"n{number}")
+    put(store, own_name(3), "again")
+    with sqlite3.connect(store.file) as connection:
+        connection.execute("DELETE FROM chunks")
+    connection.close()
+
+    assert names(store) == [own_name(3), own_name(2), own_name(1)]
+    assert [json.loads(raw)["stage"] for _, raw in store.list()] == ["again", "n2", "n1"]
+
+
+def test_a_session_has_its_own_and_those_whose_meta_names_it(store: SqliteStore) -> None:
+    put(store, own_name(1), "one", session="forged")
+    put(store, own_name(1, "t"), "two", session="t")
+    put(store, "best", "three")
+    put(store, "other", "four", session="t")
+    for number, raw in enumerate((b"damaged", b"[1]", b'{"session_id": 7, "epoch": 1e400}', b"")):
+        meta = ("meta.json", lambda sink, raw=raw: sink.write(raw))
+        store.put(f"odd{number}", [*parts("five")[:2], meta], lease=None, stage="five")
+
+    assert names(store, "s") == ["best", own_name(1)]
+    assert names(store, "t") == ["other", own_name(1, "t")]
+    assert len(names(store)) == 8
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("sqlite://*", ["best", "bust", own_name(1)]),
+        ("sqlite://b*", ["best", "bust"]),
+        ("sqlite://b[!u]st", ["best"]),
+        ("b?st.pkl", ["best", "bust"]),
+        ("sqlite://session_s_*", [own_name(1)]),
+        ("sqlite://none*", []),
+    ],
+)
+def test_a_pattern_is_one_of_names(store: SqliteStore, pattern: str, found: list[str]) -> None:
+    for name in (own_name(1), "best", "bust"):
+        put(store, name, "one")
+
+    assert sorted(names(store, None, pattern)) == sorted(found)
+    if pattern.startswith("sqlite://"):
+        absolute = pattern.replace("sqlite://", f"{store.folder}/")
+        assert sorted(names(store, None, absolute)) == sorted(found)
+
+
+def test_more_metas_than_one_page_are_all_listed_while_others_come_and_go(store: SqliteStore) -> None:
+    for number in range(450):
+        put(store, own_name(number), "one")
+
+    listing = store.list("s")
+    first = [next(listing)[0] for _ in range(3)]
+    put(store, own_name(1000), "new")
+    store.delete(own_name(1))
+    rest = [path for path, _ in listing]
+
+    seen = [path.rpartition("/")[2] for path in first + rest]
+    assert seen == [own_name(number) for number in range(449, -1, -1) if number != 1]
+
+
+def test_the_newest_are_found_by_what_their_metas_say(store: SqliteStore) -> None:
+    for number in range(40):
+        more = {"workflow": f"w{number % 2}", "status": "paused" if number % 5 == 0 else "running"}
+        put(store, own_name(number, f"s{number % 4}"), "one", session=f"s{number % 4}", **more)
+
+    def found(limit: int = 50, **filters: str) -> list[int]:
+        return [
+            int(path.rpartition("-")[2].removesuffix(".pkl")) for path, _ in store.newest(limit, **filters)
+        ]
+
+    assert found(3) == [39, 38, 37]
+    assert found(2, workflow="w0") == [38, 36]
+    assert found(2, status="paused") == [35, 30]
+    assert found(workflow="w1", status="paused") == [35, 25, 15, 5]
+    assert found(3, session="s2") == [38, 34, 30]
+    assert found(session="s0", workflow="w0", status="paused") == [20, 0]
+    assert found(session="s1", workflow="w0") == []
+    assert store.newest(1)[0] == next(store.list())
+
+
+def test_many_are_deleted_at_once_and_counted(store: SqliteStore) -> None:
+    paths = [put(store, own_name(number), "one") for number in range(300)]
+    large = put(store, "large", "one", size=5 << 20)
+    kept = put(store, "kept", "one")
+
+    assert store.delete_many([*paths, large, "sqlite://none", paths[0]]) == 301
+
+    assert names(store) == ["kept"]
+    assert read(store, kept)[0] == "one"
+    with sqlite3.connect(store.file) as connection:
+        assert connection.execute("SELECT count(*) FROM chunks").fetchone() == (1,)
+        assert connection.execute("SELECT count(*) FROM loose").fetchone() == (0,)
+    connection.close()
+
+
+def test_probing_leaves_nothing_behind(store: SqliteStore) -> None:
+    store.probe()
+
+    with sqlite3.connect(store.file) as connection:
+        assert connection.execute("SELECT count(*) FROM chunks").fetchone() == (0,)
+    connection.close()

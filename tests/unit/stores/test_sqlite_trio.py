@@ -1,0 +1,388 @@
+"""The trio in a SQLite store: whole or not at all, whoever dies, races or reads meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.stores.sqlite_chunks import HELD, LIFE
+from graflow_ckpt.stores.sqlite_schema import CHUNK
+from tests.unit.stores.redis_trios import all_of, own_name, parts, put, read
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteStore]:
+    store = SqliteStore(tmp_path / "x.db")
+    yield store
+    store.close()
+
+
+def ask(store: SqliteStore, statement: str, *values: object) -> list[tuple[object, ...]]:
+    with closing(sqlite3.connect(store.file, isolation_level=None, timeout=10)) as connection:
+        return connection.execute(statement, values).fetchall()
+
+
+def leftovers(store: SqliteStore) -> tuple[int, int]:
+    """Chunks that belong to no checkpoint, and what is known of them."""
+    owned = "SELECT coalesce(loose + (1 << 42), id) FROM checkpoints"
+    ((chunks,),) = ask(store, f"SELECT count(*) FROM chunks WHERE id >> 20 NOT IN ({owned})")
+    ((loose,),) = ask(store, "SELECT count(*) FROM loose")
+    assert isinstance(chunks, int)
+    assert isinstance(loose, int)
+    return chunks, loose
+
+
+# --- a trio ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 3, CHUNK, HELD - 1, HELD, HELD + 1, 3 * HELD + 7])
+@pytest.mark.parametrize("piece", [1 << 16, 1 << 30])
+def test_what_was_put_is_read_byte_for_byte(store: SqliteStore, size: int, piece: int) -> None:
+    values, meta = os.urandom(size), json.dumps({"session_id": "s", "stage": "one"}).encode()
+
+    def write(sink: object) -> None:
+        for at in range(0, len(values), piece):
+            assert sink.write(memoryview(values)[at : at + piece]) == len(values[at : at + piece])
+
+    trio = [("pkl", write), ("state.json", lambda sink: sink.write(b"state"))]
+    for name in (own_name(), "best"):
+        store.put(
+            f"sqlite://{name}", [*trio, ("meta.json", lambda sink: sink.write(meta))], lease=None, stage="one"
+        )
+
+        assert store.meta(name) == meta
+        assert all_of(store.open(name, "pkl", "one")) == values
+        assert all_of(store.open(name, "state.json", "one")) == b"state"
+    assert leftovers(store) == (0, 0)
+
+
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 2 * HELD), (2 * HELD, 1), (2 * HELD, 3 * HELD)])
+def test_a_newer_one_takes_the_place_of_the_former(store: SqliteStore, sizes: tuple[int, int]) -> None:
+    for name in (own_name(), "best"):
+        put(store, name, "1", size=sizes[0])
+        path = put(store, name, "2", size=sizes[1])
+
+        assert read(store, path) == ("2", b"2" * sizes[1], b"2")
+        assert leftovers(store) == (0, 0)
+        assert len(list(store.list())) == 1
+        store.delete(path)
+    assert ask(store, "SELECT count(*) FROM chunks") == [(0,)]
+
+
+@pytest.mark.parametrize("size", [1, 3 * HELD])
+def test_deleting_takes_all_of_it_away(store: SqliteStore, size: int) -> None:
+    path = put(store, "best", "1", size=size)
+
+    assert store.delete(path) is True
+    assert store.delete(path) is False
+    with pytest.raises(CheckpointNotFound):
+        store.meta(path)
+    assert ask(store, "SELECT (SELECT count(*) FROM chunks), (SELECT count(*) FROM loose)") == [(0, 0)]
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_a_reader_whose_chunks_go_finds_out(store: SqliteStore, anew: bool) -> None:
+    path = put(store, "best", "1", size=3 * CHUNK)
+    source = store.open(path, "pkl", "1")
+    buffer = memoryview(bytearray(4 * CHUNK))
+    assert source.readinto(buffer) == CHUNK
+
+    if anew:
+        put(store, "best", "2", size=3 * CHUNK)
+    else:
+        store.delete(path)
+
+    with pytest.raises(CheckpointCorrupt, match="lacks chunk 1"):
+        source.readinto(buffer)
+    if anew:
+        with pytest.raises(CheckpointCorrupt, match="belongs to its meta"):
+            store.open(path, "pkl", "1")
+
+
+@pytest.mark.parametrize("wrong", [["pkl"], ["meta.json", "pkl"], ["other", "meta.json"]])
+def test_parts_are_those_of_a_trio_meta_last(store: SqliteStore, wrong: list[str]) -> None:
+    with pytest.raises(ValueError, match="parts are some of"):
+        store.put("best", [(name, print) for name in wrong], lease=None, stage="one")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "",
+        "{}",
+        "[]",
+        '{"pkl": 7}',
+        '{"pkl": [-1, 5]}',
+        '{"pkl": ["0", 1]}',
+        '{"pkl": [0, true]}',
+        "[" * 10**5,
+    ],
+)
+def test_a_row_that_somebody_has_changed_is_damage(store: SqliteStore, said: str) -> None:
+    path = put(store, "best", "one")
+    ask(store, "UPDATE checkpoints SET parts = ?", said)
+
+    with pytest.raises(CheckpointCorrupt, match="no pkl that belongs to its meta"):
+        store.open(path, "pkl", "one")
+
+
+def test_a_meta_that_is_larger_than_any_is_not_read(store: SqliteStore) -> None:
+    put(store, "best", "one")
+    ask(store, "UPDATE checkpoints SET meta = zeroblob(65 << 20)")
+
+    assert store.meta("best") == b""
+    assert [raw for _, raw in store.list()] == [b""]
+
+
+# --- or not at all ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [10, 3 * HELD])
+@pytest.mark.parametrize("part", ["pkl", "state.json", "meta.json"])
+def test_a_part_that_cannot_be_written_leaves_what_was_there(
+    store: SqliteStore, part: str, size: int
+) -> None:
+    path = put(store, "best", "1", size=size)
+
+    def fail(sink: object) -> None:
+        raise OSError("cannot be pickled")
+
+    broken = [(name, fail if name == part else writer) for name, writer in parts("2", size=size)]
+    with pytest.raises(OSError, match="cannot be pickled"):
+        store.put(path, broken, lease=None, stage="2")
+
+    assert read(store, path) == ("1", b"1" * size, b"1")
+    assert leftovers(store) == (0, 0)
+
+
+@pytest.mark.parametrize("name", [own_name(), "best"])
+@pytest.mark.parametrize("leased", [True, False])
+def test_a_writer_that_is_killed_before_its_commit_leaves_the_old_one_and_what_the_next_owner_clears_away(
+    store: SqliteStore, name: str, leased: bool
+) -> None:
+    path = put(store, name, "1")
+    program = f"""
+import os, signal
+from graflow_ckpt.stores.sqlite import SqliteStore
+from tests.unit.stores.redis_trios import parts
+store = SqliteStore({store.file!r})
+lease = store.acquire("s") if {leased} else None
+*rest, _ = parts("2", size={3 * HELD})
+die = ("meta.json", lambda sink: os.kill(os.getpid(), signal.SIGKILL))
+store.put({path!r}, [*rest, die], lease=lease, stage="2")
+"""
+    killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
+    assert killed.returncode == -signal.SIGKILL
+
+    assert read(store, path)[0] == "1"
+    assert leftovers(store) == (12, 1)
+
+    store.acquire("s" if leased else "t").release()
+
+    assert read(store, path)[0] == "1"
+    assert leftovers(store) == (0, 0)
+
+
+def test_an_owner_clears_away_nothing_of_those_who_are_alive(store: SqliteStore) -> None:
+    other = store.acquire("t")
+    (name, values), *rest = parts("1", size=2 * HELD)
+
+    def slow(sink: object) -> None:
+        values(sink)
+        store.acquire("s").release()
+
+    for lease in (None, other):
+        for path in ("sqlite://best", f"sqlite://{own_name(session='t')}"):
+            store.put(path, [(name, slow), *rest], lease=lease, stage="1")
+
+            assert read(store, path) == ("1", b"1" * 2 * HELD, b"1")
+    other.release()
+
+
+def test_a_writer_in_another_container_is_dead_when_it_takes_an_hour(store: SqliteStore) -> None:
+    program = f"""
+import os, signal
+from graflow_ckpt.stores.sqlite import SqliteStore
+from tests.unit.stores.redis_trios import parts
+*rest, _ = parts("2", size={2 * HELD})
+die = ("meta.json", lambda sink: os.kill(os.getpid(), signal.SIGKILL))
+SqliteStore({store.file!r}).put("best", [*rest, die], lease=None, stage="2")
+"""
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
+    ask(
+        store,
+        "UPDATE loose SET writer = json_set(writer, '$.pid_ns', 'another'), began = ?",
+        int(time.time()),
+    )
+
+    store.acquire("s").release()
+    assert leftovers(store) == (8, 1)
+
+    ask(store, "UPDATE loose SET began = began - ?", LIFE + 1)
+    store.acquire("s").release()
+    assert leftovers(store) == (0, 0)
+
+
+@pytest.mark.parametrize("further", [1, HELD])
+def test_a_writer_whose_chunks_are_gone_makes_no_checkpoint(store: SqliteStore, further: int) -> None:
+    path = put(store, "best", "1")
+    *rest, (name, meta) = parts("2", size=2 * HELD)
+
+    def late(sink: object) -> None:
+        ask(store, "UPDATE loose SET writer = NULL")
+        store.acquire("s").release()
+        sink.write(b"x" * further)
+
+    with pytest.raises(CheckpointError, match="cleared away as a dead writer's"):
+        store.put(path, [rest[0], ("state.json", late), (name, meta)], lease=None, stage="2")
+
+    assert read(store, path)[0] == "1"
+    assert leftovers(store) == (0, 0)
+
+
+def test_ctrl_c_in_a_large_write_leaves_the_old_one(store: SqliteStore) -> None:
+    path = put(store, "best", "1", size=2 * HELD)
+    *rest, meta = parts("2", size=2 * HELD)
+
+    def interrupted(sink: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        store.put(path, [*rest, ("state.json", interrupted), meta], lease=None, stage="2")
+
+    assert read(store, path)[0] == "1"
+    assert leftovers(store) == (0, 0)
+
+
+# --- races -----------------------------------------------------------------------------
+
+
+def test_writers_readers_and_deleters_of_one_path_never_see_a_mixture(store: SqliteStore) -> None:
+    over = threading.Event()
+    put(store, "best", "a0", size=1)
+    failed: list[BaseException] = []
+
+    def write(name: str) -> None:
+        own, n = SqliteStore(store.url), 0
+        while not over.is_set():
+            n += 1
+            put(own, "best", f"{name}{n}", size=1 + n % 3 * 700_000)
+
+    def guarded(name: str) -> None:
+        try:
+            write(name)
+        except BaseException as error:  # noqa: BLE001  for the assertion below
+            failed.append(error)
+
+    writers = [threading.Thread(target=guarded, args=[name]) for name in "ab"]
+    for writer in writers:
+        writer.start()
+    seen = set()
+    while len(seen) < 40 and not failed:
+        stage, values, state = read(store, f"{store.folder}/best")
+        seen.add(stage)
+        assert values.replace(stage.encode(), b"") == b"", "parts of two writers"
+        assert state == stage.encode()
+    over.set()
+    for writer in writers:
+        writer.join()
+
+    assert failed == []
+    assert {stage[0] for stage in seen} >= {"a", "b"}
+    assert leftovers(store) == (0, 0)
+
+
+def test_processes_that_save_at_once_each_keep_all_of_theirs(store: SqliteStore) -> None:
+    program = f"""
+import sys
+from graflow_ckpt.stores.sqlite import SqliteStore
+from tests.unit.stores.redis_trios import own_name, put
+store, session = SqliteStore({store.file!r}), sys.argv[1]
+lease = store.acquire(session)
+segment = store.journal(lease, 0)
+for number in range(40):
+    size = 2_000_000 if number == 7 else 100
+    put(store, own_name(number, session), session, lease, session=session, size=size)
+    segment.append(b"%02d" % number)
+lease.release()
+"""
+    command = [sys.executable, "-c", program]
+    processes = [subprocess.Popen([*command, f"s{n}"], cwd=ROOT) for n in range(4)]
+    assert [process.wait(60) for process in processes] == [0] * 4
+
+    for n in range(4):
+        names = [path.rpartition("/")[2] for path, _ in store.list(f"s{n}")]
+        assert names == [own_name(number, f"s{n}") for number in range(39, -1, -1)]
+        assert list(store.segments(f"s{n}")) == [(1, 0, b"".join(b"%02d" % number for number in range(40)))]
+    assert leftovers(store) == (0, 0)
+
+
+def test_wherever_a_writer_is_killed_the_old_one_or_the_new_one_is_there(store: SqliteStore) -> None:
+    program = f"""
+import os
+from graflow_ckpt.stores.sqlite import SqliteStore
+from tests.unit.stores.redis_trios import put
+store = SqliteStore({store.file!r})
+lease = store.acquire("s", take_over=True)
+for n in range(10**6):
+    put(store, "best", str(n % 10), lease, size=(3, 6_000_000, 70_000)[n % 3])
+    os.write(1, b"%d" % (n % 10))
+"""
+    put(store, "best", "0")
+    for blow in range(12):
+        with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            said = process.stdout.read(1 + blow % 5)
+            time.sleep(blow * 0.003)  # to another place each time: there is nothing to wait for
+            process.kill()
+            said += process.stdout.read()
+
+        stage, values, state = read(store, f"{store.folder}/best")
+        assert set(values) == {ord(stage)}
+        assert state == stage.encode()
+        last = int(said[-1:])
+        assert int(stage) in (last, (last + 1) % 10), "what was confirmed is gone"
+
+    store.acquire("s").release()
+    assert leftovers(store) == (0, 0)
+    assert ask(store, "PRAGMA integrity_check") == [("ok",)]
+
+
+@pytest.mark.parametrize("how", ["delete", "put"])
+def test_what_a_killed_process_has_not_cleared_away_the_next_owner_does(store: SqliteStore, how: str) -> None:
+    put(store, "best", "1", size=30 * CHUNK)
+    program = f"""
+import os, signal
+from graflow_ckpt.stores import sqlite_chunks
+from graflow_ckpt.stores.sqlite import SqliteStore
+from tests.unit.stores.redis_trios import put
+store = SqliteStore({store.file!r})
+sqlite_chunks.clear = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+store.delete("best") if {how == "delete"} else put(store, "best", "2")
+"""
+    killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert leftovers(store) == (31, 1)
+
+    store.acquire("s").release()
+
+    assert leftovers(store) == (0, 0)
+    if how == "put":
+        assert read(store, f"{store.folder}/best")[0] == "2"
+    else:
+        assert list(store.list()) == []

@@ -12,11 +12,14 @@ from importlib import import_module
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.links.addresses import masked
-from graflow_ckpt.stores import redis_names
+from graflow_ckpt.stores import postgres_names, redis_names
 
+_POSTGRES = ("graflow_ckpt.stores.postgres", "PostgresStore")
 _REDIS = ("graflow_ckpt.stores.redis", "RedisStore")
 _STORES = {
     "file": ("graflow_ckpt.stores.local", "LocalStore"),
+    "postgres": _POSTGRES,
+    "postgresql": _POSTGRES,
     "redis": _REDIS,
     "rediss": _REDIS,
     "redis+sentinel": _REDIS,
@@ -26,8 +29,6 @@ _STORES = {
 }
 _TO_COME = {
     "sqlite": "sql",
-    "postgres": "sql",
-    "postgresql": "sql",
     "s3": "objects",
     "gs": "objects",
     "gcs": "objects",
@@ -52,6 +53,8 @@ def store_of(path: str) -> str:
     """The store that the path of a checkpoint leads to, as `open_store` takes it."""
     if redis_names.is_redis(path):
         return redis_names.split(path)[0] or "redis://"
+    if postgres_names.is_postgres(path):
+        return postgres_names.divided(path)[0]
     return os.path.dirname(path) or "."
 
 

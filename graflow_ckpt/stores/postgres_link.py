@@ -59,8 +59,6 @@ PATIENCE = 10.0  # seconds within which a server that was lost must be back
 # What the pool warns of is raised here: nobody needs it a second time who has not asked for logs.
 logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
 
-UNREADY = "run `graflow-ckpt db upgrade` on it"
-
 _PAUSE = 0.05
 _CONNECTIONS = 8
 _WAIT = 2.0  # seconds for a connection of the pool, before one is made beside it
@@ -193,6 +191,10 @@ def _close() -> None:
         link.close()
 
 
+def upgrade_hint(address: str) -> str:
+    return f"Make it fit with: graflow-ckpt db upgrade --store {address}"
+
+
 # --- complaints ------------------------------------------------------------------------
 
 
@@ -229,7 +231,7 @@ def in_our_words(error: psycopg.Error, address: str) -> ServerError | SchemaUnsu
         )
     if code in _MISSING:
         return SchemaUnsupported(
-            f"{address} lacks what this version needs: {text}.", hint=f"To mend it, {UNREADY}.", store=address
+            f"{address} lacks what this version needs: {text}.", hint=upgrade_hint(address), store=address
         )
     if code.startswith(_GONE):
         return ServerGone(f"{address} cannot do that now: {text}.", hint=_PASSING, address=address)

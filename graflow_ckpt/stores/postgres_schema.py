@@ -20,7 +20,7 @@ from hashlib import sha256
 from importlib.resources import files
 
 from graflow_ckpt.core.errors import SchemaUnsupported
-from graflow_ckpt.stores.postgres_link import UNREADY, Connection, Link
+from graflow_ckpt.stores.postgres_link import Connection, Link, upgrade_hint
 
 _LOCK = 0x67726166  # of whoever changes the schema
 _WAIT = "30s"  # for that lock, and for those who work with the tables: they must not wait behind us for ever
@@ -202,12 +202,12 @@ class Schema:
             )
         if ready and verdict == "none":
             raise SchemaUnsupported(
-                f"{where} has no tables for checkpoints yet.", hint=f"To make them, {UNREADY}.", **ids
+                f"{where} has no tables for checkpoints yet.", hint=upgrade_hint(where), **ids
             )
         if ready and verdict == "behind":
             raise SchemaUnsupported(
                 f"The tables in {where} have version {status.version}; this program needs {status.wanted}.",
-                hint=f"To upgrade them, {UNREADY}.",
+                hint=upgrade_hint(where),
                 **ids,
             )
 

@@ -16,6 +16,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
 from graflow_ckpt.core.errors import BadSessionId, Fenced, SessionBusy
@@ -255,32 +256,39 @@ def test_who_is_fenced_while_it_writes_puts_nothing(
     taken[0].release()
 
 
-def test_a_claim_waits_for_a_commit_that_is_under_way_and_no_commit_comes_after_it(
-    store: PostgresStore, postgres_url: str
-) -> None:
-    """Every checkpoint that stands when a claim returns is all that its former owners will ever have."""
-    rng = random.Random(7)
-    for _ in range(12):
-        lease = store.acquire("s", take_over=True)
-        over: list[BaseException] = []
+def test_a_claim_waits_for_a_commit_that_has_seen_its_epoch(store: PostgresStore, clock: Clock) -> None:
+    lease, taken, seen = store.acquire("s"), [], []
 
-        def write(lease: Any = lease, over: list[BaseException] = over) -> None:
-            try:
-                for n in range(1000):
-                    put(store, own_name(n), f"{lease.epoch}", lease)
-            except Fenced as error:
-                over.append(error)
+    def waiting(count: int) -> None:
+        deadline = time.monotonic() + 20
+        asked = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+        while clock.ask(asked) != [(count,)]:
+            assert time.monotonic() < deadline, f"not {count} who wait"
+            time.sleep(0.01)
 
-        thread = threading.Thread(target=write)
-        thread.start()
-        time.sleep(rng.random() / 50)  # anywhere in a write
-        new = store.acquire("s", take_over=True)
-        standing = dict(store.list("s"))
+    def take() -> None:
+        taken.append(store.acquire("s", take_over=True))
+        seen.extend(path for path, _ in store.list())
+
+    with psycopg.connect(clock.server.url_of(clock.database)) as other:
+        other.execute(
+            "select pg_advisory_xact_lock(hashtextextended('best', 7431))"
+        )  # what comes after the epoch
+        threads = [
+            threading.Thread(target=put, args=(store, "best", "one", lease)),
+            threading.Thread(target=take),
+        ]
+        threads[0].start()
+        waiting(1)
+        threads[1].start()
+        waiting(2)
+        other.rollback()
+    for thread in threads:
         thread.join()
 
-        assert len(over) == 1
-        assert dict(store.list("s")) == standing
-        new.release()
+    assert seen == [f"{store.folder}/best"]
+    assert taken[0].epoch == 2
+    taken[0].release()
 
 
 def test_a_server_that_has_forgotten_the_session_fences_its_owner(store: PostgresStore, clock: Clock) -> None:
@@ -365,6 +373,14 @@ def test_a_pid_that_somebody_else_has_now_keeps_nobody_out(store: PostgresStore,
 
     assert lease.epoch == 5
     lease.release()
+
+
+def test_of_two_who_find_an_owner_dead_the_second_does_not_take_it_from_the_first(clock: Clock) -> None:
+    clock.owned(600)
+    claim = "select granted, its_epoch from graflow_ckpt.claim('s', %s, 'me', 600000, %s, 0)"
+
+    assert clock.ask(claim, "first", "4") == [(True, 5)]
+    assert clock.ask(claim, "second", "4") == [(False, 5)]
 
 
 def test_a_silent_owner_of_another_machine_is_waited_for_until_its_lease_ends(

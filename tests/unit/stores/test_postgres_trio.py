@@ -260,6 +260,17 @@ def test_what_is_older_than_a_chunk_lives_is_cleared_away_whoever_wrote_it(
     assert rows.chunks() == [("young", "pkl", 0), ("young", "pkl", 1)]
 
 
+def test_who_was_fenced_clears_away_nothing_of_who_came_after(store: PostgresStore, rows: Rows) -> None:
+    store.probe()
+    for epoch in (4, 5, 6):
+        rows.ask("insert into graflow_ckpt.staging values (%s, 's', %s)", f"put{epoch}", epoch)
+    rows.ask("insert into graflow_ckpt.staging values ('put7', 't', 1)")
+
+    assert rows.ask("select graflow_ckpt.sweep('s', 5, 3600)") == [(1,)]
+
+    assert rows.ask("select put from graflow_ckpt.staging order by 1") == [("put5",), ("put6",), ("put7",)]
+
+
 def test_chunks_that_are_gone_at_the_commit_make_no_checkpoint(store: PostgresStore, rows: Rows) -> None:
     path = put(store, "best", "one")
     before = rows.chunks()

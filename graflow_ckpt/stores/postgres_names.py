@@ -138,7 +138,7 @@ def divided(url: str) -> tuple[str, str]:
     rest, _, query = rest.partition("?")
     netloc, _, below = rest.partition("/")
     database, _, name = below.partition("/")
-    if "@" in below:
+    if "@" in database:  # of a password that was not encoded
         raise _unreadable()
     if "/" in name:
         raise CheckpointError(

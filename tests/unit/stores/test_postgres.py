@@ -86,7 +86,9 @@ def test_what_is_not_there_is_not_found(store: PostgresStore) -> None:
     assert store.delete("best") is False
 
 
-@pytest.mark.parametrize("name", ["'; drop table x; --", "%s", "a b", "größe", '"', "a@b", "%2F", "x" * 500, "%", "_"])
+@pytest.mark.parametrize(
+    "name", ["'; drop table x; --", "%s", "a b", "größe", '"', "a@b", "%2F", "x" * 500, "%", "_"]
+)
 def test_odd_names_are_names(store: PostgresStore, name: str) -> None:
     path = put(store, name, "one")
 

@@ -13,11 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
 
 from tests.servers import Server, binaries
+
+if TYPE_CHECKING:
+    from tests.postgres_servers import PostgresServer
 
 for name in [name for name in os.environ if name.startswith("GRAFLOW_CKPT_")]:
     del os.environ[name]
@@ -67,6 +71,36 @@ def redis_url(redis_server: Server) -> str:
     """The address of an empty server."""
     redis_server.ask("FLUSHALL")
     return redis_server.url
+
+
+@pytest.fixture(scope="session")
+def postgres_server() -> Iterator[PostgresServer]:
+    """A server for all tests of this process."""
+    from tests.postgres_servers import PostgresServer
+
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres_database(postgres_server: PostgresServer) -> str:
+    """The address of a database with the tables of the store; see `postgres_url`."""
+    from graflow_ckpt.stores.postgres import PostgresStore
+
+    url = postgres_server.database()
+    store = PostgresStore(url)
+    store.schema.upgrade()
+    store.close()
+    return url
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer, postgres_database: str) -> str:
+    """The same, empty."""
+    tables = ("sessions", "lines", "checkpoints", "chunks", "staging", "segments", "frames")
+    database = postgres_database.rpartition("/")[2]
+    postgres_server.ask(";".join(f"delete from graflow_ckpt.{table}" for table in tables), database=database)
+    return postgres_database
 
 
 @pytest.fixture

@@ -12,12 +12,15 @@ from importlib import import_module
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.links.addresses import masked
-from graflow_ckpt.stores import redis_names, sqlite_names
+from graflow_ckpt.stores import postgres_names, redis_names, sqlite_names
 
+_POSTGRES = ("graflow_ckpt.stores.postgres", "PostgresStore")
 _REDIS = ("graflow_ckpt.stores.redis", "RedisStore")
 _STORES = {
     "file": ("graflow_ckpt.stores.local", "LocalStore"),
     "memory": ("graflow_ckpt.stores.memory", "MemoryStore"),
+    "postgres": _POSTGRES,
+    "postgresql": _POSTGRES,
     "redis": _REDIS,
     "rediss": _REDIS,
     "redis+sentinel": _REDIS,
@@ -27,8 +30,6 @@ _STORES = {
     "sqlite": ("graflow_ckpt.stores.sqlite", "SqliteStore"),
 }
 _TO_COME = {
-    "postgres": "sql",
-    "postgresql": "sql",
     "s3": "objects",
     "gs": "objects",
     "gcs": "objects",
@@ -55,6 +56,8 @@ def store_of(path: str) -> str:
         return redis_names.split(path)[0] or "redis://"
     if sqlite_names.is_sqlite(path):
         return sqlite_names.split(path)[0] or "sqlite://"
+    if postgres_names.is_postgres(path):
+        return postgres_names.divided(path)[0]
     return os.path.dirname(path) or "."
 
 

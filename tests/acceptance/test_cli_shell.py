@@ -22,11 +22,14 @@ ALL = [
     ["checkpoints", "verify"],
     ["key", "new"],
     ["checkpoints", "take"],
+    ["db", "downgrade"],
+    ["db", "status"],
+    ["db", "upgrade"],
     ["failed", "list"],
     ["failed", "requeue"],
     ["sessions", "purge"],
 ]
-GROUPS = [["checkpoints"], ["failed"], ["key"]]  # fmt: skip
+GROUPS = [["checkpoints"], ["db"], ["failed"], ["key"]]  # fmt: skip
 
 
 @pytest.mark.parametrize("command", [c for c in ALL if c not in GROUPS], ids=" ".join)

@@ -7,6 +7,7 @@
     status, wait, top      how far it is                       status.py wait.py top.py
     pause, cancel, failed  a session is steered                pause.py cancel.py failed.py steering.py
     trust, key, doctor     seals, keys, this machine           trust.py key.py doctor.py
+    db                     tables of a store in a database    db.py
     settings               what counts, and why                settings.py configuration.py
     completion             for bash, zsh and fish              completion.py
 

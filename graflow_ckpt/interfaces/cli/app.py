@@ -33,6 +33,7 @@ COMMANDS = {
     "top": "Watch the sessions and workers of a fleet.",
     "trust": "Look at a foreign checkpoint and seal it with your key.",
     "key": "Make a key that seals checkpoints.",
+    "db": "Make, change and look at the tables of a store in a database.",
     "settings": "Show what is set, and where it comes from.",
     "doctor": "What is installed, writable and safe, and what durability costs here.",
     "completion": "Print the completion script of a shell.",

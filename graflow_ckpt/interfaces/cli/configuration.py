@@ -54,7 +54,11 @@ def fleet(function: F) -> F:
 
 
 def is_server(store: str) -> bool:
-    return "://" in store and not store.lower().startswith(("file:", "sqlite:"))
+    """Whether a fleet can be there: at the address of a Redis server, and of nothing else."""
+    from graflow_ckpt.links.addresses import SCHEMES
+
+    scheme, separator, _ = store.partition("://")
+    return bool(separator) and scheme.lower() in SCHEMES
 
 
 def name(ctx: click.Context, url: str) -> None:

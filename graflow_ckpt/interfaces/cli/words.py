@@ -96,7 +96,12 @@ def parse_store(ctx: click.Context, parameter: click.Parameter, given: str | Non
     from urllib.parse import urlencode
 
     from graflow_ckpt.links.addresses import parse
+    from graflow_ckpt.stores import postgres_names
 
+    if postgres_names.is_postgres(given):
+        database = postgres_names.parse(postgres_names.divided(given)[0])
+        database.remember()
+        return str(database)
     address = parse(given)
     address.remember()
     return f"{address}?{urlencode(address.options)}" if address.options else str(address)

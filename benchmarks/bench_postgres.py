@@ -1,0 +1,194 @@
+"""What does a checkpoint in Postgres cost beside the bare commit of its bytes?
+
+Method: wall time of the store's `put` of ready parts, under a lease and to new paths, of `meta` and the
+reading of all parts, of a journal's append, and of a list of the newest 50 of 100,000 with a filter. Unit:
+ms. The floor: the same bytes in one row of a bare table with one key, in one prepared statement of its own
+transaction, written and read back on a connection that is held. One server, started for this, that syncs
+each commit.
+A regression: a second round trip for a small save, a list whose time grows with what is stored.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+from collections.abc import Callable
+from functools import cache, partial
+from itertools import count as numbers
+from itertools import islice
+
+import psycopg
+
+from benchmarks.harness import AtMost, Case, Ratio, Run
+from graflow_ckpt.core.protocols import PartWriter, Sink
+from graflow_ckpt.stores.postgres import PostgresStore
+from graflow_ckpt.stores.postgres_lease import PostgresLease
+from tests.postgres_servers import PostgresServer
+
+NAME = "postgres"
+SMALL, LARGE = 4 << 10, 1 << 20
+META = 400
+STORED = 100_000
+SESSION = "bench"
+_names = numbers(1)
+
+
+@cache
+def server() -> PostgresServer:
+    found = PostgresServer().start()
+    atexit.register(found.close)
+    return found
+
+
+@cache
+def store() -> PostgresStore:
+    found = PostgresStore(server().database())
+    found.schema.upgrade()
+    return found
+
+
+@cache
+def lease() -> PostgresLease:
+    found = store().acquire(SESSION)
+    atexit.register(found.release)
+    return found
+
+
+@cache
+def bare() -> psycopg.Connection[tuple[bytes]]:
+    found = psycopg.connect(server().url, autocommit=True)
+    found.execute("create table bare (key text primary key, value bytea)")
+    found.execute("alter table bare alter column value set storage external")
+    atexit.register(found.close)
+    return found
+
+
+def calls(run: Run, size: int) -> int:
+    return run.size(200 if size == SMALL else 20, smoke=5)
+
+
+# --- the store ---------------------------------------------------------------------------
+
+
+def put(values: bytes, number: int) -> str:
+    """A trio that has the bytes of `values` in all."""
+    name = f"session_{SESSION}_step_1_1700000000-{number}.pkl"
+    meta = json.dumps({"session_id": SESSION, "stage": "s", "n": number}).encode().ljust(META)
+    cut = len(values) - 2 * META
+    parts: list[tuple[str, PartWriter]] = [
+        ("pkl", writer(values[:cut])), ("state.json", writer(values[cut:-META])), ("meta.json", writer(meta)),
+    ]  # fmt: skip
+    store().put(name, parts, lease=lease(), stage="s")
+    return name
+
+
+def writer(data: bytes) -> PartWriter:
+    def write(sink: Sink) -> None:
+        sink.write(data)
+
+    return write
+
+
+def save(size: int, run: Run) -> None:
+    values = os.urandom(size)
+    put(values, next(_names))
+    with run.timed(per=calls(run, size)):
+        for _ in range(calls(run, size)):
+            put(values, next(_names))
+
+
+def load(size: int, run: Run) -> None:
+    name = put(os.urandom(size), next(_names))
+    buffer = memoryview(bytearray(size))
+    with run.timed(per=calls(run, size)):
+        for _ in range(calls(run, size)):
+            store().meta(name)
+            for part in ("pkl", "state.json"):
+                source = store().open(name, part, "s")
+                while source.readinto(buffer):
+                    pass
+                source.close()
+
+
+def append(run: Run) -> None:
+    segment = store().journal(lease(), next(_names))
+    frame = os.urandom(SMALL)
+    segment.append(frame)
+    with run.timed(per=calls(run, SMALL)):
+        for _ in range(calls(run, SMALL)):
+            segment.append(frame)
+    segment.close()
+
+
+# --- the floor ---------------------------------------------------------------------------
+
+
+def insert(values: bytes) -> str:
+    key = f"{next(_names)}"
+    bare().execute("insert into bare values (%s, %b)", [key, values], prepare=True)
+    return key
+
+
+def bare_save(size: int, run: Run) -> None:
+    values = os.urandom(size)
+    insert(values)
+    with run.timed(per=calls(run, size)):
+        for _ in range(calls(run, size)):
+            insert(values)
+
+
+def bare_load(size: int, run: Run) -> None:
+    key = insert(os.urandom(size))
+    with run.timed(per=calls(run, size)):
+        for _ in range(calls(run, size)):
+            asked = "select value from bare where key = %s"
+            bare().execute(asked, [key], prepare=True, binary=True).fetchone()
+
+
+# --- a list ------------------------------------------------------------------------------
+
+
+@cache
+def full_store(stored: int) -> PostgresStore:
+    url = server().database()
+    found = PostgresStore(url)
+    found.schema.upgrade()
+    filled = """insert into graflow_ckpt.checkpoints
+        select 'n' || n, n, n, 's' || n %% 100, 'w' || n %% 7, (array['running', 'failed'])[1 + n %% 2], '{}',
+            convert_to(rpad('{"n": ' || n || '}', 900), 'UTF8')
+        from generate_series(1, %s) n"""
+    server().ask(filled, stored, database=url.rpartition("/")[2])
+    server().ask("vacuum analyze graflow_ckpt.checkpoints", database=url.rpartition("/")[2])
+    return found
+
+
+def newest(wanted: Callable[[PostgresStore], object], run: Run) -> None:
+    place = full_store(run.size(STORED, smoke=1000))
+    wanted(place)
+    with run.timed(per=10):
+        for _ in range(10):
+            wanted(place)
+
+
+def all_kinds(place: PostgresStore) -> object:
+    return list(islice(place.list(), 50))
+
+
+def of_session(place: PostgresStore) -> object:
+    return list(islice(place.list("s7"), 50))
+
+
+def of_workflow_and_status(place: PostgresStore) -> object:
+    return list(islice(place.list(workflow="w3", status="failed"), 50))
+
+
+CASES = [
+    Case("put of 4 kB", partial(save, SMALL), partial(bare_save, SMALL), Ratio(1.5), disk=True),
+    Case("put of 1 MB", partial(save, LARGE), partial(bare_save, LARGE), Ratio(2.0), disk=True),
+    Case("load of 1 MB", partial(load, LARGE), partial(bare_load, LARGE), Ratio(2.0)),
+    Case("append of 4 kB to a journal", append, partial(bare_save, SMALL), None, disk=True),
+    Case("newest 50 of 100,000", partial(newest, all_kinds), None, AtMost(20, "ms")),
+    Case("… of one session", partial(newest, of_session), None, AtMost(20, "ms")),
+    Case("… of one workflow that failed", partial(newest, of_workflow_and_status), None, AtMost(20, "ms")),
+]

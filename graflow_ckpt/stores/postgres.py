@@ -1,0 +1,254 @@
+"""Checkpoints in Postgres.
+
+Promise: that of postgres_trio.py for every checkpoint and of postgres_lease.py for every session: a trio
+appears whole, in one transaction that also locks its writer's epoch. What is reported as `synced` is on the
+server's disk, also where the server's or the user's default is not to wait. A server that goes away and
+comes back within some seconds interrupts nothing; a save that fails after that is a `CheckpointError`.
+
+Everybody who can write to the database can write here, so seals need a key that all have (`shared`).
+Tables are made by `graflow-ckpt db upgrade` and by nothing else: a program needs no right to make any.
+Paths and addresses: postgres_names.py. Not here: what a checkpoint contains, and whether it can be trusted.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from graflow_ckpt.core.errors import CheckpointError, ServerError
+from graflow_ckpt.core.facts import check_session_id
+from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
+from graflow_ckpt.links.addresses import masked
+from graflow_ckpt.stores import postgres_journal
+from graflow_ckpt.stores.postgres_chunks import ChunkSource
+from graflow_ckpt.stores.postgres_lease import LEASE, Leases, PostgresLease
+from graflow_ckpt.stores.postgres_link import Connection, Link
+from graflow_ckpt.stores.postgres_names import (
+    base_of,
+    divided,
+    folder_of,
+    is_postgres,
+    parse,
+    path_of,
+    session_of,
+)
+from graflow_ckpt.stores.postgres_schema import Schema
+from graflow_ckpt.stores.postgres_trio import Put, Trios, Wanted
+
+_logger = logging.getLogger(__name__)
+_LONGEST = 500  # bytes of a name
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    leases: Leases
+    trios: Trios
+
+
+class PostgresStore:
+    """Connects at the first use, not before.
+
+    `where`: postgresql://host:port/database; the name of a checkpoint may follow, and does not matter.
+    `lease`: seconds after which a silent owner on another machine counts as dead.
+    """
+
+    shared = True
+
+    def __init__(self, where: str | os.PathLike[str], *, lease: float = LEASE) -> None:
+        address = parse(divided(os.fspath(where))[0])
+        self.folder = str(address)
+        self.synced = False  # until `probe` or a save has found out
+        self._seconds = lease
+        self._link = Link(address)
+        self._opened: _Opened | None = None
+        self._mutex = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return self.folder
+
+    @property
+    def schema(self) -> Schema:
+        """The tables, for who makes and changes them."""
+        return Schema(self._link)
+
+    def close(self) -> None:
+        """Hang up. The next use connects anew."""
+        self._link.close()
+
+    def probe(self) -> None:
+        """Do once what saving will do, and take it away again."""
+        put = uuid.uuid4().hex
+
+        def ask(connection: Connection) -> bool:
+            found = connection.execute("select graflow_ckpt.durable()").fetchone()
+            connection.execute("select graflow_ckpt.stage(null, null, %s, 'probe', 0, 'probe')", [put])
+            connection.execute("select graflow_ckpt.withdraw(%s)", [put])
+            return found == (True,)
+
+        assert self._all is not None
+        self.synced = self._link.run(ask)
+
+    def takes(self, path: str) -> str | None:
+        """The path as it is written here; None if it leads to another store."""
+        if not is_postgres(path):
+            return None
+        store, base = divided(path)
+        return path_of(self.folder, base) if base and folder_of(store) == self.folder else None
+
+    # --- ownership ---------------------------------------------------------------------
+
+    def acquire(self, session: str, *, take_over: bool = False) -> PostgresLease:
+        check_session_id(session)
+        leases, trios = self._all.leases, self._all.trios
+        floor = 0 if leases.known(session) else trios.highest_epoch(session)
+        lease = leases.acquire(session, take_over=take_over, floor=floor)
+        try:
+            trios.sweep(lease)
+        except ServerError as error:
+            _logger.warning("leftovers of session %s stay: %s", session, error, extra={"session": session})
+        except BaseException:
+            lease.release()
+            raise
+        return lease
+
+    def owner(self, session: str) -> Owner | None:
+        return self._all.leases.owner(check_session_id(session))
+
+    def lines(self, session: str) -> tuple[Line, ...]:
+        return self._all.leases.lines(check_session_id(session))
+
+    def rewound(self, lease: Lease, sequence: int) -> None:
+        self._own(lease).rewound(sequence)
+
+    # --- checkpoints -------------------------------------------------------------------
+
+    def put(
+        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+    ) -> None:
+        base = self._base(path)
+        mine = self._own(lease) if lease is not None else None
+        if mine is not None:
+            mine.not_released()
+            if (its := session_of(base)) not in (None, mine.session):
+                raise CheckpointError(
+                    f"{masked(path)} is the name of a checkpoint of session {its!r}.",
+                    hint="Give it another name.",
+                    path=masked(path),
+                    session=mine.session,
+                )
+        with _refusing(path):
+            self.synced = self._all.trios.write(Put(base, mine, stage), parts)
+
+    def open(self, path: str, part: str, stage: str) -> ChunkSource:
+        return self._all.trios.open_part(self._base(path), part, stage)
+
+    def meta(self, path: str) -> bytes:
+        return self._all.trios.meta(self._base(path))
+
+    def unsafe(self, path: str) -> str | None:
+        """Who can write to the database is not known: the seal has to tell."""
+        return None
+
+    def list(
+        self,
+        session: str | None = None,
+        pattern: str | None = None,
+        *,
+        workflow: str | None = None,
+        status: str | None = None,
+    ) -> Iterator[tuple[str, bytes]]:
+        """Paths and metas, the last committed first; each filter has an index.
+
+        `session`: its own paths, and those under other names whose meta names it.
+        `pattern`: a glob of names, alone or after the store, instead of all.
+        """
+        if session is not None:
+            check_session_id(session)
+        names = None
+        if pattern is not None:
+            names = pattern.removeprefix(f"{self.folder}/")  # as a glob, in which `?` begins no options
+            names = base_of(divided(names)[1] if is_postgres(names) else names)
+        wanted = Wanted(session, _literal(names or ""), workflow, status)
+        for base, raw in self._all.trios.metas(wanted):
+            if names is None or fnmatchcase(base, names):
+                yield path_of(self.folder, base), raw
+
+    def delete(self, path: str) -> bool:
+        return self._all.trios.delete(self._base(path))
+
+    # --- journal -----------------------------------------------------------------------
+
+    def journal(self, lease: Lease, after: int) -> postgres_journal.PostgresSegment:
+        return postgres_journal.open_segment(self._own(lease), self._link, after)
+
+    def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
+        assert self._all is not None
+        return postgres_journal.read_segments(self._link, check_session_id(session))
+
+    def drop_segments(self, session: str, before: int) -> None:
+        postgres_journal.drop_segments(self._link, check_session_id(session), before)
+
+    # --- within ------------------------------------------------------------------------
+
+    @property
+    def _all(self) -> _Opened:
+        with self._mutex:
+            if self._opened is None:
+                self.schema.check()
+                self._opened = _Opened(Leases(self._link, self._seconds), Trios(self._link, self.folder))
+            return self._opened
+
+    def _base(self, path: str) -> str:
+        if "://" in path:
+            if (placed := self.takes(path)) is None:
+                raise CheckpointError(
+                    f"{masked(path)} is not in {self.folder}, or names no checkpoint.",
+                    hint=f"Its checkpoints are called {self.folder}/NAME.",
+                    path=masked(path),
+                )
+            path = placed.rpartition("/")[2]
+        base = base_of(path)
+        try:
+            fits = 0 < len(base.encode()) <= _LONGEST and "\0" not in base
+        except UnicodeEncodeError:  # half of a character, from a file name that is no UTF-8
+            fits = False
+        if not fits:
+            raise CheckpointError(
+                f"{base[:80]!r} cannot be the name of a checkpoint in Postgres.",
+                hint=f"It is text of at most {_LONGEST} bytes.",
+                path=path[:_LONGEST],
+            )
+        return base
+
+    def _own(self, lease: Lease) -> PostgresLease:
+        if not isinstance(lease, PostgresLease):
+            raise TypeError(f"a lease of this store is needed, not {type(lease).__name__}")
+        return lease
+
+
+@contextmanager
+def _refusing(path: str) -> Iterator[None]:
+    """What is wrong with the server is what is wrong with the save."""
+    try:
+        yield
+    except ServerError as error:
+        ids = {name: value for name, value in error.ids.items() if name != "path"}
+        raise CheckpointError(
+            f"Cannot write the checkpoint {masked(path)}: {error.message}",
+            hint=error.hint,
+            path=masked(path),
+            **ids,
+        ) from error
+
+
+def _literal(pattern: str) -> str:
+    """What a glob begins with before its first special character."""
+    ends = [at for at in map(pattern.find, "*?[") if at >= 0]
+    return pattern[: min(ends)] if ends else pattern

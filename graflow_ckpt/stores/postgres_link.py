@@ -1,0 +1,244 @@
+"""The link to a Postgres server: the one door to psycopg, a pool of connections, its complaints in our words.
+
+Promise: what may pass (not reachable, lost, starting, too many clients) is a `ServerGone`, and nothing
+else is; no message holds a password. `run` asks once. `sure` asks again for some seconds when the server
+was lost, so it is for what may be carried out twice. Each process has a pool of its own: what a fork
+has copied is never used.
+
+The pool waits longer and longer between attempts to connect, and says only that it has waited. So the
+first connection, and those after a loss, are made here: they come at once, and say what is wrong.
+Not here: statements.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import re
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+from graflow_ckpt.core.errors import (
+    BadAddress,
+    PackageMissing,
+    SchemaUnsupported,
+    ServerError,
+    ServerFull,
+    ServerGone,
+    ServerReadOnly,
+    ServerRefuses,
+)
+from graflow_ckpt.stores.postgres_names import Address
+
+try:
+    import psycopg
+    import psycopg_pool
+except ModuleNotFoundError as missing:
+    raise PackageMissing(
+        f"Checkpoints cannot be kept in Postgres: the package {missing.name} is not installed.",
+        hint="Install it with: pip install 'graflow-ckpt[postgres]'.",
+        extra="postgres",
+    ) from missing
+except ImportError as missing:  # psycopg without libpq
+    raise PackageMissing(
+        f"Checkpoints cannot be kept in Postgres: {str(missing).splitlines()[0]}.",
+        hint="Install it with: pip install 'graflow-ckpt[postgres]'.",
+        extra="postgres",
+    ) from missing
+
+Connection = psycopg.Connection[tuple[Any, ...]]  # Any: rows are as the statements make them
+
+T = TypeVar("T")
+
+PATIENCE = 10.0  # seconds within which a server that was lost must be back
+# What the pool warns of is raised here: nobody needs it a second time who has not asked for logs.
+logging.getLogger("psycopg.pool").addHandler(logging.NullHandler())
+
+_PAUSE = 0.05
+_CONNECTIONS = 8
+_WAIT = 2.0  # seconds for a connection of the pool, before one is made beside it
+_CONNECT = 5  # seconds for the server to answer
+_PASSING = "It may pass: try again in a moment."
+_REFUSED = (
+    "Check user and password of the address, and what the server allows that user (GRANT, pg_hba.conf)."
+)
+# What a server says before it has sent a code, or rather what libpq keeps of it.
+_REFUSALS = re.compile(
+    r"authentication failed|no password supplied|pg_hba\.conf|role \".*\" (?:does not exist|is not permitted)"
+    r"|permission denied"
+)
+_NO_DATABASE = re.compile(r"database \"(.*)\" does not exist")
+_GONE = ("08", "57P", "53300", "40001", "40P01", "55P03", "25P03")
+_MISSING = ("42P01", "3F000", "42883", "42703")
+
+
+class Link:
+    """Connects at the first use. `options`: more of libpq's."""
+
+    def __init__(self, address: Address) -> None:
+        self.address = str(address)
+        self._address = address
+        self._mutex = threading.Lock()
+        self._pool: psycopg_pool.ConnectionPool[Connection] | None = None
+        self._process = 0
+        self._strangers: list[object] = []  # pools of a parent: to close one would hang up on the parent
+
+    def run(self, work: Callable[[Connection], T]) -> T:
+        """Ask once."""
+        with translated(self.address), self._connection() as connection:
+            return work(connection)
+
+    def sure(self, work: Callable[[Connection], T]) -> T:
+        """Ask again while the server cannot be reached, for some seconds."""
+        deadline = time.monotonic() + PATIENCE
+        try:
+            return self.run(work)
+        except ServerGone:
+            if time.monotonic() > deadline:
+                raise
+        while True:
+            time.sleep(_PAUSE)
+            try:
+                with translated(self.address), self._beside() as connection:
+                    done = work(connection)
+                self._clear()
+                return done
+            except ServerGone:
+                if time.monotonic() > deadline:
+                    raise
+
+    def close(self) -> None:
+        with self._mutex:
+            if self._pool is not None and self._process == os.getpid():
+                self._pool.close()
+            self._pool = None
+
+    # --- within ------------------------------------------------------------------------
+
+    @contextmanager
+    def _connection(self) -> Iterator[Connection]:
+        pool = self._own_pool()
+        try:
+            connection = pool.getconn(timeout=_WAIT)
+        except psycopg_pool.PoolTimeout:
+            with self._beside() as other:
+                yield other
+            return
+        try:
+            yield connection
+        finally:
+            pool.putconn(connection)
+
+    @contextmanager
+    def _beside(self) -> Iterator[Connection]:
+        """A connection that is made now, for one use."""
+        connection = self._connect()
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+    def _connect(self) -> Connection:
+        return psycopg.connect(**self._arguments())
+
+    def _arguments(self) -> dict[str, Any]:
+        """As psycopg takes them."""
+        own = {"connect_timeout": str(_CONNECT), "application_name": "graflow-ckpt", "keepalives_idle": "30"}
+        given = self._address.with_credentials().arguments()
+        return {**own, **given, "autocommit": True}
+
+    def _own_pool(self) -> psycopg_pool.ConnectionPool[Connection]:
+        with self._mutex:
+            if self._process != os.getpid():
+                if self._pool is not None:
+                    self._strangers.append(self._pool)
+                self._pool = None
+            if self._pool is None:
+                self._connect().close()  # says at once what is wrong
+                self._address.remember()
+                self._pool = psycopg_pool.ConnectionPool(
+                    kwargs=self._arguments(),
+                    min_size=0,
+                    max_size=_CONNECTIONS,
+                    num_workers=1,
+                    open=True,
+                    name="graflow-ckpt",
+                )
+                self._process = os.getpid()
+                _open.add(self)
+            return self._pool
+
+    def _clear(self) -> None:
+        """The server is back: connections from before are of no use."""
+        pool = self._pool
+        if pool is not None and self._process == os.getpid():
+            with suppress(psycopg.Error):
+                pool.check()
+
+
+_open: weakref.WeakSet[Link] = weakref.WeakSet()
+
+
+@atexit.register
+def _close() -> None:
+    """The pool's threads are told to end while there is still something to tell them with."""
+    for link in list(_open):
+        link.close()
+
+
+def upgrade_hint(address: str) -> str:
+    return f"Make it fit with: graflow-ckpt db upgrade --store {address}"
+
+
+# --- complaints ------------------------------------------------------------------------
+
+
+@contextmanager
+def translated(address: str) -> Iterator[None]:
+    """Around calls of psycopg."""
+    try:
+        yield
+    except psycopg.Error as error:
+        raise in_our_words(error, address) from error
+
+
+def in_our_words(error: psycopg.Error, address: str) -> ServerError | SchemaUnsupported:
+    """The error to raise instead of one that psycopg has raised."""
+    code = error.sqlstate or ""
+    text = (error.diag.message_primary or str(error)).strip().replace("\n", " ").rstrip(".")
+    if code.startswith("28") or code == "42501" or (not code and _REFUSALS.search(text)):
+        return ServerRefuses(f"{address} refuses: {text}.", hint=_REFUSED, address=address)
+    if code == "3D000" or (not code and _NO_DATABASE.search(text)):
+        return ServerError(
+            f"{address} has no such database.", hint="Make it first (CREATE DATABASE).", address=address
+        )
+    if code == "25006":
+        return ServerReadOnly(
+            f"{address} takes no writes: {text}.",
+            hint="Name its primary, or all hosts and ?target_session_attrs=read-write.",
+            address=address,
+        )
+    if code in ("53100", "53200", "58030", "54000"):
+        return ServerFull(
+            f"{address} has no room or cannot write: {text}.",
+            hint="Look at its disk and its log; nothing was changed.",
+            address=address,
+        )
+    if code in _MISSING:
+        return SchemaUnsupported(
+            f"{address} lacks what this version needs: {text}.", hint=upgrade_hint(address), store=address
+        )
+    if code.startswith(_GONE):
+        return ServerGone(f"{address} cannot do that now: {text}.", hint=_PASSING, address=address)
+    if not code and isinstance(error, psycopg.OperationalError):
+        return ServerGone(
+            f"{address} cannot be reached, or was lost: {text}.", hint=_PASSING, address=address
+        )
+    if not code and isinstance(error, psycopg.ProgrammingError):
+        return BadAddress(f"{address} cannot be used: {text}.", address=address)
+    return ServerError(f"{address} answers with an error: {text}.", address=address, code=code, text=text)

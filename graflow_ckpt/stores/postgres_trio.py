@@ -1,0 +1,282 @@
+"""The trio in Postgres: chunks, and one row that points at them.
+
+    graflow_ckpt.checkpoints   name, commit_number, put, session, workflow, status,
+                               parts: {pkl: {put, stage, size, count}, …}, meta
+    graflow_ckpt.chunks        postgres_chunks.py
+    graflow_ckpt.staging       put, session, epoch, begun: who writes chunks that no row points at
+
+    W1 full chunks, each in a transaction of its own, the first with its row in `staging`
+    W2 the commit: the epoch is locked, all chunks are there, the last ones come along, the row is
+       set, the chunks of the former row go
+
+Promise: before W2 a reader finds the previous checkpoint, after it this one, whole. A reader whose
+chunks go while it reads finds out, and that meta has changed. Each put has an id of its own, so that no
+put writes into another's chunks, and a commit that is asked for again changes nothing. A server that
+goes away and comes back within some seconds interrupts nothing; after that the save has failed.
+Not here: who may write (postgres_lease.py), and what a path names (postgres_names.py).
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    GraflowError,
+    SaveOutcomeUnknown,
+    ServerError,
+    ServerGone,
+)
+from graflow_ckpt.core.protocols import Buffer, PartWriter
+from graflow_ckpt.stores.postgres_chunks import LIFE, ChunkSink, ChunkSource
+from graflow_ckpt.stores.postgres_lease import PostgresLease
+from graflow_ckpt.stores.postgres_link import Connection, Link
+from graflow_ckpt.stores.postgres_names import PARTS, path_of, session_of
+
+META = PARTS[-1]
+
+_LACKS = "GC001"  # what the commit says when chunks are gone
+_FIRST = 100  # metas that are read at once, before it is known whether anybody wants more
+_PAGE = 500
+_FIELD = 200  # characters of a field that is listed by
+_Sinks = dict[str, ChunkSink]
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """One write: of what, by whom, and under which id."""
+
+    base: str
+    lease: PostgresLease | None
+    stage: str
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    @property
+    def fence(self) -> list[object]:
+        return [None, None] if self.lease is None else [self.lease.session, self.lease.epoch]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is listed; None: whatever it is."""
+
+    session: str | None = None
+    prefix: str = ""
+    workflow: str | None = None
+    status: str | None = None
+
+    def condition(self) -> tuple[str, list[object]]:
+        """For a `where`, and its arguments."""
+        parts, args = ["true"], list[object]()
+        for column in ("session", "workflow", "status"):
+            if (value := getattr(self, column)) is not None:
+                parts.append(f"{column} = %s")
+                args.append(listed_by(value) or "")
+        if self.prefix:
+            parts.append("starts_with(name, %s)")
+            args.append(self.prefix)
+        return " and ".join(parts), args
+
+
+class Trios:
+    """The checkpoints of one store. `folder`: what their paths start with."""
+
+    def __init__(self, link: Link, folder: str) -> None:
+        self._link = link
+        self._folder = folder
+
+    # --- writing -----------------------------------------------------------------------
+
+    def write(self, put: Put, parts: Sequence[tuple[str, PartWriter]]) -> bool:
+        """Write a trio; the last of `parts` is its meta. Whether it is on the server's disk."""
+        names = [part for part, _ in parts]
+        if not set(names) <= set(PARTS) or names[-1] != META:
+            raise ValueError(f"parts are some of {PARTS}, {META} last; not {names}")
+        sinks = {part: ChunkSink(self._stager(put, part)) for part in names[:-1]}
+        try:
+            for part, writer in parts[:-1]:
+                writer(sinks[part])
+            meta = _Collector()
+            parts[-1][1](meta)
+            return self._commit(put, sinks, bytes(meta.data))
+        except SaveOutcomeUnknown:
+            raise  # it may stand: nothing of it is to be taken away
+        except BaseException:
+            if any(sink.staged for sink in sinks.values()):
+                with suppress(GraflowError):  # what stays is swept later
+                    self._link.run(lambda c: c.execute("select graflow_ckpt.withdraw(%s)", [put.id]))
+            raise
+
+    def sweep(self, lease: PostgresLease) -> None:
+        """Clear away what dead writers have left: former owners of the session, and the very slow."""
+        args = [lease.session, lease.epoch, LIFE]
+        self._link.run(lambda c: c.execute("select graflow_ckpt.sweep(%s, %s, %s)", args))
+
+    def _stager(self, put: Put, part: str) -> Callable[[int, bytes], None]:
+        """W1."""
+
+        def stage(number: int, chunk: bytes) -> None:
+            def ask(connection: Connection) -> bool:
+                asked = "select graflow_ckpt.stage(%s, %s::bigint, %s, %s, %s, %b)"
+                found = connection.execute(asked, [*put.fence, put.id, part, number, chunk]).fetchone()
+                return found == (True,)
+
+            if not self._link.sure(ask):
+                assert put.lease is not None  # without one there is no fence
+                put.lease.lost()
+
+        return stage
+
+    def _commit(self, put: Put, sinks: _Sinks, meta: bytes) -> bool:
+        """W2."""
+        path = path_of(self._folder, put.base)
+        asked = """select * from graflow_ckpt.put(%s, %s::bigint, %s, %s, %b, %s::text[], %s::text[],
+            %s::text[], %s::bigint[], %s::integer[], array[%b, %b]::bytea[])"""
+        tails = [sink.tail for sink in sinks.values()] + [None, None]
+        args = [*put.fence, put.id, put.base, meta, _fields(put.base, meta)]
+        args += [list(sinks), [put.stage] * len(sinks)]
+        args += [[sink.size for sink in sinks.values()], [sink.count for sink in sinks.values()], *tails[:2]]
+        try:
+            found = self._link.sure(lambda connection: connection.execute(asked, args).fetchone())
+        except ServerGone as error:
+            raise SaveOutcomeUnknown(
+                f"The checkpoint {path} was sent, but not confirmed: {error.message}",
+                hint="It is there or its predecessor is. Look when the server is back.",
+                path=path,
+            ) from error
+        except ServerError as error:
+            if error.ids.get("code") != _LACKS:
+                raise
+            raise CheckpointError(
+                f"The checkpoint {path} was not written: chunks of its {error.text} are gone.",
+                hint=f"Writing took more than {LIFE} seconds, or the server has lost what it had confirmed.",
+                path=path,
+            ) from error
+        assert found is not None
+        if found[0] == "fenced":
+            assert put.lease is not None
+            put.lease.lost()
+        return bool(found[1])
+
+    # --- reading -----------------------------------------------------------------------
+
+    def open_part(self, base: str, part: str, stage: str) -> ChunkSource:
+        path = path_of(self._folder, base)
+        asked = """select parts -> %s, chunks.data from graflow_ckpt.checkpoints
+            left join graflow_ckpt.chunks on chunks.put = parts -> %s ->> 'put' and part = %s and number = 0
+            where name = %s"""
+
+        def ask(connection: Connection) -> tuple[dict[str, str | int] | None, bytes | None] | None:
+            return connection.execute(asked, [part, part, part, base], binary=True).fetchone()
+
+        row = self._link.sure(ask)
+        if row is None:
+            raise self._not_found(base)
+        found, first = row
+        if found is None or found["stage"] != stage or (first is None and found["count"]):
+            raise CheckpointCorrupt(
+                f"The checkpoint {path} has no {part} that belongs to its meta.",
+                hint="It was written anew meanwhile, or by something else.",
+                path=path,
+                part=part,
+            )
+        place = (str(found["put"]), part)
+        return ChunkSource(self._link, place, int(found["size"]), int(found["count"]), first or b"", path)
+
+    def meta(self, base: str) -> bytes:
+        asked = "select meta from graflow_ckpt.checkpoints where name = %s"
+        found = self._link.sure(lambda c: c.execute(asked, [base], binary=True).fetchone())
+        if found is None:
+            raise self._not_found(base)
+        return bytes(found[0])
+
+    def metas(self, wanted: Wanted) -> Iterator[tuple[str, bytes]]:
+        """Names and metas, the last committed first.
+
+        Who looks at some only pays for a page. Who goes on gets all names at once: with one page after
+        the other, a checkpoint that is written anew meanwhile would move out of sight.
+        """
+        condition, args = wanted.condition()
+        newest = f"from graflow_ckpt.checkpoints where {condition} order by commit_number desc"
+        first = self._all(f"select name, meta {newest} limit {_FIRST}", args)
+        yield from first
+        if len(first) < _FIRST:
+            return
+        seen = {name for name, _ in first}
+        names = iter([name for (name,) in self._all(f"select name {newest}", args) if name not in seen])
+        while page := list(islice(names, _PAGE)):
+            asked = "select name, meta from graflow_ckpt.checkpoints where name = any(%s)"
+            found = dict(self._all(asked, [page]))
+            for name in page:
+                if name in found:  # else deleted meanwhile
+                    yield name, found[name]
+
+    def highest_epoch(self, session: str) -> int:
+        """From the session's metas, should its row have been lost."""
+        epochs = (field_in(raw, "epoch") for _, raw in self.metas(Wanted(session)))
+        return max((epoch for epoch in epochs if isinstance(epoch, int)), default=0)
+
+    # --- deleting ----------------------------------------------------------------------
+
+    def delete(self, base: str) -> bool:
+        asked = "select graflow_ckpt.remove(%s)"
+        return self._link.run(lambda c: c.execute(asked, [base]).fetchone()) == (True,)
+
+    # --- within ------------------------------------------------------------------------
+
+    def _all(self, asked: str, args: list[object]) -> list[tuple[Any, ...]]:
+        return self._link.sure(lambda c: c.execute(asked.encode(), args, binary=True).fetchall())
+
+    def _not_found(self, base: str) -> CheckpointNotFound:
+        path = path_of(self._folder, base)
+        return CheckpointNotFound(f"Checkpoint {path} not found. It may have been deleted.", path=path)
+
+
+class _Collector:
+    """A sink in memory."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: Buffer, /) -> int:
+        self.data += data
+        return len(data)
+
+
+def field_in(raw: bytes, name: str) -> object:
+    try:
+        meta = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return meta.get(name) if isinstance(meta, dict) else None
+
+
+def listed_by(value: object) -> str | None:
+    """A field as it stands in its column; None if it can stand in none."""
+    if not isinstance(value, str) or "\0" in value:
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return None
+    return value[:_FIELD]
+
+
+def _fields(base: str, raw: bytes) -> list[str | None]:
+    """Session, workflow and status; a session's own path is its own whatever the meta says."""
+    try:
+        meta = json.loads(raw)
+    except (ValueError, RecursionError):
+        meta = {}
+    if not isinstance(meta, dict):
+        meta = {}
+    session = session_of(base) or listed_by(meta.get("session_id"))
+    return [session, listed_by(meta.get("workflow")), listed_by(meta.get("status"))]

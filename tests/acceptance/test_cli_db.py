@@ -1,0 +1,126 @@
+"""graflow-ckpt db, and a program whose checkpoints are in Postgres."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from urllib.parse import urlsplit
+
+import pytest
+
+from graflow_ckpt.checkpoint.keys import new_key
+from tests.acceptance.command_line import COUNT, GRAFLOW, KILLED, Terminal, graflow, program
+from tests.postgres_servers import PASSWORD, PostgresServer
+
+
+@pytest.fixture
+def url(postgres_server: PostgresServer) -> str:
+    """Of a database without tables."""
+    return postgres_server.database()
+
+
+def shown(url: str) -> str:
+    return url.replace(f"{PostgresServer.user}:{PASSWORD}@", "")
+
+
+def test_tables_are_made_looked_at_and_taken_away(url: str) -> None:
+    before = graflow("db", "status", "--store", url, "--json", status=1).document
+    assert (before["version"], before["verdict"], before["applied"]) == (0, "none", [])
+
+    assert graflow("db", "upgrade", GRAFLOW_CKPT_STORE=url).out.split("\n")[:2] == ["1 tables", "2 routines"]
+    assert "nothing to do" in graflow("db", "upgrade", "--store", url).err
+
+    after = graflow("db", "status", "--store", url, "--json").document
+    assert (after["version"], after["verdict"], after["store"]) == (2, "ready", shown(url))
+    table = graflow("db", "status", "--store", url)
+    assert "routines" in table.out
+    assert "ready" in table.err
+    done = graflow("db", "downgrade", "--to", "0", "--yes", "--store", url, "--json").document
+    assert (done["taken"], done["verdict"]) == ([2, 1], "none")
+
+
+def test_somebody_is_asked_before_checkpoints_go(url: str) -> None:
+    graflow("db", "upgrade", "--store", url)
+
+    asked = graflow("db", "downgrade", "--to", "0", "--store", url, stdin="n\n", status=130)
+
+    assert "0 checkpoints and 0 sessions go" in asked.err
+    assert "Nothing was done." in asked.err
+    graflow("db", "status", "--store", url)
+    terminal = Terminal("db", "downgrade", "--to", "1", "--store", url)
+    terminal.read_until(r"Go back to version 1\? \[y/N\]")
+    terminal.type("y\n")
+    assert terminal.end() == 0
+    assert graflow("db", "status", "--store", url, "--json", status=1).document["verdict"] == "behind"
+
+
+@pytest.mark.parametrize("where", ["checkpoints", "redis://h:1/0", "postgresql://me:hunter3@h"])
+def test_what_is_no_database_is_refused(where: str) -> None:
+    refused = graflow("db", "upgrade", "--store", where, status=2)
+
+    assert "hunter3" not in refused.err
+    assert "Traceback" not in refused.err
+
+
+def test_a_password_is_never_shown(url: str) -> None:
+    wrong = url.replace(PASSWORD, "hunter3")
+
+    for command in (("db", "status"), ("db", "upgrade"), ("checkpoints", "list"), ("sessions",)):
+        refused = graflow(*command, "--store", wrong, "--traceback", status=1)
+
+        assert "authentication failed" in refused.err
+        assert "hunter3" not in refused.out + refused.err
+
+
+def test_a_killed_program_goes_on_from_what_is_in_the_database(url: str) -> None:
+    program("count.py", COUNT)
+    settings = {"GRAFLOW_CKPT_STORE": url, "GRAFLOW_CKPT_KEY": new_key()}
+    refused = graflow("run", "count.py", "--session", "s", status=1, **settings)
+    assert f"graflow-ckpt db upgrade --store {shown(url)}" in refused.err
+    graflow("db", "upgrade", **settings)
+
+    graflow("run", "count.py", "--session", "s", "--every", "2", "--", "4", status=KILLED, **settings)
+    row, *_ = graflow("checkpoints", "list", "s", "--json", **settings).document
+    assert row["path"].startswith(f"{shown(url)}/session_s_step_4_")
+    verified = graflow("checkpoints", "verify", "s", "--json", **settings).document
+    assert [row["verdict"] for row in verified] == ["good", "good"]
+    done = graflow("run", "count.py", "--session", "s", "--every", "2", "--", "4", **settings)
+
+    assert "goes on from step 4" in done.err
+    assert "result 6" in done.out
+    assert graflow("sessions", "--json", **settings).document[0]["session"] == "s"
+    shows = graflow("checkpoints", "show", row["path"], **settings)
+    assert PASSWORD not in shows.out + shows.err + done.out + done.err
+
+
+def test_every_commit_survives_in_a_journal(url: str) -> None:
+    program("count.py", COUNT)
+    settings = {"GRAFLOW_CKPT_STORE": url, "GRAFLOW_CKPT_KEY": new_key()}
+    graflow("db", "upgrade", **settings)
+    command = ("run", "count.py", "--session", "s", "--durability", "journal", "--", "4")
+
+    graflow(*command, status=KILLED, **settings)
+    done = graflow(*command, **settings)
+
+    assert "result 6" in done.out
+    with open("steps.log") as log:
+        assert log.read().split() == ["0", "1", "2", "3", "4", "4", "5"]
+
+
+def test_a_machine_without_the_key_is_refused_before_its_first_task(url: str) -> None:
+    program("count.py", COUNT)
+    graflow("db", "upgrade", "--store", url)
+    clean = {name: value for name, value in os.environ.items() if name != "GRAFLOW_CKPT_KEY"}
+
+    refused = subprocess.run(
+        [*GRAFLOW, "run", "count.py", "--store", url, "--every", "2"],
+        env=clean,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert refused.returncode != 0
+    assert "GRAFLOW_CKPT_KEY" in refused.stderr
+    assert urlsplit(url).password not in refused.stderr + refused.stdout
+    assert not os.path.exists("steps.log")

@@ -1,0 +1,432 @@
+"""The Postgres store as the layers above use it: paths, listings, durability, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from graflow_ckpt.core.errors import (
+    CheckpointError,
+    CheckpointNotFound,
+    SchemaUnsupported,
+    ServerError,
+    ServerGone,
+    ServerReadOnly,
+    ServerRefuses,
+)
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.postgres import PostgresStore
+from tests.postgres_servers import PASSWORD, PostgresServer
+from tests.servers import free_port
+from tests.unit.stores.redis_trios import own_name, parts, put, read
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def store(postgres_url: str) -> Iterator[PostgresStore]:
+    store = PostgresStore(postgres_url)
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def role(postgres_server: PostgresServer, postgres_url: str) -> Iterator[str]:
+    """The address as a user who may read and write rows, and nothing else."""
+    database = postgres_url.rpartition("/")[2]
+    postgres_server.ask("create role worker login password 'wpass'")
+    for grant in (
+        "usage on schema graflow_ckpt",
+        "select, insert, update, delete on all tables in schema graflow_ckpt",
+        "usage on all sequences in schema graflow_ckpt",
+    ):
+        postgres_server.ask(f"grant {grant} to worker", database=database)
+    yield postgres_url.replace(f"graflow:{PASSWORD}", "worker:wpass")
+    postgres_server.ask("drop owned by worker", database=database)
+    postgres_server.ask("drop role worker")
+
+
+def names(store: CheckpointStore, *args: str | None, **more: str) -> list[str]:
+    return [path.rpartition("/")[2] for path, _ in store.list(*args, **more)]
+
+
+# --- paths -----------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_found_under_every_form_of_its_path(store: PostgresStore, postgres_url: str) -> None:
+    put(store, "best.pkl", "one")
+
+    for path in (f"{postgres_url}/best", f"{store.folder}/best.state.json", "best", "best.pkl"):
+        assert json.loads(store.meta(path))["stage"] == "one"
+        assert store.open(path, "pkl", "one").size == 3
+
+
+def test_a_path_of_another_store_is_not_its_own(store: PostgresStore, tmp_path: Path) -> None:
+    assert store.takes(f"{store.folder}/best") == f"{store.folder}/best"
+    assert store.takes(f"{store.folder}/{own_name()}") == f"{store.folder}/{own_name()}"
+    for path in (f"{store.folder}x/best", "checkpoints/best.pkl", "redis://best", store.folder):
+        assert store.takes(path) is None
+    with pytest.raises(CheckpointError, match=r"x/best is not in postgresql://"):
+        store.meta(f"{store.folder}x/best")
+    assert LocalStore(tmp_path).takes(f"{store.folder}/best") is None
+
+
+def test_what_is_not_there_is_not_found(store: PostgresStore) -> None:
+    for call in (store.meta, lambda path: store.open(path, "pkl", "one")):
+        with pytest.raises(CheckpointNotFound, match=r"/best not found"):
+            call("best")
+    assert store.delete("best") is False
+
+
+@pytest.mark.parametrize(
+    "name", ["'; drop table x; --", "%s", "a b", "größe", '"', "a@b", "%2F", "x" * 500, "%", "_"]
+)
+def test_odd_names_are_names(store: PostgresStore, name: str) -> None:
+    path = put(store, name, "one")
+
+    assert read(store, path)[0] == "one"
+    assert names(store) == [name]
+
+
+@pytest.mark.parametrize("name", ["x" * 501, "a\0b", "caf\udce9", "/", "a/b"])
+def test_what_cannot_be_a_name_is_refused(store: PostgresStore, name: str) -> None:
+    with pytest.raises(CheckpointError, match="name"):
+        put(store, name, "one")
+
+
+def test_a_session_puts_no_checkpoint_under_the_name_of_another_ones(store: PostgresStore) -> None:
+    lease = store.acquire("s")
+
+    with pytest.raises(CheckpointError, match="name of a checkpoint of session 't'"):
+        put(store, own_name(session="t"), "one", lease)
+
+    put(store, own_name(session="t"), "one")  # a worker of that session, which is kept elsewhere
+    lease.release()
+
+
+def test_a_lease_of_something_else_is_refused(store: PostgresStore, tmp_path: Path) -> None:
+    lease = LocalStore(tmp_path).acquire("s")
+
+    with pytest.raises(TypeError, match="lease of this store"):
+        put(store, "best", "one", lease)
+
+    lease.release()
+
+
+# --- listings --------------------------------------------------------------------------
+
+
+def test_the_newest_is_listed_first_without_touching_values(
+    store: PostgresStore, postgres_server: PostgresServer
+) -> None:
+    for number in (1, 3, 2):
+        put(store, own_name(number), f"n{number}")
+    postgres_server.ask("delete from graflow_ckpt.chunks", database=store.folder.rpartition("/")[2])
+
+    assert names(store) == [own_name(2), own_name(3), own_name(1)]
+    assert [json.loads(raw)["stage"] for _, raw in store.list()] == ["n2", "n3", "n1"]
+    assert next(store.list())[0] == f"{store.folder}/{own_name(2)}"
+
+
+def test_a_session_has_its_own_and_those_whose_meta_names_it(store: PostgresStore) -> None:
+    put(store, own_name(1), "one")
+    put(store, own_name(1, "t"), "two", session="t")
+    put(store, "best", "three")
+    put(store, "other", "four", session="t")
+    for odd in (
+        b"damaged",
+        b"[1]",
+        b'{"session_id": 7}',
+        b'{"session_id": "s\\u0000"}',
+        b'"\\ud800"',
+        b"\xff",
+    ):
+        meta = ("meta.json", lambda sink, odd=odd: sink.write(odd))
+        store.put("damaged", [*parts("five")[:2], meta], lease=None, stage="five")
+
+    assert names(store, "s") == ["best", own_name(1)]
+    assert names(store, "t") == ["other", own_name(1, "t")]
+    assert sorted(names(store)) == sorted(["best", "other", "damaged", own_name(1), own_name(1, "t")])
+
+
+def test_a_list_is_of_one_workflow_or_status_if_asked(store: PostgresStore) -> None:
+    put(store, "a", "one", workflow="train", status="running")
+    put(store, "b", "two", workflow="train", status="failed", session="t")
+    put(store, "c", "three", workflow="x" * 999, status="failed")
+
+    assert names(store, workflow="train") == ["b", "a"]
+    assert names(store, status="failed") == ["c", "b"]
+    assert names(store, "t", workflow="train", status="failed") == ["b"]
+    assert names(store, workflow="x" * 999) == ["c"]
+    assert names(store, None, "a*", status="failed") == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("*", ["best", "bust", "b%st", own_name(1)]),
+        ("b*", ["best", "bust", "b%st"]),
+        ("b[e]st", ["best"]),
+        ("b%st", ["b%st"]),
+        ("b?st.pkl", ["best", "bust", "b%st"]),
+        ("session_s_*", [own_name(1)]),
+        ("none*", []),
+    ],
+)
+def test_a_pattern_is_one_of_names(store: PostgresStore, pattern: str, found: list[str]) -> None:
+    for name in (own_name(1), "best", "bust", "b%st"):
+        put(store, name, "one")
+
+    assert sorted(names(store, None, pattern)) == sorted(found)
+    assert sorted(names(store, None, f"{store.folder}/{pattern}")) == sorted(found)
+
+
+def fill(server: PostgresServer, store: PostgresStore, count: int) -> None:
+    """Rows as `put` would have made them."""
+    server.ask(
+        """insert into graflow_ckpt.checkpoints
+        select 'n' || n, n, n, 's' || n %% 100, 'w' || n %% 7, (array['running', 'failed'])[1 + n %% 2], '{}',
+            convert_to('{"session_id": "s' || n %% 100 || '", "n": ' || n || '}', 'UTF8')
+        from generate_series(1, %s) n""",
+        count,
+        database=store.folder.rpartition("/")[2],
+    )
+    server.ask("select setval('graflow_ckpt.commits', %s)", count, database=store.folder.rpartition("/")[2])
+
+
+def test_what_is_written_anew_while_it_is_listed_is_listed(
+    store: PostgresStore, postgres_server: PostgresServer
+) -> None:
+    fill(postgres_server, store, 1200)
+
+    found = store.list()
+    first = [path for path, _ in islice(found, 100)]
+    for name in ("n7", "n500", "n1199"):
+        put(store, name, "anew")
+    store.delete("n3")
+    rest = [path for path, _ in found]
+
+    assert [path.rpartition("/")[2] for path in first] == [f"n{n}" for n in range(1200, 1100, -1)]
+    assert len(rest) == len(set(rest)) == 1099
+    assert {path.rpartition("/")[2] for path in first + rest} == {f"n{n}" for n in range(1, 1201)} - {"n3"}
+
+
+# --- durability ------------------------------------------------------------------------
+
+
+def test_what_is_confirmed_is_on_the_disk_also_where_the_default_is_not_to_wait(
+    store: PostgresStore, postgres_server: PostgresServer
+) -> None:
+    database = store.folder.rpartition("/")[2]
+    postgres_server.ask(f"alter database {database} set synchronous_commit = off")
+    try:
+        lease = store.acquire("s")
+        path = put(store, own_name(), "one", lease, size=9 << 20)
+        store.rewound(lease, 3)
+        segment = store.journal(lease, 0)
+        segment.append(b"frame")
+        put(store, "best", "two")
+
+        postgres_server.restart()
+
+        assert store.synced is True
+        assert read(store, path) == ("one", b"one" * (9 << 20), b"one")
+        assert read(store, "best")[0] == "two"
+        assert [(line.epoch, line.sequence) for line in store.lines("s")] == [(1, 3)]
+        assert list(store.segments("s")) == [(1, 0, b"frame")]
+        lease.check()
+        lease.release()
+    finally:
+        postgres_server.ask(f"alter database {database} reset synchronous_commit")
+
+
+def test_a_server_that_syncs_nothing_is_not_believed_and_keeps_no_journal() -> None:
+    with PostgresServer({"fsync": "off"}) as server:
+        store = PostgresStore(server.database())
+        store.schema.upgrade()
+        store.probe()
+        assert store.synced is False
+
+        put(store, "best", "one")
+
+        assert store.synced is False
+        lease = store.acquire("s")
+        with pytest.raises(CheckpointError, match="fsync = on"):
+            store.journal(lease, 0)
+        lease.release()
+        store.close()
+
+
+def test_probing_leaves_nothing_behind(store: PostgresStore, postgres_server: PostgresServer) -> None:
+    store.probe()
+
+    assert store.synced is True
+    for table in ("chunks", "staging", "checkpoints"):
+        asked = f"select count(*) from graflow_ckpt.{table}"
+        assert postgres_server.ask(asked, database=store.folder.rpartition("/")[2]) == [(0,)]
+
+
+# --- what is wrong with a server -------------------------------------------------------
+
+
+def test_nothing_is_asked_before_the_first_use_and_nothing_secret_is_told() -> None:
+    store = PostgresStore(f"postgresql://me:hunter2@127.0.0.1:{free_port()}/d?application_name=hunter3")
+
+    with pytest.raises(ServerGone) as gone:
+        store.probe()
+
+    assert "hunter" not in f"{gone.value} {gone.value.ids} {store.url} {store.folder} {store!r} {vars(store)}"
+
+
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [
+        ((f":{PASSWORD}@", ":hunter3@"), ServerRefuses),
+        (("graflow:", "nobody:"), ServerRefuses),
+        (("/test_", "/none_"), ServerError),
+        (("127.0.0.1", "nohost.invalid"), ServerGone),
+        (("@127", "@127"), None),
+    ],
+)
+def test_what_is_wrong_is_told_at_once_and_without_the_password(
+    postgres_url: str, change: tuple[str, str], kind: type[Exception] | None
+) -> None:
+    store = PostgresStore(postgres_url.replace(*change))
+    if kind is None:
+        store.probe()
+        store.close()
+        return
+
+    with pytest.raises(kind) as refused:
+        store.probe()
+
+    assert type(refused.value) is kind
+    assert "hunter" not in f"{refused.value}{refused.value.ids}{refused.value.__cause__}"
+
+
+def test_an_option_that_is_none_is_refused(postgres_url: str) -> None:
+    with pytest.raises(ServerError, match="speed"):
+        PostgresStore(f"{postgres_url}?speed=high").probe()
+
+
+def test_a_database_without_tables_says_how_to_make_them(postgres_server: PostgresServer) -> None:
+    store = PostgresStore(postgres_server.database())
+
+    for call in (store.probe, lambda: put(store, "best", "one"), lambda: list(store.list())):
+        with pytest.raises(SchemaUnsupported, match="graflow-ckpt db upgrade"):
+            call()
+    assert store.schema.status().version == 0
+    store.close()
+
+
+def test_tables_that_go_while_it_works_are_missed_by_name(postgres_server: PostgresServer) -> None:
+    store = PostgresStore(postgres_server.database())
+    store.schema.upgrade()
+    put(store, "best", "one")
+    store.schema.downgrade(0)
+
+    for call in (lambda: put(store, "best", "two"), lambda: store.meta("best")):
+        with pytest.raises(SchemaUnsupported, match="graflow-ckpt db upgrade"):
+            call()
+    store.close()
+
+
+def test_a_user_needs_no_more_than_to_read_and_write_rows(role: str) -> None:
+    store = PostgresStore(role)
+    store.probe()
+    lease = store.acquire("s")
+
+    path = put(store, own_name(), "one", lease, size=9 << 20)
+
+    assert read(store, path)[0] == "one"
+    assert store.delete(path) is True
+    with pytest.raises(ServerRefuses, match="must be owner"):
+        store.schema.downgrade(0)
+    lease.release()
+    store.close()
+
+
+def test_a_user_who_may_only_read_is_refused_by_name(role: str, postgres_server: PostgresServer) -> None:
+    revoked = "revoke insert, update, delete on all tables in schema graflow_ckpt from worker"
+    postgres_server.ask(revoked, database=role.rpartition("/")[2])
+    store = PostgresStore(role)
+
+    assert names(store) == []
+    with pytest.raises(CheckpointError, match="permission denied") as refused:
+        put(store, "best", "one")
+
+    assert isinstance(refused.value.__cause__, ServerRefuses)
+    assert "wpass" not in str(refused.value)
+    store.close()
+
+
+def test_a_server_that_takes_no_writes_is_found_out_by_the_probe(
+    role: str, postgres_server: PostgresServer
+) -> None:
+    postgres_server.ask("alter role worker set default_transaction_read_only = on")
+    store = PostgresStore(role)
+
+    with pytest.raises(ServerReadOnly, match="read-only"):
+        store.probe()
+
+    store.close()
+
+
+# --- processes and threads -------------------------------------------------------------
+
+
+def test_a_forked_child_goes_on_with_connections_of_its_own(postgres_url: str) -> None:
+    program = f"""
+import os
+from graflow_ckpt.stores.postgres import PostgresStore
+from tests.unit.stores.redis_trios import put, read
+store = PostgresStore({postgres_url!r})
+put(store, "first", "parent")
+pid = os.fork()
+for n in range(20):
+    who = "parent" if pid else "child"
+    put(store, who, f"{{who}}{{n}}")
+    assert read(store, f"{{store.folder}}/first")[0] == "parent"
+if not pid:
+    os._exit(0)
+assert os.wait()[1] == 0
+print(read(store, f"{{store.folder}}/parent")[0], read(store, f"{{store.folder}}/child")[0])
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.split() == ["parent19", "child19"]
+    assert done.stderr == ""
+
+
+def test_more_threads_than_connections_get_their_turn(store: PostgresStore) -> None:
+    failed: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for n in range(5):
+                put(store, f"t{number}", f"{number}.{n}")
+        except Exception as error:  # noqa: BLE001  whatever it is, it is to be seen
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert failed == []
+    assert sorted(read(store, f"t{number}")[0] for number in range(24)) == sorted(f"{n}.4" for n in range(24))

@@ -12,9 +12,10 @@ from importlib import import_module
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.links.addresses import masked
-from graflow_ckpt.stores import redis_names
+from graflow_ckpt.stores import objects_names, redis_names
 
 _REDIS = ("graflow_ckpt.stores.redis", "RedisStore")
+_OBJECTS = ("graflow_ckpt.stores.objects", "ObjectStore")
 _STORES = {
     "file": ("graflow_ckpt.stores.local", "LocalStore"),
     "redis": _REDIS,
@@ -23,16 +24,12 @@ _STORES = {
     "rediss+sentinel": _REDIS,
     "redis+cluster": _REDIS,
     "rediss+cluster": _REDIS,
+    **dict.fromkeys(objects_names.SCHEMES, _OBJECTS),
 }
 _TO_COME = {
     "sqlite": "sql",
     "postgres": "sql",
     "postgresql": "sql",
-    "s3": "objects",
-    "gs": "objects",
-    "gcs": "objects",
-    "az": "objects",
-    "azure": "objects",
 }
 
 
@@ -52,6 +49,8 @@ def store_of(path: str) -> str:
     """The store that the path of a checkpoint leads to, as `open_store` takes it."""
     if redis_names.is_redis(path):
         return redis_names.split(path)[0] or "redis://"
+    if objects_names.is_objects(path):
+        return objects_names.split(path)[0]
     return os.path.dirname(path) or "."
 
 

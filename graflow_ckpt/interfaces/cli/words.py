@@ -96,7 +96,11 @@ def parse_store(ctx: click.Context, parameter: click.Parameter, given: str | Non
     from urllib.parse import urlencode
 
     from graflow_ckpt.links.addresses import parse
+    from graflow_ckpt.stores.objects_names import is_objects, place_of
 
+    if is_objects(given):
+        place_of(given).remember()  # refused if there is a secret in it
+        return given
     address = parse(given)
     address.remember()
     return f"{address}?{urlencode(address.options)}" if address.options else str(address)

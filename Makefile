@@ -74,6 +74,15 @@ SEED ?=
 chaos: .venv/.stamp  ## kills workers, stewards, pools and Redis under a DAG of 1,500 tasks; SEED= for the same again
 	@$(BIN)/python -m tests.chaos.run $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+.PHONY: test-azure
+test-azure: .venv/.stamp .bench/azurite/.stamp  ## the tests of the object store once more, on an emulator of Azure (needs npm)
+	@AZURITE=$(CURDIR)/.bench/azurite/node_modules/.bin/azurite-blob $(BIN)/python -m pytest tests/unit/stores/test_objects*.py $(ARGS)
+
+.bench/azurite/.stamp:
+	@mkdir -p $(@D)
+	npm install --prefix $(@D) --no-audit --no-fund --omit=optional azurite@3.37.0
+	@touch $@
+
 .PHONY: coverage
 coverage: .venv/.stamp  ## branch coverage of core, engine and checkpoint
 	@$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term-missing:skip-covered $(ARGS)

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from tests import object_servers
+from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.servers import Server, binaries
 
 if TYPE_CHECKING:
@@ -108,3 +110,18 @@ def own_redis() -> Iterator[Callable[..., Server]]:
     """Starts servers for one test: `own_redis({"appendonly": "yes"})`; arguments: those of `Server`."""
     with ExitStack() as servers:
         yield lambda *args, **options: servers.enter_context(Server(*args, **options))
+
+
+@pytest.fixture(scope="session")
+def object_server() -> Iterator[ObjectServer]:
+    """An S3 server (or Azurite) for all tests of this process; see `objects_url`."""
+    with object_servers.object_server() as server:
+        yield server
+
+
+@pytest.fixture
+def objects_url(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of an empty store in a bucket."""
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    return object_server.url

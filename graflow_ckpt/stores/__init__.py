@@ -12,10 +12,11 @@ from importlib import import_module
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.links.addresses import masked
-from graflow_ckpt.stores import postgres_names, redis_names, sqlite_names
+from graflow_ckpt.stores import objects_names, postgres_names, redis_names, sqlite_names
 
 _POSTGRES = ("graflow_ckpt.stores.postgres", "PostgresStore")
 _REDIS = ("graflow_ckpt.stores.redis", "RedisStore")
+_OBJECTS = ("graflow_ckpt.stores.objects", "ObjectStore")
 _STORES = {
     "file": ("graflow_ckpt.stores.local", "LocalStore"),
     "memory": ("graflow_ckpt.stores.memory", "MemoryStore"),
@@ -28,13 +29,7 @@ _STORES = {
     "redis+cluster": _REDIS,
     "rediss+cluster": _REDIS,
     "sqlite": ("graflow_ckpt.stores.sqlite", "SqliteStore"),
-}
-_TO_COME = {
-    "s3": "objects",
-    "gs": "objects",
-    "gcs": "objects",
-    "az": "objects",
-    "azure": "objects",
+    **dict.fromkeys(objects_names.SCHEMES, _OBJECTS),
 }
 
 
@@ -58,6 +53,8 @@ def store_of(path: str) -> str:
         return sqlite_names.split(path)[0] or "sqlite://"
     if postgres_names.is_postgres(path):
         return postgres_names.divided(path)[0]
+    if objects_names.is_objects(path):
+        return objects_names.split(path)[0]
     return os.path.dirname(path) or "."
 
 
@@ -87,14 +84,6 @@ def folder_on_disk(store: CheckpointStore) -> str:
 
 def _unknown(scheme: str, where: str) -> CheckpointError:
     known = ", ".join(f"{scheme}://" for scheme in sorted(_STORES))
-    if scheme in _TO_COME:
-        return CheckpointError(
-            f"Checkpoints cannot be kept at {scheme}:// yet: that store will come with the extra "
-            f"graflow-ckpt[{_TO_COME[scheme]}].",
-            hint=f"Give a folder, or one of: {known}.",
-            store=where,
-            scheme=scheme,
-        )
     return CheckpointError(
         f"{scheme}:// is no place for checkpoints that this version knows.",
         hint=f"Give a folder, or one of: {known}.",

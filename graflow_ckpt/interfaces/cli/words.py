@@ -97,11 +97,15 @@ def parse_store(ctx: click.Context, parameter: click.Parameter, given: str | Non
 
     from graflow_ckpt.links.addresses import parse
     from graflow_ckpt.stores import postgres_names
+    from graflow_ckpt.stores.objects_names import is_objects, place_of
 
     if postgres_names.is_postgres(given):
         database = postgres_names.parse(postgres_names.divided(given)[0])
         database.remember()
         return str(database)
+    if is_objects(given):
+        place_of(given).remember()  # refused if there is a secret in it
+        return given
     address = parse(given)
     address.remember()
     return f"{address}?{urlencode(address.options)}" if address.options else str(address)

@@ -21,14 +21,6 @@ def test_a_path_is_a_folder(tmp_path: Path) -> None:
         assert store.url == f"file://{tmp_path}"
 
 
-@pytest.mark.parametrize("where", ["s3://bucket/x", "gs://b"])
-def test_a_store_that_is_to_come_says_with_which_extra(where: str) -> None:
-    with pytest.raises(CheckpointError, match=r"graflow-ckpt\[\w+\].*file://") as unknown:
-        open_store(where)
-
-    assert unknown.value.store == where
-
-
 @pytest.mark.parametrize(
     ("where", "url"),
     [
@@ -44,20 +36,31 @@ def test_a_server_is_a_store_that_is_not_asked_before_it_is_used(where: str, url
     assert (store.url, store.folder, store.shared) == (url, url, True)
 
 
-def test_a_store_without_its_package_names_the_extra(tmp_path: Path) -> None:
-    program = """
+@pytest.mark.parametrize("where", ["s3://bucket/some/prefix", "gs://bucket", "az://container/x"])
+def test_a_bucket_is_a_store_that_is_not_asked_before_it_is_used(where: str) -> None:
+    store = open_store(where)
+
+    assert (store.url, store.folder, store.shared) == (where, where, True)
+
+
+@pytest.mark.parametrize(
+    ("package", "where", "extra"),
+    [("redis", "redis://h:1/0", "fleet"), ("obstore", "s3://bucket", "objects")],
+)
+def test_a_store_without_its_package_names_the_extra(package: str, where: str, extra: str) -> None:
+    program = f"""
 import sys
-sys.modules["redis"] = None
+sys.modules[{package!r}] = None
 from graflow_ckpt.stores import open_store
 open_store("checkpoints")
 try:
-    open_store("redis://h:1/0")
+    open_store({where!r})
 except ImportError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
 
-    assert "graflow-ckpt[fleet]" in done.stdout
+    assert f"graflow-ckpt[{extra}]" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -68,6 +71,8 @@ except ImportError as error:
         ("redis://u:p@h:1/2/best", "redis://u:p@h:1/2"),
         ("redis://best", "redis://e:9/3"),
         ("redis://*", "redis://e:9/3"),
+        ("s3://bucket/best", "s3://bucket"),
+        ("s3://bucket/a/b/best.pkl?region=eu", "s3://bucket/a/b?region=eu"),
     ],
 )
 def test_a_path_leads_to_its_store(path: str, store: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,218 @@
+"""Checkpoints in an object store: S3, Google Cloud Storage, Azure Blob Storage, and what speaks like them.
+
+Promise: that of objects_trio.py for every checkpoint and of objects_lease.py for every session: a trio
+appears whole, in one conditional put; a writer that has lost its session commits nothing, on no clock's
+word. A bucket that does not honour conditional puts is refused before anything is written into it. A
+server that is lost is asked again, for some seconds; a save that fails after that is a `CheckpointError`.
+
+The journal is kept as one object per frame, at the price of a request for each commit: objects_journal.py.
+Everybody who can write to the bucket can write here, so seals need a key that all have (`shared`).
+Who we are there is taken from the environment, as the services' own tools do. Paths and keys:
+objects_names.py. A process that was forked after the store was used cannot use it.
+Not here: what a checkpoint contains, and whether it can be trusted.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from graflow_ckpt.core.errors import CheckpointError, ServerError
+from graflow_ckpt.core.facts import check_session_id
+from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
+from graflow_ckpt.links.addresses import masked
+from graflow_ckpt.stores import objects_journal
+from graflow_ckpt.stores.objects_bucket import Bucket
+from graflow_ckpt.stores.objects_chunks import PieceSource
+from graflow_ckpt.stores.objects_fence import close_behind
+from graflow_ckpt.stores.objects_head import Heads
+from graflow_ckpt.stores.objects_lease import LEASE, Leases, ObjectLease
+from graflow_ckpt.stores.objects_listing import Listings
+from graflow_ckpt.stores.objects_names import (
+    Target,
+    base_of,
+    is_objects,
+    path_of,
+    place_of,
+    split,
+    target_of,
+)
+from graflow_ckpt.stores.objects_trio import Put, Trios
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    bucket: Bucket
+    heads: Heads
+    leases: Leases
+    trios: Trios
+    listings: Listings
+
+
+class ObjectStore:
+    """Connects at the first use, not before.
+
+    `where`: s3://bucket/prefix, gs://bucket/prefix or az://container/prefix; what the client has to know
+    may follow as a query (`?endpoint=http://host:9000`). `lease`: seconds after which a silent owner on
+    another machine counts as dead.
+    """
+
+    shared = True
+    synced = True  # these services confirm what they have stored
+
+    def __init__(self, where: str | os.PathLike[str], *, lease: float = LEASE) -> None:
+        self._place = place_of(os.fspath(where))
+        self._place.remember()
+        self.folder = str(self._place)
+        self._seconds = lease
+        self._opened: _Opened | None = None
+        self._mutex = threading.Lock()
+
+    @property
+    def url(self) -> str:
+        return self.folder
+
+    def probe(self) -> None:
+        """Do once what saving will do, and take it away again."""
+        self._all.bucket.verify()
+
+    def takes(self, path: str) -> str | None:
+        """The path as it is written here; None if it leads to another store."""
+        if not is_objects(path):
+            return None
+        store, base = split(path)
+        return path_of(self.folder, base) if base and str(place_of(store)) == self.folder else None
+
+    # --- ownership ---------------------------------------------------------------------
+
+    def acquire(self, session: str, *, take_over: bool = False) -> ObjectLease:
+        check_session_id(session)
+        opened = self._all
+        opened.bucket.verify()
+        lease = opened.leases.claim(session, take_over=take_over)
+        try:
+            close_behind(opened.bucket, opened.trios, lease, lease.head)
+        except BaseException:
+            lease.release()
+            raise
+        return lease
+
+    def owner(self, session: str) -> Owner | None:
+        return self._all.leases.owner(check_session_id(session))
+
+    def lines(self, session: str) -> tuple[Line, ...]:
+        return self._all.heads.read(check_session_id(session)).head.lines
+
+    def rewound(self, lease: Lease, sequence: int) -> None:
+        self._own(lease).rewound(sequence)
+
+    # --- checkpoints -------------------------------------------------------------------
+
+    def put(
+        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+    ) -> None:
+        target = self._target(path)
+        mine = self._own(lease) if lease is not None else None
+        if mine is not None:
+            mine.not_released()
+            if target.session not in (None, mine.session):  # its epoch is in another head
+                raise CheckpointError(
+                    f"{masked(path)} is the name of a checkpoint of session {target.session!r}.",
+                    hint="Give it another name.",
+                    path=masked(path),
+                    session=mine.session,
+                )
+        with _refusing(path):
+            self._all.bucket.verify()
+            self._all.trios.write(Put(target, mine, stage), parts)
+
+    def open(self, path: str, part: str, stage: str) -> PieceSource:
+        return self._all.trios.open_part(self._target(path), part, stage)
+
+    def meta(self, path: str) -> bytes:
+        return self._all.trios.meta(self._target(path))
+
+    def unsafe(self, path: str) -> str | None:
+        """Who can write to the bucket is not known: the seal has to tell."""
+        return None
+
+    def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
+        """Paths and metas, the last committed first for each session, then those under other names.
+
+        `session`: its own paths, and those under other names whose meta names it.
+        `pattern`: a glob of names, alone or after the store, instead of all.
+        """
+        opened = self._all
+        wanted = _pattern(pattern)
+        sessions = opened.heads.sessions() if session is None else [check_session_id(session)]
+        found = [opened.listings.of_session(each, wanted) for each in sessions]
+        for listing in (*found, opened.listings.of_names(session, wanted)):
+            for base, raw in listing:
+                yield path_of(self.folder, base), raw
+
+    def delete(self, path: str) -> bool:
+        return self._all.trios.delete(self._target(path))
+
+    # --- journal -----------------------------------------------------------------------
+
+    def journal(self, lease: Lease, after: int) -> objects_journal.ObjectSegment:
+        return objects_journal.open_segment(self._all.bucket, self._own(lease), after)
+
+    def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
+        return objects_journal.read_segments(self._all.bucket, self._all.heads, check_session_id(session))
+
+    def drop_segments(self, session: str, before: int) -> None:
+        objects_journal.drop_segments(self._all.bucket, self._all.heads, check_session_id(session), before)
+
+    # --- within ------------------------------------------------------------------------
+
+    @property
+    def _all(self) -> _Opened:
+        with self._mutex:
+            if self._opened is None:
+                bucket = Bucket(self._place)
+                heads = Heads(bucket)
+                leases = Leases(bucket, heads, self._seconds)
+                trios = Trios(bucket, heads, self.folder)
+                self._opened = _Opened(bucket, heads, leases, trios, Listings(bucket, heads, trios))
+            return self._opened
+
+    def _target(self, path: str) -> Target:
+        if "://" not in path and "/" not in path:
+            return target_of(base_of(path))
+        if (placed := self.takes(path)) is None:
+            raise CheckpointError(
+                f"{masked(path)} is not in {self.folder}, or names no checkpoint.",
+                hint=f"Its checkpoints are called {self.folder}/NAME.",
+                path=masked(path),
+            )
+        return target_of(base_of(placed.rpartition("/")[2]))
+
+    def _own(self, lease: Lease) -> ObjectLease:
+        if not isinstance(lease, ObjectLease):
+            raise TypeError(f"a lease of this store is needed, not {type(lease).__name__}")
+        return lease
+
+
+@contextmanager
+def _refusing(path: str) -> Iterator[None]:
+    """What is wrong with the server is what is wrong with the save."""
+    try:
+        yield
+    except ServerError as error:
+        ids = {name: value for name, value in error.ids.items() if name != "path"}
+        raise CheckpointError(
+            f"Cannot write the checkpoint {masked(path)}: {error.message}",
+            hint=error.hint,
+            path=masked(path),
+            **ids,
+        ) from error
+
+
+def _pattern(pattern: str | None) -> str | None:
+    if pattern is None:
+        return None
+    return split(pattern)[1] if is_objects(pattern) else base_of(pattern)

@@ -1,0 +1,131 @@
+"""The parts of one checkpoint as objects: one stream of bytes in pieces, and sources that read from it.
+
+    data/{tag}/{epoch}-{nonce}/{n}      CHUNK bytes each, the last one fewer: pkl, state.json, meta.json
+
+Small parts share one object, so that a small checkpoint costs one write. Pieces and not multipart
+uploads: what a dead writer has left of those is in no listing. A piece that is gone when it is read is
+`CheckpointCorrupt`: a newer checkpoint may have taken its place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+
+from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError
+from graflow_ckpt.core.protocols import Buffer
+from graflow_ckpt.stores.objects_bucket import Bucket
+
+CHUNK = 8 << 20
+_AT_ONCE = 3  # pieces that are on their way while the next one fills
+
+
+def piece_key(data: str, number: int) -> str:
+    return f"{data}/{number:06d}"
+
+
+def piece_keys(data: str, size: int) -> list[str]:
+    return [piece_key(data, number) for number in range(-(-size // CHUNK))]
+
+
+class PieceSink:
+    """Takes bytes, writes pieces. `finish` when all are written, `abandon` instead of it."""
+
+    def __init__(self, bucket: Bucket, data: str) -> None:
+        self._bucket, self._data = bucket, data
+        self._pending = bytearray()
+        self._pool: ThreadPoolExecutor | None = None
+        self._going: deque[Future[None]] = deque()
+        self._count = 0
+        self.size = 0
+
+    def write(self, data: Buffer, /) -> int:
+        with memoryview(data) as given, given.cast("B") as view:
+            at = 0
+            while at < len(view):
+                if len(self._pending) == CHUNK:
+                    self._send()
+                taken = view[at : at + CHUNK - len(self._pending)]
+                self._pending += taken
+                at += len(taken)
+                taken.release()
+            self.size += len(view)
+            return len(view)
+
+    def finish(self) -> None:
+        """All of it is in the bucket when this returns."""
+        if self._pending:
+            self._bucket.put(piece_key(self._data, self._count), bytes(self._pending))
+            self._count += 1
+        while self._going:
+            self._going.popleft().result()
+        self._stop()
+
+    def abandon(self) -> None:
+        """Take away what there is. What cannot be reached is left for the session's next owner."""
+        self._stop()
+        with suppress(GraflowError):  # what failed is raised already
+            self._bucket.delete([piece_key(self._data, number) for number in range(self._count + 1)])
+
+    def _send(self) -> None:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pieces")
+        if len(self._going) == _AT_ONCE:
+            self._going.popleft().result()
+        key, piece = piece_key(self._data, self._count), bytes(self._pending)
+        self._count += 1
+        self._pending = bytearray()
+        self._going.append(self._pool.submit(self._bucket.put, key, piece))
+
+    def _stop(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._pool = None
+
+
+class PieceSource:
+    """Reads one part. `start`: where it begins in the stream."""
+
+    __slots__ = ("_at", "_bucket", "_data", "_piece", "_read", "_start", "path", "size")
+
+    def __init__(self, bucket: Bucket, data: str, start: int, size: int, path: str) -> None:
+        self._bucket, self._data, self._start = bucket, data, start
+        self._piece: Buffer = b""
+        self._at = 0  # of what has been handed out of the piece
+        self._read = 0  # bytes of the part that were fetched
+        self.size = size
+        self.path = path
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        if self._at == len(self._piece):
+            if self._read == self.size:
+                return 0
+            self._piece, self._at = self._fetch(), 0
+        taken = memoryview(self._piece)[self._at : self._at + buffer.nbytes]
+        buffer.cast("B")[: len(taken)] = taken
+        self._at += len(taken)
+        return len(taken)
+
+    def all(self) -> bytes:
+        buffer = memoryview(bytearray(self.size))
+        at = 0
+        while count := self.readinto(buffer[at:]):
+            at += count
+        return bytes(buffer)
+
+    def close(self) -> None:
+        self._piece, self._at, self._read = b"", 0, self.size
+
+    def _fetch(self) -> Buffer:
+        number, offset = divmod(self._start + self._read, CHUNK)
+        length = min(CHUNK - offset, self.size - self._read)
+        found = self._bucket.get_range(piece_key(self._data, number), offset, length)
+        if found is None or len(found) != length:
+            raise CheckpointCorrupt(
+                f"The checkpoint {self.path} lacks bytes of a part (piece {number} of its data).",
+                hint="It was written anew or deleted meanwhile, or something else has removed objects.",
+                path=self.path,
+            )
+        self._read += length
+        return found

@@ -1,0 +1,78 @@
+"""What a new owner does before it begins: close to a former one whatever it may still be at.
+
+    announced names     their objects are changed: a late conditional put has seen something else
+    open segments       their next number is taken by an empty frame
+    data                what no record points at is removed
+
+Promise: after `close_behind` no write of a former owner succeeds, whenever it was begun; ending in the
+middle does no harm, because the head forgets what was to be closed only when it has been.
+Not here: the session's own checkpoints; the claim itself has closed those.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+
+from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.stores.objects_bucket import Bucket
+from graflow_ckpt.stores.objects_head import OPEN, Head
+from graflow_ckpt.stores.objects_journal import close_segment
+from graflow_ckpt.stores.objects_lease import ObjectLease
+from graflow_ckpt.stores.objects_names import NAMED, alive_key, data_key, target_of
+from graflow_ckpt.stores.objects_trio import Trios
+
+LIFE = timedelta(days=1)  # what somebody without a lease has begun to write is left alone for that long
+
+_logger = logging.getLogger(__name__)
+
+
+def close_behind(bucket: Bucket, trios: Trios, lease: ObjectLease, head: Head) -> None:
+    """`head`: as the claim has left it."""
+    stale = dict(head.announced)
+    failed: list[str] = []
+    for mark, write in stale.items():
+        record = trios.touch(target_of(write.name))
+        kept = record.mark if record else ""
+        failed += [data_key(NAMED, each) for each in (mark, write.former) if each not in ("", kept)]
+    ends = {
+        segment: close_segment(bucket, lease.session, *segment)
+        for segment, end in head.segments.items()
+        if end == OPEN and segment[0] < lease.epoch
+    }
+    lease.forget(*stale)
+    if stale or ends:
+        lease.change(
+            lambda now: replace(now, segments={s: ends.get(s, end) for s, end in now.segments.items()})
+        )
+    try:
+        _sweep(bucket, lease, head, failed)
+    except GraflowError as error:
+        _logger.warning(
+            "leftovers of session %s stay: %s", lease.session, error, extra={"session": lease.session}
+        )
+
+
+def _sweep(bucket: Bucket, lease: ObjectLease, head: Head, failed: list[str]) -> None:
+    keys = [entry.key for prefix in failed for entry in bucket.list(prefix)]
+    keys += _unreferenced(bucket, lease, head)
+    mine = alive_key(lease.session, lease.epoch)
+    keys += [entry.key for entry in bucket.list(f"alive/{lease.session}") if entry.key != mine]
+    bucket.delete(keys)
+
+
+def _unreferenced(bucket: Bucket, lease: ObjectLease, head: Head) -> Iterator[str]:
+    kept = {record.mark for record in head.commits.values()}
+    now = None
+    for entry in bucket.list(f"data/{lease.session}"):
+        mark = entry.key.split("/")[2]
+        epoch = int(mark.partition("-")[0])
+        if mark in kept or epoch >= lease.epoch:
+            continue
+        if epoch == 0:
+            now = now or bucket.now()
+            if now - entry.at < LIFE:
+                continue
+        yield entry.key

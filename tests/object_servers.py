@@ -1,0 +1,145 @@
+"""Real object stores for tests, on free ports and without a disk: the S3 server of the package moto; and
+Azurite, for Azure, where AZURITE names it (`make test-azure` installs it with npm and sets that).
+
+Several requests are answered in turns, so that conditions are atomic, as they are at the real services.
+`without="conditions"`: one that ignores If-Match and If-None-Match; `without="support"`: one that answers
+them with 501, as some do; `without="rights"`: one that lets nobody do anything. `stop`, `freeze` and `thaw`
+are those of every server of the tests; what was stored ends with the process.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import http.client
+import io
+import os
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from tests.servers import Server
+
+BUCKET = "bucket"
+_ACCOUNT = "devstoreaccount1"  # that of every emulator, with the key that its documentation publishes
+_ACCOUNT_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": "tests",
+    "AWS_SECRET_ACCESS_KEY": "hunter2",
+    "AWS_REGION": "us-east-1",
+    "AZURE_STORAGE_ACCOUNT_NAME": _ACCOUNT,
+    "AZURE_STORAGE_ACCOUNT_KEY": _ACCOUNT_KEY,
+}
+
+
+class ObjectServer(Server):
+    """An S3 server with one bucket."""
+
+    scheme = "s3"
+
+    def __init__(self, *, without: str = "") -> None:
+        super().__init__(binary=sys.executable)
+        self.without = without
+        self._port = 0
+
+    @property
+    def url(self) -> str:
+        """The address of an empty store: every time another."""
+        return self.at(uuid.uuid4().hex)
+
+    def at(self, prefix: str, port: int = 0) -> str:
+        return f"{self.scheme}://{BUCKET}/{prefix}?endpoint=http://{self.host}:{port or self.port}"
+
+    def request(self, method: str, path: str, headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=20)
+        try:
+            connection.request(method, path, headers=headers or {})
+            reply = connection.getresponse()
+            if reply.headers["X-Server"] != str(self.pid):
+                raise ConnectionRefusedError("another server")
+            return reply.status, reply.read()
+        finally:
+            connection.close()
+
+    def _launch(self, port: int) -> Any:
+        self._port = port
+        return super()._launch(port)
+
+    def _command(self) -> list[str]:
+        return [self.binary, __file__, str(self._port), self.without]
+
+    def _ready(self) -> bool:
+        return self.request("PUT", f"/{BUCKET}")[0] in (200, 403)
+
+
+class AzureServer(ObjectServer):
+    """Azurite with one container."""
+
+    scheme = "az"
+
+    def at(self, prefix: str, port: int = 0) -> str:
+        return f"{super().at(prefix, port)}/{_ACCOUNT}"
+
+    def _command(self) -> list[str]:
+        place = ["--blobHost", self.host, "--blobPort", str(self._port), "--inMemoryPersistence"]
+        return [os.environ["AZURITE"], *place, "--silent", "--skipApiVersionCheck", "--disableTelemetry"]
+
+    def _ready(self) -> bool:
+        """Makes the container. A request for that is signed, and no client of ours makes any."""
+        date = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())
+        stated = f"x-ms-date:{date}\nx-ms-version:2021-08-06"
+        signed = f"PUT{chr(10) * 12}{stated}\n/{_ACCOUNT}/{_ACCOUNT}/{BUCKET}\nrestype:container"
+        mac = hmac.digest(base64.b64decode(_ACCOUNT_KEY), signed.encode(), hashlib.sha256)
+        connection = http.client.HTTPConnection(self.host, self.port, timeout=20)
+        headers = dict(line.split(":", 1) for line in stated.split("\n"))
+        headers["Authorization"] = f"SharedKey {_ACCOUNT}:{base64.b64encode(mac).decode()}"
+        try:
+            connection.request("PUT", f"/{_ACCOUNT}/{BUCKET}?restype=container", headers=headers)
+            return connection.getresponse().status in (201, 409)
+        finally:
+            connection.close()
+
+
+def object_server() -> ObjectServer:
+    """The one that this run of the tests is about."""
+    return AzureServer() if "AZURITE" in os.environ else ObjectServer()
+
+
+def _serve(port: int, without: str) -> None:
+    from moto.server import create_backend_app
+    from werkzeug.serving import WSGIRequestHandler, make_server
+
+    class Quiet(WSGIRequestHandler):
+        def log(self, *args: object, **options: object) -> None: ...
+
+    app, turn = create_backend_app("s3"), threading.Lock()
+
+    def one_at_a_time(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        def started(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+            return start(status, [*headers, ("X-Server", str(os.getpid()))], *rest)
+
+        size = int(environ.get("CONTENT_LENGTH") or 0)
+        environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(size))
+        if without == "rights":
+            started("403 Forbidden", [("Content-Length", "0")])
+            return []
+        conditions = [name for name in ("HTTP_IF_MATCH", "HTTP_IF_NONE_MATCH") if name in environ]
+        if without and conditions and environ["REQUEST_METHOD"] == "PUT":
+            if without == "support":
+                started("501 Not Implemented", [("Content-Length", "0")])
+                return []
+            for name in conditions:
+                del environ[name]
+        with turn:
+            reply: Iterable[bytes] = app(environ, started)
+            return [b"".join(reply)]
+
+    make_server("127.0.0.1", port, one_at_a_time, threaded=True, request_handler=Quiet).serve_forever()
+
+
+if __name__ == "__main__":
+    _serve(int(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,443 @@
+"""The object store as the layers above use it: paths, listings, sizes, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Timer
+
+import pytest
+
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    Fenced,
+    ServerError,
+    ServerGone,
+    ServerRefuses,
+    ServerTooOld,
+)
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores import objects_bucket, open_store_of
+from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.objects import ObjectStore
+from graflow_ckpt.stores.objects_chunks import CHUNK
+from tests.object_servers import ObjectServer
+from tests.proxy import Proxy
+from tests.servers import free_port
+from tests.unit.stores.redis_trios import own_name, parts, put, read
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def store(objects_url: str) -> ObjectStore:
+    return ObjectStore(objects_url)
+
+
+def names(store: CheckpointStore, *args: str | None) -> list[str]:
+    return [path.rpartition("/")[2] for path, _ in store.list(*args)]
+
+
+def keys(store: ObjectStore, prefix: str = "") -> list[str]:
+    return [entry.key for entry in store._all.bucket.list(prefix)]
+
+
+# --- paths -----------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_found_under_every_form_of_its_path(store: ObjectStore) -> None:
+    put(store, "best.pkl", "one")
+
+    for path in ("best", "best.pkl", f"{store.folder}/best", f"{store.folder}/best.state.json"):
+        assert json.loads(store.meta(path))["stage"] == "one"
+        assert store.open(path, "pkl", "one").size == 3
+
+
+def test_a_path_alone_leads_back_to_its_store(store: ObjectStore) -> None:
+    path = put(store, "best", "one")
+
+    assert read(open_store_of(path), path) == ("one", b"one", b"one")
+
+
+def test_a_path_of_another_store_is_not_its_own(store: ObjectStore, tmp_path: Path) -> None:
+    assert store.takes(f"{store.folder}/best.pkl") == f"{store.folder}/best"
+    assert store.takes(f"{store.folder}/{own_name()}") == f"{store.folder}/{own_name()}"
+    others = (f"{store.folder}/deeper/best", "s3://other/best", "checkpoints/best.pkl", "redis://best")
+    for path in (*others, store.folder):
+        assert store.takes(path) is None
+    with pytest.raises(CheckpointError, match=f"is not in {store.folder}"):
+        store.meta("s3://other/best")
+    assert LocalStore(tmp_path).takes("s3://bucket/best") is None
+
+
+@pytest.mark.parametrize("name", ["a b", "50%25", "x=y", "#?*&+", "naïve ☃", "a\\b", "..."])
+def test_odd_names_are_names(store: ObjectStore, name: str) -> None:
+    store.put(name, parts("one"), lease=None, stage="one")
+
+    assert json.loads(store.meta(name))["stage"] == "one"
+    assert names(store) == [name]
+    assert store.delete(name) is True
+    assert names(store) == []
+
+
+def test_prefixes_are_stores_of_their_own(store: ObjectStore, object_server: ObjectServer) -> None:
+    put(store, "best", "one")
+
+    assert names(ObjectStore(object_server.url)) == []
+
+
+def test_what_is_not_there_is_not_found(store: ObjectStore) -> None:
+    for name in ("best", own_name()):
+        for call in (store.meta, lambda path: store.open(path, "pkl", "one")):
+            with pytest.raises(CheckpointNotFound, match=rf"/{name} not found"):
+                call(name)
+        assert store.delete(name) is False
+
+
+def test_a_session_puts_no_checkpoint_under_the_name_of_another_ones(store: ObjectStore) -> None:
+    lease = store.acquire("s")
+
+    with pytest.raises(CheckpointError, match="name of a checkpoint of session 't'"):
+        put(store, own_name(session="t"), "one", lease)
+
+    put(store, own_name(session="t"), "one")  # a worker of that session, which is kept elsewhere
+    assert names(store, "t") == [own_name(session="t")]
+    lease.release()
+
+
+def test_a_lease_of_something_else_is_refused(store: ObjectStore, tmp_path: Path) -> None:
+    lease = LocalStore(tmp_path).acquire("s")
+
+    with pytest.raises(TypeError, match="lease of this store"):
+        put(store, "best", "one", lease)
+
+    lease.release()
+
+
+# --- listings --------------------------------------------------------------------------
+
+
+def test_the_newest_is_listed_first_and_no_pickle_is_fetched(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (3, 1, 2):
+        put(store, own_name(number), str(number), size=100_000)
+    fetched: list[int] = []
+    get_range = store._all.bucket.get_range
+
+    def watched(key: str, start: int, length: int) -> objects_bucket.Buffer | None:
+        fetched.append(length)
+        return get_range(key, start, length)
+
+    monkeypatch.setattr(store._all.bucket, "get_range", watched)
+
+    assert names(store, "s") == [own_name(2), own_name(1), own_name(3)]
+    assert sum(fetched) < 200
+
+
+def test_a_session_lists_its_own_and_what_names_it(store: ObjectStore) -> None:
+    put(store, own_name(), "one")
+    put(store, own_name(session="t"), "one", session="t")
+    put(store, "best", "one")
+    put(store, "other", "one", session="t")
+
+    assert names(store, "s") == [own_name(), "best"]
+    assert sorted(names(store, "t")) == ["other", own_name(session="t")]
+    assert len(names(store)) == 4
+    assert names(store, "u") == []
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("best", ["best"]),
+        ("b?st.pkl", ["best", "bust"]),
+        ("session_s_*", [own_name(1)]),
+        ("*", [own_name(1), "best", "bust"]),
+        ("none*", []),
+    ],
+)
+def test_a_pattern_is_one_of_names(store: ObjectStore, pattern: str, found: list[str]) -> None:
+    for name in (own_name(1), "best", "bust"):
+        put(store, name, "one")
+
+    assert sorted(names(store, None, pattern)) == sorted(found)
+    assert sorted(names(store, None, f"{store.folder}/{pattern}")) == sorted(found)
+
+
+def test_more_than_one_page_is_listed(store: ObjectStore) -> None:
+    for number in range(150):
+        put(store, own_name(number), str(number))
+
+    assert [json.loads(raw)["stage"] for _, raw in store.list("s")] == [str(n) for n in range(149, -1, -1)]
+
+
+def test_a_meta_that_is_gone_is_listed_as_damaged(store: ObjectStore) -> None:
+    path = put(store, own_name(), "one")
+    store._all.bucket.delete(keys(store, "data"))
+
+    assert list(store.list("s")) == [(path, b"")]
+    with pytest.raises(CheckpointCorrupt, match="lacks bytes"):
+        store.meta(path)
+
+
+# --- parts -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 2, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
+def test_parts_of_every_size_come_back(store: ObjectStore, size: int) -> None:
+    path = put(store, "big", "x", size=size)
+
+    assert read(store, path) == ("x", b"x" * size, b"x")
+
+
+def test_a_small_checkpoint_is_two_writes(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    lease = store.acquire("s")
+    put(store, own_name(1), "one", lease)
+    written: list[str] = []
+    write = store._all.bucket._put
+
+    def watched(key: str, *args: object) -> dict[str, str]:
+        written.append(key)
+        return write(key, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(store._all.bucket, "_put", watched)
+    monkeypatch.setattr(store._all.bucket, "get", None)  # nothing has to be read for it
+
+    put(store, own_name(2), "two", lease, size=4000)
+
+    assert len(written) == 2
+    monkeypatch.undo()
+    lease.release()
+
+
+def test_what_was_overwritten_or_deleted_leaves_no_data(store: ObjectStore) -> None:
+    for name in (own_name(), "best"):
+        put(store, name, "one", size=CHUNK)
+        put(store, name, "two")
+    assert len(keys(store, "data")) == 2
+
+    for name in (own_name(), "best"):
+        assert store.delete(name) is True
+
+    assert keys(store, "data") == []
+
+
+def test_a_writer_that_fails_leaves_nothing(store: ObjectStore) -> None:
+    lease = store.acquire("s")
+    put(store, "best", "one", lease)
+
+    def fails(sink: object) -> None:
+        sink.write(b"x" * 3 * CHUNK)  # type: ignore[attr-defined]
+        raise RuntimeError("no more")
+
+    for name in ("best", own_name()):
+        with pytest.raises(RuntimeError, match="no more"):
+            store.put(name, [("pkl", fails), *parts("two")[1:]], lease=lease, stage="two")
+
+    assert read(store, "best")[0] == "one"
+    assert len(keys(store, "data")) == 1
+    lease.release()
+
+
+# --- what is wrong with a server -------------------------------------------------------
+
+
+def test_probing_leaves_nothing_behind(store: ObjectStore) -> None:
+    store.probe()
+
+    assert keys(store) == []
+
+
+@pytest.mark.parametrize("without", ["conditions", "support"])
+def test_a_bucket_without_conditional_puts_is_refused_before_anything_is_written(
+    without: str, objects_url: str
+) -> None:
+    with ObjectServer(without=without) as server:
+        store = ObjectStore(server.url)
+        for call in (store.probe, lambda: store.acquire("s")):
+            with pytest.raises(ServerTooOld, match="conditional writes"):
+                call()
+        with pytest.raises(CheckpointError, match="conditional writes"):
+            put(store, "best", "one")
+
+        assert keys(store) == []
+
+
+def test_nothing_is_asked_before_the_first_use(objects_url: str) -> None:
+    store = ObjectStore(f"s3://nobody/x?endpoint=http://127.0.0.1:{free_port()}")
+
+    with pytest.raises(ServerGone, match="cannot be reached") as gone:
+        store.probe()
+
+    assert "hunter2" not in f"{gone.value} {store.url} {store.folder} {store!r}"
+
+
+def test_a_refusal_says_so(objects_url: str) -> None:
+    with ObjectServer(without="rights") as server:
+        store = ObjectStore(server.url)
+        for call in (store.probe, lambda: store.acquire("s"), lambda: store.meta("best")):
+            with pytest.raises(ServerRefuses, match="refuses"):
+                call()
+        with pytest.raises(CheckpointError, match=r"Cannot write the checkpoint .*/best: .*refuses"):
+            put(store, "best", "one")
+
+
+def test_a_bucket_that_is_not_there_says_so(object_server: ObjectServer, objects_url: str) -> None:
+    store = ObjectStore(objects_url.replace("://bucket/", "://no-such-bucket/"))
+
+    for call in (store.probe, lambda: store.acquire("s"), lambda: list(store.list())):
+        with pytest.raises(ServerError, match="no such bucket"):
+            call()
+
+
+def test_an_option_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ServerError, match="s3://bucket/x cannot be opened"):
+        ObjectStore("s3://bucket/x?endpiont=http://h:1").probe()
+
+
+def test_signatures_in_what_the_library_says_are_not_shown() -> None:
+    said = "Error performing PUT https://u:hunter2@h/c/x?sig=hunter2&se=1 in 3s\n\nDebug source:\nhunter2"
+
+    assert objects_bucket.shown(said) == "Error performing PUT https://h/c/x in 3s"
+
+
+@pytest.fixture
+def proxy(object_server: ObjectServer, objects_url: str) -> Iterator[Proxy]:
+    with Proxy(object_server) as proxy:
+        yield proxy
+
+
+def test_a_server_that_is_back_in_time_was_not_missed(object_server: ObjectServer, proxy: Proxy) -> None:
+    store = ObjectStore(object_server.at("back-in-time", proxy.port))
+    lease = store.acquire("s")
+
+    def goes_away(sink: object) -> None:
+        sink.write(b"x" * (CHUNK + 1))  # type: ignore[attr-defined]
+        proxy.refuse()
+        Timer(1.0, proxy.resume).start()
+
+    store.put(own_name(), [("pkl", goes_away), *parts("one")[1:]], lease=lease, stage="one")
+
+    assert read(store, own_name()) == ("one", b"x" * (CHUNK + 1), b"one")
+    lease.release()
+
+
+def test_a_save_while_the_server_is_away_fails_and_the_next_one_succeeds(
+    object_server: ObjectServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects_bucket, "PATIENCE", 0.1)
+    store = ObjectStore(object_server.at("away", proxy.port))
+    lease = store.acquire("s")
+    put(store, "best", "one", lease)
+    put(store, own_name(), "one", lease)
+    proxy.refuse()
+
+    for name in ("best", own_name()):
+        with pytest.raises(CheckpointError, match="cannot be reached"):
+            put(store, name, "two", lease)
+    proxy.resume()
+
+    assert [read(store, name)[0] for name in ("best", own_name())] == ["one", "one"]
+    put(store, "best", "three", lease)
+    assert read(store, "best")[0] == "three"
+    lease.release()
+
+
+@pytest.mark.parametrize("name", ["best", own_name()])
+@pytest.mark.parametrize("key", [b"/data/", b"/names/", b"/sessions/"])
+def test_a_write_whose_reply_is_lost_is_there_once(
+    object_server: ObjectServer, proxy: Proxy, name: str, key: bytes
+) -> None:
+    store = ObjectStore(object_server.at(f"lost-{name[:4]}-{key[1:5].decode()}", proxy.port))
+    lease = store.acquire("s")
+    put(store, name, "one", lease)
+    proxy.drop_next_reply(key)
+
+    put(store, name, "two", lease)
+
+    assert read(store, name) == ("two", b"two", b"two")
+    assert len(keys(store, "data")) == 1
+    lease.release()
+
+
+# --- processes -------------------------------------------------------------------------
+
+
+def test_a_forked_child_is_told_and_does_not_hang(objects_url: str) -> None:
+    program = f"""
+import os
+from graflow_ckpt.core.errors import CheckpointError, Fenced
+from graflow_ckpt.stores.objects import ObjectStore
+from tests.unit.stores.redis_trios import put, read
+store = ObjectStore({objects_url!r})
+lease = store.acquire("s")
+put(store, "best", "parent", lease)
+if os.fork() == 0:
+    try:
+        store.meta("best")
+    except CheckpointError as error:
+        print(error, flush=True)
+    try:
+        put(store, "best", "child", lease)
+    except Fenced as error:
+        print(error, flush=True)
+    lease.release()
+    os._exit(0)
+assert os.wait()[1] == 0
+lease.check()
+print(read(store, "best")[0])
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+
+    assert "opened before this process was forked" in done.stdout
+    assert "forked from its owner" in done.stdout
+    assert done.stdout.splitlines()[-1] == "parent"
+
+
+def test_readers_see_whole_checkpoints_while_they_are_written_anew(store: ObjectStore) -> None:
+    program = f"""
+from graflow_ckpt.stores.objects import ObjectStore
+from tests.unit.stores.redis_trios import put
+store = ObjectStore({store.url + "?" + "&".join(f"{k}={v}" for k, v in store._place.options.items())!r})
+for n in range(60):
+    put(store, "best", f"text{{n}}", size=1000)
+"""
+    put(store, "best", "text", size=1000)
+    writer = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
+    seen = set()
+    while writer.poll() is None:
+        stage, values, state = read(store, "best")
+        assert (values, state) == (stage.encode() * 1000, stage.encode())
+        seen.add(stage)
+
+    assert writer.returncode == 0
+    assert len(seen) > 3
+    assert len(keys(store, "data")) == 1
+
+
+def test_who_was_fenced_writes_nothing(store: ObjectStore) -> None:
+    old = store.acquire("s")
+    put(store, "best", "one", old)
+    new = store.acquire("s", take_over=True)
+
+    for name in (own_name(), "best", "never"):
+        with pytest.raises(Fenced, match="taken over"):
+            put(store, name, "late", old)
+
+    assert names(store) == ["best"]
+    assert read(store, "best")[0] == "one"
+    assert len(keys(store, "data")) == 1
+    new.release()

@@ -1,0 +1,376 @@
+"""Who owns a session in a bucket: one at a time, whatever clocks say."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from threading import Barrier, Thread
+
+import pytest
+
+from graflow_ckpt.core.errors import CheckpointCorrupt, Fenced, SessionBusy
+from graflow_ckpt.core.protocols import Owner
+from graflow_ckpt.links.processes import myself
+from graflow_ckpt.stores.objects import ObjectStore
+from graflow_ckpt.stores.objects_bucket import Bucket
+from graflow_ckpt.stores.objects_lease import ObjectLease
+from graflow_ckpt.stores.objects_names import head_key
+from tests.unit.stores.interruptions import Killed, happening, killed, lost
+from tests.unit.stores.redis_trios import own_name, put, read
+
+ROOT = Path(__file__).parents[3]
+FAR = Owner(1, "1", "another boot", "1", "far", "train.py", "2026-01-01T00:00:00+00:00")
+
+OWNER = """
+import sys
+from graflow_ckpt.stores.objects import ObjectStore
+from tests.unit.stores.redis_trios import own_name, put
+store = ObjectStore(sys.argv[1])
+lease = store.acquire("s")
+print("ready", flush=True)
+n = 0
+for line in sys.stdin:
+    n += 1
+    try:
+        put(store, own_name(n), f"child{n}", lease)
+        print("written", flush=True)
+    except Exception as error:
+        print(type(error).__name__, flush=True)
+"""
+
+
+@pytest.fixture
+def store(objects_url: str) -> ObjectStore:
+    return ObjectStore(objects_url, lease=1.5)
+
+
+@pytest.fixture
+def child(objects_url: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that owns the session `s` and writes once for each line."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", OWNER, objects_url],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    yield process
+    process.kill()
+    process.communicate()
+
+
+def far_owner(store: ObjectStore, seconds: float = 1.5) -> None:
+    """As a process of another machine would have left it."""
+    store._all.heads.update("s", lambda head: replace(head, epoch=7, claim="far", owner=FAR, seconds=seconds))
+
+
+def test_epochs_only_grow(store: ObjectStore) -> None:
+    for epoch in (1, 2, 3):
+        lease = store.acquire("s")
+        assert (lease.session, lease.epoch, lease.taken_from) == ("s", epoch, None)
+        lease.release()
+
+    assert store.acquire("t").epoch == 1
+
+
+def test_a_session_that_somebody_owns_is_refused_by_name(store: ObjectStore) -> None:
+    lease = store.acquire("s")
+
+    owner = store.owner("s")
+    assert owner is not None
+    assert (owner.pid, owner.started) == (os.getpid(), myself().started)
+    with pytest.raises(SessionBusy, match="this process itself") as refused:
+        store.acquire("s")
+
+    assert refused.value.owner.pid == os.getpid()
+    lease.release()
+    assert store.owner("s") is None
+    store.acquire("s").release()
+
+
+def test_a_lease_that_was_released_is_worth_nothing(store: ObjectStore) -> None:
+    lease = store.acquire("s")
+    lease.release()
+    lease.release()
+
+    for call in (lease.check, lambda: lease.rewound(1), lambda: put(store, "best", "x", lease)):
+        with pytest.raises(Fenced, match="was released"):
+            call()
+
+
+def test_a_takeover_fences_the_former_owner(store: ObjectStore) -> None:
+    old = store.acquire("s")
+    new = store.acquire("s", take_over=True)
+
+    assert (new.epoch, new.taken_from and new.taken_from.pid) == (2, os.getpid())
+    for call in (old.check, lambda: old.rewound(1)):
+        with pytest.raises(Fenced, match="taken over by process"):
+            call()
+    old.release()  # and this changes nothing
+    new.check()
+    new.release()
+
+
+def test_a_busy_owner_is_taken_over_all_the_same(store: ObjectStore, objects_url: str) -> None:
+    old = store.acquire("s")
+    other = ObjectStore(objects_url)
+    other.probe()
+
+    def commit() -> None:  # between what the taker has read and what it writes
+        put(store, own_name(), "one", old)
+
+    with happening(other, 1, commit) as point:
+        new = other.acquire("s", take_over=True)
+
+    assert point.happened
+    assert new.epoch == 2
+    assert read(store, own_name())[0] == "one"
+    new.release()
+
+
+def test_of_two_that_take_over_at_once_one_is_refused_or_fenced(store: ObjectStore, objects_url: str) -> None:
+    store.acquire("s")
+    other = ObjectStore(objects_url)
+    other.probe()
+    won = []
+
+    def be_faster() -> None:
+        won.append(store.acquire("s", take_over=True))
+
+    with happening(other, 1, be_faster), pytest.raises(SessionBusy):
+        other.acquire("s", take_over=True)
+
+    won[0].check()
+    won[0].release()
+
+
+def test_of_many_that_acquire_at_once_one_gets_it(store: ObjectStore, objects_url: str) -> None:
+    for _ in range(5):
+        got: list[ObjectLease] = []
+        start = Barrier(6)
+
+        def acquire(got: list[ObjectLease] = got, start: Barrier = start) -> None:
+            mine = ObjectStore(objects_url)
+            mine.probe()
+            start.wait()
+            with suppress(SessionBusy):
+                got.append(mine.acquire("s"))
+
+        threads = [Thread(target=acquire) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+        assert len(got) == 1
+        got[0].release()
+
+
+def test_a_dead_owner_of_this_machine_is_taken_over_at_once(
+    store: ObjectStore, child: subprocess.Popen[str]
+) -> None:
+    with pytest.raises(SessionBusy, match=f"process {child.pid}"):
+        store.acquire("s")
+    child.kill()
+    child.wait()
+
+    assert store.owner("s") is None
+    begun = time.monotonic()
+    lease = store.acquire("s")
+
+    assert time.monotonic() - begun < 1.0
+    assert lease.taken_from is not None
+    assert lease.taken_from.pid == child.pid
+    lease.release()
+
+
+def test_an_owner_that_was_stopped_and_woken_writes_nothing(
+    store: ObjectStore, child: subprocess.Popen[str]
+) -> None:
+    assert child.stdin is not None
+    assert child.stdout is not None
+    print(file=child.stdin, flush=True)
+    assert child.stdout.readline() == "written\n"
+    os.kill(child.pid, signal.SIGSTOP)
+    new = store.acquire("s", take_over=True)
+    put(store, own_name(100), "new", new)
+    os.kill(child.pid, signal.SIGCONT)
+
+    print(file=child.stdin, flush=True)
+
+    assert child.stdout.readline() == "Fenced\n"
+    assert sorted(json.loads(raw)["stage"] for _, raw in store.list("s")) == ["child1", "new"]
+    new.check()
+    new.release()
+
+
+def test_a_silent_owner_elsewhere_is_taken_over_when_its_time_is_over(store: ObjectStore) -> None:
+    far_owner(store)
+    assert store.owner("s") == FAR
+
+    begun = time.monotonic()
+    lease = store.acquire("s")
+
+    assert 1.0 < time.monotonic() - begun < 5
+    assert (lease.epoch, lease.taken_from) == (8, FAR)
+    lease.release()
+
+
+def test_an_owner_elsewhere_that_was_silent_for_long_is_not_waited_for(store: ObjectStore) -> None:
+    far_owner(store, seconds=0.0)
+    while store.owner("s") is not None:
+        time.sleep(0.1)  # the bucket's clock counts whole seconds
+
+    assert store.acquire("s").epoch == 8
+
+
+def test_an_owner_elsewhere_that_shows_itself_is_not_taken_over(store: ObjectStore) -> None:
+    far_owner(store)
+    bucket = store._all.bucket
+    ended = []
+
+    def live() -> None:
+        while not ended:
+            bucket.put("alive/s/7", os.urandom(8))
+            time.sleep(0.3)
+
+    thread = Thread(target=live)
+    thread.start()
+    with pytest.raises(SessionBusy, match="process 1 on far"):
+        store.acquire("s")
+    ended.append(True)
+    thread.join()
+
+    assert store.owner("s") == FAR
+
+
+def test_a_clock_that_jumps_ahead_lets_nobody_write_who_was_taken_over(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = store.acquire("s")
+    store._all.heads.update("s", lambda head: replace(head, owner=FAR))  # so that it is judged by the clock
+    monkeypatch.setattr(Bucket, "now", lambda bucket: datetime.now(UTC) + timedelta(hours=5))
+    put(store, own_name(1), "one", old)
+
+    new = store.acquire("s")
+
+    with pytest.raises(Fenced):
+        put(store, own_name(2), "two", old)
+    put(store, own_name(3), "three", new)
+    assert len(list(store.list("s"))) == 2
+    new.release()
+
+
+def test_a_clock_that_jumps_back_takes_nothing_from_who_lives(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = store.acquire("s")
+    store._all.heads.update("s", lambda head: replace(head, owner=FAR))
+    monkeypatch.setattr(Bucket, "now", lambda bucket: datetime.now(UTC) - timedelta(hours=5))
+
+    with pytest.raises(SessionBusy):
+        store.acquire("s")
+
+    put(store, own_name(1), "one", old)
+    old.release()
+
+
+def test_the_owner_shows_itself_while_it_lives(store: ObjectStore) -> None:
+    lease = store.acquire("s")
+    deadline = time.monotonic() + 10
+    while not list(store._all.bucket.list("alive/s")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+    lease.release()
+
+    assert list(store._all.bucket.list("alive/s")) == []
+
+
+def test_how_far_history_was_taken_back_is_remembered(store: ObjectStore) -> None:
+    lease = store.acquire("s")
+    lease.rewound(5)
+    lease.rewound(5)
+    lease.release()
+    lease = store.acquire("s")
+    lease.rewound(9)
+    lease.rewound(3)
+    lease.release()
+
+    assert [(line.epoch, line.sequence) for line in store.lines("s")] == [(2, 3)]
+    assert store.lines("t") == ()
+
+
+def test_a_session_whose_head_is_gone_is_not_written_by_its_owner(store: ObjectStore) -> None:
+    lease = store.acquire("s")
+    put(store, own_name(), "one", lease)
+    store._all.bucket.delete([head_key("s")])
+
+    with pytest.raises(Fenced, match="has forgotten session 's'"):
+        put(store, own_name(2), "two", lease)
+
+    assert store.acquire("s").epoch == 2  # never one that was given out
+
+
+def test_a_damaged_head_is_said_to_be_one(store: ObjectStore) -> None:
+    store._all.bucket.put(head_key("s"), b'{"epoch": 3')
+
+    for call in (lambda: store.acquire("s"), lambda: store.lines("s"), lambda: list(store.list("s"))):
+        with pytest.raises(CheckpointCorrupt, match="who owns session 's' is damaged"):
+            call()
+
+
+def test_a_claim_whose_reply_is_lost_is_made_once(store: ObjectStore, objects_url: str) -> None:
+    for at in range(8):
+        mine = ObjectStore(objects_url)
+        mine.probe()
+        with happening(mine, at, lost, after=True):
+            lease = mine.acquire("s")
+
+        assert lease.epoch == at + 1
+        lease.check()
+        lease.release()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+def test_who_dies_while_it_acquires_is_no_trouble_for_the_next(
+    store: ObjectStore, objects_url: str, after: bool
+) -> None:
+    first = store.acquire("s")
+    put(store, "best", "one", first)
+    segment = store.journal(first, 0)
+    segment.append(b"frame")
+    epochs = [1]
+    for at in range(12):
+        victim = ObjectStore(objects_url)
+        victim.probe()
+        with killed(victim, at, after=after), suppress(Killed):
+            victim.acquire("s", take_over=True)
+
+        lease = store.acquire("s", take_over=True)
+
+        assert lease.epoch > epochs[-1]
+        epochs.append(lease.epoch)
+        put(store, "best", str(at), lease)
+        assert read(store, "best")[0] == str(at)
+        with pytest.raises(Fenced):
+            segment.append(b"late")
+        segment = store.journal(lease, at + 1)
+        segment.append(b"frame")
+        with pytest.raises(Fenced):
+            put(store, "best", "late", first)
+        first = lease
+
+    assert [raw for _, _, raw in store.segments("s")] == [b"frame"] * 13
+    first.release()

@@ -1,0 +1,223 @@
+"""The trio in a bucket: whole or not at all, at every point at which its writer can be stopped or killed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Thread
+
+import pytest
+
+from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, Fenced
+from graflow_ckpt.stores.objects import ObjectStore
+from tests.unit.stores.interruptions import Killed, happening, killed, lost
+from tests.unit.stores.redis_trios import own_name, put, read
+
+NAMES = pytest.mark.parametrize("name", ["best", own_name()])
+ENDS = pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+MOST = 14  # operations; that no write has more is asserted
+
+
+@pytest.fixture
+def fresh(objects_url: str) -> Callable[[], ObjectStore]:
+    """Another process's view of the same store."""
+    return lambda: ObjectStore(objects_url)
+
+
+def data(store: ObjectStore) -> set[str]:
+    return {entry.key.rpartition("/")[0] for entry in store._all.bucket.list("data")}
+
+
+@NAMES
+@ENDS
+def test_a_writer_killed_anywhere_leaves_the_former_checkpoint_or_the_new_one(
+    fresh: Callable[[], ObjectStore], name: str, after: bool
+) -> None:
+    found = []
+    for at in range(MOST):
+        victim = fresh()
+        lease = victim.acquire("s", take_over=True)
+        put(victim, name, f"old{at}", lease, size=1000)
+        done = False
+        with killed(victim, at, after=after), suppress(Killed):
+            put(victim, name, f"new{at}", lease, size=1000)
+            done = True
+
+        stage, values, state = read(fresh(), name)
+        assert stage in (f"old{at}", f"new{at}")
+        assert (values, state) == (stage.encode() * 1000, stage.encode())
+        found.append(stage[:3])
+
+        new = fresh().acquire("s", take_over=True)  # clears away what the dead one has left
+        assert read(fresh(), name)[0] == stage
+        assert len(data(fresh())) == 1
+        new.release()
+        assert fresh().delete(name) is True
+        assert data(fresh()) == set()
+        if done:
+            break
+
+    assert done
+    assert found == sorted(found, reverse=True)  # old until the commit, new from there on
+    assert {"old", "new"} == set(found)
+
+
+@NAMES
+@ENDS
+def test_a_writer_stopped_anywhere_and_woken_after_a_takeover_commits_nothing(
+    fresh: Callable[[], ObjectStore], name: str, after: bool
+) -> None:
+    ends = []
+    for at in range(MOST):
+        old, other = fresh(), fresh()
+        lease = old.acquire("s", take_over=True)
+        put(old, name, "before", lease)
+        taken = []
+
+        def take_over(other: ObjectStore = other, taken: list[str] = taken) -> None:
+            new = other.acquire("s", take_over=True)
+            taken.append(read(other, name)[0])  # what the new owner finds is what stays
+            new.release()
+
+        with happening(old, at, take_over, after=after) as point:
+            try:
+                put(old, name, "late", lease)
+                ends.append("done")
+            except Fenced:
+                ends.append("fenced")
+
+        if not point.happened:
+            break
+        assert read(fresh(), name)[0] == taken[0]
+        assert taken[0] == ("late" if ends[-1] == "done" else "before")
+
+    assert not point.happened
+    assert "fenced" in ends
+    assert len(ends) > 2
+
+
+@NAMES
+@ENDS
+def test_a_writer_stopped_anywhere_does_not_overwrite_what_the_next_owner_has_written(
+    fresh: Callable[[], ObjectStore], name: str, after: bool
+) -> None:
+    for at in range(MOST):
+        old, other = fresh(), fresh()
+        lease = old.acquire("s", take_over=True)
+
+        def go_on(other: ObjectStore = other) -> None:
+            new = other.acquire("s", take_over=True)
+            put(other, name, "newer", new)
+            new.release()
+
+        with happening(old, at, go_on, after=after) as point, suppress(Fenced):
+            put(old, name, "late", lease)
+
+        if not point.happened:
+            break
+        assert read(fresh(), name) == ("newer", b"newer", b"newer")
+        assert fresh().delete(name) is True
+
+    assert not point.happened
+
+
+@NAMES
+def test_a_reply_lost_anywhere_changes_nothing(fresh: Callable[[], ObjectStore], name: str) -> None:
+    for at in range(MOST):
+        store = fresh()
+        lease = store.acquire("s", take_over=True)
+        put(store, name, "one", lease)
+
+        with happening(store, at, lost, after=True) as point, suppress(CheckpointError):
+            put(store, name, "two", lease)
+
+        if not point.happened:
+            break
+        assert read(fresh(), name)[0] in ("one", "two")
+        put(store, name, "three", lease)
+        assert read(fresh(), name)[0] == "three"
+        lease.release()
+
+    assert not point.happened
+
+
+@NAMES
+@ENDS
+def test_a_delete_ended_anywhere_leaves_a_whole_checkpoint_or_none(
+    fresh: Callable[[], ObjectStore], name: str, after: bool
+) -> None:
+    for at in range(MOST):
+        store = fresh()
+        put(store, name, "one")
+        done = False
+        with killed(store, at, after=after), suppress(Killed):
+            done = store.delete(name)
+
+        try:
+            assert read(fresh(), name) == ("one", b"one", b"one")
+        except CheckpointNotFound:
+            assert [path for path, _ in fresh().list()] == []
+        if done:
+            break
+    assert done
+
+
+@NAMES
+def test_threads_that_write_one_name_leave_one_of_their_checkpoints_whole(
+    fresh: Callable[[], ObjectStore], name: str
+) -> None:
+    store = fresh()
+
+    def write(who: int) -> None:
+        for n in range(8):
+            put(store, name, f"{who}.{n}", size=100)
+
+    threads = [Thread(target=write, args=(who,)) for who in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    stage, values, state = read(fresh(), name)
+    assert (values, state) == (stage.encode() * 100, stage.encode())
+    assert stage.endswith(".7")
+    assert len(data(store)) == 1
+
+
+def test_threads_of_one_owner_lose_no_commit(fresh: Callable[[], ObjectStore]) -> None:
+    store = fresh()
+    lease = store.acquire("s")
+
+    def write(who: int) -> None:
+        for n in range(10):
+            put(store, own_name(100 * who + n), "x", lease)
+
+    threads = [Thread(target=write, args=(who,)) for who in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len(list(fresh().list("s"))) == 40
+    lease.release()
+
+
+def test_a_deleted_name_is_not_brought_back_by_a_late_writer(fresh: Callable[[], ObjectStore]) -> None:
+    old = fresh()
+    lease = old.acquire("s")
+    put(old, "best", "one", lease)
+
+    def meanwhile() -> None:
+        other = fresh()
+        new = other.acquire("s", take_over=True)
+        assert other.delete("best") is True
+        new.release()
+
+    for at in range(4):  # looking, announcing, a piece, the commit
+        with happening(old, at, meanwhile) as point, pytest.raises(Fenced):
+            put(old, "best", "late", lease)
+        assert point.happened
+        assert list(fresh().list()) == []
+        lease = old.acquire("s", take_over=True)
+        put(old, "best", "one", lease)
+    lease.release()

@@ -58,6 +58,12 @@ def own_home() -> Iterator[Path]:
                 os.environ[name] = value
 
 
+@pytest.fixture(autouse=True)
+def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No password of a server that had the port of this test's before."""
+    monkeypatch.setattr("graflow_ckpt.links.addresses._known", {})
+
+
 # --- servers ---------------------------------------------------------------------------
 
 

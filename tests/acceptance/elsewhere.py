@@ -235,6 +235,9 @@ class Fleet:
     def _waits(self, handle: Handle) -> bool:
         """Whether something of it is to run later; if so, the sweeper has looked."""
         status = handle.status()
+        if status.status == "running" and status.tokens and not status.delayed:
+            time.sleep(0.01)  # a worker's keeper has called for help, and is about to post the token
+            return True
         if status.status != "running" or not status.delayed:
             return False
         time.sleep(max(0.001, min(0.02, self.sweeper.round())))

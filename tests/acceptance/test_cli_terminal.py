@@ -75,7 +75,9 @@ def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals, key: str) 
 
 
 def test_a_second_ctrl_c_leaves_at_once() -> None:
-    program("stuck.py", SLOW.replace("0.05)", "60)"))
+    # not one long wait: a signal that comes right before a system call is seen after it
+    wait = "select.select([], [], [], 0.05)"
+    program("stuck.py", SLOW.replace(wait, f"[{wait} for _ in range(1200)]"))
 
     terminal = Terminal("run", "stuck.py", "--session", "s")
     terminal.read_until("line 0")

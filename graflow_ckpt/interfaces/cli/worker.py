@@ -123,7 +123,7 @@ def _settings(manner: Manner, ctx: click.Context) -> tuple[PoolSettings, dict[st
 
 def in_child(ask: Callable[[], T]) -> T:
     """What a forked child answers, or its error. What it has imported for that goes with it: what checks
-    settings takes 15 MB, which every process of the pool would carry, and pay for at each fork."""
+    settings takes 9 MB, which every process of the pool would carry, and pay for at each fork."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:

@@ -17,14 +17,18 @@ def test_whatever_is_killed_each_task_is_committed_once_and_in_order(
     tmp_path: Path, seed: int, fsync: str
 ) -> None:
     some = {"kills": 5, "stops": 2, "servers": 1, "losses": 0, "freezes": 0}
-    plan = Plan(seed, tasks=200, lease=1.5, fsync=fsync, **some)
+    for turn in range(3):  # two stops may both be followed by a kill, or come back before anybody looked
+        plan = Plan(seed + 100 * turn, tasks=200, lease=1.5, fsync=fsync, **some)
+        (tmp_path / str(turn)).mkdir()
 
-    report = run(plan, tmp_path)
+        report = run(plan, tmp_path / str(turn))
 
-    assert report.verdict.violations == [], "\n".join(report.logs.values())
-    assert report.verdict.figures["committed once"] >= 180
-    assert len(report.deeds) == plan.kills + plan.stops + plan.servers
-    assert report.zombies
+        assert report.verdict.violations == [], "\n".join(report.logs.values())
+        assert report.verdict.figures["committed once"] >= 180
+        assert len(report.deeds) == plan.kills + plan.stops + plan.servers
+        if report.shown:
+            break
+    assert report.shown
 
 
 def test_by_hand_it_says_what_it_does_and_what_came_of_it(capsys: pytest.CaptureFixture[str]) -> None:

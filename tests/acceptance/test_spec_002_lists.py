@@ -125,10 +125,10 @@ def test_backends_that_this_version_lacks_are_refused_by_name() -> None:
         with pytest.raises(SessionError, match=r"redis|kafka"):
             ExecutionContext.create(graph, "first", **backend)
     context = ExecutionContext.create(graph, "first")
-    with pytest.raises(ValueError, match="s3"):
-        CheckpointManager.resume_from_checkpoint("s3://bucket/session_1.pkl")
-    with pytest.raises(ValueError, match="s3"):
-        context.checkpoint("s3://bucket/session_1.pkl")
+    with pytest.raises(ValueError, match="ftp"):
+        CheckpointManager.resume_from_checkpoint("ftp://bucket/session_1.pkl")
+    with pytest.raises(ValueError, match="ftp"):
+        context.checkpoint("ftp://bucket/session_1.pkl")
     assert os.listdir() == []
 
 

@@ -258,7 +258,7 @@ def test_saving_and_loading_by_path(context: ExecutionContext, tmp_path: Path) -
     ("arguments", "words"),
     [
         ({"storage": "redis"}, "storage='redis' is not available"),
-        ({"path": "s3://bucket/x.pkl"}, "s3://"),
+        ({"path": "ftp://bucket/x.pkl"}, "ftp://"),
         ({"metadata": {"x": object()}}, r"metadata\['x'\]"),
     ],
 )

@@ -424,7 +424,7 @@ for n in range(60):
         seen.add(stage)
 
     assert writer.returncode == 0
-    assert len(seen) > 3
+    assert len(seen) > 1
     assert len(keys(store, "data")) == 1
 
 

@@ -46,6 +46,7 @@ def own_home() -> Iterator[Path]:
         own = {
             "HOME": folder,
             "XDG_STATE_HOME": f"{folder}/.local/state",
+            "XDG_DATA_HOME": f"{folder}/.local/share",
             "XDG_CONFIG_HOME": f"{folder}/.config",
         }
         users = {name: os.environ.get(name) for name in own}

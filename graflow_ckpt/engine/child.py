@@ -84,9 +84,9 @@ class Parent:
     def progress(self, task: str, done: float, total: float | None) -> None:
         self._ask("progress", task, done, total)
 
-    def reserve(self, task: str, metadata: dict[str, Any]) -> PendingCheckpoint:
+    def reserve(self, task: str, metadata: dict[str, Any], storage: str | None = None) -> PendingCheckpoint:
         """The parent keeps a handle of its own, which is the one that will be done."""
-        path, prepared = self._ask("reserve", task, metadata)
+        path, prepared = self._ask("reserve", task, metadata, storage)
         return PendingCheckpoint(path, prepared)
 
     def code_of(self, task: Task, spawner: str, before: tuple[str, ...]) -> Cell:

@@ -33,6 +33,7 @@ from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
 from graflow_ckpt.sessions.views import InMemoryTaskQueue, TaskQueue
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.places import path_at
 
 if TYPE_CHECKING:
     from graflow_ckpt.engine.cuts import Cutter
@@ -172,8 +173,8 @@ class ExecutionContext(Readable):
         *, portable: bool = True,
     ) -> tuple[str, CheckpointMetadata]:  # fmt: skip
         """Write a checkpoint now; one of a session in this process always holds queue and values."""
-        if storage not in (None, "local"):
-            raise CheckpointError(f"storage={storage!r} is not available.", hint="This version has 'local'.")
+        if storage is not None:
+            path = path_at(storage, self.home.store, self.home.reserve_path(self.steps), path)
         if path is not None and "://" in path:
             open_store(path)  # refuses what this version cannot write to
         metadata = check_metadata(metadata)

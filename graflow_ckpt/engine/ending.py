@@ -10,6 +10,7 @@ from graflow_ckpt.checkpoint.pruning import forget_journal
 from graflow_ckpt.core.errors import Interrupted, Stalled, TaskError, WorkflowCancelled
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.run import Run
+from graflow_ckpt.stores.places import goes_without_saying
 
 log = logging.getLogger("graflow_ckpt.engine")
 
@@ -108,5 +109,5 @@ class Ending:
 
     def _command(self) -> str:
         folder = self.home.store.folder
-        where = "" if folder == "checkpoints" else f" --store {folder}"
+        where = "" if goes_without_saying(folder) else f" --store {folder}"
         return f"graflow-ckpt resume {self.context.session_id}{where}"

@@ -14,6 +14,7 @@ from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently, same_task
+from graflow_ckpt.stores.places import path_at
 
 
 class RunHost:
@@ -44,10 +45,12 @@ class RunHost:
     def progress(self, task: str, done: float, total: float | None) -> None:
         self._run.announcer.emit("task_progress", task, done=done, total=total)
 
-    def reserve(self, task: str, metadata: dict[str, Any]) -> PendingCheckpoint:
+    def reserve(self, task: str, metadata: dict[str, Any], storage: str | None = None) -> PendingCheckpoint:
         """A handle whose path is known before the checkpoint is there."""
         context = self._context
         path = context.home.reserve_path(context.steps + 1)
+        if storage is not None:
+            path = path_at(storage, context.home.store, path)
         prepared = CheckpointMetadata(
             "", self.session_id, now_iso(), context.steps + 1, context.start_node, dict(BACKEND), metadata,
             path=path, workflow=context.settings.workflow, library=archive.library_version(),

@@ -27,6 +27,7 @@ from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently
 from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.ops import Cells
 from graflow_ckpt.sessions.redis import RedisSession
+from graflow_ckpt.stores.places import path_at
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -146,10 +147,12 @@ class SharedHost(RunHost):
         self._cells = cells
         session.on_made = self.remake
 
-    def reserve(self, task: str, metadata: dict[str, Any]) -> PendingCheckpoint:
+    def reserve(self, task: str, metadata: dict[str, Any], storage: str | None = None) -> PendingCheckpoint:
         """A handle whose path is known before the checkpoint is there."""
         # a number that a lost reply has taken with it is missing in the paths, and that is all
         prepared = self._session.patiently(lambda: self._home.reserve(self._session.steps + 1, metadata))
+        if storage is not None:
+            prepared.path = path_at(storage, self._home.store, prepared.path)
         return PendingCheckpoint(prepared.path, prepared)
 
     def code_of(self, task: Task, spawner: str, before: tuple[str, ...]) -> Cell:

@@ -18,7 +18,7 @@ from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_me
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code, summary_of
 from graflow_ckpt.checkpoint.sealed import SealedCells
 from graflow_ckpt.checkpoint.snapshot import capture
-from graflow_ckpt.core.errors import CheckpointError, NoSession, SessionError
+from graflow_ckpt.core.errors import NoSession, SessionError
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.attempt import from_cells
@@ -37,6 +37,7 @@ from graflow_ckpt.sessions.names import check_names
 from graflow_ckpt.sessions.shared import SharedTables
 from graflow_ckpt.sessions.tables import parse_line
 from graflow_ckpt.sessions.views import RedisTaskQueue
+from graflow_ckpt.stores.places import path_at
 
 KEPT = 30 * 24 * 3600
 """Seconds for which a session that has ended is kept."""
@@ -207,11 +208,12 @@ class SharedContext(ExecutionContext):
         *, portable: bool = False,
     ) -> tuple[str, CheckpointMetadata]:  # fmt: skip
         """Write a checkpoint now; a portable one takes queue and values along."""
-        if storage not in (None, "local", "redis"):
-            raise CheckpointError(f"storage={storage!r} is not available.")
         if self.line()["key"] == "1":
             self.schedule_start()
-        saved = self.cuts_at().cut("request", check_metadata(metadata), path=path, portable=portable)
+        home = self.cuts_at()
+        if storage is not None:
+            path = path_at(storage, home.store, home.own_path(self.steps), path)
+        saved = home.cut("request", check_metadata(metadata), path=path, portable=portable)
         self.note_checkpoint(saved)
         return saved.path, saved
 

@@ -115,11 +115,11 @@ class SharedHome:
     def reserve(self, steps: int, metadata: dict[str, Any]) -> CheckpointMetadata:
         """What is known of a checkpoint before it is taken, its path above all."""
         return CheckpointMetadata(
-            "", self.session, now_iso(), steps, "", dict(BACKEND), metadata, path=self._own_path(steps),
+            "", self.session, now_iso(), steps, "", dict(BACKEND), metadata, path=self.own_path(steps),
             workflow=self.program.workflow, library=archive.library_version(),
         )  # fmt: skip
 
-    def _own_path(self, steps: int) -> str:
+    def own_path(self, steps: int) -> str:
         return archive.auto_path(self.store, self.session, steps, int(self._tell("path")[0]))
 
     def cut(
@@ -128,7 +128,7 @@ class SharedHome:
         """Take the session as it is now and write one trio; raises if it could not be written."""
         state, number, parent = self._numbered(portable)
         snapshot = self._snapshot(state, portable)
-        place, path = self._place_of(path or self._own_path(state.steps))
+        place, path = self._place_of(path or self.own_path(state.steps))
         keyring = self.keyring if place is self.store else Keyring.for_store(place)
         metadata = archive.describe(
             snapshot, self.program, path=path, sequence=number, cause=cause, user=user

@@ -73,7 +73,9 @@ class Host(Protocol):
 
     def progress(self, task: str, done: float, total: float | None) -> None: ...
 
-    def reserve(self, task: str, metadata: dict[str, Any]) -> PendingCheckpoint: ...
+    def reserve(
+        self, task: str, metadata: dict[str, Any], storage: str | None = None
+    ) -> PendingCheckpoint: ...
 
     def is_made(self, name: str) -> bool: ...
 
@@ -134,8 +136,11 @@ class TaskExecutionContext:
 
     # --- checkpoints -------------------------------------------------------------------
 
-    def checkpoint(self, metadata: dict[str, Any] | None = None) -> PendingCheckpoint:
-        """Ask for a checkpoint; it is taken when this task has completed."""
+    def checkpoint(
+        self, metadata: dict[str, Any] | None = None, *, storage: str | None = None
+    ) -> PendingCheckpoint:
+        """Ask for a checkpoint; it is taken when this task has completed. `storage`: `local`, `s3`, `gcs`,
+        `azure` and so on, if it is to be elsewhere than the others."""
         attempt = self._attempt
         attempt.still_running()
         enriched = check_metadata(metadata) | {
@@ -153,7 +158,7 @@ class TaskExecutionContext:
             handle: PendingCheckpoint = attempt.request.handle
             handle.metadata.user_metadata = enriched
         else:
-            handle = self._host.reserve(self.task_id, enriched)
+            handle = self._host.reserve(self.task_id, enriched, storage)
         attempt.request = Request(enriched, handle)
         return handle
 

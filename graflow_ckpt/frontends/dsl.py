@@ -97,7 +97,7 @@ def task(func: Callable[..., Any] | None = None, /, *, id: str | None = None, **
 class Workflow:
     """A graph that is being written down, and the session in which it runs."""
 
-    def __init__(self, name: str, session_id: str | None, store: str, settings: Settings) -> None:
+    def __init__(self, name: str, session_id: str | None, store: str | None, settings: Settings) -> None:
         self.name = name
         self.settings = settings
         self.graph_nodes: list[DecoratedTask] = []
@@ -346,5 +346,5 @@ def workflow(
         observers=tuple(observers),
         middleware=tuple(middleware),
     )
-    folder = os.fspath(store) if store is not None else os.environ.get("GRAFLOW_CKPT_STORE", "checkpoints")
-    return Workflow(name, session_id, folder, settings)
+    where = None if store is None else os.fspath(store).replace("${workflow.name}", name)
+    return Workflow(name, session_id, where, settings)

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 from graflow_ckpt.core.events import Observer
 from graflow_ckpt.core.policy import Policy
 from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.stores.places import FOLDER, for_program
 
 
 class Chosen(Protocol):
@@ -46,6 +47,7 @@ class Overrides:
     def __init__(self) -> None:
         self.session: str | None = None
         self.store: str | None = None
+        self.usual_store: str | None = None  # of programs that name none; None: their own default
         self.only: str | None = None  # the workflow to run
         self.target: str | None = None  # the workflow that all of this is about; None: whichever asks
         self.planning = False  # nothing runs: the first `execute` or `submit` ends the program
@@ -86,20 +88,23 @@ class Overrides:
             raise Planned(workflow, starts, inputs, max_steps)
 
     def apply(
-        self, workflow: Chosen, session: str | None, settings: Settings, store: str
+        self, workflow: Chosen, session: str | None, settings: Settings, store: str | None
     ) -> tuple[str | None, Settings, str]:
         """Session id, settings and store as they count."""
         if self.planning:  # what a program does before `execute` touches no session
-            return None, replace(settings, durability="none", resume="auto"), store
+            return None, replace(settings, durability="none", resume="auto"), store or FOLDER
         if not self.concerns(workflow):
-            return session, settings, store
+            return session, settings, store or for_program(session, self.usual_store)
         session = self._session(workflow, session)
         changes = dict(self.settings)
         if self.policy is not None:
             changes["policy"] = self.policy
         if self.observers:
             changes["observers"] = (*settings.observers, *self.observers)
-        return session, replace(settings, **changes) if changes else settings, self.store or store
+        return session, replace(settings, **changes) if changes else settings, self._store(store, session)
+
+    def _store(self, named: str | None, session: str | None) -> str:
+        return self.store or named or for_program(session, self.usual_store)
 
     def _session(self, workflow: Chosen, session: str | None) -> str | None:
         given = self.session or os.environ.get("GRAFLOW_CKPT_SESSION")

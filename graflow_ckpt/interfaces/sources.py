@@ -34,7 +34,10 @@ FLAGS = {"redis_url": "--url"} | {
     name: f"--{name.replace('_', '-')}" for name in NAMES if name not in ("redis_url", "key", "key_file")
 }
 
-ALONE = ("store", "session", "durability", "check", "config")
+ALONE = (
+    "store", "session", "durability", "check", "config", "local_url", "memory_url", "sqlite_url",
+    "postgres_url", "s3_url", "gcs_url", "azure_url",
+)  # fmt: skip
 """Variables that are read elsewhere, and by no file."""
 
 OF_COMPOSE = ("redis_password", "redis_memory", "redis_port", "code")

@@ -102,12 +102,18 @@ def test_a_session_without_a_good_checkpoint_is_listed_as_bad(killed: list[str])
     assert row["note"]
 
 
-def test_an_empty_store_is_no_error_and_is_not_made() -> None:
+@pytest.mark.parametrize("store", ["checkpoints", "sqlite://"])
+def test_an_empty_store_is_no_error_and_is_not_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, store: str
+) -> None:
+    monkeypatch.setenv("GRAFLOW_CKPT_STORE", store)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    Path("checkpoints").rmdir()
     assert graflow("sessions").out == ""
     assert graflow("sessions", "--json").document == []
     assert graflow("checkpoints", "list", "--json").document == []
     graflow("checkpoints", "verify", "--all")
-    assert not Path("checkpoints").exists()
+    assert os.listdir() == []
 
 
 # --- list ------------------------------------------------------------------------------------

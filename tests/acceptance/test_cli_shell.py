@@ -166,6 +166,7 @@ def test_commands_sessions_and_checkpoints_are_completed() -> None:
 
 
 def test_in_a_folder_without_sessions_a_tab_is_no_error() -> None:
+    Path("checkpoints").rmdir()
     assert completed("graflow-ckpt resume ") == []
     assert os.listdir() == []
 

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass
 
 import click
+from click.core import ParameterSource
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
@@ -19,6 +20,7 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli.overview import UNFINISHED, Row, overview
 from graflow_ckpt.interfaces.cli.standing import standing
 from graflow_ckpt.stores import home_of, open_store, open_store_of
+from graflow_ckpt.stores.places import others
 
 _SUFFIXES = (".meta.json", ".state.json", ".pkl")
 
@@ -43,6 +45,8 @@ class Place:
 
 def find_place(store: str, what: str | None, *, latest: bool = False) -> Place:
     """By path, session or workflow; without any, the one unfinished session."""
+    if store_is_usual():
+        store = _known_to(store, what) or store
     if what is None:
         return _the_only(store, latest)
     path = checkpoint_path(what)
@@ -67,6 +71,21 @@ def find_place(store: str, what: str | None, *, latest: bool = False) -> Place:
     if not hits:
         raise _nothing(store, what, rows)
     return by_session(store, (sessions or workflows)[0].session)
+
+
+def store_is_usual() -> bool:
+    """Whether nobody has said where: then all places count that are looked at by default."""
+    ctx = click.get_current_context(silent=True)
+    return ctx is not None and ctx.get_parameter_source("store") is ParameterSource.DEFAULT
+
+
+def _known_to(store: str, what: str | None) -> str | None:
+    """The first of the usual places that has it."""
+    for place in (store, *others(store)):
+        for row in overview(place):
+            if what in (row.session, row.workflow) or (what is None and row.status in UNFINISHED):
+                return place
+    return None
 
 
 def _nothing(store: str, what: str, rows: list[Row]) -> GraflowError:

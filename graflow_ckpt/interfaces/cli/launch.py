@@ -15,6 +15,7 @@ from graflow_ckpt.interfaces.cli import program, words
 from graflow_ckpt.interfaces.cli.manner import Manner
 from graflow_ckpt.interfaces.cli.progress import Reporter, reporter_for
 from graflow_ckpt.interfaces.cli.unfinished import mention
+from graflow_ckpt.stores.places import for_command_line, said
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +106,7 @@ def _fill(wishes: Wishes, reporter: Reporter) -> None:
     overrides.session = wishes.session
     overrides.target = wishes.workflow
     overrides.store = wishes.store
+    overrides.usual_store = None if said() else for_command_line()
     overrides.inputs = dict(wishes.inputs)
     overrides.max_steps = wishes.max_steps
     overrides.policy = wishes.policy

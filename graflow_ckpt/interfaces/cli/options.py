@@ -46,15 +46,17 @@ def _flag(flag: str, name: str, text: str) -> Callable[[F], F]:
 
 
 def default_store() -> str:
-    return os.environ.get("GRAFLOW_CKPT_STORE") or "checkpoints"
+    from graflow_ckpt.stores.places import for_command_line
+
+    return for_command_line()
 
 
 def store(function: F) -> F:
     """`--store`, with the same default as a program's."""
     return click.option(
-        "--store", default=default_store, show_default="checkpoints", metavar="FOLDER|URL",
-        callback=words.parse_store, help="Where the checkpoints are; also GRAFLOW_CKPT_STORE.",
-        shell_complete=complete_folders,
+        "--store", default=default_store, show_default="checkpoints, else sqlite://", metavar="FOLDER|URL",
+        callback=words.parse_store, shell_complete=complete_folders,
+        help="Where the checkpoints are; also GRAFLOW_CKPT_STORE. sqlite:// is the user's own database.",
     )(function)  # fmt: skip
 
 

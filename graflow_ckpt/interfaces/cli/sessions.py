@@ -62,7 +62,12 @@ def command(ctx: click.Context, workflow: str | None, unfinished: bool, limit: i
         documents += _of_fleet(ctx, manner, workflow, unfinished, limit)
     if typed or not named(ctx):
         known = frozenset(row["session"] for row in documents) if typed else frozenset()
-        documents += _of_store(manner, store, workflow, unfinished, limit, known, quiet=bool(documents))
+        from graflow_ckpt.stores.places import others
+
+        places = (store,) if typed else (store, *others(store))
+        for place in places:
+            several = bool(documents) or len(places) > 1
+            documents += _of_store(manner, place, workflow, unfinished, limit, known, quiet=several)
     if manner.json:
         manner.document(documents)
     return 0

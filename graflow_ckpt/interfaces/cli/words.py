@@ -135,7 +135,9 @@ def counted(count: int, noun: str) -> str:
 
 def resume_command(session: str, store: str, *more: str) -> str:
     """What to type to go on."""
-    where = [] if store == "checkpoints" else ["--store", store]
+    from graflow_ckpt.stores.places import goes_without_saying
+
+    where = [] if goes_without_saying(store) else ["--store", store]
     return shlex.join(["graflow-ckpt", "resume", session, *where, *more])
 
 

@@ -257,7 +257,8 @@ def test_saving_and_loading_by_path(context: ExecutionContext, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"storage": "redis"}, "storage='redis' is not available"),
+        ({"storage": "s3"}, "storage='s3': nothing says where"),
+        ({"storage": "tape"}, "storage='tape' is none of: memory, local"),
         ({"path": "ftp://bucket/x.pkl"}, "ftp://"),
         ({"metadata": {"x": object()}}, r"metadata\['x'\]"),
     ],

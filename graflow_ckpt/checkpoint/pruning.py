@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +34,8 @@ Reason = Literal["paused", "forked", "newest", "busy", "doubt"]
 WAITS = frozenset({"paused", "waiting"})
 EVERYTHING = 2**62
 """Behind the last transition of any journal."""
+_MANY = 8  # that are deleted by one call; of fewer each is counted for itself
+_AT_ONCE = 256  # between two words to whoever watches
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +53,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """What has gone, what could not be taken away, with the error, and what had to stay."""
+    """What has gone, what could not be taken away, with the error, and what had to stay.
+
+    Of two passes that delete many at the same moment, both may count one that has gone.
+    """
 
     cuts: tuple[Cut, ...] = ()
     failed: tuple[tuple[Cut, str], ...] = ()
@@ -201,24 +207,49 @@ def _plan(guard: Guard, candidates: Iterable[Cut], why: Callable[[Cut], Reason |
 def carry_out(
     store: CheckpointStore, what: Plan, *, own: str = "", seen: Callable[[Cut], object] = lambda cut: None
 ) -> Pruned:
-    """Delete what was planned; `seen` is told of each. What cannot be deleted does not keep the rest."""
+    """Delete what was planned; `seen` is told before. What cannot be deleted does not keep the rest."""
     gone: list[Cut] = []
     failed: list[tuple[Cut, str]] = []
+    waiting: list[Cut] = []
     for session, cuts in _by_session(what.cuts).items():
         if session not in ("", own) and store.owner(session) is not None:  # it was taken since
             failed += [(cut, f"session {session} is being run") for cut in cuts]
             continue
+        waiting += cuts
+        while len(waiting) >= _AT_ONCE:
+            _delete(store, waiting[:_AT_ONCE], seen, gone, failed)
+            del waiting[:_AT_ONCE]
+    _delete(store, waiting, seen, gone, failed)
+    for session in sorted(what.emptied - {"", *(cut.session for cut, _ in failed)}):
+        forget_journal(store, session)
+    return Pruned(tuple(gone), tuple(failed), what.spared)
+
+
+def _delete(
+    store: CheckpointStore,
+    cuts: Sequence[Cut],
+    seen: Callable[[Cut], object],
+    gone: list[Cut],
+    failed: list[tuple[Cut, str]],
+) -> None:
+    """Many at once, where it pays. A store that fails at one of them is asked which one it is."""
+    tried = len(cuts) >= _MANY
+    if tried:
         for cut in cuts:
             seen(cut)
-            try:
-                if store.delete(cut.path):
-                    gone.append(cut)
-            except (GraflowError, OSError) as error:
-                log.warning("checkpoint %s stays: %s", cut.path, error, extra={"session": session})
-                failed.append((cut, str(error)))
-        if session and session in what.emptied and not any(cut.session == session for cut, _ in failed):
-            forget_journal(store, session)
-    return Pruned(tuple(gone), tuple(failed), what.spared)
+        with suppress(GraflowError, OSError):
+            if store.delete_many([cut.path for cut in cuts]):  # else somebody else was faster
+                gone += cuts
+            return
+    for cut in cuts:
+        if not tried:
+            seen(cut)
+        try:
+            if store.delete(cut.path) or tried:  # if it was there a moment ago, it has gone since
+                gone.append(cut)
+        except (GraflowError, OSError) as error:
+            log.warning("checkpoint %s stays: %s", cut.path, error, extra={"session": cut.session})
+            failed.append((cut, str(error)))
 
 
 def forget_journal(store: CheckpointStore, session: str, lease: Lease | None = None) -> None:

@@ -5,7 +5,7 @@ A store moves parts, leases and journal bytes; it knows nothing of codecs, seals
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -117,7 +117,18 @@ class CheckpointStore(Protocol):
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]: ...
 
+    def newest(  # the last accepted first, between sessions, too; nothing but metas is read
+        self,
+        limit: int,
+        *,
+        session: str | None = None,
+        workflow: str | None = None,
+        status: str | None = None,
+    ) -> Sequence[tuple[str, bytes]]: ...
+
     def delete(self, path: str) -> bool: ...
+
+    def delete_many(self, paths: Iterable[str]) -> int: ...  # in that order; how many there were
 
     def journal(self, lease: Lease, after: int) -> Journal: ...
 

@@ -18,14 +18,14 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
-from graflow_ckpt.stores import segments, trio
+from graflow_ckpt.stores import batches, segments, trio
 from graflow_ckpt.stores.disk import Disk, refusing
 from graflow_ckpt.stores.files import FileSource
 from graflow_ckpt.stores.flock import Flock, held
@@ -162,17 +162,23 @@ class LocalStore:
             if session is None or named or _session_in(raw) == session:
                 yield path, raw
 
+    def newest(
+        self,
+        limit: int,
+        *,
+        session: str | None = None,
+        workflow: str | None = None,
+        status: str | None = None,
+    ) -> Sequence[tuple[str, bytes]]:
+        """The last accepted of those whose metas say so; looks at all of them (batches.py)."""
+        return batches.newest(self.list(session), limit, workflow=workflow, status=status)
+
     def delete(self, path: str) -> bool:
-        target = self._target(path)
-        with ExitStack() as locks:
-            with refusing("lock", target.lock):
-                if (session := self._session_of(target)) is None:
-                    if not os.path.lexists(target.final(trio.META)):
-                        return False
-                    locks.enter_context(held(target.lock))
-                else:
-                    locks.enter_context(_held_if_there(f"{self._root}/.{session}.lock"))
-            return trio.delete(self._disk, target)
+        return self._delete(self._target(path))
+
+    def delete_many(self, paths: Iterable[str]) -> int:
+        """One after the other; how many there were."""
+        return sum(map(self._delete, [self._target(path) for path in paths]))
 
     # --- journal -----------------------------------------------------------------------
 
@@ -204,6 +210,17 @@ class LocalStore:
         """The session whose own path this is."""
         named = _OWN_NAME.match(target.base)
         return named["session"] if named and target.folder == self._root else None
+
+    def _delete(self, target: trio.Target) -> bool:
+        with ExitStack() as locks:
+            with refusing("lock", target.lock):
+                if (session := self._session_of(target)) is None:
+                    if not os.path.lexists(target.final(trio.META)):
+                        return False
+                    locks.enter_context(held(target.lock))
+                else:
+                    locks.enter_context(_held_if_there(f"{self._root}/.{session}.lock"))
+            return trio.delete(self._disk, target)
 
     def _own(self, lease: Lease) -> LocalLease:
         if not isinstance(lease, LocalLease):

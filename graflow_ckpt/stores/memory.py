@@ -16,13 +16,14 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from urllib.parse import parse_qsl
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, TooLarge
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Buffer, Lease, Line, Owner, PartWriter
+from graflow_ckpt.stores import batches
 from graflow_ckpt.stores.memory_room import (
     Holding,
     MemoryLease,
@@ -155,10 +156,25 @@ class MemoryStore:
             if its and (wanted is None or fnmatchcase(base, wanted)):
                 yield f"{self.folder}/{base}.pkl", raw
 
+    def newest(
+        self,
+        limit: int,
+        *,
+        session: str | None = None,
+        workflow: str | None = None,
+        status: str | None = None,
+    ) -> Sequence[tuple[str, bytes]]:
+        """The last committed of those whose metas say so; looks at them one by one."""
+        return batches.first(self.list(session), limit, workflow=workflow, status=status)
+
     def delete(self, path: str) -> bool:
-        base = self._base(path)
+        return self.delete_many([path]) > 0
+
+    def delete_many(self, paths: Iterable[str]) -> int:
+        """How many there were."""
+        bases = [self._base(path) for path in paths]
         with self._room.locked():
-            return self._room.trios.pop(base, None) is not None
+            return sum(self._room.trios.pop(base, None) is not None for base in bases)
 
     # --- journal -----------------------------------------------------------------------
 

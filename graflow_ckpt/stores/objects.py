@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -24,7 +24,7 @@ from graflow_ckpt.core.errors import CheckpointError, ServerError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
 from graflow_ckpt.links.addresses import masked
-from graflow_ckpt.stores import objects_journal
+from graflow_ckpt.stores import batches, objects_journal
 from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_chunks import PieceSource
 from graflow_ckpt.stores.objects_fence import close_behind
@@ -153,8 +153,23 @@ class ObjectStore:
             for base, raw in listing:
                 yield path_of(self.folder, base), raw
 
+    def newest(
+        self,
+        limit: int,
+        *,
+        session: str | None = None,
+        workflow: str | None = None,
+        status: str | None = None,
+    ) -> Sequence[tuple[str, bytes]]:
+        """The last accepted of those whose metas say so; looks at all of them (batches.py)."""
+        return batches.newest(self.list(session), limit, workflow=workflow, status=status)
+
     def delete(self, path: str) -> bool:
         return self._all.trios.delete(self._target(path))
+
+    def delete_many(self, paths: Iterable[str]) -> int:
+        """One after the other; how many there were."""
+        return sum(map(self._all.trios.delete, [self._target(path) for path in paths]))
 
     # --- journal -----------------------------------------------------------------------
 

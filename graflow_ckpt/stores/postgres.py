@@ -16,7 +16,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -180,8 +180,26 @@ class PostgresStore:
             if names is None or fnmatchcase(base, names):
                 yield path_of(self.folder, base), raw
 
+    def newest(
+        self,
+        limit: int,
+        *,
+        session: str | None = None,
+        workflow: str | None = None,
+        status: str | None = None,
+    ) -> Sequence[tuple[str, bytes]]:
+        """The last committed of those whose metas say so, found by indexes."""
+        if session is not None:
+            check_session_id(session)
+        found = self._all.trios.newest(Wanted(session, "", workflow, status), limit)
+        return [(path_of(self.folder, base), raw) for base, raw in found]
+
     def delete(self, path: str) -> bool:
-        return self._all.trios.delete(self._base(path))
+        return self.delete_many([path]) > 0
+
+    def delete_many(self, paths: Iterable[str]) -> int:
+        """Some hundreds in one transaction; how many there were."""
+        return self._all.trios.delete_many([self._base(path) for path in paths])
 
     # --- journal -----------------------------------------------------------------------
 

@@ -46,6 +46,7 @@ META = PARTS[-1]
 _LACKS = "GC001"  # what the commit says when chunks are gone
 _FIRST = 100  # metas that are read at once, before it is known whether anybody wants more
 _PAGE = 500
+_AT_ONCE = 100  # that one transaction deletes: each takes a lock, of which a server has some thousands
 _FIELD = 200  # characters of a field that is listed by
 _Sinks = dict[str, ChunkSink]
 
@@ -219,6 +220,12 @@ class Trios:
                 if name in found:  # else deleted meanwhile
                     yield name, found[name]
 
+    def newest(self, wanted: Wanted, limit: int) -> list[tuple[str, bytes]]:
+        """The same for the first of them, in one look."""
+        condition, args = wanted.condition()
+        newest = f"from graflow_ckpt.checkpoints where {condition} order by commit_number desc"
+        return self._all(f"select name, meta {newest} limit %s::bigint", [*args, max(limit, 0)])
+
     def highest_epoch(self, session: str) -> int:
         """From the session's metas, should its row have been lost."""
         epochs = (field_in(raw, "epoch") for _, raw in self.metas(Wanted(session)))
@@ -226,9 +233,17 @@ class Trios:
 
     # --- deleting ----------------------------------------------------------------------
 
-    def delete(self, base: str) -> bool:
-        asked = "select graflow_ckpt.remove(%s)"
-        return self._link.run(lambda c: c.execute(asked, [base]).fetchone()) == (True,)
+    def delete_many(self, bases: Sequence[str]) -> int:
+        """How many there were. Two who do the same do not block each other: both go by the names."""
+        return sum(
+            self._delete_some(sorted(set(bases[at : at + _AT_ONCE]))) for at in range(0, len(bases), _AT_ONCE)
+        )
+
+    def _delete_some(self, bases: list[str]) -> int:
+        asked = "select count(*) filter (where graflow_ckpt.remove(name)) from unnest(%s::text[]) as name"
+        found = self._link.run(lambda c: c.execute(asked, [bases]).fetchone())
+        assert found is not None
+        return int(found[0])
 
     # --- within ------------------------------------------------------------------------
 

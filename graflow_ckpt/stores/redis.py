@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -28,7 +28,7 @@ from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
 from graflow_ckpt.links.addresses import URL_VARIABLE, masked
 from graflow_ckpt.links.complaints import ResponseError, translated
 from graflow_ckpt.links.redis import RedisLink, open_link
-from graflow_ckpt.stores import redis_journal
+from graflow_ckpt.stores import batches, redis_journal
 from graflow_ckpt.stores.redis_chunks import ChunkSource
 from graflow_ckpt.stores.redis_lease import LEASE, Leases, RedisLease
 from graflow_ckpt.stores.redis_names import (
@@ -167,8 +167,23 @@ class RedisStore:
                 if its and (wanted is None or fnmatchcase(base, wanted)):
                     yield path_of(self.folder, base), raw
 
+    def newest(
+        self,
+        limit: int,
+        *,
+        session: str | None = None,
+        workflow: str | None = None,
+        status: str | None = None,
+    ) -> Sequence[tuple[str, bytes]]:
+        """The last accepted of those whose metas say so; looks at all of them (batches.py)."""
+        return batches.newest(self.list(session), limit, workflow=workflow, status=status)
+
     def delete(self, path: str) -> bool:
         return self._all.trios.delete(self._target(path))
+
+    def delete_many(self, paths: Iterable[str]) -> int:
+        """One after the other; how many there were."""
+        return sum(map(self._all.trios.delete, [self._target(path) for path in paths]))
 
     # --- journal -----------------------------------------------------------------------
 

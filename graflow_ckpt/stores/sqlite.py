@@ -148,13 +148,13 @@ class SqliteStore:
 
     def newest(
         self,
-        limit: int = 50,
+        limit: int,
         *,
         session: str | None = None,
         workflow: str | None = None,
         status: str | None = None,
     ) -> Sequence[tuple[str, bytes]]:
-        """The last committed of those whose metas say so, as `list` gives them, found by indexes."""
+        """The last committed of those whose metas say so, found by indexes."""
         found = self._trios.newest(limit, session, workflow, status)
         return [(path_of(self.folder, base), raw) for base, raw in found]
 

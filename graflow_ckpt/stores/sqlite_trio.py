@@ -225,7 +225,7 @@ class Trios:
         with self._database.reading() as connection:
             if connection is None:
                 return []
-            return connection.execute(select, {**given, "limit": limit}).fetchall()
+            return connection.execute(select, {**given, "limit": max(limit, 0)}).fetchall()
 
     # --- within ------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from graflow_ckpt.testing.contracts import (
+        BatchContract,
         BytesContract,
         Contract,
         JournalContract,
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "BytesContract", "Contract", "JournalContract", "ListingContract", "NamesContract", "Opener",
-    "OwnershipContract", "ProcessContract", "StoreContract", "ThreadContract", "TrioContract",
+    "BatchContract", "BytesContract", "Contract", "JournalContract", "ListingContract", "NamesContract",
+    "Opener", "OwnershipContract", "ProcessContract", "StoreContract", "ThreadContract", "TrioContract",
     "names_of_tests",
 ]  # fmt: skip
 

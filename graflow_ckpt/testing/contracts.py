@@ -18,11 +18,23 @@ except ModuleNotFoundError as missing:
         extra="testing",
     ) from missing
 
-_PIECES = ("trios", "trio", "bytes", "names", "listing", "ownership", "journal", "threads", "processes")
+_PIECES = (
+    "batches",
+    "trios",
+    "trio",
+    "bytes",
+    "names",
+    "listing",
+    "ownership",
+    "journal",
+    "threads",
+    "processes",
+)
 # Before they are loaded, so that an assertion that fails shows the two sides.
 pytest.register_assert_rewrite(*(f"graflow_ckpt.testing.store_{piece}" for piece in _PIECES))
 
 from graflow_ckpt.testing.contract import Contract, Opener  # noqa: E402
+from graflow_ckpt.testing.store_batches import BatchContract  # noqa: E402
 from graflow_ckpt.testing.store_bytes import BytesContract  # noqa: E402
 from graflow_ckpt.testing.store_journal import JournalContract  # noqa: E402
 from graflow_ckpt.testing.store_listing import ListingContract  # noqa: E402
@@ -33,8 +45,8 @@ from graflow_ckpt.testing.store_threads import ThreadContract  # noqa: E402
 from graflow_ckpt.testing.store_trio import TrioContract  # noqa: E402
 
 __all__ = [
-    "BytesContract", "Contract", "JournalContract", "ListingContract", "NamesContract", "Opener",
-    "OwnershipContract", "ProcessContract", "StoreContract", "ThreadContract", "TrioContract",
+    "BatchContract", "BytesContract", "Contract", "JournalContract", "ListingContract", "NamesContract",
+    "Opener", "OwnershipContract", "ProcessContract", "StoreContract", "ThreadContract", "TrioContract",
     "names_of_tests",
 ]  # fmt: skip
 
@@ -44,6 +56,7 @@ class StoreContract(
     BytesContract,
     NamesContract,
     ListingContract,
+    BatchContract,
     OwnershipContract,
     JournalContract,
     ThreadContract,

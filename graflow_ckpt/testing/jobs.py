@@ -87,6 +87,13 @@ def write_until_killed(store: CheckpointStore, say: Say, heard: Heard, session: 
             say(["deleted", turn - 1])
 
 
+def delete_many(store: CheckpointStore, say: Say, heard: Heard, paths: list[str]) -> None:
+    """Delete them in one call."""
+    say("ready")
+    store.delete_many(paths)
+    say("done")
+
+
 def own(store: CheckpointStore, say: Say, heard: Heard) -> None:
     """Own the session until told to write, and tell what came of it."""
     lease = store.acquire("s")

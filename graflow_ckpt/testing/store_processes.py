@@ -203,6 +203,24 @@ class ProcessContract(Contract):
             assert listed(store, session) == expected
         assert read(store, path_of(store, "best")).stage in {f"{session}-8" for session in sessions}
 
+    def test_who_is_killed_while_it_deletes_a_list_leaves_its_end(self, opener: Opener) -> None:
+        store = opener()
+        paths = [put(store, own_name(sequence=sequence), f"n{sequence}") for sequence in range(1, 61)]
+
+        with Companion(opener, "delete_many", paths) as other:
+            assert other.hear() == "ready"
+            end = time.monotonic() + self.patience
+            while len(listed(store)) == len(paths):
+                assert time.monotonic() < end, "nothing was deleted"
+            other.kill()
+            other.wait()
+
+        left = listed(store)
+        assert left == [named(own_name(sequence=sequence)) for sequence in range(60, 60 - len(left), -1)]
+        for sequence in range(60, 60 - len(left), -1):
+            assert read(store, path_of(store, own_name(sequence=sequence))).stage == f"n{sequence}"
+        assert store.delete_many(paths) == len(left)
+
     def test_a_forked_child_owns_nothing(self, opener: Opener) -> None:
         store = opener()
         with Companion(opener, "fork") as other:

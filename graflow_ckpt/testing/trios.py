@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +45,14 @@ def values_of(stage: str, size: int = 64) -> bytes:
     return (f"values of {stage};".encode() * (size // 10 + 1))[:size]
 
 
-def meta_of(stage: str, *, session: str = "s", sequence: int = 1, size: int = 64) -> bytes:
+def meta_of(
+    stage: str,
+    *,
+    session: str = "s",
+    sequence: int = 1,
+    size: int = 64,
+    facts: Mapping[str, str] | None = None,
+) -> bytes:
     """Like a real one as far as stores may look: JSON, with the session and the stage in it."""
     document = {
         "schema_version": "1.0",
@@ -58,7 +65,7 @@ def meta_of(stage: str, *, session: str = "s", sequence: int = 1, size: int = 64
         "sizes": {"pkl": size},
         "digests": {"pkl": _digest(values_of(stage, size)), "state.json": _digest(stage.encode())},
     }
-    return json.dumps(document).encode()
+    return json.dumps({**document, **(facts or {})}).encode()
 
 
 def parts_of(stage: str, *, session: str = "s", sequence: int = 1, size: int = 64) -> Parts:

@@ -25,6 +25,7 @@ LIST = """\b
 Examples:
   graflow-ckpt checkpoints list night --limit 5
   graflow-ckpt checkpoints list --workflow etl --status failed --json
+  graflow-ckpt checkpoints list --store sqlite:///runs.db --limit 50
 """
 SHOW = """\b
 Examples:
@@ -56,6 +57,7 @@ for _command in (prune, delete, clear, stats):
 
 @command.command("list", epilog=LIST)
 @click.argument("session", required=False, shell_complete=complete_sessions)
+@click.option("--session", "its", metavar="SESSION", help="The same.", shell_complete=complete_sessions)
 @click.option("--workflow", metavar="NAME", help="Only of this workflow.")
 @click.option("--status", metavar="STATUS", help="Only of sessions that were running, completed, failed …")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The newest N.")
@@ -66,6 +68,7 @@ def list_(
     ctx: click.Context,
     /,
     session: str | None,
+    its: str | None,
     workflow: str | None,
     status: str | None,
     limit: int | None,
@@ -77,12 +80,10 @@ def list_(
     """
     from graflow_ckpt.interfaces.cli.listing import listing
 
+    if session and its:
+        raise click.UsageError("Name one session.")
     manner = manner_of(ctx)
-    rows = [
-        row
-        for row in listing(store, session)
-        if workflow in (None, row.metadata.workflow) and status in (None, row.metadata.status)
-    ][:limit]
+    rows = listing(store, limit, session=session or its, workflow=workflow, status=status)
     if manner.json:
         manner.document([row.document() for row in rows])
     elif not rows:

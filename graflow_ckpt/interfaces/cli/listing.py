@@ -11,6 +11,7 @@ from graflow_ckpt.interfaces.cli.redaction import redacted, redacted_argv
 from graflow_ckpt.stores import open_store
 
 _UNREADABLE = "unreadable"
+_ALL = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +28,13 @@ class Listed:
         return {**found, "size": self.size}
 
 
-def listing(store: str, session: str | None) -> list[Listed]:
-    """Newest first; what cannot be read is in it, so that it is not overlooked."""
-    rows = [_listed(path, raw) for path, raw in open_store(store).list(session)]
-    return sorted(rows, key=_order, reverse=True)
+def listing(store: str, limit: int | None = None, **wanted: str | None) -> list[Listed]:
+    """Newest first; what cannot be read is in it, so that it is not overlooked.
 
-
-def _order(row: Listed) -> tuple[str, int, int]:
-    return str(row.metadata.created_at), _number(row.metadata.epoch), _number(row.metadata.sequence)
-
-
-def _number(value: object) -> int:
-    return value if isinstance(value, int) else 0  # of an unverified meta
+    `wanted`: session, workflow, status; what cannot be read has no workflow and no status.
+    """
+    found = open_store(store).newest(_ALL if limit is None else limit, **wanted)
+    return [_listed(path, raw) for path, raw in found]
 
 
 def _listed(path: str, raw: bytes) -> Listed:

@@ -330,6 +330,9 @@ class Stubborn:
             raise self._error
         return self._store.delete(path)
 
+    def delete_many(self, paths: list[str]) -> int:
+        return sum(map(self.delete, paths))
+
 
 @pytest.mark.parametrize("error", [PermissionError("read-only"), CheckpointError("away")])
 def test_what_cannot_be_deleted_is_told_and_does_not_keep_the_rest(
@@ -344,6 +347,44 @@ def test_what_cannot_be_deleted_is_told_and_does_not_keep_the_rest(
     assert ([cut.sequence for cut in done.cuts], [cut.sequence for cut, _ in done.failed]) == ([2], [1])
     assert "stays" in caplog.text
     assert left(store) == ["a1", "a3"]
+
+
+def test_many_are_deleted_at_once_and_those_that_stay_are_told(
+    store: CheckpointStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = line(store, "a", 12)
+    what = plan(Guard(store, inventory(store), lambda: trios.RING), KeepLast(1), 0.0)
+
+    done = carry_out(Stubborn(store, made[4].path, PermissionError("no")), what)  # type: ignore[arg-type]
+
+    assert [cut.sequence for cut in done.cuts] == [1, 2, 3, 4, 6, 7, 8, 9, 10, 11]
+    assert [cut.sequence for cut, _ in done.failed] == [5]
+    assert left(store) == ["a12", "a5"]
+
+
+class Counted(Stubborn):
+    """Tells how it was asked."""
+
+    def __init__(self, store: CheckpointStore) -> None:
+        super().__init__(store, "", OSError())
+        self.calls: list[int] = []
+
+    def delete_many(self, paths: list[str]) -> int:
+        self.calls.append(len(paths))
+        return self._store.delete_many(paths)
+
+
+def test_a_long_list_is_deleted_in_few_calls_and_those_who_watch_see_each(store: CheckpointStore) -> None:
+    line(store, "a", 9)
+    line(store, "b", 9)
+    what = plan(Guard(store, inventory(store), lambda: trios.RING), KeepLast(1), 0.0)
+    asked, seen = Counted(store), list[str]()
+
+    done = carry_out(asked, what, seen=lambda cut: seen.append(cut.path))  # type: ignore[arg-type]
+
+    assert asked.calls == [16]
+    assert [cut.path for cut in done.cuts] == seen == [cut.path for cut in what.cuts]
+    assert left(store) == ["a9", "b9"]
 
 
 def test_what_somebody_else_has_deleted_meanwhile_is_not_counted(store: CheckpointStore) -> None:

@@ -246,7 +246,7 @@ if os.geteuid() == 0:
     os.setgid(65534), os.setuid(65534)
 store = SqliteStore(sys.argv[1])
 try:
-    found = len(list(store.list())), len(store.newest()), store.owner("s")
+    found = len(list(store.list())), len(store.newest(50)), store.owner("s")
     print(read(store, store.folder + "/best")[0], *found)
     print(store.acquire("s") if sys.argv[2] == "acquire" else put(store, "best", "two"))
 except GraflowError as error:

@@ -1,0 +1,70 @@
+"""What a store without an index does instead: look at all metas for the newest of them.
+
+Promise: the order is that of commits, as far as metas tell. Within a session it is the one in which the
+session's own checkpoints are listed; between sessions, and for other names, it is their `created_at`, the
+clock of whoever wrote them. One that cannot be read stands beside the next newer one of its session, else
+first, where somebody sees it. Of a long listing no more than `limit` metas are in memory.
+Not here: stores that know the order of their commits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from heapq import nlargest
+from itertools import islice
+from typing import Any
+
+from graflow_ckpt.stores.names import base_of, session_of
+
+_Listed = tuple[str, bytes]
+
+
+def newest(
+    listing: Iterable[_Listed], limit: int, *, workflow: str | None = None, status: str | None = None
+) -> Sequence[_Listed]:
+    """Of what `list` gives: the newest of a session first, sessions in any order."""
+    dated = ((when, found) for when, found, facts in _dated(listing) if _fit(facts, workflow, status))
+    return [found for _, found in nlargest(limit, dated, key=lambda each: each[0])]
+
+
+def first(
+    listing: Iterable[_Listed], limit: int, *, workflow: str | None = None, status: str | None = None
+) -> Sequence[_Listed]:
+    """The same of a listing that has the newest of all first."""
+    fitting = (found for found in listing if _fit(_facts_in(found[1]), workflow, status))
+    return list(islice(fitting, max(limit, 0)))
+
+
+def _dated(listing: Iterable[_Listed]) -> Iterator[tuple[float, _Listed, dict[str, Any]]]:
+    """With the time to sort by. A clock that was put back makes nothing older than its predecessors."""
+    latest: dict[str, float] = {}
+    for path, raw in listing:
+        facts = _facts_in(raw)
+        when = _seconds(facts.get("created_at"))
+        session = session_of(base_of(path.rpartition("/")[2]))
+        if session is not None:
+            when = latest[session] = min(when, latest.get(session, when))
+        yield when, (path, raw), facts
+
+
+def _fit(facts: dict[str, Any], workflow: str | None, status: str | None) -> bool:
+    return workflow in (None, facts.get("workflow")) and status in (None, facts.get("status"))
+
+
+def _facts_in(raw: bytes) -> dict[str, Any]:
+    """What an unverified meta claims; nothing, if it is damaged."""
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _seconds(created_at: object) -> float:
+    try:
+        made = datetime.fromisoformat(str(created_at))
+        return (made if made.tzinfo is not None else made.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return float("inf")

@@ -1,0 +1,18 @@
+"""The Postgres store keeps the contract of every store."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from graflow_ckpt.stores.postgres import PostgresStore
+from graflow_ckpt.testing import Opener, ProcessContract, StoreContract
+
+
+class TestPostgres(StoreContract, ProcessContract):
+    lease_seconds = 1.0
+
+    @pytest.fixture
+    def opener(self, postgres_url: str) -> Opener:
+        return partial(PostgresStore, postgres_url, lease=self.lease_seconds)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from graflow_ckpt.checkpoint.keys import new_key
 from tests import object_servers
 from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.servers import Server, binaries
@@ -132,3 +133,18 @@ def objects_url(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) ->
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     return object_server.url
+
+
+KINDS = ("memory", "local", "redis", "sqlite", "postgres", "objects")
+
+
+@pytest.fixture(params=KINDS)
+def store_url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The address of an empty store, of each kind in turn; there is a key for those that are shared."""
+    kind: str = request.param
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
+    if kind == "redis":
+        return request.getfixturevalue("own_redis")().url  # type: ignore[no-any-return]
+    if kind in ("postgres", "objects"):
+        return request.getfixturevalue(f"{kind}_url")  # type: ignore[no-any-return]
+    return {"memory": "memory:", "local": f"{tmp_path}/kept", "sqlite": f"sqlite:///{tmp_path}/kept.db"}[kind]

@@ -179,7 +179,9 @@ class SqliteStore:
     # --- within ------------------------------------------------------------------------
 
     def _base(self, path: str) -> str:
-        if "://" in path:
+        if path.startswith(f"{self.folder}/"):  # as it is listed and saved
+            path = path[len(self.folder) + 1 :]
+        elif "://" in path:
             placed = self.takes(path)
             if placed is None:
                 raise CheckpointError(

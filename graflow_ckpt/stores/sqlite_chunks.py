@@ -1,6 +1,6 @@
 """The body of a checkpoint in a SQLite store: its parts one after the other, in chunks.
 
-    chunks    id of the body × 2**20 + number, bytes          every chunk but the last has CHUNK bytes
+    chunks    id of the body × 2**20 + number, bytes       every chunk but the last of a part has CHUNK bytes
     loose     the bodies that no checkpoint has: being written, or to be taken away
 
 Promise: what fits into HELD bytes waits in memory for the commit and is part of it. Of more, every HELD
@@ -21,6 +21,7 @@ from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.core.protocols import Buffer, Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself
 from graflow_ckpt.stores.sqlite_file import Database
+from graflow_ckpt.stores.sqlite_lease import SqliteLease
 from graflow_ckpt.stores.sqlite_schema import CHUNK, FIRST_LOOSE
 
 HELD = 4 << 20
@@ -30,19 +31,32 @@ LIFE = 3600
 _NUMBERS = 20  # bits of a chunk's id
 _MOST = CHUNK << _NUMBERS
 _AT_ONCE = 16  # chunks that one transaction takes away
+_LITTLE = 1 << 16  # bytes
 
 
 class Body:
-    """A body that is being written. `session`, `epoch`: whose owner writes it; "" and 0 without one."""
+    """A body that is being written, by the owner of a session or by anybody."""
 
-    def __init__(self, database: Database, session: str, epoch: int) -> None:
-        self.size = 0
+    def __init__(self, database: Database, lease: SqliteLease | None) -> None:
+        self.size = 0  # gaps included
         self.loose: int | None = None
         self._database = database
-        self._whose = (session, epoch)
+        self._lease = lease
         self._full: list[Buffer] = []
         self._last = bytearray()
         self._written = 0  # chunks that went ahead
+
+    @property
+    def id(self) -> int | None:
+        """None: that of its checkpoint."""
+        return None if self.loose is None else FIRST_LOOSE + self.loose
+
+    def begin_part(self) -> int:
+        """Where the next part begins: in a chunk of its own, unless it would be read with little else."""
+        if len(self._last) > _LITTLE:
+            self.size += CHUNK - len(self._last)
+            self._close_chunk()
+        return self.size
 
     def write(self, data: Buffer, /) -> int:
         with memoryview(data) as given, given.cast("B") as view:
@@ -53,10 +67,7 @@ class Body:
                 at += len(taken)
                 taken.release()
                 if len(self._last) == CHUNK:
-                    self._full.append(self._last)
-                    self._last = bytearray()
-                    if len(self._full) * CHUNK >= HELD:
-                        self._go_ahead()
+                    self._close_chunk()
             self.size += len(view)
             return len(view)
 
@@ -67,26 +78,35 @@ class Body:
         if self.loose is not None:
             self._still_loose(connection)
             connection.execute("DELETE FROM loose WHERE id = ?", (self.loose,))
-        _insert(connection, first_chunk(checkpoint, self.loose) + self._written, self._full)
+        _insert(connection, first_chunk(checkpoint, self.id) + self._written, self._full)
 
     def withdraw(self) -> None:
         """Take away what went ahead, unless it was committed."""
         if self.loose is not None:
             clear(self._database, self.loose)
 
+    def _close_chunk(self) -> None:
+        self._full.append(self._last)
+        self._last = bytearray()
+        if len(self._full) * CHUNK >= HELD:
+            self._go_ahead()
+
     def _go_ahead(self) -> None:
         if self.size >= _MOST:
             raise CheckpointError(f"A checkpoint of more than {_MOST} bytes has no room in SQLite.")
         with self._database.writing(easy=True) as connection:
+            if self._lease is not None:
+                self._lease.hold(connection)  # else all would be pickled for nothing
             if self.loose is None:
                 insert = "INSERT INTO loose (session, epoch, writer, began) VALUES (?, ?, ?, ?) RETURNING id"
                 me = json.dumps(asdict(myself()), separators=(",", ":"))
-                row = (*self._whose, me, int(time.time()))
+                whose = (self._lease.session, self._lease.epoch) if self._lease else ("", 0)
+                row = (*whose, me, int(time.time()))
                 (loose,) = connection.execute(insert, row).fetchone()
             else:
                 loose = self.loose
                 self._still_loose(connection)
-            _insert(connection, first_chunk(0, loose) + self._written, self._full)
+            _insert(connection, first_chunk(FIRST_LOOSE + loose) + self._written, self._full)
         self.loose = loose
         self._written += len(self._full)
         self._full = []
@@ -146,28 +166,29 @@ class ChunkSource:
         return chunk
 
 
-def first_chunk(checkpoint: int, loose: int | None) -> int:
-    """The id of the first chunk of a body."""
-    return (checkpoint if loose is None else FIRST_LOOSE + loose) << _NUMBERS
+def first_chunk(checkpoint: int, body: int | None = None) -> int:
+    """The id of the first chunk of a body, which is that of its checkpoint unless it has another."""
+    return (checkpoint if body is None else body) << _NUMBERS
 
 
 def chunks_of(size: int) -> int:
     return -(-size // CHUNK)
 
 
-def forget(connection: sqlite3.Connection, checkpoint: int, loose: int | None, size: int) -> int | None:
+def forget(connection: sqlite3.Connection, body: int, size: int) -> int | None:
     """Within a commit that takes away a checkpoint: its body goes, too, or is made loose. The loose one."""
-    first, count = first_chunk(checkpoint, loose), chunks_of(size)
-    if loose is None:
-        connection.execute("DELETE FROM chunks WHERE id >= ? AND id < ?", (first, first + count))
+    if body < FIRST_LOOSE:
+        first = first_chunk(body)
+        connection.execute("DELETE FROM chunks WHERE id >= ? AND id < ?", (first, first + chunks_of(size)))
         return None
+    loose = body - FIRST_LOOSE
     connection.execute("INSERT INTO loose VALUES (?, '', 0, NULL, ?)", (loose, int(time.time())))
     return loose
 
 
 def clear(database: Database, loose: int) -> None:
     """Take away a loose body; nothing, if it belongs to a checkpoint (or to nobody) now."""
-    first, gone = first_chunk(0, loose), _AT_ONCE
+    first, gone = first_chunk(FIRST_LOOSE + loose), _AT_ONCE
     while gone == _AT_ONCE:
         with database.writing("clear away leftovers in", easy=True) as connection:
             mark = "UPDATE loose SET writer = NULL WHERE id = ?"  # from here on its writer is refused

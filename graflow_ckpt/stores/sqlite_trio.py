@@ -1,12 +1,14 @@
 """The trio in a SQLite store: a row that a reader believes, and a body of chunks.
 
-    checkpoints   id, name, session, workflow, status, epoch, stage, loose, size, parts, meta
+    checkpoints   id, name, session, workflow, status, epoch, stage, body, size, parts, meta
                   parts: {"pkl": [offset, size], "state.json": [offset, size]} in the body
 
-    W1 the epoch is looked at   W2 what is large goes ahead (sqlite_chunks.py)   W3 commit: the epoch is
-    checked, the row of the former checkpoint goes, the new one comes, with what is left of the body
+    W1 what is large goes ahead (sqlite_chunks.py)   W2 commit: the epoch is checked, the row of the former
+    checkpoint goes, the new one comes, with what is left of the body
 
-Promise: before W3 a reader finds the previous checkpoint, after it this one, whole. A reader whose chunks
+A meta that is put alone, for the stage that is there, takes over the body of its predecessor.
+
+Promise: before W2 a reader finds the previous checkpoint, after it this one, whole. A reader whose chunks
 go while it reads finds out, and that meta has changed. What is listed and counted is read from rows alone.
 Not here: who may write (sqlite_lease.py), and what a path names (sqlite_names.py).
 """
@@ -40,6 +42,10 @@ from graflow_ckpt.stores.trio import META, PARTS
 _PAGE = 200  # metas that are read at once
 _TURN = 0.01  # seconds for which deleting many keeps writers out
 _PAUSE = 0.002  # seconds in which they get in
+_INSERT = (
+    "INSERT INTO checkpoints (name, session, workflow, status, epoch, stage, body, size, parts, meta) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
 _META = f"CASE WHEN length(meta) <= {SMALL} THEN meta ELSE x'' END"  # no meta is that large
 
 
@@ -76,14 +82,11 @@ class Trios:
         names = [part for part, _ in parts]
         if not set(names) <= set(PARTS) or names[-1] != META:
             raise ValueError(f"parts are some of {PARTS}, {META} last; not {names}")
-        lease = put.lease
-        if lease is not None:
-            lease.check()  # W1: else all would be pickled for nothing
-        body = Body(self._database, *((lease.session, lease.epoch) if lease else ("", 0)))
+        body = Body(self._database, put.lease)
         try:
             placed: dict[str, tuple[int, int]] = {}
             for part, writer in parts[:-1]:
-                began = body.size
+                began = body.begin_part()
                 writer(body)
                 placed[part] = (began, body.size - began)
             meta = _Collector()
@@ -99,26 +102,32 @@ class Trios:
             self._clear(former)
 
     def _commit(self, put: Put, body: Body, placed: dict[str, tuple[int, int]], meta: bytes) -> int | None:
-        """W3. The body of the former checkpoint, if it is too large to go within the transaction."""
+        """W2. The body of the former checkpoint, if it is too large to go within the transaction."""
         facts = _facts_in(meta, put.base)
         with self._database.writing() as connection:
             if put.lease is not None:
                 put.lease.hold(connection)
-            former = self._take_away(connection, put.base)
-            insert = "INSERT INTO checkpoints (name, session, workflow, status, epoch, stage, loose, size, "
-            insert += "parts, meta) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+            former = _removed(connection, put.base)
+            stored: tuple[int | None, int, str]
+            if kept := former is not None and not placed and former.stage == put.stage:
+                stored = (former.body, former.size, former.parts)
+            else:
+                stored = (body.id, body.size, json.dumps(placed))
             claimed = (facts.session, facts.workflow, facts.status, facts.epoch)
-            stored = (put.stage, body.loose, body.size, json.dumps(placed), meta)
-            checkpoint = connection.execute(insert, (put.base, *claimed, *stored)).lastrowid
+            row = (put.base, *claimed, put.stage, *stored, meta)
+            checkpoint = connection.execute(_INSERT, row).lastrowid
             assert checkpoint is not None
+            if kept:
+                return None
             body.settle(connection, checkpoint)
-        return former[1] if former else None
+            return sqlite_chunks.forget(connection, former.body, former.size) if former else None
 
     def delete(self, base: str) -> bool:
         with self._database.writing("delete from") as connection:
-            gone = self._take_away(connection, base)
-        if gone is not None and gone[1] is not None:
-            self._clear(gone[1])
+            gone = _removed(connection, base)
+            loose = sqlite_chunks.forget(connection, gone.body, gone.size) if gone else None
+        if loose is not None:
+            self._clear(loose)
         return gone is not None
 
     def delete_many(self, bases: Iterable[str]) -> int:
@@ -132,9 +141,10 @@ class Trios:
             with self._database.writing("delete from", easy=True) as connection:
                 end = time.perf_counter() + _TURN
                 while left and time.perf_counter() < end:
-                    if (gone := self._take_away(connection, left.pop())) is not None:
+                    if (gone := _removed(connection, left.pop())) is not None:
                         count += 1
-                        loose += [gone[1]] if gone[1] is not None else []
+                        one = sqlite_chunks.forget(connection, gone.body, gone.size)
+                        loose += [one] if one is not None else []
             time.sleep(_PAUSE)
         if count:
             with self._database.writing("delete from") as connection:
@@ -155,15 +165,6 @@ class Trios:
                     found.append((row[0], base))
         return [base for _, base in sorted(found, reverse=True)]
 
-    def _take_away(self, connection: sqlite3.Connection, base: str) -> tuple[int, int | None] | None:
-        """Its id, and its body if it is still to be cleared; None if there is no such checkpoint."""
-        delete = "DELETE FROM checkpoints WHERE name = ? RETURNING id, loose, size"
-        found = connection.execute(delete, (base,)).fetchall()
-        if not found:
-            return None
-        checkpoint, loose, size = found[0]
-        return checkpoint, sqlite_chunks.forget(connection, checkpoint, loose, size)
-
     def _clear(self, loose: int) -> None:
         with suppress(GraflowError):  # the checkpoint is gone; the next owner clears what is left of it
             sqlite_chunks.clear(self._database, loose)
@@ -172,11 +173,11 @@ class Trios:
 
     def open_part(self, base: str, part: str, stage: str) -> ChunkSource:
         path = path_of(self._folder, base)
-        select = "SELECT id, loose, stage, parts FROM checkpoints WHERE name = ?"
+        select = "SELECT id, body, stage, parts FROM checkpoints WHERE name = ?"
         found = self._row(select, base)
         if found is None:
             raise self._not_found(base)
-        checkpoint, loose, its_stage, said = found
+        checkpoint, body, its_stage, said = found
         place = _place_in(said, part) if its_stage == stage else None
         if place is None:
             raise CheckpointCorrupt(
@@ -185,7 +186,7 @@ class Trios:
                 path=path,
                 part=part,
             )
-        return ChunkSource(self._database, first_chunk(checkpoint, loose), *place, path)
+        return ChunkSource(self._database, first_chunk(checkpoint, body), *place, path)
 
     def meta(self, base: str) -> bytes:
         found = self._row(f"SELECT {_META} FROM checkpoints WHERE name = ?", base)
@@ -240,6 +241,23 @@ class Trios:
         return CheckpointNotFound(
             f"Checkpoint {path} not found. It may have expired or been deleted.", path=path
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """What a checkpoint was that goes."""
+
+    body: int
+    size: int
+    stage: str
+    parts: str
+
+
+def _removed(connection: sqlite3.Connection, base: str) -> _Row | None:
+    """The row goes, and its body is still there; None if there is no such checkpoint."""
+    delete = "DELETE FROM checkpoints WHERE name = ? RETURNING coalesce(body, id), size, stage, parts"
+    found = connection.execute(delete, (base,)).fetchall()
+    return _Row(*found[0]) if found else None
 
 
 class _Collector:

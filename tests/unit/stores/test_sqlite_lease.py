@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,8 @@ from graflow_ckpt.core.errors import BadSessionId, CheckpointError, Fenced, Sess
 from graflow_ckpt.core.protocols import Line
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.stores.sqlite_chunks import HELD
+from graflow_ckpt.stores.sqlite_schema import CHUNK
 from tests.unit.stores.redis_trios import own_name, parts, put
 
 ROOT = Path(__file__).parents[3]
@@ -59,6 +62,8 @@ def owner_elsewhere(file: str, lease: float) -> Iterator[subprocess.Popen[str]]:
 import sys
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.stores.sqlite_chunks import HELD
+from graflow_ckpt.stores.sqlite_schema import CHUNK
 from tests.unit.stores.redis_trios import put
 store = SqliteStore({file!r}, lease={lease})
 lease = store.acquire("s")
@@ -231,13 +236,18 @@ def test_a_released_lease_is_of_no_use(store: SqliteStore) -> None:
 def test_who_was_fenced_puts_nothing(name: str, store: SqliteStore) -> None:
     old, new = store.acquire("s"), store.acquire("s", take_over=True)
 
-    def never(sink: object) -> None:
+    def endless(sink: Any) -> None:
+        for _ in range(HELD // CHUNK):
+            sink.write(bytes(CHUNK))
         raise AssertionError("pickled for nothing")
 
     with pytest.raises(Fenced):
-        store.put(f"sqlite://{name}", [("pkl", never), ("meta.json", never)], lease=old, stage="one")
+        put(store, name, "one", old)
+    with pytest.raises(Fenced):
+        store.put(f"sqlite://{name}", [("pkl", endless), ("meta.json", endless)], lease=old, stage="one")
 
     assert list(store.list()) == []
+    assert ask(store, "SELECT (SELECT count(*) FROM chunks), (SELECT count(*) FROM loose)") == [(0, 0)]
     new.release()
 
 
@@ -290,6 +300,8 @@ def test_a_forked_child_does_not_own_what_its_parent_does(store: SqliteStore) ->
 import os
 from graflow_ckpt.core.errors import Fenced
 from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.stores.sqlite_chunks import HELD
+from graflow_ckpt.stores.sqlite_schema import CHUNK
 from tests.unit.stores.redis_trios import own_name, put, read
 store = SqliteStore({store.file!r})
 lease = store.acquire("s")

@@ -39,7 +39,7 @@ def ask(store: SqliteStore, statement: str, *values: object) -> list[tuple[objec
 
 def leftovers(store: SqliteStore) -> tuple[int, int]:
     """Chunks that belong to no checkpoint, and what is known of them."""
-    owned = "SELECT coalesce(loose + (1 << 42), id) FROM checkpoints"
+    owned = "SELECT coalesce(body, id) FROM checkpoints"
     ((chunks,),) = ask(store, f"SELECT count(*) FROM chunks WHERE id >> 20 NOT IN ({owned})")
     ((loose,),) = ask(store, "SELECT count(*) FROM loose")
     assert isinstance(chunks, int)
@@ -82,6 +82,48 @@ def test_a_newer_one_takes_the_place_of_the_former(store: SqliteStore, sizes: tu
         assert len(list(store.list())) == 1
         store.delete(path)
     assert ask(store, "SELECT count(*) FROM chunks") == [(0,)]
+
+
+@pytest.mark.parametrize("size", [1, CHUNK, 3 * HELD])
+def test_a_meta_that_is_put_again_and_again_keeps_the_parts_until_they_go(
+    store: SqliteStore, size: int
+) -> None:
+    path = put(store, "best", "1", size=size)
+    before = ask(store, "SELECT id, bytes FROM chunks ORDER BY id")
+    for number in range(3):
+        meta = json.dumps({"session_id": "s", "stage": "1", "sealed": number}).encode()
+        store.put(path, [("meta.json", lambda sink, meta=meta: sink.write(meta))], lease=None, stage="1")
+        put(store, f"other{number}", "2")  # takes the next id
+
+    assert store.meta(path) == meta
+    assert read(store, path) == ("1", b"1" * size, b"1")
+    assert set(before) < set(ask(store, "SELECT id, bytes FROM chunks"))
+    assert leftovers(store) == (0, 0)
+    store.delete(path)
+    assert ask(store, "SELECT count(*) FROM chunks") == [(3,)]
+    assert leftovers(store) == (0, 0)
+
+
+def test_a_meta_of_another_stage_takes_no_parts_over(store: SqliteStore) -> None:
+    path = put(store, "best", "1", size=3 * HELD)
+
+    meta = json.dumps({"session_id": "s", "stage": "2"}).encode()
+    store.put(path, [("meta.json", lambda sink: sink.write(meta))], lease=None, stage="2")
+
+    with pytest.raises(CheckpointCorrupt):
+        store.open(path, "pkl", "2")
+    assert ask(store, "SELECT count(*) FROM chunks") == [(0,)]
+    assert leftovers(store) == (0, 0)
+
+
+def test_what_is_read_alone_lies_in_a_chunk_of_its_own(store: SqliteStore) -> None:
+    """Else the few bytes of a state would cost the reading of a megabyte of values."""
+    put(store, "small", "1", size=1000)
+    put(store, "large", "2", size=CHUNK - 1000)
+
+    sizes = [size for (size,) in ask(store, "SELECT length(bytes) FROM chunks ORDER BY id")]
+
+    assert sizes == [1001, CHUNK - 1000, 1]
 
 
 @pytest.mark.parametrize("size", [1, 3 * HELD])

@@ -1,0 +1,145 @@
+"""What do a hundred thousand checkpoints in SQLite cost?
+
+Method: wall time of the store's calls. A list of the newest 50 of 100,000 checkpoints, the slowest of several
+filters; pruning 90,000 of those, ten of each session kept, and the longest save that another thread makes
+meanwhile. Unit: ms, per second. The floor of the longest save: the longest one with nothing beside it.
+A regression: a listing that reads more rows than it gives, a prune of one transaction for each
+checkpoint, or of one for all.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from functools import cache
+from pathlib import Path
+
+from benchmarks.bench_sqlite import SMALL, name, parts
+from benchmarks.harness import AtLeast, AtMost, Case, Run
+from graflow_ckpt.stores.sqlite import SqliteStore
+
+NAME = "sqlite_crowd"
+EACH = 100  # checkpoints of a session
+KEPT = 10  # of those
+
+
+@cache
+def crowd(folder: Path, count: int) -> Path:
+    """A database of that many checkpoints of 4 kB: one that was put, and its likes."""
+    file = folder / "crowd.db"
+    store = SqliteStore(file)
+    store.put("first", parts(SMALL), lease=None, stage="one")
+    store.close()
+    order = [number % (count // EACH) for number in range(count)]
+    random.Random(7).shuffle(order)
+    seen = dict.fromkeys(order, 0)
+    with closing(sqlite3.connect(file)) as connection, connection:
+        columns = "epoch, stage, size, parts, meta"
+        copy = f"INSERT INTO checkpoints (name, session, workflow, status, {columns}) "
+        copy += f"SELECT ?, ?, ?, ?, {columns} FROM checkpoints WHERE name = 'first'"
+        for number, session in enumerate(order):
+            seen[session] += 1
+            own = name(f"s{session}", seen[session]).removesuffix(".pkl")
+            status = "paused" if number % 97 == 0 else "failed" if number % 5 == 0 else "running"
+            connection.execute(copy, (own, f"s{session}", f"w{session % 2}", status))
+        body = "SELECT bytes FROM chunks LIMIT 1"
+        connection.execute(f"INSERT INTO chunks SELECT id << 20, ({body}) FROM checkpoints WHERE id > 1")
+    return file
+
+
+def crowded(run: Run) -> SqliteStore:
+    file = crowd(run.folder.parent, run.size(100_000, smoke=3_000))
+    shutil.copy(file, run.folder / "checkpoints.db")
+    return SqliteStore(run.folder / "checkpoints.db")
+
+
+def lists(run: Run) -> None:
+    """The slowest of the ways to ask."""
+    store = SqliteStore(crowd(run.folder.parent, run.size(100_000, smoke=3_000)))
+    filters: list[dict[str, str]] = [
+        {},
+        {"session": "s7"},
+        {"workflow": "w1"},
+        {"status": "paused"},
+        {"status": "running"},
+        {"workflow": "w0", "status": "paused"},
+        {"workflow": "none"},
+        {"session": "s8", "workflow": "w0", "status": "failed"},
+    ]
+    took = []
+    for asked in filters:
+        began = time.perf_counter()
+        found = store.newest(50, **asked)
+        took.append(time.perf_counter() - began)
+        assert len(found) <= 50
+    store.close()
+    run.report(max(took))
+
+
+def first_of_all(run: Run) -> None:
+    """The same by what every store has."""
+    store = SqliteStore(crowd(run.folder.parent, run.size(100_000, smoke=3_000)))
+    began = time.perf_counter()
+    listing = store.list()
+    found = [next(listing) for _ in range(50)]
+    run.report(time.perf_counter() - began)
+    assert len(found) == 50
+    store.close()
+
+
+def old_ones(store: SqliteStore) -> list[str]:
+    """All but the newest of each session, session by session, as retention finds them."""
+    sessions: dict[str, list[str]] = {}
+    for path, _ in store.list():
+        sessions.setdefault(path.rpartition("/")[2].split("_step_")[0], []).append(path)
+    return [path for own in sessions.values() for path in own[KEPT:]]
+
+
+def prunes(run: Run) -> None:
+    store = crowded(run)
+    gone = old_ones(store)
+    with run.timed(per=len(gone)):
+        assert store.delete_many(gone) == len(gone)
+    store.close()
+
+
+def longest_save_beside_a_prune(run: Run) -> None:
+    store = crowded(run)
+    gone = old_ones(store)
+    longest_save(run, store, lambda: store.delete_many(gone))
+
+
+def longest_save_alone(run: Run) -> None:
+    store = crowded(run)
+    longest_save(run, store, lambda: time.sleep(run.size(4, smoke=1)))
+
+
+def longest_save(run: Run, store: SqliteStore, beside: Callable[[], object]) -> None:
+    trio, took = parts(SMALL), list[float]()
+    lease = store.acquire("s")
+    other = threading.Thread(target=beside)
+    other.start()
+    number = 0
+    while other.is_alive():
+        number += 1
+        began = time.perf_counter()
+        store.put(f"{store.folder}/{name('s', number)}", trio, lease=lease, stage="one")
+        took.append(time.perf_counter() - began)
+        time.sleep(0.002)
+    other.join()
+    lease.release()
+    store.close()
+    run.report(max(took))
+
+
+CASES = [
+    Case("newest 50 of 100,000, slowest filter", lists, None, AtMost(20, "ms")),
+    Case("… the first 50 of a listing of all", first_of_all, None, AtMost(20, "ms")),
+    Case("prune 90,000 of 100,000", prunes, None, AtLeast(20_000, "/s"), unit="/s"),
+    Case("longest save beside that", longest_save_beside_a_prune, longest_save_alone, AtMost(50, "ms")),
+]

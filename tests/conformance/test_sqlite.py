@@ -1,0 +1,19 @@
+"""The SQLite store keeps the contract of every store."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.testing import Opener, ProcessContract, StoreContract
+
+
+class TestSqlite(StoreContract, ProcessContract):
+    lease_seconds = 1.0
+
+    @pytest.fixture
+    def opener(self, tmp_path: Path) -> Opener:
+        return partial(SqliteStore, tmp_path / "checkpoints.db", lease=self.lease_seconds)

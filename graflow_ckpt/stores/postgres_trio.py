@@ -1,13 +1,14 @@
 """The trio in Postgres: chunks, and one row that points at them.
 
     graflow_ckpt.checkpoints   name, commit_number, put, session, workflow, status,
-                               parts: {pkl: {put, stage, size, count}, …}, meta
-    graflow_ckpt.chunks        postgres_chunks.py
+                               parts: {pkl: {put, stage, size, count}, …}, meta,
+                               pkl, state: the last chunk of each part
+    graflow_ckpt.chunks        those before: postgres_chunks.py
     graflow_ckpt.staging       put, session, epoch, begun: who writes chunks that no row points at
 
     W1 full chunks, each in a transaction of its own, the first with its row in `staging`
-    W2 the commit: the epoch is locked, all chunks are there, the last ones come along, the row is
-       set, the chunks of the former row go
+    W2 the commit: the epoch is locked, all chunks are there, the row is set with the last ones, the
+       chunks of the former row go
 
 Promise: before W2 a reader finds the previous checkpoint, after it this one, whole. A reader whose
 chunks go while it reads finds out, and that meta has changed. Each put has an id of its own, so that no
@@ -36,7 +37,7 @@ from graflow_ckpt.core.errors import (
     ServerGone,
 )
 from graflow_ckpt.core.protocols import Buffer, PartWriter
-from graflow_ckpt.stores.postgres_chunks import LIFE, ChunkSink, ChunkSource
+from graflow_ckpt.stores.postgres_chunks import LIFE, ChunkSink, ChunkSource, Found
 from graflow_ckpt.stores.postgres_lease import PostgresLease
 from graflow_ckpt.stores.postgres_link import Connection, Link
 from graflow_ckpt.stores.postgres_names import PARTS, path_of, session_of
@@ -48,6 +49,12 @@ _FIRST = 100  # metas that are read at once, before it is known whether anybody 
 _PAGE = 500
 _AT_ONCE = 100  # that one transaction deletes: each takes a lock, of which a server has some thousands
 _FIELD = 200  # characters of a field that is listed by
+_COLUMNS = {"pkl": "pkl", "state.json": "state"}  # of the last chunks
+_PUT = "select graflow_ckpt.put(%s, %s::bigint, %s, %s, %s, %s, %s, %s::jsonb, %s, %b, %b, %b)"
+_OPEN = """select its, case when (its ->> 'count')::integer <= 1 then {column} else (select data
+        from graflow_ckpt.chunks where chunks.put = its ->> 'put' and part = %s and number = 0) end
+    from graflow_ckpt.checkpoints, lateral (select parts -> %s as its) as one where name = %s"""
+_LAST = "select {column} from graflow_ckpt.checkpoints where name = %s and parts -> %s ->> 'put' = %s"
 _Sinks = dict[str, ChunkSink]
 
 
@@ -139,14 +146,15 @@ class Trios:
     def _commit(self, put: Put, sinks: _Sinks, meta: bytes) -> bool:
         """W2."""
         path = path_of(self._folder, put.base)
-        asked = """select * from graflow_ckpt.put(%s, %s::bigint, %s, %s, %b, %s::text[], %s::text[],
-            %s::text[], %s::bigint[], %s::integer[], array[%b, %b]::bytea[])"""
-        tails = [sink.tail for sink in sinks.values()] + [None, None]
-        args = [*put.fence, put.id, put.base, meta, _fields(put.base, meta)]
-        args += [list(sinks), [put.stage] * len(sinks)]
-        args += [[sink.size for sink in sinks.values()], [sink.count for sink in sinks.values()], *tails[:2]]
+        each = {
+            part: {"put": put.id, "stage": put.stage, "size": sink.size, "count": sink.count}
+            for part, sink in sinks.items()
+        }
+        staged = any(sink.staged for sink in sinks.values())
+        tails = [sinks[part].tail if part in sinks else None for part in _COLUMNS]
+        args = [*put.fence, put.id, put.base, *_fields(put.base, meta), json.dumps(each), staged, meta, *tails]
         try:
-            found = self._link.sure(lambda connection: connection.execute(asked, args).fetchone())
+            found = self._link.sure(lambda connection: connection.execute(_PUT, args).fetchone())
         except ServerGone as error:
             raise SaveOutcomeUnknown(
                 f"The checkpoint {path} was sent, but not confirmed: {error.message}",
@@ -165,18 +173,16 @@ class Trios:
         if found[0] == "fenced":
             assert put.lease is not None
             put.lease.lost()
-        return bool(found[1])
+        return bool(found[0] == "synced")
 
     # --- reading -----------------------------------------------------------------------
 
     def open_part(self, base: str, part: str, stage: str) -> ChunkSource:
         path = path_of(self._folder, base)
-        asked = """select parts -> %s, chunks.data from graflow_ckpt.checkpoints
-            left join graflow_ckpt.chunks on chunks.put = parts -> %s ->> 'put' and part = %s and number = 0
-            where name = %s"""
+        asked = _OPEN.format(column=_COLUMNS[part]).encode()
 
         def ask(connection: Connection) -> tuple[dict[str, str | int] | None, bytes | None] | None:
-            return connection.execute(asked, [part, part, part, base], binary=True).fetchone()
+            return connection.execute(asked, [part, part, base], binary=True).fetchone()
 
         row = self._link.sure(ask)
         if row is None:
@@ -189,8 +195,10 @@ class Trios:
                 path=path,
                 part=part,
             )
-        place = (str(found["put"]), part)
-        return ChunkSource(self._link, place, int(found["size"]), int(found["count"]), first or b"", path)
+        put, last = str(found["put"]), _LAST.format(column=_COLUMNS[part])
+        size, count = int(found["size"]), int(found["count"])
+        there = Found(put, part, size, count, first or b"", (last, [base, part, put]))
+        return ChunkSource(self._link, there, path)
 
     def meta(self, base: str) -> bytes:
         asked = "select meta from graflow_ckpt.checkpoints where name = %s"

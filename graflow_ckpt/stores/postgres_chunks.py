@@ -43,6 +43,10 @@ class ChunkSink:
         return self.staged + bool(self._pending)
 
     def write(self, data: Buffer, /) -> int:
+        if type(data) is bytes and len(self._pending) + len(data) <= CHUNK:  # as of most checkpoints
+            self._pending += data
+            self.size += len(data)
+            return len(data)
         with memoryview(data) as given, given.cast("B") as view:
             at = 0
             while at < len(view):

@@ -137,7 +137,7 @@ def test_a_meta_alone_leaves_the_other_parts_as_they_are(store: PostgresStore, r
 
 def test_some_parts_alone_leave_the_others_as_they_are(store: PostgresStore) -> None:
     path = put(store, "best", "one", size=CHUNK)
-    _, state, meta = parts("one")
+    _, _, meta = parts("one")
 
     store.put(path, [("state.json", lambda sink: sink.write(b"anew")), meta], lease=None, stage="one")
 
@@ -385,6 +385,32 @@ def test_a_commit_whose_reply_is_lost_is_made_once(
     ((number,),) = rows.ask("select commit_number from graflow_ckpt.checkpoints")
     assert rows.ask("select last_value - 1 from graflow_ckpt.commits") == [(number,)]
     assert rows.staged() == 0
+
+
+def test_an_owners_commit_whose_reply_is_lost_is_made_once(
+    far: PostgresStore, proxy: Proxy, rows: Rows
+) -> None:
+    lease = far.acquire("s")
+    proxy.drop_next_reply(b'"stage": "one"')
+
+    path = put(far, own_name(), "one", lease)
+
+    assert proxy.dropped()
+    assert read(far, path) == ("one", b"one", b"one")
+    ((number,),) = rows.ask("select commit_number from graflow_ckpt.checkpoints")
+    assert rows.ask("select last_value > %s from graflow_ckpt.commits", number) == [(True,)]  # asked again
+    lease.release()
+
+
+def test_an_owner_writes_over_what_is_there(store: PostgresStore, rows: Rows) -> None:
+    lease = store.acquire("s")
+    path = put(store, "best", "one", lease, size=CHUNK)
+
+    assert put(store, "best", "two", lease) == path
+
+    assert read(store, path) == ("two", b"two", b"two")
+    assert rows.chunks() == []
+    lease.release()
 
 
 def test_a_chunk_whose_reply_is_lost_is_there_once(far: PostgresStore, proxy: Proxy, rows: Rows) -> None:

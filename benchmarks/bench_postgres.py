@@ -17,6 +17,7 @@ from collections.abc import Callable
 from functools import cache, partial
 from itertools import count as numbers
 from itertools import islice
+from pathlib import Path
 
 import psycopg
 
@@ -38,7 +39,9 @@ _names = numbers(1)
 
 @cache
 def server() -> PostgresServer:
-    found = PostgresServer().start()
+    place = Path(__file__).parent.parent / ".bench"  # on the disk that the project is on
+    place.mkdir(exist_ok=True)
+    found = PostgresServer(place=place).start()
     atexit.register(found.close)
     return found
 

@@ -22,13 +22,20 @@ import pytest
 from graflow_ckpt.core.errors import BadSessionId, Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Line
 from graflow_ckpt.links.processes import myself
+from graflow_ckpt.stores import postgres_chunks
 from graflow_ckpt.stores.postgres import PostgresStore
-from graflow_ckpt.stores.postgres_chunks import CHUNK
 from tests.postgres_servers import PostgresServer
 from tests.proxy import Proxy
 from tests.unit.stores.redis_trios import own_name, parts, put
 
 ROOT = Path(__file__).parents[3]
+CHUNK = 1 << 16
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else these tests move gigabytes, to no other end."""
+    monkeypatch.setattr(postgres_chunks, "CHUNK", CHUNK)
 
 
 @pytest.fixture

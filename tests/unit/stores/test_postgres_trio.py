@@ -18,14 +18,21 @@ from graflow_ckpt.core.errors import (
     CheckpointNotFound,
     SaveOutcomeUnknown,
 )
-from graflow_ckpt.stores import postgres_link
+from graflow_ckpt.stores import postgres_chunks, postgres_link
 from graflow_ckpt.stores.postgres import PostgresStore
-from graflow_ckpt.stores.postgres_chunks import CHUNK, LIFE
+from graflow_ckpt.stores.postgres_chunks import LIFE
 from tests.postgres_servers import PostgresServer
 from tests.proxy import Proxy
 from tests.unit.stores.redis_trios import own_name, parts, put, read
 
 ROOT = Path(__file__).parents[3]
+CHUNK = 1 << 16
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else these tests move gigabytes, to no other end."""
+    monkeypatch.setattr(postgres_chunks, "CHUNK", CHUNK)
 
 
 class Rows:
@@ -89,7 +96,7 @@ def test_what_was_put_is_read(store: PostgresStore, rows: Rows, name: str, size:
     assert rows.staged() == 0
 
 
-@pytest.mark.parametrize("step", [1, 1 << 20, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
+@pytest.mark.parametrize("step", [1, 1 << 10, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
 def test_what_was_written_in_any_pieces_is_read_in_any_pieces(store: PostgresStore, step: int) -> None:
     data = bytes(range(256)) * (CHUNK // 100) if step > 1 else bytes(range(256))
     buffer = bytearray(data)
@@ -226,8 +233,10 @@ def test_a_writer_that_is_killed_before_its_commit_leaves_the_old_one_and_what_t
     before = rows.chunks()
     program = f"""
 import os, signal
+from graflow_ckpt.stores import postgres_chunks
 from graflow_ckpt.stores.postgres import PostgresStore
 from tests.unit.stores.redis_trios import parts
+postgres_chunks.CHUNK = {CHUNK}
 store = PostgresStore({postgres_url!r})
 lease = store.acquire("s")
 *rest, _ = parts("two", size={3 * CHUNK})

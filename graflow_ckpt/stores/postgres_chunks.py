@@ -1,9 +1,10 @@
 """One part of a checkpoint as rows of bytes in Postgres: a sink to write them, a source to read them.
 
-    graflow_ckpt.chunks      put, part, number, data (at most CHUNK bytes)
+    graflow_ckpt.chunks        put, part, number, data (CHUNK bytes)
+    graflow_ckpt.checkpoints   …, pkl, state: of each part the last chunk
 
 Promise: what is larger than a chunk is written as it comes, in order; the last chunk is kept for the
-commit, so that a small checkpoint is one round trip. A chunk that is gone when it is read is
+commit, so that a small checkpoint is one round trip and one row. A chunk that is gone when it is read is
 `CheckpointCorrupt`: a newer checkpoint may have taken its place.
 Not here: what makes chunks visible (postgres_trio.py).
 """
@@ -11,6 +12,7 @@ Not here: what makes chunks visible (postgres_trio.py).
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from graflow_ckpt.core.errors import CheckpointCorrupt
 from graflow_ckpt.core.protocols import Buffer
@@ -32,15 +34,19 @@ class ChunkSink:
         self.size = 0
 
     @property
-    def tail(self) -> bytes | None:
+    def tail(self) -> bytearray | None:
         """The last chunk, which is not staged; None of nothing."""
-        return bytes(self._pending) if self._pending else None
+        return self._pending or None
 
     @property
     def count(self) -> int:
         return self.staged + bool(self._pending)
 
     def write(self, data: Buffer, /) -> int:
+        if type(data) is bytes and len(self._pending) + len(data) <= CHUNK:  # as of most checkpoints
+            self._pending += data
+            self.size += len(data)
+            return len(data)
         with memoryview(data) as given, given.cast("B") as view:
             at = 0
             while at < len(view):
@@ -55,26 +61,35 @@ class ChunkSink:
             return len(view)
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A part that a row points at. `last`: what asks for its last chunk, should there be several."""
+
+    put: str
+    part: str
+    size: int
+    count: int
+    first: bytes
+    last: tuple[str, list[object]]
+
+
 class ChunkSource:
-    """Reads chunks one after the other. `first` is already there."""
+    """Reads chunks one after the other. The first is already there."""
 
-    __slots__ = ("_at", "_chunk", "_count", "_link", "_next", "_place", "path", "size")
+    __slots__ = ("_at", "_chunk", "_found", "_link", "_next", "path", "size")
 
-    def __init__(
-        self, link: Link, place: tuple[str, str], size: int, count: int, first: bytes, path: str
-    ) -> None:
+    def __init__(self, link: Link, found: Found, path: str) -> None:
         self._link = link
-        self._place = place
-        self._count = count
-        self._chunk = first
+        self._found = found
+        self._chunk = found.first
         self._at = 0  # of what has been handed out of the chunk
         self._next = 1
-        self.size = size
+        self.size = found.size
         self.path = path
 
     def readinto(self, buffer: memoryview, /) -> int:
         if self._at == len(self._chunk):
-            if self._next >= self._count:
+            if self._next >= self._found.count:
                 return 0
             self._chunk, self._at = self._read(self._next), 0
             self._next += 1
@@ -84,19 +99,23 @@ class ChunkSource:
         return len(piece)
 
     def close(self) -> None:
-        self._chunk, self._at, self._next = b"", 0, self._count
+        self._chunk, self._at, self._next = b"", 0, self._found.count
 
     def _read(self, number: int) -> bytes:
+        found = self._found
         asked = "select data from graflow_ckpt.chunks where put = %s and part = %s and number = %s"
+        args: list[object] = [found.put, found.part, number]
+        if number == found.count - 1:
+            asked, args = found.last
 
-        def ask(connection: Connection) -> tuple[bytes] | None:
-            return connection.execute(asked, [*self._place, number], binary=True).fetchone()
+        def ask(connection: Connection) -> tuple[bytes | None] | None:
+            return connection.execute(asked.encode(), args, binary=True).fetchone()
 
-        found = self._link.sure(ask)
-        if found is None:
+        row = self._link.sure(ask)
+        if row is None or row[0] is None:
             raise CheckpointCorrupt(
                 f"The checkpoint {self.path} lacks chunk {number} of a part.",
                 hint="It was written anew meanwhile, or somebody has deleted rows.",
                 path=self.path,
             )
-        return found[0]
+        return row[0]

@@ -89,9 +89,20 @@ class Link:
         self._strangers: list[object] = []  # pools of a parent: to close one would hang up on the parent
 
     def run(self, work: Callable[[Connection], T]) -> T:
-        """Ask once."""
-        with translated(self.address), self._connection() as connection:
-            return work(connection)
+        """Ask once. Without context managers of ours: they would be the most of what it costs here."""
+        try:
+            pool = self._own_pool()
+            try:
+                connection = pool.getconn(timeout=_WAIT)
+            except psycopg_pool.PoolTimeout:
+                with self._beside() as other:
+                    return work(other)
+            try:
+                return work(connection)
+            finally:
+                pool.putconn(connection)
+        except psycopg.Error as error:
+            raise in_our_words(error, self.address) from error
 
     def sure(self, work: Callable[[Connection], T]) -> T:
         """Ask again while the server cannot be reached, for some seconds."""
@@ -119,20 +130,6 @@ class Link:
             self._pool = None
 
     # --- within ------------------------------------------------------------------------
-
-    @contextmanager
-    def _connection(self) -> Iterator[Connection]:
-        pool = self._own_pool()
-        try:
-            connection = pool.getconn(timeout=_WAIT)
-        except psycopg_pool.PoolTimeout:
-            with self._beside() as other:
-                yield other
-            return
-        try:
-            yield connection
-        finally:
-            pool.putconn(connection)
 
     @contextmanager
     def _beside(self) -> Iterator[Connection]:

@@ -1,13 +1,14 @@
 """The trio in Postgres: chunks, and one row that points at them.
 
     graflow_ckpt.checkpoints   name, commit_number, put, session, workflow, status,
-                               parts: {pkl: {put, stage, size, count}, …}, meta
-    graflow_ckpt.chunks        postgres_chunks.py
+                               parts: {pkl: {put, stage, size, count}, …}, meta,
+                               pkl, state: the last chunk of each part
+    graflow_ckpt.chunks        those before: postgres_chunks.py
     graflow_ckpt.staging       put, session, epoch, begun: who writes chunks that no row points at
 
     W1 full chunks, each in a transaction of its own, the first with its row in `staging`
-    W2 the commit: the epoch is locked, all chunks are there, the last ones come along, the row is
-       set, the chunks of the former row go
+    W2 the commit: the epoch is locked, all chunks are there, the row is set with the last ones, the
+       chunks of the former row go
 
 Promise: before W2 a reader finds the previous checkpoint, after it this one, whole. A reader whose
 chunks go while it reads finds out, and that meta has changed. Each put has an id of its own, so that no
@@ -19,7 +20,7 @@ Not here: who may write (postgres_lease.py), and what a path names (postgres_nam
 from __future__ import annotations
 
 import json
-import uuid
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,7 +37,7 @@ from graflow_ckpt.core.errors import (
     ServerGone,
 )
 from graflow_ckpt.core.protocols import Buffer, PartWriter
-from graflow_ckpt.stores.postgres_chunks import LIFE, ChunkSink, ChunkSource
+from graflow_ckpt.stores.postgres_chunks import LIFE, ChunkSink, ChunkSource, Found
 from graflow_ckpt.stores.postgres_lease import PostgresLease
 from graflow_ckpt.stores.postgres_link import Connection, Link
 from graflow_ckpt.stores.postgres_names import PARTS, path_of, session_of
@@ -48,6 +49,19 @@ _FIRST = 100  # metas that are read at once, before it is known whether anybody 
 _PAGE = 500
 _AT_ONCE = 100  # that one transaction deletes: each takes a lock, of which a server has some thousands
 _FIELD = 200  # characters of a field that is listed by
+_COLUMNS = {"pkl": "pkl", "state.json": "state"}  # of the last chunks
+# As most saves are: a name that is new, one chunk a part, an owner. By way of the routine it takes a fifth
+# longer. Nothing comes back if it is another save, or if it was asked for before: then the routine decides.
+_NEW = """insert into graflow_ckpt.checkpoints
+        (put, name, session, workflow, status, parts, commit_number, meta, pkl, state)
+    select %s, %s, %s, %s, %s, %s::jsonb, nextval('graflow_ckpt.commits'), %b, %b, %b
+        from graflow_ckpt.sessions where session = %s and epoch = %s::bigint for share
+    on conflict do nothing returning graflow_ckpt.durable()"""
+_PUT = "select graflow_ckpt.put(%s, %s::bigint, %s, %s, %s, %s, %s, %s::jsonb, %s, %b, %b, %b)"
+_OPEN = """select its, case when (its ->> 'count')::integer <= 1 then {column} else (select data
+        from graflow_ckpt.chunks where chunks.put = its ->> 'put' and part = %s and number = 0) end
+    from graflow_ckpt.checkpoints, lateral (select parts -> %s as its) as one where name = %s"""
+_LAST = "select {column} from graflow_ckpt.checkpoints where name = %s and parts -> %s ->> 'put' = %s"
 _Sinks = dict[str, ChunkSink]
 
 
@@ -58,7 +72,7 @@ class Put:
     base: str
     lease: PostgresLease | None
     stage: str
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    id: str = field(default_factory=lambda: os.urandom(16).hex())
 
     @property
     def fence(self) -> list[object]:
@@ -138,16 +152,27 @@ class Trios:
 
     def _commit(self, put: Put, sinks: _Sinks, meta: bytes) -> bool:
         """W2."""
-        path = path_of(self._folder, put.base)
-        asked = """select * from graflow_ckpt.put(%s, %s::bigint, %s, %s, %b, %s::text[], %s::text[],
-            %s::text[], %s::bigint[], %s::integer[], array[%b, %b]::bytea[])"""
-        tails = [sink.tail for sink in sinks.values()] + [None, None]
-        args = [*put.fence, put.id, put.base, meta, _fields(put.base, meta)]
-        args += [list(sinks), [put.stage] * len(sinks)]
-        args += [[sink.size for sink in sinks.values()], [sink.count for sink in sinks.values()], *tails[:2]]
+        each = {
+            part: {"put": put.id, "stage": put.stage, "size": sink.size, "count": sink.count}
+            for part, sink in sinks.items()
+        }
+        staged = any(sink.staged for sink in sinks.values())
+        tails = [sinks[part].tail if part in sinks else None for part in _COLUMNS]
+        row = [put.id, put.base, *_fields(put.base, meta), json.dumps(each)]
+
+        def ask(connection: Connection) -> str:
+            if put.lease is not None and not staged:
+                found = connection.execute(_NEW, [*row, meta, *tails, *put.fence]).fetchone()
+                if found is not None:
+                    return "synced" if found[0] else "accepted"
+            found = connection.execute(_PUT, [*put.fence, *row, staged, meta, *tails]).fetchone()
+            assert found is not None
+            return str(found[0])
+
         try:
-            found = self._link.sure(lambda connection: connection.execute(asked, args).fetchone())
+            outcome = self._link.sure(ask)
         except ServerGone as error:
+            path = path_of(self._folder, put.base)
             raise SaveOutcomeUnknown(
                 f"The checkpoint {path} was sent, but not confirmed: {error.message}",
                 hint="It is there or its predecessor is. Look when the server is back.",
@@ -156,27 +181,25 @@ class Trios:
         except ServerError as error:
             if error.ids.get("code") != _LACKS:
                 raise
+            path = path_of(self._folder, put.base)
             raise CheckpointError(
                 f"The checkpoint {path} was not written: chunks of its {error.text} are gone.",
                 hint=f"Writing took more than {LIFE} seconds, or the server has lost what it had confirmed.",
                 path=path,
             ) from error
-        assert found is not None
-        if found[0] == "fenced":
+        if outcome == "fenced":
             assert put.lease is not None
             put.lease.lost()
-        return bool(found[1])
+        return outcome == "synced"
 
     # --- reading -----------------------------------------------------------------------
 
     def open_part(self, base: str, part: str, stage: str) -> ChunkSource:
         path = path_of(self._folder, base)
-        asked = """select parts -> %s, chunks.data from graflow_ckpt.checkpoints
-            left join graflow_ckpt.chunks on chunks.put = parts -> %s ->> 'put' and part = %s and number = 0
-            where name = %s"""
+        asked = _OPEN.format(column=_COLUMNS[part]).encode()
 
         def ask(connection: Connection) -> tuple[dict[str, str | int] | None, bytes | None] | None:
-            return connection.execute(asked, [part, part, part, base], binary=True).fetchone()
+            return connection.execute(asked, [part, part, base], binary=True).fetchone()
 
         row = self._link.sure(ask)
         if row is None:
@@ -189,8 +212,10 @@ class Trios:
                 path=path,
                 part=part,
             )
-        place = (str(found["put"]), part)
-        return ChunkSource(self._link, place, int(found["size"]), int(found["count"]), first or b"", path)
+        put, last = str(found["put"]), _LAST.format(column=_COLUMNS[part])
+        size, count = int(found["size"]), int(found["count"])
+        there = Found(put, part, size, count, first or b"", (last, [base, part, put]))
+        return ChunkSource(self._link, there, path)
 
     def meta(self, base: str) -> bytes:
         asked = "select meta from graflow_ckpt.checkpoints where name = %s"

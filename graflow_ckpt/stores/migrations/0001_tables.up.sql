@@ -27,15 +27,19 @@ create table graflow_ckpt.checkpoints (
     workflow text collate "C",
     status text collate "C",
     parts jsonb not null,               -- part -> {put, stage, size, count}
-    meta bytea not null
+    meta bytea not null,
+    pkl bytea,                          -- of each other part its last chunk, which is mostly all of it
+    state bytea
 );
+alter table graflow_ckpt.checkpoints
+    alter column pkl set storage external, alter column state set storage external;  -- as with chunks
 
 create index checkpoints_newest on graflow_ckpt.checkpoints (commit_number);
 create index checkpoints_of_session on graflow_ckpt.checkpoints (session, commit_number);
 create index checkpoints_of_workflow on graflow_ckpt.checkpoints (workflow, commit_number);
 create index checkpoints_of_status on graflow_ckpt.checkpoints (status, commit_number);
 
-create table graflow_ckpt.chunks (
+create table graflow_ckpt.chunks (       -- those before the last one of a part
     put text collate "C" not null,
     part text collate "C" not null,
     number integer not null,

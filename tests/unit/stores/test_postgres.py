@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -129,7 +130,8 @@ def test_the_newest_is_listed_first_without_touching_values(
 ) -> None:
     for number in (1, 3, 2):
         put(store, own_name(number), f"n{number}")
-    postgres_server.ask("delete from graflow_ckpt.chunks", database=store.folder.rpartition("/")[2])
+    gone = "update graflow_ckpt.checkpoints set pkl = null, state = null"
+    postgres_server.ask(gone, database=store.folder.rpartition("/")[2])
 
     assert names(store) == [own_name(2), own_name(3), own_name(1)]
     assert [json.loads(raw)["stage"] for _, raw in store.list()] == ["n2", "n3", "n1"]
@@ -229,7 +231,7 @@ def test_what_is_confirmed_is_on_the_disk_also_where_the_default_is_not_to_wait(
     postgres_server.ask(f"alter database {database} set synchronous_commit = off")
     try:
         lease = store.acquire("s")
-        path = put(store, own_name(), "one", lease, size=9 << 20)
+        path = put(store, own_name(), "one", lease, size=3 << 20)
         store.rewound(lease, 3)
         segment = store.journal(lease, 0)
         segment.append(b"frame")
@@ -238,7 +240,7 @@ def test_what_is_confirmed_is_on_the_disk_also_where_the_default_is_not_to_wait(
         postgres_server.restart()
 
         assert store.synced is True
-        assert read(store, path) == ("one", b"one" * (9 << 20), b"one")
+        assert read(store, path) == ("one", b"one" * (3 << 20), b"one")
         assert read(store, "best")[0] == "two"
         assert [(line.epoch, line.sequence) for line in store.lines("s")] == [(1, 3)]
         assert list(store.segments("s")) == [(1, 0, b"frame")]
@@ -248,21 +250,36 @@ def test_what_is_confirmed_is_on_the_disk_also_where_the_default_is_not_to_wait(
         postgres_server.ask(f"alter database {database} reset synchronous_commit")
 
 
-def test_a_server_that_syncs_nothing_is_not_believed_and_keeps_no_journal() -> None:
-    with PostgresServer({"fsync": "off"}) as server:
-        store = PostgresStore(server.database())
-        store.schema.upgrade()
-        store.probe()
-        assert store.synced is False
+@pytest.fixture
+def nothing_synced(postgres_server: PostgresServer) -> Iterator[None]:
+    """The server with fsync off."""
 
-        put(store, "best", "one")
+    def become(how: str) -> None:
+        deadline = time.monotonic() + 20
+        postgres_server.ask("select pg_reload_conf()")
+        while postgres_server.ask("show fsync") != [(how,)]:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
 
-        assert store.synced is False
-        lease = store.acquire("s")
-        with pytest.raises(CheckpointError, match="fsync = on"):
-            store.journal(lease, 0)
-        lease.release()
-        store.close()
+    postgres_server.ask("alter system set fsync = off")
+    become("off")
+    yield
+    postgres_server.ask("alter system reset fsync")
+    become("on")
+
+
+@pytest.mark.usefixtures("nothing_synced")
+def test_a_server_that_syncs_nothing_is_not_believed_and_keeps_no_journal(store: PostgresStore) -> None:
+    store.probe()
+    assert store.synced is False
+
+    put(store, "best", "one")
+
+    assert store.synced is False
+    lease = store.acquire("s")
+    with pytest.raises(CheckpointError, match="fsync = on"):
+        store.journal(lease, 0)
+    lease.release()
 
 
 def test_probing_leaves_nothing_behind(store: PostgresStore, postgres_server: PostgresServer) -> None:
@@ -344,7 +361,7 @@ def test_a_user_needs_no_more_than_to_read_and_write_rows(role: str) -> None:
     store.probe()
     lease = store.acquire("s")
 
-    path = put(store, own_name(), "one", lease, size=9 << 20)
+    path = put(store, own_name(), "one", lease, size=3 << 20)
 
     assert read(store, path)[0] == "one"
     assert store.delete(path) is True

@@ -113,7 +113,7 @@ def test_up_and_down_and_up_again_is_the_same_as_up(
 def test_checkpoints_outlive_the_steps_that_do_not_drop_them(url: str) -> None:
     store = PostgresStore(url)
     store.schema.upgrade()
-    put(store, "best", "one", size=9 << 20)
+    put(store, "best", "one", size=3 << 20)
     assert store.schema.counts() == (1, 0)
 
     store.schema.downgrade(1)
@@ -121,7 +121,7 @@ def test_checkpoints_outlive_the_steps_that_do_not_drop_them(url: str) -> None:
         PostgresStore(url).probe()
     store.schema.upgrade()
 
-    assert read(store, "best")[1] == b"one" * (9 << 20)
+    assert read(store, "best")[1] == b"one" * (3 << 20)
     store.schema.downgrade(0)
     assert store.schema.counts() == (0, 0)
     store.close()

@@ -8,7 +8,7 @@ server that is lost is asked again, for some seconds; a save that fails after th
 The journal is kept as one object per frame, at the price of a request for each commit: objects_journal.py.
 Everybody who can write to the bucket can write here, so seals need a key that all have (`shared`).
 Who we are there is taken from the environment, as the services' own tools do. Paths and keys:
-objects_names.py. A process that was forked after the store was used cannot use it.
+objects_names.py. A process that was forked after any object store was used cannot use one, and is told.
 Not here: what a checkpoint contains, and whether it can be trusted.
 """
 
@@ -31,6 +31,7 @@ from graflow_ckpt.stores.objects_fence import close_behind
 from graflow_ckpt.stores.objects_head import Heads
 from graflow_ckpt.stores.objects_lease import LEASE, Leases, ObjectLease
 from graflow_ckpt.stores.objects_listing import Listings
+from graflow_ckpt.stores.objects_named import Names
 from graflow_ckpt.stores.objects_names import (
     Target,
     base_of,
@@ -40,13 +41,15 @@ from graflow_ckpt.stores.objects_names import (
     split,
     target_of,
 )
-from graflow_ckpt.stores.objects_trio import Put, Trios
+from graflow_ckpt.stores.objects_put import Put
+from graflow_ckpt.stores.objects_trio import Trios
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
     bucket: Bucket
     heads: Heads
+    names: Names
     leases: Leases
     trios: Trios
     listings: Listings
@@ -77,7 +80,7 @@ class ObjectStore:
 
     def probe(self) -> None:
         """Do once what saving will do, and take it away again."""
-        self._all.bucket.verify()
+        self._all.bucket.verify(again=True)
 
     def takes(self, path: str) -> str | None:
         """The path as it is written here; None if it leads to another store."""
@@ -94,7 +97,7 @@ class ObjectStore:
         opened.bucket.verify()
         lease = opened.leases.claim(session, take_over=take_over)
         try:
-            close_behind(opened.bucket, opened.trios, lease, lease.head)
+            close_behind(opened.bucket, opened.names, lease, lease.head)
         except BaseException:
             lease.release()
             raise
@@ -189,10 +192,10 @@ class ObjectStore:
         with self._mutex:
             if self._opened is None:
                 bucket = Bucket(self._place)
-                heads = Heads(bucket)
+                heads, names = Heads(bucket), Names(bucket)
                 leases = Leases(bucket, heads, self._seconds)
-                trios = Trios(bucket, heads, self.folder)
-                self._opened = _Opened(bucket, heads, leases, trios, Listings(bucket, heads, trios))
+                trios = Trios(bucket, heads, names, self.folder)
+                self._opened = _Opened(bucket, heads, names, leases, trios, Listings(bucket, heads, trios))
             return self._opened
 
     def _target(self, path: str) -> Target:

@@ -2,9 +2,9 @@
 
     data/{tag}/{epoch}-{nonce}/{n}      CHUNK bytes each, the last one fewer: pkl, state.json, meta.json
 
-Small parts share one object, so that a small checkpoint costs one write. Pieces and not multipart
-uploads: what a dead writer has left of those is in no listing. A piece that is gone when it is read is
-`CheckpointCorrupt`: a newer checkpoint may have taken its place.
+What is small may be taken back out of the stream as long as it was not sent: it goes into the record.
+Pieces and not multipart uploads: what a dead writer has left of those is in no listing. A piece that is
+gone when it is read is `CheckpointCorrupt`: a newer checkpoint may have taken its place.
 """
 
 from __future__ import annotations
@@ -53,11 +53,21 @@ class PieceSink:
             self.size += len(view)
             return len(view)
 
+    def take_back(self, size: int) -> bytes | None:
+        """The last bytes, as if they had not been written; None if some were sent."""
+        if size > len(self._pending):
+            return None
+        start = len(self._pending) - size
+        taken = bytes(self._pending[start:])
+        del self._pending[start:]
+        self.size -= size
+        return taken
+
     def finish(self) -> None:
         """All of it is in the bucket when this returns."""
         if self._pending:
-            self._bucket.put(piece_key(self._data, self._count), bytes(self._pending))
             self._count += 1
+            self._bucket.put(piece_key(self._data, self._count - 1), bytes(self._pending))
         while self._going:
             self._going.popleft().result()
         self._stop()
@@ -65,8 +75,9 @@ class PieceSink:
     def abandon(self) -> None:
         """Take away what there is. What cannot be reached is left for the session's next owner."""
         self._stop()
-        with suppress(GraflowError):  # what failed is raised already
-            self._bucket.delete([piece_key(self._data, number) for number in range(self._count + 1)])
+        if self._count:
+            with suppress(GraflowError):  # what failed is raised already
+                self._bucket.delete([piece_key(self._data, number) for number in range(self._count)])
 
     def _send(self) -> None:
         if self._pool is None:
@@ -85,23 +96,27 @@ class PieceSink:
 
 
 class PieceSource:
-    """Reads one part. `start`: where it begins in the stream."""
+    """Reads one part. `start`: where it begins in the stream; `inline`: the part, if it is known."""
 
     __slots__ = ("_at", "_bucket", "_data", "_piece", "_read", "_start", "path", "size")
 
-    def __init__(self, bucket: Bucket, data: str, start: int, size: int, path: str) -> None:
+    def __init__(
+        self, bucket: Bucket, data: str, start: int, size: int, path: str, inline: bytes | None = None
+    ) -> None:
         self._bucket, self._data, self._start = bucket, data, start
-        self._piece: Buffer = b""
+        self._piece: Buffer = inline or b""
         self._at = 0  # of what has been handed out of the piece
-        self._read = 0  # bytes of the part that were fetched
+        self._read = 0 if inline is None else size  # bytes of the part that were fetched
         self.size = size
         self.path = path
 
-    def readinto(self, buffer: memoryview, /) -> int:
-        if self._at == len(self._piece):
-            if self._read == self.size:
-                return 0
+    def begin(self) -> None:
+        """Fetch what comes first, and find out whether it is still there."""
+        if self._at == len(self._piece) and self._read < self.size:
             self._piece, self._at = self._fetch(), 0
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        self.begin()
         taken = memoryview(self._piece)[self._at : self._at + buffer.nbytes]
         buffer.cast("B")[: len(taken)] = taken
         self._at += len(taken)

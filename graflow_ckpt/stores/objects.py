@@ -30,7 +30,7 @@ from graflow_ckpt.stores.objects_chunks import PieceSource
 from graflow_ckpt.stores.objects_fence import close_behind
 from graflow_ckpt.stores.objects_head import Heads
 from graflow_ckpt.stores.objects_lease import LEASE, Leases, ObjectLease
-from graflow_ckpt.stores.objects_listing import Listings
+from graflow_ckpt.stores.objects_listing import Listings, side_by_side
 from graflow_ckpt.stores.objects_named import Names
 from graflow_ckpt.stores.objects_names import (
     Target,
@@ -171,8 +171,16 @@ class ObjectStore:
         return self._all.trios.delete(self._target(path))
 
     def delete_many(self, paths: Iterable[str]) -> int:
-        """One after the other; how many there were."""
-        return sum(map(self._all.trios.delete, [self._target(path) for path in paths]))
+        """How many were there. Those of a session go together, in one change of its head."""
+        sessions: dict[str | None, dict[str, Target]] = {}
+        for path in paths:
+            target = self._target(path)
+            sessions.setdefault(target.session, {})[target.base] = target
+        named = sessions.pop(None, {})
+        trios = self._all.trios
+        return sum(trios.delete_own(session, own) for session, own in sessions.items() if session) + sum(
+            side_by_side(trios.delete, list(named.values()))
+        )
 
     # --- journal -----------------------------------------------------------------------
 

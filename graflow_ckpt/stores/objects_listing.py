@@ -46,7 +46,7 @@ class Listings:
         yield from self._metas(session, list(self._records(keys)))
 
     def _records(self, keys: Sequence[str]) -> Iterator[tuple[str, Record]]:
-        for key, found in zip(keys, _side_by_side(self._bucket.get, keys), strict=True):
+        for key, found in zip(keys, side_by_side(self._bucket.get, keys), strict=True):
             if found is None:
                 continue  # gone meanwhile
             base, record = named(key, found.data)
@@ -60,7 +60,7 @@ class Listings:
         for at in range(0, len(listed), 4 * _AT_ONCE):  # a reader of the newest few waits for no others
             page = listed[at : at + 4 * _AT_ONCE]
             far = any(record.parts[META].data for _, record in page)
-            for (base, _), raw in zip(page, (_side_by_side if far else map)(meta_of, page), strict=True):
+            for (base, _), raw in zip(page, (side_by_side if far else map)(meta_of, page), strict=True):
                 if raw is not None:
                     yield base, raw
 
@@ -84,7 +84,8 @@ def _fits(base: str, wanted: str | None) -> bool:
     return wanted is None or fnmatchcase(base, wanted)
 
 
-def _side_by_side(read: Callable[[_T], _R], of: Sequence[_T]) -> Iterator[_R]:
+def side_by_side(read: Callable[[_T], _R], of: Sequence[_T]) -> Iterator[_R]:
+    """Several at once, in their order."""
     if len(of) < 2:
         return map(read, of)
     with ThreadPoolExecutor(min(_AT_ONCE, len(of)), thread_name_prefix="listing") as pool:

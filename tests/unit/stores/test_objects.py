@@ -315,6 +315,23 @@ def test_what_was_overwritten_or_deleted_leaves_no_data(store: ObjectStore) -> N
     assert keys(store, "data") == []
 
 
+def test_many_of_a_session_are_deleted_in_one_change(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [put(store, own_name(number), "one", size=LARGE) for number in range(5)]
+    other = put(store, own_name(session="t"), "one")
+    named = [put(store, f"best{number}", "one", size=LARGE) for number in range(3)]
+
+    with requests(store, monkeypatch) as made:
+        assert store.delete_many([*own[:4], own[0], f"{store.folder}/never"]) == 4
+    assert made == ["get", "_put", "delete", "get"]
+
+    assert store.delete_many([*own, other, *named[1:]]) == 4
+    assert names(store) == ["best0"]
+    assert len(keys(store, "data")) == 1
+    assert store.delete_many([]) == 0
+
+
 def test_a_writer_that_fails_leaves_nothing(store: ObjectStore) -> None:
     lease = store.acquire("s")
     put(store, "best", "one", lease, size=LARGE)

@@ -96,6 +96,8 @@ class ObjectStore:
         opened = self._all
         opened.bucket.verify()
         lease = opened.leases.claim(session, take_over=take_over)
+        if lease.epoch == 1:  # nobody was here before
+            return lease
         try:
             close_behind(opened.bucket, opened.names, lease, lease.head)
         except BaseException:

@@ -181,7 +181,8 @@ class Leases:
                 if former is not None and asks and not self._is_dead(session, seen, watch):
                     time.sleep(_POLL)
                     continue
-                epoch = max(head.epoch, 0 if seen.tag else self._highest_epoch(session)) + 1
+                highest = self._highest_epoch(session) if seen.tag is None else head.epoch
+                epoch = highest + 1
                 claimed = replace(head, epoch=epoch, claim=nonce, owner=me, seconds=self._seconds)
                 written = self._heads.try_write(session, seen, claimed)
             except ServerGone:

@@ -11,7 +11,7 @@ from graflow_ckpt.testing import Opener, ProcessContract, StoreContract
 
 
 class TestObjects(StoreContract, ProcessContract):
-    lease_seconds = 1.0
+    lease_seconds = 0.5
 
     @pytest.fixture
     def opener(self, objects_url: str) -> Opener:

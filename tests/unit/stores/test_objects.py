@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -18,12 +19,13 @@ from graflow_ckpt.core.errors import (
     CheckpointError,
     CheckpointNotFound,
     Fenced,
+    SaveOutcomeUnknown,
     ServerError,
     ServerGone,
     ServerRefuses,
     ServerTooOld,
 )
-from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.protocols import CheckpointStore, Sink
 from graflow_ckpt.stores import objects_bucket, open_store_of
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.objects import ObjectStore
@@ -303,6 +305,39 @@ def test_a_meta_put_alone_leaves_the_parts_where_they_are(
         store.open(name, "pkl", "another")
 
 
+def test_pieces_are_fetched_before_they_are_read_and_no_more_than_a_few(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(store, "big", "x", size=6 * CHUNK)
+    source = store.open(path, "pkl", "x")
+    with requests(store, monkeypatch) as made:
+        source.begin()
+        while len(made) < 4:
+            time.sleep(0.01)  # until the threads have come to it
+
+        source.close()
+        assert source.readinto(memoryview(bytearray(10))) == 0
+
+    assert made == ["get_range"] * 4
+
+
+def test_a_piece_that_cannot_be_fetched_is_asked_for_again_in_its_turn(store: ObjectStore) -> None:
+    path = put(store, "big", "x", size=3 * CHUNK)
+    bucket, missing = store._all.bucket, keys(store, "data")[1]
+    kept = bucket.get(missing)
+    bucket.delete([missing])
+    source, buffer = store.open(path, "pkl", "x"), memoryview(bytearray(CHUNK))
+    assert source.readinto(buffer) == CHUNK
+
+    for _ in range(2):
+        with pytest.raises(CheckpointCorrupt, match=r"lacks bytes of a part \(piece 1"):
+            source.readinto(buffer)
+    assert kept is not None
+    bucket.put(missing, kept.data)
+
+    assert [source.readinto(buffer) for _ in range(3)] == [CHUNK, CHUNK, 0]
+
+
 def test_what_was_overwritten_or_deleted_leaves_no_data(store: ObjectStore) -> None:
     for name in (own_name(), "best"):
         put(store, name, "one", size=CHUNK)
@@ -450,6 +485,39 @@ def test_a_save_while_the_server_is_away_fails_and_the_next_one_succeeds(
     assert [read(store, name)[0] for name in ("best", own_name())] == ["one", "one"]
     put(store, "best", "three", lease)
     assert read(store, "best")[0] == "three"
+    lease.release()
+
+
+@pytest.mark.parametrize("name", ["best", own_name()])
+def test_a_save_that_was_sent_and_not_confirmed_says_so_and_stays_whole(
+    object_server: ObjectServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(objects_bucket, "PATIENCE", 0.1)
+    store = ObjectStore(object_server.at(f"unknown-{name[:4]}", proxy.port))
+    lease = store.acquire("s")
+    put(store, name, "one", lease, size=LARGE)
+    bucket = store._all.bucket
+    swap = bucket.swap
+
+    def swap_and_be_cut_off(key: str, data: bytes, tag: objects_bucket.Tag | None) -> None:
+        swap(key, data, tag)
+        proxy.refuse()
+        bucket.get(key)
+
+    def write_meta(sink: Sink) -> None:  # and then nothing is left to do but the commit
+        monkeypatch.setattr(bucket, "swap", swap_and_be_cut_off)
+        sink.write(meta)
+
+    *others, (_, _) = parts("two", size=LARGE)
+    meta = b'{"session_id": "s", "stage": "two"}'
+    with pytest.raises(SaveOutcomeUnknown, match="was sent, but not confirmed"):
+        store.put(name, [*others, ("meta.json", write_meta)], lease=lease, stage="two")
+    monkeypatch.setattr(bucket, "swap", swap)
+    proxy.resume()
+
+    assert read(store, name) == ("two", b"two" * LARGE, b"two")
+    put(store, name, "three", lease, size=LARGE)
+    assert read(store, name) == ("three", b"three" * LARGE, b"three")
     lease.release()
 
 

@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 
 from graflow_ckpt.core.errors import CheckpointError, ServerError
 from graflow_ckpt.core.facts import check_session_id
@@ -153,10 +154,9 @@ class ObjectStore:
         opened = self._all
         wanted = _pattern(pattern)
         sessions = opened.heads.sessions() if session is None else [check_session_id(session)]
-        found = [opened.listings.of_session(each, wanted) for each in sessions]
-        for listing in (*found, opened.listings.of_names(session, wanted)):
-            for base, raw in listing:
-                yield path_of(self.folder, base), raw
+        listings = opened.listings.of_sessions(sessions, wanted), opened.listings.of_names(session, wanted)
+        for base, raw in chain(*listings):
+            yield path_of(self.folder, base), raw
 
     def newest(
         self,

@@ -33,11 +33,12 @@ class Listings:
         self._heads = heads
         self._trios = trios
 
-    def of_session(self, session: str, wanted: str | None = None) -> Iterator[tuple[str, bytes]]:
-        """Names and metas of its own checkpoints, the last committed first."""
-        commits = self._heads.read(session).head.commits
-        found = sorted(commits.items(), key=lambda item: item[1].number, reverse=True)
-        yield from self._metas(None, [each for each in found if _fits(each[0], wanted)])
+    def of_sessions(self, sessions: Sequence[str], wanted: str | None = None) -> Iterator[tuple[str, bytes]]:
+        """Names and metas of their own checkpoints, the last committed of each first."""
+        for page in _pages(sessions, _AT_ONCE):
+            for seen in side_by_side(self._heads.read, page):
+                found = sorted(seen.head.commits.items(), key=lambda item: item[1].number, reverse=True)
+                yield from self._metas(None, [each for each in found if _fits(each[0], wanted)])
 
     def of_names(self, session: str | None, wanted: str | None = None) -> Iterator[tuple[str, bytes]]:
         """Those under other names whose meta names the session, or all; the last written first."""
@@ -57,8 +58,7 @@ class Listings:
         self, session: str | None, listed: Sequence[tuple[str, Record]]
     ) -> Iterator[tuple[str, bytes]]:
         meta_of = partial(self._meta_of, session)
-        for at in range(0, len(listed), 4 * _AT_ONCE):  # a reader of the newest few waits for no others
-            page = listed[at : at + 4 * _AT_ONCE]
+        for page in _pages(listed, 4 * _AT_ONCE):  # a reader of the newest few waits for no others
             far = any(record.parts[META].data for _, record in page)
             for (base, _), raw in zip(page, (side_by_side if far else map)(meta_of, page), strict=True):
                 if raw is not None:
@@ -82,6 +82,10 @@ class Listings:
 
 def _fits(base: str, wanted: str | None) -> bool:
     return wanted is None or fnmatchcase(base, wanted)
+
+
+def _pages(of: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    return (of[at : at + size] for at in range(0, len(of), size))
 
 
 def side_by_side(read: Callable[[_T], _R], of: Sequence[_T]) -> Iterator[_R]:

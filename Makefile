@@ -76,7 +76,7 @@ chaos: .venv/.stamp  ## kills workers, stewards, pools and Redis under a DAG of 
 
 .PHONY: test-azure
 test-azure: .venv/.stamp .bench/azurite/.stamp  ## the tests of the object store once more, on an emulator of Azure (needs npm)
-	@AZURITE=$(CURDIR)/.bench/azurite/node_modules/.bin/azurite-blob $(BIN)/python -m pytest tests/unit/stores/test_objects*.py $(ARGS)
+	@AZURITE=$(CURDIR)/.bench/azurite/node_modules/.bin/azurite-blob $(BIN)/python -m pytest tests/unit/stores/test_objects*.py tests/conformance/test_objects.py $(ARGS)
 
 .bench/azurite/.stamp:
 	@mkdir -p $(@D)

@@ -130,6 +130,7 @@ def object_server() -> Iterator[ObjectServer]:
 @pytest.fixture
 def objects_url(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """The address of an empty store in a bucket."""
+    monkeypatch.setattr("graflow_ckpt.stores.objects_bucket._honouring", set())  # of a port's former server
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     return object_server.url

@@ -114,6 +114,8 @@ def _serve(port: int, without: str) -> None:
     from werkzeug.serving import WSGIRequestHandler, make_server
 
     class Quiet(WSGIRequestHandler):
+        protocol_version = "HTTP/1.1"  # connections are kept, as the real services keep them
+
         def log(self, *args: object, **options: object) -> None: ...
 
     app, turn = create_backend_app("s3"), threading.Lock()

@@ -8,7 +8,7 @@ server that is lost is asked again, for some seconds; a save that fails after th
 The journal is kept as one object per frame, at the price of a request for each commit: objects_journal.py.
 Everybody who can write to the bucket can write here, so seals need a key that all have (`shared`).
 Who we are there is taken from the environment, as the services' own tools do. Paths and keys:
-objects_names.py. A process that was forked after the store was used cannot use it.
+objects_names.py. A process that was forked after any object store was used cannot use one, and is told.
 Not here: what a checkpoint contains, and whether it can be trusted.
 """
 
@@ -19,6 +19,7 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 
 from graflow_ckpt.core.errors import CheckpointError, ServerError
 from graflow_ckpt.core.facts import check_session_id
@@ -30,7 +31,8 @@ from graflow_ckpt.stores.objects_chunks import PieceSource
 from graflow_ckpt.stores.objects_fence import close_behind
 from graflow_ckpt.stores.objects_head import Heads
 from graflow_ckpt.stores.objects_lease import LEASE, Leases, ObjectLease
-from graflow_ckpt.stores.objects_listing import Listings
+from graflow_ckpt.stores.objects_listing import Listings, side_by_side
+from graflow_ckpt.stores.objects_named import Names
 from graflow_ckpt.stores.objects_names import (
     Target,
     base_of,
@@ -40,13 +42,15 @@ from graflow_ckpt.stores.objects_names import (
     split,
     target_of,
 )
-from graflow_ckpt.stores.objects_trio import Put, Trios
+from graflow_ckpt.stores.objects_put import Put
+from graflow_ckpt.stores.objects_trio import Trios
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
     bucket: Bucket
     heads: Heads
+    names: Names
     leases: Leases
     trios: Trios
     listings: Listings
@@ -77,7 +81,7 @@ class ObjectStore:
 
     def probe(self) -> None:
         """Do once what saving will do, and take it away again."""
-        self._all.bucket.verify()
+        self._all.bucket.verify(again=True)
 
     def takes(self, path: str) -> str | None:
         """The path as it is written here; None if it leads to another store."""
@@ -93,8 +97,10 @@ class ObjectStore:
         opened = self._all
         opened.bucket.verify()
         lease = opened.leases.claim(session, take_over=take_over)
+        if lease.epoch == 1:  # nobody was here before
+            return lease
         try:
-            close_behind(opened.bucket, opened.trios, lease, lease.head)
+            close_behind(opened.bucket, opened.names, lease, lease.head)
         except BaseException:
             lease.release()
             raise
@@ -148,10 +154,9 @@ class ObjectStore:
         opened = self._all
         wanted = _pattern(pattern)
         sessions = opened.heads.sessions() if session is None else [check_session_id(session)]
-        found = [opened.listings.of_session(each, wanted) for each in sessions]
-        for listing in (*found, opened.listings.of_names(session, wanted)):
-            for base, raw in listing:
-                yield path_of(self.folder, base), raw
+        listings = opened.listings.of_sessions(sessions, wanted), opened.listings.of_names(session, wanted)
+        for base, raw in chain(*listings):
+            yield path_of(self.folder, base), raw
 
     def newest(
         self,
@@ -168,8 +173,16 @@ class ObjectStore:
         return self._all.trios.delete(self._target(path))
 
     def delete_many(self, paths: Iterable[str]) -> int:
-        """One after the other; how many there were."""
-        return sum(map(self._all.trios.delete, [self._target(path) for path in paths]))
+        """How many were there. Those of a session go together, in one change of its head."""
+        sessions: dict[str | None, dict[str, Target]] = {}
+        for path in paths:
+            target = self._target(path)
+            sessions.setdefault(target.session, {})[target.base] = target
+        named = sessions.pop(None, {})
+        trios = self._all.trios
+        return sum(trios.delete_own(session, own) for session, own in sessions.items() if session) + sum(
+            side_by_side(trios.delete, list(named.values()))
+        )
 
     # --- journal -----------------------------------------------------------------------
 
@@ -189,10 +202,10 @@ class ObjectStore:
         with self._mutex:
             if self._opened is None:
                 bucket = Bucket(self._place)
-                heads = Heads(bucket)
+                heads, names = Heads(bucket), Names(bucket)
                 leases = Leases(bucket, heads, self._seconds)
-                trios = Trios(bucket, heads, self.folder)
-                self._opened = _Opened(bucket, heads, leases, trios, Listings(bucket, heads, trios))
+                trios = Trios(bucket, heads, names, self.folder)
+                self._opened = _Opened(bucket, heads, names, leases, trios, Listings(bucket, heads, trios))
             return self._opened
 
     def _target(self, path: str) -> Target:

@@ -49,6 +49,8 @@ _RETRIES: Any = {
     "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=1)},
 }
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
+_honouring: set[tuple[object, ...]] = set()  # buckets that have shown that they do
+_used_by = 0  # the process whose threads answer for every client
 _STATUS = re.compile(r"status code: (\d{3})")
 
 Tag = dict[str, str]
@@ -80,8 +82,6 @@ class Bucket:
         self.address = str(place)
         self._place = place
         self._client: Any = None  # the three classes have no common one
-        self._process = 0
-        self._verified = False
         self._mutex = threading.Lock()
 
     # --- reading -----------------------------------------------------------------------
@@ -166,9 +166,14 @@ class Bucket:
 
     # --- the bucket itself -------------------------------------------------------------
 
-    def verify(self) -> None:
-        """Refuse a bucket that writes in spite of a condition: two owners would not notice each other."""
-        if self._verified:
+    def verify(self, *, again: bool = False) -> None:
+        """Refuse a bucket that writes in spite of a condition: two owners would not notice each other.
+
+        It is asked once for each bucket in this process, unless it is to be asked again.
+        """
+        place = self._place
+        which = place.scheme, place.bucket, tuple(sorted(place.options.items()))
+        if which in _honouring and not again:
             return
         key = f"probes/{uuid.uuid4().hex}"
         try:
@@ -188,7 +193,7 @@ class Bucket:
                 "service that has them (S3, GCS, Azure, MinIO), or another store.",
                 address=self.address,
             )
-        self._verified = True
+        _honouring.add(which)
 
     def now(self) -> datetime:
         """What its clock says."""
@@ -202,16 +207,17 @@ class Bucket:
 
     @property
     def _it(self) -> Any:
-        with self._mutex:
-            if self._client is None:
-                self._client = self._open()
-                self._process = os.getpid()
-        if self._process != os.getpid():
-            raise CheckpointError(  # the client's threads are not in the child, and a call would never end
-                f"{self.address} was opened before this process was forked, and cannot be used in the child.",
-                hint="Start processes with spawn or forkserver, or open the store after the fork.",
+        global _used_by
+        if _used_by not in (0, os.getpid()):  # its threads are not in the child, and a call would never end
+            raise CheckpointError(
+                f"{self.address} cannot be used: an object store was in use when this process was forked.",
+                hint="Start processes with spawn or forkserver, or fork before a bucket is used.",
                 store=self.address,
             )
+        with self._mutex:
+            if self._client is None:
+                _used_by = os.getpid()
+                self._client = self._open()
         return self._client
 
     def _open(self) -> Any:

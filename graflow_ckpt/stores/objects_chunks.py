@@ -2,9 +2,9 @@
 
     data/{tag}/{epoch}-{nonce}/{n}      CHUNK bytes each, the last one fewer: pkl, state.json, meta.json
 
-Small parts share one object, so that a small checkpoint costs one write. Pieces and not multipart
-uploads: what a dead writer has left of those is in no listing. A piece that is gone when it is read is
-`CheckpointCorrupt`: a newer checkpoint may have taken its place.
+What is small may be taken back out of the stream as long as it was not sent: it goes into the record.
+Pieces and not multipart uploads: what a dead writer has left of those is in no listing. A piece that is
+gone when it is read is `CheckpointCorrupt`: a newer checkpoint may have taken its place.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.stores.objects_bucket import Bucket
 
 CHUNK = 8 << 20
-_AT_ONCE = 3  # pieces that are on their way while the next one fills
+_AT_ONCE = 3  # pieces that are on their way while another one fills, or is read
 
 
 def piece_key(data: str, number: int) -> str:
@@ -53,11 +53,22 @@ class PieceSink:
             self.size += len(view)
             return len(view)
 
+    def take_back(self, size: int) -> bytes | None:
+        """The last bytes, as if they had not been written; None if some were sent."""
+        if size > len(self._pending):
+            return None
+        start = len(self._pending) - size
+        taken = bytes(self._pending[start:])
+        del self._pending[start:]
+        self.size -= size
+        return taken
+
     def finish(self) -> None:
         """All of it is in the bucket when this returns."""
         if self._pending:
-            self._bucket.put(piece_key(self._data, self._count), bytes(self._pending))
             self._count += 1
+            self._bucket.put(piece_key(self._data, self._count - 1), self._pending)
+            self._pending = bytearray()
         while self._going:
             self._going.popleft().result()
         self._stop()
@@ -65,17 +76,18 @@ class PieceSink:
     def abandon(self) -> None:
         """Take away what there is. What cannot be reached is left for the session's next owner."""
         self._stop()
-        with suppress(GraflowError):  # what failed is raised already
-            self._bucket.delete([piece_key(self._data, number) for number in range(self._count + 1)])
+        if self._count:
+            with suppress(GraflowError):  # what failed is raised already
+                self._bucket.delete([piece_key(self._data, number) for number in range(self._count)])
 
     def _send(self) -> None:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pieces")
         if len(self._going) == _AT_ONCE:
             self._going.popleft().result()
-        key, piece = piece_key(self._data, self._count), bytes(self._pending)
+        key, piece = piece_key(self._data, self._count), self._pending
         self._count += 1
-        self._pending = bytearray()
+        self._pending = bytearray()  # the other one is sent as it is, without a copy
         self._going.append(self._pool.submit(self._bucket.put, key, piece))
 
     def _stop(self) -> None:
@@ -85,23 +97,50 @@ class PieceSink:
 
 
 class PieceSource:
-    """Reads one part. `start`: where it begins in the stream."""
+    """Reads one part. `start`: where it begins in the stream; `inline`: the part, if it is known.
 
-    __slots__ = ("_at", "_bucket", "_data", "_piece", "_read", "_start", "path", "size")
+    While one piece is read the next ones are fetched, if there are any.
+    """
 
-    def __init__(self, bucket: Bucket, data: str, start: int, size: int, path: str) -> None:
+    __slots__ = (
+        "_asked", "_at", "_bucket", "_coming", "_data", "_piece", "_pool", "_read", "_start", "path", "size"
+    )  # fmt: skip
+
+    def __init__(
+        self, bucket: Bucket, data: str, start: int, size: int, path: str, inline: bytes | None = None
+    ) -> None:
         self._bucket, self._data, self._start = bucket, data, start
-        self._piece: Buffer = b""
+        self._piece: Buffer = inline or b""
         self._at = 0  # of what has been handed out of the piece
-        self._read = 0  # bytes of the part that were fetched
+        self._read = 0 if inline is None else size  # bytes of the part that were fetched
+        self._asked = self._read  # and those that are coming
+        self._coming: deque[Future[Buffer]] = deque()
+        self._pool: ThreadPoolExecutor | None = None
         self.size = size
         self.path = path
 
+    def begin(self) -> None:
+        """Fetch what comes next, and find out whether it is still there."""
+        if self._at < len(self._piece):
+            return
+        try:
+            if self._coming:
+                self._piece, self._at = self._coming.popleft().result(), 0
+            elif self._asked < self.size:
+                self._piece, self._at = self._fetch(*self._next()), 0
+            else:
+                return
+        except BaseException:
+            self._coming.clear()
+            self._asked = self._read  # whoever tries again begins with what has failed
+            raise
+        self._read += len(self._piece)
+        while self._asked < self.size and len(self._coming) < _AT_ONCE:
+            self._pool = self._pool or ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pieces")
+            self._coming.append(self._pool.submit(self._fetch, *self._next()))
+
     def readinto(self, buffer: memoryview, /) -> int:
-        if self._at == len(self._piece):
-            if self._read == self.size:
-                return 0
-            self._piece, self._at = self._fetch(), 0
+        self.begin()
         taken = memoryview(self._piece)[self._at : self._at + buffer.nbytes]
         buffer.cast("B")[: len(taken)] = taken
         self._at += len(taken)
@@ -115,11 +154,20 @@ class PieceSource:
         return bytes(buffer)
 
     def close(self) -> None:
-        self._piece, self._at, self._read = b"", 0, self.size
+        self._piece, self._at, self._read, self._asked = b"", 0, self.size, self.size
+        self._coming.clear()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
 
-    def _fetch(self) -> Buffer:
-        number, offset = divmod(self._start + self._read, CHUNK)
-        length = min(CHUNK - offset, self.size - self._read)
+    def _next(self) -> tuple[int, int, int]:
+        """Number, offset and length of the piece that has not been asked for."""
+        number, offset = divmod(self._start + self._asked, CHUNK)
+        length = min(CHUNK - offset, self.size - self._asked)
+        self._asked += length
+        return number, offset, length
+
+    def _fetch(self, number: int, offset: int, length: int) -> Buffer:
         found = self._bucket.get_range(piece_key(self._data, number), offset, length)
         if found is None or len(found) != length:
             raise CheckpointCorrupt(
@@ -127,5 +175,4 @@ class PieceSource:
                 hint="It was written anew or deleted meanwhile, or something else has removed objects.",
                 path=self.path,
             )
-        self._read += length
         return found

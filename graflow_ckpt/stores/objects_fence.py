@@ -21,22 +21,22 @@ from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_head import OPEN, Head
 from graflow_ckpt.stores.objects_journal import close_segment
 from graflow_ckpt.stores.objects_lease import ObjectLease
+from graflow_ckpt.stores.objects_named import Names
 from graflow_ckpt.stores.objects_names import NAMED, alive_key, data_key, target_of
-from graflow_ckpt.stores.objects_trio import Trios
 
 LIFE = timedelta(days=1)  # what somebody without a lease has begun to write is left alone for that long
 
 _logger = logging.getLogger(__name__)
 
 
-def close_behind(bucket: Bucket, trios: Trios, lease: ObjectLease, head: Head) -> None:
+def close_behind(bucket: Bucket, names: Names, lease: ObjectLease, head: Head) -> None:
     """`head`: as the claim has left it."""
     stale = dict(head.announced)
     failed: list[str] = []
     for mark, write in stale.items():
-        record = trios.touch(target_of(write.name))
-        kept = record.mark if record else ""
-        failed += [data_key(NAMED, each) for each in (mark, write.former) if each not in ("", kept)]
+        record = names.touch(target_of(write.name))
+        kept = record.data if record else {}
+        failed += [data_key(NAMED, each) for each in (mark, *write.former) if each not in kept]
     ends = {
         segment: close_segment(bucket, lease.session, *segment)
         for segment, end in head.segments.items()
@@ -64,7 +64,7 @@ def _sweep(bucket: Bucket, lease: ObjectLease, head: Head, failed: list[str]) ->
 
 
 def _unreferenced(bucket: Bucket, lease: ObjectLease, head: Head) -> Iterator[str]:
-    kept = {record.mark for record in head.commits.values()}
+    kept = {mark for record in head.commits.values() for mark in record.data}
     now = None
     for entry in bucket.list(f"data/{lease.session}"):
         mark = entry.key.split("/")[2]

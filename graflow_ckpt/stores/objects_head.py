@@ -1,13 +1,14 @@
 """The head of a session: one small object that says who owns it and what it has.
 
-    sessions/{id}   {write, epoch, claim, owner, seconds, lines, commits, announced, segments}
+    sessions/{id}   {write, epoch, claim, owner, seconds, lines, commits, announced, segments} \n inline
 
 Promise: whatever must not happen after a session was lost is a change of its head, and a head changes
 only from what its writer has seen (`swap`). So a claim and a commit cannot both succeed, whatever any
 clock says, and of two claims one does. A change whose reply was lost is looked for before it is made
 again. `write` is new in each, because equal bytes have equal tags.
 
-Its price: a commit writes the whole head, some 200 bytes for each checkpoint that the session has kept.
+Its price: a commit writes the whole head, some 200 bytes for each checkpoint that the session has kept,
+and the small parts of the last ones, up to INLINE bytes in all (objects_trio.py).
 Not here: what a claim needs (objects_lease.py), and where the bytes of a checkpoint are (objects_trio.py).
 """
 
@@ -17,51 +18,25 @@ import json
 import random
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, ServerGone
 from graflow_ckpt.core.protocols import Line, Owner
 from graflow_ckpt.stores.objects_bucket import Bucket, Patience, Tag
-from graflow_ckpt.stores.objects_names import data_key, head_key
+from graflow_ckpt.stores.objects_names import head_key
+from graflow_ckpt.stores.objects_record import Record, document_of, records_of
 
 OPEN = -1  # the end of a segment that is not closed
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """One checkpoint: where each part begins in its data, and how long it is."""
-
-    tag: str
-    epoch: int
-    nonce: str
-    stage: str
-    parts: Mapping[str, tuple[int, int]]
-    number: int = 0  # of the commit within its head
-    session: str = ""  # that its meta names
-
-    @property
-    def mark(self) -> str:
-        """What its data is called, alone."""
-        return f"{self.epoch}-{self.nonce}"
-
-    @property
-    def data(self) -> str:
-        """What the keys of its data are under."""
-        return data_key(self.tag, self.mark)
-
-    @property
-    def size(self) -> int:
-        return sum(length for _, length in self.parts.values())
-
-
 class Announced(NamedTuple):
-    """A write to a name that is not the session's own. `former`: the mark of what it will replace."""
+    """A write to a name that is not the session's own. `former`: the marks of the data it will replace."""
 
     name: str
-    former: str
+    former: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +56,12 @@ class Head:
         number = max((kept.number for kept in self.commits.values()), default=0) + 1
         return replace(self, commits={**self.commits, base: replace(record, number=number)})
 
-    def without(self, base: str) -> Head:
-        return replace(self, commits={name: kept for name, kept in self.commits.items() if name != base})
+    def without(self, bases: Collection[str]) -> Head:
+        return replace(self, commits={name: kept for name, kept in self.commits.items() if name not in bases})
+
+    def inline(self, *, beside: str) -> int:
+        """Bytes of parts that are in it, without those of one checkpoint."""
+        return sum(len(kept.inline) for name, kept in self.commits.items() if name != beside)
 
     def encode(self) -> bytes:
         said = {
@@ -96,7 +75,8 @@ class Head:
             "announced": dict(self.announced),
             "segments": [[*segment, end] for segment, end in self.segments.items()],
         }
-        return json.dumps(said, separators=(",", ":")).encode()
+        line = json.dumps(said, separators=(",", ":")).encode()
+        return b"".join([line, b"\n", *(record.inline for record in self.commits.values())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,29 +136,20 @@ class Heads:
         return [entry.key.rpartition("/")[2] for entry in found]
 
 
-def document_of(record: Record) -> list[Any]:
-    parts = {part: list(place) for part, place in record.parts.items()}
-    return [record.tag, record.epoch, record.nonce, record.stage, parts, record.number, record.session]
-
-
-def record_of(said: list[Any]) -> Record:
-    tag, epoch, nonce, stage, parts, number, session = said
-    places = {part: (int(start), int(length)) for part, (start, length) in parts.items()}
-    return Record(tag, int(epoch), nonce, stage, places, int(number), session)
-
-
 def _decode(session: str, raw: bytes) -> Head:
+    line, _, inline = raw.partition(b"\n")
     try:
-        said = json.loads(raw)
+        said = json.loads(line)
         owner = said["owner"]
+        commits = zip(said["commits"], records_of(said["commits"].values(), inline), strict=True)
         return Head(
             epoch=int(said["epoch"]),
             claim=said["claim"],
             owner=Owner(**{field.name: owner[field.name] for field in fields(Owner)}) if owner else None,
             seconds=float(said["seconds"]),
             lines=tuple(Line(epoch, sequence) for epoch, sequence in said["lines"]),
-            commits={name: record_of(record) for name, record in said["commits"].items()},
-            announced={mark: Announced(*write) for mark, write in said["announced"].items()},
+            commits=dict(commits),
+            announced={mark: Announced(n, tuple(former)) for mark, (n, former) in said["announced"].items()},
             segments={(epoch, after): end for epoch, after, end in said["segments"]},
         )
     except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -42,6 +42,7 @@ class ObjectLease:
     ) -> None:
         self.session = session
         self.epoch = seen.head.epoch
+        self._claim = seen.head.claim
         self.taken_from = taken_from
         self._bucket = bucket
         self._heads = heads
@@ -122,10 +123,10 @@ class ObjectLease:
             )
 
     def _still_ours(self, head: Head) -> None:
-        if head.epoch == self.epoch:
+        if (head.epoch, head.claim) == (self.epoch, self._claim):
             return
         self._over.set()
-        if head.epoch < self.epoch:
+        if head.epoch <= self.epoch:
             raise Fenced(
                 f"{self._bucket.address} has forgotten session {self.session!r}: "
                 "its data was lost or deleted.",
@@ -180,7 +181,8 @@ class Leases:
                 if former is not None and asks and not self._is_dead(session, seen, watch):
                     time.sleep(_POLL)
                     continue
-                epoch = max(head.epoch, 0 if seen.tag else self._highest_epoch(session)) + 1
+                highest = self._highest_epoch(session) if seen.tag is None else head.epoch
+                epoch = highest + 1
                 claimed = replace(head, epoch=epoch, claim=nonce, owner=me, seconds=self._seconds)
                 written = self._heads.try_write(session, seen, claimed)
             except ServerGone:
@@ -235,8 +237,9 @@ class Leases:
         return heard is not None and now - heard > timedelta(seconds=seen.head.seconds + 1)
 
     def _highest_epoch(self, session: str) -> int:
-        """From the keys of the session's data, should its head have been lost."""
-        names = [entry.key.split("/")[2] for entry in self._bucket.list(f"data/{session}")]
+        """From the keys of what else the session has, should its head have been lost."""
+        found = (self._bucket.list(f"{kind}/{session}") for kind in ("data", "journal", "alive"))
+        names = [entry.key.split("/")[2] for entries in found for entry in entries]
         epochs = (name.partition("-")[0] for name in names)
         return max((int(epoch) for epoch in epochs if epoch.isdecimal()), default=0)
 

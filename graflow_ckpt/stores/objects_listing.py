@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TypeVar
 
 from graflow_ckpt.core.errors import CheckpointCorrupt
 from graflow_ckpt.stores.objects_bucket import Bucket
-from graflow_ckpt.stores.objects_head import Heads, Record
+from graflow_ckpt.stores.objects_head import Heads
+from graflow_ckpt.stores.objects_named import named
 from graflow_ckpt.stores.objects_names import decoded, target_of
-from graflow_ckpt.stores.objects_trio import META, Trios, named
+from graflow_ckpt.stores.objects_put import META
+from graflow_ckpt.stores.objects_record import Record
+from graflow_ckpt.stores.objects_trio import Trios
 
 _AT_ONCE = 16  # objects that are read at once
 _T = TypeVar("_T")
@@ -29,47 +33,63 @@ class Listings:
         self._heads = heads
         self._trios = trios
 
-    def of_session(self, session: str, wanted: str | None = None) -> Iterator[tuple[str, bytes]]:
-        """Names and metas of its own checkpoints, the last committed first."""
-        commits = self._heads.read(session).head.commits
-        found = sorted(commits.items(), key=lambda item: item[1].number, reverse=True)
-        yield from self._metas([each for each in found if _fits(each[0], wanted)])
+    def of_sessions(self, sessions: Sequence[str], wanted: str | None = None) -> Iterator[tuple[str, bytes]]:
+        """Names and metas of their own checkpoints, the last committed of each first."""
+        for page in _pages(sessions, _AT_ONCE):
+            for seen in side_by_side(self._heads.read, page):
+                found = sorted(seen.head.commits.items(), key=lambda item: item[1].number, reverse=True)
+                yield from self._metas(None, [each for each in found if _fits(each[0], wanted)])
 
     def of_names(self, session: str | None, wanted: str | None = None) -> Iterator[tuple[str, bytes]]:
         """Those under other names whose meta names the session, or all; the last written first."""
         entries = sorted(self._bucket.list("names"), key=lambda entry: entry.at, reverse=True)
         keys = [entry.key for entry in entries if _fits(decoded(entry.key.rpartition("/")[2]), wanted)]
-        records = self._records(keys)
-        yield from self._metas([each for each in records if session in (None, each[1].session)])
+        yield from self._metas(session, list(self._records(keys)))
 
     def _records(self, keys: Sequence[str]) -> Iterator[tuple[str, Record]]:
-        for key, found in zip(keys, _side_by_side(self._bucket.get, keys), strict=True):
+        for key, found in zip(keys, side_by_side(self._bucket.get, keys), strict=True):
             if found is None:
                 continue  # gone meanwhile
             base, record = named(key, found.data)
             if record is not None:
                 yield base, record
 
-    def _metas(self, listed: Sequence[tuple[str, Record]]) -> Iterator[tuple[str, bytes]]:
-        for at in range(0, len(listed), 4 * _AT_ONCE):  # a reader of the newest few waits for no others
-            page = listed[at : at + 4 * _AT_ONCE]
-            for (base, _), raw in zip(page, _side_by_side(self._meta_of, page), strict=True):
+    def _metas(
+        self, session: str | None, listed: Sequence[tuple[str, Record]]
+    ) -> Iterator[tuple[str, bytes]]:
+        meta_of = partial(self._meta_of, session)
+        for page in _pages(listed, 4 * _AT_ONCE):  # a reader of the newest few waits for no others
+            far = any(record.parts[META].data for _, record in page)
+            for (base, _), raw in zip(page, (side_by_side if far else map)(meta_of, page), strict=True):
                 if raw is not None:
                     yield base, raw
 
-    def _meta_of(self, listed: tuple[str, Record]) -> bytes | None:
-        try:
-            return self._trios.source(*listed, META).all()
-        except CheckpointCorrupt:  # deleted or written anew meanwhile, unless it is still what is there
-            now = self._trios.record(target_of(listed[0]))
-            return b"" if now is not None and now.nonce == listed[1].nonce else None
+    def _meta_of(self, session: str | None, listed: tuple[str, Record]) -> bytes | None:
+        """None: it was deleted, or names another session by now; empty: it is there and its meta is not."""
+        base, record = listed
+        while session in (None, record.session):
+            try:
+                return self._trios.meta_of(base, record)
+            except CheckpointCorrupt:
+                newer = self._trios.record(target_of(base))
+            if newer is None:
+                return None
+            if newer.nonce == record.nonce:
+                return b""
+            record = newer  # written anew while it was read
+        return None
 
 
 def _fits(base: str, wanted: str | None) -> bool:
     return wanted is None or fnmatchcase(base, wanted)
 
 
-def _side_by_side(read: Callable[[_T], _R], of: Sequence[_T]) -> Iterator[_R]:
+def _pages(of: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    return (of[at : at + size] for at in range(0, len(of), size))
+
+
+def side_by_side(read: Callable[[_T], _R], of: Sequence[_T]) -> Iterator[_R]:
+    """Several at once, in their order."""
     if len(of) < 2:
         return map(read, of)
     with ThreadPoolExecutor(min(_AT_ONCE, len(of)), thread_name_prefix="listing") as pool:

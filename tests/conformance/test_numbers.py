@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graflow_ckpt.testing import Contract, ProcessContract, StoreContract, names_of_tests
-from tests.conformance import test_local, test_memory, test_postgres, test_redis, test_sqlite
+from tests.conformance import test_local, test_memory, test_objects, test_postgres, test_redis, test_sqlite
 
 # More is good news: change the numbers. Fewer is what this file is for.
 IN_PROCESS = 97
@@ -18,6 +18,7 @@ WITH_PROCESSES = 109
         (test_memory.TestMemory, IN_PROCESS),
         (test_memory.TestBoundedMemory, IN_PROCESS),
         (test_local.TestLocal, WITH_PROCESSES),
+        (test_objects.TestObjects, WITH_PROCESSES),
         (test_redis.TestRedis, WITH_PROCESSES),
         (test_postgres.TestPostgres, WITH_PROCESSES),
         (test_sqlite.TestSqlite, WITH_PROCESSES),
@@ -38,6 +39,7 @@ def test_no_store_changes_or_skips_a_test() -> None:
         test_memory.TestMemory,
         test_memory.TestBoundedMemory,
         test_local.TestLocal,
+        test_objects.TestObjects,
         test_redis.TestRedis,
         test_postgres.TestPostgres,
         test_sqlite.TestSqlite,

@@ -14,6 +14,7 @@ import pytest
 from graflow_ckpt import CheckpointManager, KeepLast
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
+from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.servers import Server
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import left, line
@@ -32,7 +33,7 @@ CheckpointManager.prune(KeepLast(2), store=sys.argv[1])
 """
 
 
-@pytest.fixture(params=["local", "redis"])
+@pytest.fixture(params=["local", "redis", "objects"])
 def store(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[CheckpointStore]:
@@ -40,8 +41,14 @@ def store(
     if request.param == "local":
         yield open_store(tmp_path / "checkpoints")
         return
-    with Server() as server:
-        yield open_store(server.url)
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with Server() if request.param == "redis" else ObjectServer() as server:
+        url = server.url
+        if request.param == "objects":  # as in production: what leads to the server is in the environment
+            monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server.host}:{server.port}")
+            url = url.partition("?")[0]
+        yield open_store(url)
 
 
 def test_a_pass_that_is_killed_anywhere_loses_nothing_that_stays(store: CheckpointStore) -> None:

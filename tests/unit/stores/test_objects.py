@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from threading import Timer
 
@@ -16,22 +19,25 @@ from graflow_ckpt.core.errors import (
     CheckpointError,
     CheckpointNotFound,
     Fenced,
+    SaveOutcomeUnknown,
     ServerError,
     ServerGone,
     ServerRefuses,
     ServerTooOld,
 )
-from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.protocols import CheckpointStore, Sink
 from graflow_ckpt.stores import objects_bucket, open_store_of
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.objects_chunks import CHUNK
+from graflow_ckpt.stores.objects_put import INLINE, SMALL
 from tests.object_servers import ObjectServer
 from tests.proxy import Proxy
 from tests.servers import free_port
-from tests.unit.stores.redis_trios import own_name, parts, put, read
+from tests.unit.stores.redis_trios import all_of, own_name, parts, put, read
 
 ROOT = Path(__file__).parents[3]
+LARGE = 10_000  # times its text: more than what goes with the record
 
 
 @pytest.fixture
@@ -45,6 +51,24 @@ def names(store: CheckpointStore, *args: str | None) -> list[str]:
 
 def keys(store: ObjectStore, prefix: str = "") -> list[str]:
     return [entry.key for entry in store._all.bucket.list(prefix)]
+
+
+@contextmanager
+def requests(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What the bucket is asked for meanwhile, in order."""
+    made: list[str] = []
+    with monkeypatch.context() as patch:
+        for name in ("get", "get_range", "_put", "delete", "list", "written_at"):
+            patch.setattr(
+                store._all.bucket, name, partial(_noted, made, name, getattr(store._all.bucket, name))
+            )
+        yield made
+
+
+def _noted(made: list[str], name: str, operation: Callable[..., object], *args: object) -> object:
+    if (name, *args) != ("delete", []):  # nothing is asked for that
+        made.append(name)
+    return operation(*args)
 
 
 # --- paths -----------------------------------------------------------------------------
@@ -178,7 +202,7 @@ def test_more_than_one_page_is_listed(store: ObjectStore) -> None:
 
 
 def test_a_meta_that_is_gone_is_listed_as_damaged(store: ObjectStore) -> None:
-    path = put(store, own_name(), "one")
+    path = put(store, own_name(), "one", note="x" * SMALL)
     store._all.bucket.delete(keys(store, "data"))
 
     assert list(store.list("s")) == [(path, b"")]
@@ -196,30 +220,128 @@ def test_parts_of_every_size_come_back(store: ObjectStore, size: int) -> None:
     assert read(store, path) == ("x", b"x" * size, b"x")
 
 
-def test_a_small_checkpoint_is_two_writes(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("size", "asked"), [(4000, ["_put"]), (400_000, ["_put", "_put"])])
+def test_a_save_asks_for_no_more_than_it_needs(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, size: int, asked: list[str]
+) -> None:
     lease = store.acquire("s")
     put(store, own_name(1), "one", lease)
-    written: list[str] = []
-    write = store._all.bucket._put
 
-    def watched(key: str, *args: object) -> dict[str, str]:
-        written.append(key)
-        return write(key, *args)  # type: ignore[arg-type]
+    with requests(store, monkeypatch) as made:
+        put(store, own_name(2), "two", lease, size=size)
 
-    monkeypatch.setattr(store._all.bucket, "_put", watched)
-    monkeypatch.setattr(store._all.bucket, "get", None)  # nothing has to be read for it
-
-    put(store, own_name(2), "two", lease, size=4000)
-
-    assert len(written) == 2
-    monkeypatch.undo()
+    assert made == asked
     lease.release()
+
+
+@pytest.mark.parametrize(("size", "asked"), [(4000, ["get"]), (400_000, ["get", "get_range"])])
+def test_a_load_asks_for_no_more_than_it_needs(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, size: int, asked: list[str]
+) -> None:
+    for name in ("best", own_name()):
+        path = put(store, name, "one", size=size)
+
+        with requests(store, monkeypatch) as made:
+            assert read(store, path) == ("one", b"one" * size, b"one")
+
+        assert made == asked
+
+
+def test_a_resume_reads_what_a_listing_has_found_without_another_look(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(store, own_name(1), "one")
+    put(store, own_name(2), "two")
+
+    with requests(store, monkeypatch) as made:
+        path, _ = next(iter(store.list("s")))
+        assert all_of(store.open(path, "state.json", "two")) == b"two"
+
+    assert made == ["get"]
+
+
+def test_what_a_head_holds_itself_is_bounded(store: ObjectStore) -> None:
+    lease = store.acquire("s")
+    for number in range(2 * INLINE // SMALL):
+        put(store, own_name(number), "x", lease, size=SMALL)
+
+    assert len(lease.head.encode()) < INLINE + 20_000
+    for number in range(2 * INLINE // SMALL):
+        assert read(store, own_name(number)) == ("x", b"x" * SMALL, b"x")
+    lease.release()
+
+
+def test_parts_that_go_while_somebody_opens_them_are_looked_for_again(store: ObjectStore) -> None:
+    path = put(store, "best", "one", size=LARGE)
+    other = ObjectStore(store.url)
+    store.meta(path)
+    put(other, "best", "one", size=LARGE)  # and the data of the former is gone
+
+    assert all_of(store.open(path, "pkl", "one")) == b"one" * LARGE
+
+    store.meta(path)
+    other.delete(path)
+    with pytest.raises(CheckpointNotFound):
+        store.open(path, "pkl", "one")
+
+
+@pytest.mark.parametrize("name", ["best", own_name()])
+def test_a_meta_put_alone_leaves_the_parts_where_they_are(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    put(store, name, "one", size=LARGE)
+    before = keys(store, "data")
+    meta = parts("one", more="sealed anew")[2:]
+
+    with requests(store, monkeypatch) as made:
+        store.put(name, meta, lease=None, stage="one")
+
+    assert made == ["get", "_put"]
+    assert keys(store, "data") == before
+    assert read(store, name) == ("one", b"one" * LARGE, b"one")
+    store.put(name, meta, lease=None, stage="another")
+    assert keys(store, "data") == []
+    with pytest.raises(CheckpointCorrupt, match=r"no pkl"):
+        store.open(name, "pkl", "another")
+
+
+def test_pieces_are_fetched_before_they_are_read_and_no_more_than_a_few(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(store, "big", "x", size=6 * CHUNK)
+    source = store.open(path, "pkl", "x")
+    with requests(store, monkeypatch) as made:
+        source.begin()
+        while len(made) < 4:
+            time.sleep(0.01)  # until the threads have come to it
+
+        source.close()
+        assert source.readinto(memoryview(bytearray(10))) == 0
+
+    assert made == ["get_range"] * 4
+
+
+def test_a_piece_that_cannot_be_fetched_is_asked_for_again_in_its_turn(store: ObjectStore) -> None:
+    path = put(store, "big", "x", size=3 * CHUNK)
+    bucket, missing = store._all.bucket, keys(store, "data")[1]
+    kept = bucket.get(missing)
+    bucket.delete([missing])
+    source, buffer = store.open(path, "pkl", "x"), memoryview(bytearray(CHUNK))
+    assert source.readinto(buffer) == CHUNK
+
+    for _ in range(2):
+        with pytest.raises(CheckpointCorrupt, match=r"lacks bytes of a part \(piece 1"):
+            source.readinto(buffer)
+    assert kept is not None
+    bucket.put(missing, kept.data)
+
+    assert [source.readinto(buffer) for _ in range(3)] == [CHUNK, CHUNK, 0]
 
 
 def test_what_was_overwritten_or_deleted_leaves_no_data(store: ObjectStore) -> None:
     for name in (own_name(), "best"):
         put(store, name, "one", size=CHUNK)
-        put(store, name, "two")
+        put(store, name, "two", size=LARGE)
     assert len(keys(store, "data")) == 2
 
     for name in (own_name(), "best"):
@@ -228,9 +350,26 @@ def test_what_was_overwritten_or_deleted_leaves_no_data(store: ObjectStore) -> N
     assert keys(store, "data") == []
 
 
+def test_many_of_a_session_are_deleted_in_one_change(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = [put(store, own_name(number), "one", size=LARGE) for number in range(5)]
+    other = put(store, own_name(session="t"), "one")
+    named = [put(store, f"best{number}", "one", size=LARGE) for number in range(3)]
+
+    with requests(store, monkeypatch) as made:
+        assert store.delete_many([*own[:4], own[0], f"{store.folder}/never"]) == 4
+    assert made == ["get", "_put", "delete", "get"]
+
+    assert store.delete_many([*own, other, *named[1:]]) == 4
+    assert names(store) == ["best0"]
+    assert len(keys(store, "data")) == 1
+    assert store.delete_many([]) == 0
+
+
 def test_a_writer_that_fails_leaves_nothing(store: ObjectStore) -> None:
     lease = store.acquire("s")
-    put(store, "best", "one", lease)
+    put(store, "best", "one", lease, size=LARGE)
 
     def fails(sink: object) -> None:
         sink.write(b"x" * 3 * CHUNK)  # type: ignore[attr-defined]
@@ -350,18 +489,51 @@ def test_a_save_while_the_server_is_away_fails_and_the_next_one_succeeds(
 
 
 @pytest.mark.parametrize("name", ["best", own_name()])
+def test_a_save_that_was_sent_and_not_confirmed_says_so_and_stays_whole(
+    object_server: ObjectServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(objects_bucket, "PATIENCE", 0.1)
+    store = ObjectStore(object_server.at(f"unknown-{name[:4]}", proxy.port))
+    lease = store.acquire("s")
+    put(store, name, "one", lease, size=LARGE)
+    bucket = store._all.bucket
+    swap = bucket.swap
+
+    def swap_and_be_cut_off(key: str, data: bytes, tag: objects_bucket.Tag | None) -> None:
+        swap(key, data, tag)
+        proxy.refuse()
+        bucket.get(key)
+
+    def write_meta(sink: Sink) -> None:  # and then nothing is left to do but the commit
+        monkeypatch.setattr(bucket, "swap", swap_and_be_cut_off)
+        sink.write(meta)
+
+    *others, (_, _) = parts("two", size=LARGE)
+    meta = b'{"session_id": "s", "stage": "two"}'
+    with pytest.raises(SaveOutcomeUnknown, match="was sent, but not confirmed"):
+        store.put(name, [*others, ("meta.json", write_meta)], lease=lease, stage="two")
+    monkeypatch.setattr(bucket, "swap", swap)
+    proxy.resume()
+
+    assert read(store, name) == ("two", b"two" * LARGE, b"two")
+    put(store, name, "three", lease, size=LARGE)
+    assert read(store, name) == ("three", b"three" * LARGE, b"three")
+    lease.release()
+
+
+@pytest.mark.parametrize("name", ["best", own_name()])
 @pytest.mark.parametrize("key", [b"/data/", b"/names/", b"/sessions/"])
 def test_a_write_whose_reply_is_lost_is_there_once(
     object_server: ObjectServer, proxy: Proxy, name: str, key: bytes
 ) -> None:
     store = ObjectStore(object_server.at(f"lost-{name[:4]}-{key[1:5].decode()}", proxy.port))
     lease = store.acquire("s")
-    put(store, name, "one", lease)
+    put(store, name, "one", lease, size=LARGE)
     proxy.drop_next_reply(key)
 
-    put(store, name, "two", lease)
+    put(store, name, "two", lease, size=LARGE)
 
-    assert read(store, name) == ("two", b"two", b"two")
+    assert read(store, name) == ("two", b"two" * LARGE, b"two")
     assert len(keys(store, "data")) == 1
     lease.release()
 
@@ -379,10 +551,11 @@ store = ObjectStore({objects_url!r})
 lease = store.acquire("s")
 put(store, "best", "parent", lease)
 if os.fork() == 0:
-    try:
-        store.meta("best")
-    except CheckpointError as error:
-        print(error, flush=True)
+    for each in (store, ObjectStore({objects_url!r}), ObjectStore("s3://another")):
+        try:
+            each.meta("best")
+        except CheckpointError as error:
+            print(error, flush=True)
     try:
         put(store, "best", "child", lease)
     except Fenced as error:
@@ -402,7 +575,7 @@ print(read(store, "best")[0])
         timeout=60,
     )
 
-    assert "opened before this process was forked" in done.stdout
+    assert done.stdout.count("in use when this process was forked") == 3
     assert "forked from its owner" in done.stdout
     assert done.stdout.splitlines()[-1] == "parent"
 
@@ -413,14 +586,14 @@ from graflow_ckpt.stores.objects import ObjectStore
 from tests.unit.stores.redis_trios import put
 store = ObjectStore({store.url + "?" + "&".join(f"{k}={v}" for k, v in store._place.options.items())!r})
 for n in range(60):
-    put(store, "best", f"text{{n}}", size=1000)
+    put(store, "best", f"text{{n}}", size={LARGE})
 """
-    put(store, "best", "text", size=1000)
+    put(store, "best", "text", size=LARGE)
     writer = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT)
     seen = set()
     while writer.poll() is None:
         stage, values, state = read(store, "best")
-        assert (values, state) == (stage.encode() * 1000, stage.encode())
+        assert (values, state) == (stage.encode() * LARGE, stage.encode())
         seen.add(stage)
 
     assert writer.returncode == 0
@@ -430,12 +603,12 @@ for n in range(60):
 
 def test_who_was_fenced_writes_nothing(store: ObjectStore) -> None:
     old = store.acquire("s")
-    put(store, "best", "one", old)
+    put(store, "best", "one", old, size=LARGE)
     new = store.acquire("s", take_over=True)
 
     for name in (own_name(), "best", "never"):
         with pytest.raises(Fenced, match="taken over"):
-            put(store, name, "late", old)
+            put(store, name, "late", old, size=LARGE)
 
     assert names(store) == ["best"]
     assert read(store, "best")[0] == "one"

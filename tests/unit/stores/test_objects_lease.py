@@ -314,13 +314,31 @@ def test_how_far_history_was_taken_back_is_remembered(store: ObjectStore) -> Non
 
 def test_a_session_whose_head_is_gone_is_not_written_by_its_owner(store: ObjectStore) -> None:
     lease = store.acquire("s")
-    put(store, own_name(), "one", lease)
+    put(store, own_name(), "one", lease, size=20_000)
     store._all.bucket.delete([head_key("s")])
 
     with pytest.raises(Fenced, match="has forgotten session 's'"):
         put(store, own_name(2), "two", lease)
 
     assert store.acquire("s").epoch == 2  # never one that was given out
+
+
+@pytest.mark.parametrize("left", ["a frame", "nothing"])
+def test_a_session_that_has_lost_everything_has_one_owner_still(store: ObjectStore, left: str) -> None:
+    old = store.acquire("s")
+    segment = store.journal(old, 0)
+    if left == "a frame":
+        segment.append(b"frame")
+    bucket = store._all.bucket
+    bucket.delete([head_key("s"), *(entry.key for entry in bucket.list("alive"))])
+
+    new = store.acquire("s")
+
+    assert new.epoch == (2 if left == "a frame" else 1)
+    with pytest.raises(Fenced, match=r"forgotten|taken over"):
+        put(store, own_name(), "late", old)
+    put(store, own_name(), "one", new)
+    new.release()
 
 
 def test_a_damaged_head_is_said_to_be_one(store: ObjectStore) -> None:

@@ -13,8 +13,10 @@ from graflow_ckpt.stores.objects import ObjectStore
 from tests.unit.stores.interruptions import Killed, happening, killed, lost
 from tests.unit.stores.redis_trios import own_name, put, read
 
+LARGE = 10_000  # times its text: more than what goes with the record
 NAMES = pytest.mark.parametrize("name", ["best", own_name()])
 ENDS = pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+SIZES = pytest.mark.parametrize("size", [1, LARGE], ids=["small", "large"])
 MOST = 14  # operations; that no write has more is asserted
 
 
@@ -30,27 +32,28 @@ def data(store: ObjectStore) -> set[str]:
 
 @NAMES
 @ENDS
+@SIZES
 def test_a_writer_killed_anywhere_leaves_the_former_checkpoint_or_the_new_one(
-    fresh: Callable[[], ObjectStore], name: str, after: bool
+    fresh: Callable[[], ObjectStore], name: str, after: bool, size: int
 ) -> None:
     found = []
     for at in range(MOST):
         victim = fresh()
         lease = victim.acquire("s", take_over=True)
-        put(victim, name, f"old{at}", lease, size=1000)
+        put(victim, name, f"old{at}", lease, size=size)
         done = False
         with killed(victim, at, after=after), suppress(Killed):
-            put(victim, name, f"new{at}", lease, size=1000)
+            put(victim, name, f"new{at}", lease, size=size)
             done = True
 
         stage, values, state = read(fresh(), name)
         assert stage in (f"old{at}", f"new{at}")
-        assert (values, state) == (stage.encode() * 1000, stage.encode())
+        assert (values, state) == (stage.encode() * size, stage.encode())
         found.append(stage[:3])
 
         new = fresh().acquire("s", take_over=True)  # clears away what the dead one has left
         assert read(fresh(), name)[0] == stage
-        assert len(data(fresh())) == 1
+        assert len(data(fresh())) == (size == LARGE)
         new.release()
         assert fresh().delete(name) is True
         assert data(fresh()) == set()
@@ -59,13 +62,15 @@ def test_a_writer_killed_anywhere_leaves_the_former_checkpoint_or_the_new_one(
 
     assert done
     assert found == sorted(found, reverse=True)  # old until the commit, new from there on
-    assert {"old", "new"} == set(found)
+    assert "new" in found
+    assert "old" in found or (size == 1 and after)  # of one put, what comes after it is the new one
 
 
 @NAMES
 @ENDS
+@SIZES
 def test_a_writer_stopped_anywhere_and_woken_after_a_takeover_commits_nothing(
-    fresh: Callable[[], ObjectStore], name: str, after: bool
+    fresh: Callable[[], ObjectStore], name: str, after: bool, size: int
 ) -> None:
     ends = []
     for at in range(MOST):
@@ -81,7 +86,7 @@ def test_a_writer_stopped_anywhere_and_woken_after_a_takeover_commits_nothing(
 
         with happening(old, at, take_over, after=after) as point:
             try:
-                put(old, name, "late", lease)
+                put(old, name, "late", lease, size=size)
                 ends.append("done")
             except Fenced:
                 ends.append("fenced")
@@ -92,8 +97,7 @@ def test_a_writer_stopped_anywhere_and_woken_after_a_takeover_commits_nothing(
         assert taken[0] == ("late" if ends[-1] == "done" else "before")
 
     assert not point.happened
-    assert "fenced" in ends
-    assert len(ends) > 2
+    assert "fenced" in ends or (size == 1 and after)  # likewise: it comes too late
 
 
 @NAMES
@@ -111,7 +115,7 @@ def test_a_writer_stopped_anywhere_does_not_overwrite_what_the_next_owner_has_wr
             new.release()
 
         with happening(old, at, go_on, after=after) as point, suppress(Fenced):
-            put(old, name, "late", lease)
+            put(old, name, "late", lease, size=LARGE)
 
         if not point.happened:
             break
@@ -129,7 +133,7 @@ def test_a_reply_lost_anywhere_changes_nothing(fresh: Callable[[], ObjectStore],
         put(store, name, "one", lease)
 
         with happening(store, at, lost, after=True) as point, suppress(CheckpointError):
-            put(store, name, "two", lease)
+            put(store, name, "two", lease, size=LARGE)
 
         if not point.happened:
             break
@@ -148,13 +152,13 @@ def test_a_delete_ended_anywhere_leaves_a_whole_checkpoint_or_none(
 ) -> None:
     for at in range(MOST):
         store = fresh()
-        put(store, name, "one")
+        put(store, name, "one", size=LARGE)
         done = False
         with killed(store, at, after=after), suppress(Killed):
             done = store.delete(name)
 
         try:
-            assert read(fresh(), name) == ("one", b"one", b"one")
+            assert read(fresh(), name) == ("one", b"one" * LARGE, b"one")
         except CheckpointNotFound:
             assert [path for path, _ in fresh().list()] == []
         if done:
@@ -170,7 +174,7 @@ def test_threads_that_write_one_name_leave_one_of_their_checkpoints_whole(
 
     def write(who: int) -> None:
         for n in range(8):
-            put(store, name, f"{who}.{n}", size=100)
+            put(store, name, f"{who}.{n}", size=LARGE)
 
     threads = [Thread(target=write, args=(who,)) for who in range(4)]
     for thread in threads:
@@ -179,7 +183,7 @@ def test_threads_that_write_one_name_leave_one_of_their_checkpoints_whole(
         thread.join()
 
     stage, values, state = read(fresh(), name)
-    assert (values, state) == (stage.encode() * 100, stage.encode())
+    assert (values, state) == (stage.encode() * LARGE, stage.encode())
     assert stage.endswith(".7")
     assert len(data(store)) == 1
 
@@ -215,7 +219,7 @@ def test_a_deleted_name_is_not_brought_back_by_a_late_writer(fresh: Callable[[],
 
     for at in range(4):  # looking, announcing, a piece, the commit
         with happening(old, at, meanwhile) as point, pytest.raises(Fenced):
-            put(old, "best", "late", lease)
+            put(old, "best", "late", lease, size=LARGE)
         assert point.happened
         assert list(fresh().list()) == []
         lease = old.acquire("s", take_over=True)

@@ -1,0 +1,199 @@
+"""Writing a trio: what is large goes into pieces, what is small into the record, and one put commits it.
+
+    W1 announce (other names only)   W2 write the pieces   W3 put the record in place of what was seen
+
+Parts of up to SMALL bytes go with the record, up to INLINE bytes in one object: so a small checkpoint is
+one request, and the head of a session that keeps many of them stays one that is quickly sent.
+Promise: that of objects_trio.py. Whoever fails before W3 takes away what it has written.
+Not here: who may write (objects_lease.py).
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from graflow_ckpt.core.errors import SaveOutcomeUnknown, ServerGone
+from graflow_ckpt.core.protocols import Buffer, PartWriter
+from graflow_ckpt.stores.objects_bucket import Bucket, Patience
+from graflow_ckpt.stores.objects_chunks import PieceSink
+from graflow_ckpt.stores.objects_head import Announced, Head, Heads
+from graflow_ckpt.stores.objects_lease import ObjectLease
+from graflow_ckpt.stores.objects_named import Names
+from graflow_ckpt.stores.objects_names import PARTS, Target, path_of
+from graflow_ckpt.stores.objects_record import Extent, Record
+
+META = PARTS[-1]
+SMALL = 16 << 10
+INLINE = 128 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """One write: of what, by whom, and under which name of its own."""
+
+    target: Target
+    lease: ObjectLease | None
+    stage: str
+    nonce: str = field(default_factory=lambda: uuid.uuid4().hex)
+
+    def record(self) -> Record:
+        return Record(self.target.tag, self.lease.epoch if self.lease else 0, self.nonce, self.stage)
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a path points at now, and what it pointed at before."""
+
+    record: Record
+    former: Record | None
+
+
+class InHead:
+    """A session's own checkpoint: its record is in the head."""
+
+    def __init__(self, heads: Heads, put: Put) -> None:
+        assert put.target.session is not None
+        self._heads, self._put, self._session = heads, put, put.target.session
+        self._seen = heads.read(self._session) if put.lease is None else None
+        head = self._seen.head if self._seen is not None else put.lease.head  # type: ignore[union-attr]
+        self.room = INLINE - head.inline(beside=put.target.base)
+
+    def commit(self, record: Record) -> Committed:
+        base, done = self._put.target.base, Committed(record, None)
+
+        def change(head: Head) -> Head | None:
+            nonlocal done
+            kept = head.commits.get(base)
+            if kept is not None and kept.nonce == record.nonce:
+                return None  # the reply was lost
+            done = Committed(record.adopting(kept), kept)
+            return head.committed(base, done.record)
+
+        if self._put.lease is not None:
+            self._put.lease.change(change)
+        else:
+            self._heads.update(self._session, change, self._seen)
+        return done
+
+
+class InName:
+    """A checkpoint under any other name: its record has an object of its own."""
+
+    room = INLINE
+
+    def __init__(self, names: Names, put: Put) -> None:
+        self._names, self._put = names, put
+        # what a late writer has seen must be from before its session was taken over
+        self._seen = names.read(put.target)
+        if put.lease is not None:
+            self._announce(put.lease)
+
+    def _announce(self, lease: ObjectLease) -> None:
+        """W1."""
+        former = self._seen.record
+        write = Announced(self._put.target.base, tuple(former.data) if former is not None else ())
+        mark = self._put.record().mark
+        lease.change(lambda head: replace(head, announced={**head.announced, mark: write}))
+
+    def commit(self, record: Record) -> Committed:
+        target, lease, seen = self._put.target, self._put.lease, self._seen
+        patience = Patience()
+        while True:
+            try:
+                done = Committed(record.adopting(seen.record), seen.record)
+                if self._names.swap(target, done.record, seen):
+                    return done
+                seen = self._names.read(target)
+                if seen.record is not None and seen.record.nonce == record.nonce:
+                    return done  # the reply was lost
+                if lease is not None:
+                    lease.check()  # after looking: what is seen now is from before any later claim
+            except ServerGone:
+                if patience.over():
+                    raise
+
+
+def write(
+    bucket: Bucket, heads: Heads, names: Names, put: Put, parts: Sequence[tuple[str, PartWriter]], folder: str
+) -> Committed:
+    """Write a trio, or as much of one as is given; the last of `parts` is its meta."""
+    given = [part for part, _ in parts]
+    if not set(given) <= set(PARTS) or given[-1] != META:
+        raise ValueError(f"parts are some of {PARTS}, {META} last; not {given}")
+    place = InHead(heads, put) if put.target.session is not None else InName(names, put)
+    blank = put.record()
+    sink = PieceSink(bucket, blank.key(blank.mark))
+    try:
+        record = _fill(blank, sink, parts, place.room)
+        try:
+            return place.commit(record)
+        except ServerGone as error:
+            raise _unknown(path_of(folder, put.target.base), error) from error
+    except SaveOutcomeUnknown:
+        raise  # it may stand: nothing of it is to be taken away
+    except BaseException:
+        sink.abandon()
+        raise
+    finally:
+        if put.lease is not None:
+            put.lease.forget(blank.mark)
+
+
+def _fill(record: Record, sink: PieceSink, parts: Sequence[tuple[str, PartWriter]], room: int) -> Record:
+    """W2. `room`: how much may go with the record."""
+    extents: dict[str, Extent] = {}
+    inline, meta = bytearray(), _Collector()
+    for part, writer in parts:
+        start = sink.size
+        if part == META:
+            writer(meta)
+            sink.write(meta.data)
+        else:
+            writer(sink)
+        size = sink.size - start
+        taken = sink.take_back(size) if size <= min(SMALL, max(0, room - len(inline))) else None
+        if taken is None:
+            extents[part] = Extent(record.mark, start, size)
+        else:
+            extents[part] = Extent("", len(inline), size)
+            inline += taken
+    sink.finish()
+    session = field_in(meta.data, "session_id")
+    return replace(
+        record,
+        parts=extents,
+        data={record.mark: sink.size} if sink.size else {},
+        inline=bytes(inline),
+        session=session if isinstance(session, str) else "",
+    )
+
+
+def _unknown(path: str, error: ServerGone) -> SaveOutcomeUnknown:
+    return SaveOutcomeUnknown(
+        f"The checkpoint {path} was sent, but not confirmed: {error.message}",
+        hint="It is there or its predecessor is. Look when the server is back.",
+        path=path,
+    )
+
+
+def field_in(raw: bytes | bytearray, name: str) -> object:
+    """What a meta says that nobody has verified."""
+    try:
+        meta = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return meta.get(name) if isinstance(meta, dict) else None
+
+
+class _Collector:
+    """A sink in memory."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: Buffer, /) -> int:
+        self.data += data
+        return len(data)

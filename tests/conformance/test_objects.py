@@ -1,0 +1,18 @@
+"""The object store keeps the contract of every store, on a server that speaks like S3 (or Azurite)."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from graflow_ckpt.stores.objects import ObjectStore
+from graflow_ckpt.testing import Opener, ProcessContract, StoreContract
+
+
+class TestObjects(StoreContract, ProcessContract):
+    lease_seconds = 0.5
+
+    @pytest.fixture
+    def opener(self, objects_url: str) -> Opener:
+        return partial(ObjectStore, objects_url, lease=self.lease_seconds)

@@ -16,7 +16,9 @@ import re
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-WRAPPERS: dict[str, tuple[str, str]] = {}
+WRAPPERS: dict[str, tuple[str, str]] = {
+    "encrypted": ("graflow_ckpt.stores.encrypted", "Encrypted"),
+}
 """The words, and where the class of each is."""
 
 _LAYER = re.compile(r"(?P<word>[A-Za-z]+)(?:\.(?P<argument>[^+/:?#@]*))?\+")

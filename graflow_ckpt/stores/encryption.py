@@ -23,6 +23,7 @@ from blake3 import blake3
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, PackageMissing, UnsafeCheckpoint
 from graflow_ckpt.core.protocols import Buffer, Sink, Source
+from graflow_ckpt.stores.pieces import read_up_to
 
 try:
     from cryptography.exceptions import InvalidTag
@@ -104,7 +105,7 @@ class OpeningSource:
 
     def __init__(self, source: Source, key: bytes, stage: str, part: str, path: str) -> None:
         self._source, self._path, self._part = source, path, part
-        head = _read(source, min(_HEAD.size, source.size))
+        head = read_up_to(source, min(_HEAD.size, source.size))
         if head[: len(MAGIC)] != MAGIC:
             raise UnsafeCheckpoint(
                 f"The {part} of checkpoint {path} is not encrypted, and its store is: "
@@ -143,7 +144,7 @@ class OpeningSource:
 
     def _frame(self) -> bytes:
         size = min(self._left, FRAME + TAG)
-        sealed = _read(self._source, size)
+        sealed = read_up_to(self._source, size)
         if len(sealed) < size:
             raise self._corrupt("it ends too early")
         last = self._next == self._frames - 1
@@ -162,16 +163,3 @@ class OpeningSource:
             path=self._path,
             part=self._part,
         )
-
-
-def _read(source: Source, size: int) -> bytearray:
-    """So many bytes; fewer, if there are no more."""
-    found = bytearray(size)
-    view, done = memoryview(found), 0
-    while done < size:
-        count = source.readinto(view[done:])
-        if not count:
-            break
-        done += count
-    view.release()
-    return found[:done] if done < size else found

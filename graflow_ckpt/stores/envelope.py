@@ -69,6 +69,13 @@ def unpacked(text: object) -> bytes:
     return b64decode(text, validate=True)
 
 
+def stage_of(raw: bytes) -> str:
+    """The stage that a meta without an envelope names; "" if it names none."""
+    found = _document(raw)
+    stage = found.get("stage") if found is not None else None
+    return stage if isinstance(stage, str) else ""
+
+
 def is_document(raw: bytes) -> bool:
     """Whether it is a meta of any kind, and no damaged one."""
     return _document(raw) is not None

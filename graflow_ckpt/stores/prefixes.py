@@ -17,7 +17,9 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 WRAPPERS: dict[str, tuple[str, str]] = {
+    "compressed": ("graflow_ckpt.stores.compressed", "Compressed"),
     "encrypted": ("graflow_ckpt.stores.encrypted", "Encrypted"),
+    "tenant": ("graflow_ckpt.stores.tenant", "Tenant"),
 }
 """The words, and where the class of each is."""
 

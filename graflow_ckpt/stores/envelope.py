@@ -162,9 +162,16 @@ class Enveloping(Wrapper, Generic[Note]):
         for path, raw in self.inner.list(session, inner):
             yield self._outer(path), self._listed(path, raw)
 
-    def delete(self, path: str) -> bool:
-        self._forget(self._inner(path))
-        return super().delete(path)
+    def newest(
+        self,
+        limit: int,
+        *,
+        session: str | None = None,
+        workflow: str | None = None,
+        status: str | None = None,
+    ) -> Sequence[tuple[str, bytes]]:
+        found = self.inner.newest(limit, session=session, workflow=workflow, status=status)
+        return [(self._outer(path), self._listed(path, raw)) for path, raw in found]
 
     # --- within ------------------------------------------------------------------------
 

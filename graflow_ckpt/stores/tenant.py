@@ -127,11 +127,25 @@ class Tenant(Wrapper):
             name = self._outer_name(path.rpartition("/")[2])
             if name is None or (wanted is not None and not fnmatchcase(base_of(name), wanted)):
                 continue
-            try:
-                raw = self._opened(path, raw)
-            except CheckpointError:
-                raw = b""
-            yield self._outer(path), raw
+            yield self._outer(path), self._listed(path, raw)
+
+    def newest(
+        self,
+        limit: int,
+        *,
+        session: str | None = None,
+        workflow: str | None = None,
+        status: str | None = None,
+    ) -> Sequence[tuple[str, bytes]]:
+        """Of all, so many are asked for that this tenant's are enough."""
+        mine = None if session is None else self._session(session)
+        asked = max(limit, 0)
+        while True:
+            asked = asked * 4 + 16
+            found = self.inner.newest(asked, session=mine, workflow=workflow, status=status)
+            its = [each for each in found if self._outer_name(each[0].rpartition("/")[2]) is not None]
+            if len(its) >= limit or len(found) < asked:
+                return [(self._outer(path), self._listed(path, raw)) for path, raw in its[: max(limit, 0)]]
 
     # --- journal -----------------------------------------------------------------------
 
@@ -219,6 +233,12 @@ class Tenant(Wrapper):
         if isinstance(fields.get("session_id"), str):
             fields["session_id"] = self._mark + fields["session_id"]
         return fields
+
+    def _listed(self, path: str, raw: bytes) -> bytes:
+        try:
+            return self._opened(path, raw)
+        except CheckpointError:
+            return b""
 
     def _opened(self, path: str, raw: bytes) -> bytes:
         found = envelope.opened(self.word, raw)

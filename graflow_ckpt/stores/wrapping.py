@@ -14,7 +14,7 @@ contents) does not go through by itself: a wrapper that changes bytes has to kno
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Self
 
 from graflow_ckpt.core.errors import CheckpointError
@@ -105,8 +105,22 @@ class Wrapper:
         for path, raw in self.inner.list(session, None if pattern is None else self._inner(pattern)):
             yield self._outer(path), raw
 
+    def newest(
+        self,
+        limit: int,
+        *,
+        session: str | None = None,
+        workflow: str | None = None,
+        status: str | None = None,
+    ) -> Sequence[tuple[str, bytes]]:
+        found = self.inner.newest(limit, session=session, workflow=workflow, status=status)
+        return [(self._outer(path), raw) for path, raw in found]
+
     def delete(self, path: str) -> bool:
         return self.inner.delete(self._inner(path))
+
+    def delete_many(self, paths: Iterable[str]) -> int:
+        return self.inner.delete_many([self._inner(path) for path in paths])
 
     # --- journal -----------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import pytest
 
 from graflow_ckpt.testing import Contract, ProcessContract, StoreContract, names_of_tests
 from tests.conformance import test_compressed, test_encrypted, test_tenant
+from tests.conformance.test_numbers import IN_PROCESS, WITH_PROCESSES
 
 SUITES: list[type[Contract]] = [
     test_encrypted.TestEncryptedMemory,
@@ -15,17 +16,14 @@ SUITES: list[type[Contract]] = [
     test_tenant.TestTenantInMemory,
     test_tenant.TestTenantInFolder,
 ]
-# More is good news: change the numbers. Fewer is what this file is for.
-IN_PROCESS = 88
-OF_PROCESSES = 11
 
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_a_wrapper_has_as_many_tests_as_it_had(suite: type[Contract]) -> None:
-    processes = OF_PROCESSES if issubclass(suite, ProcessContract) else 0
+    number = WITH_PROCESSES if issubclass(suite, ProcessContract) else IN_PROCESS
 
     assert issubclass(suite, StoreContract)
-    assert len(names_of_tests(suite)) == IN_PROCESS + processes
+    assert len(names_of_tests(suite)) == number
 
 
 @pytest.mark.parametrize("suite", SUITES)

@@ -1,7 +1,7 @@
 """Stores: where checkpoints live. `open_store` finds the one that a URL or a path asks for.
 
 A new store is one file and one line in the table. Not here: anything that knows what a checkpoint
-contains.
+contains, and what may be wrapped around a store (prefixes.py).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import objects_names, postgres_names, redis_names, sqlite_names
+from graflow_ckpt.stores.prefixes import WRAPPERS, Layer, begins_like_one, divided, prefix_of, unwrapped
 
 _POSTGRES = ("graflow_ckpt.stores.postgres", "PostgresStore")
 _REDIS = ("graflow_ckpt.stores.redis", "RedisStore")
@@ -35,18 +36,30 @@ _STORES = {
 
 def open_store(where: str | os.PathLike[str]) -> CheckpointStore:
     """The store of a URL (`redis://host:6379/0`, `file:///srv/checkpoints`) or of a folder."""
-    text = os.fspath(where)
+    layers, text = divided(os.fspath(where))
+    if begins_like_one(text):
+        raise _no_address(text)
     scheme, separator, _ = text.partition("://")
     scheme = scheme.lower() if separator else "memory" if _is_memory(text) else "file"
     if scheme not in _STORES:
         raise _unknown(scheme, masked(text))
     module, name = _STORES[scheme]
     store: CheckpointStore = getattr(import_module(module), name)(text)
+    for layer in reversed(layers):
+        store = _wrapped(store, layer)
+    return store
+
+
+def _wrapped(inner: CheckpointStore, layer: Layer) -> CheckpointStore:
+    module, name = WRAPPERS[layer.word]
+    store: CheckpointStore = getattr(import_module(module), name).of(inner, layer.argument)
     return store
 
 
 def store_of(path: str) -> str:
     """The store that the path of a checkpoint leads to, as `open_store` takes it."""
+    if prefix := prefix_of(path):
+        return prefix + store_of(unwrapped(path))
     if redis_names.is_redis(path):
         return redis_names.split(path)[0] or "redis://"
     if sqlite_names.is_sqlite(path):
@@ -65,6 +78,8 @@ def open_store_of(path: str, store: str | None = None) -> CheckpointStore:
 
 def home_of(said: str) -> str | None:
     """The store in which a session lives, as a checkpoint says that may lie elsewhere; None: not here."""
+    if prefix_of(said):
+        return None if home_of(unwrapped(said)) is None else said
     if sqlite_names.is_sqlite(said):
         return said if os.path.isfile(sqlite_names.file_of(said)) else None
     home = said.removeprefix("file://")
@@ -77,9 +92,19 @@ def _is_memory(text: str) -> bool:
 
 def folder_on_disk(store: CheckpointStore) -> str:
     """Where a store that is not `shared` has its files."""
-    if sqlite_names.is_sqlite(store.url):
-        return os.path.dirname(sqlite_names.file_of(store.url))
-    return store.url.removeprefix("file://")
+    url = unwrapped(store.url)
+    if sqlite_names.is_sqlite(url):
+        return os.path.dirname(sqlite_names.file_of(url))
+    return url.removeprefix("file://")
+
+
+def _no_address(text: str) -> CheckpointError:
+    prefix = text.rpartition("+")[0]
+    return CheckpointError(
+        f"{text} begins with what is wrapped around a store, and no address of one follows.",
+        hint=f"Write {prefix}+file:///FOLDER with the whole path of a folder, or {prefix}+SCHEME://….",
+        store=text,
+    )
 
 
 def _unknown(scheme: str, where: str) -> CheckpointError:

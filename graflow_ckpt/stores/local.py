@@ -250,7 +250,8 @@ class LocalStore:
     def _paths(self, pattern: str | None) -> Iterator[str]:
         ending = f".{trio.META}"
         if pattern is not None:
-            found = glob.iglob(pattern.removesuffix(".pkl").removesuffix(ending) + ending)
+            glob_of = pattern.removeprefix("file://").removesuffix(".pkl").removesuffix(ending)
+            found = glob.iglob(glob_of + ending)
         else:
             found = (f"{self.folder}/{name}" for name in self._names() if name.endswith(ending))
         for path in found:

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.prefixes import unwrapped
 from graflow_ckpt.stores.sqlite_names import file_of, folder_of, own_file
 
 FOLDER = "checkpoints"
@@ -107,6 +108,7 @@ def has(store: str, session: str) -> bool:
 
 def backend_of(store: str) -> str | None:
     """`s3` for `s3://bucket`, `local` for a path; None: none of these."""
+    store = unwrapped(store)
     scheme, separator, _ = store.partition("://")
     scheme = scheme.lower() if separator else "memory" if store.lower().startswith("memory:") else ""
     return next((kind for kind, schemes in _SCHEMES.items() if scheme in schemes), None)

@@ -23,6 +23,7 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from graflow_ckpt.core.errors import BadAddress, CheckpointError
 from graflow_ckpt.links.addresses import masked
+from graflow_ckpt.stores.prefixes import unwrapped
 
 SCHEMES = ("postgresql", "postgres")
 STORE_VARIABLE = "GRAFLOW_CKPT_STORE"
@@ -70,7 +71,7 @@ class Address:
             options = {name: value for name, value in found.items() if name not in _WHO}
             secrets = {name: value for name, value in found.items() if name in _WHO}
             return replace(self, secrets=secrets, options={**options, **self.options})
-        text = environment.get(STORE_VARIABLE, "").strip()
+        text = unwrapped(environment.get(STORE_VARIABLE, "").strip())
         if is_postgres(text):
             named = parse(divided(text)[0])
             if named.place == self.place:

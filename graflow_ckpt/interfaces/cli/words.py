@@ -98,7 +98,10 @@ def parse_store(ctx: click.Context, parameter: click.Parameter, given: str | Non
     from graflow_ckpt.links.addresses import parse
     from graflow_ckpt.stores import postgres_names
     from graflow_ckpt.stores.objects_names import is_objects, place_of
+    from graflow_ckpt.stores.prefixes import prefix_of, unwrapped
 
+    if prefix := prefix_of(given):
+        return f"{prefix}{parse_store(ctx, parameter, unwrapped(given))}"
     if postgres_names.is_postgres(given):
         database = postgres_names.parse(postgres_names.divided(given)[0])
         database.remember()

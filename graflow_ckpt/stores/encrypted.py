@@ -1,0 +1,151 @@
+"""An encrypted store: whoever can read the place reads neither values nor metadata.
+
+    Encrypted(store, keyring)          keyring: None, and the keys of the environment are taken
+    encrypted+postgresql://host/db     the same, by an address
+
+Promise: values, control facts, metadata and journal frames are encrypted with AES-256-GCM and bound to
+their place (encryption.py, encrypted_journal.py). What is not encrypted, or with a part of another trio, or
+cut off, or with fields that were changed outside, is refused with an error that names it. Several keys: the
+first one encrypts, all open. A meta that is put alone keeps the key of its trio, so that changing to a new
+key rewrites metas and no values.
+In clear, since stores look for it: names, session ids, owners, and of the metadata what envelope.py copies
+(status, workflow, times, numbers); sizes can be told, too. Not here: whether an older trio was put
+back (history.py looks at epochs and sequences), and keys that were lost.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+from functools import cached_property
+
+from graflow_ckpt.core.errors import CheckpointCorrupt, SchemaUnsupported, UnknownKey, UnsafeCheckpoint
+from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, PartWriter, Sink, Source
+from graflow_ckpt.stores import encrypted_journal, encryption, encryption_keys, envelope
+from graflow_ckpt.stores.encryption import EncryptingSink, InvalidTag, OpeningSource, derived
+from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.stores.wrapping import Wrapper
+
+_KEY = 32
+_VERSION = 1
+
+
+class Encrypted(envelope.Enveloping[bytes]):
+    """What is noted of a trio is its key. `fernet`: keys of that kind, before those of the ring."""
+
+    word = "encrypted"
+
+    def __init__(
+        self, inner: CheckpointStore, keyring: Keyring | None = None, *, fernet: str | bytes = ""
+    ) -> None:
+        super().__init__(inner)
+        text = fernet.decode("ascii", "replace") if isinstance(fernet, bytes) else fernet
+        if text:
+            self._given: Keyring | None = encryption_keys.with_fernet(text, keyring)
+        else:
+            self._given = keyring
+
+    @cached_property
+    def keyring(self) -> Keyring:
+        """Looked for when the first thing is encrypted or opened: to name a store takes no key."""
+        return self._given or encryption_keys.of_environment(self.inner)
+
+    def _prepare(self) -> None:
+        _ = self.keyring  # or all would count as unreadable, and it is the key that is missing
+
+    # --- metas -------------------------------------------------------------------------
+
+    def _new_note(self) -> bytes:
+        return os.urandom(_KEY)
+
+    def _close_meta(self, raw: bytes, stage: str, note: bytes) -> bytes:
+        key_id, secret = self.keyring.signing
+        body = {"version": _VERSION, "stage": stage, "key_id": key_id}
+        document = {**envelope.copied(raw), self.word: body}
+        box = encryption.seal_box(_meta_key(secret), note + raw, envelope.written(document))
+        return envelope.written({**document, self.word: {**body, "meta": envelope.packed(box)}})
+
+    def _open_meta(self, path: str, raw: bytes) -> tuple[bytes, str, bytes]:
+        found = envelope.opened(self.word, raw)
+        if found is None:
+            raise _stripped(path, raw)
+        fields, body = found
+        if body.get("version") != _VERSION:
+            raise SchemaUnsupported(
+                f"Checkpoint {path} is encrypted in a way that this version does not know.",
+                hint="Use the version of graflow_ckpt that wrote it, or a newer one.",
+                path=path,
+            )
+        key_id = body.get("key_id")
+        secret = self.keyring.secret(key_id) if isinstance(key_id, str) else None
+        if secret is None:
+            raise UnknownKey(
+                f"Checkpoint {path} is encrypted with key {key_id}, which is not among the keys here.",
+                hint="Carry that key over (GRAFLOW_CKPT_KEY, GRAFLOW_CKPT_KEY_FILE or "
+                f"{encryption_keys.FERNET_VARIABLE}).",
+                key_id=key_id,
+                path=path,
+            )
+        try:
+            box = envelope.unpacked(body.pop("meta", None))
+            opened = encryption.open_box(
+                _meta_key(secret), box, envelope.written({**fields, self.word: body})
+            )
+        except (InvalidTag, ValueError, RecursionError):
+            raise CheckpointCorrupt(
+                f"The metadata of checkpoint {path} were changed after they were encrypted.",
+                hint="Use another checkpoint of the session; this one is not opened.",
+                path=path,
+            ) from None
+        return opened[_KEY:], body["stage"], opened[:_KEY]
+
+    # --- parts -------------------------------------------------------------------------
+
+    def _write_part(self, part: str, stage: str, note: bytes, writer: PartWriter, sink: Sink) -> None:
+        encrypting = EncryptingSink(sink, note, stage, part)
+        writer(encrypting)
+        encrypting.finish()
+
+    def _read_part(self, path: str, part: str, stage: str, note: bytes, source: Source) -> Source:
+        return OpeningSource(source, note, stage, part, path)
+
+    # --- journal -----------------------------------------------------------------------
+
+    def journal(self, lease: Lease, after: int) -> Journal:
+        inner = self.inner.journal(lease, after)
+        key_id, secret = self.keyring.signing
+        return encrypted_journal.Segment(inner, key_id, secret, (lease.session, lease.epoch, after))
+
+    def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
+        for epoch, after, raw in self.inner.segments(session):
+            yield epoch, after, encrypted_journal.read(self.keyring, (session, epoch, after), raw)
+
+
+def keys_in_use(store: CheckpointStore) -> Counter[str]:
+    """How many checkpoints are encrypted with each key, in whatever order the store is wrapped."""
+    while isinstance(store, Wrapper) and not isinstance(store, Encrypted):
+        store = store.inner
+    found: Counter[str] = Counter()
+    for _, raw in store.inner.list() if isinstance(store, Encrypted) else ():
+        opened = envelope.opened(Encrypted.word, raw)
+        found[str(opened[1].get("key_id")) if opened else ""] += 1
+    return found
+
+
+def _meta_key(secret: bytes) -> bytes:
+    return derived(secret, "graflow_ckpt 2026 encryption of metadata")
+
+
+def _stripped(path: str, raw: bytes) -> CheckpointCorrupt | UnsafeCheckpoint:
+    if envelope.is_document(raw):
+        return UnsafeCheckpoint(
+            f"Checkpoint {path} is not encrypted, and its store is: somebody else wrote it.",
+            hint="It is not opened. If you know where it comes from, name the store without encrypted+.",
+            path=path,
+        )
+    return CheckpointCorrupt(
+        f"The metadata of checkpoint {path} cannot be read.",
+        hint="Use another checkpoint of the session.",
+        path=path,
+    )

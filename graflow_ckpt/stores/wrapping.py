@@ -1,0 +1,163 @@
+"""Wrapping: a store around another one, which does one thing more and leaves the rest to it.
+
+Everything goes through to `inner`. The address and the paths are those of the inner store with the word of
+the wrapper before them (prefixes.py), and `_inner` and `_outer` translate; a wrapper that changes names
+as well changes these two. A relative folder becomes an absolute one: `encrypted+file:///srv/runs`.
+
+    class Shouting(Wrapper):
+        word = "shouting"           in prefixes.WRAPPERS, too, if an address may ask for it
+
+Leases are the inner store's, so that its fence holds here, too. What is not part of every store (sharing of
+contents) does not go through by itself: a wrapper that changes bytes has to know what it shares.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar, Self
+
+from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line, Owner, PartWriter, Source
+from graflow_ckpt.links.addresses import masked
+from graflow_ckpt.stores.prefixes import Layer
+
+
+class Wrapper:
+    """The same store, under another address. `argument`: what stands behind the word, after a dot."""
+
+    word: ClassVar[str]
+
+    def __init__(self, inner: CheckpointStore, argument: str = "") -> None:
+        self.inner = inner
+        self.prefix = str(Layer(self.word, argument))
+
+    @classmethod
+    def of(cls, inner: CheckpointStore, argument: str) -> Self:
+        """As an address asks for it. This one takes no argument."""
+        if argument:
+            raise CheckpointError(
+                f"{cls.word}+ takes nothing behind a dot, and {argument!r} stands there.",
+                hint=f"Write {cls.word}+{masked(inner.url)}.",
+                store=masked(inner.url),
+            )
+        return cls(inner)
+
+    @property
+    def url(self) -> str:
+        return self.prefix + self.inner.url
+
+    @property
+    def folder(self) -> str:
+        return self.prefix + self._stem
+
+    @property
+    def synced(self) -> bool:
+        return self.inner.synced
+
+    @property
+    def shared(self) -> bool:
+        return self.inner.shared
+
+    def takes(self, path: str) -> str | None:
+        """The path as it is written here; None if it leads to another store."""
+        if (rest := self._unprefixed(path)) is None:
+            if "://" in path:
+                return None
+            rest = path  # one that names no store: whoever has this one means this one
+        taken = self.inner.takes(rest)
+        return None if taken is None else self._outer(taken)
+
+    def probe(self) -> None:
+        self.inner.probe()
+
+    # --- ownership ---------------------------------------------------------------------
+
+    def acquire(self, session: str, *, take_over: bool = False) -> Lease:
+        return self.inner.acquire(session, take_over=take_over)
+
+    def owner(self, session: str) -> Owner | None:
+        return self.inner.owner(session)
+
+    def lines(self, session: str) -> tuple[Line, ...]:
+        return self.inner.lines(session)
+
+    def rewound(self, lease: Lease, sequence: int) -> None:
+        self.inner.rewound(lease, sequence)
+
+    # --- checkpoints -------------------------------------------------------------------
+
+    def put(
+        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+    ) -> None:
+        self.inner.put(self._inner(path), parts, lease=lease, stage=stage)
+
+    def open(self, path: str, part: str, stage: str) -> Source:
+        return self.inner.open(self._inner(path), part, stage)
+
+    def meta(self, path: str) -> bytes:
+        return self.inner.meta(self._inner(path))
+
+    def unsafe(self, path: str) -> str | None:
+        return self.inner.unsafe(self._inner(path))
+
+    def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
+        for path, raw in self.inner.list(session, None if pattern is None else self._inner(pattern)):
+            yield self._outer(path), raw
+
+    def newest(
+        self,
+        limit: int,
+        *,
+        session: str | None = None,
+        workflow: str | None = None,
+        status: str | None = None,
+    ) -> Sequence[tuple[str, bytes]]:
+        found = self.inner.newest(limit, session=session, workflow=workflow, status=status)
+        return [(self._outer(path), raw) for path, raw in found]
+
+    def delete(self, path: str) -> bool:
+        return self.inner.delete(self._inner(path))
+
+    def delete_many(self, paths: Iterable[str]) -> int:
+        return self.inner.delete_many([self._inner(path) for path in paths])
+
+    # --- journal -----------------------------------------------------------------------
+
+    def journal(self, lease: Lease, after: int) -> Journal:
+        return self.inner.journal(lease, after)
+
+    def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
+        return self.inner.segments(session)
+
+    def drop_segments(self, session: str, before: int) -> None:
+        self.inner.drop_segments(session, before)
+
+    # --- names -------------------------------------------------------------------------
+
+    @property
+    def _stem(self) -> str:
+        """What the inner store's paths start with, if they are written with an address."""
+        return self.inner.folder if "://" in self.inner.folder else self.inner.url
+
+    def _inner(self, path: str) -> str:
+        """The path (or the pattern) as the inner store has it."""
+        rest = self._unprefixed(path)
+        if rest is None and "://" in path:
+            raise CheckpointError(
+                f"{masked(path)} is not in {self.folder}.",
+                hint=f"Its checkpoints are called {self.folder}/NAME.",
+                path=masked(path),
+            )
+        return path if rest is None else rest
+
+    def _outer(self, path: str) -> str:
+        """The inner store's path as it is written here."""
+        folder = self.inner.folder
+        if folder and path.startswith(f"{folder}/"):
+            return f"{self.prefix}{self._stem}{path[len(folder) :]}"
+        return self.prefix + (path if "://" in path else f"file://{os.path.abspath(path)}")
+
+    def _unprefixed(self, path: str) -> str | None:
+        size = len(self.prefix)
+        return path[size:] if path[:size].lower() == self.prefix.lower() else None

@@ -1,0 +1,38 @@
+"""An encrypted store keeps the contract of every store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from graflow_ckpt.stores.encrypted import Encrypted
+from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.testing import Opener, ProcessContract, StoreContract
+
+KEYRING = Keyring({"conformance": bytes(range(32))})
+
+
+def encrypted_memory() -> Encrypted:
+    return Encrypted(MemoryStore("memory://encrypted"), KEYRING)
+
+
+def encrypted_folder(folder: Path) -> Encrypted:
+    return Encrypted(LocalStore(folder), KEYRING)
+
+
+class TestEncryptedMemory(StoreContract):
+    @pytest.fixture
+    def opener(self) -> Iterator[Opener]:
+        yield encrypted_memory
+        MemoryStore("memory://encrypted").forget()
+
+
+class TestEncryptedLocal(StoreContract, ProcessContract):
+    @pytest.fixture
+    def opener(self, tmp_path: Path) -> Opener:
+        return partial(encrypted_folder, tmp_path / "checkpoints")

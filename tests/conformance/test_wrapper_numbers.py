@@ -1,0 +1,31 @@
+"""How many tests of the contract each wrapper passes: none can get lost in silence."""
+
+from __future__ import annotations
+
+import pytest
+
+from graflow_ckpt.testing import Contract, ProcessContract, StoreContract, names_of_tests
+from tests.conformance import test_compressed, test_encrypted, test_tenant
+from tests.conformance.test_numbers import IN_PROCESS, WITH_PROCESSES
+
+SUITES: list[type[Contract]] = [
+    test_encrypted.TestEncryptedMemory,
+    test_encrypted.TestEncryptedLocal,
+    test_compressed.TestCompressedMemory,
+    test_compressed.TestCompressedLocal,
+    test_tenant.TestTenantInMemory,
+    test_tenant.TestTenantInFolder,
+]
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_a_wrapper_has_as_many_tests_as_it_had(suite: type[Contract]) -> None:
+    number = WITH_PROCESSES if issubclass(suite, ProcessContract) else IN_PROCESS
+
+    assert issubclass(suite, StoreContract)
+    assert len(names_of_tests(suite)) == number
+
+
+@pytest.mark.parametrize("suite", SUITES)
+def test_no_wrapper_changes_or_skips_a_test(suite: type[Contract]) -> None:
+    assert not [name for name in vars(suite) if name.startswith("test_") or name == "pytestmark"]

@@ -86,6 +86,15 @@ def home_of(said: str) -> str | None:
     return home if "://" in home or os.path.isdir(home) else None
 
 
+def backend_of(where: str) -> str:
+    """The kind of a store, without the wrappers around it: `file`, `redis`, `sqlite`, `s3` …"""
+    where = unwrapped(where)
+    scheme, separator, _ = where.partition("://")
+    if not separator:
+        return "memory" if _is_memory(where) else "file"
+    return scheme.lower().partition("+")[0]
+
+
 def _is_memory(text: str) -> bool:
     return text.partition("?")[0].lower() == "memory:"  # it has no slashes: nothing would stand behind them
 

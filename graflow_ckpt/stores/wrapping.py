@@ -20,7 +20,7 @@ from typing import ClassVar, Self
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line, Owner, PartWriter, Source
 from graflow_ckpt.links.addresses import masked
-from graflow_ckpt.stores.prefixes import Layer
+from graflow_ckpt.stores.prefixes import Layer, divided
 
 
 class Wrapper:
@@ -35,12 +35,7 @@ class Wrapper:
     @classmethod
     def of(cls, inner: CheckpointStore, argument: str) -> Self:
         """As an address asks for it. This one takes no argument."""
-        if argument:
-            raise CheckpointError(
-                f"{cls.word}+ takes nothing behind a dot, and {argument!r} stands there.",
-                hint=f"Write {cls.word}+{masked(inner.url)}.",
-                store=masked(inner.url),
-            )
+        takes_none(cls, inner, argument)
         return cls(inner)
 
     @property
@@ -161,3 +156,23 @@ class Wrapper:
     def _unprefixed(self, path: str) -> str | None:
         size = len(self.prefix)
         return path[size:] if path[:size].lower() == self.prefix.lower() else None
+
+
+def takes_none(kind: type[Wrapper], inner: CheckpointStore, argument: str) -> None:
+    """Refuse an argument."""
+    if argument:
+        raise CheckpointError(
+            f"{kind.word}+ takes nothing behind a dot, and {argument!r} stands there.",
+            hint=f"Write {kind.word}+{masked(inner.url)}.",
+            store=masked(inner.url),
+        )
+
+
+def keeps_no_secret(kind: type[Wrapper], inner: CheckpointStore) -> None:
+    """Refuse to stand around an encrypted store what keeps bytes of its own: they would be in clear."""
+    if any(layer.word == "encrypted" for layer in divided(inner.url)[0]):
+        raise CheckpointError(
+            f"What {kind.word}+ keeps beside an encrypted store would lie there in clear.",
+            hint=f"Put the words the other way round: encrypted+{kind.word}+….",
+            store=masked(inner.url),
+        )

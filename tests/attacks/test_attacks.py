@@ -47,7 +47,7 @@ def test_the_canary_sings_if_a_gadget_is_opened(name: str) -> None:
     assert heard
 
 
-def breaches(what: str, count: int = 12) -> int:
+def breaches(what: str, count: int = 60) -> int:
     """How often one kind of attack gets through."""
     tally = run.Tally()
     with PLACES["memory"](Path()) as scene:

@@ -74,6 +74,11 @@ SEED ?=
 chaos: .venv/.stamp  ## kills workers, stewards, pools and Redis under a DAG of 1,500 tasks; SEED= for the same again
 	@$(BIN)/python -m tests.chaos.run $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+# The same attacks for the same seed; `make attacks SEED=7 ARGS="--place local"`.
+.PHONY: attacks
+attacks: .venv/.stamp  ## 100,000 attacks on what is stored: each is refused by name, and no code of theirs runs
+	@$(BIN)/python -m tests.attacks.run $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 .PHONY: test-azure
 test-azure: .venv/.stamp .bench/azurite/.stamp  ## the tests of the object store once more, on an emulator of Azure (needs npm)
 	@AZURITE=$(CURDIR)/.bench/azurite/node_modules/.bin/azurite-blob $(BIN)/python -m pytest tests/unit/stores/test_objects*.py tests/conformance/test_objects.py $(ARGS)

@@ -12,12 +12,13 @@ code), one list, dict or set in two places (two would come back), cycles, more t
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgpack
 
 from graflow_ckpt.checkpoint.kinds import SCALARS, NotPlain, builtin, decoder, encoder, take_in
-from graflow_ckpt.checkpoint.tree import MAX_SIZE, check_plain
+from graflow_ckpt.checkpoint.tree import MAX_EXT_DEPTH, MAX_SIZE, check_plain
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 
 NONE: Final = b"\xc0"
@@ -107,19 +108,40 @@ def _pack_ext(value: Any) -> msgpack.ExtType:
     return packed
 
 
-def _unpack_ext(code: int, data: bytes) -> Any:
-    decode_kind = decoder(code)
-    if decode_kind is None:
-        raise CheckpointCorrupt(
-            f"A stored value has the unknown extension code {code}.",
-            hint="Either a newer graflow_ckpt wrote it, or the bytes are damaged.",
-            code=code,
-        )
-    return decode_kind(data, _unpack)
+class _Level:
+    """Decodes what lies so many extensions deep. Each takes a call within a call, and the stack of a thread
+    ends without an error: whoever nests thousands of them would end the process."""
+
+    __slots__ = ("_depth", "_inner")
+
+    def __init__(self, depth: int, inner: Callable[[bytes], Any] | None) -> None:
+        self._depth, self._inner = depth, inner
+
+    def __call__(self, data: bytes) -> Any:
+        return msgpack.unpackb(data, ext_hook=self._ext, strict_map_key=False, unicode_errors="surrogatepass")
+
+    def _ext(self, code: int, data: bytes) -> Any:
+        decode_kind = decoder(code)
+        if decode_kind is None:
+            raise CheckpointCorrupt(
+                f"A stored value has the unknown extension code {code}.",
+                hint="Either a newer graflow_ckpt wrote it, or the bytes are damaged.",
+                code=code,
+            )
+        if self._inner is None:
+            raise CheckpointCorrupt(f"A stored value has more than {self._depth} levels of tuples and sets.")
+        return decode_kind(data, self._inner)
 
 
-def _unpack(data: bytes) -> Any:
-    return msgpack.unpackb(data, ext_hook=_unpack_ext, strict_map_key=False, unicode_errors="surrogatepass")
+def _levels() -> _Level:
+    level = None
+    for depth in range(MAX_EXT_DEPTH + 1, -1, -1):
+        level = _Level(depth, level)
+    assert level is not None
+    return level
+
+
+_unpack: Final = _levels()
 
 
 def _refuse_timestamps(value: Any) -> None:

@@ -16,7 +16,7 @@ from graflow_ckpt.checkpoint.archive import Found, find
 from graflow_ckpt.checkpoint.model import NOT_JSON
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.apply import apply
-from graflow_ckpt.core.errors import CheckpointError, NoGoodCheckpoint, UnknownKey
+from graflow_ckpt.core.errors import CheckpointError, NoGoodCheckpoint, UnknownKey, UnsafeCheckpoint
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
 
@@ -31,7 +31,7 @@ def newest(
     lines = store.lines(session)
     metas: list[tuple[int, int, str, bytes]] = []
     for path, raw in store.list(session):
-        epoch, sequence = order_of(raw)
+        epoch, sequence = order_of(raw, session)
         if not any(line.epoch > epoch and sequence > line.sequence for line in lines):
             metas.append((epoch, sequence, path, raw))
     for _, _, path, raw in sorted(metas, key=lambda m: (m[0], m[1], m[2]), reverse=True):
@@ -40,17 +40,34 @@ def newest(
         except CheckpointError as error:
             yield path, error
         else:
-            if found.meta["session_id"] == session:  # else a copy of another one's, under this one's name
+            if found.meta["session_id"] == session:
                 yield path, found
+            else:
+                yield path, _of_another(path, found, session)
 
 
-def order_of(raw: bytes) -> tuple[int, int]:
-    """Epoch and sequence as an unverified meta claims them: good for sorting only."""
+def _of_another(path: str, found: Found, session: str) -> UnsafeCheckpoint:
+    """Well sealed, and put where this session has its own: said, or it would be taken for nothing at all."""
+    other = found.meta["session_id"]
+    return UnsafeCheckpoint(
+        f"Checkpoint {path} is one of session {other}: somebody has put it in the place of another.",
+        hint=f"Session {session} does not go on from it. Take it away, or give it a name of its own.",
+        path=path,
+        session=session,
+        other=other,
+    )
+
+
+def order_of(raw: bytes, session: str | None = None) -> tuple[int, int]:
+    """Epoch and sequence as an unverified meta claims them: good for sorting only. What is damaged, or of
+    another session than it stands under, is looked at first, so that it is mentioned."""
     try:
         meta = json.loads(raw)
-        return int(meta["epoch"]), int(meta["sequence"])
+        if session in (None, meta["session_id"]):
+            return int(meta["epoch"]), int(meta["sequence"])
     except (*_NO_META, OverflowError):
-        return sys.maxsize, 0  # looked at first, so that the damage is mentioned
+        pass
+    return sys.maxsize, 0
 
 
 def none_good(session: str, skipped: list[tuple[str, CheckpointError]]) -> NoGoodCheckpoint:

@@ -29,6 +29,7 @@ _HEAD = struct.Struct("<2sII16s")
 _LIVE = 1
 SIZE_LIMIT = 1 << 20
 """What a record may hold; a larger change is made durable by a cut."""
+_SEARCHED = 64 << 20  # what a torn tail can never have under headers that look like good ones
 
 
 class Record(NamedTuple):
@@ -125,18 +126,23 @@ def _frame(raw: bytes, offset: int) -> tuple[bytes, bytes] | None:
     if raw[offset : offset + 2] != MAGIC or len(raw) < offset + _HEAD.size:
         return None
     _, size, crc, mac = _HEAD.unpack_from(raw, offset)
-    payload = raw[offset + _HEAD.size : offset + _HEAD.size + size]
-    if not size or len(payload) != size or zlib.crc32(payload) != crc:
+    if not size or size > len(raw) - offset - _HEAD.size:
         return None  # no payload is empty: this is what is left of a frame whose rest is zeros
-    return payload, mac
+    payload = raw[offset + _HEAD.size : offset + _HEAD.size + size]
+    return (payload, mac) if zlib.crc32(payload) == crc else None
 
 
 def _any_frame(raw: bytes, offset: int) -> bool:
-    """Whether a good frame begins anywhere after `offset`."""
+    """Whether a good frame begins anywhere after `offset`, or somebody has made it too dear to find out."""
+    searched = 0
     at = raw.find(MAGIC, offset + 1)
     while at >= 0:
         if _frame(raw, at) is not None:
             return True
+        size = int.from_bytes(raw[at + 2 : at + 6], "little")
+        searched += size if size <= len(raw) - at else 0
+        if searched > _SEARCHED:
+            return True  # headers in headers: each costs a checksum over all that follows
         at = raw.find(MAGIC, at + 1)
     return False
 

@@ -217,7 +217,7 @@ class _Execution:
                 session.commit(ops)
                 ops = []
                 cutter.save("rewind", None, None)  # a resume looks for it in the store
-            self._rewind(int(context.found.meta["sequence"]))
+            self.home.rewound(context.found)
         if self.settings.durability == "journal":
             if context.found is None:
                 session.commit(ops)
@@ -232,12 +232,6 @@ class _Execution:
             cutter.now("request", context.checkpoint_request_metadata)
 
     # --- going back --------------------------------------------------------------------
-
-    def _rewind(self, sequence: int) -> None:
-        """Give up what came after a checkpoint that was named: nothing can refuse any more."""
-        lease = self.home.lease
-        assert lease is not None
-        self.home.store.rewound(lease, sequence)
 
     def _go_back(self, back: GoBack) -> list[Op]:
         """A failed attempt left a live value changed: the session as a whole goes back to its cut."""

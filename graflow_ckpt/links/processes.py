@@ -60,7 +60,12 @@ def named(owner: Owner | None) -> str:
     """As errors speak of it."""
     if owner is None:
         return "another owner"
-    return f"process {owner.pid} on {owner.host} (since {owner.since}: {owner.argv})"
+    return _shown(f"process {owner.pid} on {owner.host} (since {owner.since}: {owner.argv})")
+
+
+def _shown(text: str) -> str:
+    """Without what a terminal would obey: it comes from where others can write."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 # --- what the system says ----------------------------------------------------------------

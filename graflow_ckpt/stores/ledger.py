@@ -10,15 +10,16 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from dataclasses import asdict, dataclass, replace
 
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import Line, Owner
+from graflow_ckpt.stores.claims import lines_of, nonsense, number, owner_of, parsed
 from graflow_ckpt.stores.disk import Disk
 from graflow_ckpt.stores.flock import Flock
 
 SLOT = 8192
+_WHERE = "a lock file"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +114,14 @@ def _decode(slot: bytes) -> Record | None:
     crc, _, body = line.partition(b" ")
     if not end or crc != b"%08x" % zlib.crc32(body):
         return None
-    found: dict[str, Any] = json.loads(body)  # of our own making: the checksum fits
-    owner = found["owner"]
+    found = parsed(body, _WHERE)  # the checksum fits, which anybody can see to
+    try:
+        turn, epoch, owner, lines = (found[name] for name in ("turn", "epoch", "owner", "lines"))
+    except (TypeError, LookupError) as error:
+        raise nonsense(_WHERE) from error
     return Record(
-        turn=found["turn"],
-        epoch=found["epoch"],
-        owner=Owner(**{field.name: owner[field.name] for field in fields(Owner)}) if owner else None,
-        lines=tuple(Line(epoch, sequence) for epoch, sequence in found["lines"]),
+        turn=number(turn, _WHERE),
+        epoch=number(epoch, _WHERE),
+        owner=owner_of(owner, _WHERE) if owner else None,
+        lines=lines_of(lines, _WHERE),
     )

@@ -132,7 +132,7 @@ class LocalStore:
         """Why anybody could have written that checkpoint; None if not everybody could."""
         target = self._target(path)
         for part in trio.PARTS:
-            with suppress(FileNotFoundError):
+            with refusing("look at", target.final(part)), suppress(FileNotFoundError):
                 mode = os.stat(target.final(part)).st_mode
                 if mode & stat.S_IWOTH:
                     return f"{target.final(part)} can be written by everybody (mode {stat.S_IMODE(mode):04o})"

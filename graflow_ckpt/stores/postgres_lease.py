@@ -19,12 +19,13 @@ import os
 import threading
 import time
 import uuid
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from datetime import datetime
 
 from graflow_ckpt.core.errors import Fenced, GraflowError
 from graflow_ckpt.core.protocols import Line, Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself, named
+from graflow_ckpt.stores import claims
 from graflow_ckpt.stores.ownership import busy
 from graflow_ckpt.stores.postgres_link import Connection, Link
 
@@ -192,7 +193,4 @@ def _claim(connection: Connection, args: list[object]) -> tuple[bool, int, str |
 
 
 def owner_of(said: str | None) -> Owner | None:
-    if not said:
-        return None
-    found = json.loads(said)
-    return Owner(**{field.name: found[field.name] for field in fields(Owner)})
+    return claims.owner_in(said, "the table of sessions")

@@ -17,7 +17,7 @@ import os
 import threading
 import time
 import uuid
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from typing import Any
 
 from graflow_ckpt.core.errors import Fenced, GraflowError
@@ -26,6 +26,7 @@ from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.processes import is_gone, is_near, myself, named
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.scripts import Argument
+from graflow_ckpt.stores import claims
 from graflow_ckpt.stores.ownership import busy
 from graflow_ckpt.stores.redis_names import NAMED, Keys
 from graflow_ckpt.stores.redis_scripts import Scripts
@@ -33,6 +34,7 @@ from graflow_ckpt.stores.redis_scripts import Scripts
 LEASE = 15.0
 
 _POLL = 0.1
+_WAITED = 4  # lease times: an end that is further off comes of a clock that was wrong, or of somebody else
 _logger = logging.getLogger(__name__)
 
 
@@ -137,7 +139,7 @@ class Leases:
 
     def acquire(self, session: str, *, take_over: bool, floor: int) -> RedisLease:
         """Become the owner. `floor`: the highest epoch known from elsewhere, if the lease was lost."""
-        keys, nonce = Keys(session), uuid.uuid4().hex
+        keys, nonce, since = Keys(session), uuid.uuid4().hex, 0.0
         how, seen = ("take" if take_over else "ask"), b""
         me = json.dumps(asdict(myself()), separators=(",", ":"))
         while True:
@@ -154,6 +156,9 @@ class Leases:
                 raise busy(session, owner)
             if not seen:
                 _logger.info("waiting to see whether %s is alive", named(owner), extra={"session": session})
+                since = time.monotonic()
+            elif time.monotonic() - since > _WAITED * self._seconds:
+                raise busy(session, owner)
             seen = until[0]
             time.sleep(_POLL)
         # before the lease counts as ours: checkpoints under other names are in another slot
@@ -177,8 +182,7 @@ class Leases:
         with translated(self._link.address):
             client: Any = self._link.route.client_for(key)
             found = client.lrange(key, 0, -1)
-        pairs = (line.decode().split(":") for line in found)
-        return tuple(Line(int(epoch), int(sequence)) for epoch, sequence in pairs)
+        return claims.lines_of([line.split(b":") for line in found], key)
 
     def known(self, session: str) -> bool:
         """Whether the server remembers an epoch."""
@@ -188,7 +192,4 @@ class Leases:
 
 
 def owner_of(said: bytes | None) -> Owner | None:
-    if not said:
-        return None
-    found = json.loads(said)
-    return Owner(**{field.name: found[field.name] for field in fields(Owner)})
+    return claims.owner_in(said, "the lease of a session in Redis")

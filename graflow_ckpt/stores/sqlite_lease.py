@@ -20,16 +20,19 @@ import os
 import sqlite3
 import threading
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict
 
 from graflow_ckpt.core.errors import Fenced, GraflowError
 from graflow_ckpt.core.protocols import Line, Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself, named
+from graflow_ckpt.stores import claims
 from graflow_ckpt.stores.ledger import still_needed
 from graflow_ckpt.stores.ownership import busy
 from graflow_ckpt.stores.sqlite_file import Database
 
 LEASE = 15.0
+_WAITED = 4  # lease times: an end that is further off comes of a clock that was wrong, or of somebody else
+_WHERE = "the table of leases"
 
 _POLL = 0.1
 _LINES = 100  # more of them than this are thinned out
@@ -149,7 +152,7 @@ class Leases:
 
     def acquire(self, session: str, *, take_over: bool) -> SqliteLease:
         me = json.dumps(asdict(myself()), separators=(",", ":"))
-        seen = None
+        seen, since = None, 0.0
         while True:
             with self._database.writing() as connection:
                 found = _row(connection, session)
@@ -165,6 +168,9 @@ class Leases:
                 raise busy(session, owner)
             if seen is None:
                 _logger.info("waiting to see whether %s is alive", named(owner), extra={"session": session})
+                since = time.monotonic()
+            elif time.monotonic() - since > _WAITED * self._seconds:
+                raise busy(session, owner)
             seen = found[2:4]
             time.sleep(_POLL)
         return SqliteLease(self._database, session, epoch, owner, self._seconds)
@@ -183,7 +189,7 @@ class Leases:
 
 def lines_of(connection: sqlite3.Connection, session: str) -> tuple[Line, ...]:
     found = connection.execute("SELECT lines FROM leases WHERE session = ?", (session,)).fetchone()
-    return tuple(Line(epoch, sequence) for epoch, sequence in json.loads(found[0])) if found else ()
+    return claims.lines_of(claims.parsed(found[0], _WHERE), _WHERE) if found else ()
 
 
 def _row(connection: sqlite3.Connection, session: str) -> _Row | None:
@@ -212,7 +218,4 @@ def _is_alive(owner: Owner, found: _Row) -> bool:
 
 
 def _owner_of(found: _Row | None) -> Owner | None:
-    if found is None or found[1] is None:
-        return None
-    said = json.loads(found[1])
-    return Owner(**{field.name: said[field.name] for field in fields(Owner)})
+    return claims.owner_in(found[1], _WHERE) if found is not None else None

@@ -196,7 +196,8 @@ def open_part(disk: Disk, target: Target, part: str, stage: str) -> FileSource:
     id was written by something else and has final names only.
     """
     staged, final = target.staged(part, stage), target.final(part)
-    for path in (staged, final, staged) if stage else (final,):
+    # a stage that nobody can have chosen is not looked for: it would be the name of another file
+    for path in (staged, final, staged) if _STAGE.match(stage) else (final,):
         with refusing("open", path):
             try:
                 return FileSource(disk.open(path), path)

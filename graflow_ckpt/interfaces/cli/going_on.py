@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, replace
 
+from graflow_ckpt.checkpoint import witness
 from graflow_ckpt.checkpoint.manager import CheckpointManager
 from graflow_ckpt.core.errors import SessionError, SessionExists
 from graflow_ckpt.core.facts import check_session_id
@@ -116,7 +117,9 @@ def _rewind(place: Place, take_over: bool) -> None:
     store = place.kept_in
     lease = store.acquire(place.session, take_over=take_over)
     try:
-        store.rewound(lease, int(place.found.meta["sequence"]))
+        meta = place.found.meta
+        store.rewound(lease, int(meta["sequence"]))
+        witness.went_back(store, place.session, (int(meta["epoch"]), int(meta["sequence"])))
     finally:
         lease.release()
 

@@ -460,3 +460,14 @@ def test_none_has_bytes_of_its_own_name() -> None:
 def test_a_path_comes_back_with_its_own_class() -> None:
     for path in (Path("a"), PurePath("a"), PureWindowsPath("a")):
         assert type(decode(encode(path))) is type(path)
+
+
+@pytest.mark.parametrize("code", [2, 3, 4])
+@pytest.mark.parametrize("levels", [102, 3_000])
+def test_more_levels_than_are_ever_written_are_refused_before_the_stack_ends(code: int, levels: int) -> None:
+    data = b"\xc0"
+    for _ in range(levels):
+        data = b"\xc9" + (len(data) + 1).to_bytes(4, "big") + bytes([code]) + b"\x91" + data
+
+    with pytest.raises(CheckpointCorrupt, match="levels of tuples and sets"):
+        decode(data)

@@ -11,7 +11,7 @@ from graflow_ckpt.checkpoint import history, journal
 from graflow_ckpt.checkpoint.archive import Found, load
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.snapshot import restore
-from graflow_ckpt.core.errors import CheckpointCorrupt, JournalDamaged, UnknownKey
+from graflow_ckpt.core.errors import CheckpointCorrupt, JournalDamaged, UnknownKey, UnsafeCheckpoint
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.core.state import SessionState
@@ -74,12 +74,18 @@ def test_bad_ones_are_mentioned_where_they_stand(store: LocalStore) -> None:
     assert str(history.newest_path(store, RING, "s")).endswith("-3.pkl")
 
 
-def test_a_copy_of_another_session_under_this_ones_name_is_not_its(store: LocalStore) -> None:
+def test_a_copy_of_another_session_under_this_ones_name_is_not_its_and_is_mentioned_first(
+    store: LocalStore,
+) -> None:
     other = cut(store, 7, session="t")
     for part in (".pkl", ".state.json", ".meta.json"):
-        other.with_suffix(part).rename(other.with_name(f"session_s_step_0_17-8{part}"))
+        other.with_suffix(part).rename(other.with_name(f"session_s_step_0_17-1{part}"))
+    cut(store, 9)
 
-    assert newest(store) == []
+    assert newest(store) == [(1, "UnsafeCheckpoint"), (9, "")]
+    _, error = next(history.newest(store, RING, "s"))
+    assert isinstance(error, UnsafeCheckpoint)
+    assert (error.session, error.other) == ("s", "t")
 
 
 def test_the_newest_good_one_may_be_asked_for_beside_another(store: LocalStore) -> None:

@@ -211,3 +211,14 @@ def test_another_key_under_the_same_id_is_refused() -> None:
 
     with pytest.raises(JournalDamaged):
         records(raw, ring=Keyring({"k1": b"2" * 32}))
+
+
+def test_headers_in_headers_are_damage_before_all_of_them_are_looked_at() -> None:
+    written = Writer(RING, "s", 1, 0).head
+    size = 300_000
+    flood = (
+        b"GJ" + (size * 12).to_bytes(4, "little") + bytes(20)
+    ) * size  # each declares half of what follows
+
+    with pytest.raises(JournalDamaged):
+        list(read(RING, "s", 1, 0, written + b"GJ" + flood))

@@ -443,3 +443,12 @@ def test_who_was_fenced_cannot_rewind(store: RedisStore) -> None:
 
     assert store.lines("s") == ()
     new.release()
+
+
+def test_a_lease_that_ends_in_years_is_not_waited_for(store: RedisStore, redis_server: Server) -> None:
+    owned_by(redis_server, 10**12, boot="another machine", host="far")  # by somebody's hand
+
+    with pytest.raises(SessionBusy, match="on far"):
+        RedisStore(redis_server.url, lease=0.05).acquire("s")
+
+    store.acquire("s", take_over=True).release()

@@ -456,3 +456,14 @@ def test_a_stopped_owner_loses_the_session_and_writes_nothing_when_it_wakes(stor
         assert [path.rpartition("/")[2] for path, _ in store.list()] == [own_name(1)]
         assert list(store.segments("s")) == [(1, 0, b"theirs")]
         lease.release()
+
+
+def test_a_lease_that_ends_in_years_is_not_waited_for(store: SqliteStore) -> None:
+    owned_by(store, 10**12, boot="before", host="far")  # by a clock that was wrong, or by somebody's hand
+    impatient = SqliteStore(store.file, lease=0.05)
+
+    with pytest.raises(SessionBusy, match="on far"):
+        impatient.acquire("s")
+
+    impatient.acquire("s", take_over=True).release()
+    impatient.close()

@@ -1,0 +1,121 @@
+"""Where the scene lies: a folder, memory, a SQLite file, a Redis server, each with the attacker's way in.
+
+He goes round the store where that is quicker than through it: files, tables and keys are his to write.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import uuid
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import redis
+
+from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.sqlite import SqliteStore
+from tests.attacks.scene import Parts, Scene
+from tests.servers import Server
+
+
+class _InFolder(Scene):
+    """Without a sync: what a power cut would do to the attacker's files is not the question."""
+
+    def plant(self, path: str, parts: Parts, stage: str) -> None:
+        for part, data in parts.items():
+            Path(f"{path.removesuffix('.pkl')}.{part}").write_bytes(data)
+
+
+@contextmanager
+def local(folder: Path) -> Iterator[Scene]:
+    store = LocalStore(folder / "checkpoints")
+
+    def journal(session: str, epoch: int, after: int, raw: bytes) -> None:
+        for old in (folder / "checkpoints").glob(f".{session}.*.journal"):
+            old.unlink()
+        (folder / "checkpoints" / f".{session}.{epoch}.{after}.journal").write_bytes(raw)
+
+    def owner(session: str, raw: bytes) -> None:
+        slot = b"%08x %s\n" % (zlib.crc32(raw), raw)
+        (folder / "checkpoints" / f".{session}.lock").write_bytes(slot.ljust(8192, b"\0") + slot)
+
+    yield _InFolder(store, journal, owner)
+
+
+@contextmanager
+def memory(folder: Path) -> Iterator[Scene]:
+    store = MemoryStore(f"memory://{uuid.uuid4().hex}")
+
+    def journal(session: str, epoch: int, after: int, raw: bytes) -> None:
+        store._room.segments[session] = {(epoch, after): bytearray(raw)}
+
+    yield Scene(store, journal)
+    store.forget()
+
+
+@contextmanager
+def sqlite(folder: Path) -> Iterator[Scene]:
+    file = folder / "checkpoints.db"
+    store = SqliteStore(f"sqlite:///{file}")
+    store.probe()
+
+    def journal(session: str, epoch: int, after: int, raw: bytes) -> None:
+        with closing(sqlite3.connect(file, timeout=30)) as connection, connection:
+            connection.execute("PRAGMA synchronous=OFF")
+            for (number,) in connection.execute(
+                "SELECT id FROM segments WHERE session = ?", (session,)
+            ).fetchall():
+                connection.execute("DELETE FROM frames WHERE id >> 32 = ?", (number,))
+            connection.execute("DELETE FROM segments WHERE session = ?", (session,))
+            insert = "INSERT INTO segments (session, epoch, after) VALUES (?, ?, ?) RETURNING id"
+            number = connection.execute(insert, (session, epoch, after)).fetchone()[0]
+            half = len(raw) // 2
+            for at, piece in enumerate((raw[:half], raw[half:])):
+                connection.execute("INSERT INTO frames VALUES (?, ?)", ((number << 32) + at, piece))
+
+    def owner(session: str, raw: bytes) -> None:
+        text = raw.decode(errors="replace")
+        with closing(sqlite3.connect(file, timeout=30)) as connection, connection:
+            connection.execute("PRAGMA synchronous=OFF")
+            insert = "INSERT OR REPLACE INTO leases VALUES (?, 3, ?, ?, ?, ?)"
+            connection.execute(insert, (session, text, 0, 0, text))
+
+    yield Scene(store, journal, owner)
+    store.close()
+
+
+@contextmanager
+def on_redis(folder: Path) -> Iterator[Scene]:
+    with Server() as server:
+        store = open_store(server.url)
+        client = redis.Redis.from_url(server.url)
+
+        def journal(session: str, epoch: int, after: int, raw: bytes) -> None:
+            names = f"graflow:ck:{{{session}}}:journal"
+            for old in client.keys(f"{names}*".replace("{", "\\{")):
+                client.delete(old)
+            client.sadd(names, f"{epoch}:{after}")
+            client.rpush(f"{names}:{epoch}:{after}", raw[: len(raw) // 2], raw[len(raw) // 2 :])
+
+        def owner(session: str, raw: bytes) -> None:
+            of = f"graflow:ck:{{{session}}}"
+            client.hset(f"{of}:lease", mapping={"epoch": 3, "owner": raw, "until": 0, "nonce": "x"})
+            client.delete(f"{of}:lines")
+            client.rpush(f"{of}:lines", raw)
+
+        with contextlib.closing(client):
+            yield Scene(store, journal, owner)
+
+
+PLACES: dict[str, Callable[[Path], contextlib.AbstractContextManager[Scene]]] = {
+    "local": local,
+    "memory": memory,
+    "sqlite": sqlite,
+    "redis": on_redis,
+}
+"""By name. Each is empty before, and gone after."""

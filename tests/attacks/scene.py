@@ -1,0 +1,150 @@
+"""The scene of an attack: two sessions in a store, as their owners left them.
+
+`victim` and `other` have three checkpoints each, under one key, and the victim a journal after its last
+one. The attacker can write whatever he likes where they lie (`plant`, `plant_journal`), and has every
+byte that was ever there; what he does not have is the key, nor the victim's home.
+
+Not here: what he does (the kinds), and who finds out (attempts.py).
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+from graflow_ckpt.checkpoint import archive, journal
+from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
+from graflow_ckpt.checkpoint.snapshot import capture
+from graflow_ckpt.core.protocols import Buffer, CheckpointStore
+from graflow_ckpt.core.values import Live
+from graflow_ckpt.testing.trios import all_of, own_name, path_of, writer
+from tests.unit.checkpoint import trios
+
+RING = trios.RING
+COUNT = 3
+Parts = dict[str, bytes]
+PlantJournal = Callable[[str, int, int, bytes], None]
+"""(session, epoch, after, bytes) -> they are there as that segment, and no other one of the session is."""
+
+PlantOwner = Callable[[str, bytes], None]
+"""(session, bytes) -> they are what the store finds where it has written who owns the session."""
+
+
+class Thing:
+    """A value that takes a pickle."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Thing) and other.number == self.number
+
+    __hash__ = None  # type: ignore[assignment]  # values that are compared need none
+
+
+class Scene:
+    """Everything that the attacker finds, and what the victim would find without him."""
+
+    def __init__(
+        self, store: CheckpointStore, plant_journal: PlantJournal, plant_owner: PlantOwner | None = None
+    ) -> None:
+        self.store = store
+        self.plant_journal = plant_journal
+        self.plant_owner = plant_owner
+        self.truth: dict[str, Any] = {}  # by checkpoint id: what its sealed bytes mean
+        self.parts: dict[tuple[str, int], Parts] = {}
+        for session in ("victim", "other"):
+            self._live(session)
+        self.records = [(n, trios_ops(n)) for n in range(3, 8)]
+        self.segment = segment("victim", 1, 2, self.records)
+        self.states = self._states()
+        self.put_back()
+
+    def path(self, number: int = COUNT, session: str = "victim") -> str:
+        return path_of(self.store, own_name(session, number))
+
+    def plant(self, path: str, parts: Parts, stage: str) -> None:
+        """Put bytes where a checkpoint is, as anybody can who may write there."""
+        order = [part for part in ("pkl", "state.json", "meta.json") if part in parts]
+        self.store.put(path, [(part, writer(parts[part])) for part in order], lease=None, stage=stage)
+
+    def put_back(self, number: int = COUNT) -> None:
+        parts = self.parts["victim", number]
+        self.plant(self.path(number), parts, stage_of(parts))
+
+    def put_journal_back(self) -> None:
+        self.plant_journal("victim", 1, 2, self.segment)
+
+    def of(self, session: str, number: int) -> Parts:
+        return dict(self.parts[session, number])
+
+    def _live(self, session: str) -> None:
+        graph = trios.graph()
+        program = Program(describe(graph, current_tasks(graph)), pack_code(graph), "prog.py", ("p",), "w")
+        for number in range(1, COUNT + 1):
+            state = trios.state(session, ("put", "live", Live(Thing(number)), -1))
+            state.sequence = 2
+            snapshot = capture(state)
+            snapshot.facts["epoch"] = 1
+            metadata = archive.describe(
+                snapshot,
+                program,
+                path=self.path(number, session),
+                sequence=number,
+                cause="request",
+                user={"number": number},
+            )
+            archive.save(self.store, RING, None, snapshot, program, metadata)
+            path = self.path(number, session)
+            meta = self.store.meta(path)
+            stage = stage_of({"meta.json": meta})
+            self.parts[session, number] = {
+                part: all_of(self.store.open(path, part, stage)) for part in ("pkl", "state.json")
+            } | {"meta.json": meta}
+            self.truth[metadata.checkpoint_id] = meaning(archive.load(self.store, RING, path))
+
+    def _states(self) -> list[Any]:
+        """What the session may be after some of the records, from none to all."""
+        from graflow_ckpt.core.apply import apply
+
+        _, context = archive.load(self.store, RING, self.path())
+        state = context.session.state
+        state.sequence = 2
+        found = [dump(state)]
+        for _, ops in self.records:
+            apply(state, ops, 0.0)
+            found.append(dump(state))
+        return found
+
+
+def trios_ops(number: int) -> list[Any]:
+    return [("put", "step", bytes([number]), -1), ("put", "live", Live(Thing(number * 10)), -1)]
+
+
+def segment(session: str, epoch: int, after: int, records: list[Any]) -> bytes:
+    """The bytes of a journal that the owner has written."""
+    made = journal.Writer(RING, session, epoch, after)
+    return made.head + b"".join(made.frame(journal.pack(n, 0.0, ops)) for n, ops in records)
+
+
+def stage_of(parts: Parts) -> str:
+    import json
+
+    return str(json.loads(parts["meta.json"])["stage"])
+
+
+def meaning(loaded: tuple[archive.Found, Any]) -> Any:
+    """All that a checkpoint has brought back."""
+    found, context = loaded
+    return copy.deepcopy((found.meta, found.facts, dump(context.session.state)))
+
+
+def dump(state: Any) -> Any:
+    values = {
+        name: cell.value if isinstance(cell, Live) else cell for name, (cell, _) in state.values.items()
+    }
+    return copy.deepcopy((state.session, state.sequence, values, list(state.completed), state.status))
+
+
+__all__ = ["COUNT", "RING", "Buffer", "Parts", "Scene", "Thing", "dump", "meaning", "segment", "stage_of"]

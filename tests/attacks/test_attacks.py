@@ -1,0 +1,132 @@
+"""A share of the attacks for every run; all of them by `make attacks`. And: the corpus itself can convict."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from graflow_ckpt.checkpoint import archive, history, journal, sealed
+from graflow_ckpt.checkpoint.seal import Chain
+from tests.attacks import canary, run
+from tests.attacks.attempts import ATTACKS
+from tests.attacks.gadgets import GADGETS
+from tests.attacks.places import PLACES
+
+SHARE = {"memory": 1600, "local": 200, "sqlite": 240, "redis": 240}
+SEED = 20
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_every_attack_is_refused_by_name_or_has_changed_nothing(place: str) -> None:
+    tally = run.run(SHARE[place], SEED, (place,))
+
+    assert tally.breaches == []
+    assert tally.total == SHARE[place]
+
+
+def test_every_kind_of_attack_is_one_that_is_refused() -> None:
+    tally = run.run(len(ATTACKS) * 12, SEED + 1, ("local",))
+
+    assert len(ATTACKS) >= 12
+    assert {what for what, _ in tally.refused} == set(ATTACKS)
+    assert tally.breaches == []
+
+
+@pytest.mark.parametrize("name", GADGETS)
+def test_the_canary_sings_if_a_gadget_is_opened(name: str) -> None:
+    with suppress(Exception):  # some have no end
+        pickle.loads(GADGETS[name])
+
+    heard = list(canary.HEARD)
+    canary.HEARD.clear()
+    assert heard
+
+
+def breaches(what: str, count: int = 60) -> int:
+    """How often one kind of attack gets through."""
+    tally = run.Tally()
+    with PLACES["memory"](Path()) as scene:
+        for number in range(count):
+            run.one(scene, "memory", SEED, list(ATTACKS).index(what) + number * len(ATTACKS), tally)
+    return len(tally.breaches)
+
+
+def test_an_archive_that_believes_every_seal_is_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "verify", lambda meta, keyring: None)
+
+    assert breaches("the seal is forged")
+    assert breaches("a gadget in the place of the values")
+
+
+def test_an_archive_that_skips_digests_is_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archive, "VerifyingSource", lambda source, digest: source)
+
+    assert breaches("a gadget in the place of the values")
+    assert breaches("a part of another checkpoint of the session")
+
+
+def test_a_journal_that_is_not_chained_is_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Chain, "check", lambda chain, payload, mac: True)
+
+    assert breaches("a gadget in a record")
+
+
+def test_a_chain_that_begins_anywhere_is_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal, "start", lambda session, epoch, after: b"")
+
+    assert breaches("records of another line of epochs, or of another place")
+
+
+def test_cells_that_are_opened_without_a_seal_are_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sealed, "compare_digest", lambda one, other: True)
+
+    assert breaches("a cell with a gadget in it")
+    assert breaches("a cell of another session")
+
+
+def test_a_session_that_overlooks_what_lies_in_its_place_is_convicted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order_of = history.order_of
+    monkeypatch.setattr(history, "order_of", lambda raw, session=None: order_of(raw))
+
+    assert breaches("the newest checkpoints of a session are another session's")
+
+
+_LITTLE = """
+import resource, sys
+from pathlib import Path
+from tests.attacks import run
+from tests.attacks.places import PLACES
+with PLACES["memory"](Path()) as scene:
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+    resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, 8 << 20))
+    tally = run.Tally()
+    kinds = [n for n, what in enumerate(run.ATTACKS) if what in sys.argv[1:]]
+    for number in range(60):
+        for kind in kinds:
+            run.one(scene, "memory", 5, kind + number * len(run.ATTACKS), tally)
+    print(tally.total, len(tally.breaches), tally.breaches[:3])
+"""
+
+
+def test_bombs_do_no_harm_where_memory_is_scarce() -> None:
+    kinds = [
+        "sizes that nobody has memory for",
+        "brackets in brackets",
+        "a plain value that declares more than there is",
+        "a journal that takes for ever to look through",
+        "a list in which one is bad",
+    ]
+
+    done = subprocess.run(
+        [sys.executable, "-c", _LITTLE, *kinds], capture_output=True, text=True, timeout=100
+    )
+
+    assert done.returncode == 0, done.stderr  # a stack that ends takes the process with it
+    assert done.stdout.split()[:2] == ["300", "0"], done.stdout

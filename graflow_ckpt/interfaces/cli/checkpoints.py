@@ -1,6 +1,6 @@
 """`graflow-ckpt checkpoints`: list, show, verify. No pickle is opened, no value is shown.
 
-What deletes is in pruning.py and clearing.py, what counts in statistics.py.
+What deletes is in pruning.py and clearing.py, what counts in statistics.py, what copies in travelling.py.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from graflow_ckpt.interfaces.cli.options import (
 )
 from graflow_ckpt.interfaces.cli.pruning import prune
 from graflow_ckpt.interfaces.cli.statistics import stats
+from graflow_ckpt.interfaces.cli.travelling import copy, export, import_
 
 LIST = """\b
 Examples:
@@ -51,7 +52,7 @@ def command() -> None:
     """List, show and verify checkpoints, take one of a fleet's session, and delete what is not needed."""
 
 
-for _command in (prune, delete, clear, stats):
+for _command in (prune, delete, clear, stats, copy, export, import_):
     command.add_command(_command)
 
 

@@ -290,11 +290,11 @@ def described(store: Readable, path: str) -> Document:
     return _settled(store, path, read)
 
 
-def open_values(store: Readable, found: Found) -> Any:
+def open_values(store: Readable, found: Found, load: Callable[[Source], Any] = pickles.load) -> Any:
     """Open the pickle of a verified checkpoint."""
     source = _open(store, found.path, found.meta, "pkl", found.stage)
     try:
-        return pickles.load(source)
+        return load(source)
     finally:
         source.close()
 

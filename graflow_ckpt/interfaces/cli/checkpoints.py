@@ -10,6 +10,7 @@ import click
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.clearing import clear, delete
 from graflow_ckpt.interfaces.cli.configuration import fleet
+from graflow_ckpt.interfaces.cli.forking import fork
 from graflow_ckpt.interfaces.cli.inquiry import bisect, diff
 from graflow_ckpt.interfaces.cli.options import (
     common,
@@ -53,7 +54,7 @@ def command() -> None:
     """List, show and verify checkpoints, take one of a fleet's session, and delete what is not needed."""
 
 
-for _command in (prune, delete, clear, stats, diff, bisect, copy, export, import_):
+for _command in (prune, delete, clear, stats, diff, bisect, fork, copy, export, import_):
     command.add_command(_command)
 
 

@@ -25,7 +25,7 @@ from graflow_ckpt.checkpoint.program import Program
 from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
 from graflow_ckpt.checkpoint.snapshot import BACKEND, Snapshot
 from graflow_ckpt.core.errors import CheckpointCorrupt, UnsafeCheckpoint
-from graflow_ckpt.core.protocols import CheckpointStore, Lease, Sink, Source
+from graflow_ckpt.core.protocols import CheckpointStore, Lease, Readable, Sink, Source
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -161,7 +161,7 @@ def _digest_of(path: str, meta: Document, part: str) -> Digest:
 # --- loading ---------------------------------------------------------------------------
 
 
-def find(store: CheckpointStore, keyring: Keyring, path: str, raw: bytes | None = None) -> Found:
+def find(store: Readable, keyring: Keyring, path: str, raw: bytes | None = None) -> Found:
     """Verify a checkpoint's seal and read its control facts; no pickle is opened."""
     return _settled(store, path, lambda meta: _find(store, keyring, path, meta), raw)
 
@@ -169,7 +169,7 @@ def find(store: CheckpointStore, keyring: Keyring, path: str, raw: bytes | None 
 T = TypeVar("T")
 
 
-def _settled(store: CheckpointStore, path: str, read: Callable[[bytes], T], raw: bytes | None = None) -> T:
+def _settled(store: Readable, path: str, read: Callable[[bytes], T], raw: bytes | None = None) -> T:
     """Read something of a checkpoint again if a newer one was written over it meanwhile."""
     for _ in range(5):
         meta = store.meta(path) if raw is None else raw
@@ -189,7 +189,7 @@ def _corrupted(path: str, error: CheckpointCorrupt) -> CheckpointCorrupt:
     return CheckpointCorrupt(opening, hint=str(error), path=path)
 
 
-def _find(store: CheckpointStore, keyring: Keyring, path: str, raw: bytes) -> Found:
+def _find(store: Readable, keyring: Keyring, path: str, raw: bytes) -> Found:
     unsafe = store.unsafe(path)
     if unsafe is not None:
         raise UnsafeCheckpoint(
@@ -213,11 +213,11 @@ def _find(store: CheckpointStore, keyring: Keyring, path: str, raw: bytes) -> Fo
     return Found(path, meta, facts, stage)
 
 
-def _open(store: CheckpointStore, path: str, meta: Document, part: str, stage: str) -> VerifyingSource:
+def _open(store: Readable, path: str, meta: Document, part: str, stage: str) -> VerifyingSource:
     return VerifyingSource(store.open(path, part, stage), _digest_of(path, meta, part))
 
 
-def _read(store: CheckpointStore, path: str, meta: Document, part: str, stage: str) -> bytes:
+def _read(store: Readable, path: str, meta: Document, part: str, stage: str) -> bytes:
     source = _open(store, path, meta, part, stage)
     try:
         return _all(source)
@@ -236,7 +236,7 @@ def _all(source: Source) -> bytes:
     return bytes(view[:got])
 
 
-def load(store: CheckpointStore, keyring: Keyring, path: str) -> tuple[Found, Any]:
+def load(store: Readable, keyring: Keyring, path: str) -> tuple[Found, Any]:
     """Verify a checkpoint and open it: control facts, and what `_restore.context` makes of it."""
 
     def read(meta: bytes) -> tuple[Found, Any]:
@@ -246,7 +246,7 @@ def load(store: CheckpointStore, keyring: Keyring, path: str) -> tuple[Found, An
     return _settled(store, path, read)
 
 
-def check(store: CheckpointStore, keyring: Keyring, path: str) -> tuple[Found, int]:
+def check(store: Readable, keyring: Keyring, path: str) -> tuple[Found, int]:
     """Verify all of a checkpoint without opening it; the size of its values."""
 
     def read(meta: bytes) -> tuple[Found, int]:
@@ -256,7 +256,28 @@ def check(store: CheckpointStore, keyring: Keyring, path: str) -> tuple[Found, i
     return _settled(store, path, read)
 
 
-def described(store: CheckpointStore, path: str) -> Document:
+def taken(
+    store: Readable,
+    keyring: Keyring | None,
+    path: str,
+    take: Callable[[Document, Callable[[str], Source]], T],
+) -> T:
+    """Hand the meta of a checkpoint, as it was written, and its parts to `take`, and again if a newer one was
+    written over it meanwhile. The seal has been verified (without a keyring: has not); what is read of a
+    part is verified while it is read."""
+
+    def read(raw: bytes) -> T:
+        meta = parse(path, raw, ".meta.json")
+        if keyring is None:
+            check_schema(path, meta.get("schema_version"))
+        else:
+            _find(store, keyring, path, raw)
+        return take(meta, lambda part: _open(store, path, meta, part, str(meta.get("stage", ""))))
+
+    return _settled(store, path, read)
+
+
+def described(store: Readable, path: str) -> Document:
     """The meta of a checkpoint whoever has sealed it; its other files are what it says they are."""
 
     def read(raw: bytes) -> Document:
@@ -270,16 +291,16 @@ def described(store: CheckpointStore, path: str) -> Document:
     return _settled(store, path, read)
 
 
-def open_values(store: CheckpointStore, found: Found) -> Any:
+def open_values(store: Readable, found: Found, load: Callable[[Source], Any] = pickles.load) -> Any:
     """Open the pickle of a verified checkpoint."""
     source = _open(store, found.path, found.meta, "pkl", found.stage)
     try:
-        return pickles.load(source)
+        return load(source)
     finally:
         source.close()
 
 
-def check_values(store: CheckpointStore, found: Found) -> int:
+def check_values(store: Readable, found: Found) -> int:
     """Read the pickle against its digest without opening it; its size."""
     source = _open(store, found.path, found.meta, "pkl", found.stage)
     buffer = memoryview(bytearray(8 << 20))

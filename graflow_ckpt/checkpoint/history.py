@@ -17,15 +17,13 @@ from graflow_ckpt.checkpoint.model import NOT_JSON
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import CheckpointError, NoGoodCheckpoint, UnknownKey, UnsafeCheckpoint
-from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.protocols import Readable
 from graflow_ckpt.core.state import SessionState
 
 _NO_META = (*NOT_JSON, TypeError, KeyError)
 
 
-def newest(
-    store: CheckpointStore, keyring: Keyring, session: str
-) -> Iterator[tuple[str, Found | CheckpointError]]:
+def newest(store: Readable, keyring: Keyring, session: str) -> Iterator[tuple[str, Found | CheckpointError]]:
     """A session's checkpoints of the current line of history, newest first, each verified or with
     the reason why not."""
     lines = store.lines(session)
@@ -83,7 +81,7 @@ def none_good(session: str, skipped: list[tuple[str, CheckpointError]]) -> NoGoo
 
 
 def replay(
-    store: CheckpointStore,
+    store: Readable,
     keyring: Keyring,
     state: SessionState,
     found: Found | None,
@@ -92,23 +90,39 @@ def replay(
     closed: bool = False,
 ) -> int:
     """Apply the journal's records after the cut; how many there were. `closed`: opens no pickle."""
+    applied = 0
+    for _, record in records(store, keyring, state.sequence, found, session, closed=closed):
+        apply(state, record.ops, record.now)
+        applied += 1
+    return applied
+
+
+def records(
+    store: Readable,
+    keyring: Keyring,
+    after: int,
+    found: Found | None,
+    session: str,
+    *,
+    closed: bool = False,
+) -> Iterator[tuple[bytes, journal.Record]]:
+    """What the journal has after the cut, whose state is that of transition `after`: each record, and its
+    payload. One that is missing is `JournalDamaged`."""
     base_epoch = int(found.meta["epoch"]) if found else 0
     sequence = int(found.meta["sequence"]) if found else 0
     opened = [line.epoch for line in store.lines(session) if line.sequence == sequence]
     floor = max([base_epoch, *(epoch for epoch in opened if epoch > base_epoch)])
     segments = [s for s in store.segments(session) if s[0] >= floor]
-    applied = 0
-    for number, (epoch, after, raw) in enumerate(segments):
+    for number, (epoch, start, raw) in enumerate(segments):
         void = min((s[1] for s in segments[number + 1 :] if s[0] > epoch), default=sys.maxsize)
-        for payload in journal.read(keyring, session, epoch, after, raw):
+        for payload in journal.read(keyring, session, epoch, start, raw):
             record = journal.unpack(payload, closed=closed)
-            if record.sequence <= state.sequence or record.sequence > void:
+            if record.sequence <= after or record.sequence > void:
                 continue
-            if record.sequence != state.sequence + 1:
-                raise journal.damaged(session, epoch, 0, f"record {state.sequence + 1} is missing")
-            apply(state, record.ops, record.now)
-            applied += 1
-    return applied
+            if record.sequence != after + 1:
+                raise journal.damaged(session, epoch, 0, f"record {after + 1} is missing")
+            yield payload, record
+            after = record.sequence
 
 
 def cause_of(raw: bytes) -> str:
@@ -119,7 +133,7 @@ def cause_of(raw: bytes) -> str:
         return ""
 
 
-def newest_path(store: CheckpointStore, keyring: Keyring, session: str, beside: str = "") -> str | None:
+def newest_path(store: Readable, keyring: Keyring, session: str, beside: str = "") -> str | None:
     """The path of a session's newest good checkpoint other than `beside`."""
     for path, found in newest(store, keyring, session):
         if isinstance(found, Found) and path != beside:
@@ -127,7 +141,7 @@ def newest_path(store: CheckpointStore, keyring: Keyring, session: str, beside: 
     return None
 
 
-def newest_good(store: CheckpointStore, keyring: Keyring, path: str) -> str:
+def newest_good(store: Readable, keyring: Keyring, path: str) -> str:
     """What to say of a damaged checkpoint: the newest good one of its session."""
     try:
         session = str(json.loads(store.meta(path))["session_id"])

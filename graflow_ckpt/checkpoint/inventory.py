@@ -18,7 +18,7 @@ from graflow_ckpt.checkpoint.model import NOT_JSON, size_of
 from graflow_ckpt.checkpoint.retention import Cut
 from graflow_ckpt.core.errors import BadSessionId
 from graflow_ckpt.core.facts import check_session_id
-from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.protocols import Readable
 
 UNREADABLE = "unreadable"
 """The status of a checkpoint whose meta is damaged."""
@@ -38,7 +38,7 @@ class Inventory:
         return sum(cut.size for cut in self.cuts)
 
 
-def inventory(store: CheckpointStore, session: str | None = None) -> Inventory:
+def inventory(store: Readable, session: str | None = None) -> Inventory:
     """Of the whole store, or of one session."""
     cuts: list[Cut] = []
     unreadable: list[Cut] = []

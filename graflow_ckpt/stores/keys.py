@@ -61,6 +61,16 @@ class Keyring:
         return cls.load(env, local=not store.shared)
 
     @classmethod
+    def reading(cls, *, shared: bool, env: Mapping[str, str] = os.environ) -> Self:
+        """The keys for what is only read, to be sealed anew elsewhere. Unless others can write there also
+        the local one, with which it was sealed before a key was named."""
+        found = cls.load(env, local=not shared)
+        if shared or uses_local_key(env) or not os.path.exists(local_key_path(env)):
+            return found
+        named = {name: value for name, value in env.items() if name not in (_VARIABLE, _FILE_VARIABLE)}
+        return cls({**cls.load(named)._secrets, **found._secrets})
+
+    @classmethod
     def load(cls, env: Mapping[str, str] = os.environ, *, local: bool = True) -> Self:
         """The keys of this environment; with `local=False` (shared stores) never the local one."""
         if text := env.get(_VARIABLE, "").strip():

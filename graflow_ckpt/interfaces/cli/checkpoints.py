@@ -1,6 +1,6 @@
 """`graflow-ckpt checkpoints`: list, show, verify. No pickle is opened, no value is shown.
 
-What deletes is in pruning.py and clearing.py, what counts in statistics.py.
+What deletes is in pruning.py and clearing.py, what counts in statistics.py, what copies in travelling.py.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import click
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.clearing import clear, delete
 from graflow_ckpt.interfaces.cli.configuration import fleet
+from graflow_ckpt.interfaces.cli.forking import fork
+from graflow_ckpt.interfaces.cli.inquiry import bisect, diff
 from graflow_ckpt.interfaces.cli.options import (
     common,
     complete_places,
@@ -21,6 +23,7 @@ from graflow_ckpt.interfaces.cli.options import (
 from graflow_ckpt.interfaces.cli.pruning import prune
 from graflow_ckpt.interfaces.cli.statistics import stats
 from graflow_ckpt.interfaces.cli.syncing import sync
+from graflow_ckpt.interfaces.cli.travelling import copy, export, import_
 
 LIST = """\b
 Examples:
@@ -52,7 +55,7 @@ def command() -> None:
     """List, show and verify checkpoints, take one of a fleet's session, and delete what is not needed."""
 
 
-for _command in (prune, delete, clear, stats, sync):
+for _command in (prune, delete, clear, stats, diff, bisect, fork, copy, export, import_, sync):
     command.add_command(_command)
 
 

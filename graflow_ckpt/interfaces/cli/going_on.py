@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import Any
 
 from graflow_ckpt.checkpoint import witness
+from graflow_ckpt.checkpoint.codec import encode
 from graflow_ckpt.checkpoint.manager import CheckpointManager
-from graflow_ckpt.core.errors import SessionError, SessionExists
-from graflow_ckpt.core.facts import check_session_id
+from graflow_ckpt.core.apply import apply
+from graflow_ckpt.core.errors import CheckpointError, SessionError, SessionExists
+from graflow_ckpt.core.facts import RESULT, check_session_id
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.engine import WorkflowEngine
 from graflow_ckpt.engine.home import Home
@@ -30,7 +36,7 @@ class GoneOn(SessionError):
 def go_on(manner: Manner, place: Place, wishes: Wishes, *, rewind: bool, fork: str | None) -> int:
     """Resume; the exit status."""
     if fork is not None:
-        place = _forked(place, fork)
+        place = forked(place, fork)
     elif place.named:
         _check_not_gone_on(place, rewind)
         if is_kept(place):
@@ -124,8 +130,8 @@ def _rewind(place: Place, take_over: bool) -> None:
         lease.release()
 
 
-def _forked(place: Place, new: str) -> Place:
-    """A new session whose first cut is this place; the old one is not touched."""
+def forked(place: Place, new: str, values: Mapping[str, Any] | None = None) -> Place:
+    """A new session whose first cut is this place, with other values; the old one is not touched."""
     check_session_id(new)
     if any(place.kept_in.list(new)):
         raise SessionExists(
@@ -134,6 +140,7 @@ def _forked(place: Place, new: str) -> Place:
     argv, sys.argv = sys.argv, list(place.found.meta.get("argv") or [""])
     try:
         context = _loaded(place)
+        _set(context, place, values or {})
         context.session_id = new
         context.state.session = new
         context.home, old = Home(place.kept_in, new), context.home
@@ -147,6 +154,20 @@ def _forked(place: Place, new: str) -> Place:
     finally:
         sys.argv = argv
     return by_session(place.store, new)
+
+
+def _set(context: ExecutionContext, place: Place, values: Mapping[str, Any]) -> None:
+    known = [name for name in context.state.values if not name.endswith(RESULT)]
+    for name, value in values.items():
+        if name not in known:
+            near = get_close_matches(name, known, 3) or sorted(known)[:5]
+            raise CheckpointError(
+                f"Checkpoint {place.found.path} has no value {name!r} that could be set.",
+                hint=f"It has: {', '.join(near)}." if near else "It has no values at all.",
+                path=place.found.path,
+                name=name,
+            )
+        apply(context.state, [("put", name, encode(value), -1)], time.time())
 
 
 def _loaded(place: Place) -> ExecutionContext:

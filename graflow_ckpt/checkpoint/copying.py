@@ -1,0 +1,345 @@
+"""Copying: checkpoints and journals from one place to another, verified on the way, sealed for where they go.
+
+Promise: what arrives has the digests that it had, part by part; only its meta is sealed anew, with the key of
+the place that it comes to. A copy that is broken off leaves whole checkpoints and takes up where it stopped
+when it is called again: what is there is not written twice. The origin is only read, so runs may go on there.
+
+A session is copied under a lease of the target, whose epoch is above all that it gets: who goes on there
+continues the same history. Journal records after the newest cut are framed anew under that epoch, in one
+segment that voids what an earlier attempt has left. Cuts that the session has gone back behind stay where
+they are: the target could not tell them from those that count.
+Not here: what the journal's records say (history.py), the file that checkpoints travel in (portable.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, Literal
+
+from graflow_ckpt.checkpoint import archive, history, journal
+from graflow_ckpt.checkpoint.archive import Found
+from graflow_ckpt.checkpoint.inventory import cut_of, inventory
+from graflow_ckpt.checkpoint.model import NOT_JSON, Document
+from graflow_ckpt.checkpoint.retention import Cut
+from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    JournalDamaged,
+    SessionError,
+)
+from graflow_ckpt.core.protocols import CheckpointStore, Lease, PartWriter, Readable, Sink, Source
+from graflow_ckpt.stores.names import META, PARTS, base_of
+
+_PIECE: Final = 4 << 20
+_BATCH: Final = 256 << 10
+_TURNS: Final = 5  # a session that is being run may cut between two looks at it
+
+State = Literal["copied", "there", "gone", "superseded", "bad"]
+
+
+class Diverged(SessionError):
+    """The session has gone on at the target in another way than at the origin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What became of one checkpoint."""
+
+    path: str
+    state: State
+    size: int = 0
+    target: str = ""
+    error: CheckpointError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What became of one session."""
+
+    session: str
+    cuts: tuple[Copied, ...]
+    records: int = 0  # of its journal
+    running: bool = False  # at the origin: what it does from now on is not in the copy
+    error: CheckpointError | None = None  # why the target lacks the journal, and goes on from the newest cut
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """From where to where. Without `keys` seals of the origin are not looked at: somebody trusts it."""
+
+    origin: Readable
+    target: CheckpointStore
+    keys: Keyring | None
+    ring: Keyring
+    take_over: bool = False
+    seen: Callable[[Copied], None] = lambda copied: None
+
+    def cut(self, path: str, lease: Lease | None = None) -> Copied:
+        """Copy one checkpoint; if it is there already, it is left alone."""
+        try:
+            copied = archive.taken(self.origin, self.keys, path, partial(self._pass_on, path, lease))
+        except CheckpointNotFound:
+            copied = Copied(path, "gone")
+        self.seen(copied)
+        return copied
+
+    def session(self, session: str) -> Moved:
+        """Copy what counts of a session: its cuts, the oldest first, and its journal."""
+        known = inventory(self.origin, session)
+        cuts = sorted(known.cuts, key=_order)
+        old = list(_superseded(self.origin, session, cuts))
+        going = [cut for cut in cuts if cut not in old]
+        there = sorted(inventory(self.target, session).cuts, key=_order)
+        _check_same_line(session, self.target.url, cuts, there)
+        running = self.origin.owner(session) is not None
+        done = [Copied(cut.path, "superseded", cut.size) for cut in cuts if cut in old]
+        done += [Copied(cut.path, "bad", error=_damaged(cut.path)) for cut in known.unreadable]
+        if self._is_there(session, going, there):
+            done += [Copied(cut.path, "there", cut.size) for cut in going]
+            for copied in done:
+                self.seen(copied)
+            return Moved(session, tuple(done), 0, running)
+        for copied in done:
+            self.seen(copied)
+        lacking: CheckpointError | None = None
+        lease = self._own(session, max((cut.epoch for cut in (*cuts, *there)), default=0))
+        try:
+            for cut in going:
+                try:
+                    done.append(self.cut(cut.path, lease))
+                except CheckpointError as error:
+                    done.append(Copied(cut.path, "bad", error=error))
+                    self.seen(done[-1])
+            try:
+                count = self._copy_journal(session, lease)
+            except CheckpointError as why:  # a store that keeps none, or one that is damaged
+                count, lacking = 0, why
+        finally:
+            lease.release()
+        return Moved(session, tuple(done), count, running, lacking)
+
+    # --- one checkpoint ----------------------------------------------------------------
+
+    def _pass_on(
+        self, path: str, lease: Lease | None, meta: Document, part: Callable[[str], Source]
+    ) -> Copied:
+        where = target_path(self.target, path)
+        size = sum(int(meta["parts"][name]["size"]) for name in PARTS if name != META)
+        former = self._former(where)
+        if former is not None and _same(former, meta):
+            return Copied(path, "there", size, where)
+        if former is not None:
+            _check_older(where, former, meta)
+        stage = uuid.uuid4().hex
+        sealed = seal(self._as_at_target(meta, stage), self.ring)
+
+        def write_meta(sink: Sink) -> None:
+            sink.write(json.dumps(sealed, separators=(",", ":")).encode())
+
+        parts: list[tuple[str, PartWriter]] = [
+            (name, partial(_pour, partial(part, name))) for name in PARTS if name != META
+        ]
+        self.target.put(where, [*parts, (META, write_meta)], lease=lease, stage=stage)
+        return Copied(path, "copied", size, where)
+
+    def _as_at_target(self, meta: Document, stage: str) -> Document:
+        kept = {name: value for name, value in meta.items() if name not in ("seal", "key_id")}
+        if meta.get("contents"):
+            raise CheckpointError(
+                "Its large values are shared with other checkpoints of its store, and are not in its files.",
+                hint="This version cannot copy it: resume it, and save it to the other store.",
+            )
+        home = kept.get("home")
+        return kept | {
+            "stage": stage,
+            "synced": self.target.synced,
+            "home": self.target.url if home in (None, "", self.origin.url) else home,
+        }
+
+    def _former(self, where: str) -> Document | None:
+        """The meta that stands at the target; None if there is none that its seal holds for."""
+        try:
+            meta: Document = json.loads(self.target.meta(where))
+            verify(meta, self.ring)
+        except CheckpointNotFound:
+            return None
+        except (*NOT_JSON, AttributeError, CheckpointError):
+            return None  # damaged, or nobody's: the good one takes its place
+        return meta
+
+    # --- a session ---------------------------------------------------------------------
+
+    def _own(self, session: str, above: int) -> Lease:
+        """A lease whose epoch is above all that the target gets, so that whoever goes on there is newer."""
+        while True:
+            lease = self.target.acquire(session, take_over=self.take_over)
+            if lease.epoch > above:
+                return lease
+            lease.release()
+
+    def _is_there(self, session: str, going: Sequence[Cut], there: Sequence[Cut]) -> bool:
+        known = {(cut.id, target_path(self.target, cut.path)) for cut in there}
+        if not all((cut.id, target_path(self.target, cut.path)) in known for cut in going):
+            return False
+        if not all(self._verifies(target_path(self.target, cut.path)) for cut in going):
+            return False
+        return self._journal(session)[1] == _tail(self.target, self.ring, session)[1]
+
+    def _verifies(self, where: str) -> bool:
+        return self._former(where) is not None
+
+    def _journal(self, session: str) -> tuple[int, list[bytes]]:
+        if self.keys is None:  # its records are sealed one after the other: none can be checked without
+            good = _two_newest(self.target, self.ring, session)
+            return int(good[0].facts["transition"]) if good else 0, []
+        return _tail(self.origin, self.keys, session)
+
+    def _copy_journal(self, session: str, lease: Lease) -> int:
+        after, payloads = self._journal(session)
+        if not payloads and not any(self.target.segments(session)):
+            return 0  # else an empty segment: it voids what a former copy has brought
+        segment = self.target.journal(lease, after)
+        try:
+            writer = journal.Writer(self.ring, session, lease.epoch, after)
+            batch = [writer.head]
+            for payload in payloads:
+                batch.append(writer.frame(payload))
+                if sum(map(len, batch)) > _BATCH:
+                    segment.append(b"".join(batch))
+                    batch = []
+            if batch:
+                segment.append(b"".join(batch))
+        finally:
+            segment.close()
+        return len(payloads)
+
+
+def target_path(target: CheckpointStore, path: str) -> str:
+    """What a checkpoint is called at the target: as it was, in that place."""
+    return os.path.join(target.folder, base_of(path.rpartition("/")[2]) + ".pkl")
+
+
+def sessions(origin: Readable, *, workflow: str | None = None) -> list[str]:
+    """The sessions that have checkpoints there, the one that was cut last at the end."""
+    last: dict[str, float] = {}
+    for path, raw in origin.list():
+        cut = cut_of(path, raw)
+        if cut is not None and workflow in (None, cut.workflow):
+            last[cut.session] = max(last.get(cut.session, cut.created), cut.created)
+    return sorted(last, key=lambda session: (last[session], session))
+
+
+def unreadable(origin: Readable, beside: Sequence[str]) -> list[Copied]:
+    """Those whose meta is damaged, and whose name tells no session other than these."""
+    lost = [cut.path for cut in inventory(origin).unreadable if cut.session not in beside]
+    return [Copied(path, "bad", error=_damaged(path)) for path in lost]
+
+
+def _damaged(path: str) -> CheckpointCorrupt:
+    return CheckpointCorrupt(f"The metadata of {path} cannot be read.", path=path)
+
+
+def _order(cut: Cut) -> tuple[int, int, str]:
+    return cut.epoch, cut.sequence, cut.path
+
+
+def _superseded(place: Readable, session: str, cuts: Sequence[Cut]) -> Iterator[Cut]:
+    lines = place.lines(session)
+    for cut in cuts:
+        if any(line.epoch > cut.epoch and cut.sequence > line.sequence for line in lines):
+            yield cut
+
+
+def _check_same_line(session: str, where: str, ours: Sequence[Cut], theirs: Sequence[Cut]) -> None:
+    """Whoever has gone on at the target would find cuts between its own that it has never made."""
+    known = {cut.id for cut in ours}
+    common = max(((cut.epoch, cut.sequence) for cut in theirs if cut.id in known), default=(-1, -1))
+    own = [cut for cut in theirs if cut.id not in known and (cut.epoch, cut.sequence) > common]
+    if own:
+        raise Diverged(
+            f"Session {session} has gone on by itself at {where}: {own[-1].path} is not one of the origin's.",
+            hint="Copy it the other way round, or take what is there away (graflow-ckpt checkpoints delete).",
+            session=session,
+            path=own[-1].path,
+        )
+
+
+def _tail(place: Readable, keys: Keyring, session: str) -> tuple[int, list[bytes]]:
+    """The transition of a cut, and the payloads of the journal after it.
+
+    It begins at the cut before the newest one if the journal goes back so far: should the newest be damaged
+    one day, the other one is gone on from.
+    """
+    for turn in range(_TURNS):
+        good = _two_newest(place, keys, session)
+        try:
+            after, payloads = _after(place, keys, session, good[0] if good else None)
+        except JournalDamaged:
+            if turn == _TURNS - 1:
+                raise
+            continue  # cut anew meanwhile, and what was before it dropped
+        if len(good) < 2 or not payloads:
+            return after, payloads
+        try:
+            earlier, longer = _after(place, keys, session, good[1])
+        except JournalDamaged:
+            return after, payloads
+        ahead = after - earlier
+        return (earlier, longer) if ahead >= 0 and longer[ahead:] == payloads else (after, payloads)
+    raise AssertionError("not reached")
+
+
+def _two_newest(place: Readable, keys: Keyring, session: str) -> list[Found]:
+    good: list[Found] = []
+    for _, found in history.newest(place, keys, session):
+        if isinstance(found, Found):
+            good.append(found)
+        if len(good) == 2:
+            break
+    return good
+
+
+def _after(place: Readable, keys: Keyring, session: str, found: Found | None) -> tuple[int, list[bytes]]:
+    after = int(found.facts["transition"]) if found is not None else 0
+    kept = history.records(place, keys, after, found, session, closed=True)
+    return after, [payload for payload, _ in kept]
+
+
+def _same(former: Document, meta: Document) -> bool:
+    return all(former.get(name) == meta.get(name) for name in ("checkpoint_id", "parts"))
+
+
+def _check_older(where: str, former: Document, meta: Document) -> None:
+    """A name that people give may stand for a newer checkpoint by now; anything else is somebody else's."""
+
+    def age(one: Document) -> tuple[int, int]:
+        return int(one["epoch"]), int(one["sequence"])
+
+    if former.get("session_id") != meta.get("session_id") or age(former) >= age(meta):
+        raise CheckpointError(
+            f"{where} is another checkpoint than the one that would be copied there.",
+            hint="Delete it, or copy into another place.",
+            path=where,
+        )
+
+
+def _pour(opened: Callable[[], Source], sink: Sink) -> None:
+    source = opened()
+    try:
+        left = source.size
+        while left:
+            piece = memoryview(bytearray(min(_PIECE, left)))  # a new one: the sink may still be at the last
+            count = source.readinto(piece)
+            if not count:
+                raise CheckpointCorrupt("A part ends too early.")
+            sink.write(piece[:count])
+            left -= count
+    finally:
+        source.close()

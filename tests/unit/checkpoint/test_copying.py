@@ -1,0 +1,305 @@
+"""Copying between stores: what arrives, what is left alone, what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graflow_ckpt.checkpoint import archive, history, journal
+from graflow_ckpt.checkpoint.copying import Diverged, Move, sessions, unreadable
+from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.core.errors import CheckpointError, JournalDamaged, SessionBusy, UnknownKey
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.memory import MemoryStore
+from tests.unit.checkpoint import stocked, trios
+
+OTHER = Keyring({"k2": b"2" * 32})
+
+
+@pytest.fixture
+def origin(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "origin")
+
+
+@pytest.fixture
+def target() -> Iterator[MemoryStore]:
+    store = MemoryStore("memory://target")
+    yield store
+    store.forget()
+
+
+def move(origin: CheckpointStore, target: CheckpointStore, **more: Any) -> Move:
+    return Move(origin, target, more.pop("keys", trios.RING), more.pop("ring", OTHER), **more)
+
+
+def states(move: Move, session: str = "s") -> list[str]:
+    return [cut.state for cut in move.session(session).cuts]
+
+
+def metas(store: CheckpointStore) -> list[dict[str, Any]]:
+    return [json.loads(raw) for _, raw in store.list()]
+
+
+def append(store: CheckpointStore, *numbers: int, after: int, ring: Keyring = trios.RING) -> None:
+    """Records of a journal, as an owner writes them."""
+    lease = store.acquire("s")
+    segment = store.journal(lease, after)
+    writer = journal.Writer(ring, "s", lease.epoch, after)
+    segment.append(writer.head)
+    for number in numbers:
+        segment.append(writer.frame(journal.pack(number, 0.0, [("put", "x", bytes([number]), 0)])))
+    segment.close()
+    lease.release()
+
+
+def replayed(store: CheckpointStore, ring: Keyring = OTHER) -> list[int]:
+    """The transitions that a resume would find after the newest cut."""
+    path, found = next(iter(history.newest(store, ring, "s")))
+    assert isinstance(found, archive.Found), path
+    after = found.facts["transition"]
+    return [record.sequence for _, record in history.records(store, ring, after, found, "s")]
+
+
+def test_parts_keep_their_digests_and_meta_gets_the_seal_of_the_target(
+    origin: LocalStore, target: MemoryStore
+) -> None:
+    stocked.line(origin, "s", 3)
+
+    assert states(move(origin, target)) == ["copied"] * 3
+
+    for old, new in zip(metas(origin), metas(target), strict=True):
+        assert (new["parts"], new["checkpoint_id"]) == (old["parts"], old["checkpoint_id"])
+        assert (old["key_id"], new["key_id"]) == ("k1", "k2")
+        assert (new["home"], new["synced"]) == ("memory://target", False)
+    for path, _ in target.list():
+        assert archive.load(target, OTHER, path)[0].metadata.session_id == "s"
+
+
+def test_the_order_of_acceptance_is_kept(origin: LocalStore, target: MemoryStore) -> None:
+    stocked.line(origin, "s", 3)
+
+    states(move(origin, target))
+
+    assert [meta["sequence"] for meta in metas(target)] == [3, 2, 1]
+
+
+def test_what_is_there_is_not_written_again_and_nobody_is_disturbed(
+    origin: LocalStore, target: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stocked.line(origin, "s", 2)
+    append(origin, 2, 3, after=1)
+    states(move(origin, target))
+
+    def refused(*_: object, **__: object) -> None:
+        raise AssertionError("written or owned")
+
+    monkeypatch.setattr(target, "put", refused)
+    monkeypatch.setattr(target, "acquire", refused)
+
+    assert states(move(origin, target)) == ["there", "there"]
+
+
+def test_a_copy_that_was_broken_off_takes_up_where_it_stopped(
+    origin: LocalStore, target: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stocked.line(origin, "s", 3)
+    append(origin, 2, 3, 4, after=1)
+    real, calls = target.put, []
+
+    def fails_once(path: str, *args: Any, **more: Any) -> None:
+        calls.append(path)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        real(path, *args, **more)
+
+    monkeypatch.setattr(target, "put", fails_once)
+    with pytest.raises(KeyboardInterrupt):
+        move(origin, target).session("s")
+    assert len(metas(target)) == 1
+
+    assert states(move(origin, target)) == ["there", "copied", "copied"]
+    assert replayed(target) == replayed(origin, trios.RING) == [2, 3, 4]
+
+
+def test_what_the_origin_has_done_since_comes_with_the_next_copy(
+    origin: LocalStore, target: MemoryStore
+) -> None:
+    stocked.line(origin, "s", 2)
+    append(origin, 2, 3, after=1)
+    states(move(origin, target))
+    stocked.save(origin, "s", 3)
+    append(origin, 2, 3, 4, after=1)
+
+    assert states(move(origin, target)) == ["there", "there", "copied"]
+    assert replayed(target) == replayed(origin, trios.RING) == [2, 3, 4]
+
+
+def test_a_journal_that_the_origin_has_given_up_does_not_come_back(
+    origin: LocalStore, target: MemoryStore
+) -> None:
+    stocked.line(origin, "s", 2)
+    append(origin, 2, 3, after=1)
+    for _ in range(20):  # epochs of the target run ahead of those of the origin
+        target.acquire("s").release()
+    states(move(origin, target))
+    stocked.save(origin, "s", 3, epoch=9)  # taken at the same transition, by an owner without a journal
+
+    states(move(origin, target))
+
+    assert replayed(target) == replayed(origin, trios.RING) == []
+    assert target.acquire("s").epoch > 9
+
+
+def test_a_journal_that_was_cut_off_in_a_former_copy_does_not_count(
+    origin: LocalStore, target: MemoryStore
+) -> None:
+    stocked.line(origin, "s", 2)
+    append(origin, 2, 3, 4, after=1)
+    states(move(origin, target))
+    append(target, 2, after=1, ring=OTHER)  # as a copy that was killed leaves it
+
+    states(move(origin, target))
+
+    assert replayed(target) == [2, 3, 4]
+
+
+def test_the_journal_reaches_back_to_the_cut_before_the_newest(
+    origin: LocalStore, target: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(origin, 2, 3, 4, 5, after=1)
+    stocked.save(origin, "s", 1)  # of transition 1
+    later = trios.state("s", ("put", "x", b"\x03", -1), ("put", "x", b"\x04", -1))
+    later.sequence = 3
+    trios.save(tmp := Path(origin.folder), "session_s_step_4_17-2.pkl", sequence=2, of=later, store=origin)
+    assert tmp.is_dir()
+
+    states(move(origin, target))
+    assert replayed(target) == [4, 5]
+    target.delete("memory://target/session_s_step_4_17-2.pkl")
+
+    assert replayed(target) == [2, 3, 4, 5]
+
+
+def test_who_has_gone_on_at_the_target_is_not_written_over(origin: LocalStore, target: MemoryStore) -> None:
+    stocked.line(origin, "s", 2)
+    states(move(origin, target))
+    stocked.save(target, "s", 3, epoch=5)
+    stocked.save(origin, "s", 3, epoch=2)
+
+    with pytest.raises(Diverged, match="gone on by itself at memory://target"):
+        move(origin, target).session("s")
+
+
+def test_the_other_way_round_brings_what_was_done_there(origin: LocalStore, target: MemoryStore) -> None:
+    stocked.line(origin, "s", 2)
+    states(move(origin, target))
+    new = stocked.save(target, "s", 3, epoch=5)
+
+    moved = Move(target, origin, Keyring({"k1": b"1" * 32, "k2": b"2" * 32}), trios.RING).session("s")
+
+    assert [cut.state for cut in moved.cuts] == ["there", "there", "copied"]
+    assert metas(origin)[0]["checkpoint_id"] == new.checkpoint_id
+
+
+def test_a_session_that_is_run_at_the_target_is_refused(origin: LocalStore, target: MemoryStore) -> None:
+    stocked.line(origin, "s", 1)
+    lease = target.acquire("s")
+
+    with pytest.raises(SessionBusy):
+        move(origin, target).session("s")
+
+    lease.release()
+
+
+def test_what_was_gone_back_behind_stays_where_it_is(origin: LocalStore, target: MemoryStore) -> None:
+    stocked.line(origin, "s", 3)
+    lease = origin.acquire("s")
+    origin.rewound(lease, 1)
+    lease.release()
+    stocked.save(origin, "s", 4, epoch=lease.epoch)
+
+    moved = move(origin, target).session("s")
+
+    assert [(cut.state, cut.path[-5]) for cut in moved.cuts] == [
+        ("superseded", "2"), ("superseded", "3"), ("copied", "1"), ("copied", "4"),
+    ]  # fmt: skip
+
+
+def test_a_damaged_one_is_told_and_the_others_are_copied(origin: LocalStore, target: MemoryStore) -> None:
+    made = stocked.line(origin, "s", 3)
+    values = Path(made[1].path)
+    values.write_bytes(values.read_bytes()[:-1] + b"?")
+    Path(made[0].path.replace(".pkl", ".meta.json")).write_bytes(b"{")
+
+    moved = move(origin, target).session("s")
+
+    assert [cut.state for cut in moved.cuts] == ["bad", "bad", "copied"]
+    assert "corrupted" in str(moved.cuts[1].error)
+    assert [meta["sequence"] for meta in metas(target)] == [3]
+
+
+def test_a_foreign_seal_is_not_copied_unless_it_is_trusted(origin: LocalStore, target: MemoryStore) -> None:
+    (made,) = stocked.line(origin, "s", 1)
+
+    (cut,) = move(origin, target, keys=OTHER).session("s").cuts
+
+    assert isinstance(cut.error, UnknownKey)
+    assert metas(target) == []
+    assert move(origin, target, keys=None).cut(made.path).state == "copied"
+
+
+def test_a_journal_of_another_key_or_a_damaged_one_is_no_error_of_the_cuts(
+    origin: LocalStore, target: MemoryStore
+) -> None:
+    stocked.line(origin, "s", 1)
+    append(origin, 2, 4, after=1)
+
+    moved = move(origin, target).session("s")
+
+    assert [cut.state for cut in moved.cuts] == ["copied"]
+    assert isinstance(moved.error, JournalDamaged)
+
+
+def test_another_checkpoint_of_that_name_is_not_written_over(origin: LocalStore, target: MemoryStore) -> None:
+    made = stocked.save(origin, "s", 1, name="best.pkl")
+    move(origin, target).cut(made.path)
+    newer = stocked.save(origin, "s", 2, name="best.pkl")
+
+    assert move(origin, target).cut(newer.path).state == "copied"
+    foreign = stocked.save(origin, "t", 3, name="best.pkl")
+    with pytest.raises(CheckpointError, match=r"best\.pkl is another checkpoint"):
+        move(origin, target).cut(foreign.path)
+
+
+def test_one_that_was_deleted_meanwhile_is_gone_and_no_error(origin: LocalStore, target: MemoryStore) -> None:
+    (made,) = stocked.line(origin, "s", 1)
+    origin.delete(made.path)
+
+    assert move(origin, target).cut(made.path).state == "gone"
+
+
+def test_a_cut_whose_session_lives_elsewhere_keeps_that_address(
+    origin: LocalStore, target: MemoryStore
+) -> None:
+    made = stocked.save(origin, "s", 1, name="best.pkl", home="sqlite:////srv/runs.db")
+
+    move(origin, target).cut(made.path)
+
+    assert metas(target)[0]["home"] == "sqlite:////srv/runs.db"
+
+
+def test_sessions_are_listed_by_their_last_cut(origin: LocalStore) -> None:
+    stocked.save(origin, "new", 1, days=1)
+    stocked.save(origin, "old", 1, days=3)
+    stocked.save(origin, "kept", 1, days=9)
+    Path(origin.folder, "session_lost_step_1_17-1.meta.json").write_bytes(b"{")
+
+    assert sessions(origin) == ["kept", "old", "new"]
+    assert sessions(origin, workflow="another") == []
+    assert [cut.path[-25:] for cut in unreadable(origin, ["old"])] == ["session_lost_step_1_17-1.pkl"[-25:]]
+    assert unreadable(origin, ["lost"]) == []

@@ -1,0 +1,116 @@
+"""Two checkpoints side by side: what is told of tasks and values. No pickle is opened."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graflow_ckpt.checkpoint.codec import encode
+from graflow_ckpt.checkpoint.difference import Change, difference, inner
+from graflow_ckpt.checkpoint.holdings import Holdings, holdings
+from graflow_ckpt.core.apply import apply
+from graflow_ckpt.core.errors import CheckpointCorrupt, UnknownKey
+from graflow_ckpt.core.facts import Op
+from graflow_ckpt.core.values import Live
+from graflow_ckpt.stores.local import LocalStore
+from tests.unit.checkpoint import trios
+
+
+class Tells:
+    """Nobody may open this."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.deep = {"same": 1, "other": number}
+
+    def __setstate__(self, state: Any) -> None:
+        raise AssertionError("a pickle was opened")
+
+
+def put(name: str, value: Any) -> Op:
+    cell = encode(value) if not isinstance(value, (Tells, np.ndarray)) else Live(value)
+    return ("put", name, cell, -1)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path)
+
+
+def held(store: LocalStore, name: str, *ops: Op, **more: Any) -> Holdings:
+    path = trios.save(Path(store.folder), name, of=trios.state("s", *ops), store=store, **more).path
+    return holdings(store, trios.RING, path)
+
+
+def told(changes: tuple[Change, ...] | list[Change]) -> dict[str, str]:
+    return {change.name: change.what for change in changes}
+
+
+def test_values_are_added_removed_changed_or_the_same(store: LocalStore) -> None:
+    before = held(store, "a.pkl", put("gone", 1), put("n", 1), put("live", Tells(1)), put("still", Tells(5)))
+    after = held(store, "b.pkl", put("n", 2), put("new", "x"), put("live", Tells(2)), put("still", Tells(5)))
+
+    found = difference(before, after)
+
+    assert told(found.values) == {"gone": "removed", "n": "changed", "live": "changed", "new": "added"}
+    assert found.same == ("still", "x")
+    assert (before.values["n"].value, before.values["n"].plain) == (1, True)
+    assert before.values["live"].kind.endswith("test_difference.Tells")
+    assert before.values["live"].size > 0
+
+
+def test_a_value_with_another_type_has_changed(store: LocalStore) -> None:
+    before = held(store, "a.pkl", put("n", 1), put("m", [1.0]))
+    after = held(store, "b.pkl", put("n", True), put("m", np.array([1.0])))
+
+    assert told(difference(before, after).values) == {"n": "changed", "m": "changed"}
+
+
+def test_what_has_changed_inside_is_told(store: LocalStore) -> None:
+    before = held(store, "a.pkl", put("live", Tells(1)), put("d", {"a": {"b": 1, "c": 2}, "gone": 1}))
+    after = held(store, "b.pkl", put("live", Tells(2)), put("d", {"a": {"b": 5, "c": 2}, "new": 1}))
+
+    changes = {change.name: change for change in difference(before, after).values}
+
+    assert told(inner(changes["live"])) == {".number": "changed", ".deep.other": "changed"}
+    assert told(inner(changes["d"])) == {".a.b": "changed", ".gone": "removed", ".new": "added"}
+
+
+def test_what_was_appended_counts_as_part_of_the_list(store: LocalStore) -> None:
+    whole = held(store, "a.pkl", put("list", [1, 2, 3]))
+    state = trios.state("s", put("list", [1]))
+    apply(state, [("append", "list", encode(2)), ("append", "list", encode(3))], 0.0)
+    assert state.appended
+    path = trios.save(Path(store.folder), "b.pkl", of=state, store=store).path
+
+    found = holdings(store, trios.RING, path)
+
+    assert found.values["list"].value == [1, 2, 3]
+    assert difference(whole, found).values == ()
+
+
+def test_how_far_each_is_and_what_tasks_have_come_to(store: LocalStore) -> None:
+    before = held(store, "a.pkl", user={"loss": 1, "same": 2})
+    spec = before.found.facts["pending_tasks"][0]
+    after = held(store, "b.pkl", ("claim", spec["key"], 1), sequence=2, user={"loss": 2, "same": 2})
+
+    found = difference(before, after)
+
+    assert told(found.facts) == {"sequence": "changed"}
+    assert told(found.metadata) == {"loss": "changed"}
+    assert not difference(before, before)
+    assert found.code == ()
+
+
+def test_a_damaged_or_foreign_one_is_not_compared(store: LocalStore) -> None:
+    path = held(store, "a.pkl").found.path
+    with pytest.raises(UnknownKey):
+        holdings(store, trios.Keyring({"other": b"2" * 32}), path)
+    data = Path(path).read_bytes()
+    Path(path).write_bytes(data[:-1] + b"?")
+
+    with pytest.raises(CheckpointCorrupt):
+        holdings(store, trios.RING, path)

@@ -74,6 +74,7 @@ _REFUSALS = re.compile(
 )
 _NO_DATABASE = re.compile(r"database \"(.*)\" does not exist")
 _GONE = ("08", "57P", "53300", "40001", "40P01", "55P03", "25P03")
+_CHANGING = re.compile(r"cache lookup failed|could not open relation with OID|tuple concurrently")
 _MISSING = ("42P01", "3F000", "42883", "42703")
 
 
@@ -230,6 +231,8 @@ def in_our_words(error: psycopg.Error, address: str) -> ServerError | SchemaUnsu
         return SchemaUnsupported(
             f"{address} lacks what this version needs: {text}.", hint=upgrade_hint(address), store=address
         )
+    if code == "XX000" and _CHANGING.search(text):  # somebody upgrades: what it was about to use is made anew
+        return ServerGone(f"{address} changes its tables just now: {text}.", hint=_PASSING, address=address)
     if code.startswith(_GONE):
         return ServerGone(f"{address} cannot do that now: {text}.", hint=_PASSING, address=address)
     if not code and isinstance(error, psycopg.OperationalError):

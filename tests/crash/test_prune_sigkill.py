@@ -15,6 +15,7 @@ from graflow_ckpt import CheckpointManager, KeepLast
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
 from tests.object_servers import CREDENTIALS, ObjectServer
+from tests.postgres_servers import PASSWORD, PostgresServer
 from tests.servers import Server
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import left, line
@@ -33,13 +34,18 @@ CheckpointManager.prune(KeepLast(2), store=sys.argv[1])
 """
 
 
-@pytest.fixture(params=["local", "redis", "objects"])
+@pytest.fixture(params=["local", "redis", "objects", "postgres"])
 def store(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[CheckpointStore]:
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", trios.KEY)
     if request.param == "local":
         yield open_store(tmp_path / "checkpoints")
+        return
+    if request.param == "postgres":
+        monkeypatch.setenv("PGUSER", PostgresServer.user)  # its folder shows neither
+        monkeypatch.setenv("PGPASSWORD", PASSWORD)
+        yield open_store(request.getfixturevalue("postgres_url"))
         return
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)

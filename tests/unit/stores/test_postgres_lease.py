@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -26,7 +27,7 @@ from graflow_ckpt.stores import postgres_chunks
 from graflow_ckpt.stores.postgres import PostgresStore
 from tests.postgres_servers import PostgresServer
 from tests.proxy import Proxy
-from tests.unit.stores.redis_trios import own_name, parts, put
+from tests.unit.stores.redis_trios import own_name, parts, put, read
 
 ROOT = Path(__file__).parents[3]
 CHUNK = 1 << 16
@@ -65,6 +66,14 @@ class Clock:
     def step(self, seconds: float) -> None:
         """As if the server's clock had been set forward, or back."""
         self.ask("update graflow_ckpt.sessions set until = until - %s * interval '1 second'", seconds)
+
+    def waiting(self, count: int) -> None:
+        """Until so many wait for a lock."""
+        deadline = time.monotonic() + 20
+        asked = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
+        while self.ask(asked) != [(count,)]:
+            assert time.monotonic() < deadline, f"not {count} who wait"
+            time.sleep(0.01)
 
     def owned(self, seconds: float, *, term: int = 15_000, **unlike: object) -> None:
         """As if another process had claimed the session."""
@@ -266,13 +275,6 @@ def test_who_is_fenced_while_it_writes_puts_nothing(
 def test_a_claim_waits_for_a_commit_that_has_seen_its_epoch(store: PostgresStore, clock: Clock) -> None:
     lease, taken, seen = store.acquire("s"), [], []
 
-    def waiting(count: int) -> None:
-        deadline = time.monotonic() + 20
-        asked = "select count(*) from pg_stat_activity where wait_event_type = 'Lock'"
-        while clock.ask(asked) != [(count,)]:
-            assert time.monotonic() < deadline, f"not {count} who wait"
-            time.sleep(0.01)
-
     def take() -> None:
         taken.append(store.acquire("s", take_over=True))
         seen.extend(path for path, _ in store.list())
@@ -285,9 +287,9 @@ def test_a_claim_waits_for_a_commit_that_has_seen_its_epoch(store: PostgresStore
             threading.Thread(target=take),
         ]
         threads[0].start()
-        waiting(1)
+        clock.waiting(1)
         threads[1].start()
-        waiting(2)
+        clock.waiting(2)
         other.rollback()
     for thread in threads:
         thread.join()
@@ -295,6 +297,37 @@ def test_a_claim_waits_for_a_commit_that_has_seen_its_epoch(store: PostgresStore
     assert seen == [f"{store.folder}/best"]
     assert taken[0].epoch == 2
     taken[0].release()
+
+
+def test_a_commit_whose_sender_is_killed_is_over_before_the_next_owner_begins(
+    store: PostgresStore, postgres_url: str, clock: Clock
+) -> None:
+    """The server does not know of the kill: the statement goes on, and a claim has to wait for it."""
+    put(store, "best", "former")
+    found: list[Any] = []
+
+    def follow() -> None:
+        lease = store.acquire("s")
+        found.extend([lease.epoch, read(store, "best")])
+        lease.release()
+
+    with psycopg.connect(clock.server.url_of(clock.database)) as other:
+        other.execute("select from graflow_ckpt.checkpoints where name = 'best' for update")
+        with owner_elsewhere(postgres_url, lease=600) as process:
+            assert process.stdin is not None
+            process.stdin.write("best\n")
+            process.stdin.flush()
+            clock.waiting(1)
+            process.kill()
+            process.wait()
+        thread = threading.Thread(target=follow)
+        thread.start()
+        clock.waiting(2)
+        other.rollback()
+    thread.join()
+
+    assert found == [2, ("theirs", b"theirs", b"theirs")]
+    assert read(store, "best") == found[1]
 
 
 def test_a_server_that_has_forgotten_the_session_fences_its_owner(store: PostgresStore, clock: Clock) -> None:
@@ -495,6 +528,32 @@ def test_a_stopped_owner_loses_the_session_and_writes_nothing_when_it_wakes_what
         assert [path.rpartition("/")[2] for path, _ in store.list()] == [own_name(1)]
         assert list(store.segments("s")) == [(1, 0, b"")]
         lease.release()
+
+
+@pytest.mark.parametrize("step", [-1e9, 1e9])
+def test_what_the_clock_of_a_program_says_changes_nothing(
+    store: PostgresStore, clock: Clock, monkeypatch: pytest.MonkeyPatch, step: float
+) -> None:
+    """It is stepped before each look, by thirty years to and fro; the server's clock is the only one."""
+    said, steps = time.time, itertools.cycle([step, 0.0])
+    monkeypatch.setattr(time, "time", lambda: said() + next(steps))
+    monkeypatch.setattr(time, "time_ns", lambda: int((said() + next(steps)) * 1e9))
+
+    old = store.acquire("s")
+    for number in (1, 2):
+        put(store, own_name(number), f"n{number}", old)
+    assert 10 < clock.left() <= 15
+    with pytest.raises(SessionBusy):
+        store.acquire("s")
+    new = store.acquire("s", take_over=True)
+    with pytest.raises(Fenced):
+        put(store, own_name(3), "late", old)
+    put(store, own_name(3), "n3", new)
+
+    assert new.epoch == old.epoch + 1
+    assert 10 < clock.left() <= 15
+    assert [path.rpartition("/")[2] for path, _ in store.list("s")] == [own_name(n) for n in (3, 2, 1)]
+    new.release()
 
 
 def test_a_claim_whose_reply_is_lost_is_the_same_claim_when_it_is_asked_for_again(

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import psycopg
 import pytest
 
-from graflow_ckpt.core.errors import GraflowError, SchemaUnsupported, ServerError
+from graflow_ckpt.core.errors import GraflowError, SchemaUnsupported, ServerError, ServerGone
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.postgres_link import Link
 from graflow_ckpt.stores.postgres_names import parse
@@ -200,39 +200,86 @@ def test_a_first_step_that_fails_leaves_nothing(
     assert Schema(link).status().verdict == "none"
 
 
+GATE = 99
 SLOW = """
 import sys
+from dataclasses import replace
 from graflow_ckpt.stores.postgres_link import Link
 from graflow_ckpt.stores.postgres_names import parse
-from graflow_ckpt.stores.postgres_schema import Migration, Schema
-from tests.unit.stores.test_postgres_schema import STEPS
-slow = Migration(3, "three", "create table graflow_ckpt.half (n int); select pg_sleep(60)", "-")
-Schema(Link(parse(sys.argv[1])), (*STEPS[:2], slow)).upgrade()
+from graflow_ckpt.stores.postgres_schema import Schema
+from tests.unit.stores.test_postgres_schema import GATE, STEPS
+wait = f"; select pg_advisory_xact_lock({GATE})"
+if sys.argv[2] == "up":
+    slow = replace(STEPS[2], up="create table graflow_ckpt.half (n int)" + wait)
+    Schema(Link(parse(sys.argv[1])), (*STEPS[:2], slow)).upgrade()
+else:
+    slow = replace(STEPS[2], down=STEPS[2].down + wait)
+    Schema(Link(parse(sys.argv[1])), (*STEPS[:2], slow)).downgrade(0)
 """
+
+
+@contextmanager
+def in_its_last_step(server: PostgresServer, url: str, way: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that has begun the third step, and cannot end it before the block does."""
+    with closing(psycopg.connect(url, autocommit=True)) as gate:
+        gate.execute("select pg_advisory_lock(%s)", [GATE])
+        command = [sys.executable, "-c", SLOW, url, way]
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+            wait_until(lambda: waiting(server) == 1, process)
+            try:
+                yield process
+            finally:
+                process.kill()
+
+
+def waiting(server: PostgresServer) -> int:
+    """How many wait for a lock in a database of this test."""
+    ((count,),) = server.ask("select count(*) from pg_locks where not granted and locktype = 'advisory'")
+    return int(count)
+
+
+def wait_until(comes: Callable[[], bool], process: subprocess.Popen[bytes] | None = None) -> None:
+    deadline = time.monotonic() + 20
+    while not comes():
+        assert time.monotonic() < deadline
+        assert process is None or process.poll() is None
+        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("who", ["program", "server"])
 def test_an_upgrade_in_which_somebody_is_killed_is_taken_up_where_it_was(
     link: Link, postgres_server: PostgresServer, url: str, who: str
 ) -> None:
-    with subprocess.Popen([sys.executable, "-c", SLOW, url], cwd=ROOT, stderr=subprocess.DEVNULL) as process:
-        deadline = time.monotonic() + 20
-        asked = "select count(*) from pg_stat_activity where wait_event = 'PgSleep'"
-        while postgres_server.ask(asked) != [(1,)]:
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.01)
+    with in_its_last_step(postgres_server, url, "up") as process:
         if who == "program":
-            os.kill(process.pid, signal.SIGKILL)
-            # its backend finds out when it has something to say: it is ended as an administrator would
-            postgres_server.ask(asked.replace("count(*)", "pg_terminate_backend(pid)"))
+            process.kill()
         else:
             postgres_server.restart()
         process.wait(20)
 
-    assert tables(postgres_server, url) == ["migrations", "one", "two"]
-    assert (Schema(link, STEPS).status().version, Schema(link, STEPS).status().verdict) == (2, "behind")
+    # where the program was killed, its backend ends the step, has nobody to tell, and takes it back
     assert [step.version for step in Schema(link, STEPS).upgrade()] == [3]
+    assert tables(postgres_server, url) == ["migrations", "one", "two"]
+    assert Schema(link, STEPS).status().verdict == "ready"
+
+
+@pytest.mark.parametrize("who", ["program", "server"])
+def test_a_downgrade_in_which_somebody_is_killed_has_taken_whole_steps(
+    link: Link, postgres_server: PostgresServer, url: str, who: str
+) -> None:
+    Schema(link, STEPS).upgrade()
+    link.close()  # it would find out later that the server has gone
+    with in_its_last_step(postgres_server, url, "down") as process:
+        if who == "program":
+            process.kill()
+        else:
+            postgres_server.restart()
+        process.wait(20)
+
+    assert Schema(link, STEPS).upgrade() == []  # waits for who was killed; nothing had happened
+    asked = "select column_name from information_schema.columns where table_name = 'one' order by 1"
+    assert postgres_server.ask(asked, database=url.rpartition("/")[2]) == [("m",), ("n",)]
+    assert [step.version for step in Schema(link, STEPS).downgrade(0)] == [3, 2, 1]
 
 
 # --- several at once -------------------------------------------------------------------
@@ -263,4 +310,65 @@ def test_of_many_upgrades_at_once_each_step_is_taken_by_one(url: str) -> None:
     store = PostgresStore(url)
     put(store, "best", "one")
     assert read(store, "best")[0] == "one"
+    store.close()
+
+
+def test_who_waits_for_an_upgrade_that_is_killed_takes_the_steps_that_it_has_not(
+    postgres_server: PostgresServer, url: str
+) -> None:
+    taken: list[int] = []
+    other = Link(parse(url))
+    second = threading.Thread(
+        target=lambda: taken.extend(step.version for step in Schema(other, STEPS).upgrade())
+    )
+    with in_its_last_step(postgres_server, url, "up") as process:
+        second.start()
+        wait_until(lambda: waiting(postgres_server) == 2, process)
+        process.kill()
+        process.wait(20)
+    second.join(20)
+
+    assert taken == [3]
+    assert tables(postgres_server, url) == ["migrations", "one", "two"]
+    other.close()
+
+
+def test_a_routine_that_is_made_anew_while_it_is_called_may_pass(link: Link) -> None:
+    said = "do $$ begin raise exception using errcode = 'XX000', message = '{}'; end $$"
+
+    with pytest.raises(ServerGone, match="changes its tables just now"):
+        link.run(lambda c: c.execute(said.format("cache lookup failed for function 7").encode()))
+    with pytest.raises(ServerError, match="answers with an error") as other:
+        link.run(lambda c: c.execute(said.format("something else").encode()))
+
+    assert not isinstance(other.value, ServerGone)
+
+
+def test_a_save_and_an_upgrade_at_once_are_one_after_the_other(
+    postgres_server: PostgresServer, url: str
+) -> None:
+    """Whoever is first: the checkpoint is there, or it is said that the tables are not."""
+    store = PostgresStore(url)
+    store.schema.upgrade()
+    put(store, "best", "one")
+    failed: list[Exception] = []
+
+    def save() -> None:
+        for number in range(30):
+            try:
+                put(store, f"n{number}", "one")
+            except GraflowError as error:
+                failed.append(error)
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    for _ in range(3):
+        store.schema.downgrade(1)
+        store.schema.upgrade()
+    thread.join()
+
+    odd = [str(error) for error in failed if "lacks what this version needs" not in str(error)]
+    assert odd == []
+    assert {read(store, path)[0] for path, _ in store.list()} == {"one"}
+    assert len(list(store.list())) == 31 - len(failed)
     store.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -337,6 +338,27 @@ def test_a_server_that_is_killed_in_the_middle_of_a_save_and_is_back_interrupts_
 
     assert read(store, own_name()) == ("one", b"one" * 2 * CHUNK, b"one")
     assert rows.staged() == 0
+    lease.release()
+
+
+def test_a_process_of_the_server_that_is_killed_in_the_middle_of_a_save_interrupts_nothing(
+    store: PostgresStore, rows: Rows
+) -> None:
+    """All others end with it, and the server looks through its log: so it does when memory runs out."""
+    lease = store.acquire("s")
+    *rest, (name, meta) = parts("one", size=2 * CHUNK)
+
+    def kill(sink: object) -> None:
+        asked = "select pid from pg_stat_activity where application_name = 'graflow-ckpt' limit 1"
+        ((pid,),) = rows.ask(asked)
+        os.kill(int(str(pid)), signal.SIGKILL)
+        meta(sink)  # type: ignore[arg-type]
+
+    store.put(own_name(), [*rest, (name, kill)], lease=lease, stage="one")
+
+    assert read(store, own_name()) == ("one", b"one" * 2 * CHUNK, b"one")
+    assert rows.staged() == 0
+    lease.check()
     lease.release()
 
 

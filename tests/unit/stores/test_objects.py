@@ -7,7 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from threading import Timer
@@ -465,6 +467,27 @@ def test_a_server_that_is_back_in_time_was_not_missed(object_server: ObjectServe
 
     assert read(store, own_name()) == ("one", b"x" * (CHUNK + 1), b"one")
     lease.release()
+
+
+def test_what_is_large_may_take_its_time_where_what_is_small_is_given_up(
+    object_server: ObjectServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects_bucket, "PATIENCE", 0)
+    monkeypatch.setitem(objects_bucket._QUICK, "read_timeout", timedelta(seconds=0.2))
+    store = ObjectStore(object_server.at("slow-line", proxy.port))
+    bucket = store._all.bucket
+    bucket.put("large", b"x" * CHUNK)
+    proxy.stall()
+
+    with ThreadPoolExecutor(2) as threads:
+        put = threads.submit(bucket.put, "large", b"y" * CHUNK)
+        got = threads.submit(bucket.get_range, "large", 0, CHUNK)
+        with pytest.raises(ServerGone):
+            bucket.get("small")
+        proxy.resume()
+
+        put.result()
+        assert got.result() is not None
 
 
 def test_a_save_while_the_server_is_away_fails_and_the_next_one_succeeds(

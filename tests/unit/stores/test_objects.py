@@ -101,16 +101,6 @@ def test_a_path_of_another_store_is_not_its_own(store: ObjectStore, tmp_path: Pa
     assert LocalStore(tmp_path).takes("s3://bucket/best") is None
 
 
-@pytest.mark.parametrize("name", ["a b", "50%25", "x=y", "#?*&+", "naïve ☃", "a\\b", "..."])
-def test_odd_names_are_names(store: ObjectStore, name: str) -> None:
-    store.put(name, parts("one"), lease=None, stage="one")
-
-    assert json.loads(store.meta(name))["stage"] == "one"
-    assert names(store) == [name]
-    assert store.delete(name) is True
-    assert names(store) == []
-
-
 def test_prefixes_are_stores_of_their_own(store: ObjectStore, object_server: ObjectServer) -> None:
     put(store, "best", "one")
 
@@ -197,10 +187,10 @@ def test_a_pattern_is_one_of_names(store: ObjectStore, pattern: str, found: list
 
 
 def test_more_than_one_page_is_listed(store: ObjectStore) -> None:
-    for number in range(150):
-        put(store, own_name(number), str(number))
+    for number in range(70):
+        put(store, own_name(number), str(number), note="x" * SMALL)  # metas that have to be fetched
 
-    assert [json.loads(raw)["stage"] for _, raw in store.list("s")] == [str(n) for n in range(149, -1, -1)]
+    assert [json.loads(raw)["stage"] for _, raw in store.list("s")] == [str(n) for n in range(69, -1, -1)]
 
 
 def test_a_meta_that_is_gone_is_listed_as_damaged(store: ObjectStore) -> None:
@@ -608,7 +598,7 @@ def test_readers_see_whole_checkpoints_while_they_are_written_anew(store: Object
 from graflow_ckpt.stores.objects import ObjectStore
 from tests.unit.stores.redis_trios import put
 store = ObjectStore({store.url + "?" + "&".join(f"{k}={v}" for k, v in store._place.options.items())!r})
-for n in range(60):
+for n in range(30):
     put(store, "best", f"text{{n}}", size={LARGE})
 """
     put(store, "best", "text", size=LARGE)

@@ -277,24 +277,6 @@ def test_threads_that_write_one_name_leave_one_of_their_checkpoints_whole(
     assert len(data(store)) == 1
 
 
-def test_threads_of_one_owner_lose_no_commit(fresh: Callable[[], ObjectStore]) -> None:
-    store = fresh()
-    lease = store.acquire("s")
-
-    def write(who: int) -> None:
-        for n in range(10):
-            put(store, own_name(100 * who + n), "x", lease)
-
-    threads = [Thread(target=write, args=(who,)) for who in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert len(list(fresh().list("s"))) == 40
-    lease.release()
-
-
 def test_a_deleted_name_is_not_brought_back_by_a_late_writer(fresh: Callable[[], ObjectStore]) -> None:
     old = fresh()
     lease = old.acquire("s")

@@ -40,9 +40,10 @@ _CLASSES: Mapping[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
 _CLIENT = {
     "allow_http": True,  # whoever names an endpoint with http:// means it
     "connect_timeout": timedelta(seconds=5),
-    "read_timeout": timedelta(seconds=15),
-    "timeout": timedelta(seconds=60),
 }
+_SMALL = 256 << 10  # bytes; what is larger may take its time on a slow line
+_QUICK = {"read_timeout": timedelta(seconds=15), "timeout": timedelta(seconds=60)}
+_PATIENT = {"read_timeout": timedelta(minutes=2), "timeout": timedelta(minutes=10)}
 _RETRIES: Any = {
     "max_retries": 2,
     "retry_timeout": timedelta(seconds=PATIENCE),
@@ -81,7 +82,7 @@ class Bucket:
     def __init__(self, place: Place) -> None:
         self.address = str(place)
         self._place = place
-        self._client: Any = None  # the three classes have no common one
+        self._clients: dict[bool, Any] = {}  # the three classes have no common one
         self._mutex = threading.Lock()
 
     # --- reading -----------------------------------------------------------------------
@@ -99,7 +100,7 @@ class Bucket:
         """A piece of an object that is at least that long."""
         try:
             with self._translated():
-                return memoryview(obstore.get_range(self._it, key, start=start, length=length))
+                return memoryview(obstore.get_range(self._for(length), key, start=start, length=length))
         except FileNotFoundError:
             return None
 
@@ -207,6 +208,10 @@ class Bucket:
 
     @property
     def _it(self) -> Any:
+        return self._for(0)
+
+    def _for(self, size: int) -> Any:
+        """The client for requests that move so many bytes."""
         global _used_by
         if _used_by not in (0, os.getpid()):  # its threads are not in the child, and a call would never end
             raise CheckpointError(
@@ -214,13 +219,14 @@ class Bucket:
                 hint="Start processes with spawn or forkserver, or fork before a bucket is used.",
                 store=self.address,
             )
+        large = size > _SMALL
         with self._mutex:
-            if self._client is None:
+            if large not in self._clients:
                 _used_by = os.getpid()
-                self._client = self._open()
-        return self._client
+                self._clients[large] = self._open(_PATIENT if large else _QUICK)
+        return self._clients[large]
 
-    def _open(self) -> Any:
+    def _open(self, timeouts: Mapping[str, timedelta]) -> Any:
         place = self._place
         options: dict[str, Any] = dict(place.options)
         if place.scheme == "s3":
@@ -229,7 +235,7 @@ class Bucket:
             return _CLASSES[place.scheme](
                 place.bucket,
                 prefix=place.prefix or None,
-                client_options=_CLIENT,
+                client_options={**_CLIENT, **timeouts},
                 retry_config=_RETRIES,
                 **options,
             )
@@ -243,7 +249,7 @@ class Bucket:
     def _put(self, key: str, data: Buffer, mode: Any) -> Tag:
         try:
             with self._translated():
-                return _tag(obstore.put(self._it, key, data, mode=mode, use_multipart=False))
+                return _tag(obstore.put(self._for(len(data)), key, data, mode=mode, use_multipart=False))
         except FileNotFoundError as error:
             if mode in ("overwrite", "create"):
                 raise self._no_bucket() from error

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError
 from graflow_ckpt.core.protocols import Buffer
@@ -73,12 +72,14 @@ class PieceSink:
             self._going.popleft().result()
         self._stop()
 
-    def abandon(self) -> None:
-        """Take away what there is. What cannot be reached is left for the session's next owner."""
+    def abandon(self) -> bool:
+        """Take away what there is; whether that was done. What cannot be reached the next owner removes."""
         self._stop()
-        if self._count:
-            with suppress(GraflowError):  # what failed is raised already
-                self._bucket.delete([piece_key(self._data, number) for number in range(self._count)])
+        try:
+            self._bucket.delete([piece_key(self._data, number) for number in range(self._count)])
+        except GraflowError:  # what failed is raised already
+            return False
+        return True
 
     def _send(self) -> None:
         if self._pool is None:

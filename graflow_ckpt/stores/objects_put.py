@@ -4,7 +4,9 @@
 
 Parts of up to SMALL bytes go with the record, up to INLINE bytes in one object: so a small checkpoint is
 one request, and the head of a session that keeps many of them stays one that is quickly sent.
-Promise: that of objects_trio.py. Whoever fails before W3 takes away what it has written.
+Promise: that of objects_trio.py. Whoever fails before W3 takes away what it has written; after W3 has begun,
+only if it is sure that it was refused: a put that was sent may be carried out, even later, and then it must
+point at something. Whatever is left is removed by the session's next owner.
 Not here: who may write (objects_lease.py).
 """
 
@@ -13,9 +15,10 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from graflow_ckpt.core.errors import SaveOutcomeUnknown, ServerGone
+from graflow_ckpt.core.errors import Fenced, GraflowError, SaveOutcomeUnknown, ServerGone
 from graflow_ckpt.core.protocols import Buffer, PartWriter
 from graflow_ckpt.stores.objects_bucket import Bucket, Patience
 from graflow_ckpt.stores.objects_chunks import PieceSink
@@ -78,6 +81,10 @@ class InHead:
             self._heads.update(self._session, change, self._seen)
         return done
 
+    def now(self) -> Record | None:
+        """What is committed."""
+        return self._heads.read(self._session).head.commits.get(self._put.target.base)
+
 
 class InName:
     """A checkpoint under any other name: its record has an object of its own."""
@@ -115,6 +122,10 @@ class InName:
                 if patience.over():
                     raise
 
+    def now(self) -> Record | None:
+        """What is committed."""
+        return self._names.read(self._put.target).record
+
 
 def write(
     bucket: Bucket, heads: Heads, names: Names, put: Put, parts: Sequence[tuple[str, PartWriter]], folder: str
@@ -126,19 +137,26 @@ def write(
     place = InHead(heads, put) if put.target.session is not None else InName(names, put)
     blank = put.record()
     sink = PieceSink(bucket, blank.key(blank.mark))
+    over = False
     try:
-        record = _fill(blank, sink, parts, place.room)
         try:
-            return place.commit(record)
+            record = _fill(blank, sink, parts, place.room)
+        except BaseException:
+            over = sink.abandon()
+            raise
+        try:
+            done = place.commit(record)
+            over = True
         except ServerGone as error:
             raise _unknown(path_of(folder, put.target.base), error) from error
-    except SaveOutcomeUnknown:
-        raise  # it may stand: nothing of it is to be taken away
-    except BaseException:
-        sink.abandon()
-        raise
+        except Fenced:  # what it was to replace has changed since: nothing that is on its way can arrive
+            with suppress(GraflowError):
+                now = place.now()
+                over = (now is None or record.mark not in now.data) and sink.abandon()
+            raise
+        return done
     finally:
-        if put.lease is not None:
+        if over and put.lease is not None:
             put.lease.forget(blank.mark)
 
 

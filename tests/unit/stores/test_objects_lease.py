@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -13,7 +11,7 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from threading import Barrier, Thread
+from threading import Thread
 
 import pytest
 
@@ -22,7 +20,6 @@ from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.objects_bucket import Bucket
-from graflow_ckpt.stores.objects_lease import ObjectLease
 from graflow_ckpt.stores.objects_names import head_key
 from tests.unit.stores.interruptions import Killed, happening, killed, lost
 from tests.unit.stores.redis_trios import own_name, put, read
@@ -155,28 +152,6 @@ def test_of_two_that_take_over_at_once_one_is_refused_or_fenced(store: ObjectSto
     won[0].release()
 
 
-def test_of_many_that_acquire_at_once_one_gets_it(store: ObjectStore, objects_url: str) -> None:
-    for _ in range(5):
-        got: list[ObjectLease] = []
-        start = Barrier(6)
-
-        def acquire(got: list[ObjectLease] = got, start: Barrier = start) -> None:
-            mine = ObjectStore(objects_url)
-            mine.probe()
-            start.wait()
-            with suppress(SessionBusy):
-                got.append(mine.acquire("s"))
-
-        threads = [Thread(target=acquire) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-
-        assert len(got) == 1
-        got[0].release()
-
-
 def test_a_dead_owner_of_this_machine_is_taken_over_at_once(
     store: ObjectStore, child: subprocess.Popen[str]
 ) -> None:
@@ -193,26 +168,6 @@ def test_a_dead_owner_of_this_machine_is_taken_over_at_once(
     assert lease.taken_from is not None
     assert lease.taken_from.pid == child.pid
     lease.release()
-
-
-def test_an_owner_that_was_stopped_and_woken_writes_nothing(
-    store: ObjectStore, child: subprocess.Popen[str]
-) -> None:
-    assert child.stdin is not None
-    assert child.stdout is not None
-    print(file=child.stdin, flush=True)
-    assert child.stdout.readline() == "written\n"
-    os.kill(child.pid, signal.SIGSTOP)
-    new = store.acquire("s", take_over=True)
-    put(store, own_name(100), "new", new)
-    os.kill(child.pid, signal.SIGCONT)
-
-    print(file=child.stdin, flush=True)
-
-    assert child.stdout.readline() == "Fenced\n"
-    assert sorted(json.loads(raw)["stage"] for _, raw in store.list("s")) == ["child1", "new"]
-    new.check()
-    new.release()
 
 
 def test_a_silent_owner_elsewhere_is_taken_over_when_its_time_is_over(store: ObjectStore) -> None:

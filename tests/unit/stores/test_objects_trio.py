@@ -8,7 +8,14 @@ from threading import Thread
 
 import pytest
 
-from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, Fenced
+from graflow_ckpt.core.errors import (
+    CheckpointError,
+    CheckpointNotFound,
+    Fenced,
+    SaveOutcomeUnknown,
+    ServerGone,
+)
+from graflow_ckpt.stores import objects_bucket
 from graflow_ckpt.stores.objects import ObjectStore
 from tests.unit.stores.interruptions import Killed, happening, killed, lost
 from tests.unit.stores.redis_trios import own_name, put, read
@@ -147,6 +154,88 @@ def test_a_reply_lost_anywhere_changes_nothing(fresh: Callable[[], ObjectStore],
 
 @NAMES
 @ENDS
+def test_a_writer_that_is_interrupted_anywhere_takes_nothing_away_that_is_pointed_at(
+    fresh: Callable[[], ObjectStore], name: str, after: bool
+) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    for at in range(MOST):
+        store = fresh()
+        lease = store.acquire("s", take_over=True)
+        put(store, name, "one", lease, size=LARGE)
+
+        with happening(store, at, interrupt, after=after) as point, suppress(KeyboardInterrupt):
+            put(store, name, "two", lease, size=LARGE)
+
+        stage, values, state = read(fresh(), name)
+        assert stage in ("one", "two")
+        assert (values, state) == (stage.encode() * LARGE, stage.encode())
+        fresh().acquire("s", take_over=True).release()
+        assert len(data(fresh())) == 1
+        if not point.happened:
+            break
+
+    assert not point.happened
+
+
+@NAMES
+def test_a_save_that_was_carried_out_unheard_before_a_takeover_stays_whole(
+    fresh: Callable[[], ObjectStore], name: str
+) -> None:
+    found = []
+    for at in range(MOST):
+        old, other = fresh(), fresh()
+        lease = old.acquire("s", take_over=True)
+        put(old, name, "before", lease, size=LARGE)
+
+        def take_over(other: ObjectStore = other) -> None:
+            other.acquire("s", take_over=True).release()
+            raise ServerGone("the reply was lost")
+
+        with happening(old, at, take_over, after=True) as point, suppress(CheckpointError, Fenced):
+            put(old, name, "late", lease, size=LARGE)
+
+        if not point.happened:
+            break
+        found.append(read(fresh(), name)[0])
+        assert read(fresh(), name) == (found[-1], found[-1].encode() * LARGE, found[-1].encode())
+
+    assert not point.happened
+    assert set(found) == {"before", "late"}
+
+
+def test_a_save_that_arrives_after_it_was_given_up_and_the_session_taken_over_is_refused(
+    fresh: Callable[[], ObjectStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects_bucket, "PATIENCE", 0)
+    old = fresh()
+    lease = old.acquire("s")
+    put(old, "best", "before", lease)
+    bucket = old._all.bucket
+    swap = bucket.swap
+    on_its_way: list[tuple[str, bytes, objects_bucket.Tag | None]] = []
+
+    def lose(key: str, data: bytes, tag: objects_bucket.Tag | None) -> objects_bucket.Tag | None:
+        if not key.startswith("names/"):
+            return swap(key, data, tag)
+        on_its_way.append((key, data, tag))
+        raise ServerGone("no reply")
+
+    monkeypatch.setattr(bucket, "swap", lose)
+    with pytest.raises(SaveOutcomeUnknown):
+        put(old, "best", "late", lease)
+    put(old, own_name(), "next", lease)  # the session goes on
+    new = fresh().acquire("s", take_over=True)
+
+    assert swap(*on_its_way[0]) is None
+
+    assert read(fresh(), "best")[0] == "before"
+    new.release()
+
+
+@NAMES
+@ENDS
 def test_a_delete_ended_anywhere_leaves_a_whole_checkpoint_or_none(
     fresh: Callable[[], ObjectStore], name: str, after: bool
 ) -> None:
@@ -186,24 +275,6 @@ def test_threads_that_write_one_name_leave_one_of_their_checkpoints_whole(
     assert (values, state) == (stage.encode() * LARGE, stage.encode())
     assert stage.endswith(".7")
     assert len(data(store)) == 1
-
-
-def test_threads_of_one_owner_lose_no_commit(fresh: Callable[[], ObjectStore]) -> None:
-    store = fresh()
-    lease = store.acquire("s")
-
-    def write(who: int) -> None:
-        for n in range(10):
-            put(store, own_name(100 * who + n), "x", lease)
-
-    threads = [Thread(target=write, args=(who,)) for who in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert len(list(fresh().list("s"))) == 40
-    lease.release()
 
 
 def test_a_deleted_name_is_not_brought_back_by_a_late_writer(fresh: Callable[[], ObjectStore]) -> None:

@@ -1,7 +1,7 @@
 """Compression: parts in blocks, each packed with zstd if that pays, and never more than was said.
 
     part     "GZ" 1 · 0 · tag:8 · blocks
-    block    size:u32 · kept:u32 · how:u8 · the bytes as they are kept      (little endian; of 1 MiB at most)
+    block    size:u32 · kept:u32 · how:u8 · the bytes as they are kept    (little endian; of 256 KiB at most)
 
 Whether it pays is tried with the first bytes of a block: what is random, or packed already, stays as it is.
 A reader gives the unpacker room for what the block says and no more; a block that says more than is
@@ -29,7 +29,7 @@ except ModuleNotFoundError as missing:
         extra="compression",
     ) from missing
 
-BLOCK: Final = 1 << 20
+BLOCK: Final = 256 << 10  # larger ones gain little and leave the cache
 MAGIC: Final = b"GZ\x01\0"
 TAG: Final = 8
 LEVEL: Final = 3
@@ -38,6 +38,7 @@ _BLOCK: Final = struct.Struct("<IIB")
 _PROBE: Final = 16 << 10
 _WORTH: Final = 0.9
 _SMALL: Final = 128
+_LARGE: Final = 64 << 10
 _WINDOW: Final = 8 << 20
 
 
@@ -97,9 +98,10 @@ class PackingSink:
         with memoryview(data) as given, given.cast("B") as view:
             at, size = 0, len(view)
             while at < size:
-                if not self._held and size - at >= BLOCK:
-                    self._block(view[at : at + BLOCK])  # where it is: large buffers are not copied
-                    at += BLOCK
+                if not self._held and size - at >= _LARGE:
+                    piece = view[at : at + BLOCK]  # where it is: large buffers are not copied
+                    self._block(piece)
+                    at += len(piece)
                     continue
                 piece = view[at : at + BLOCK - len(self._held)]
                 self._held += piece

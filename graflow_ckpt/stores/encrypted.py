@@ -16,7 +16,6 @@ back (history.py looks at epochs and sequences), and keys that were lost.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -122,15 +121,21 @@ class Encrypted(envelope.Enveloping[bytes]):
             yield epoch, after, encrypted_journal.read(self.keyring, (session, epoch, after), raw)
 
 
-def keys_in_use(store: CheckpointStore) -> Counter[str]:
-    """How many checkpoints are encrypted with each key, in whatever order the store is wrapped."""
+def within(store: CheckpointStore) -> Encrypted | None:
+    """The encrypted store that this one is or is wrapped around, if any."""
     while isinstance(store, Wrapper) and not isinstance(store, Encrypted):
         store = store.inner
-    found: Counter[str] = Counter()
-    for _, raw in store.inner.list() if isinstance(store, Encrypted) else ():
-        opened = envelope.opened(Encrypted.word, raw)
-        found[str(opened[1].get("key_id")) if opened else ""] += 1
-    return found
+    return store if isinstance(store, Encrypted) else None
+
+
+def keys_by_path(store: CheckpointStore) -> dict[str, str]:
+    """With which key each checkpoint is encrypted; "": with none, or there is nothing that encrypts."""
+    if isinstance(store, Encrypted):
+        found = ((path, envelope.opened(store.word, raw)) for path, raw in store.inner.list())
+        return {store._outer(path): str(each[1].get("key_id")) if each else "" for path, each in found}
+    if isinstance(store, Wrapper):
+        return {store._outer(path): key_id for path, key_id in keys_by_path(store.inner).items()}
+    return {}
 
 
 def _meta_key(secret: bytes) -> bytes:

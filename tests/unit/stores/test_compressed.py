@@ -37,7 +37,11 @@ def store(inner: MemoryStore) -> Compressed:
 
 def put_values(store: Compressed, values: bytes) -> str:
     path = f"{store.folder}/best"
-    parts = [("pkl", writer(values)), ("state.json", writer(b"{}")), ("meta.json", writer(meta_of("one")))]
+
+    def at_once(sink: Sink) -> None:
+        sink.write(values)
+
+    parts = [("pkl", at_once), ("state.json", writer(b"{}")), ("meta.json", writer(meta_of("one")))]
     store.put(path, parts, lease=None, stage="one")
     return path
 

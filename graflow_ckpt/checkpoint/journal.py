@@ -107,6 +107,12 @@ def read(keyring: Keyring, session: str, epoch: int, after: int, raw: bytes) -> 
         raise damaged(session, epoch, offset, "a damaged record has good ones after it")
 
 
+def key_of(raw: bytes) -> str | None:
+    """The id of the key that a segment says it is sealed with; None, if it has no frame."""
+    found = _frame(raw, 0)
+    return found[0].decode(errors="replace") if found is not None else None
+
+
 def _secret(keyring: Keyring, payload: bytes, session: str, epoch: int) -> bytes:
     key_id = payload.decode(errors="replace")
     secret = keyring.secret(key_id)

@@ -3,6 +3,14 @@ encrypts has them, too."""
 
 from __future__ import annotations
 
-from graflow_ckpt.stores.keys import SIZE, Keyring, local_key_path, new_key, uses_local_key
+from graflow_ckpt.stores.keys import (
+    SIZE,
+    Keyring,
+    key_file,
+    local_key_path,
+    new_key,
+    put_first,
+    uses_local_key,
+)
 
-__all__ = ["SIZE", "Keyring", "local_key_path", "new_key", "uses_local_key"]
+__all__ = ["SIZE", "Keyring", "key_file", "local_key_path", "new_key", "put_first", "uses_local_key"]

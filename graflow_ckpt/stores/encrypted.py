@@ -122,12 +122,17 @@ class Encrypted(envelope.Enveloping[bytes]):
             yield epoch, after, encrypted_journal.read(self.keyring, (session, epoch, after), raw)
 
 
-def keys_in_use(store: CheckpointStore) -> Counter[str]:
-    """How many checkpoints are encrypted with each key, in whatever order the store is wrapped."""
+def within(store: CheckpointStore) -> Encrypted | None:
+    """The encrypted store that this one is or is wrapped around, if any."""
     while isinstance(store, Wrapper) and not isinstance(store, Encrypted):
         store = store.inner
+    return store if isinstance(store, Encrypted) else None
+
+
+def keys_in_use(store: Encrypted) -> Counter[str]:
+    """How many checkpoints are encrypted with each key; "" is none."""
     found: Counter[str] = Counter()
-    for _, raw in store.inner.list() if isinstance(store, Encrypted) else ():
+    for _, raw in store.inner.list():
         opened = envelope.opened(Encrypted.word, raw)
         found[str(opened[1].get("key_id")) if opened else ""] += 1
     return found

@@ -22,6 +22,7 @@ from blake3 import blake3
 
 from graflow_ckpt.core.errors import CheckpointError, NoKey, UnsafeCheckpoint
 from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores.flock import held
 
 SIZE: Final = 32
 
@@ -91,6 +92,35 @@ def uses_local_key(env: Mapping[str, str] = os.environ) -> bool:
     return not (env.get(_VARIABLE, "").strip() or env.get(_FILE_VARIABLE, "").strip())
 
 
+def key_file(env: Mapping[str, str] = os.environ) -> Path | None:
+    """The file that the keys of this environment are in; None: they are in the environment itself."""
+    if env.get(_VARIABLE, "").strip():
+        return None
+    named = env.get(_FILE_VARIABLE, "").strip()
+    return Path(named) if named else local_key_path(env)
+
+
+def put_first(path: Path) -> str:
+    """A new key before those of a file; its id. The others go on verifying what they have sealed."""
+    path = Path(os.path.realpath(path))  # a link goes on leading there
+    try:
+        with held(f"{path}.lock"):  # of two who do this at once neither loses a key
+            mode = stat.S_IMODE(path.stat().st_mode)
+            text = _read(path, 0o022)
+            _parse(text, str(path))
+            made = new_key()
+            draft = _drafted(path, f"{made}\n{text.strip()}\n", mode)
+            os.replace(draft, path)
+            _sync(path.parent)
+    except OSError as error:
+        raise CheckpointError(
+            f"No key could be put into {path}: {error.strerror}.",
+            hint="Write a new one (graflow-ckpt key new) before the others by hand.",
+            path=str(path),
+        ) from error
+    return made.partition(":")[0]
+
+
 def local_key_path(env: Mapping[str, str] = os.environ) -> Path:
     """Where the local key of the user is, or will be."""
     state = Path(env.get("XDG_STATE_HOME", ""))
@@ -152,13 +182,8 @@ def _make(path: Path) -> None:
     """Makes the local key, unless somebody else has by now."""
     try:
         _make_folders(path.parent)
-        draft = path.with_name(f".key.{os.getpid()}.{os.urandom(8).hex()}")
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        draft = _drafted(path, new_key() + "\n", 0o600)
         try:
-            with open(fd, "w", encoding="ascii") as file:
-                file.write(new_key() + "\n")
-                file.flush()
-                os.fsync(fd)
             _publish(draft, path)
         finally:
             os.unlink(draft)
@@ -169,6 +194,22 @@ def _make(path: Path) -> None:
             hint=f"Make one (graflow-ckpt key new) and set {_VARIABLE} or {_FILE_VARIABLE}.",
             path=str(path),
         ) from error
+
+
+def _drafted(path: Path, text: str, mode: int) -> Path:
+    """What is to be the file, beside it and on the disk."""
+    draft = path.with_name(f".key.{os.getpid()}.{os.urandom(8).hex()}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fchmod(fd, mode)
+            os.fsync(fd)
+    except BaseException:
+        os.unlink(draft)
+        raise
+    return draft
 
 
 def _publish(draft: Path, path: Path) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.model import Document
-from graflow_ckpt.checkpoint.seal import Keyring, seal
+from graflow_ckpt.checkpoint.resealing import put_sealed
+from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.errors import UnsafeCheckpoint
-from graflow_ckpt.core.protocols import Sink
 from graflow_ckpt.stores import open_store_of
 
 
@@ -30,10 +28,5 @@ def reseal(path: str) -> str:
     store = open_store_of(path)
     meta = check_parts(path)
     keyring = Keyring.for_store(store)
-    sealed = seal({name: value for name, value in meta.items() if name not in ("seal", "key_id")}, keyring)
-
-    def write(sink: Sink) -> None:
-        sink.write(json.dumps(sealed, separators=(",", ":")).encode())
-
-    store.put(path, [("meta.json", write)], lease=None, stage=str(meta["stage"]))
+    put_sealed(store, keyring, path, meta, None)
     return keyring.signing[0]

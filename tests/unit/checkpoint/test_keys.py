@@ -6,11 +6,12 @@ import os
 import stat
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.checkpoint.keys import Keyring, local_key_path, new_key
+from graflow_ckpt.checkpoint.keys import Keyring, key_file, local_key_path, new_key, put_first
 from graflow_ckpt.core.errors import CheckpointError, UnsafeCheckpoint
 
 ONE, TWO = f"one:{'ab' * 32}", f"two:{'CD' * 32}"
@@ -192,3 +193,62 @@ def test_new_keys_differ_and_load() -> None:
 def test_a_ring_without_keys_is_refused() -> None:
     with pytest.raises(CheckpointError):
         Keyring({})
+
+
+# --- a new one before the others ---------------------------------------------------------------
+
+
+def test_a_new_key_is_put_before_the_others_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{new_key()}, {new_key()}")
+    file.chmod(0o640)
+    before = Keyring.load({"GRAFLOW_CKPT_KEY_FILE": str(file)})
+
+    made = put_first(file)
+
+    after = Keyring.load({"GRAFLOW_CKPT_KEY_FILE": str(file)})
+    assert after.signing[0] == made
+    assert after.ids == (made, *before.ids)
+    assert all(after.secret(key_id) == before.secret(key_id) for key_id in before.ids)
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert [each.name for each in tmp_path.iterdir()] == ["keys"]
+
+
+def test_a_link_to_the_file_stays_a_link(tmp_path: Path) -> None:
+    file, link = tmp_path / "real" / "keys", tmp_path / "keys"
+    file.parent.mkdir()
+    file.write_text(new_key())
+    link.symlink_to(file)
+
+    put_first(link)
+
+    assert link.is_symlink()
+    assert len(Keyring.load({"GRAFLOW_CKPT_KEY_FILE": str(link)}).ids) == 2
+
+
+def test_of_many_who_put_one_first_at_once_none_is_lost(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(new_key())
+
+    with ThreadPoolExecutor(6) as threads:
+        made = list(threads.map(lambda _: put_first(file), range(12)))
+
+    assert set(made) < set(Keyring.load({"GRAFLOW_CKPT_KEY_FILE": str(file)}).ids)
+
+
+def test_a_damaged_file_is_left_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("no key")
+
+    with pytest.raises(CheckpointError, match="Key 1"):
+        put_first(file)
+    with pytest.raises(CheckpointError, match="No key could be put"):
+        put_first(tmp_path / "none")
+
+    assert file.read_text() == "no key"
+
+
+def test_the_file_of_the_keys_is_the_named_one_or_the_local_one(tmp_path: Path) -> None:
+    assert key_file({"GRAFLOW_CKPT_KEY": "x", "GRAFLOW_CKPT_KEY_FILE": "/k"}) is None
+    assert key_file({"GRAFLOW_CKPT_KEY_FILE": "/k"}) == Path("/k")
+    assert key_file(state(tmp_path)) == local_key_path(state(tmp_path))

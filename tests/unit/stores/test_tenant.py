@@ -28,6 +28,7 @@ from graflow_ckpt.testing.trios import (
     owning,
     path_of,
     put,
+    put_meta,
     put_own,
     read,
     writer,
@@ -141,6 +142,17 @@ def test_whoever_looks_at_the_whole_store_sees_two_sessions(inner: MemoryStore, 
     assert {json.loads(raw)["session_id"] for _, raw in inner.list()} == {"a-s", "b-s"}
     assert listed(inner, "a-s") == ["a-best"]
     assert listed(inner, "s") == []
+
+
+def test_among_many_of_others_its_own_newest_are_found(inner: MemoryStore, a: Tenant, b: Tenant) -> None:
+    put(a, "old", "one")
+    for number in range(200):
+        put_meta(b, f"n{number}", meta_of("one"))
+
+    for limit in (1, 5, 2**62):
+        assert [named(path) for path, _ in a.newest(limit)] == ["old"]
+    assert len(b.newest(150)) == 150
+    assert list(Tenant(inner, "c").newest(1)) == list(a.newest(0)) == []
 
 
 def test_a_changed_envelope_is_corrupt(inner: MemoryStore, a: Tenant) -> None:

@@ -1,0 +1,156 @@
+"""Resealing: checkpoints of older keys get the newest one. Metas are written anew, values are not read.
+
+Promise: nothing is sealed whose seal did not hold under a key of the ring, and no checkpoint changes
+its order or its parts. A session that somebody runs is left alone; it is owned while its checkpoints are
+done, so that no retention deletes one in that moment. A pass that was killed is gone on with by the next.
+In an encrypted store the same writes encrypt the keys of the trios anew, so that old ones can be taken away.
+Not here: journals. A segment keeps its key until the next cut; `usage` counts them, too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from graflow_ckpt.checkpoint import journal
+from graflow_ckpt.checkpoint.model import NOT_JSON, Document, parse
+from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, GraflowError, SessionBusy
+from graflow_ckpt.core.facts import check_session_id
+from graflow_ckpt.core.protocols import CheckpointStore, Lease, Sink
+from graflow_ckpt.stores.names import META
+from graflow_ckpt.stores.wrapping import Wrapper
+
+_ALL = 2**62
+
+
+@dataclass(slots=True)
+class Usage:
+    """How often each key is used, by its id. `unreadable`: checkpoints of which nobody can tell."""
+
+    seals: Counter[str] = field(default_factory=Counter)
+    encrypts: Counter[str] = field(default_factory=Counter)
+    journals: Counter[str] = field(default_factory=Counter)
+    unreadable: int = 0
+
+    @property
+    def ids(self) -> set[str]:
+        return {key_id for counted in (self.seals, self.encrypts, self.journals) for key_id in counted} - {""}
+
+
+@dataclass(frozen=True, slots=True)
+class Resealed:
+    """How many have the newest key now, and what stays as it is, with the reason."""
+
+    done: int
+    stays: tuple[tuple[str, str], ...] = ()
+
+
+def usage(store: CheckpointStore) -> Usage:
+    """Reads metas, and the beginnings of journals."""
+    found, sessions = Usage(), set()
+    for _, raw in store.list():
+        meta = _meta(raw)
+        if meta is None:
+            found.unreadable += 1
+            continue
+        found.seals[str(meta.get("key_id") or "")] += 1
+        sessions.add(str(meta.get("session_id")))
+    for session in sorted(sessions):
+        _count_journals(store, session, found.journals)
+    found.encrypts = _encrypting(store)[1]
+    return found
+
+
+def reseal(
+    store: CheckpointStore, keyring: Keyring, seen: Callable[[int, int], object] = lambda done, count: None
+) -> Resealed:
+    """All of a store that have an older key. `seen` is told how many are done, and of how many."""
+    todo = _outdated(store, keyring)
+    done, stays = 0, []
+    for number, (path, session) in enumerate(todo):
+        seen(number, len(todo))
+        try:
+            done += _resealed(store, keyring, path, session)
+        except SessionBusy:
+            stays.append((path, f"session {session} is being run"))
+        except (GraflowError, OSError) as error:
+            stays.append((path, str(error)))
+    seen(len(todo), len(todo))
+    return Resealed(done, tuple(stays))
+
+
+def put_sealed(
+    store: CheckpointStore, keyring: Keyring, path: str, meta: Document, lease: Lease | None
+) -> None:
+    """Write a meta with a seal of the newest key; the parts stay as they are."""
+    sealed = seal({name: value for name, value in meta.items() if name not in ("seal", "key_id")}, keyring)
+
+    def write(sink: Sink) -> None:
+        sink.write(json.dumps(sealed, separators=(",", ":")).encode())
+
+    store.put(path, [(META, write)], lease=lease, stage=str(meta["stage"]))
+
+
+def _outdated(store: CheckpointStore, keyring: Keyring) -> list[tuple[str, str]]:
+    """Paths and sessions, the oldest first: what is put last is listed first."""
+    newest, encrypts = _encrypting(store)
+    again = bool(set(encrypts) - {newest, ""})
+    found = []
+    for path, raw in store.newest(_ALL):
+        meta = _meta(raw)
+        if meta is not None and (again or meta.get("key_id") != keyring.signing[0]):
+            found.append((path, str(meta.get("session_id"))))
+    return found[::-1]
+
+
+def _resealed(store: CheckpointStore, keyring: Keyring, path: str, session: str) -> bool:
+    lease = store.acquire(check_session_id(session))
+    try:
+        meta = parse(path, store.meta(path), f".{META}")
+        if meta.get("session_id") != session:
+            raise CheckpointError(f"Checkpoint {path} was written anew meanwhile.", path=path)
+        verify(meta, keyring)
+        put_sealed(store, keyring, path, meta, lease)
+        _check_parts(store, path, str(meta["stage"]))
+        return True
+    finally:
+        lease.release()
+
+
+def _check_parts(store: CheckpointStore, path: str, stage: str) -> None:
+    """If it was deleted between the look and the write, what has come back has no parts."""
+    try:
+        store.open(path, "state.json", stage).close()
+    except CheckpointCorrupt:
+        store.delete(path)
+        raise
+
+
+def _encrypting(store: CheckpointStore) -> tuple[str, Counter[str]]:
+    """The key that an encrypted store takes for what is new, and how often each is used."""
+    if not isinstance(store, Wrapper):
+        return "", Counter()
+    from graflow_ckpt.stores.encrypted import keys_in_use, within  # its library need not be installed
+
+    found = within(store)
+    return ("", Counter()) if found is None else (found.keyring.signing[0], keys_in_use(found))
+
+
+def _count_journals(store: CheckpointStore, session: str, counted: Counter[str]) -> None:
+    try:
+        for _, _, raw in store.segments(session):
+            if key_id := journal.key_of(raw):
+                counted[key_id] += 1
+    except GraflowError as error:
+        counted[str(error.ids.get("key_id", ""))] += 1
+
+
+def _meta(raw: bytes) -> Document | None:
+    try:
+        found = json.loads(raw)
+    except NOT_JSON:
+        return None
+    return found if isinstance(found, dict) else None

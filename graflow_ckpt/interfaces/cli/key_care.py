@@ -1,0 +1,101 @@
+"""Looking after keys: which there are, which are needed, and how a new one takes over."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+
+from graflow_ckpt.checkpoint.keys import Keyring, key_file, put_first
+from graflow_ckpt.checkpoint.resealing import Resealed, reseal, usage
+from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.interfaces.cli.manner import Document
+from graflow_ckpt.stores import open_store
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A key by its id: what it is for here, and what needs it."""
+
+    id: str
+    use: str
+    seals: int
+    encrypts: int
+    journals: int
+
+    def document(self) -> Document:
+        return asdict(self)
+
+
+def listing(store: str) -> tuple[list[Row], int]:
+    """The keys in their order, then those that are not here; how many checkpoints tell no key."""
+    place = open_store(store)
+    found, uses = usage(place), _uses(place)
+    ids = [*uses, *sorted(found.ids - set(uses))]
+    rows = [
+        Row(each, uses.get(each, "not here"), found.seals[each], found.encrypts[each], found.journals[each])
+        for each in ids
+    ]
+    return rows, found.unreadable
+
+
+def rotated() -> tuple[str, str]:
+    """Make a new key and put it first; its id, and the file."""
+    file = key_file()
+    if file is None:
+        raise CheckpointError(
+            "The keys are in GRAFLOW_CKPT_KEY, which this command cannot change.",
+            hint="export GRAFLOW_CKPT_KEY=$(graflow-ckpt key new),$GRAFLOW_CKPT_KEY, and then: "
+            "graflow-ckpt key reseal",
+        )
+    Keyring.load()  # so that a local one is there, and all are sound
+    return put_first(file), str(file)
+
+
+def resealed(store: str, *, show: bool) -> tuple[str, Resealed]:
+    """The key that seals, and what came of it."""
+    place = open_store(store)
+    keyring = Keyring.for_store(place)
+    with _watched(show) as seen:
+        return keyring.signing[0], reseal(place, keyring, seen)
+
+
+def _uses(place: CheckpointStore) -> dict[str, str]:
+    """What each key here is for, the first ones first."""
+    sealing = Keyring.for_store(place).ids
+    uses = dict.fromkeys(sealing, "verifies")
+    uses[sealing[0]] = "seals"
+    encrypting = _encrypting_ids(place)
+    for key_id in encrypting:
+        uses.setdefault(key_id, "decrypts")
+    if encrypting:
+        first = encrypting[0]
+        uses[first] = "seals and encrypts" if uses[first] == "seals" else "encrypts"
+    return uses
+
+
+def _encrypting_ids(place: CheckpointStore) -> tuple[str, ...]:
+    from graflow_ckpt.stores.wrapping import Wrapper
+
+    if not isinstance(place, Wrapper):
+        return ()
+    from graflow_ckpt.stores.encrypted import within
+
+    found = within(place)
+    return found.keyring.ids if found is not None else ()
+
+
+@contextmanager
+def _watched(show: bool) -> Iterator[Callable[[int, int], object]]:
+    """A bar, if there is somebody to watch it."""
+    if not (show and sys.stderr.isatty()):
+        yield lambda done, count: None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("sealing")
+        yield lambda done, count: progress.update(bar, completed=done, total=count)

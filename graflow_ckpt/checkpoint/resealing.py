@@ -21,7 +21,7 @@ from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, Graflow
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, Sink
 from graflow_ckpt.stores.names import META
-from graflow_ckpt.stores.wrapping import Wrapper
+from graflow_ckpt.stores.prefixes import prefix_of
 
 _ALL = 2**62
 
@@ -60,7 +60,7 @@ def usage(store: CheckpointStore) -> Usage:
         sessions.add(str(meta.get("session_id")))
     for session in sorted(sessions):
         _count_journals(store, session, found.journals)
-    found.encrypts = _encrypting(store)[1]
+    found.encrypts.update(_encrypting(store)[1].values())
     return found
 
 
@@ -97,11 +97,11 @@ def put_sealed(
 def _outdated(store: CheckpointStore, keyring: Keyring) -> list[tuple[str, str]]:
     """Paths and sessions, the oldest first: what is put last is listed first."""
     newest, encrypts = _encrypting(store)
-    again = bool(set(encrypts) - {newest, ""})
     found = []
     for path, raw in store.newest(_ALL):
         meta = _meta(raw)
-        if meta is not None and (again or meta.get("key_id") != keyring.signing[0]):
+        sealed = meta is None or meta.get("key_id") == keyring.signing[0]
+        if meta is not None and not (sealed and encrypts.get(path, newest) == newest):
             found.append((path, str(meta.get("session_id"))))
     return found[::-1]
 
@@ -129,14 +129,14 @@ def _check_parts(store: CheckpointStore, path: str, stage: str) -> None:
         raise
 
 
-def _encrypting(store: CheckpointStore) -> tuple[str, Counter[str]]:
-    """The key that an encrypted store takes for what is new, and how often each is used."""
-    if not isinstance(store, Wrapper):
-        return "", Counter()
-    from graflow_ckpt.stores.encrypted import keys_in_use, within  # its library need not be installed
+def _encrypting(store: CheckpointStore) -> tuple[str, dict[str, str]]:
+    """The key that an encrypted store takes for what is new, and that of each checkpoint."""
+    if "encrypted" not in prefix_of(store.url):
+        return "", {}
+    from graflow_ckpt.stores.encrypted import keys_by_path, within  # its library need not be installed
 
     found = within(store)
-    return ("", Counter()) if found is None else (found.keyring.signing[0], keys_in_use(found))
+    return ("", {}) if found is None else (found.keyring.signing[0], keys_by_path(store))
 
 
 def _count_journals(store: CheckpointStore, session: str, counted: Counter[str]) -> None:

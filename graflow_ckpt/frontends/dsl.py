@@ -44,6 +44,7 @@ from graflow_ckpt.frontends.expressions import (
     registered,
 )
 from graflow_ckpt.frontends.overrides import overrides
+from graflow_ckpt.stores import Place, address_of
 
 if TYPE_CHECKING:  # the engine is loaded when something is executed
     from graflow_ckpt.engine.context import ExecutionContext
@@ -319,7 +320,7 @@ def workflow(
     checkpoint: Policy | None = None,
     on_failure: OnFailure = "pause",
     max_parallel: int | None = None,
-    store: str | os.PathLike[str] | None = None,
+    store: Place | None = None,
     keep: Retention | None = None,
     on_save_failure: OnSaveFailure = "event",
     changed: Changed | None = None,
@@ -346,5 +347,4 @@ def workflow(
         observers=tuple(observers),
         middleware=tuple(middleware),
     )
-    where = None if store is None else os.fspath(store).replace("${workflow.name}", name)
-    return Workflow(name, session_id, where, settings)
+    return Workflow(name, session_id, None if store is None else address_of(store, name), settings)

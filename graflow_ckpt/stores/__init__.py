@@ -34,8 +34,16 @@ _STORES = {
 }
 
 
+Place = str | os.PathLike[str] | CheckpointStore
+"""An address, a folder, or a store that somebody has made."""
+
+_made: dict[str, CheckpointStore] = {}
+
+
 def open_store(where: str | os.PathLike[str]) -> CheckpointStore:
     """The store of a URL (`redis://host:6379/0`, `file:///srv/checkpoints`) or of a folder."""
+    if made := _made.get(os.fspath(where)):
+        return made
     layers, text = divided(os.fspath(where))
     if begins_like_one(text):
         raise _no_address(text)
@@ -48,6 +56,15 @@ def open_store(where: str | os.PathLike[str]) -> CheckpointStore:
     for layer in reversed(layers):
         store = _wrapped(store, layer)
     return store
+
+
+def address_of(place: Place, workflow: str = "") -> str:
+    """The address of a place; `${workflow.name}` in it stands for the name. A store that somebody has made is
+    what its address opens from now on in this process: with the keys and bounds that it was given."""
+    if isinstance(place, str | os.PathLike):
+        return os.fspath(place).replace("${workflow.name}", workflow)
+    _made[place.url] = place
+    return place.url
 
 
 def _wrapped(inner: CheckpointStore, layer: Layer) -> CheckpointStore:

@@ -16,7 +16,6 @@ back (history.py looks at epochs and sequences), and keys that were lost.
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator
 from functools import cached_property
 
@@ -129,13 +128,14 @@ def within(store: CheckpointStore) -> Encrypted | None:
     return store if isinstance(store, Encrypted) else None
 
 
-def keys_in_use(store: Encrypted) -> Counter[str]:
-    """How many checkpoints are encrypted with each key; "" is none."""
-    found: Counter[str] = Counter()
-    for _, raw in store.inner.list():
-        opened = envelope.opened(Encrypted.word, raw)
-        found[str(opened[1].get("key_id")) if opened else ""] += 1
-    return found
+def keys_by_path(store: CheckpointStore) -> dict[str, str]:
+    """With which key each checkpoint is encrypted; "": with none, or there is nothing that encrypts."""
+    if isinstance(store, Encrypted):
+        found = ((path, envelope.opened(store.word, raw)) for path, raw in store.inner.list())
+        return {store._outer(path): str(each[1].get("key_id")) if each else "" for path, each in found}
+    if isinstance(store, Wrapper):
+        return {store._outer(path): key_id for path, key_id in keys_by_path(store.inner).items()}
+    return {}
 
 
 def _meta_key(secret: bytes) -> bytes:

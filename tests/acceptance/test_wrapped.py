@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from graflow_ckpt import CheckpointManager, TaskExecutionContext, task, workflow
+from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.core.errors import UnknownKey
+from graflow_ckpt.stores.encrypted import Encrypted
+from graflow_ckpt.stores.local import LocalStore
 from tests.acceptance.command_line import COUNT, KILLED, graflow, program, steps
+
+FERNET = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="
 
 
 @pytest.fixture(autouse=True)
@@ -21,8 +28,7 @@ def test_a_killed_session_goes_on_from_a_wrapped_store_under_a_new_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = "a-value-that-nobody-is-to-read"
-    database = tmp_path / "runs.db"
-    store = f"tenant.acme+compressed+encrypted+sqlite:///{database}"
+    store = f"tenant.acme+compressed+encrypted+file://{tmp_path}/kept"
     monkeypatch.setenv("GRAFLOW_CKPT_STORE", store)
     set_n = 'context.get_channel().set("n", data + 1)'
     journaled = COUNT.replace('workflow("count")', 'workflow("count", durability="journal")')
@@ -48,9 +54,9 @@ def test_a_killed_session_goes_on_from_a_wrapped_store_under_a_new_key(
     rows = graflow("checkpoints", "list", "s", "--json").document
     assert {row["path"].rpartition("/")[0] for row in rows} == {store}
     assert graflow("checkpoints", "list", "--json", "--store", store.replace("acme", "other")).document == []
-    kept = b"".join(file.read_bytes() for file in tmp_path.glob("runs.db*"))
-    assert secret.encode() not in kept
-    assert b"acme-s" in kept
+    files = list((tmp_path / "kept").iterdir())
+    assert not [file for file in files if secret.encode() in file.read_bytes()]
+    assert [file for file in files if file.name.startswith("session_acme-s_step_6_")]
 
 
 def test_keys_of_the_environment_are_not_changed_by_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,3 +67,33 @@ def test_keys_of_the_environment_are_not_changed_by_a_command(monkeypatch: pytes
     assert "GRAFLOW_CKPT_KEY" in json.loads(refused.out)["message"]
     assert "key reseal" in json.loads(refused.out)["hint"]
     assert graflow("key", "reseal", "--json").document["resealed"] == 0
+
+
+def test_a_store_that_the_program_has_made_keeps_its_sessions(tmp_path: Path) -> None:
+    store = Encrypted(LocalStore(tmp_path / "kept"), fernet=FERNET)
+
+    def run(limit: int) -> None:
+        with workflow("made", "s", store=store) as flow:
+
+            @task(inject_context=True)
+            def count(context: TaskExecutionContext) -> int:
+                context.get_channel().set("secret", "nobody is to read this")
+                context.checkpoint()
+                if limit == 0:
+                    raise ZeroDivisionError
+                return limit
+
+            flow.execute()
+
+    with pytest.raises(ZeroDivisionError):
+        run(0)
+    run(7)
+
+    assert [raw for _, raw in LocalStore(tmp_path / "kept").list("s") if b'"encrypted"' not in raw] == []
+    files = [file.read_bytes() for file in (tmp_path / "kept").iterdir()]
+    assert not [data for data in files if b"nobody is to read" in data]
+    rows = CheckpointManager.list_checkpoints("s", store=store.url)
+    assert rows[0].path.startswith(f"encrypted+file://{tmp_path}/kept/session_s_step_1_")
+    assert CheckpointManager.verify(rows[0].path).session_id == "s"  # with the keys that it was made with
+    with pytest.raises(UnknownKey):
+        Encrypted(LocalStore(tmp_path / "kept"), Keyring({"k": bytes(32)})).meta(rows[0].path)

@@ -13,6 +13,7 @@ from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli.manner import Document
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.prefixes import prefix_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +78,7 @@ def _uses(place: CheckpointStore) -> dict[str, str]:
 
 
 def _encrypting_ids(place: CheckpointStore) -> tuple[str, ...]:
-    from graflow_ckpt.stores.wrapping import Wrapper
-
-    if not isinstance(place, Wrapper):
+    if "encrypted" not in prefix_of(place.url):
         return ()
     from graflow_ckpt.stores.encrypted import within
 

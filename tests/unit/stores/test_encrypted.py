@@ -17,7 +17,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.protocols import CheckpointStore, Sink
 from graflow_ckpt.stores import open_store
-from graflow_ckpt.stores.encrypted import Encrypted, keys_in_use
+from graflow_ckpt.stores.encrypted import Encrypted, keys_by_path
 from graflow_ckpt.stores.encryption import FRAME, TAG
 from graflow_ckpt.stores.encryption_keys import fernet_keys, of_environment
 from graflow_ckpt.stores.keys import Keyring, new_key
@@ -226,7 +226,7 @@ def test_old_keys_open_and_the_newest_encrypts(inner: MemoryStore, store: Encryp
     new = put(both, "new", "one")
 
     assert read(both, old).stage == read(both, new).stage == "one"
-    assert keys_in_use(both) == {"old": 1, "new": 1}
+    assert keys_by_path(both) == {f"{old}.pkl": "old", f"{new}.pkl": "new"}
     assert type(refused(store, "new")) is UnknownKey
     assert refused(store, "new").ids["key_id"] == "new"
 

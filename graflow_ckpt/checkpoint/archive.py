@@ -106,7 +106,7 @@ def save(
     store.put(
         metadata.path, [("pkl", values), ("state.json", facts), ("meta.json", meta)], lease=lease, stage=stage
     )
-    return replace(metadata, synced=store.synced)
+    return replace(metadata, synced=store.synced, size=sum(digest.size for digest in digests.values()))
 
 
 def describe(

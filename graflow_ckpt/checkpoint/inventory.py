@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from graflow_ckpt.checkpoint.model import NOT_JSON, Document
+from graflow_ckpt.checkpoint.model import NOT_JSON, size_of
 from graflow_ckpt.checkpoint.retention import Cut
 from graflow_ckpt.core.errors import BadSessionId
 from graflow_ckpt.core.facts import check_session_id
@@ -70,7 +70,7 @@ def cut_of(path: str, raw: bytes) -> Cut | None:
             created=seconds(meta.get("created_at")),
             status=_text(meta.get("status")),
             cause=_text(meta.get("cause")),
-            size=_size(meta, len(raw)),
+            size=len(raw) + size_of(meta.get("parts")),
             metrics=_numbers(meta.get("user_metadata")),
             parent=_text(meta.get("parent")) or None,
             origin=_text(meta.get("origin")) or None,
@@ -96,13 +96,6 @@ def _whole(value: object) -> int:
     if type(value) is not int:
         raise TypeError(value)
     return value
-
-
-def _size(meta: Document, own: int) -> int:
-    parts = meta.get("parts")
-    found = parts.values() if isinstance(parts, dict) else ()
-    sizes = [part.get("size") for part in found if isinstance(part, dict)]
-    return own + sum(size for size in sizes if type(size) is int and size > 0)
 
 
 def _numbers(user: object) -> Mapping[str, float]:

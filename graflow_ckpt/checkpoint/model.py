@@ -63,6 +63,9 @@ class CheckpointMetadata:
     options: dict[str, str] = field(default_factory=dict)  # of the command line
     home: str = ""  # the store in which the session lives; the path may be elsewhere
     origin: str | None = None  # the checkpoint that the session was forked from
+    trace_context: dict[str, str] | None = None  # W3C headers of the run that has saved it
+    original_trace_id: str | None = None  # of the session's first run
+    size: int = 0  # bytes of its values and control facts
 
     @classmethod
     def create(
@@ -81,15 +84,16 @@ class CheckpointMetadata:
 
     def document(self) -> Document:
         """As it stands in `.meta.json`, without parts and seal."""
-        found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "path"}
-        if self.origin is None:
-            del found["origin"]  # the schema is older than it
+        found = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _DERIVED}
+        for name in _YOUNGER:
+            if found[name] is None:
+                del found[name]
         return found
 
     @classmethod
     def from_document(cls, path: str, document: Document) -> CheckpointMetadata:
         known = {name: document[name] for name in cls.__dataclass_fields__ if name in document}
-        known["path"] = path
+        known["path"], known["size"] = path, size_of(document.get("parts"))
         wrong = [name for name, kinds in _SORTED_BY.items() if not isinstance(known.get(name), kinds)]
         try:
             if wrong:
@@ -104,8 +108,19 @@ class CheckpointMetadata:
             ) from error
 
 
+_DERIVED = frozenset({"path", "size"})
+_YOUNGER = ("origin", "trace_context", "original_trace_id")
+"""Fields that the schema is older than: they are there only if they say something."""
+
 _SORTED_BY = {"epoch": int, "sequence": int, "steps": int, "created_at": str, "session_id": str}
 """What lists of checkpoints are made of before anything is verified."""
+
+
+def size_of(parts: object) -> int:
+    """Of what a meta says of its parts; it may be damaged."""
+    found = parts.values() if isinstance(parts, dict) else ()
+    sizes = (part.get("size") for part in found if isinstance(part, dict))
+    return sum(size for size in sizes if type(size) is int and size > 0)
 
 
 def check_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +17,8 @@ Kind = Literal[
     "task_late",
     "checkpoint_saved",
     "checkpoint_failed",
+    "checkpoint_restored",
+    "restore_failed",  # of one checkpoint that was passed over, or of all: then path is ""
     "session_went_back",
 ]
 
@@ -33,3 +36,14 @@ class Event:
 
 
 Observer = Callable[[Event], None]
+
+
+class Tracer(ABC):
+    """An observer that follows a session across processes: checkpoints keep where its trace stands."""
+
+    @abstractmethod
+    def __call__(self, event: Event, /) -> None: ...
+
+    @abstractmethod
+    def trace_context(self, session: str, /) -> Mapping[str, str]:
+        """W3C headers (`traceparent`, `tracestate`) of what runs now; empty if nothing is recorded."""

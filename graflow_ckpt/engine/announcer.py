@@ -18,12 +18,15 @@ class Announcer:
 
     def __init__(self, session: Session, observers: Sequence[Observer]) -> None:
         self.failure: BaseException | None = None
+        self.open = False  # observers know that an execution has begun, and not yet that it has ended
         self._session = session
         self._observers = observers
 
     def emit(self, kind: Kind, task: str = "", **facts: Any) -> None:
         """Tell the observers; one that fails is logged and asked again next time."""
         session = self._session
+        if kind in ("session_started", "session_ended"):
+            self.open = kind == "session_started"
         event = Event(kind, session.id, session.clock(), session.steps, task, facts)
         for observer in self._observers:
             try:

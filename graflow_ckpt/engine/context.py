@@ -132,6 +132,8 @@ class ExecutionContext(Readable):
             "max_steps": self.max_steps,
             "kept": self.home.lease is not None,
             "store": getattr(self.home.store, "folder", self.home.store.url),
+            "trace_context": self.home.trace.former,
+            "original_trace_id": self.home.trace.original,
         }
 
     # --- changes -----------------------------------------------------------------------

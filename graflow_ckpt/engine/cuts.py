@@ -31,7 +31,9 @@ from graflow_ckpt.engine import rng
 from graflow_ckpt.engine.aliases import Aliases
 from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.engine.slowness import tell
 from graflow_ckpt.sessions.memory import MemorySession
+from graflow_ckpt.stores import backend_of
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -156,6 +158,7 @@ class Cutter:
         self, cause: str, user: dict[str, Any] | None, path: str | None = None, handle: Any = None
     ) -> Any:
         self._policy_due = False
+        began = monotonic()
         try:
             return self.save(cause, user, path)
         except Fenced:
@@ -163,14 +166,21 @@ class Cutter:
         except (CheckpointError, OSError) as error:
             if handle is not None:
                 handle.error = error
-            self._failed(error, cause)
+            self._failed(error, cause, monotonic() - began)
             return None
 
-    def _failed(self, error: Exception, cause: str) -> None:
+    def _failed(self, error: Exception, cause: str, seconds: float) -> None:
         """A failed save is an event; with on_save_failure="fail", or a journal that waits, the end."""
         self._cut_steps, self._cut_time = self.session.state.steps, monotonic()
         log.error("checkpoint failed: %s", error, extra={"session": self.session.state.session})
-        self._emit("checkpoint_failed", error=str(error), cause=cause)
+        self._emit(
+            "checkpoint_failed",
+            error=str(error),
+            error_type=type(error).__name__,
+            cause=cause,
+            backend=backend_of(self.home.store.url),
+            seconds=seconds,
+        )
         if self._gap or self.settings.on_save_failure == "fail":
             self.session.broken = error if isinstance(error, GraflowError) else CheckpointError(str(error))
             raise self.session.broken
@@ -189,7 +199,19 @@ class Cutter:
         log.info(
             "Checkpoint created: %s", metadata.path, extra={"session": state.session, "step": state.steps}
         )
-        self._emit("checkpoint_saved", path=metadata.path, cause=cause, seconds=monotonic() - began)
+        seconds = monotonic() - began
+        self._emit(
+            "checkpoint_saved",
+            path=metadata.path,
+            cause=cause,
+            seconds=seconds,
+            bytes=metadata.size,
+            backend=backend_of(self.home.store.url),
+            synced=metadata.synced,
+        )
+        if not self.home.told_slow:
+            limit = self.settings.slow_save
+            self.home.told_slow = tell("SAVE", seconds, metadata.path, state.session, limit)
         self.on_saved(metadata)
         self.home.prune(self.settings.keep, last=cause in LAST)
         return metadata

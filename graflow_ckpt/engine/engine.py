@@ -104,6 +104,10 @@ class _Execution:
             with handled(self.stop):
                 self._drive()
                 return self._end()
+        except BaseException as error:
+            if self._run is not None and self.current.announcer.open:  # fenced, a journal that failed …
+                self._emit("session_ended", status="broken", reason=str(error))
+            raise
         finally:
             self.context.cutter = None
             self.home.close()
@@ -140,6 +144,7 @@ class _Execution:
         if fresh and not context.started:
             context.note_inputs()
         context.started = True
+        self.home.trace.follow(self.settings.observers)
         self._bindings = preflight.check_graph(self.graph, self.settings, self.home.inputs)
         self.home.workflow, self.home.options = self.settings.workflow, dict(self.settings.options)
         if not fresh or preflight.wants_home(context, self._bindings):

@@ -26,6 +26,7 @@ from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease
 from graflow_ckpt.engine.tidying import Tidier
+from graflow_ckpt.engine.tracing import Trace
 from graflow_ckpt.stores import folder_on_disk, open_store, store_of
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
@@ -42,6 +43,9 @@ class Home:
         self._reserved = 0  # the last number that a path has
         self.parent: str | None = None  # the last cut
         self.origin: str | None = None  # the cut that the session was forked from
+        self.trace = Trace(session)
+        self.told_slow = False  # saves; a session says so once
+        self.passed: list[tuple[str, CheckpointError]] = []  # cuts that the last `newest` could not use
         self.last: CheckpointMetadata | None = None
         self.workflow = ""
         self.options: dict[str, str] = {}
@@ -87,7 +91,7 @@ class Home:
 
         None if there is no cut at all, NoGoodCheckpoint if all are bad.
         """
-        passed: list[tuple[str, CheckpointError]] = []
+        passed = self.passed = []
         for path, found in history.newest(self.store, self.keyring, self.session):
             if isinstance(found, Found):
                 try:
@@ -108,6 +112,7 @@ class Home:
         self.sequence = max(self.sequence, self.highest_sequence())
         self.parent = found.meta["checkpoint_id"]
         self.origin = found.meta.get("origin")
+        self.trace.goes_on(found.meta)
         self.last = found.metadata
         self.inputs = dict(found.meta.get("inputs", {}))
         self.workflow = found.meta.get("workflow", "")
@@ -188,6 +193,7 @@ class Home:
             user=user,
         )
         metadata.parent, metadata.origin = self.parent, self.origin
+        metadata.trace_context, metadata.original_trace_id = self.trace.now()
         metadata.home = self.store.url
         metadata = archive.save(place, keyring, lease, snapshot, self.describe_program(graph), metadata)
         self.sequence += 1

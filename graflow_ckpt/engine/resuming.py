@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import logging
 from functools import partial
+from time import monotonic
+from typing import Any
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
@@ -17,14 +19,25 @@ from graflow_ckpt.checkpoint.pickles import collector_at_rest
 from graflow_ckpt.checkpoint.plan import CurrentTask, Plan, make_plan
 from graflow_ckpt.checkpoint.program import saved_tasks, unpack_task
 from graflow_ckpt.checkpoint.snapshot import restore
-from graflow_ckpt.core.errors import InDoubt, NoSession, SessionCancelled, SessionError, SessionExists
+from graflow_ckpt.core.errors import (
+    GraflowError,
+    InDoubt,
+    NoSession,
+    SessionCancelled,
+    SessionError,
+    SessionExists,
+)
+from graflow_ckpt.core.events import Kind
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.inputs import Channel
 from graflow_ckpt.engine.run import CRASH_BUDGET
 from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.engine.slowness import tell
 from graflow_ckpt.sessions.memory import MemorySession
+from graflow_ckpt.stores import backend_of
 
 log = logging.getLogger("graflow_ckpt.engine")
 
@@ -41,7 +54,7 @@ def open_session(
         return context
     context.home.open(take_over=settings.take_over)
     try:
-        found = context.home.newest(partial(load, context))
+        found = _newest(context)
         if found is None and settings.resume == "must":
             raise NoSession(
                 f"Session {session_id} has no checkpoint.",
@@ -58,6 +71,28 @@ def open_session(
         context.home.close()
         raise
     return context
+
+
+def _newest(context: ExecutionContext) -> Found | None:
+    """Load the newest good cut, and tell the observers what that took, or why there is none."""
+    home, settings, began = context.home, context.settings, monotonic()
+    backend = backend_of(home.store.url)
+
+    def emit(kind: Kind, **facts: Any) -> None:
+        Announcer(context.session, settings.observers).emit(kind, **facts, backend=backend)
+
+    try:
+        found = home.newest(partial(load, context))
+    except (GraflowError, OSError) as error:
+        emit("restore_failed", path="", error=str(error), error_type=type(error).__name__)
+        raise
+    seconds = monotonic() - began
+    for path, why in home.passed:
+        emit("restore_failed", path=path, error=str(why), error_type=type(why).__name__)
+    if found is not None:
+        emit("checkpoint_restored", path=found.path, seconds=seconds, bytes=found.metadata.size)
+        tell("LOAD", seconds, found.path, context.session_id, settings.slow_save)
+    return found
 
 
 def load(context: ExecutionContext, found: Found) -> None:

@@ -12,6 +12,7 @@ from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.events import Observer
 from graflow_ckpt.core.facts import Claim, Outcome
 from graflow_ckpt.core.policy import OnRequest, Policy
+from graflow_ckpt.engine.slowness import slow_after
 
 Durability = Literal["checkpoint", "journal", "none"]
 Resume = Literal["auto", "never", "must"]
@@ -48,6 +49,7 @@ class Settings:
     unsafe_pickle: bool = False
     take_over: bool = False
     in_doubt: tuple[tuple[str, str], ...] = ()  # answers for on_interrupted="ask"
+    slow_save: float = field(default_factory=slow_after)  # seconds from which on a save is said to be slow
     options: tuple[tuple[str, str], ...] = ()  # as somebody typed them; checkpoints keep them for `resume`
     observers: tuple[Observer, ...] = ()
     middleware: tuple[Middleware, ...] = ()

@@ -23,6 +23,7 @@ from graflow_ckpt.engine.host import RunHost
 from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_home import SharedHome
+from graflow_ckpt.engine.slowness import tell
 from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently, same_task
 from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.ops import Cells
@@ -112,19 +113,38 @@ class SharedCuts:
             found = error if isinstance(error, GraflowError) else CheckpointError(str(error))
             if handle is not None:
                 handle.error = found
-            self._failed(found, cause)
+            self._failed(found, cause, monotonic() - began)
             return None
         log.info(
             "Checkpoint created: %s", saved.path, extra={"session": saved.session_id, "step": saved.steps}
         )
         self.on_saved(saved)
-        self._emit("checkpoint_saved", path=saved.path, cause=cause, seconds=monotonic() - began)
+        seconds = monotonic() - began
+        self._emit(
+            "checkpoint_saved",
+            path=saved.path,
+            cause=cause,
+            seconds=seconds,
+            bytes=saved.size,
+            backend=self._home.backend,
+            synced=saved.synced,
+        )
+        if not self._home.told_slow:
+            limit = self._settings.slow_save
+            self._home.told_slow = tell("SAVE", seconds, saved.path, saved.session_id, limit)
         return saved
 
-    def _failed(self, error: GraflowError, cause: str) -> None:
+    def _failed(self, error: GraflowError, cause: str, seconds: float) -> None:
         """An event; with on_save_failure="fail" nobody goes on with the session."""
         log.error("checkpoint failed: %s", error, extra={"session": self._session.id})
-        self._emit("checkpoint_failed", error=str(error), cause=cause)
+        self._emit(
+            "checkpoint_failed",
+            error=str(error),
+            error_type=type(error).__name__,
+            cause=cause,
+            backend=self._home.backend,
+            seconds=seconds,
+        )
         with suppress(GraflowError):  # the server may be what has failed
             self._home.has_failed(self._session.steps)
         if self._settings.on_save_failure == "fail":

@@ -30,7 +30,7 @@ from graflow_ckpt.sessions.layout import CUT, keys_of
 from graflow_ckpt.sessions.ops import Cells
 from graflow_ckpt.sessions.pages import read_paged
 from graflow_ckpt.sessions.tables import parse_line, read_state
-from graflow_ckpt.stores import open_store, store_of
+from graflow_ckpt.stores import backend_of, open_store, store_of
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -77,6 +77,7 @@ class SharedHome:
         self.session = session
         self.program = program
         self.last: CheckpointMetadata | None = None
+        self.told_slow = False  # saves; a session says so once
         self._cells = cells
         self._place = store
         self._store: CheckpointStore | None = None
@@ -91,6 +92,11 @@ class SharedHome:
         if self._store is None:
             self._store = open_store(self._place or self.link.address)
         return self._store
+
+    @property
+    def backend(self) -> str:
+        """The kind of its store, which may not be there to be opened."""
+        return backend_of(self._place or self.link.address)
 
     @property
     def keyring(self) -> Keyring:

@@ -103,6 +103,15 @@ def home_of(said: str) -> str | None:
     return home if "://" in home or os.path.isdir(home) else None
 
 
+def backend_of(where: str) -> str:
+    """The kind of a store, without the wrappers around it: `file`, `redis`, `sqlite`, `s3` …"""
+    scheme, separator, _ = where.partition("://")
+    if not separator:
+        return "memory" if _is_memory(where) else "file"
+    words = scheme.lower().split("+")
+    return next((word for word in words if word in _STORES), words[-1])
+
+
 def _is_memory(text: str) -> bool:
     return text.partition("?")[0].lower() == "memory:"  # it has no slashes: nothing would stand behind them
 

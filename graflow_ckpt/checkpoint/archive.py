@@ -99,6 +99,7 @@ def save(
         document = metadata.document() | {
             "stage": stage,
             "host": platform.node(),
+            "synced": store.synced,  # by now it may have turned out that it goes somewhere else
             "parts": {part: _digest_document(digest) for part, digest in digests.items()},
         }
         sink.write(json.dumps(seal(document, keyring), separators=(",", ":")).encode())

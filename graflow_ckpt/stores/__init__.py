@@ -105,11 +105,11 @@ def home_of(said: str) -> str | None:
 
 def backend_of(where: str) -> str:
     """The kind of a store, without the wrappers around it: `file`, `redis`, `sqlite`, `s3` …"""
+    where = unwrapped(where)
     scheme, separator, _ = where.partition("://")
     if not separator:
         return "memory" if _is_memory(where) else "file"
-    words = scheme.lower().split("+")
-    return next((word for word in words if word in _STORES), words[-1])
+    return scheme.lower().partition("+")[0]
 
 
 def _is_memory(text: str) -> bool:

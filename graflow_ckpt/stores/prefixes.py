@@ -17,8 +17,12 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 WRAPPERS: dict[str, tuple[str, str]] = {
+    "cached": ("graflow_ckpt.stores.cached", "Cached"),
     "compressed": ("graflow_ckpt.stores.compressed", "Compressed"),
     "encrypted": ("graflow_ckpt.stores.encrypted", "Encrypted"),
+    "fallback": ("graflow_ckpt.stores.fallback", "Fallback"),
+    "metered": ("graflow_ckpt.stores.metered", "Metered"),
+    "retry": ("graflow_ckpt.stores.retrying", "Retrying"),
     "tenant": ("graflow_ckpt.stores.tenant", "Tenant"),
 }
 """The words, and where the class of each is."""

@@ -35,12 +35,7 @@ class Wrapper:
     @classmethod
     def of(cls, inner: CheckpointStore, argument: str) -> Self:
         """As an address asks for it. This one takes no argument."""
-        if argument:
-            raise CheckpointError(
-                f"{cls.word}+ takes nothing behind a dot, and {argument!r} stands there.",
-                hint=f"Write {cls.word}+{masked(inner.url)}.",
-                store=masked(inner.url),
-            )
+        takes_none(cls, inner, argument)
         return cls(inner)
 
     @property
@@ -161,3 +156,13 @@ class Wrapper:
     def _unprefixed(self, path: str) -> str | None:
         size = len(self.prefix)
         return path[size:] if path[:size].lower() == self.prefix.lower() else None
+
+
+def takes_none(kind: type[Wrapper], inner: CheckpointStore, argument: str) -> None:
+    """Refuse an argument."""
+    if argument:
+        raise CheckpointError(
+            f"{kind.word}+ takes nothing behind a dot, and {argument!r} stands there.",
+            hint=f"Write {kind.word}+{masked(inner.url)}.",
+            store=masked(inner.url),
+        )

@@ -1,0 +1,301 @@
+"""Fallback: a remote store, and a local folder for as long as it is away.
+
+    fallback+postgresql://host/database
+    fallback.%2Fvar%2Fspool%2Fckpt+s3://bucket/runs      the folder, with %2F for each slash
+
+    the store is there     saves go to it; what waits goes first, in the order of epochs and sequences
+    it is away             saves go to the folder: `accepted`; what is asked of the store fails at once
+    it is back             the next save, release or owner of the session hands over what waits
+
+Promise: a save that was confirmed is in the store or in the folder, also if the process is killed between
+the two. Nothing is handed over to a session with which somebody else has gone on: it is set aside, with a
+line in the log. A session begins and goes on only while the store is there: nobody else knows its history.
+A journal does not fall back: an append that fails stops the session, as without this wrapper.
+Not here: the folder (fallback_folder.py), and what is waited for before (retrying.py: fallback+retry+…).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from fnmatch import fnmatchcase
+from typing import Self, TypeVar
+
+from graflow_ckpt.core.errors import CheckpointCorrupt, Fenced, GraflowError, SessionBusy
+from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line, Owner, PartWriter, Source
+from graflow_ckpt.links.addresses import masked
+from graflow_ckpt.stores.fallback_folder import Folder, Waiting, highest_epoch
+from graflow_ckpt.stores.fallback_lease import FallbackLease
+from graflow_ckpt.stores.names import PARTS, base_of, session_of
+from graflow_ckpt.stores.passing import Attempt, Breaker, may_pass
+from graflow_ckpt.stores.wrapping import Wrapper
+
+log = logging.getLogger("graflow_ckpt.stores")
+
+T = TypeVar("T")
+
+
+class Fallback(Wrapper):
+    """`argument`: the folder; if none is given, one beside the key (GRAFLOW_CKPT_FALLBACK)."""
+
+    word = "fallback"
+
+    def __init__(self, inner: CheckpointStore, argument: str = "", *, breaker: Breaker | None = None) -> None:
+        super().__init__(inner, argument)
+        self.waits = Folder(argument, inner.url)
+        self._breaker = breaker or Breaker(failures=1)
+        self._aside = False  # whether the last save went to the folder
+        self._mutex = (
+            threading.RLock()
+        )  # one save at a time decides where it goes, so that their order is kept
+
+    @classmethod
+    def of(cls, inner: CheckpointStore, argument: str) -> Self:
+        return cls(inner, argument)
+
+    @property
+    def synced(self) -> bool:
+        return not self._aside and self.inner.synced
+
+    # --- ownership ---------------------------------------------------------------------
+
+    def probe(self) -> None:
+        self.asked(self.inner.probe)
+
+    def acquire(self, session: str, *, take_over: bool = False) -> FallbackLease:
+        """Also takes over what waits of the session: its former owner may have been killed."""
+        lease = FallbackLease(self, self.asked(lambda: self.inner.acquire(session, take_over=take_over)))
+        try:
+            self._take_in(lease)
+        except BaseException:
+            lease.remote.release()
+            raise
+        return lease
+
+    def owner(self, session: str) -> Owner | None:
+        return self.asked(lambda: self.inner.owner(session))
+
+    def lines(self, session: str) -> tuple[Line, ...]:
+        return self.asked(lambda: self.inner.lines(session))
+
+    def rewound(self, lease: Lease, sequence: int) -> None:
+        mine = self._own(lease)
+        self.asked(lambda: self.inner.rewound(mine.remote, sequence))
+
+    def journal(self, lease: Lease, after: int) -> Journal:
+        mine = self._own(lease)
+        return self.asked(lambda: self.inner.journal(mine.remote, after))
+
+    def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
+        return iter(self.asked(lambda: list(self.inner.segments(session))))
+
+    def drop_segments(self, session: str, before: int) -> None:
+        self.asked(lambda: self.inner.drop_segments(session, before))
+
+    # --- checkpoints -------------------------------------------------------------------
+
+    def put(
+        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+    ) -> None:
+        mine = self._own(lease) if lease is not None else None
+        if mine is not None:
+            mine.not_released()
+        attempt, inner = Attempt(parts), self._inner(path)
+        try:
+            self.hand_over_of(mine)
+            remote = mine.remote if mine is not None else None
+            self.asked(
+                lambda: self.inner.put(inner, attempt.parts, lease=remote, stage=stage),
+                own_fault=lambda: attempt.own_fault,
+            )
+        except (GraflowError, OSError) as error:
+            name = self._name(inner)
+            whole = [part for part, _ in parts] == list(PARTS)
+            if attempt.own_fault or not may_pass(error) or name is None or not whole:
+                raise
+            self._keep(name, parts, mine, stage, error)
+        else:
+            self._aside = False
+
+    def open(self, path: str, part: str, stage: str) -> Source:
+        inner = self._inner(path)
+        if (found := self._waiting_at(inner)) is not None:
+            return found[0].open(found[1], part, stage)
+        return self.asked(lambda: self.inner.open(inner, part, stage))
+
+    def meta(self, path: str) -> bytes:
+        inner = self._inner(path)
+        if (found := self._waiting_at(inner)) is not None:
+            return found[0].meta(found[1])
+        return self.asked(lambda: self.inner.meta(inner))
+
+    def unsafe(self, path: str) -> str | None:
+        inner = self._inner(path)
+        if (found := self._waiting_at(inner)) is not None:
+            return found[0].unsafe(found[1])
+        return self.asked(lambda: self.inner.unsafe(inner))
+
+    def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
+        """What waits, and what the store has; while that is away it cannot be listed."""
+        inner = None if pattern is None else self._inner(pattern)
+        there = self.asked(lambda: list(self.inner.list(session, inner)))
+        wanted = None if inner is None else base_of(inner.rpartition("/")[2])
+        waiting = {
+            self._outer(f"{self.inner.folder}/{entry.base}"): entry.raw
+            for entry in self.waits.waiting(session)
+            if wanted is None or fnmatchcase(base_of(entry.base), wanted)
+        }
+        yield from waiting.items()
+        for path, raw in there:
+            if self._outer(path) not in waiting:
+                yield self._outer(path), raw
+
+    def delete(self, path: str) -> bool:
+        inner = self._inner(path)
+        waits = self._waiting_at(inner)
+        try:
+            there = self.asked(lambda: self.inner.delete(inner))
+        except (GraflowError, OSError) as error:
+            # a name of a session's own is used once: the store has nothing under it
+            if waits is None or not may_pass(error) or session_of(base_of(os.path.basename(inner))) is None:
+                raise
+            there = False
+        return waits[0].delete(waits[1]) or there if waits is not None else there
+
+    # --- handing over ------------------------------------------------------------------
+
+    def hand_over_of(self, mine: FallbackLease | None) -> None:
+        """What was saved under that lease; None: what was saved without one."""
+        if mine is None:
+            if self.waits.of_nobody():
+                with self._mutex, self.waits.alone():
+                    self._hand_over(self.waits.of_nobody(), None, self._gone_on)
+        elif mine.has_put_aside:  # else there is nothing to look for
+            with self._mutex:
+                own = [
+                    e for e in self.waits.of_owners() if (e.session, e.epoch) == (mine.session, mine.epoch)
+                ]
+                self._hand_over(own, mine.remote, lambda entry: False)
+
+    def hand_over_all(self) -> int:
+        """What waits of sessions that nobody runs; how many wait still."""
+        self.hand_over_of(None)
+        for session in sorted({entry.session for entry in self.waits.of_owners()}):
+            try:
+                self.acquire(session).release()
+            except SessionBusy as error:
+                log.warning("%s", error, extra={"session": session})
+        return len(self.waits.waiting())
+
+    def _take_in(self, lease: FallbackLease) -> None:
+        """What a former owner has left; nothing, if somebody has written since."""
+        own = [entry for entry in self.waits.of_owners() if entry.session == lease.session]
+        if not own:
+            return
+        try:
+            lease.local()
+        except SessionBusy as error:
+            log.warning(
+                "what waits of session %s stays: %s", lease.session, error, extra={"session": lease.session}
+            )
+            return
+        known = self.asked(lambda: highest_epoch(self.inner, lease.session, lease.epoch))
+        self._hand_over(own, lease.remote, lambda entry: known > entry.epoch)
+
+    def _hand_over(
+        self, found: Sequence[Waiting], lease: Lease | None, refuses: Callable[[Waiting], bool]
+    ) -> None:
+        for entry in sorted(found, key=lambda entry: (entry.epoch, entry.sequence)):
+            try:
+                if refuses(entry):
+                    self._refuse(entry, "somebody else has gone on with it")
+                    continue
+                self._put(entry, lease)
+            except Fenced:
+                self._refuse(entry, "somebody else has it by now")
+                raise
+            except CheckpointCorrupt as error:
+                self._refuse(entry, str(error))
+                continue
+            log.info("checkpoint %s was handed over to %s", entry.base, masked(self.inner.url))
+
+    def _put(self, entry: Waiting, lease: Lease | None) -> None:
+        path = f"{self.inner.folder}/{entry.base}"
+        self.asked(lambda: self.inner.put(path, entry.parts(), lease=lease, stage=entry.stage))
+        entry.store.delete(entry.path)  # not before: a process that is killed here hands it over once more
+
+    def _gone_on(self, entry: Waiting) -> bool:
+        return self.asked(lambda: highest_epoch(self.inner, entry.session, -1)) > entry.epoch
+
+    def _refuse(self, entry: Waiting, why: str) -> None:
+        self.waits.set_aside(entry)
+        log.error(
+            "checkpoint %s of session %s is not handed over to %s: %s. It is kept in %s.",
+            entry.base,
+            entry.session,
+            masked(self.inner.url),
+            why,
+            self.waits.refused.folder,
+            extra={"session": entry.session},
+        )
+
+    # --- within ------------------------------------------------------------------------
+
+    def asked(self, call: Callable[[], T], own_fault: Callable[[], bool] = lambda: False) -> T:
+        """A call of the store; while that is away, an error at once."""
+        if not self._breaker.allows():
+            raise self._breaker.away(masked(self.inner.url))
+        try:
+            found = call()
+        except (GraflowError, OSError) as error:
+            if not may_pass(error):
+                self._is_there()  # it has answered
+            elif not own_fault() and self._breaker.bad():
+                log.warning("%s is away: %s", masked(self.inner.url), error)
+            raise
+        self._is_there()
+        return found
+
+    def _is_there(self) -> None:
+        if self._breaker.open:
+            log.warning("%s is back", masked(self.inner.url))
+        self._breaker.good()
+
+    def _keep(
+        self,
+        name: str,
+        parts: Sequence[tuple[str, PartWriter]],
+        mine: FallbackLease | None,
+        stage: str,
+        error: BaseException,
+    ) -> None:
+        """Into the folder; the writers write once more."""
+        self._aside = True
+        self.waits.settle()
+        if mine is not None:
+            place = self.waits.owned
+            mine.has_put_aside = True
+            place.put(f"{place.folder}/{name}", parts, lease=mine.local(), stage=stage)
+        else:
+            place = self.waits.free
+            with self.waits.alone():
+                place.put(f"{place.folder}/{name}", parts, lease=None, stage=stage)
+        log.info("checkpoint %s waits in %s: %s", name, place.folder, error)
+
+    def _own(self, lease: Lease) -> FallbackLease:
+        if not isinstance(lease, FallbackLease) or lease.store.waits.where != self.waits.where:
+            raise TypeError(f"a lease of this store is needed, not {type(lease).__name__}")
+        return lease
+
+    def _name(self, inner: str) -> str | None:
+        """The last piece of a path, if that is all there is to it."""
+        taken = self.inner.takes(inner) or inner
+        folder, _, name = taken.rpartition("/")
+        return name if name and folder in ("", self.inner.folder) else None
+
+    def _waiting_at(self, inner: str) -> tuple[CheckpointStore, str] | None:
+        name = self._name(inner)
+        store = self.waits.holder(name) if name is not None else None
+        return None if store is None else (store, f"{store.folder}/{name}")

@@ -20,6 +20,7 @@ from graflow_ckpt.interfaces.cli.options import (
 )
 from graflow_ckpt.interfaces.cli.pruning import prune
 from graflow_ckpt.interfaces.cli.statistics import stats
+from graflow_ckpt.interfaces.cli.syncing import sync
 
 LIST = """\b
 Examples:
@@ -51,7 +52,7 @@ def command() -> None:
     """List, show and verify checkpoints, take one of a fleet's session, and delete what is not needed."""
 
 
-for _command in (prune, delete, clear, stats):
+for _command in (prune, delete, clear, stats, sync):
     command.add_command(_command)
 
 

@@ -17,7 +17,10 @@ from graflow_ckpt.core.errors import CheckpointError, ServerError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli.manner import Document
 from graflow_ckpt.interfaces.cli.measuring import costs
+from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import folder_on_disk, open_store
+from graflow_ckpt.stores.prefixes import prefix_of, unwrapped
+from graflow_ckpt.stores.redis_names import is_redis
 
 LIBRARIES = ("blake3", "click", "cloudpickle", "msgpack", "rich", "numpy", "redis", "rq", "torch")
 OPTIONAL = ("numpy", "redis", "rq", "torch")
@@ -43,8 +46,8 @@ def examine(store: str) -> list[Finding]:
     """All of it; measures on the disk of the store, in a folder that is taken away again."""
     place = open_store(store)
     if place.shared:
-        return [*_versions(), *_server(place), *_shared_key(place)]
-    return [*_versions(), *_store(store), *_key(store), *_costs(store)]
+        return [*_versions(), *_server(place), *_waiting(place), *_shared_key(place)]
+    return [*_versions(), *_store(store), *_waiting(place), *_key(store), *_costs(store)]
 
 
 def _versions() -> Iterator[Finding]:
@@ -119,21 +122,36 @@ def _kind(folder: str) -> Finding:
 
 def _server(place: CheckpointStore) -> Iterator[Finding]:
     """A store on a server: how it is set up, as far as it says."""
+    try:
+        place.probe()
+        found = list(_redis(unwrapped(place.url)))
+    except (CheckpointError, ServerError) as error:
+        yield Finding("store", "bad", str(error))
+        return
+    yield Finding("store", "ok", f"{masked(place.url)} is writable")
+    yield from found
+    kept = "on its disk when it is confirmed" if place.synced else "accepted, and on its disk later if at all"
+    yield Finding("saves", "ok" if place.synced else "warning", f"a checkpoint is {kept}")
+
+
+def _redis(url: str) -> Iterator[Finding]:
+    """How a server is set up, if it is one that says so."""
+    if not is_redis(url):
+        return
     from graflow_ckpt.links.examination import examine as examine_server
     from graflow_ckpt.links.redis import open_link
 
     verdicts = {"ok": "ok", "warning": "warning", "error": "bad"}
-    try:
-        place.probe()
-        found = examine_server(open_link(place.url))
-    except ServerError as error:
-        yield Finding("store", "bad", str(error))
-        return
-    yield Finding("store", "ok", f"{place.url} is writable")
-    for one in found:
+    for one in examine_server(open_link(url)):
         yield Finding("server", verdicts[one.level], f"{one.what} {one.hint}".strip())
-    kept = "on its disk when it is confirmed" if place.synced else "accepted, and on its disk later if at all"
-    yield Finding("saves", "ok" if place.synced else "warning", f"a checkpoint is {kept}")
+
+
+def _waiting(place: CheckpointStore) -> Iterator[Finding]:
+    """What was saved while a store was away."""
+    if prefix_of(place.url):
+        from graflow_ckpt.interfaces.cli.waiting_saves import findings
+
+        yield from (Finding(*found) for found in findings(place))
 
 
 def _shared_key(place: CheckpointStore) -> Iterator[Finding]:

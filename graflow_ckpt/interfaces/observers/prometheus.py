@@ -1,7 +1,8 @@
-"""Metrics for Prometheus: what sessions tell, and what stores hold.
+"""Metrics for Prometheus: what sessions tell, what stores hold, and what calls of stores cost.
 
     workflow(..., observers=[PrometheusObserver()])     saves, restores, tasks and sessions of this process
     StoreCollector("sqlite:///c.db").register()         what a store holds, read when somebody scrapes
+    CallCollector().register()                          calls of stores that are opened as metered+…
 
 Promise: times are in seconds, sizes in bytes; no label holds an id of a session or a path, so that the
 number of series is bounded by the program. A scrape opens no pickle.
@@ -21,10 +22,11 @@ from graflow_ckpt.core.errors import GraflowError, PackageMissing
 from graflow_ckpt.core.events import Event
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import backend_of, open_store
+from graflow_ckpt.stores.metered import METER, Meter
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
-    from prometheus_client.core import GaugeMetricFamily, Metric
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as missing:
     raise PackageMissing(
@@ -179,4 +181,34 @@ class StoreCollector(_Registered):
         return family
 
 
-__all__ = ["PrometheusObserver", "StoreCollector"]
+class CallCollector(_Registered):
+    """What a meter has counted, as of each scrape."""
+
+    def __init__(self, meter: Meter = METER) -> None:
+        self._meter = meter
+
+    def describe(self) -> Iterator[Metric]:
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        labels = ("backend", "operation")
+        calls = CounterMetricFamily("checkpoint_store_calls", "Calls of a store.", labels=labels)
+        seconds = CounterMetricFamily(
+            "checkpoint_store_seconds", "Seconds in calls of a store.", labels=labels
+        )
+        moved = CounterMetricFamily(
+            "checkpoint_store_bytes", "Bytes written to or read from it.", labels=labels
+        )
+        for key, cost in sorted(self._meter.costs().items()):
+            calls.add_metric(key, cost.calls)
+            seconds.add_metric(key, cost.seconds)
+            moved.add_metric(key, cost.bytes)
+        errors = CounterMetricFamily(
+            "checkpoint_store_errors", "Calls of a store that failed.", labels=(*labels, "error_type")
+        )
+        for error, number in sorted(self._meter.errors().items()):
+            errors.add_metric(error, number)
+        yield from (calls, seconds, moved, errors)
+
+
+__all__ = ["CallCollector", "PrometheusObserver", "StoreCollector"]

@@ -81,7 +81,7 @@ def test_an_execution_is_one_trace_with_its_tasks_and_saves() -> None:
     assert "resumed_from" not in whole.attributes
     inside = [recorded.one("task a"), recorded.one("task b"), *recorded.spans("checkpoint save")]
     assert len(inside) == 5
-    assert {span.parent.span_id if span.parent else None for span in inside} == {whole.context.span_id}  # type: ignore[union-attr]
+    assert {span.parent.span_id if span.parent else None for span in inside} == {whole.context.span_id}
     saves = [span.attributes or {} for span in recorded.spans("checkpoint save")]
     assert all(save["checkpoint.bytes"] and save["checkpoint.backend"] == "file" for save in saves)
 
@@ -142,7 +142,7 @@ def test_a_checkpoint_keeps_the_context_of_its_run_and_the_first_trace() -> None
     assert former.context is not None
     assert later.context is not None
     headers = [f"00-{trace_of(span)}-{span.context.span_id:016x}-" for span in (former, later)]  # type: ignore[union-attr]
-    assert [str(dict(found)["traceparent"])[:-2] for found in (kept[0], kept[-1])] == headers  # type: ignore[call-overload]
+    assert [str(dict(found)["traceparent"])[:-2] for found in (kept[0], kept[-1])] == headers
     assert {meta["original_trace_id"] for meta in metas()} == {trace_of(former)}
     assert CheckpointManager.list_checkpoints("s")[0].original_trace_id == trace_of(former)
 

@@ -11,10 +11,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from graflow_ckpt import EveryTask, task, workflow
 from graflow_ckpt.core.errors import CheckpointError, NoGoodCheckpoint, ServerGone
-from graflow_ckpt.interfaces.observers.prometheus import PrometheusObserver, StoreCollector
+from graflow_ckpt.interfaces.observers.prometheus import CallCollector, PrometheusObserver, StoreCollector
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.testing.trios import put_meta
+from graflow_ckpt.stores.metered import Meter, Metered
+from graflow_ckpt.testing.trios import put, put_meta
 
 
 @pytest.fixture(autouse=True)
@@ -177,3 +178,18 @@ def test_a_store_that_is_away_is_down_and_the_scrape_goes_on(
     assert 'checkpoint_store_up{backend="memory"} 0.0' in found
     assert "checkpoints_per_flow" not in found
     assert "graflow_sessions_running" in found
+
+
+def test_what_calls_of_a_metered_store_cost_can_be_scraped(registry: CollectorRegistry, room: str) -> None:
+    meter = Meter()
+    store = Metered(MemoryStore(room), meter=meter)
+    CallCollector(meter).register(registry)
+    path = put(store, "best", "one", size=10_000)
+    with pytest.raises(CheckpointError):
+        store.meta(path.replace("best", "none"))
+
+    assert value(registry, "checkpoint_store_calls_total", backend="memory", operation="put") == 1
+    assert value(registry, "checkpoint_store_bytes_total", backend="memory", operation="put") > 10_000
+    assert value(registry, "checkpoint_store_seconds_total", backend="memory", operation="put") > 0
+    failed = {"backend": "memory", "operation": "meta", "error_type": "CheckpointNotFound"}
+    assert value(registry, "checkpoint_store_errors_total", **failed) == 1

@@ -19,7 +19,7 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
 from blake3 import blake3
@@ -31,8 +31,7 @@ from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.stores.names import base_of
 from graflow_ckpt.stores.passing import Breaker
-from graflow_ckpt.stores.prefixes import divided
-from graflow_ckpt.stores.wrapping import Wrapper, takes_none
+from graflow_ckpt.stores.wrapping import Wrapper, keeps_no_secret, takes_none
 
 log = logging.getLogger("graflow_ckpt.stores")
 
@@ -61,12 +60,7 @@ class Cached(Wrapper):
         breaker: Breaker | None = None,
     ) -> None:
         super().__init__(inner)
-        if any(layer.word == "encrypted" for layer in divided(inner.url)[0]):
-            raise CheckpointError(
-                "A cache in front of an encrypted store would hold in clear what that store does not.",
-                hint="Cache what is encrypted: write encrypted+cached+… instead.",
-                store=masked(inner.url),
-            )
+        keeps_no_secret(type(self), inner)
         self._cache = cache
         self._limit = limit
         self._seconds = seconds
@@ -114,6 +108,13 @@ class Cached(Wrapper):
     def delete(self, path: str) -> bool:
         there = super().delete(path)
         self._forget(self._inner(path))
+        return there
+
+    def delete_many(self, paths: Iterable[str]) -> int:
+        wanted = [*paths]
+        there = super().delete_many(wanted)
+        for path in wanted:
+            self._forget(self._inner(path))
         return there
 
     # --- the cache ---------------------------------------------------------------------

@@ -11,6 +11,7 @@ Promise: a save that was confirmed is in the store or in the folder, also if the
 the two. Nothing is handed over to a session with which somebody else has gone on: it is set aside, with a
 line in the log. A session begins and goes on only while the store is there: nobody else knows its history.
 A journal does not fall back: an append that fails stops the session, as without this wrapper.
+Refused around an encrypted store: the folder would have in clear what that has not (encrypted+fallback+…).
 Not here: the folder (fallback_folder.py), and what is waited for before (retrying.py: fallback+retry+…).
 """
 
@@ -19,18 +20,19 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Self, TypeVar
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, Fenced, GraflowError, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line, Owner, PartWriter, Source
 from graflow_ckpt.links.addresses import masked
+from graflow_ckpt.stores.batches import newest
 from graflow_ckpt.stores.fallback_folder import Folder, Waiting, highest_epoch
 from graflow_ckpt.stores.fallback_lease import FallbackLease
 from graflow_ckpt.stores.names import PARTS, base_of, session_of
 from graflow_ckpt.stores.passing import Attempt, Breaker, may_pass
-from graflow_ckpt.stores.wrapping import Wrapper
+from graflow_ckpt.stores.wrapping import Wrapper, keeps_no_secret
 
 log = logging.getLogger("graflow_ckpt.stores")
 
@@ -44,6 +46,7 @@ class Fallback(Wrapper):
 
     def __init__(self, inner: CheckpointStore, argument: str = "", *, breaker: Breaker | None = None) -> None:
         super().__init__(inner, argument)
+        keeps_no_secret(type(self), inner)
         self.waits = Folder(argument, inner.url)
         self._breaker = breaker or Breaker(failures=1)
         self._aside = False  # whether the last save went to the folder
@@ -163,6 +166,26 @@ class Fallback(Wrapper):
                 raise
             there = False
         return waits[0].delete(waits[1]) or there if waits is not None else there
+
+    def newest(
+        self,
+        limit: int,
+        *,
+        session: str | None = None,
+        workflow: str | None = None,
+        status: str | None = None,
+    ) -> Sequence[tuple[str, bytes]]:
+        if self.waits.waiting(session):  # they have a place among the others
+            return newest(self.list(session), limit, workflow=workflow, status=status)
+        return self.asked(
+            lambda: super(Fallback, self).newest(limit, session=session, workflow=workflow, status=status)
+        )
+
+    def delete_many(self, paths: Iterable[str]) -> int:
+        wanted = [*paths]
+        if any(self._waiting_at(self._inner(path)) for path in wanted):
+            return sum(self.delete(path) for path in wanted)
+        return self.asked(lambda: super(Fallback, self).delete_many(wanted))
 
     # --- handing over ------------------------------------------------------------------
 

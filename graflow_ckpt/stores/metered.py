@@ -12,7 +12,7 @@ Not here: sessions and tasks; those are told to observers as events.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
@@ -154,6 +154,23 @@ class Metered(Wrapper):
     def delete(self, path: str) -> bool:
         with self.timed("delete"):
             return super().delete(path)
+
+    def newest(
+        self,
+        limit: int,
+        *,
+        session: str | None = None,
+        workflow: str | None = None,
+        status: str | None = None,
+    ) -> Sequence[tuple[str, bytes]]:
+        with self.timed("newest") as move:
+            found = super().newest(limit, session=session, workflow=workflow, status=status)
+            move(sum(len(raw) for _, raw in found))
+            return found
+
+    def delete_many(self, paths: Iterable[str]) -> int:
+        with self.timed("delete_many"):
+            return super().delete_many(paths)
 
     def journal(self, lease: Lease, after: int) -> Journal:
         with self.timed("journal"):

@@ -13,7 +13,8 @@ After five calls in a row that patience did not help, the next ones fail at once
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
 from typing import Any, Self, TypeVar
 
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
@@ -83,6 +84,18 @@ class Retrying(Wrapper):
         """What was listed before an error is not listed once more."""
         return self._from_where_it_was(lambda: super(Retrying, self).list(session, pattern))
 
+    def newest(
+        self,
+        limit: int,
+        *,
+        session: str | None = None,
+        workflow: str | None = None,
+        status: str | None = None,
+    ) -> Sequence[tuple[str, bytes]]:
+        return self._again(
+            lambda: super(Retrying, self).newest(limit, session=session, workflow=workflow, status=status)
+        )
+
     def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
         return self._from_where_it_was(lambda: self.inner.segments(session))
 
@@ -108,11 +121,22 @@ class Retrying(Wrapper):
 
     def delete(self, path: str) -> bool:
         """If an error came between, what is gone counts as deleted by this call."""
-        tries: list[None] = []
+        tries = count(1)
 
         def take_away() -> bool:
-            tries.append(None)
-            return self.inner.delete(self._inner(path)) or len(tries) > 1
+            first = next(tries) == 1
+            return self.inner.delete(self._inner(path)) or not first
+
+        return self._again(take_away)
+
+    def delete_many(self, paths: Iterable[str]) -> int:
+        """The same: they are gone, all of them."""
+        wanted = [self._inner(path) for path in paths]
+        tries = count(1)
+
+        def take_away() -> int:
+            first, found = next(tries) == 1, self.inner.delete_many(wanted)
+            return found if first else len(set(wanted))
 
         return self._again(take_away)
 
@@ -204,9 +228,9 @@ class _Reopened:
                 self.close()
                 raise
 
-        count = self._again(read)
-        self._read += count
-        return count
+        got = self._again(read)
+        self._read += got
+        return got
 
     def close(self) -> None:
         source, self._source = self._source, None
@@ -225,10 +249,10 @@ class _Reopened:
         return self._source
 
 
-def _skip(source: Source, count: int) -> None:
-    scratch = memoryview(bytearray(min(count, 1 << 20)))
-    while count and (got := source.readinto(scratch[: min(count, len(scratch))])):
-        count -= got
+def _skip(source: Source, left: int) -> None:
+    scratch = memoryview(bytearray(min(left, 1 << 20)))
+    while left and (got := source.readinto(scratch[: min(left, len(scratch))])):
+        left -= got
 
 
 def _seconds(text: str, inner: CheckpointStore) -> float:

@@ -20,7 +20,7 @@ from typing import ClassVar, Self
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line, Owner, PartWriter, Source
 from graflow_ckpt.links.addresses import masked
-from graflow_ckpt.stores.prefixes import Layer
+from graflow_ckpt.stores.prefixes import Layer, divided
 
 
 class Wrapper:
@@ -164,5 +164,15 @@ def takes_none(kind: type[Wrapper], inner: CheckpointStore, argument: str) -> No
         raise CheckpointError(
             f"{kind.word}+ takes nothing behind a dot, and {argument!r} stands there.",
             hint=f"Write {kind.word}+{masked(inner.url)}.",
+            store=masked(inner.url),
+        )
+
+
+def keeps_no_secret(kind: type[Wrapper], inner: CheckpointStore) -> None:
+    """Refuse to stand around an encrypted store what keeps bytes of its own: they would be in clear."""
+    if any(layer.word == "encrypted" for layer in divided(inner.url)[0]):
+        raise CheckpointError(
+            f"What {kind.word}+ keeps beside an encrypted store would lie there in clear.",
+            hint=f"Put the words the other way round: encrypted+{kind.word}+….",
             store=masked(inner.url),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graflow_ckpt.testing import Contract, ProcessContract, StoreContract, names_of_tests
-from tests.conformance import test_local, test_memory, test_postgres, test_redis, test_wrappers_around
+from tests.conformance import test_local, test_memory, test_postgres, test_redis
 
 # More is good news: change the numbers. Fewer is what this file is for.
 IN_PROCESS = 97
@@ -20,9 +20,6 @@ WITH_PROCESSES = 109
         (test_local.TestLocal, WITH_PROCESSES),
         (test_redis.TestRedis, WITH_PROCESSES),
         (test_postgres.TestPostgres, WITH_PROCESSES),
-        (test_wrappers_around.TestAroundAFolder, WITH_PROCESSES),
-        (test_wrappers_around.TestAroundMemory, IN_PROCESS),
-        (test_wrappers_around.TestCached, IN_PROCESS),
     ],
 )
 def test_a_store_has_as_many_tests_as_it_had(suite: type[Contract], number: int) -> None:
@@ -42,8 +39,5 @@ def test_no_store_changes_or_skips_a_test() -> None:
         test_local.TestLocal,
         test_redis.TestRedis,
         test_postgres.TestPostgres,
-        test_wrappers_around.TestAroundAFolder,
-        test_wrappers_around.TestAroundMemory,
-        test_wrappers_around.TestCached,
     ):
         assert not [name for name in vars(suite) if name.startswith("test_") or name == "pytestmark"]

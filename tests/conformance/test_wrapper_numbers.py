@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graflow_ckpt.testing import Contract, ProcessContract, StoreContract, names_of_tests
-from tests.conformance import test_compressed, test_encrypted, test_tenant
+from tests.conformance import test_compressed, test_encrypted, test_tenant, test_wrappers_around
 from tests.conformance.test_numbers import IN_PROCESS, WITH_PROCESSES
 
 SUITES: list[type[Contract]] = [
@@ -15,6 +15,9 @@ SUITES: list[type[Contract]] = [
     test_compressed.TestCompressedLocal,
     test_tenant.TestTenantInMemory,
     test_tenant.TestTenantInFolder,
+    test_wrappers_around.TestAroundAFolder,
+    test_wrappers_around.TestAroundMemory,
+    test_wrappers_around.TestCached,
 ]
 
 

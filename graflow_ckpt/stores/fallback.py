@@ -328,3 +328,12 @@ class Fallback(Wrapper):
         name = self._name(inner)
         store = self.waits.holder(name) if name is not None else None
         return None if store is None else (store, f"{store.folder}/{name}")
+
+
+def fallbacks(store: CheckpointStore) -> Iterator[Fallback]:
+    """Those among the wrappers around a store."""
+    layer: CheckpointStore = store
+    while isinstance(layer, Wrapper):
+        if isinstance(layer, Fallback):
+            yield layer
+        layer = layer.inner

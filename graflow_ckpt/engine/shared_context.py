@@ -28,6 +28,7 @@ from graflow_ckpt.engine.inputs import SharedChannel, digest_of
 from graflow_ckpt.engine.reaping import owner_of
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_home import BACKEND, SharedHome
+from graflow_ckpt.engine.tracing import Trace
 from graflow_ckpt.links.addresses import URL_VARIABLE
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.processes import named
@@ -228,6 +229,13 @@ class SharedContext(ExecutionContext):
         self.note_start()
         ops = [self.graph.routes[name].enqueue() for name in self.graph.starts]
         self.tables.sender.commit([*ops], mode="B")
+
+    def begin_trace(self, trace: Trace) -> None:
+        """From here on the session's trace is that of this run, if it has one."""
+        text = trace.text()
+        if text:
+            with translated(self.link.address):
+                self._client.hset(f"{self._prefix}h", "trace", text)
 
     def note_start(self) -> None:
         """What whoever goes on has to know: the starts, the inputs, and what attempts in doubt come to."""

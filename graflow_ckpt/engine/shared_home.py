@@ -24,6 +24,7 @@ from graflow_ckpt.core.errors import CheckpointError, NoSession, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.tidying import Tidier
+from graflow_ckpt.engine.tracing import Trace
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import CUT, keys_of
@@ -51,6 +52,7 @@ CARRIED = (
     "bag",
     "limit",
     "origin",
+    "trace",
 )
 """What else there is to know of a session; it goes where the session goes."""
 
@@ -77,6 +79,7 @@ class SharedHome:
         self.session = session
         self.program = program
         self.last: CheckpointMetadata | None = None
+        self.trace = Trace(session)
         self.told_slow = False  # saves; a session says so once
         self._cells = cells
         self._place = store
@@ -139,12 +142,18 @@ class SharedHome:
         metadata = archive.describe(
             snapshot, self.program, path=path, sequence=number, cause=cause, user=user
         )
+        carried = snapshot.facts["redis"]["session"]
+        if not self.trace.traces:  # a worker, or a run without a tracer: that of who has one
+            self.trace.goes_on_from_text(carried.get("trace", ""))
+        context, original = self.trace.now()
         metadata = replace(
             metadata,
             backend=dict(BACKEND),
             parent=parent or None,
             home=self.store.url,
-            origin=snapshot.facts["redis"]["session"].get("origin"),
+            origin=carried.get("origin"),
+            trace_context=context,
+            original_trace_id=original,
         )
         saved = archive.save(place, keyring, None, snapshot, self.program, metadata)
         self._tell("saved", state.steps, saved.checkpoint_id, saved.path)

@@ -72,6 +72,10 @@ class TakingPart:
             run = self._set_up(mine, bindings)
             with handled(self.stop):
                 return self._drive(run, mine)
+        except BaseException as error:
+            if self._run is not None and self._run.announcer.open:
+                self._emit("session_ended", status="broken", reason=str(error))
+            raise
         finally:
             self._keeper.close()
             self._leave(mine)
@@ -101,7 +105,11 @@ class TakingPart:
         kept = Kept(mine, self._news, lambda: None)
         kept.look_around = self._look_around
         self._keeper.keep(kept)
-        self._emit("session_started", **self._facts())
+        home.trace.goes_on_from_text(context.facts_of("trace")["trace"])
+        home.trace.follow(self.settings.observers)
+        former: dict[str, Any] = {"trace_context": home.trace.former, "original_trace_id": home.trace.original}
+        self._emit("session_started", **self._facts(), **former)
+        context.begin_trace(home.trace)
         if context.checkpoint_requested:
             context.checkpoint_requested = False
             cuts.cut("request", context.checkpoint_request_metadata)

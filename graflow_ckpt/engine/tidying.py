@@ -45,6 +45,7 @@ class Tidier:
         self._own: dict[str, Cut] | None = None  # the session's, as far as they are in the store
         self._earned = 0.0
         self._seen = 0  # metas that the last pass has left
+        self._told = False  # that nothing can be taken away now: once, not after each save
 
     def after(self, saved: CheckpointMetadata, keep: Retention, *, last: bool = False) -> bool:
         """One more was saved; whether none is left. `last`: nobody asks again, so nothing waits."""
@@ -53,11 +54,15 @@ class Tidier:
             self._earned += EARNED
             if not self._too_many(saved.path, rule) or (self._earned < self._seen and not last):
                 return False
-            return self._pass(saved.path, rule)
+            none_left = self._pass(saved.path, rule)
         except (GraflowError, OSError) as error:
             self._own = None
-            log.warning("old checkpoints stay: %s", error, extra={"session": self._session})
+            if not self._told:
+                log.warning("old checkpoints stay: %s", error, extra={"session": self._session})
+            self._told = True
             return False
+        self._told = False
+        return none_left
 
     def _too_many(self, path: str, rule: Retention) -> bool:
         if not rule.per_session or not self._alone:

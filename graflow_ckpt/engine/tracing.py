@@ -6,6 +6,7 @@ Not here: spans; they are an observer's (interfaces/observers).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 
@@ -24,6 +25,10 @@ class Trace:
         self._session = session
         self._tracers: tuple[Tracer, ...] = ()
 
+    @property
+    def traces(self) -> bool:
+        return bool(self._tracers)
+
     def follow(self, observers: Iterable[Observer]) -> None:
         """From here on ask those of them that trace."""
         self._tracers = tuple(observer for observer in observers if isinstance(observer, Tracer))
@@ -33,6 +38,17 @@ class Trace:
         found = meta.get("trace_context")
         self.former = dict(found) if isinstance(found, dict) else None
         self.original = meta.get("original_trace_id")
+
+    def goes_on_from_text(self, text: str) -> None:
+        """What a session in Redis keeps of it: whoever takes part goes on from who did so last."""
+        self.goes_on(json.loads(text) if text else {})
+
+    def text(self) -> str:
+        """The same, of this run; "" if nothing is recorded."""
+        context, original = self.now()
+        if context is None:
+            return ""
+        return json.dumps({"trace_context": context, "original_trace_id": original})
 
     def now(self) -> tuple[dict[str, str] | None, str | None]:
         """What the next checkpoint keeps: the context, and the id of the first trace."""

@@ -8,8 +8,9 @@
     it is back             the next save, release or owner of the session hands over what waits
 
 Promise: a save that was confirmed is in the store or in the folder, also if the process is killed between
-the two. Nothing is handed over to a session with which somebody else has gone on: it is set aside, with a
-line in the log. A session begins and goes on only while the store is there: nobody else knows its history.
+the two. Who has lost the session meanwhile is fenced by the store. What waits is then the next owner's here,
+who sets it aside, with a line in the log, if anything was written under a higher epoch than its own.
+A session begins and goes on only while the store is there: nobody else knows its history.
 A journal does not fall back: an append that fails stops the session, as without this wrapper.
 Refused around an encrypted store: the folder would have in clear what that has not (encrypted+fallback+…).
 Not here: the folder (fallback_folder.py), and what is waited for before (retrying.py: fallback+retry+…).
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Self, TypeVar
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, Fenced, GraflowError, SessionBusy
+from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line, Owner, PartWriter, Source
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores.batches import newest
@@ -71,7 +72,7 @@ class Fallback(Wrapper):
         """Also takes over what waits of the session: its former owner may have been killed."""
         lease = FallbackLease(self, self.asked(lambda: self.inner.acquire(session, take_over=take_over)))
         try:
-            self._take_in(lease)
+            self._take_in(lease, take_over)
         except BaseException:
             lease.remote.release()
             raise
@@ -201,6 +202,13 @@ class Fallback(Wrapper):
                     e for e in self.waits.of_owners() if (e.session, e.epoch) == (mine.session, mine.epoch)
                 ]
                 self._hand_over(own, mine.remote, lambda entry: False)
+                mine.has_put_aside = False
+
+    def hand_over_now(self, mine: FallbackLease) -> None:
+        """The same, for the last time: it is tried whatever happened before."""
+        if mine.has_put_aside:
+            self._breaker.ask()
+            self.hand_over_of(mine)
 
     def hand_over_all(self) -> int:
         """What waits of sessions that nobody runs; how many wait still."""
@@ -212,13 +220,13 @@ class Fallback(Wrapper):
                 log.warning("%s", error, extra={"session": session})
         return len(self.waits.waiting())
 
-    def _take_in(self, lease: FallbackLease) -> None:
+    def _take_in(self, lease: FallbackLease, take_over: bool) -> None:
         """What a former owner has left; nothing, if somebody has written since."""
         own = [entry for entry in self.waits.of_owners() if entry.session == lease.session]
         if not own:
             return
         try:
-            lease.local()
+            lease.local(take_over=take_over)
         except SessionBusy as error:
             log.warning(
                 "what waits of session %s stays: %s", lease.session, error, extra={"session": lease.session}
@@ -236,9 +244,6 @@ class Fallback(Wrapper):
                     self._refuse(entry, "somebody else has gone on with it")
                     continue
                 self._put(entry, lease)
-            except Fenced:
-                self._refuse(entry, "somebody else has it by now")
-                raise
             except CheckpointCorrupt as error:
                 self._refuse(entry, str(error))
                 continue
@@ -270,12 +275,13 @@ class Fallback(Wrapper):
         """A call of the store; while that is away, an error at once."""
         if not self._breaker.allows():
             raise self._breaker.away(masked(self.inner.url))
+        began = self._breaker.clock()
         try:
             found = call()
         except (GraflowError, OSError) as error:
             if not may_pass(error):
                 self._is_there()  # it has answered
-            elif not own_fault() and self._breaker.bad():
+            elif not own_fault() and self._breaker.bad(self._breaker.clock() - began):
                 log.warning("%s is away: %s", masked(self.inner.url), error)
             raise
         self._is_there()
@@ -322,3 +328,12 @@ class Fallback(Wrapper):
         name = self._name(inner)
         store = self.waits.holder(name) if name is not None else None
         return None if store is None else (store, f"{store.folder}/{name}")
+
+
+def fallbacks(store: CheckpointStore) -> Iterator[Fallback]:
+    """Those among the wrappers around a store."""
+    layer: CheckpointStore = store
+    while isinstance(layer, Wrapper):
+        if isinstance(layer, Fallback):
+            yield layer
+        layer = layer.inner

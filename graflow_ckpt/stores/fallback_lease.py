@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from typing import TYPE_CHECKING
 
 from graflow_ckpt.core.errors import Fenced, GraflowError
@@ -29,7 +30,8 @@ class FallbackLease:
         self.taken_from = remote.taken_from
         self.remote = remote
         self.store = store
-        self.has_put_aside = False
+        self.has_put_aside = False  # since it was last handed over
+        self._mutex = threading.Lock()
         self._local: Lease | None = None
         self._released = False
         self._process = os.getpid()
@@ -53,16 +55,18 @@ class FallbackLease:
                 epoch=self.epoch,
             )
 
-    def local(self) -> Lease:
-        if self._local is None:
-            self._local = self.store.waits.owned.acquire(self.session)
-        return self._local
+    def local(self, *, take_over: bool = False) -> Lease:
+        """That of the folder: one process keeps and hands over what is saved of a session."""
+        with self._mutex:
+            if self._local is None:
+                self._local = self.store.waits.owned.acquire(self.session, take_over=take_over)
+            return self._local
 
     def release(self) -> None:
         if self._released or self._process != os.getpid():
             return
         try:
-            self.store.hand_over_of(self)
+            self.store.hand_over_now(self)
         except (GraflowError, OSError) as error:
             log.warning(
                 "session %s ends while checkpoints of it wait in %s: %s",

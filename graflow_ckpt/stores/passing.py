@@ -16,18 +16,26 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from graflow_ckpt.core.errors import SaveOutcomeUnknown, ServerGone
+from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.core.protocols import Buffer, PartWriter, Sink
 from graflow_ckpt.core.task import Backoff
 
 _spread = random.Random()  # not the program's: what a workflow draws must not depend on a server's mood
 
 
+_SHARE = 10.0
+_LONGEST = 300.0
+"""So that at most a tenth of the time is spent in calls that fail, and a store that is back is found."""
+
+
 def may_pass(error: BaseException) -> bool:
-    """Whether the same call may succeed in a while: a server was not there, not ready, or was lost."""
+    """Whether the same call may succeed in a while: a server was not there, not ready, or was lost.
+
+    It may have been made: who cannot make it twice has to look first.
+    """
     seen: BaseException | None = error
     for _ in range(8):
-        if seen is None or isinstance(error, SaveOutcomeUnknown):
+        if seen is None:
             return False
         if isinstance(seen, (ConnectionError, TimeoutError)):  # ServerGone is one
             return True
@@ -96,13 +104,25 @@ class Breaker:
         with self._lock:
             self._failures = 0
 
-    def bad(self) -> bool:
-        """A call has failed; whether that has broken it."""
+    def bad(self, seconds: float = 0.0) -> bool:
+        """A call has failed, after so many seconds; whether that has broken it.
+
+        Where nobody answers at all a call may take half a minute: it is not made so often then.
+        """
         with self._lock:
             was = self.open
             self._failures += 1
-            self._again = self._clock() + self._cooldown
+            self._again = self._clock() + max(self._cooldown, min(_SHARE * seconds, _LONGEST))
             return self.open and not was
+
+    def ask(self) -> None:
+        """Let one call through, however little time has passed."""
+        with self._lock:
+            self._again = self._clock()
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        return self._clock
 
     def away(self, address: str) -> ServerGone:
         """What is raised instead of a call that is not made."""

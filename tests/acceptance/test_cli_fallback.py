@@ -11,22 +11,21 @@ import pytest
 from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.fallback import Fallback
-from graflow_ckpt.testing.trios import listed, owning, put_own
+from graflow_ckpt.testing.trios import listed, own_name, put
 from tests.acceptance.command_line import graflow
 from tests.servers import Server
 
 
 @pytest.fixture
 def store(own_redis: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fallback:
-    """One save of session `s` waits; the server is back, and empty."""
+    """A checkpoint of session `s` waits, which nobody runs; the server is back, and empty."""
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
     server = own_redis({"appendonly": "yes", "appendfsync": "always"})
     store = open_store(f"fallback.{quote(str(tmp_path / 'folder'), safe='')}+{server.url}")
     assert isinstance(store, Fallback)
-    with owning(store) as lease:
-        server.kill()
-        put_own(store, lease, 1)
-        server.start()  # too late for this process: it does not ask again so soon
+    server.kill()
+    put(store, own_name(), "n1")
+    server.start()
     return store
 
 

@@ -38,7 +38,7 @@ def main() -> None:
                 context.next_iteration()
 
         if "die" in sys.argv:
-            LocalStore.delete = die  # type: ignore[method-assign]
+            LocalStore.delete = die  # type: ignore[assignment,method-assign]
         print(f"from {flow.execution_context.steps}", flush=True)
         flow.execute()
         print(",".join(flow.get_channel().get("words")), flush=True)

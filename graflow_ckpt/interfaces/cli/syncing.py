@@ -24,8 +24,8 @@ def sync(ctx: click.Context, /, store: str) -> int:
     a session that somebody else has gone on with is set aside, and what is being run is left to who runs
     it. The exit status is 1 if something is still waiting.
     """
-    from graflow_ckpt.interfaces.cli.waiting_saves import fallbacks
     from graflow_ckpt.stores import open_store
+    from graflow_ckpt.stores.fallback import fallbacks
     from graflow_ckpt.stores.fallback_folder import entries
 
     manner = manner_of(ctx)

@@ -7,18 +7,8 @@ from collections.abc import Iterator
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli.words import counted
 from graflow_ckpt.links.addresses import masked
-from graflow_ckpt.stores.fallback import Fallback
+from graflow_ckpt.stores.fallback import fallbacks
 from graflow_ckpt.stores.fallback_folder import entries
-from graflow_ckpt.stores.wrapping import Wrapper
-
-
-def fallbacks(store: CheckpointStore) -> Iterator[Fallback]:
-    """Those among the wrappers around a store."""
-    layer: CheckpointStore = store
-    while isinstance(layer, Wrapper):
-        if isinstance(layer, Fallback):
-            yield layer
-        layer = layer.inner
 
 
 def findings(store: CheckpointStore) -> Iterator[tuple[str, str, str]]:

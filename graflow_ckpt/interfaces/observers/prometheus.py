@@ -22,6 +22,8 @@ from graflow_ckpt.core.errors import GraflowError, PackageMissing
 from graflow_ckpt.core.events import Event
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import backend_of, open_store
+from graflow_ckpt.stores.fallback import fallbacks
+from graflow_ckpt.stores.fallback_folder import entries
 from graflow_ckpt.stores.metered import METER, Meter
 
 try:
@@ -137,6 +139,7 @@ class StoreCollector(_Registered):
         yield from self._seen[1]
 
     def _read(self) -> Iterator[Metric]:
+        yield from self._waiting()
         up = GaugeMetricFamily("checkpoint_store_up", "Whether the store could be read.", labels=("backend",))
         try:
             known = inventory(self._store)
@@ -149,6 +152,17 @@ class StoreCollector(_Registered):
         up.add_metric((self._backend,), 1)
         yield up
         yield from self._families(known, orphans)
+
+    def _waiting(self) -> Iterator[Metric]:
+        """What was saved while a store was away; told above all while it is."""
+        waiting = GaugeMetricFamily(
+            "checkpoints_waiting", "Checkpoints in the folder of a fallback.", labels=("backend", "state")
+        )
+        for fallback in fallbacks(self._store):
+            folder = fallback.waits
+            waiting.add_metric((self._backend, "waiting"), len(folder.waiting()))
+            waiting.add_metric((self._backend, "refused"), len(list(entries(folder.refused))))
+            yield waiting
 
     def _families(self, known: Inventory, orphans: int) -> Iterator[Metric]:
         now = time.time()

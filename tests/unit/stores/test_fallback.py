@@ -24,7 +24,6 @@ from graflow_ckpt.testing.trios import (
     path_of,
     put,
     put_meta,
-    put_own,
     read,
     values_of,
     writer,
@@ -198,12 +197,11 @@ def test_the_first_save_that_finds_it_back_hands_over_what_waits_in_order(
         assert read(far.inner, path_of(far.inner, own_name("s", 2))).values == values_of("n2")
 
 
-def test_a_session_that_ends_hands_over_what_waits(store: Fallback, far: Far, clock: Clock) -> None:
+def test_a_session_that_ends_hands_over_what_waits_at_once(store: Fallback, far: Far) -> None:
     with owning(store) as lease:
         far.cable.cut()
         put_of(store, lease, 1)
         far.cable.mend()
-        clock.now = 5.0
 
     assert listed(far.inner) == names(1)
     assert waiting(store) == []
@@ -353,24 +351,62 @@ def test_an_owner_that_has_written_nothing_has_not_gone_on(
     assert listed(far.inner) == names(1)
 
 
-def test_an_owner_that_was_taken_over_meanwhile_is_refused_and_its_saves_are_kept_aside(
-    store: Fallback, far: Far, clock: Clock
+def test_an_owner_that_was_taken_over_meanwhile_is_refused_and_so_is_what_it_has_saved(
+    store: Fallback, far: Far, tmp_path: Path, clock: Clock
 ) -> None:
     old = store.acquire("s")
     far.cable.cut()
     put_of(store, old, 1)
     far.cable.mend()
     with owning(far, take_over=True) as new:
-        put_own(far, new, 2)
+        put_of(far, new, 2)
         clock.now = 5.0
 
         with pytest.raises(Fenced):
             put_of(store, old, 3)
+        old.release()
+        assert waiting(store) == names(1)  # nobody knows yet what the new one makes of it
+        put_of(far, new, 4)
 
-    assert listed(far.inner) == names(2)
+    with owning(opened(far, tmp_path, clock)):
+        assert listed(far.inner) == names(4, 2)
     assert waiting(store) == []
     assert listed(store.waits.refused) == names(1)
+
+
+def test_a_takeover_takes_what_waits_too(store: Fallback, far: Far, tmp_path: Path, clock: Clock) -> None:
+    old = store.acquire("s")
+    far.cable.cut()
+    put_of(store, old, 1)
+    far.cable.mend()
+    clock.now = 5.0
+
+    with owning(opened(far, tmp_path, clock), take_over=True):
+        assert listed(far.inner) == names(1)
+        far.cable.cut()
+        with pytest.raises(Fenced):
+            put_of(store, old, 2)
+        far.cable.mend()
+        clock.now = 10.0
+    assert waiting(store) == []
     old.release()
+
+
+def test_a_store_that_has_lost_everything_gets_what_waits(
+    store: Fallback, far: Far, tmp_path: Path, clock: Clock
+) -> None:
+    old = store.acquire("s")
+    far.cable.cut()
+    put_of(store, old, 1)
+    far.cable.mend()
+    MemoryStore("memory://fallback").forget()
+    clock.now = 5.0
+    with pytest.raises(Fenced):
+        put_of(store, old, 2)
+    old.release()
+
+    with owning(opened(far, tmp_path, clock)):
+        assert listed(far.inner) == names(1)
 
 
 def test_what_is_damaged_in_the_folder_is_kept_aside_and_stops_nothing(

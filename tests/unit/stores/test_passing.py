@@ -46,7 +46,8 @@ def caused(error: BaseException, cause: BaseException) -> BaseException:
         (TimeoutError(), True),
         (caused(CheckpointError("cannot write"), ServerGone("away")), True),
         (CheckpointError("cannot write"), False),
-        (caused(SaveOutcomeUnknown("sync"), ServerGone("away")), False),
+        (caused(SaveOutcomeUnknown("sent"), ServerGone("away")), True),
+        (caused(SaveOutcomeUnknown("sync"), OSError(5, "device")), False),
         (ServerFull("full"), False),
         (ServerReadOnly("replica"), False),
         (CheckpointCorrupt("damaged"), False),
@@ -78,6 +79,21 @@ def test_waiting_does_not_touch_the_random_numbers_of_the_program() -> None:
     list(Patience(1.0, clock=clock, sleep=clock.sleep).pauses())
 
     assert random.getstate() == before
+
+
+def test_what_takes_long_to_fail_is_asked_less_often() -> None:
+    clock = Clock()
+    breaker = Breaker(1, cooldown=5.0, clock=clock)
+
+    breaker.bad(seconds=20.0)
+
+    clock.now = 199.0
+    assert not breaker.allows()
+    breaker.ask()
+    assert breaker.allows()
+    breaker.bad(seconds=20.0)
+    clock.now = 399.0
+    assert breaker.allows()
 
 
 def test_a_breaker_opens_after_failures_in_a_row_and_lets_one_try_per_period() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -11,14 +12,22 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode, format_trace_id
 
-from graflow_ckpt import CheckpointManager, EveryTask, task, workflow
+from graflow_ckpt import CheckpointManager, EveryTask, ExecutionContext, task, workflow
+from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.core.events import Observer
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.task import Options, Task
+from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.interfaces.observers.opentelemetry import Tracing
 
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+
+
+def count(context: Any) -> None:
+    context.next_iteration()
 
 
 class Recorded:
@@ -64,7 +73,7 @@ def trace_of(span: ReadableSpan) -> str:
     return format_trace_id(span.context.trace_id)
 
 
-def metas() -> list[dict[str, object]]:
+def metas() -> list[dict[str, Any]]:
     found = [json.loads(path.read_bytes()) for path in Path("checkpoints").glob("*.meta.json")]
     return sorted(found, key=lambda meta: meta["sequence"])
 
@@ -141,8 +150,8 @@ def test_a_checkpoint_keeps_the_context_of_its_run_and_the_first_trace() -> None
     kept = [meta["trace_context"] for meta in metas()]
     assert former.context is not None
     assert later.context is not None
-    headers = [f"00-{trace_of(span)}-{span.context.span_id:016x}-" for span in (former, later)]  # type: ignore[union-attr]
-    assert [str(dict(found)["traceparent"])[:-2] for found in (kept[0], kept[-1])] == headers
+    headers = [f"00-{trace_of(span)}-{span.context.span_id:016x}-" for span in (former, later)]
+    assert [found["traceparent"][:-2] for found in (kept[0], kept[-1])] == headers
     assert {meta["original_trace_id"] for meta in metas()} == {trace_of(former)}
     assert CheckpointManager.list_checkpoints("s")[0].original_trace_id == trace_of(former)
 
@@ -188,3 +197,28 @@ def test_no_span_and_no_checkpoint_is_left_open_by_a_session_that_is_fenced() ->
     whole = recorded.one("workflow etl")
     assert whole.attributes is not None
     assert whole.attributes["graflow.status"] == "broken"
+
+
+def test_a_session_in_redis_is_linked_to_who_took_part_before(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
+    monkeypatch.setenv("GRAFLOW_CKPT_REDIS_URL", redis_url)
+    first, third = Recorded(), Recorded()
+
+    for observers, steps in (((first.observer,), 1), ((), 2), ((third.observer,), 3)):
+        graph = TaskGraph()
+        graph.add(Task("count", count, Options(inject_context=True)))
+        context = ExecutionContext.create(
+            graph, "count", session_id="s", queue_backend="redis", channel_backend="redis",
+            settings=Settings(workflow="etl", policy=EveryTask(), observers=observers), store="checkpoints",
+        )  # fmt: skip
+        context.execute(max_steps=steps)
+
+    former, later = first.one("workflow etl"), third.one("workflow etl")
+    assert later.attributes is not None
+    assert later.attributes["resumed_from_trace"] == trace_of(former)
+    assert later.attributes["original_trace_id"] == trace_of(former)
+    kept = [meta["trace_context"]["traceparent"].split("-")[1] for meta in metas()]
+    assert kept == [trace_of(former)] * (len(kept) - 1) + [trace_of(later)]
+    assert len(kept) >= 3

@@ -13,9 +13,11 @@ from graflow_ckpt import EveryTask, task, workflow
 from graflow_ckpt.core.errors import CheckpointError, NoGoodCheckpoint, ServerGone
 from graflow_ckpt.interfaces.observers.prometheus import CallCollector, PrometheusObserver, StoreCollector
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.fallback import Fallback
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.metered import Meter, Metered
 from graflow_ckpt.testing.trios import put, put_meta
+from tests.unit.stores.outages import Cable, Far
 
 
 @pytest.fixture(autouse=True)
@@ -193,3 +195,18 @@ def test_what_calls_of_a_metered_store_cost_can_be_scraped(registry: CollectorRe
     assert value(registry, "checkpoint_store_seconds_total", backend="memory", operation="put") > 0
     failed = {"backend": "memory", "operation": "meta", "error_type": "CheckpointNotFound"}
     assert value(registry, "checkpoint_store_errors_total", **failed) == 1
+
+
+def test_what_waits_for_a_store_can_be_scraped_while_that_is_away(
+    registry: CollectorRegistry, room: str, tmp_path: Path
+) -> None:
+    far = Far(MemoryStore(room), Cable(tmp_path / "cut"))
+    store = Fallback(far, str(tmp_path / "folder"))
+    far.cable.cut()
+    put(store, "best", "one")
+
+    StoreCollector(store).register(registry)
+
+    assert value(registry, "checkpoints_waiting", backend="far", state="waiting") == 1
+    assert value(registry, "checkpoints_waiting", backend="far", state="refused") == 0
+    assert value(registry, "checkpoint_store_up", backend="far") == 0

@@ -79,6 +79,10 @@ chaos: .venv/.stamp  ## kills workers, stewards, pools and Redis under a DAG of 
 attacks: .venv/.stamp  ## 100,000 attacks on what is stored: each is refused by name, and no code of theirs runs
 	@$(BIN)/python -m tests.attacks.run $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+.PHONY: histories
+histories: .venv/.stamp  ## 1,000 random histories of two workers, stopped and woken, on every store: one line of epochs
+	@$(BIN)/python -m tests.crash.histories $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 .PHONY: test-azure
 test-azure: .venv/.stamp .bench/azurite/.stamp  ## the tests of the object store once more, on an emulator of Azure (needs npm)
 	@AZURITE=$(CURDIR)/.bench/azurite/node_modules/.bin/azurite-blob $(BIN)/python -m pytest tests/unit/stores/test_objects*.py tests/conformance/test_objects.py $(ARGS)

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import platform
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from typing import Any, TypeVar
 
 from graflow_ckpt import _restore
 from graflow_ckpt.checkpoint import pickles
+from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.digest import Digest, DigestingSink, VerifyingSource
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_schema, now_iso, parse, upgrade
 from graflow_ckpt.checkpoint.program import Program
@@ -28,6 +30,7 @@ from graflow_ckpt.core.errors import CheckpointCorrupt, UnsafeCheckpoint
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, Readable, Sink, Source
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
+_STAGE = re.compile(r"[A-Za-z0-9_-]{0,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +72,11 @@ def save(
     snapshot: Snapshot,
     program: Program,
     metadata: CheckpointMetadata,
+    allowance: Allowance | None = None,
 ) -> CheckpointMetadata:
     """Write one trio at `metadata.path`; it is there as a whole when this returns."""
     stage = uuid.uuid4().hex
+    meter = (allowance or Allowance()).meter(metadata.session_id, metadata.path, metadata.cause)
     metadata.home = metadata.home or store.url
     metadata.synced = store.synced  # as the preflight found it; whoever lists this asks nobody else
     digests: dict[str, Digest] = {}
@@ -83,17 +88,19 @@ def save(
     }
 
     def values(sink: Sink) -> None:
-        digesting = DigestingSink(sink)
+        digesting = DigestingSink(meter.sink(sink))
         try:
             pickles.dump(_Payload(payload), digesting)
         finally:
             digests["pkl"] = digesting.finish()
+        meter.check()
 
     def facts(sink: Sink) -> None:
-        digesting = DigestingSink(sink)
+        digesting = DigestingSink(meter.sink(sink))
         document = {**snapshot.facts, "graph": program.facts}
         digesting.write(json.dumps(document, separators=(",", ":")).encode())
         digests["state.json"] = digesting.finish()
+        meter.check()
 
     def meta(sink: Sink) -> None:
         document = metadata.document() | {
@@ -107,6 +114,7 @@ def save(
     store.put(
         metadata.path, [("pkl", values), ("state.json", facts), ("meta.json", meta)], lease=lease, stage=stage
     )
+    meter.done()
     return replace(metadata, synced=store.synced, size=sum(digest.size for digest in digests.values()))
 
 
@@ -158,6 +166,14 @@ def _digest_of(path: str, meta: Document, part: str) -> Digest:
         raise CheckpointCorrupt(f"Checkpoint {path} does not say what its {part} is.", path=path) from error
 
 
+def _stage_in(path: str, meta: Document) -> str:
+    """The staging id; it becomes part of names and keys, so it has to look like one."""
+    stage = meta.get("stage", "")
+    if not isinstance(stage, str) or not _STAGE.fullmatch(stage):
+        raise CheckpointCorrupt(f"Checkpoint {path} names a staging id that is none.", path=path)
+    return stage
+
+
 # --- loading ---------------------------------------------------------------------------
 
 
@@ -205,7 +221,7 @@ def _find(store: Readable, keyring: Keyring, path: str, raw: bytes) -> Found:
         raise type(error)(
             f"Checkpoint {path}: {error.message}", hint=error.hint, path=path, **error.ids
         ) from None
-    stage = str(meta.get("stage", ""))
+    stage = _stage_in(path, meta)
     body = _read(store, path, meta, "state.json", stage)
     facts = parse(path, body, ".state.json")
     check_schema(path, facts.get("schema_version"))
@@ -283,7 +299,7 @@ def described(store: Readable, path: str) -> Document:
     def read(raw: bytes) -> Document:
         meta = parse(path, raw, ".meta.json")
         check_schema(path, meta.get("schema_version"))
-        stage = str(meta.get("stage", ""))
+        stage = _stage_in(path, meta)
         _read(store, path, meta, "state.json", stage)
         check_values(store, Found(path, meta, {}, stage))
         return meta

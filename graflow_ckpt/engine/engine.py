@@ -14,6 +14,7 @@ from functools import partial
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
+from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.pickles import collector_at_rest
 from graflow_ckpt.core.errors import (
     GraphError,
@@ -147,6 +148,7 @@ class _Execution:
         self.home.trace.follow(self.settings.observers)
         self._bindings = preflight.check_graph(self.graph, self.settings, self.home.inputs)
         self.home.workflow, self.home.options = self.settings.workflow, dict(self.settings.options)
+        self.home.allowance = Allowance(self.settings.size_limit)
         if not fresh or preflight.wants_home(context, self._bindings):
             self._move_in(fresh)
         epoch = self.home.lease.epoch if self.home.lease is not None else 0

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graflow_ckpt.checkpoint import archive, history, journal, program, witness
+from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document
 from graflow_ckpt.checkpoint.plan import CurrentTask
@@ -48,6 +49,7 @@ class Home:
         self.passed: list[tuple[str, CheckpointError]] = []  # cuts that the last `newest` could not use
         self.last: CheckpointMetadata | None = None
         self.workflow = ""
+        self.allowance = Allowance()
         self.options: dict[str, str] = {}
         self.file = program_file()
         self.inputs: dict[str, str] = {}
@@ -196,7 +198,8 @@ class Home:
         metadata.parent, metadata.origin = self.parent, self.origin
         metadata.trace_context, metadata.original_trace_id = self.trace.now()
         metadata.home = self.store.url
-        metadata = archive.save(place, keyring, lease, snapshot, self.describe_program(graph), metadata)
+        program = self.describe_program(graph)
+        metadata = archive.save(place, keyring, lease, snapshot, program, metadata, self.allowance)
         self.sequence += 1
         self.parent = metadata.checkpoint_id
         self.last = metadata

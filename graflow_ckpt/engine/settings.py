@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from graflow_ckpt.checkpoint.allowance import MB
 from graflow_ckpt.checkpoint.retention import DEFAULT, Retention
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.events import Observer
@@ -42,6 +43,7 @@ class Settings:
     keep: Retention = DEFAULT
     on_failure: OnFailure = "pause"
     on_save_failure: OnSaveFailure = "event"
+    max_checkpoint_size_mb: float | None = None  # of a million bytes each; None: no limit
     changed: Changed | None = None
     max_parallel: int | None = None
     rng: bool = True
@@ -62,6 +64,14 @@ class Settings:
                 raise GraphError(f"{name}={value!r} is none of {words}.", setting=name)
         if self.max_parallel is not None and self.max_parallel < 1:
             raise GraphError(f"max_parallel={self.max_parallel}: at least one task has to run.")
+
+        if self.max_checkpoint_size_mb is not None and not self.max_checkpoint_size_mb > 0:
+            raise GraphError(f"max_checkpoint_size_mb={self.max_checkpoint_size_mb}: more than 0, or None.")
+
+    @property
+    def size_limit(self) -> int | None:
+        """In bytes."""
+        return None if self.max_checkpoint_size_mb is None else int(self.max_checkpoint_size_mb * MB)
 
     @property
     def slots(self) -> int:

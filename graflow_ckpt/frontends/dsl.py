@@ -303,11 +303,8 @@ class Workflow:
         found = called(name)
         modules = sorted({task.func.__module__ for task in found})
         if len(modules) > 1:
-            raise GraphError(
-                f"Several modules have a task {name!r}: {', '.join(modules)}.",
-                hint="Give the task itself instead of its name.",
-                task=name,
-            )
+            message = f"Several modules have a task {name!r}: {', '.join(modules)}."
+            raise GraphError(message, hint="Give the task itself instead of its name.", task=name)
         return found[-1] if found else self.graph.get_node(name)  # which says what there is
 
 
@@ -323,6 +320,7 @@ def workflow(
     store: Place | None = None,
     keep: Retention | None = None,
     on_save_failure: OnSaveFailure = "event",
+    max_checkpoint_size_mb: float | None = None,
     changed: Changed | None = None,
     rng: bool = True,
     grace: float = 30.0,
@@ -340,6 +338,7 @@ def workflow(
         keep=keep or DEFAULT,
         on_failure=on_failure,
         on_save_failure=on_save_failure,
+        max_checkpoint_size_mb=max_checkpoint_size_mb,
         changed=changed,
         max_parallel=max_parallel,
         rng=rng,

@@ -1,0 +1,392 @@
+"""Two workers and one session, at random: `python -m tests.crash.histories --count 1000`.
+
+Two real processes acquire the session, take it over, save, append, go back, release, and use leases that they
+have lost. At any moment one of them is stopped (SIGSTOP), also in the middle of a write, and goes on later
+(SIGCONT) with what it was about to do. Meanwhile the store's clock is stepped: where a lease ends by a clock,
+its end is moved, back and forth, which is the same thing. A history is random by its seed; what the scheduler
+makes of it is not.
+
+However it went, it ends in one line of epochs (`judged`): no epoch twice, none lower than one before it,
+nothing written under an epoch after a higher one was given out, nothing lost that was confirmed, nothing
+there that was refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import cloudpickle
+import redis
+
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.objects import ObjectStore
+from graflow_ckpt.stores.postgres import PostgresStore
+from graflow_ckpt.stores.redis import RedisStore
+from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.testing.trios import path_of, read
+from tests.crash.histories_worker import own_name
+from tests.object_servers import CREDENTIALS, object_server
+from tests.servers import Server
+
+Opener = Callable[[], CheckpointStore]
+Step = Callable[[str, int], None]
+"""(session, milliseconds) -> the clock that its lease ends by is that much later."""
+
+LEASE = 0.3
+_PATIENCE = 60.0
+_STUCK = 0.5  # seconds after which a worker is taken to wait for a lock of the one that is stopped
+
+
+@dataclass
+class Said:
+    """One thing that a worker was told to do, and what came of it. Times are those of the one who tells."""
+
+    number: int
+    op: str
+    told: int
+    answered: int = 0
+    result: str = ""
+    epoch: int = 0
+
+
+class Worker:
+    """A process that does what it is told, one after the other (histories_worker.py)."""
+
+    def __init__(self, opener: Opener) -> None:
+        self.stopped = False
+        self.pending: list[Said] = []
+        self._buffer = b""
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.crash.histories_worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
+        self._write(cloudpickle.dumps(opener).hex())
+
+    def tell(self, said: Said, *arguments: Any) -> None:
+        self.pending.append(said)
+        self._write([said.number, said.op, *arguments])
+
+    def answer(self, patience: float) -> tuple[int, str, int] | None:
+        """Number, result and epoch of the next answer; None if there is none in time."""
+        assert self._process.stdout is not None
+        end = time.monotonic() + patience
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._process.stdout, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                if not selector.select(max(0.0, end - time.monotonic())):
+                    return None
+                more = os.read(self._process.stdout.fileno(), 1 << 16)
+                if not more:
+                    raise AssertionError(f"a worker ended ({self._process.wait()})")
+                self._buffer += more
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        number, result, epoch = json.loads(line)
+        return number, result, epoch
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+        self.stopped = True
+
+    def wake(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+        self.stopped = False
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            with suppress(BrokenPipeError):
+                stream.close() if stream else None
+
+    def _write(self, word: Any) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(word).encode() + b"\n")
+        self._process.stdin.flush()
+
+
+@dataclass
+class History:
+    """One session, and all that happened in it."""
+
+    session: str
+    said: list[Said] = field(default_factory=list)
+    now: int = 0
+
+    def tick(self) -> int:
+        self.now += 1
+        return self.now
+
+    def tell(self, worker: Worker, op: str) -> Said:
+        said = Said(len(self.said) + 1, op, self.tick())
+        self.said.append(said)
+        worker.tell(said, self.session)
+        return said
+
+    def hear(self, worker: Worker, patience: float) -> bool:
+        """Whether the worker has answered everything."""
+        while worker.pending:
+            heard = worker.answer(patience)
+            if heard is None:
+                return False
+            said = worker.pending.pop(0)
+            assert heard[0] == said.number, (heard, said)
+            said.answered = self.tick()
+            _, said.result, said.epoch = heard
+        return True
+
+
+_OPS = (
+    "acquire",
+    "take",
+    "put",
+    "put",
+    "append",
+    "append",
+    "put_old",
+    "append_old",
+    "check",
+    "rewound",
+    "release",
+)
+
+
+def play(workers: list[Worker], session: str, rng: Random, step: Step | None) -> History:
+    """A random history; at its end both workers run, and have answered."""
+    history = History(session)
+    first = rng.randrange(2)
+    for op in ("acquire", "put", "append"):
+        history.tell(workers[first], op)
+    _settled(history, workers, workers[first])
+    for _ in range(rng.randrange(6, 20)):
+        worker, other = rng.sample(workers, 2)
+        if step is not None and rng.random() < 0.15:
+            step(session, rng.choice((-(10**6), -1000, 1000, 10**6)))
+        if worker.stopped:
+            if rng.random() < 0.5 and not worker.pending:
+                history.tell(worker, rng.choice(("put", "append", "check", "rewound")))  # what it wakes up to
+            elif rng.random() < 0.5:
+                worker.wake()
+                _settled(history, workers, worker)
+            continue
+        history.tell(worker, rng.choice(_OPS))
+        if rng.random() < 0.3 and not other.stopped:
+            time.sleep(rng.choice((0, 0, 0.0005, 0.002)))  # somewhere in the middle of what it was told
+            worker.stop()
+            history.tell(other, rng.choice(("take", "take", "acquire")))
+            _settled(history, workers, other)
+            history.tell(other, rng.choice(("put", "append", "check")))
+            _settled(history, workers, other)
+        else:
+            _settled(history, workers, worker)
+    for worker in workers:
+        if worker.stopped:
+            worker.wake()
+    for worker in workers:
+        assert history.hear(worker, _PATIENCE), "a worker says nothing more"
+    for worker in workers:
+        history.tell(worker, "release")
+        assert history.hear(worker, _PATIENCE)
+    return history
+
+
+def _settled(history: History, workers: list[Worker], worker: Worker) -> None:
+    """It has answered; the one that is stopped may have to let go of a lock first."""
+    while not history.hear(worker, _STUCK):
+        for other in workers:
+            if other.stopped:
+                other.wake()
+
+
+# --- what has to hold ------------------------------------------------------------------
+
+
+def judged(history: History, store: CheckpointStore) -> list[str]:
+    """What is wrong with how it ended."""
+    wrong = []
+    granted = [said for said in history.said if said.op in ("acquire", "take") and said.result == "owner"]
+    epochs = Counter(said.epoch for said in granted)
+    wrong += [f"epoch {epoch} was given out {count} times" for epoch, count in epochs.items() if count > 1]
+    for one in granted:
+        for later in granted:
+            if one.answered < later.told and later.epoch <= one.epoch:
+                wrong.append(f"epoch {later.epoch} came after {one.epoch}")
+    for said in history.said:
+        if said.result == "done":
+            higher = [g.epoch for g in granted if g.epoch > said.epoch and g.answered < said.told]
+            if higher and said.op != "release":
+                wrong.append(
+                    f"{said.op} {said.number} went through under {said.epoch}, and {higher[0]} was there"
+                )
+        elif said.result not in ("owner", "busy", "fenced", "none"):
+            wrong.append(f"{said.op} {said.number}: {said.result}")
+    return [*wrong, *_trios(history, store), *_frames(history, store)]
+
+
+def _trios(history: History, store: CheckpointStore) -> list[str]:
+    listed = {path.rpartition("/")[2].removesuffix(".pkl") for path, _ in store.list(history.session)}
+    wrong = []
+    for said in history.said:
+        if said.op in ("put", "put_old") and said.result != "none":
+            name = own_name(history.session, said.number)
+            there = name.removesuffix(".pkl") in listed
+            if there != (said.result == "done"):
+                wrong.append(f"put {said.number} is {said.result}, and {'there' if there else 'not there'}")
+            elif there and read(store, path_of(store, name)).stage != f"e{said.epoch}n{said.number}":
+                wrong.append(f"put {said.number} is another one")
+    return wrong
+
+
+def _frames(history: History, store: CheckpointStore) -> list[str]:
+    found = [(epoch, raw) for epoch, _, raw in store.segments(history.session)]
+    wrong = [] if [e for e, _ in found] == sorted(e for e, _ in found) else ["segments are out of order"]
+    done = Counter[int]()
+    appended: dict[int, bytes] = {}
+    for said in history.said:
+        if said.op in ("append", "append_old") and said.result == "done":
+            appended[said.epoch] = appended.get(said.epoch, b"") + b"e%dn%d;" % (said.epoch, said.number)
+            done[said.epoch] += 1
+    there = {epoch: raw.rstrip(b"\0") for epoch, raw in found if raw.rstrip(b"\0")}
+    if there != appended:
+        wrong.append(f"the journal is {there}, and confirmed was {appended}")
+    return wrong
+
+
+# --- where -----------------------------------------------------------------------------
+
+
+@contextmanager
+def local(folder: Path) -> Iterator[tuple[Opener, Step | None]]:
+    yield partial(LocalStore, folder / "checkpoints"), None  # flocks: no clock
+
+
+@contextmanager
+def sqlite(folder: Path) -> Iterator[tuple[Opener, Step | None]]:
+    file = folder / "x.db"
+
+    def step(session: str, by: int) -> None:
+        with closing(sqlite3.connect(file, timeout=60)) as connection, connection:
+            change = "UPDATE leases SET ends = ends - ?, ends_by_date = ends_by_date - ? WHERE session = ?"
+            with suppress(sqlite3.OperationalError):  # somebody is stopped in the middle of a write
+                connection.execute("PRAGMA busy_timeout = 50")
+                connection.execute(change, (by, by, session))
+
+    yield partial(SqliteStore, file, lease=LEASE), step
+
+
+@contextmanager
+def on_redis(folder: Path) -> Iterator[tuple[Opener, Step | None]]:
+    synced = {"appendonly": "yes", "appendfsync": "always"}  # else it keeps no journal
+    with Server(synced) as server, closing(redis.Redis.from_url(server.url)) as client:
+
+        def step(session: str, by: int) -> None:
+            key = f"graflow:ck:{{{session}}}:lease"
+            if client.hexists(key, "until"):
+                client.hincrby(key, "until", -by)
+
+        yield partial(RedisStore, server.url, lease=LEASE), step
+
+
+@contextmanager
+def postgres(folder: Path) -> Iterator[tuple[Opener, Step | None]]:
+    from tests.postgres_servers import PostgresServer
+
+    with PostgresServer() as server:
+        url = server.database()
+        store = PostgresStore(url)
+        store.schema.upgrade()
+        store.close()
+
+        def step(session: str, by: int) -> None:
+            change = "update graflow_ckpt.sessions set until = until - make_interval(secs => %s)"
+            server.ask(f"{change} where session = %s", by / 1000, session, database=url.rpartition("/")[2])
+
+        yield partial(PostgresStore, url, lease=LEASE), step
+
+
+@contextmanager
+def objects(folder: Path) -> Iterator[tuple[Opener, Step | None]]:
+    os.environ.update(CREDENTIALS)
+    with object_server() as server:
+        yield partial(ObjectStore, server.url, lease=LEASE), None  # its clock is the bucket's own
+
+
+PLACES = {"local": local, "sqlite": sqlite, "redis": on_redis, "postgres": postgres, "objects": objects}
+
+
+@dataclass
+class Found:
+    """What so many histories have come to."""
+
+    results: Counter[str] = field(default_factory=Counter)
+    wrong: list[str] = field(default_factory=list)
+
+
+def run(
+    opener: Opener,
+    step: Step | None,
+    seeds: range,
+    until: Callable[[Found], bool] = lambda found: False,
+) -> Found:
+    """One history for each seed, each in a session of its own."""
+    found = Found()
+    with ExitStack() as stack:
+        workers = [Worker(opener), Worker(opener)]
+        for worker in workers:
+            stack.callback(worker.close)
+        store = opener()
+        for seed in seeds:
+            history = play(workers, f"h{seed}", Random(seed), step)
+            found.results.update(said.result for said in history.said)
+            found.wrong += [f"seed {seed}: {what}" for what in judged(history, store)]
+            if until(found):
+                break
+    return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--place", action="append", choices=list(PLACES))
+    given = parser.parse_args()
+    places, failed = given.place or list(PLACES), False
+    for place in places:
+        began, seeds = time.monotonic(), range(given.seed, given.seed + given.count // len(places))
+        with tempfile.TemporaryDirectory() as folder, PLACES[place](Path(folder)) as (opener, step):
+            found = run(opener, step, seeds)
+        failed |= bool(found.wrong)
+        print(
+            f"{place}: {len(seeds)} histories, {dict(found.results)}, {time.monotonic() - began:.0f} s",
+            flush=True,
+        )
+        for wrong in found.wrong[:20]:
+            print(f"WRONG {place} {wrong}", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -8,7 +8,7 @@ A session is copied under a lease of the target, whose epoch is above all that i
 continues the same history. Journal records after the newest cut are framed anew under that epoch, in one
 segment that voids what an earlier attempt has left. Cuts that the session has gone back behind stay where
 they are: the target could not tell them from those that count.
-Not here: what the journal's records say (history.py), the file that checkpoints travel in (portable.py).
+Not here: how the journal is read and written (tail.py), the file that checkpoints travel in (portable.py).
 """
 
 from __future__ import annotations
@@ -21,25 +21,22 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Literal
 
-from graflow_ckpt.checkpoint import archive, history, journal
-from graflow_ckpt.checkpoint.archive import Found
+from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.inventory import cut_of, inventory
 from graflow_ckpt.checkpoint.model import NOT_JSON, Document
 from graflow_ckpt.checkpoint.retention import Cut
 from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
+from graflow_ckpt.checkpoint.tail import tail, two_newest, write_segment
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
-    JournalDamaged,
     SessionError,
 )
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, PartWriter, Readable, Sink, Source
 from graflow_ckpt.stores.names import META, PARTS, base_of
 
 _PIECE: Final = 4 << 20
-_BATCH: Final = 256 << 10
-_TURNS: Final = 5  # a session that is being run may cut between two looks at it
 
 State = Literal["copied", "there", "gone", "superseded", "bad"]
 
@@ -79,6 +76,7 @@ class Move:
     keys: Keyring | None
     ring: Keyring
     take_over: bool = False
+    replace: bool = False  # also what looks well at the target: its parts are known to be damaged
     seen: Callable[[Copied], None] = lambda copied: None
 
     def cut(self, path: str, lease: Lease | None = None) -> Copied:
@@ -132,7 +130,7 @@ class Move:
     ) -> Copied:
         where = target_path(self.target, path)
         size = sum(int(meta["parts"][name]["size"]) for name in PARTS if name != META)
-        former = self._former(where)
+        former = None if self.replace else self._former(where)
         if former is not None and _same(former, meta):
             return Copied(path, "there", size, where)
         if former is not None:
@@ -190,34 +188,25 @@ class Move:
             return False
         if not all(self._verifies(target_path(self.target, cut.path)) for cut in going):
             return False
-        return self._journal(session)[1] == _tail(self.target, self.ring, session)[1]
+        try:
+            return self._journal(session)[1] == tail(self.target, self.ring, session)[1]
+        except CheckpointError:
+            return False  # whatever is wrong with a journal is told when it is copied
 
     def _verifies(self, where: str) -> bool:
         return self._former(where) is not None
 
     def _journal(self, session: str) -> tuple[int, list[bytes]]:
         if self.keys is None:  # its records are sealed one after the other: none can be checked without
-            good = _two_newest(self.target, self.ring, session)
+            good = two_newest(self.target, self.ring, session)
             return int(good[0].facts["transition"]) if good else 0, []
-        return _tail(self.origin, self.keys, session)
+        return tail(self.origin, self.keys, session)
 
     def _copy_journal(self, session: str, lease: Lease) -> int:
         after, payloads = self._journal(session)
         if not payloads and not any(self.target.segments(session)):
             return 0  # else an empty segment: it voids what a former copy has brought
-        segment = self.target.journal(lease, after)
-        try:
-            writer = journal.Writer(self.ring, session, lease.epoch, after)
-            batch = [writer.head]
-            for payload in payloads:
-                batch.append(writer.frame(payload))
-                if sum(map(len, batch)) > _BATCH:
-                    segment.append(b"".join(batch))
-                    batch = []
-            if batch:
-                segment.append(b"".join(batch))
-        finally:
-            segment.close()
+        write_segment(self.target, self.ring, lease, after, payloads)
         return len(payloads)
 
 
@@ -269,47 +258,6 @@ def _check_same_line(session: str, where: str, ours: Sequence[Cut], theirs: Sequ
             session=session,
             path=own[-1].path,
         )
-
-
-def _tail(place: Readable, keys: Keyring, session: str) -> tuple[int, list[bytes]]:
-    """The transition of a cut, and the payloads of the journal after it.
-
-    It begins at the cut before the newest one if the journal goes back so far: should the newest be damaged
-    one day, the other one is gone on from.
-    """
-    for turn in range(_TURNS):
-        good = _two_newest(place, keys, session)
-        try:
-            after, payloads = _after(place, keys, session, good[0] if good else None)
-        except JournalDamaged:
-            if turn == _TURNS - 1:
-                raise
-            continue  # cut anew meanwhile, and what was before it dropped
-        if len(good) < 2 or not payloads:
-            return after, payloads
-        try:
-            earlier, longer = _after(place, keys, session, good[1])
-        except JournalDamaged:
-            return after, payloads
-        ahead = after - earlier
-        return (earlier, longer) if ahead >= 0 and longer[ahead:] == payloads else (after, payloads)
-    raise AssertionError("not reached")
-
-
-def _two_newest(place: Readable, keys: Keyring, session: str) -> list[Found]:
-    good: list[Found] = []
-    for _, found in history.newest(place, keys, session):
-        if isinstance(found, Found):
-            good.append(found)
-        if len(good) == 2:
-            break
-    return good
-
-
-def _after(place: Readable, keys: Keyring, session: str, found: Found | None) -> tuple[int, list[bytes]]:
-    after = int(found.facts["transition"]) if found is not None else 0
-    kept = history.records(place, keys, after, found, session, closed=True)
-    return after, [payload for payload, _ in kept]
 
 
 def _same(former: Document, meta: Document) -> bool:

@@ -25,12 +25,12 @@ COPIES = 6
 # Dies in the middle of the Nth checkpoint, or (0) between two records of the journal, or (-1) not at all.
 VICTIM = """
 import os, signal, sys
-from graflow_ckpt.checkpoint import copying
+from graflow_ckpt.checkpoint import copying, tail
 from graflow_ckpt.interfaces.cli import main
 origin, target, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
 poured = framed = 0
-copying._BATCH = 1  # so that each record is appended alone
-pour, frame = copying._pour, copying.journal.Writer.frame
+tail.BATCH = 1  # so that each record is appended alone
+pour, frame = copying._pour, tail.journal.Writer.frame
 def dying(opened, sink):
     global poured
     poured += 1
@@ -44,7 +44,7 @@ def dying_frame(self, payload):
     if number == 0 and framed == 3:  # the first one is the head
         os.kill(os.getpid(), signal.SIGKILL)
     return frame(self, payload)
-copying._pour, copying.journal.Writer.frame = dying, dying_frame
+copying._pour, tail.journal.Writer.frame = dying, dying_frame
 raise SystemExit(main(["checkpoints", "copy", "--from", origin, "--to", target]))
 """
 

@@ -12,6 +12,7 @@ from graflow_ckpt.interfaces.cli.clearing import clear, delete
 from graflow_ckpt.interfaces.cli.configuration import fleet
 from graflow_ckpt.interfaces.cli.forking import fork
 from graflow_ckpt.interfaces.cli.inquiry import bisect, diff
+from graflow_ckpt.interfaces.cli.mending import repair
 from graflow_ckpt.interfaces.cli.options import (
     common,
     complete_places,
@@ -41,6 +42,7 @@ Examples:
   graflow-ckpt checkpoints verify night            all checkpoints of a session
   graflow-ckpt checkpoints verify backups/*.pkl
   graflow-ckpt checkpoints verify --all
+  graflow-ckpt checkpoints verify --sample 100     in a nightly job
 """
 TAKE = """\b
 Examples:
@@ -55,7 +57,7 @@ def command() -> None:
     """List, show and verify checkpoints, take one of a fleet's session, and delete what is not needed."""
 
 
-for _command in (prune, delete, clear, stats, diff, bisect, fork, copy, export, import_, sync):
+for _command in (prune, delete, clear, stats, diff, bisect, fork, copy, export, import_, repair, sync):
     command.add_command(_command)
 
 
@@ -128,17 +130,24 @@ def show(ctx: click.Context, /, path: str) -> int:
 @command.command("verify", epilog=VERIFY)
 @click.argument("what", nargs=-1, metavar="[SESSION|PATH]…", shell_complete=complete_places)
 @click.option("--all", "everything", is_flag=True, help="All checkpoints of the store.")
+@click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Any N of them, others each time.")
 @store
 @common
 @click.pass_context
-def verify(ctx: click.Context, /, what: tuple[str, ...], everything: bool, store: str) -> int:
-    """Check seals and digests of all three files of checkpoints; exit status 1 if any is bad."""
-    from graflow_ckpt.interfaces.cli.verifying import paths_of, verdicts
+def verify(
+    ctx: click.Context, /, what: tuple[str, ...], everything: bool, sample: int | None, store: str
+) -> int:
+    """Check seals and digests of all three files of checkpoints; exit status 1 if any is bad.
 
-    if bool(what) == everything:
+    With --sample what is not named is taken from the whole store.
+    """
+    from graflow_ckpt.interfaces.cli.verifying import any_of, paths_of, verdicts
+
+    if bool(what) == everything and (what or sample is None):
         raise click.UsageError("Name sessions or checkpoints, or give --all.")
     manner = manner_of(ctx)
-    found = list(verdicts(paths_of(store, what), show=not manner.json))
+    paths = paths_of(store, what)
+    found = list(verdicts(any_of(paths, sample), show=not manner.json))
     bad = sum(verdict.what == "bad" for verdict in found)
     if manner.json:
         manner.document([verdict.document() for verdict in found])
@@ -148,7 +157,8 @@ def verify(ctx: click.Context, /, what: tuple[str, ...], everything: bool, store
             return 0
         rows = [(v.path, v.what, words.size(v.size) if v.size is not None else "", v.why) for v in found]
         manner.table(("path", "verdict", "size", "why"), rows, right=("size",))
-        manner.note(f"{words.counted(len(found), 'checkpoint')}, {bad} bad")
+        of = f" of {len(paths)}" if len(found) < len(paths) else ""
+        manner.note(f"{words.counted(len(found), 'checkpoint')}{of}, {bad} bad")
     return 1 if bad else 0
 
 

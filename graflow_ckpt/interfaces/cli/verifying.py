@@ -6,13 +6,15 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
+from random import SystemRandom
 
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, NoSession
 from graflow_ckpt.interfaces.cli.finding import checkpoint_path
 from graflow_ckpt.interfaces.cli.manner import Document
-from graflow_ckpt.stores import open_store, open_store_of
+from graflow_ckpt.stores import open_store, store_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +61,19 @@ def _nothing(store: str, name: str) -> CheckpointError | NoSession:
     )
 
 
+def any_of(paths: Sequence[str], count: int | None) -> Sequence[str]:
+    """So many of them by chance, in their order; None: all."""
+    if count is None or count >= len(paths):
+        return paths
+    return sorted(SystemRandom().sample(paths, count), key=paths.index)
+
+
 def verdicts(paths: Sequence[str], *, show: bool) -> Iterator[Verdict]:
     """Each is read once, from end to end."""
+    opened = cache(open_store)
     for path in _watched(paths) if show and sys.stderr.isatty() and len(paths) > 1 else paths:
         try:
-            store = open_store_of(path)
+            store = opened(store_of(path))
             _, size = archive.check(store, Keyring.for_store(store), path)
         except CheckpointError as error:
             yield Verdict(path, "bad", type(error).__name__, str(error))

@@ -1,0 +1,57 @@
+"""graflow-ckpt checkpoints repair and verify --sample: damage is found, shown, kept aside and mended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.command_line import COUNT, checkpoints, graflow, program
+
+
+@pytest.fixture
+def cuts() -> list[str]:
+    program("count.py", COUNT)
+    graflow("run", "count.py", "--session", "s", "--every", "2")
+    return checkpoints("s")
+
+
+def spoil(path: str) -> bytes:
+    Path(path).write_bytes(Path(path).read_bytes()[:-1] + b"?")
+    return Path(path).read_bytes()
+
+
+def test_a_damaged_checkpoint_is_taken_away_and_its_bytes_are_kept(cuts: list[str]) -> None:
+    spoiled = spoil(cuts[-1])
+
+    told = graflow("checkpoints", "repair", "--all", "--dry-run", status=1)
+    asked = graflow("checkpoints", "repair", "s", status=130)
+    done = graflow("checkpoints", "repair", "s", "--yes", "--json").document
+
+    assert told.out.splitlines()[1].split()[:2] == [cuts[-1], "s"]
+    assert "1 checkpoint will not be there any more; the bytes are kept in damaged" in asked.err
+    (one,) = done["damaged"]
+    assert (one["path"], one["done"], one["error"]) == (cuts[-1], "set aside", "CheckpointCorrupt")
+    assert spoiled in [Path(file).read_bytes() for file in one["kept"]]
+    assert checkpoints("s") == cuts[:-1]
+    assert "nothing is damaged" in graflow("checkpoints", "repair", "--all").err
+
+
+def test_a_good_copy_from_another_store_takes_its_place(cuts: list[str]) -> None:
+    graflow("checkpoints", "copy", "--to", "sqlite:///copy.db")
+    spoil(cuts[0])
+
+    done = graflow("checkpoints", "repair", "--all", "--from", "sqlite:///copy.db", "--yes")
+
+    assert done.out.splitlines()[1].split()[2] == "replaced"
+    graflow("checkpoints", "verify", "--all")
+    assert checkpoints("s") == cuts
+
+
+def test_repair_wants_to_know_what(cuts: list[str]) -> None:
+    graflow("checkpoints", "repair", status=2)
+
+
+def test_a_sample_is_verified(cuts: list[str]) -> None:
+    assert f"2 checkpoints of {len(cuts)}, 0 bad" in graflow("checkpoints", "verify", "--sample", "2").err
+    assert len(graflow("checkpoints", "verify", "s", "--sample", "9", "--json").document) == len(cuts)

@@ -107,7 +107,8 @@ class TakingPart:
         self._keeper.keep(kept)
         home.trace.goes_on_from_text(context.facts_of("trace")["trace"])
         home.trace.follow(self.settings.observers)
-        former: dict[str, Any] = {"trace_context": home.trace.former, "original_trace_id": home.trace.original}
+        trace = home.trace
+        former: dict[str, Any] = {"trace_context": trace.former, "original_trace_id": trace.original}
         self._emit("session_started", **self._facts(), **former)
         context.begin_trace(home.trace)
         if context.checkpoint_requested:

@@ -2,10 +2,11 @@
 
 Method: `archive.save` of a session whose values pickle to 1 MB of noise, in a folder, synced. "of a save":
 two sessions save in turns, one save each; wall time, and the figure is the median of the ratios of
-neighbours, for a disk is another one a second later. "CPU": CPU time of this process alone, where syncs do not count
-and what is added weighs more. Sealed is held against the same save in which neither a part is digested nor a
-meta sealed; encrypted, compressed and a tenant's against the plain store with seals. Loads and appends to a journal
-(400 bytes) likewise. Unit: ms, µs, bare ratios. The floor is the same without what is asked about.
+neighbours, for a disk is another one a second later. "CPU": CPU time of this process alone, where syncs do
+not count and what is added weighs more. Sealed is held against the same save in which neither a part is
+digested nor a meta sealed; encrypted, compressed and a tenant's against the plain store with seals. Loads
+and appends to a journal (400 bytes) likewise. Unit: ms, µs, bare ratios. The floor is the same without what
+is asked about.
 A regression: a second pass over the bytes, a copy of them, or a second request to the store for one save.
 """
 

@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
@@ -40,6 +41,8 @@ settings.register_profile("graflow_ckpt", deadline=None, print_blob=True)
 settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=2000)
 settings.load_profile("graflow_ckpt")
 
+_numbers = count()
+
 
 @pytest.fixture(scope="session", autouse=True)
 def own_home() -> Iterator[Path]:
@@ -48,7 +51,6 @@ def own_home() -> Iterator[Path]:
         own = {
             "HOME": folder,
             "XDG_STATE_HOME": f"{folder}/.local/state",
-            "XDG_DATA_HOME": f"{folder}/.local/share",
             "XDG_CONFIG_HOME": f"{folder}/.config",
         }
         users = {name: os.environ.get(name) for name in own}
@@ -59,6 +61,12 @@ def own_home() -> Iterator[Path]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@pytest.fixture(autouse=True)
+def own_data(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one test keeps in the user's database is no other one's."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(own_home / f"data-{next(_numbers)}"))
 
 
 @pytest.fixture(autouse=True)

@@ -94,7 +94,7 @@ class Overrides:
         if self.planning:  # what a program does before `execute` touches no session
             return None, replace(settings, durability="none", resume="auto"), store or FOLDER
         if not self.concerns(workflow):
-            return session, settings, store or for_program(session, self.usual_store)
+            return session, settings, store or self._usual(session)
         session = self._session(workflow, session)
         changes = dict(self.settings)
         if self.policy is not None:
@@ -104,7 +104,12 @@ class Overrides:
         return session, replace(settings, **changes) if changes else settings, self._store(store, session)
 
     def _store(self, named: str | None, session: str | None) -> str:
-        return self.store or named or for_program(session, self.usual_store)
+        return self.store or named or self._usual(session)
+
+    def _usual(self, session: str | None) -> str:
+        from graflow_ckpt.engine.home import program_file
+
+        return for_program(session, program_file(), self.usual_store)
 
     def _session(self, workflow: Chosen, session: str | None) -> str | None:
         given = self.session or os.environ.get("GRAFLOW_CKPT_SESSION")

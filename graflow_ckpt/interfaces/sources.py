@@ -36,7 +36,7 @@ FLAGS = {"redis_url": "--url"} | {
 
 ALONE = (
     "store", "session", "durability", "check", "config", "local_url", "memory_url", "sqlite_url",
-    "postgres_url", "s3_url", "gcs_url", "azure_url",
+    "postgres_url", "s3_url", "gcs_url", "azure_url", "cache_url", "fallback", "fernet_key", "slow_save",
 )  # fmt: skip
 """Variables that are read elsewhere, and by no file."""
 

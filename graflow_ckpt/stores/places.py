@@ -15,6 +15,8 @@ Not here: what a URL means (`open_store`), and what a workflow says of itself.
 
 from __future__ import annotations
 
+import json
+import logging
 import os
 import re
 from collections.abc import Mapping
@@ -24,6 +26,8 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.prefixes import unwrapped
 from graflow_ckpt.stores.sqlite_names import file_of, folder_of, own_file
+
+log = logging.getLogger("graflow_ckpt.stores")
 
 FOLDER = "checkpoints"
 OWN = "sqlite://"
@@ -69,15 +73,32 @@ def said(env: Mapping[str, str] = os.environ) -> str | None:
     return _DEFAULTS[kind]
 
 
-def for_program(session: str | None, default: str | None = None, env: Mapping[str, str] = os.environ) -> str:
-    """Where a program keeps a session; `default`: what the command line would take for a new one."""
+def for_program(
+    session: str | None,
+    file: str | None = None,
+    default: str | None = None,
+    env: Mapping[str, str] = os.environ,
+) -> str:
+    """Where the program of that file keeps a session; `default`: what the command line would take for a new
+    one. In the user's database programs of all folders meet: what another one calls the same is not ours."""
     named = said(env)
     if named is not None:
         return named
     usual = default or (OWN if _rolled_out(session, env) else FOLDER)
-    if session is None or has(usual, session):
+    if session is None:
         return usual
-    return next((place for place in (FOLDER, OWN) if place != usual and has(place, session)), usual)
+    if _knows(FOLDER, session):
+        return FOLDER
+    found = _file_in_own(session)
+    if found is None:
+        return usual
+    if file is None or found in ("", file):
+        return OWN
+    log.warning(
+        "session %s in %s is of another program, %s; this one is kept in %s (to go on with that one: "
+        "graflow-ckpt resume %s --store %s)", session, OWN, found, FOLDER, session, OWN,
+    )  # fmt: skip
+    return FOLDER
 
 
 def for_command_line(env: Mapping[str, str] = os.environ) -> str:
@@ -96,11 +117,6 @@ def goes_without_saying(store: str, env: Mapping[str, str] = os.environ) -> bool
     """Whether commands find what is there without being told."""
     usual = store in (FOLDER, OWN) or store == folder_of(own_file(env))
     return usual and said(env) in (None, store)
-
-
-def has(store: str, session: str) -> bool:
-    """Whether one of the places by default knows a session."""
-    return _exists(store, os.environ) and any(True for _ in open_store(store).list(session))
 
 
 # --- one checkpoint elsewhere ------------------------------------------------------------
@@ -148,6 +164,25 @@ def _storage(kind: str, env: Mapping[str, str]) -> str:
             hint=f"Set {variable} (or {STORE}) to its address, or give the path with it: path='{kind}://…'.",
         )
     return found
+
+
+# --- looking ---------------------------------------------------------------------------
+
+
+def _knows(place: str, session: str) -> bool:
+    return _exists(place, os.environ) and any(True for _ in open_store(place).list(session))
+
+
+def _file_in_own(session: str) -> str | None:
+    """The program of a session in the user's database; None: it is not there, "": nobody knows."""
+    if not _exists(OWN, os.environ):
+        return None
+    for _, raw in open_store(OWN).newest(1, session=session):
+        try:
+            return str(json.loads(raw).get("file") or "")
+        except (ValueError, AttributeError):
+            return ""
+    return None
 
 
 # --- reading ---------------------------------------------------------------------------

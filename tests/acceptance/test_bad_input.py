@@ -246,7 +246,7 @@ def test_a_store_that_is_a_file_is_an_error_before_the_first_task(tmp_path: Path
     (tmp_path / "checkpoints").write_text("not a folder")
     (tmp_path / "program.py").write_text(program("open('ran', 'w')"))
 
-    refused = cli("run", "program.py", cwd=tmp_path)
+    refused = cli("run", "program.py", "--store", "checkpoints", cwd=tmp_path)
 
     assert refused.returncode == 1
     assert "checkpoints" in refused.stderr
@@ -302,6 +302,7 @@ with workflow("w", session_id="s") as ctx:
 
 def test_a_full_disk_is_an_event_and_the_last_good_cut_stands(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(FULL)
+    (tmp_path / "checkpoints").mkdir(0o700)
 
     done = cli("run", "program.py", cwd=tmp_path)
     verified = cli("checkpoints", "verify", "s", cwd=tmp_path)

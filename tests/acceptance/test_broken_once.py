@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import TaskSpec, task, workflow
+from graflow_ckpt.core.errors import NoGoodCheckpoint
 from graflow_ckpt.core.facts import Claim
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.attempt import Attempt
@@ -342,7 +343,8 @@ def test_a_copy_under_another_sessions_name_is_not_that_session(tmp_path: Path) 
     assert run_as("mine") == "mine"
     for file in list(tmp_path.glob("session_mine_*")):
         file.with_name(file.name.replace("mine", "yours")).write_bytes(file.read_bytes())
-    assert run_as("yours") == "yours"
+    with pytest.raises(NoGoodCheckpoint, match="is one of session mine"):
+        run_as("yours")
 
 
 def test_whether_a_value_is_there_does_not_cost_a_list_of_all_values() -> None:

@@ -55,6 +55,20 @@ def test_the_command_line_finds_what_programs_have_left_in_the_folder(
     assert "nothing" in graflow("resume", "first").err  # from the database, where it is completed
 
 
+def test_programs_of_two_folders_may_use_the_same_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        program("count.py", COUNT)
+
+        ended = graflow("run", "count.py", "--session", "s")
+
+        assert "result 6" in ended.out
+        assert steps() == [0, 1, 2, 3, 4, 5]
+    assert "is of another program" in ended.err
+    assert Path("checkpoints").is_dir()
+
+
 def test_a_store_that_is_named_is_the_only_one_that_counts() -> None:
     program("count.py", COUNT)
     graflow("run", "count.py", "--session", "s")

@@ -20,9 +20,8 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
 
 
-def keep(store: str, session: str) -> None:
-    place = open_store(store)
-    put(place, f"session_{session}_step_1_1-1", "stage", size=10)  # type: ignore[arg-type]
+def keep(store: str, session: str, **meta: str) -> None:
+    put(open_store(store), f"session_{session}_step_1_1-1", "stage", size=10, session=session, **meta)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -74,10 +73,18 @@ def test_a_session_stays_where_it_is_whoever_asks() -> None:
     keep("checkpoints", "here")
 
     assert places.for_program("made") == "sqlite://"
-    assert places.for_program("here", "sqlite://") == "checkpoints"
+    assert places.for_program("here", default="sqlite://") == "checkpoints"
     assert places.for_program("new") == "checkpoints"
-    assert places.for_program("new", "sqlite://") == "sqlite://"
+    assert places.for_program("new", default="sqlite://") == "sqlite://"
     assert places.for_program("here", env={"USE_SQLITE_CHECKPOINTS": "true"}) == "checkpoints"
+
+
+def test_a_session_of_another_program_is_not_ours(caplog: pytest.LogCaptureFixture) -> None:
+    keep("sqlite://", "made", file="/there/program.py")
+
+    assert places.for_program("made", "/there/program.py") == "sqlite://"
+    assert places.for_program("made", "/here/program.py", "sqlite://") == "checkpoints"
+    assert "graflow-ckpt resume made --store sqlite://" in caplog.text
 
 
 def test_to_look_makes_nothing() -> None:

@@ -65,7 +65,7 @@ def in_redis(client: redis.Redis) -> Make:
 
     def make(name: str, session_id: str | None = None, **options: Any) -> Workflow:
         plain = in_memory(name, session_id, **options)
-        made = InRedis(name, session_id, plain._store, replace(plain.settings))
+        made = InRedis(name, session_id, plain._store or "checkpoints", replace(plain.settings))
         made.server = client
         return made
 

@@ -40,8 +40,9 @@ from graflow_ckpt.stores.sqlite_names import path_of, session_of
 from graflow_ckpt.stores.trio import META, PARTS
 
 _PAGE = 200  # metas that are read at once
-_TURN = 0.01  # seconds for which deleting many keeps writers out
-_PAUSE = 0.002  # seconds in which they get in
+_TURN = 0.015  # seconds for which deleting many keeps writers out; each turn has to be written, too
+_PAUSE = 0.002  # seconds in which they get in: longer than they wait before they try again
+_FIRST = 1000  # rows of the newest that are looked through before an index that is in another order
 _INSERT = (
     "INSERT INTO checkpoints (name, session, workflow, status, epoch, stage, body, size, parts, meta) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
@@ -220,13 +221,21 @@ class Trios:
         filters = {"session": session, "workflow": workflow, "status": status}
         given = {column: value for column, value in filters.items() if value is not None}
         where = " AND ".join(f"{column} = :{column}" for column in given) or "TRUE"
-        index = "" if not given else f"INDEXED BY checkpoints_{'session' if session is not None else 'facts'}"
-        ids = f"SELECT id FROM checkpoints {index} WHERE {where} ORDER BY id DESC LIMIT :limit"
-        select = f"SELECT name, {_META} FROM checkpoints WHERE id IN ({ids}) ORDER BY id DESC"
+        values = {**given, "limit": max(limit, 0)}
         with self._database.reading() as connection:
             if connection is None:
                 return []
-            return connection.execute(select, {**given, "limit": max(limit, 0)}).fetchall()
+            if len(given) == 1 and session is None and limit <= _FIRST // 10:
+                # no index has these in the order of commits: all of a common status would be sorted
+                newest = f"SELECT * FROM checkpoints ORDER BY id DESC LIMIT {_FIRST}"
+                select = f"SELECT name, {_META} FROM ({newest}) WHERE {where} LIMIT :limit"
+                if len(found := connection.execute(select, values).fetchall()) == limit:
+                    return found
+            index = "session" if session is not None else "facts"
+            by = f"INDEXED BY checkpoints_{index}" if given else ""
+            ids = f"SELECT id FROM checkpoints {by} WHERE {where} ORDER BY id DESC LIMIT :limit"
+            select = f"SELECT name, {_META} FROM checkpoints WHERE id IN ({ids}) ORDER BY id DESC"
+            return connection.execute(select, values).fetchall()
 
     # --- within ------------------------------------------------------------------------
 

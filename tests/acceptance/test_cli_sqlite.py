@@ -93,4 +93,4 @@ def test_what_is_no_database_is_refused(command: tuple[str, ...]) -> None:
     assert "checkpoints is no SQLite store." in refused.err
     assert "--store sqlite:///FILE" in refused.err
     assert f"There is no database {Path.cwd()}/runs.db." in missing.err
-    assert list(Path().iterdir()) == []
+    assert list(Path().glob("*.db*")) == []

@@ -244,6 +244,15 @@ def test_the_newest_are_found_by_what_their_metas_say(store: SqliteStore) -> Non
     assert store.newest(1)[0] == next(store.list())
 
 
+def test_the_newest_are_the_last_committed_whatever_the_clocks_said(store: SqliteStore) -> None:
+    for number, year in enumerate(("2026", "1970", "2099", "2025")):
+        created_at = f"{year}-01-01T00:00:00"
+        put(store, own_name(1, f"s{number}"), "one", session=f"s{number}", created_at=created_at)
+
+    assert [path for path, _ in store.newest(9)] == [path for path, _ in store.list()]
+    assert [path.partition("session_")[2][:2] for path, _ in store.newest(3)] == ["s3", "s2", "s1"]
+
+
 def test_what_is_rare_is_found_behind_many_others(store: SqliteStore) -> None:
     """The newest thousand are looked through first, since what is common is among them."""
     put(store, own_name(1), "one", workflow="old", status="paused")

@@ -7,9 +7,8 @@
     segments      journal segments; frames: what is in them
 
 The id of a chunk is the id of its body times 2**20, plus its number: the chunks of one checkpoint lie
-side by side, and need no index. A body has the id of the checkpoint that it was written for, or, if it was
-written before the commit, FIRST_LOOSE plus that of its loose row. In the same way a frame has that of its
-segment times 2**32.
+side by side, and need no index. A body has the id of its checkpoint, or, if it was written before the
+commit, FIRST_LOOSE plus that of its loose row. In the same way a frame has that of its segment times 2**32.
 
 Promise: a database is made or brought to this version whole or not at all, however many processes try at
 once; one of a later version, or of another program, is not touched.

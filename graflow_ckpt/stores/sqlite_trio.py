@@ -6,7 +6,8 @@
     W1 what is large goes ahead (sqlite_chunks.py)   W2 commit: the epoch is checked, the row of the former
     checkpoint goes, the new one comes, with what is left of the body
 
-A meta that is put alone, for the stage that is there, takes over the body of its predecessor.
+A meta that is put alone, for the stage that is there, takes the place of the former meta and of nothing else:
+what is sealed anew is no newer than it was.
 
 Promise: before W2 a reader finds the previous checkpoint, after it this one, whole. A reader whose chunks
 go while it reads finds out, and that meta has changed. What is listed and counted is read from rows alone.
@@ -46,6 +47,10 @@ _FIRST = 1000  # rows of the newest that are looked through before an index that
 _INSERT = (
     "INSERT INTO checkpoints (name, session, workflow, status, epoch, stage, body, size, parts, meta) "
     "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_RESEAL = (
+    "UPDATE checkpoints SET session = ?, workflow = ?, status = ?, epoch = ?, meta = ? "
+    "WHERE name = ? AND stage = ?"
 )
 _META = f"CASE WHEN length(meta) <= {SMALL} THEN meta ELSE x'' END"  # no meta is that large
 
@@ -108,18 +113,13 @@ class Trios:
         with self._database.writing() as connection:
             if put.lease is not None:
                 put.lease.hold(connection)
-            former = _removed(connection, put.base)
-            stored: tuple[int | None, int, str]
-            if kept := former is not None and not placed and former.stage == put.stage:
-                stored = (former.body, former.size, former.parts)
-            else:
-                stored = (body.id, body.size, json.dumps(placed))
             claimed = (facts.session, facts.workflow, facts.status, facts.epoch)
-            row = (put.base, *claimed, put.stage, *stored, meta)
-            checkpoint = connection.execute(_INSERT, row).lastrowid
-            assert checkpoint is not None
-            if kept:
+            if not placed and connection.execute(_RESEAL, (*claimed, meta, put.base, put.stage)).rowcount:
                 return None
+            former = _removed(connection, put.base)
+            stored = (put.stage, body.id, body.size, json.dumps(placed), meta)
+            checkpoint = connection.execute(_INSERT, (put.base, *claimed, *stored)).lastrowid
+            assert checkpoint is not None
             body.settle(connection, checkpoint)
             return sqlite_chunks.forget(connection, former.body, former.size) if former else None
 
@@ -258,13 +258,11 @@ class _Row:
 
     body: int
     size: int
-    stage: str
-    parts: str
 
 
 def _removed(connection: sqlite3.Connection, base: str) -> _Row | None:
     """The row goes, and its body is still there; None if there is no such checkpoint."""
-    delete = "DELETE FROM checkpoints WHERE name = ? RETURNING coalesce(body, id), size, stage, parts"
+    delete = "DELETE FROM checkpoints WHERE name = ? RETURNING coalesce(body, id), size"
     found = connection.execute(delete, (base,)).fetchall()
     return _Row(*found[0]) if found else None
 

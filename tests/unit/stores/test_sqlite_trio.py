@@ -93,8 +93,9 @@ def test_a_meta_that_is_put_again_and_again_keeps_the_parts_until_they_go(
     for number in range(3):
         meta = json.dumps({"session_id": "s", "stage": "1", "sealed": number}).encode()
         store.put(path, [("meta.json", lambda sink, meta=meta: sink.write(meta))], lease=None, stage="1")
-        put(store, f"other{number}", "2")  # takes the next id
+        put(store, f"other{number}", "2")
 
+    assert [path.rpartition("/")[2] for path, _ in store.newest(9)] == ["other2", "other1", "other0", "best"]
     assert store.meta(path) == meta
     assert read(store, path) == ("1", b"1" * size, b"1")
     assert set(before) < set(ask(store, "SELECT id, bytes FROM chunks"))

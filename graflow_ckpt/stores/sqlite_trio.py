@@ -45,8 +45,9 @@ _TURN = 0.015  # seconds for which deleting many keeps writers out; each turn ha
 _PAUSE = 0.002  # seconds in which they get in: longer than they wait before they try again
 _FIRST = 1000  # rows of the newest that are looked through before an index that is in another order
 _INSERT = (
-    "INSERT INTO checkpoints (name, session, workflow, status, epoch, stage, body, size, parts, meta) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO checkpoints (id, name, session, workflow, status, epoch, stage, body, size, parts, meta) "
+    "VALUES (1 + max((SELECT ifnull(max(id), 0) FROM checkpoints), (SELECT ifnull(max(id), 0) FROM gone)), "
+    "?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _RESEAL = (
     "UPDATE checkpoints SET session = ?, workflow = ?, status = ?, epoch = ?, meta = ? "
@@ -262,9 +263,16 @@ class _Row:
 
 def _removed(connection: sqlite3.Connection, base: str) -> _Row | None:
     """The row goes, and its body is still there; None if there is no such checkpoint."""
-    delete = "DELETE FROM checkpoints WHERE name = ? RETURNING coalesce(body, id), size"
+    delete = "DELETE FROM checkpoints WHERE name = ? RETURNING id, coalesce(body, id), size"
     found = connection.execute(delete, (base,)).fetchall()
-    return _Row(*found[0]) if found else None
+    if not found:
+        return None
+    checkpoint, body, size = found[0]
+    (newest,) = connection.execute("SELECT max(id) FROM checkpoints").fetchone()
+    if newest is None or newest < checkpoint:
+        connection.execute("INSERT OR IGNORE INTO gone VALUES (?)", (checkpoint,))
+        connection.execute("DELETE FROM gone WHERE id < (SELECT max(id) FROM gone)")
+    return _Row(body, size)
 
 
 class _Collector:

@@ -138,6 +138,25 @@ def test_deleting_takes_all_of_it_away(store: SqliteStore, size: int) -> None:
     assert ask(store, "SELECT (SELECT count(*) FROM chunks), (SELECT count(*) FROM loose)") == [(0, 0)]
 
 
+def test_no_id_is_used_twice_whichever_checkpoint_goes(store: SqliteStore) -> None:
+    """Else whoever still reads the one that is gone would read the new one's bytes."""
+    seen: list[object] = []
+
+    def ids() -> list[tuple[object, ...]]:
+        return ask(store, "SELECT id FROM checkpoints ORDER BY id")
+
+    for turn in range(3):
+        paths = [put(store, f"n{number}", str(turn)) for number in range(3)]
+        seen += ids()
+        put(store, "n2", "again")  # the newest takes its own place
+        seen += ids()[-1:]
+        store.delete(paths[2])
+        assert store.delete_many(paths) == 2
+
+    assert len(seen) == len(set(seen)) == 12
+    assert ask(store, "SELECT count(*) FROM gone") == [(1,)]
+
+
 @pytest.mark.parametrize("anew", [True, False])
 def test_a_reader_whose_chunks_go_finds_out(store: SqliteStore, anew: bool) -> None:
     path = put(store, "best", "1", size=3 * CHUNK)

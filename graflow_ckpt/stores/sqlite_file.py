@@ -165,7 +165,7 @@ class Database:
                 if not is_busy(error) or time.monotonic() > end:
                     raise
             time.sleep(pause * (0.5 + random.random()))
-            pause = min(pause * 1.5, 0.002)
+            pause = min(pause * 1.5, 0.001)
 
     def _give_up(self, connection: Connection, kind: Kind, error: BaseException) -> None:
         try:

@@ -1,15 +1,18 @@
 """The tables of a SQLite store, and how a database gets them.
 
     checkpoints   one row for each: what a reader believes. Its id is the order of commits
+    gone          the highest id of those that were the newest when they went: no id is used twice
     chunks        the parts of a checkpoint, one after the other, in pieces of CHUNK bytes
     loose         chunks that belong to no checkpoint: being written, or to be taken away
     leases        who owns a session, under which epoch, until when; and how far it was taken back
     segments      journal segments; frames: what is in them
 
 The id of a chunk is the id of its body times 2**20, plus its number: the chunks of one checkpoint lie
-side by side, and need no index. A body has the id of the checkpoint that it was written for, or, if it was
-written before the commit, FIRST_LOOSE plus that of its loose row. In the same way a frame has that of its
-segment times 2**32.
+side by side, and need no index. A body has the id of its checkpoint, or, if it was written before the
+commit, FIRST_LOOSE plus that of its loose row. In the same way a frame has that of its segment times 2**32.
+
+Whoever reads a body while its checkpoint goes must not find another one's under its id. AUTOINCREMENT would
+see to that, and write one page more with every save; the newest checkpoint rarely goes.
 
 Promise: a database is made or brought to this version whole or not at all, however many processes try at
 once; one of a later version, or of another program, is not touched.
@@ -28,7 +31,7 @@ _APPLICATION = 0x47434B50  # "GCKP"
 _STEPS = (
     """
     CREATE TABLE checkpoints (
-        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        id INTEGER PRIMARY KEY,
         name TEXT NOT NULL,
         session TEXT NOT NULL,
         workflow TEXT NOT NULL,
@@ -43,6 +46,7 @@ _STEPS = (
     CREATE UNIQUE INDEX checkpoints_name ON checkpoints (name);
     CREATE INDEX checkpoints_session ON checkpoints (session);
     CREATE INDEX checkpoints_facts ON checkpoints (workflow, status);
+    CREATE TABLE gone (id INTEGER PRIMARY KEY) STRICT;
     CREATE TABLE chunks (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL) STRICT;
     CREATE TABLE loose (
         id INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -6,7 +6,8 @@
     W1 what is large goes ahead (sqlite_chunks.py)   W2 commit: the epoch is checked, the row of the former
     checkpoint goes, the new one comes, with what is left of the body
 
-A meta that is put alone, for the stage that is there, takes over the body of its predecessor.
+A meta that is put alone, for the stage that is there, takes the place of the former meta and of nothing else:
+what is sealed anew is no newer than it was.
 
 Promise: before W2 a reader finds the previous checkpoint, after it this one, whole. A reader whose chunks
 go while it reads finds out, and that meta has changed. What is listed and counted is read from rows alone.
@@ -40,11 +41,17 @@ from graflow_ckpt.stores.sqlite_names import path_of, session_of
 from graflow_ckpt.stores.trio import META, PARTS
 
 _PAGE = 200  # metas that are read at once
-_TURN = 0.01  # seconds for which deleting many keeps writers out
-_PAUSE = 0.002  # seconds in which they get in
+_TURN = 0.015  # seconds for which deleting many keeps writers out; each turn has to be written, too
+_PAUSE = 0.002  # seconds in which they get in: longer than they wait before they try again
+_FIRST = 1000  # rows of the newest that are looked through before an index that is in another order
 _INSERT = (
-    "INSERT INTO checkpoints (name, session, workflow, status, epoch, stage, body, size, parts, meta) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO checkpoints (id, name, session, workflow, status, epoch, stage, body, size, parts, meta) "
+    "VALUES (1 + max((SELECT ifnull(max(id), 0) FROM checkpoints), (SELECT ifnull(max(id), 0) FROM gone)), "
+    "?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_RESEAL = (
+    "UPDATE checkpoints SET session = ?, workflow = ?, status = ?, epoch = ?, meta = ? "
+    "WHERE name = ? AND stage = ?"
 )
 _META = f"CASE WHEN length(meta) <= {SMALL} THEN meta ELSE x'' END"  # no meta is that large
 
@@ -107,18 +114,13 @@ class Trios:
         with self._database.writing() as connection:
             if put.lease is not None:
                 put.lease.hold(connection)
-            former = _removed(connection, put.base)
-            stored: tuple[int | None, int, str]
-            if kept := former is not None and not placed and former.stage == put.stage:
-                stored = (former.body, former.size, former.parts)
-            else:
-                stored = (body.id, body.size, json.dumps(placed))
             claimed = (facts.session, facts.workflow, facts.status, facts.epoch)
-            row = (put.base, *claimed, put.stage, *stored, meta)
-            checkpoint = connection.execute(_INSERT, row).lastrowid
-            assert checkpoint is not None
-            if kept:
+            if not placed and connection.execute(_RESEAL, (*claimed, meta, put.base, put.stage)).rowcount:
                 return None
+            former = _removed(connection, put.base)
+            stored = (put.stage, body.id, body.size, json.dumps(placed), meta)
+            checkpoint = connection.execute(_INSERT, (put.base, *claimed, *stored)).lastrowid
+            assert checkpoint is not None
             body.settle(connection, checkpoint)
             return sqlite_chunks.forget(connection, former.body, former.size) if former else None
 
@@ -220,13 +222,21 @@ class Trios:
         filters = {"session": session, "workflow": workflow, "status": status}
         given = {column: value for column, value in filters.items() if value is not None}
         where = " AND ".join(f"{column} = :{column}" for column in given) or "TRUE"
-        index = "" if not given else f"INDEXED BY checkpoints_{'session' if session is not None else 'facts'}"
-        ids = f"SELECT id FROM checkpoints {index} WHERE {where} ORDER BY id DESC LIMIT :limit"
-        select = f"SELECT name, {_META} FROM checkpoints WHERE id IN ({ids}) ORDER BY id DESC"
+        values = {**given, "limit": max(limit, 0)}
         with self._database.reading() as connection:
             if connection is None:
                 return []
-            return connection.execute(select, {**given, "limit": max(limit, 0)}).fetchall()
+            if len(given) == 1 and session is None and limit <= _FIRST // 10:
+                # no index has these in the order of commits: all of a common status would be sorted
+                newest = f"SELECT * FROM checkpoints ORDER BY id DESC LIMIT {_FIRST}"
+                select = f"SELECT name, {_META} FROM ({newest}) WHERE {where} LIMIT :limit"
+                if len(found := connection.execute(select, values).fetchall()) == limit:
+                    return found
+            index = "session" if session is not None else "facts"
+            by = f"INDEXED BY checkpoints_{index}" if given else ""
+            ids = f"SELECT id FROM checkpoints {by} WHERE {where} ORDER BY id DESC LIMIT :limit"
+            select = f"SELECT name, {_META} FROM checkpoints WHERE id IN ({ids}) ORDER BY id DESC"
+            return connection.execute(select, values).fetchall()
 
     # --- within ------------------------------------------------------------------------
 
@@ -249,15 +259,20 @@ class _Row:
 
     body: int
     size: int
-    stage: str
-    parts: str
 
 
 def _removed(connection: sqlite3.Connection, base: str) -> _Row | None:
     """The row goes, and its body is still there; None if there is no such checkpoint."""
-    delete = "DELETE FROM checkpoints WHERE name = ? RETURNING coalesce(body, id), size, stage, parts"
+    delete = "DELETE FROM checkpoints WHERE name = ? RETURNING id, coalesce(body, id), size"
     found = connection.execute(delete, (base,)).fetchall()
-    return _Row(*found[0]) if found else None
+    if not found:
+        return None
+    checkpoint, body, size = found[0]
+    (newest,) = connection.execute("SELECT max(id) FROM checkpoints").fetchone()
+    if newest is None or newest < checkpoint:
+        connection.execute("INSERT OR IGNORE INTO gone VALUES (?)", (checkpoint,))
+        connection.execute("DELETE FROM gone WHERE id < (SELECT max(id) FROM gone)")
+    return _Row(body, size)
 
 
 class _Collector:

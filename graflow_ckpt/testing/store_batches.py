@@ -182,7 +182,8 @@ def _time(number: int) -> str:
 
 def _put_at(store: CheckpointStore, name: str, number: int, session: str = "s", **facts: str) -> str:
     said = {"created_at": _time(number), **facts}
-    return put_meta(store, name, meta_of("alone", session=session, facts=said))
+    stage = f"n{number}"  # the same would be the same checkpoint, sealed anew
+    return put_meta(store, name, meta_of(stage, session=session, facts=said), stage)
 
 
 def _newest(store: CheckpointStore, limit: int, **wanted: str) -> list[str]:

@@ -34,13 +34,14 @@ CheckpointManager.prune(KeepLast(2), store=sys.argv[1])
 """
 
 
-@pytest.fixture(params=["local", "redis", "objects", "postgres"])
+@pytest.fixture(params=["local", "sqlite", "redis", "objects", "postgres"])
 def store(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[CheckpointStore]:
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", trios.KEY)
-    if request.param == "local":
-        yield open_store(tmp_path / "checkpoints")
+    if request.param in ("local", "sqlite"):
+        folder = tmp_path / "checkpoints"
+        yield open_store(folder if request.param == "local" else f"sqlite:///{folder}.db")
         return
     if request.param == "postgres":
         monkeypatch.setenv("PGUSER", PostgresServer.user)  # its folder shows neither

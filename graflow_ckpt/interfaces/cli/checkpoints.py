@@ -1,6 +1,7 @@
 """`graflow-ckpt checkpoints`: list, show, verify. No pickle is opened, no value is shown.
 
-What deletes is in pruning.py and clearing.py, what counts in statistics.py, what copies in travelling.py.
+What deletes is in pruning.py and clearing.py, what counts in statistics.py, what copies in travelling.py,
+what looks after a database in care.py.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import click
 
 from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.interfaces.cli.care import backup, vacuum
 from graflow_ckpt.interfaces.cli.clearing import clear, delete
 from graflow_ckpt.interfaces.cli.configuration import fleet
 from graflow_ckpt.interfaces.cli.forking import fork
@@ -58,6 +60,8 @@ def command() -> None:
 
 
 for _command in (prune, delete, clear, stats, diff, bisect, fork, copy, export, import_, repair, sync):
+    command.add_command(_command)
+for _command in (backup, vacuum):
     command.add_command(_command)
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -241,6 +242,33 @@ def test_the_newest_are_found_by_what_their_metas_say(store: SqliteStore) -> Non
     assert found(session="s0", workflow="w0", status="paused") == [20, 0]
     assert found(session="s1", workflow="w0") == []
     assert store.newest(1)[0] == next(store.list())
+
+
+def test_the_newest_are_the_last_committed_whatever_the_clocks_said(store: SqliteStore) -> None:
+    for number, year in enumerate(("2026", "1970", "2099", "2025")):
+        created_at = f"{year}-01-01T00:00:00"
+        put(store, own_name(1, f"s{number}"), "one", session=f"s{number}", created_at=created_at)
+
+    assert [path for path, _ in store.newest(9)] == [path for path, _ in store.list()]
+    assert [path.partition("session_")[2][:2] for path, _ in store.newest(3)] == ["s3", "s2", "s1"]
+
+
+def test_what_is_rare_is_found_behind_many_others(store: SqliteStore) -> None:
+    """The newest thousand are looked through first, since what is common is among them."""
+    put(store, own_name(1), "one", workflow="old", status="paused")
+    put(store, own_name(2), "one", workflow="new", status="running")
+    with closing(sqlite3.connect(store.file)) as connection, connection:
+        columns = "session, workflow, status, epoch, stage, body, size, parts, meta"
+        copy = f"INSERT INTO checkpoints (name, {columns}) SELECT ?, {columns} FROM checkpoints WHERE id = 2"
+        connection.executemany(copy, [(own_name(number)[:-4],) for number in range(3, 1500)])
+
+    def found(limit: int, **filters: str) -> list[str]:
+        return [path.rpartition("/")[2] for path, _ in store.newest(limit, **filters)]
+
+    assert found(1, status="paused") == found(60, workflow="old") == [own_name(1)]
+    assert found(2, status="running") == found(2, workflow="new") == [own_name(1499), own_name(1498)]
+    assert len(found(2000, status="running")) == 1498
+    assert found(5, status="none") == []
 
 
 def test_many_are_deleted_at_once_and_counted(store: SqliteStore) -> None:

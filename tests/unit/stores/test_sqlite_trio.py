@@ -93,8 +93,9 @@ def test_a_meta_that_is_put_again_and_again_keeps_the_parts_until_they_go(
     for number in range(3):
         meta = json.dumps({"session_id": "s", "stage": "1", "sealed": number}).encode()
         store.put(path, [("meta.json", lambda sink, meta=meta: sink.write(meta))], lease=None, stage="1")
-        put(store, f"other{number}", "2")  # takes the next id
+        put(store, f"other{number}", "2")
 
+    assert [path.rpartition("/")[2] for path, _ in store.newest(9)] == ["other2", "other1", "other0", "best"]
     assert store.meta(path) == meta
     assert read(store, path) == ("1", b"1" * size, b"1")
     assert set(before) < set(ask(store, "SELECT id, bytes FROM chunks"))
@@ -135,6 +136,25 @@ def test_deleting_takes_all_of_it_away(store: SqliteStore, size: int) -> None:
     with pytest.raises(CheckpointNotFound):
         store.meta(path)
     assert ask(store, "SELECT (SELECT count(*) FROM chunks), (SELECT count(*) FROM loose)") == [(0, 0)]
+
+
+def test_no_id_is_used_twice_whichever_checkpoint_goes(store: SqliteStore) -> None:
+    """Else whoever still reads the one that is gone would read the new one's bytes."""
+    seen: list[object] = []
+
+    def ids() -> list[tuple[object, ...]]:
+        return ask(store, "SELECT id FROM checkpoints ORDER BY id")
+
+    for turn in range(3):
+        paths = [put(store, f"n{number}", str(turn)) for number in range(3)]
+        seen += ids()
+        put(store, "n2", "again")  # the newest takes its own place
+        seen += ids()[-1:]
+        store.delete(paths[2])
+        assert store.delete_many(paths) == 2
+
+    assert len(seen) == len(set(seen)) == 12
+    assert ask(store, "SELECT count(*) FROM gone") == [(1,)]
 
 
 @pytest.mark.parametrize("anew", [True, False])

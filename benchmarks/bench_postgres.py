@@ -81,8 +81,8 @@ def parts(values: bytes) -> Parts:
     fields = {"session_id": SESSION, "workflow": "train", "status": "running", "stage": "s"}
     cut = len(values) - 2 * META
     whole = {"pkl": values[:cut], "state.json": values[cut:-META]}
-    return [*((part, writer(data)) for part, data in whole.items()),
-            ("meta.json", writer(json.dumps(fields).encode().ljust(META)))]  # fmt: skip
+    whole["meta.json"] = json.dumps(fields).encode().ljust(META)
+    return [(part, writer(data)) for part, data in whole.items()]
 
 
 def put(ready: Parts) -> str:

@@ -1,7 +1,8 @@
 """A Lua script that a server runs: sent by its digest, loaded where it is not known.
 
 Promise: a call is sent once; it is sent again only where the server has certainly not run it
-(it did not know the script, or the key's slot is served by another node).
+(it did not know the script, or the key's slot is served by another node). `together` is for what may
+be run twice: several calls and commands in one round trip.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from graflow_ckpt.links.library import redis, theirs
 from graflow_ckpt.links.routes import Route
 
 Argument = bytes | str | int | float | bytearray | memoryview
+Step = tuple["Script | None", Sequence[Key], Sequence[Argument]]  # a call; without a script, plain words
 
 _REDIRECTS = 5
 
@@ -43,17 +45,58 @@ class Script:
                 raise taken(self._address, keys, self.types, client.type) from error
             raise in_our_words(error, self._address) from error
 
+    def words(self, keys: Sequence[Key], args: Sequence[Argument], *, whole: bool) -> list[Argument]:
+        """The call as a command; `whole`: with the text of the script."""
+        head: list[Argument] = ["EVAL", self.source] if whole else ["EVALSHA", self.sha]
+        return [*head, len(keys), *keys, *args]
+
     def _run(self, keys: Sequence[Key], args: Sequence[Argument]) -> Any:
         for _ in range(_REDIRECTS):
             client = self._route.client_for(keys[0] if keys else None)
             try:
-                return client.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)
+                return client.execute_command(*self.words(keys, args, whole=False))
             except theirs.NoScriptError:
                 # not SCRIPT LOAD and then the call: between the two it could be forgotten again
-                return client.execute_command("EVAL", self.source, len(keys), *keys, *args)
+                return client.execute_command(*self.words(keys, args, whole=True))
             except theirs.MovedError:
                 self._route.forget()
-        return client.execute_command("EVALSHA", self.sha, len(keys), *keys, *args)
+        return client.execute_command(*self.words(keys, args, whole=False))
 
     def __repr__(self) -> str:
         return f"Script({self.sha[:8]})"
+
+
+def together(route: Route, address: str, steps: Sequence[Step]) -> list[Any]:
+    """What the steps come to, in one round trip to the server that has the keys of the last one.
+
+    All of them are sent again if that server does not know a script, or has the keys no more, so each has to
+    be one that may be run twice. An error of one step is in its place, in our words; the others are run.
+    """
+    whole = False
+    for _ in range(_REDIRECTS):
+        try:
+            client = route.client_for(steps[-1][1][0])
+            line = client.pipeline(transaction=False)
+            for script, keys, args in steps:
+                words = args if script is None else script.words(keys, args, whole=whole)
+                line.execute_command(*words)
+            replies: list[Any] = line.execute(raise_on_error=False)
+        except (redis.RedisError, theirs.RedisClusterException) as error:
+            raise in_our_words(error, address) from error
+        if any(isinstance(reply, theirs.MovedError) for reply in replies):
+            route.forget()
+        elif not whole and any(isinstance(reply, theirs.NoScriptError) for reply in replies):
+            whole = True
+        else:
+            break
+    return [
+        _complaint(reply, step, address, client.type) if isinstance(reply, redis.RedisError) else reply
+        for reply, step in zip(replies, steps, strict=True)
+    ]
+
+
+def _complaint(error: redis.RedisError, step: Step, address: str, type_of: Any) -> Exception:
+    script, keys, _ = step
+    if script is not None and code_of(error) == "WRONGTYPE":
+        return taken(address, keys, script.types, type_of)
+    return in_our_words(error, address)

@@ -44,7 +44,7 @@ from graflow_ckpt.stores.redis_names import (
     target_of,
 )
 from graflow_ckpt.stores.redis_scripts import Scripts
-from graflow_ckpt.stores.redis_trio import Put, Trios
+from graflow_ckpt.stores.redis_trio import SYNCS, Put, Trios, syncs
 
 _logger = logging.getLogger(__name__)
 
@@ -139,8 +139,7 @@ class RedisStore:
                     session=mine.session,
                 )
         with _refusing(path):
-            self.synced = self._syncs(target.keys)
-            self._all.trios.write(Put(target, mine, stage), parts)
+            self.synced = self._all.trios.write(Put(target, mine, stage), parts)
 
     def open(self, path: str, part: str, stage: str) -> ChunkSource:
         return self._all.trios.open_part(self._target(path), part, stage)
@@ -216,18 +215,11 @@ class RedisStore:
             return self._opened
 
     def _syncs(self, keys: Keys) -> bool:
-        """Whether what the server confirms is on its disk.
-
-        WAITAOF is not asked: from Redis 7.4 to its mending in 2025, and in Valkey 9.1 still, it confirms
-        under `everysec` what no sync has reached.
-        """
         with translated(self.folder):
             try:
-                found = self._all.link.route.client_for(keys.metas).config_get("*append*")
+                return syncs(self._all.link.route.client_for(keys.metas).execute_command(*SYNCS))
             except ResponseError:
-                return False  # hosted servers commonly do not let anybody look
-        kept = (found.get("appendonly"), found.get("appendfsync"), found.get("no-appendfsync-on-rewrite"))
-        return kept == ("yes", "always", "no")
+                return False
 
     def _target(self, path: str) -> Target:
         if "://" not in path:

@@ -2,11 +2,14 @@
 
     graflow:ck:{tag}:chunk:{nonce}:{part}:{n}        a string of at most CHUNK bytes
 
-Promise: chunks are written in order, and each expires unless a commit makes it stay. A chunk that
-is gone when it is read is `CheckpointCorrupt`: a newer checkpoint may have taken its place.
+Promise: chunks are written in order, and each expires unless a commit makes it stay. The last one is kept
+for the commit, so that a small checkpoint is one round trip. A chunk that is gone when it is read is
+`CheckpointCorrupt`: a newer checkpoint may have taken its place.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from graflow_ckpt.core.errors import CheckpointCorrupt
 from graflow_ckpt.core.protocols import Buffer
@@ -18,50 +21,64 @@ LIFE = 3600  # seconds; a save that takes longer fails, and what a dead writer h
 
 
 class ChunkSink:
-    """Takes bytes, writes chunks. `prefix`: what comes before the number of one."""
+    """Takes bytes, writes full chunks once there are more. `prefix`: what comes before the number of one.
 
-    __slots__ = ("_link", "_pending", "_prefix", "count", "keys", "size")
+    `first` is called before a chunk is written.
+    """
 
-    def __init__(self, link: RedisLink, prefix: str) -> None:
-        self._link, self._prefix = link, prefix
-        self._pending = bytearray()
+    __slots__ = ("_first", "_link", "_prefix", "keys", "size", "tail", "written")
+
+    def __init__(self, link: RedisLink, prefix: str, first: Callable[[], None]) -> None:
+        self._link, self._prefix, self._first = link, prefix, first
+        self.tail = bytearray()  # the last chunk, which is not written; nothing if there is none
         self.keys: list[str] = []
-        self.count = 0
+        self.written = 0
         self.size = 0
 
+    @property
+    def count(self) -> int:
+        return self.written + bool(self.tail)
+
+    @property
+    def tail_key(self) -> str:
+        return f"{self._prefix}{self.written}"
+
     def write(self, data: Buffer, /) -> int:
+        if type(data) is bytes and len(self.tail) + len(data) <= CHUNK:  # as of most checkpoints
+            self.tail += data
+            self.size += len(data)
+            return len(data)
         with memoryview(data) as given, given.cast("B") as view:
             at = 0
             while at < len(view):
-                taken = view[at : at + CHUNK - len(self._pending)]
-                self._pending += taken
-                at += len(taken)
-                taken.release()
-                if len(self._pending) == CHUNK:
-                    self.flush()
+                if len(self.tail) == CHUNK:
+                    self._flush()
+                with view[at : at + CHUNK - len(self.tail)] as taken:
+                    self.tail += taken
+                    at += len(taken)
             self.size += len(view)
             return len(view)
 
-    def flush(self) -> None:
-        if self._pending:
-            key = f"{self._prefix}{self.count}"
-            self.keys.append(key)  # before it is there: a write whose reply is lost is withdrawn, too
-            with translated(self._link.address):
-                self._link.route.client_for(key).set(key, bytes(self._pending), ex=LIFE)
-            self.count += 1
-            self._pending = bytearray()
+    def _flush(self) -> None:
+        self._first()
+        key = self.tail_key
+        self.keys.append(key)  # before it is there: a write whose reply is lost is withdrawn, too
+        with translated(self._link.address):
+            self._link.route.client_for(key).set(key, bytes(self.tail), ex=LIFE)
+        self.written += 1
+        self.tail = bytearray()
 
 
 class ChunkSource:
-    """Reads chunks one after the other."""
+    """Reads chunks one after the other. `first`: the first one, if it is there already."""
 
     __slots__ = ("_at", "_chunk", "_link", "_next", "_prefix", "path", "size")
 
-    def __init__(self, link: RedisLink, prefix: str, size: int, path: str) -> None:
+    def __init__(self, link: RedisLink, prefix: str, size: int, path: str, first: bytes = b"") -> None:
         self._link, self._prefix = link, prefix
-        self._chunk = b""
+        self._chunk = first
         self._at = 0  # of what has been handed out of the chunk
-        self._next = 0
+        self._next = 1 if first else 0
         self.size = size
         self.path = path
 

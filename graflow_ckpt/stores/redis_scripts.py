@@ -7,15 +7,17 @@ repeat one whose reply was lost. Not here: what the scripts do; each says so at 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.links.complaints import Key
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.links.scripts import Argument, Script
+from graflow_ckpt.links.scripts import Argument, Script, Step, together
+
+T = TypeVar("T")
 
 PATIENCE = 5.0  # seconds within which a server that was lost must be back
 _PAUSE = 0.05
@@ -55,11 +57,26 @@ class Scripts:
 
     def sure(self, name: str, keys: Sequence[Key], args: Sequence[Argument] = ()) -> Any:
         """Call it again if the server was lost, for some seconds."""
-        deadline = time.monotonic() + PATIENCE
-        while True:
-            try:
-                return self[name](keys, args)
-            except ServerGone:
-                if time.monotonic() > deadline:
-                    raise
-            time.sleep(_PAUSE)
+        return _patient(lambda: self[name](keys, args))
+
+    def sure_together(self, steps: Sequence[Step]) -> list[Any]:
+        """The same for several steps in one round trip. The reply of the last one is none that may pass."""
+
+        def ask() -> list[Any]:
+            replies = together(self._link.route, self._link.address, steps)
+            if isinstance(replies[-1], ServerGone):
+                raise replies[-1]
+            return replies
+
+        return _patient(ask)
+
+
+def _patient(ask: Callable[[], T]) -> T:
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        try:
+            return ask()
+        except ServerGone:
+            if time.monotonic() > deadline:
+                raise
+        time.sleep(_PAUSE)

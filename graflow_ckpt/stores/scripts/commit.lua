@@ -2,7 +2,7 @@
 -- KEYS  fence: hash; metas: hash path -> meta; records: hash path -> record;
 --       index: zset path -> microseconds; staging: hash nonce -> …
 -- ARGV  field of the fence or nothing, epoch, path, nonce, meta, prefix of chunks,
---       then per part its name, stage, size, number of chunks
+--       then per part its name, stage, size, number of chunks, and its last chunk, or nothing if that is there
 -- gives OK; FENCED if the session is not ours; or the name of a part that is not all there
 -- Chunk keys are built here from the prefix: they are in the slot of the others, and those of the former
 -- record are known to nobody else.
@@ -16,18 +16,26 @@ if record.nonce == nonce then -- the reply to this very commit was lost
     return 'OK'
 end
 local parts, gone = record.parts, {}
-for at = 7, #ARGV, 4 do
-    local part, count = ARGV[at], tonumber(ARGV[at + 3])
-    for n = 0, count - 1 do
-        if redis.call('EXISTS', prefix .. nonce .. ':' .. part .. ':' .. n) == 0 then
-            return part
+local function key(part, n)
+    return prefix .. nonce .. ':' .. part .. ':' .. n
+end
+for at = 7, #ARGV, 5 do
+    local staged = tonumber(ARGV[at + 3]) - (ARGV[at + 4] == '' and 0 or 1)
+    for n = 0, staged - 1 do
+        if redis.call('EXISTS', key(ARGV[at], n)) == 0 then
+            return ARGV[at]
         end
     end
 end
-for at = 7, #ARGV, 4 do
+for at = 7, #ARGV, 5 do -- the first write is one that a full server refuses: after it, nothing is refused
+    if ARGV[at + 4] ~= '' then
+        redis.call('SET', key(ARGV[at], ARGV[at + 3] - 1), ARGV[at + 4])
+    end
+end
+for at = 7, #ARGV, 5 do
     local part, count = ARGV[at], tonumber(ARGV[at + 3])
-    for n = 0, count - 1 do
-        redis.call('PERSIST', prefix .. nonce .. ':' .. part .. ':' .. n)
+    for n = 0, count - (ARGV[at + 4] == '' and 1 or 2) do
+        redis.call('PERSIST', key(part, n))
     end
     if parts[part] then
         gone[part] = parts[part]

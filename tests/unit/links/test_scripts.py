@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
-from graflow_ckpt.core.errors import ServerError, ServerGone
+from graflow_ckpt.core.errors import KeyTaken, ServerError, ServerGone
 from graflow_ckpt.links.redis import open_link
+from graflow_ckpt.links.scripts import Step, together
 from tests.proxy import Proxy
 from tests.servers import Server, start_cluster
 
@@ -95,4 +96,48 @@ def test_a_script_runs_on_the_node_that_has_the_key_and_follows_it() -> None:
         assert first.ask("GET", key) == b"1"
         link.client.set(key, "9")
         assert count([key.encode()]) == 10
+        link.close()
+
+
+def test_steps_that_go_together_are_run_again_with_a_script_that_was_not_known(redis_url: str) -> None:
+    link = open_link(redis_url)
+    script = link.script(COUNT)
+    steps: list[Step] = [(None, (), ["SET", "x", b"1"]), (script, ["n"], ())]
+
+    assert together(link.route, link.address, steps) == [True, 1]
+    link.client.script_flush()
+    assert together(link.route, link.address, [*steps, (script, ["n"], ())]) == [True, 2, 3]
+    link.close()
+
+
+def test_what_is_wrong_with_one_step_is_in_its_place_and_the_others_are_run(redis_url: str) -> None:
+    link = open_link(redis_url)
+    link.client.set("text", b"x")
+    counted = link.script("return redis.call('hincrby', KEYS[1], 'n', 1)", ["hash"])
+    steps: list[Step] = [
+        (None, (), ["NOSUCH", "x"]),
+        (counted, ["text"], ()),
+        (link.script(COUNT), ["n"], ()),
+    ]
+
+    unknown, wrong, done = together(link.route, link.address, steps)
+
+    assert isinstance(unknown, ServerError)
+    assert isinstance(wrong, KeyTaken)
+    assert "is a string, not a hash" in str(wrong)
+    assert done >= 1  # twice if one of the scripts was not known
+    link.close()
+
+
+def test_steps_whose_reply_is_lost_say_so(redis_server: Server, redis_url: str) -> None:
+    with Proxy(redis_server) as proxy:
+        link = open_link(proxy.url)
+        script = link.script(COUNT)
+        script(["n"])
+        proxy.drop_next_reply(b"EVALSHA")
+
+        with pytest.raises(ServerGone):
+            together(link.route, link.address, [(None, (), ["PING"]), (script, ["n"], ())])
+
+        assert redis_server.ask("GET", "n") == b"2"
         link.close()

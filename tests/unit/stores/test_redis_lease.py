@@ -20,6 +20,7 @@ from graflow_ckpt.core.errors import BadSessionId, Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Line
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores.redis import RedisStore
+from graflow_ckpt.stores.redis_chunks import CHUNK
 from tests.proxy import Proxy
 from tests.servers import Server
 from tests.unit.stores.redis_trios import own_name, parts, put
@@ -197,15 +198,13 @@ def test_a_released_lease_is_of_no_use(store: RedisStore) -> None:
         put(store, own_name(), "one", lease)
 
 
+@pytest.mark.parametrize("size", [1, 1 << 17, CHUNK], ids=["small", "large", "chunks"])
 @pytest.mark.parametrize("name", [own_name(), "best"])
-def test_who_was_fenced_puts_nothing(name: str, store: RedisStore, redis_server: Server) -> None:
+def test_who_was_fenced_puts_nothing(name: str, size: int, store: RedisStore, redis_server: Server) -> None:
     old, new = store.acquire("s"), store.acquire("s", take_over=True)
 
-    def never(sink: object) -> None:
-        raise AssertionError("pickled for nothing")
-
     with pytest.raises(Fenced):
-        store.put(f"redis://{name}", [("pkl", never), ("meta.json", never)], lease=old, stage="one")
+        put(store, name, "one", old, size=size)
 
     assert list(store.list()) == []
     assert [key for key in redis_server.ask("KEYS", "*") if b":chunk:" in key] == []

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import timedelta
@@ -32,6 +32,7 @@ from graflow_ckpt.stores import objects_bucket, open_store_of
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.objects_chunks import CHUNK
+from graflow_ckpt.stores.objects_errors import shown
 from graflow_ckpt.stores.objects_put import INLINE, SMALL
 from tests.object_servers import ObjectServer
 from tests.proxy import Proxy
@@ -435,7 +436,7 @@ def test_an_option_that_does_not_exist_is_refused() -> None:
 def test_signatures_in_what_the_library_says_are_not_shown() -> None:
     said = "Error performing PUT https://u:hunter2@h/c/x?sig=hunter2&se=1 in 3s\n\nDebug source:\nhunter2"
 
-    assert objects_bucket.shown(said) == "Error performing PUT https://h/c/x in 3s"
+    assert shown(said) == "Error performing PUT https://h/c/x in 3s"
 
 
 @pytest.fixture
@@ -457,6 +458,42 @@ def test_a_server_that_is_back_in_time_was_not_missed(object_server: ObjectServe
 
     assert read(store, own_name()) == ("one", b"x" * (CHUNK + 1), b"one")
     lease.release()
+
+
+def test_readers_wait_for_a_server_that_is_lost(object_server: ObjectServer, proxy: Proxy) -> None:
+    store = ObjectStore(object_server.at("readers-wait", proxy.port))
+    path = put(store, own_name(), "one", size=LARGE)
+    asked: list[Callable[[], object]] = [
+        lambda: names(store, "s"),
+        lambda: names(store),
+        lambda: store.meta(path),
+        lambda: all_of(store.open(path, "pkl", "one")),
+        lambda: store._all.bucket.now(),
+    ]
+    for ask in asked:
+        proxy.refuse()
+        Timer(0.1, proxy.resume).start()
+
+        assert ask()
+
+
+def test_a_listing_that_is_cut_off_goes_on_where_it_was(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = store._all.bucket
+    for letter in "abcde":
+        bucket.put(f"x/{letter}", b"")
+    pages = bucket._pages
+
+    def cut_off(prefix: str, after: str | None) -> Iterator[Sequence[object]]:
+        page = next(pages(prefix, after))
+        yield page[:2]
+        if len(page) > 2:
+            raise ServerGone("it went")
+
+    monkeypatch.setattr(bucket, "_pages", cut_off)
+
+    assert keys(store, "x") == [f"x/{letter}" for letter in "abcde"]
 
 
 def test_what_is_large_may_take_its_time_where_what_is_small_is_given_up(

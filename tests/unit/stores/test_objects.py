@@ -37,6 +37,7 @@ from graflow_ckpt.stores.objects_put import INLINE, SMALL
 from tests.object_servers import ObjectServer
 from tests.proxy import Proxy
 from tests.servers import free_port
+from tests.unit.stores.interruptions import happening
 from tests.unit.stores.redis_trios import all_of, own_name, parts, put, read
 
 ROOT = Path(__file__).parents[3]
@@ -201,6 +202,25 @@ def test_a_meta_that_is_gone_is_listed_as_damaged(store: ObjectStore) -> None:
     assert list(store.list("s")) == [(path, b"")]
     with pytest.raises(CheckpointCorrupt, match="lacks bytes"):
         store.meta(path)
+
+
+def test_what_is_written_anew_while_it_is_listed_is_listed_as_it_is_now(
+    store: ObjectStore, objects_url: str
+) -> None:
+    other, far = ObjectStore(objects_url), "x" * SMALL  # a meta that has to be fetched
+    changes: dict[str, tuple[Callable[[], object], list[str]]] = {
+        "written anew": (lambda: put(other, "best", "two", note=far), ["two"]),
+        "deleted": (lambda: other.delete("best"), []),
+        "of another session": (lambda: put(other, "best", "two", session="t", note=far), []),
+    }
+    for change, found in changes.values():
+        put(store, "best", "one", note=far)
+
+        with happening(store, 2, change) as point:  # its record is known, and its meta not yet
+            listed = [json.loads(raw)["stage"] for _, raw in store.list("s")]
+
+        assert point.happened
+        assert listed == found
 
 
 # --- parts -----------------------------------------------------------------------------
@@ -470,11 +490,13 @@ def test_readers_wait_for_a_server_that_is_lost(object_server: ObjectServer, pro
         lambda: all_of(store.open(path, "pkl", "one")),
         lambda: store._all.bucket.now(),
     ]
-    for ask in asked:
+    with ThreadPoolExecutor(len(asked)) as threads:
         proxy.refuse()
-        Timer(0.1, proxy.resume).start()
+        Timer(0.6, proxy.resume).start()  # longer than the client itself goes on asking
 
-        assert ask()
+        answers = [thread.result() for thread in [threads.submit(ask) for ask in asked]]
+
+    assert all(answers)
 
 
 def test_a_listing_that_is_cut_off_goes_on_where_it_was(
@@ -596,6 +618,7 @@ def test_a_forked_child_is_told_and_does_not_hang(objects_url: str) -> None:
 import os
 from graflow_ckpt.core.errors import CheckpointError, Fenced
 from graflow_ckpt.stores.objects import ObjectStore
+from tests.unit.stores.interruptions import happening
 from tests.unit.stores.redis_trios import put, read
 store = ObjectStore({objects_url!r})
 lease = store.acquire("s")
@@ -633,6 +656,7 @@ print(read(store, "best")[0])
 def test_readers_see_whole_checkpoints_while_they_are_written_anew(store: ObjectStore) -> None:
     program = f"""
 from graflow_ckpt.stores.objects import ObjectStore
+from tests.unit.stores.interruptions import happening
 from tests.unit.stores.redis_trios import put
 store = ObjectStore({store.url + "?" + "&".join(f"{k}={v}" for k, v in store._place.options.items())!r})
 for n in range(30):

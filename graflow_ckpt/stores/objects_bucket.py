@@ -12,43 +12,23 @@ Not here: what the objects mean.
 from __future__ import annotations
 
 import os
-import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeVar
 
-from graflow_ckpt.core.errors import (
-    BadAddress,
-    CheckpointError,
-    ServerError,
-    ServerGone,
-    ServerTooOld,
-)
+from graflow_ckpt.core.errors import ServerError, ServerGone, ServerTooOld
 from graflow_ckpt.core.protocols import Buffer
-from graflow_ckpt.stores.objects_errors import no_bucket, shown, translated
-from graflow_ckpt.stores.objects_library import AzureStore, GCSStore, S3Store, obstore, theirs
+from graflow_ckpt.stores.objects_clients import SMALL, client_for
+from graflow_ckpt.stores.objects_errors import no_bucket, translated
+from graflow_ckpt.stores.objects_library import obstore, theirs
 from graflow_ckpt.stores.objects_names import Place
 
 PATIENCE = 5.0  # seconds within which a server that was lost must be back
 _PAUSE = 0.1
-_CLASSES: Mapping[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
-_CLIENT = {
-    "allow_http": True,  # whoever names an endpoint with http:// means it
-    "connect_timeout": timedelta(seconds=5),
-}
-_SMALL = 256 << 10  # bytes; what is larger may take its time on a slow line
-_QUICK = {"read_timeout": timedelta(seconds=15), "timeout": timedelta(seconds=60)}
-_PATIENT = {"read_timeout": timedelta(minutes=2), "timeout": timedelta(minutes=10)}
-_RETRIES: Any = {
-    "max_retries": 2,
-    "retry_timeout": timedelta(seconds=PATIENCE),
-    "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=1)},
-}
 _honouring: set[tuple[object, ...]] = set()  # buckets that have shown that they do
-_used_by = 0  # the process whose threads answer for every client
 
 _T = TypeVar("_T")
 
@@ -81,15 +61,16 @@ class Bucket:
         self.address = str(place)
         self._place = place
         self._clients: dict[bool, Any] = {}  # the three classes have no common one
+        self._process = 0
+        self._prefix = f"{place.prefix}/" if place.prefix else ""
         self._which = place.scheme, place.bucket, tuple(sorted(place.options.items()))
         self._answered = False
-        self._mutex = threading.Lock()
 
     # --- reading -----------------------------------------------------------------------
 
     def get(self, key: str) -> Found | None:
         def ask() -> Found:
-            found = obstore.get(self._it, key)
+            found = obstore.get(self._it, self._prefix + key)
             meta = found.meta
             return Found(bytes(found.bytes()), _tag(meta), meta["last_modified"])
 
@@ -99,13 +80,15 @@ class Bucket:
         """A piece of an object that is at least that long."""
 
         def ask() -> Buffer:
-            return memoryview(obstore.get_range(self._for(length), key, start=start, length=length))
+            return memoryview(
+                obstore.get_range(self._for(length), self._prefix + key, start=start, length=length)
+            )
 
         return self._found(ask)
 
     def written_at(self, key: str) -> datetime | None:
         def ask() -> datetime:
-            at: datetime = obstore.head(self._it, key)["last_modified"]
+            at: datetime = obstore.head(self._it, self._prefix + key)["last_modified"]
             return at
 
         return self._found(ask)
@@ -118,7 +101,7 @@ class Bucket:
                 for page in self._pages(prefix, last):
                     for meta in page:
                         last = meta["path"]
-                        yield Entry(last, meta["last_modified"], meta["size"])
+                        yield Entry(last.removeprefix(self._prefix), meta["last_modified"], meta["size"])
                 return
             except ServerGone:
                 if patience.over():
@@ -126,7 +109,7 @@ class Bucket:
 
     def _pages(self, prefix: str, after: str | None) -> Iterator[Sequence[Any]]:
         with translated(self.address):
-            stream = iter(obstore.list(self._it, prefix, offset=after, chunk_size=1000))
+            stream = iter(obstore.list(self._it, self._prefix + prefix, offset=after, chunk_size=1000))
         while True:
             with translated(self.address):
                 page = next(stream, None)
@@ -170,7 +153,7 @@ class Bucket:
             return
         try:
             with translated(self.address):
-                obstore.delete(self._it, list(keys))
+                obstore.delete(self._it, [self._prefix + key for key in keys])
         except FileNotFoundError:
             if len(keys) > 1:  # some services stop at the first that is missing
                 for key in keys:
@@ -241,44 +224,18 @@ class Bucket:
 
     def _for(self, size: int) -> Any:
         """The client for requests that move so many bytes."""
-        global _used_by
-        if _used_by not in (0, os.getpid()):  # its threads are not in the child, and a call would never end
-            raise CheckpointError(
-                f"{self.address} cannot be used: an object store was in use when this process was forked.",
-                hint="Start processes with spawn or forkserver, or fork before a bucket is used.",
-                store=self.address,
-            )
-        large = size > _SMALL
-        with self._mutex:
-            if large not in self._clients:
-                _used_by = os.getpid()
-                self._clients[large] = self._open(_PATIENT if large else _QUICK)
+        large = size > SMALL
+        if self._process != os.getpid() or large not in self._clients:
+            self._clients[large] = client_for(self._place, size)
+            self._process = os.getpid()
         return self._clients[large]
-
-    def _open(self, timeouts: Mapping[str, timedelta]) -> Any:
-        place = self._place
-        options: dict[str, Any] = dict(place.options)
-        if place.scheme == "s3":
-            options["conditional_put"] = "etag"
-        try:
-            return _CLASSES[place.scheme](
-                place.bucket,
-                prefix=place.prefix or None,
-                client_options={**_CLIENT, **timeouts},
-                retry_config=_RETRIES,
-                **options,
-            )
-        except (theirs.BaseError, ValueError, TypeError) as error:
-            raise BadAddress(
-                f"{self.address} cannot be opened: {shown(str(error))}.",
-                hint="Check what follows the ? of its address, and the settings in the environment.",
-                address=self.address,
-            ) from error
 
     def _put(self, key: str, data: Buffer, mode: Any) -> Tag:
         try:
             with translated(self.address):
-                said = obstore.put(self._for(len(data)), key, data, mode=mode, use_multipart=False)
+                said = obstore.put(
+                    self._for(len(data)), self._prefix + key, data, mode=mode, use_multipart=False
+                )
             self._answered = True
             return _tag(said)
         except FileNotFoundError as error:

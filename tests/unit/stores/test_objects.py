@@ -28,7 +28,7 @@ from graflow_ckpt.core.errors import (
     ServerTooOld,
 )
 from graflow_ckpt.core.protocols import CheckpointStore, Sink
-from graflow_ckpt.stores import objects_bucket, open_store_of
+from graflow_ckpt.stores import objects_bucket, objects_clients, open_store_of
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.objects_chunks import CHUNK
@@ -107,6 +107,28 @@ def test_prefixes_are_stores_of_their_own(store: ObjectStore, object_server: Obj
     put(store, "best", "one")
 
     assert names(ObjectStore(object_server.url)) == []
+
+
+def test_a_bucket_may_be_a_store_without_a_prefix(object_server: ObjectServer, objects_url: str) -> None:
+    whole = ObjectStore(f"{object_server.scheme}://bucket?{objects_url.partition('?')[2]}")
+    path = put(whole, "in-the-root", "one", size=LARGE)
+
+    assert path == f"{object_server.scheme}://bucket/in-the-root"
+    assert read(whole, path) == ("one", b"one" * LARGE, b"one")
+    assert "in-the-root" in names(whole)
+    assert "data/@" in {key.rpartition("/")[0].rpartition("/")[0] for key in keys(whole, "data")}
+    assert whole.delete(path) is True
+
+
+def test_stores_in_one_bucket_share_their_clients_unless_the_environment_has_changed(
+    store: ObjectStore, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = store._all.bucket, ObjectStore(object_server.url)._all.bucket
+
+    assert mine._for(0) is other._for(0)
+    assert mine._for(0) is not mine._for(CHUNK)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "of somebody else")
+    assert ObjectStore(object_server.url)._all.bucket._for(0) is not mine._for(0)
 
 
 def test_what_is_not_there_is_not_found(store: ObjectStore) -> None:
@@ -522,7 +544,7 @@ def test_what_is_large_may_take_its_time_where_what_is_small_is_given_up(
     object_server: ObjectServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(objects_bucket, "PATIENCE", 0)
-    monkeypatch.setitem(objects_bucket._QUICK, "read_timeout", timedelta(seconds=0.2))
+    monkeypatch.setitem(objects_clients.QUICK, "read_timeout", timedelta(seconds=0.2))
     store = ObjectStore(object_server.at("slow-line", proxy.port))
     bucket = store._all.bucket
     bucket.put("large", b"x" * CHUNK)

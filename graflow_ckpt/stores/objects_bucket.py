@@ -12,47 +12,25 @@ Not here: what the objects mean.
 from __future__ import annotations
 
 import os
-import re
-import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
+from typing import Any, TypeVar
 
-from graflow_ckpt.core.errors import (
-    BadAddress,
-    CheckpointError,
-    ServerError,
-    ServerGone,
-    ServerRefuses,
-    ServerTooOld,
-)
+from graflow_ckpt.core.errors import ServerError, ServerGone, ServerTooOld
 from graflow_ckpt.core.protocols import Buffer
-from graflow_ckpt.stores.objects_library import AzureStore, GCSStore, S3Store, obstore, theirs
+from graflow_ckpt.stores.objects_clients import SMALL, client_for
+from graflow_ckpt.stores.objects_errors import no_bucket, translated
+from graflow_ckpt.stores.objects_library import obstore, theirs
 from graflow_ckpt.stores.objects_names import Place
 
 PATIENCE = 5.0  # seconds within which a server that was lost must be back
 _PAUSE = 0.1
-_CLASSES: Mapping[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
-_CLIENT = {
-    "allow_http": True,  # whoever names an endpoint with http:// means it
-    "connect_timeout": timedelta(seconds=5),
-}
-_SMALL = 256 << 10  # bytes; what is larger may take its time on a slow line
-_QUICK = {"read_timeout": timedelta(seconds=15), "timeout": timedelta(seconds=60)}
-_PATIENT = {"read_timeout": timedelta(minutes=2), "timeout": timedelta(minutes=10)}
-_RETRIES: Any = {
-    "max_retries": 2,
-    "retry_timeout": timedelta(seconds=PATIENCE),
-    "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=1)},
-}
-_NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|bucket does not exist", re.IGNORECASE)
 _honouring: set[tuple[object, ...]] = set()  # buckets that have shown that they do
-_used_by = 0  # the process whose threads answer for every client
-_STATUS = re.compile(r"status code: (\d{3})")
+
+_T = TypeVar("_T")
 
 Tag = dict[str, str]
 """One state of an object, as the bucket tells it from others."""
@@ -83,52 +61,68 @@ class Bucket:
         self.address = str(place)
         self._place = place
         self._clients: dict[bool, Any] = {}  # the three classes have no common one
-        self._mutex = threading.Lock()
+        self._process = 0
+        self._prefix = f"{place.prefix}/" if place.prefix else ""
+        self._which = place.scheme, place.bucket, tuple(sorted(place.options.items()))
+        self._answered = False
 
     # --- reading -----------------------------------------------------------------------
 
     def get(self, key: str) -> Found | None:
-        try:
-            with self._translated():
-                found = obstore.get(self._it, key)
-                meta = found.meta
-                return Found(bytes(found.bytes()), _tag(meta), meta["last_modified"])
-        except FileNotFoundError:
-            return None
+        def ask() -> Found:
+            found = obstore.get(self._it, self._prefix + key)
+            meta = found.meta
+            return Found(bytes(found.bytes()), _tag(meta), meta["last_modified"])
+
+        return self._found(ask)
 
     def get_range(self, key: str, start: int, length: int) -> Buffer | None:
         """A piece of an object that is at least that long."""
-        try:
-            with self._translated():
-                return memoryview(obstore.get_range(self._for(length), key, start=start, length=length))
-        except FileNotFoundError:
-            return None
+
+        def ask() -> Buffer:
+            return memoryview(
+                obstore.get_range(self._for(length), self._prefix + key, start=start, length=length)
+            )
+
+        return self._found(ask)
 
     def written_at(self, key: str) -> datetime | None:
-        try:
-            with self._translated():
-                at: datetime = obstore.head(self._it, key)["last_modified"]
-                return at
-        except FileNotFoundError:
-            return None
+        def ask() -> datetime:
+            at: datetime = obstore.head(self._it, self._prefix + key)["last_modified"]
+            return at
+
+        return self._found(ask)
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """All that is under a prefix, ordered by key."""
-        with self._translated():
-            stream = iter(obstore.list(self._it, prefix, chunk_size=1000))
+        patience, last = self._patience(), None
         while True:
-            with self._translated():
+            try:
+                for page in self._pages(prefix, last):
+                    for meta in page:
+                        last = meta["path"]
+                        yield Entry(last.removeprefix(self._prefix), meta["last_modified"], meta["size"])
+                return
+            except ServerGone:
+                if patience.over():
+                    raise
+
+    def _pages(self, prefix: str, after: str | None) -> Iterator[Sequence[Any]]:
+        with translated(self.address):
+            stream = iter(obstore.list(self._it, self._prefix + prefix, offset=after, chunk_size=1000))
+        while True:
+            with translated(self.address):
                 page = next(stream, None)
+            self._answered = True
             if page is None:
                 return
-            for meta in page:
-                yield Entry(meta["path"], meta["last_modified"], meta["size"])
+            yield page
 
     # --- writing -----------------------------------------------------------------------
 
     def put(self, key: str, data: Buffer) -> None:
         """Whatever was there; again, if the server was lost for a moment: twice is as good as once."""
-        patience = Patience()
+        patience = self._patience()
         while True:
             try:
                 self._put(key, data, "overwrite")
@@ -158,8 +152,8 @@ class Bucket:
         if not keys:
             return
         try:
-            with self._translated():
-                obstore.delete(self._it, list(keys))
+            with translated(self.address):
+                obstore.delete(self._it, [self._prefix + key for key in keys])
         except FileNotFoundError:
             if len(keys) > 1:  # some services stop at the first that is missing
                 for key in keys:
@@ -172,9 +166,7 @@ class Bucket:
 
         It is asked once for each bucket in this process, unless it is to be asked again.
         """
-        place = self._place
-        which = place.scheme, place.bucket, tuple(sorted(place.options.items()))
-        if which in _honouring and not again:
+        if self._which in _honouring and not again:
             return
         key = f"probes/{uuid.uuid4().hex}"
         try:
@@ -194,7 +186,7 @@ class Bucket:
                 "service that has them (S3, GCS, Azure, MinIO), or another store.",
                 address=self.address,
             )
-        _honouring.add(which)
+        _honouring.add(self._which)
 
     def now(self) -> datetime:
         """What its clock says."""
@@ -210,113 +202,59 @@ class Bucket:
     def _it(self) -> Any:
         return self._for(0)
 
+    def _found(self, ask: Callable[[], _T]) -> _T | None:
+        """What is there; asked again, if the server was lost for a moment."""
+        patience = self._patience()
+        while True:
+            try:
+                with translated(self.address):
+                    found = ask()
+                self._answered = True
+                return found
+            except FileNotFoundError:
+                self._answered = True
+                return None
+            except ServerGone:
+                if patience.over():
+                    raise
+
+    def _patience(self) -> Patience:
+        """With a server that was there. One that never was is not waited for."""
+        return Patience(PATIENCE if self._answered or self._which in _honouring else 0.0)
+
     def _for(self, size: int) -> Any:
         """The client for requests that move so many bytes."""
-        global _used_by
-        if _used_by not in (0, os.getpid()):  # its threads are not in the child, and a call would never end
-            raise CheckpointError(
-                f"{self.address} cannot be used: an object store was in use when this process was forked.",
-                hint="Start processes with spawn or forkserver, or fork before a bucket is used.",
-                store=self.address,
-            )
-        large = size > _SMALL
-        with self._mutex:
-            if large not in self._clients:
-                _used_by = os.getpid()
-                self._clients[large] = self._open(_PATIENT if large else _QUICK)
+        large = size > SMALL
+        if self._process != os.getpid() or large not in self._clients:
+            self._clients[large] = client_for(self._place, size)
+            self._process = os.getpid()
         return self._clients[large]
-
-    def _open(self, timeouts: Mapping[str, timedelta]) -> Any:
-        place = self._place
-        options: dict[str, Any] = dict(place.options)
-        if place.scheme == "s3":
-            options["conditional_put"] = "etag"
-        try:
-            return _CLASSES[place.scheme](
-                place.bucket,
-                prefix=place.prefix or None,
-                client_options={**_CLIENT, **timeouts},
-                retry_config=_RETRIES,
-                **options,
-            )
-        except (theirs.BaseError, ValueError, TypeError) as error:
-            raise BadAddress(
-                f"{self.address} cannot be opened: {shown(str(error))}.",
-                hint="Check what follows the ? of its address, and the settings in the environment.",
-                address=self.address,
-            ) from error
 
     def _put(self, key: str, data: Buffer, mode: Any) -> Tag:
         try:
-            with self._translated():
-                return _tag(obstore.put(self._for(len(data)), key, data, mode=mode, use_multipart=False))
+            with translated(self.address):
+                said = obstore.put(
+                    self._for(len(data)), self._prefix + key, data, mode=mode, use_multipart=False
+                )
+            self._answered = True
+            return _tag(said)
         except FileNotFoundError as error:
             if mode in ("overwrite", "create"):
-                raise self._no_bucket() from error
+                raise no_bucket(self.address) from error
             raise theirs.PreconditionError(str(error)) from error  # gone, where one was to be replaced
-
-    @contextmanager
-    def _translated(self) -> Iterator[None]:
-        try:
-            yield
-        except (theirs.AlreadyExistsError, theirs.PreconditionError):
-            raise
-        except FileNotFoundError as error:
-            if _NO_BUCKET.search(str(error)):
-                raise self._no_bucket() from error
-            raise
-        except theirs.BaseError as error:
-            raise self._in_our_words(error) from error
-
-    def _no_bucket(self) -> ServerError:
-        return ServerError(
-            f"{self.address} cannot be used: there is no such bucket.",
-            hint="Make it, or check the name and the endpoint.",
-            address=self.address,
-        )
-
-    def _in_our_words(self, error: Exception) -> ServerError:
-        if _NO_BUCKET.search(str(error)):
-            return self._no_bucket()
-        text = shown(str(error))
-        found = _STATUS.search(text)
-        status = int(found[1]) if found else 0
-        if isinstance(error, (theirs.PermissionDeniedError, theirs.UnauthenticatedError)):
-            return ServerRefuses(
-                f"{self.address} refuses: {text}.",
-                hint="Check the credentials in the environment, and what they allow in that bucket.",
-                address=self.address,
-            )
-        if status == 0 or (status >= 500 and status != 501) or status in (408, 429):
-            return ServerGone(
-                f"{self.address} cannot be reached, or was lost: {text}.",
-                hint="It may pass: try again in a moment.",
-                address=self.address,
-                status=status,
-            )
-        return ServerError(
-            f"{self.address} answers with an error: {text}.", address=self.address, status=status
-        )
 
 
 class Patience:
     """Says whether it is worth asking again a server that is gone, and waits a little if so."""
 
-    def __init__(self) -> None:
-        self._until = time.monotonic() + PATIENCE
+    def __init__(self, seconds: float | None = None) -> None:
+        self._until = time.monotonic() + (PATIENCE if seconds is None else seconds)
 
     def over(self) -> bool:
         if time.monotonic() > self._until:
             return True
         time.sleep(_PAUSE)
         return False
-
-
-def shown(text: str) -> str:
-    """What the library says, in one line and without queries, which may hold signatures."""
-    text = text.partition("\n\nDebug source")[0]
-    text = re.sub(r"(https?://)[^\s/@]*@", r"\1", re.sub(r"(https?://[^\s?]+)\?\S*", r"\1", text))
-    return " ".join(text.split())[:500].rstrip(". ")
 
 
 def _tag(said: Mapping[str, Any]) -> Tag:

@@ -148,11 +148,14 @@ class PieceSource:
         return len(taken)
 
     def all(self) -> bytes:
-        buffer = memoryview(bytearray(self.size))
-        at = 0
-        while count := self.readinto(buffer[at:]):
-            at += count
-        return bytes(buffer)
+        """Room is made for what is there, and not for what is said to be."""
+        found = bytearray()
+        while True:
+            self.begin()
+            if self._at == len(self._piece):
+                return bytes(found)
+            found += memoryview(self._piece)[self._at :]
+            self._at = len(self._piece)
 
     def close(self) -> None:
         self._piece, self._at, self._read, self._asked = b"", 0, self.size, self.size

@@ -27,7 +27,7 @@ from graflow_ckpt.core.errors import CheckpointCorrupt, ServerGone
 from graflow_ckpt.core.protocols import Line, Owner
 from graflow_ckpt.stores.objects_bucket import Bucket, Patience, Tag
 from graflow_ckpt.stores.objects_names import head_key
-from graflow_ckpt.stores.objects_record import Record, document_of, records_of
+from graflow_ckpt.stores.objects_record import DAMAGED, Record, document_of, records_of
 
 OPEN = -1  # the end of a segment that is not closed
 
@@ -152,7 +152,7 @@ def _decode(session: str, raw: bytes) -> Head:
             announced={mark: Announced(n, tuple(former)) for mark, (n, former) in said["announced"].items()},
             segments={(epoch, after): end for epoch, after, end in said["segments"]},
         )
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+    except DAMAGED as error:
         raise CheckpointCorrupt(
             f"What says who owns session {session!r} is damaged ({head_key(session)}): {error!r}.",
             hint="Restore that object from a version or a backup of the bucket.",

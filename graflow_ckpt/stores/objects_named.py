@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from graflow_ckpt.core.errors import CheckpointCorrupt, ServerGone
 from graflow_ckpt.stores.objects_bucket import Bucket, Patience, Tag
 from graflow_ckpt.stores.objects_names import Target, decoded
-from graflow_ckpt.stores.objects_record import Record, document_of, records_of
+from graflow_ckpt.stores.objects_record import DAMAGED, Record, document_of, records_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ def named(key: str, raw: bytes) -> tuple[str, Record | None]:
         said = json.loads(line)
         found = list(records_of([said["record"]] if said["record"] else [], inline))
         return str(said["name"]), found[0] if found else None
-    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+    except DAMAGED as error:
         base = decoded(key.rpartition("/")[2])
         raise CheckpointCorrupt(
             f"What says where the checkpoint {base!r} is, is damaged ({key}): {error!r}.",

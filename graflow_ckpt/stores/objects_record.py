@@ -17,7 +17,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from graflow_ckpt.stores.objects_chunks import piece_keys
-from graflow_ckpt.stores.objects_names import data_key
+from graflow_ckpt.stores.objects_names import PARTS, data_key
+
+MOST = 1 << 44  # bytes of one checkpoint; a damaged record is not to become a billion keys
+DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What decoding raises if something else has written a document."""
 
 
 class Extent(NamedTuple):
@@ -88,14 +92,22 @@ def records_of(documents: Iterable[Sequence[Any]], inline: bytes) -> Iterator[Re
     """`inline`: of all of them, one after the other. ValueError if it is not what they say."""
     at = 0
     for tag, epoch, nonce, stage, parts, data, length, number, session in documents:
-        marks = [mark for mark, _ in data]
-        places = {
-            part: Extent(marks[which] if which >= 0 else "", int(start), int(size))
-            for part, (which, start, size) in parts.items()
-        }
-        own = inline[at : at + length]
-        at += length
-        sizes = {mark: int(size) for mark, size in data}
+        own, at = inline[at : at + length], at + length
+        sizes = {str(mark): _within(0, size, MOST) for mark, size in data}
+        marks = list(sizes)
+        places: dict[str, Extent] = {}
+        for part, (which, start, size) in parts.items():
+            mark, room = ("", len(own)) if which < 0 else (marks[which], sizes[marks[which]])
+            places[part] = Extent(mark, int(start), _within(start, size, room))
+        if PARTS[-1] not in places:
+            raise ValueError(f"{nonce} has no meta")
         yield Record(tag, int(epoch), nonce, stage, places, sizes, own, int(number), session)
     if at != len(inline):
         raise ValueError(f"{len(inline)} bytes are there, and {at} belong to a checkpoint")
+
+
+def _within(start: int, size: int, room: int) -> int:
+    """The size, which somebody else may have written."""
+    if not 0 <= start <= start + size <= room:
+        raise ValueError(f"{size} bytes from {start} are not within {room}")
+    return int(size)

@@ -1,0 +1,78 @@
+"""The clients of this process: two for each bucket, which all stores in it share, whatever their prefix.
+
+Promise: one that was made with other settings or credentials in the environment is not used. What is small
+is given up after fifteen seconds of silence; what is large may take its time on a slow line. A child that was
+forked after any was used is told so: its threads are not in the child, and a call would never end.
+Not here: what is asked (objects_bucket.py).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from graflow_ckpt.core.errors import BadAddress, CheckpointError
+from graflow_ckpt.stores.objects_errors import shown
+from graflow_ckpt.stores.objects_library import AzureStore, GCSStore, S3Store, theirs
+from graflow_ckpt.stores.objects_names import Place
+
+SMALL = 256 << 10  # bytes
+QUICK = {"read_timeout": timedelta(seconds=15), "timeout": timedelta(seconds=60)}
+PATIENT = {"read_timeout": timedelta(minutes=2), "timeout": timedelta(minutes=10)}
+_CLASSES: Mapping[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
+_CLIENT = {
+    "allow_http": True,  # whoever names an endpoint with http:// means it
+    "connect_timeout": timedelta(seconds=5),
+}
+_RETRIES: Any = {
+    "max_retries": 2,
+    "retry_timeout": timedelta(seconds=5),
+    "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=1)},
+}
+_SETTINGS = ("AWS_", "GOOGLE_", "AZURE_")
+_KEPT = 16
+
+_used_by = 0  # the process whose threads answer for every client
+_clients: OrderedDict[tuple[object, ...], Any] = OrderedDict()  # Any: the three classes have no common one
+_mutex = threading.Lock()
+
+
+def client_for(place: Place, size: int) -> Any:
+    """For requests that move so many bytes, in the bucket and not below its prefix."""
+    global _used_by
+    if _used_by not in (0, os.getpid()):
+        raise CheckpointError(
+            f"{place} cannot be used: an object store was in use when this process was forked.",
+            hint="Start processes with spawn or forkserver, or fork before a bucket is used.",
+            store=str(place),
+        )
+    large = size > SMALL
+    settings = ((name, value) for name, value in os.environ.items() if name.startswith(_SETTINGS))
+    key = place.scheme, place.bucket, large, tuple(sorted(place.options.items())), tuple(sorted(settings))
+    with _mutex:
+        if key not in _clients:
+            _used_by = os.getpid()
+            _clients[key] = _made(place, PATIENT if large else QUICK)
+            if len(_clients) > _KEPT:
+                _clients.popitem(last=False)
+        return _clients[key]
+
+
+def _made(place: Place, timeouts: Mapping[str, timedelta]) -> Any:
+    options: dict[str, Any] = dict(place.options)  # Any: each class has its own
+    if place.scheme == "s3":
+        options["conditional_put"] = "etag"
+    try:
+        return _CLASSES[place.scheme](
+            place.bucket, client_options={**_CLIENT, **timeouts}, retry_config=_RETRIES, **options
+        )
+    except (theirs.BaseError, ValueError, TypeError) as error:
+        raise BadAddress(
+            f"{place} cannot be opened: {shown(str(error))}.",
+            hint="Check what follows the ? of its address, and the settings in the environment.",
+            address=str(place),
+        ) from error

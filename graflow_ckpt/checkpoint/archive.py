@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from graflow_ckpt import _restore
 from graflow_ckpt.checkpoint import pickles
 from graflow_ckpt.checkpoint.allowance import Allowance
+from graflow_ckpt.checkpoint.contents import Depositor, contents_of, put_together
 from graflow_ckpt.checkpoint.digest import Digest, DigestingSink, VerifyingSource
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_schema, now_iso, parse, upgrade
 from graflow_ckpt.checkpoint.program import Program
@@ -87,10 +88,16 @@ def save(
         "code": program.code,
     }
 
+    depositor = Depositor.of(store, metadata.path, lease, stage)
+
     def values(sink: Sink) -> None:
         digesting = DigestingSink(meter.sink(sink))
         try:
-            pickles.dump(_Payload(payload), digesting)
+            if depositor is not None:
+                depositor.begin()
+            pickles.dump(_Payload(payload), digesting, aside=depositor)
+            if depositor is not None:
+                depositor.settle()
         finally:
             digests["pkl"] = digesting.finish()
         meter.check()
@@ -109,11 +116,16 @@ def save(
             "synced": store.synced,  # by now it may have turned out that it goes somewhere else
             "parts": {part: _digest_document(digest) for part, digest in digests.items()},
         }
+        if depositor is not None and depositor.found:
+            document["contents"] = depositor.document()
         sink.write(json.dumps(seal(document, keyring), separators=(",", ":")).encode())
 
-    store.put(
-        metadata.path, [("pkl", values), ("state.json", facts), ("meta.json", meta)], lease=lease, stage=stage
-    )
+    parts = [("pkl", values), ("state.json", facts), ("meta.json", meta)]
+    try:
+        store.put(metadata.path, parts, lease=lease, stage=stage)
+    finally:
+        if depositor is not None:
+            depositor.end()
     meter.done()
     return replace(metadata, synced=store.synced, size=sum(digest.size for digest in digests.values()))
 
@@ -307,9 +319,20 @@ def described(store: Readable, path: str) -> Document:
     return _settled(store, path, read)
 
 
+def whole_values(store: Readable, found: Found) -> Source:
+    """The pickle of a checkpoint, as a stream of verified bytes, wherever they are stored."""
+    return _whole(store, found.path, found.meta, found.stage)
+
+
+def _whole(store: Readable, path: str, meta: Document, stage: str) -> Source:
+    contents = contents_of(path, meta)
+    inline = _open(store, path, meta, "pkl", stage)
+    return put_together(store, path, stage, inline, contents) if contents else inline
+
+
 def open_values(store: Readable, found: Found, load: Callable[[Source], Any] = pickles.load) -> Any:
     """Open the pickle of a verified checkpoint."""
-    source = _open(store, found.path, found.meta, "pkl", found.stage)
+    source = whole_values(store, found)
     try:
         return load(source)
     finally:
@@ -318,7 +341,7 @@ def open_values(store: Readable, found: Found, load: Callable[[Source], Any] = p
 
 def check_values(store: Readable, found: Found) -> int:
     """Read the pickle against its digest without opening it; its size."""
-    source = _open(store, found.path, found.meta, "pkl", found.stage)
+    source = whole_values(store, found)
     buffer = memoryview(bytearray(8 << 20))
     size = 0
     try:

@@ -59,6 +59,7 @@ class PostgresStore:
     """
 
     shared = True
+    contents = None
 
     def __init__(self, where: str | os.PathLike[str], *, lease: float = LEASE) -> None:
         address = parse(divided(os.fspath(where))[0])

@@ -31,7 +31,7 @@ from graflow_ckpt.core.errors import (
     SaveOutcomeUnknown,
 )
 from graflow_ckpt.core.protocols import Buffer, PartWriter
-from graflow_ckpt.stores import sqlite_chunks
+from graflow_ckpt.stores import sqlite_chunks, sqlite_contents
 from graflow_ckpt.stores.disk import SMALL
 from graflow_ckpt.stores.sqlite_chunks import Body, ChunkSource, first_chunk
 from graflow_ckpt.stores.sqlite_file import Database
@@ -98,11 +98,13 @@ class Trios:
             with suppress(GraflowError):
                 body.withdraw()
             raise
-        if former is not None:
-            self._clear(former)
+        for loose in former:
+            self._clear(loose)
 
-    def _commit(self, put: Put, body: Body, placed: dict[str, tuple[int, int]], meta: bytes) -> int | None:
-        """W2. The body of the former checkpoint, if it is too large to go within the transaction."""
+    def _commit(
+        self, put: Put, body: Body, placed: dict[str, tuple[int, int]], meta: bytes
+    ) -> list[int | None]:
+        """W2. If there was a former checkpoint: its body, if it is too large to go within the transaction."""
         facts = _facts_in(meta, put.base)
         with self._database.writing() as connection:
             if put.lease is not None:
@@ -117,18 +119,24 @@ class Trios:
             row = (put.base, *claimed, put.stage, *stored, meta)
             checkpoint = connection.execute(_INSERT, row).lastrowid
             assert checkpoint is not None
-            if kept:
-                return None
-            body.settle(connection, checkpoint)
-            return sqlite_chunks.forget(connection, former.body, former.size) if former else None
+            path = path_of(self._folder, put.base)
+            sqlite_contents.hold(connection, path, checkpoint, meta, former.id if former else 0)
+            if not kept:
+                body.settle(connection, checkpoint)
+            if former is None:
+                return []
+            sqlite_chunks.let_go(connection, former.id)
+            return [None if kept else sqlite_chunks.forget(connection, former.body, former.size)]
 
     def delete(self, base: str) -> bool:
         with self._database.writing("delete from") as connection:
             gone = _removed(connection, base)
-            loose = sqlite_chunks.forget(connection, gone.body, gone.size) if gone else None
-        if loose is not None:
-            self._clear(loose)
-        return gone is not None
+            if gone is None:
+                return False
+            sqlite_chunks.let_go(connection, gone.id)
+            loose = sqlite_chunks.forget(connection, gone.body, gone.size)
+        self._clear(loose)
+        return True
 
     def delete_many(self, bases: Iterable[str]) -> int:
         """How many there were. Others get to write in between; each is deleted whole or not at all.
@@ -143,6 +151,7 @@ class Trios:
                 while left and time.perf_counter() < end:
                     if (gone := _removed(connection, left.pop())) is not None:
                         count += 1
+                        sqlite_chunks.let_go(connection, gone.id)
                         one = sqlite_chunks.forget(connection, gone.body, gone.size)
                         loose += [one] if one is not None else []
             time.sleep(_PAUSE)
@@ -150,7 +159,7 @@ class Trios:
             with self._database.writing("delete from") as connection:
                 connection.execute("INSERT INTO chunks VALUES (-1, x'')")  # any commit that is synced
                 connection.execute("DELETE FROM chunks WHERE id = -1")
-        for one in loose:
+        for one in [*loose, None]:
             self._clear(one)
         return count
 
@@ -165,9 +174,12 @@ class Trios:
                     found.append((row[0], base))
         return [base for _, base in sorted(found, reverse=True)]
 
-    def _clear(self, loose: int) -> None:
+    def _clear(self, loose: int | None) -> None:
+        """A body that was made loose, and contents that nobody holds any more."""
         with suppress(GraflowError):  # the checkpoint is gone; the next owner clears what is left of it
-            sqlite_chunks.clear(self._database, loose)
+            if loose is not None:
+                sqlite_chunks.clear(self._database, loose)
+            sqlite_contents.clear(self._database)
 
     # --- reading -----------------------------------------------------------------------
 
@@ -247,6 +259,7 @@ class Trios:
 class _Row:
     """What a checkpoint was that goes."""
 
+    id: int
     body: int
     size: int
     stage: str
@@ -255,7 +268,7 @@ class _Row:
 
 def _removed(connection: sqlite3.Connection, base: str) -> _Row | None:
     """The row goes, and its body is still there; None if there is no such checkpoint."""
-    delete = "DELETE FROM checkpoints WHERE name = ? RETURNING coalesce(body, id), size, stage, parts"
+    delete = "DELETE FROM checkpoints WHERE name = ? RETURNING id, coalesce(body, id), size, stage, parts"
     found = connection.execute(delete, (base,)).fetchall()
     return _Row(*found[0]) if found else None
 

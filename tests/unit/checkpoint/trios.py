@@ -13,6 +13,7 @@ from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.stores.local import LocalStore
@@ -56,7 +57,8 @@ def save(
     cause: str = "request",
     user: dict[str, Any] | None = None,
     ring: Keyring = RING,
-    store: LocalStore | None = None,
+    store: CheckpointStore | None = None,
+    path: str = "",
 ) -> CheckpointMetadata:
     """One trio of a session in a folder."""
     snapshot = capture(of or state(session))
@@ -64,6 +66,6 @@ def save(
     tasks = graph()
     program = Program(describe(tasks, current_tasks(tasks)), pack_code(tasks), "prog.py", ("prog.py",), "w")
     metadata = archive.describe(
-        snapshot, program, path=str(folder / name), sequence=sequence, cause=cause, user=user
+        snapshot, program, path=path or str(folder / name), sequence=sequence, cause=cause, user=user
     )
     return archive.save(store or LocalStore(folder), ring, None, snapshot, program, metadata)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.inventory import inventory
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, parse
-from graflow_ckpt.checkpoint.pruning import Guard, Pruned, carry_out, plan
+from graflow_ckpt.checkpoint.pruning import Guard, Pruned, carry_out, plan, sweep_contents
 from graflow_ckpt.checkpoint.retention import DEFAULT, Cut, KeepLast, OfAll, Retention
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
@@ -120,7 +120,11 @@ class CheckpointManager:
 
         guard = Guard(place, inventory(place), cache(partial(Keyring.for_store, place)))
         what = plan(guard, retention, time.time(), among=among)
-        return Pruned(what.cuts, (), what.spared) if dry_run else carry_out(place, what)
+        if dry_run:
+            return Pruned(what.cuts, (), what.spared)
+        done = carry_out(place, what)
+        sweep_contents(place)
+        return done
 
     @classmethod
     def verify(cls, checkpoint_path: str, *, store: str | None = None) -> CheckpointMetadata:

@@ -65,7 +65,7 @@ class LocalStore:
         self._disk = disk or Disk()
         self._ownership = Ownership(self._disk, self._root)
         self._settled: set[str] = set()
-        self.contents = LocalContents(self._disk, self._root, self._target, self._stage_at, share=share)
+        self.contents = LocalContents(self._disk, self._root, self._target, self._settle, share=share)
 
     @property
     def url(self) -> str:
@@ -102,6 +102,7 @@ class LocalStore:
             with lease.locked():
                 lease.check()
                 trio.sweep(self._disk, self._root, partial(self._left_by, session))
+                self.contents.sweep()
         except OSError as error:
             _logger.warning("leftovers of session %s stay: %s", session, error, extra={"session": session})
         except BaseException:
@@ -220,15 +221,6 @@ class LocalStore:
                 f"{path!r} names a folder, not a checkpoint.", hint="Add the name of a file.", path=path
             )
         return trio.Target(self._root if folder == self.folder else os.path.abspath(folder), base)
-
-    def _stage_at(self, target: trio.Target) -> str | None:
-        """The stage of the checkpoint that stands there; "" if there is none, None if nobody can tell."""
-        try:
-            return trio.stage_of(self._disk.read(target.final(trio.META)))
-        except FileNotFoundError:
-            return ""
-        except (OSError, CheckpointError):
-            return None
 
     def _session_of(self, target: trio.Target) -> str | None:
         """The session whose own path this is."""

@@ -16,25 +16,20 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.core.protocols import Buffer, Lease, PartWriter, Sink
 from graflow_ckpt.stores.disk import Disk, refusing
 from graflow_ckpt.stores.files import FileSink, FileSource
+from graflow_ckpt.stores.hard_links import INDEX, forget, take_away
 from graflow_ckpt.stores.names import contents_in, gone, is_content
-
-if TYPE_CHECKING:
-    from graflow_ckpt.stores.trio import Target
-
-INDEX = ".contents"
-SUFFIX = ".contents"
+from graflow_ckpt.stores.trio import META, Target, stage_of
 
 
 class LocalContents:
     """Those of a folder. `share`: begin with it; where it was begun once it goes on.
 
-    `target`: where the trio of a path stands; `stage`: that which its meta names now.
+    `target`: where the trio of a path stands; `settle`: makes a folder.
     """
 
     def __init__(
@@ -42,11 +37,11 @@ class LocalContents:
         disk: Disk,
         root: str,
         target: Callable[[str], Target],
-        stage: Callable[[Target], str | None],
+        settle: Callable[[str], None],
         *,
         share: bool,
     ) -> None:
-        self._disk, self._root, self._target, self._stage = disk, root, target, stage
+        self._disk, self._root, self._target, self._settle = disk, root, target, settle
         self._share = share
 
     @property
@@ -55,7 +50,7 @@ class LocalContents:
 
     def saving(self, path: str, *, lease: Lease | None, stage: str) -> LocalSaving:
         target = self._target(path)
-        return LocalSaving(self._disk, target, stage, lambda: self._stage(target))
+        return LocalSaving(self._disk, self._settle, target, stage)
 
     def open(self, path: str, name: str, stage: str) -> FileSource:
         target = self._target(path)
@@ -95,24 +90,22 @@ class LocalContents:
         index, count = f"{self._root}/{INDEX}", 0
         with suppress(FileNotFoundError):
             for name in self._disk.names(index):
-                count += _forget(self._disk, f"{index}/{name}")
+                count += forget(self._disk, f"{index}/{name}")
         return count
 
 
 class LocalSaving:
     """What one save has found and added, in the folder of its stage."""
 
-    def __init__(self, disk: Disk, target: Target, stage: str, current: Callable[[], str | None]) -> None:
-        self._disk = disk
+    def __init__(self, disk: Disk, settle: Callable[[str], None], target: Target, stage: str) -> None:
+        self._disk, self._settle, self._target, self._stage = disk, settle, target, stage
         self._folder = target.contents(stage)
         self._index = f"{target.folder}/{INDEX}"
-        self._stage, self._current = stage, current
         self._added: list[str] = []
-        for folder in (self._folder, self._index):
-            with refusing("make the folder", folder), suppress(FileExistsError):
-                disk.make_folder(folder)
+        self._made = False
 
     def hold(self, names: Sequence[str], /) -> Collection[str]:
+        self._make()
         there = []
         for name in names:
             try:
@@ -128,6 +121,7 @@ class LocalSaving:
         return there
 
     def add(self, name: str, size: int, pieces: Iterable[bytes], /) -> None:
+        self._make()
         path = f"{self._folder}/{name}"
         with refusing("create", path):
             with suppress(FileNotFoundError):
@@ -160,10 +154,24 @@ class LocalSaving:
             self._disk.sync_folder(self._folder)
 
     def end(self) -> None:
-        """What was not committed goes. What cannot be told stays for a sweep."""
-        with suppress(FileNotFoundError):
-            if self._current() not in (None, self._stage):
-                take_away(self._disk, self._folder)
+        """What was not committed goes. Where nobody can tell, it stays for a sweep."""
+        if not self._made:
+            return
+        try:
+            committed = stage_of(self._disk.read(self._target.final(META)))
+        except FileNotFoundError:
+            committed = ""
+        if committed not in (None, self._stage):
+            take_away(self._disk, self._folder)
+
+    def _make(self) -> None:
+        if self._made:
+            return
+        self._settle(self._target.folder)
+        for folder in (self._folder, self._index):
+            with refusing("make the folder", folder), suppress(FileExistsError):
+                self._disk.make_folder(folder)
+        self._made = True
 
     def _tell(self, name: str) -> None:
         entry = f"{self._index}/{name}"
@@ -193,22 +201,3 @@ class _Seen:
     def write(self, data: Buffer, /) -> int:
         self.data += data
         return self._sink.write(data)
-
-
-def take_away(disk: Disk, folder: str) -> None:
-    """What one stage held, and what nobody else holds."""
-    index = f"{os.path.dirname(folder)}/{INDEX}"
-    with suppress(FileNotFoundError):
-        for name in disk.names(folder):
-            with suppress(FileNotFoundError):
-                disk.unlink(f"{folder}/{name}")
-            _forget(disk, f"{index}/{name}")
-        disk.remove_folder(folder)
-
-
-def _forget(disk: Disk, entry: str) -> bool:
-    with suppress(FileNotFoundError):
-        if disk.links(entry) == 1:
-            disk.unlink(entry)
-            return True
-    return False

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from graflow_ckpt.core.errors import CheckpointCorrupt
 from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.stores.memory_room import Content, Room, Trio
-from graflow_ckpt.stores.names import contents_in, gone
+from graflow_ckpt.stores.names import contents_in, gone, stage_in
 
 
 class MemoryContents:
@@ -29,8 +29,9 @@ class MemoryContents:
         return MemorySaving(self._room, path, self._check)
 
     def open(self, path: str, name: str, stage: str) -> MemorySource:
-        found = self._trio(path).contents.get(name)
-        if found is None:
+        trio = self._trio(path)
+        found = trio.contents.get(name)
+        if found is None or stage_in(trio.meta) != stage:
             raise CheckpointCorrupt(
                 f"The checkpoint {path} holds no content {name}.",
                 hint="It was written anew meanwhile, or by something else.",

@@ -39,11 +39,20 @@ def session_of(base: str) -> str | None:
 
 def session_in(meta: bytes) -> object:
     """The session that a meta names. None if it names none, or is damaged."""
+    return _named_in(meta, "session_id")
+
+
+def stage_in(meta: bytes) -> object:
+    """The stage that a meta names. None if it names none, or is damaged."""
+    return _named_in(meta, "stage")
+
+
+def _named_in(meta: bytes, field: str) -> object:
     try:
         found = json.loads(meta)
     except (ValueError, RecursionError):
         return None
-    return found.get("session_id") if isinstance(found, dict) else None
+    return found.get(field) if isinstance(found, dict) else None
 
 
 def is_content(name: object) -> bool:

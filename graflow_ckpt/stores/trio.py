@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, SaveOutcomeUnknown
 from graflow_ckpt.core.protocols import PartWriter
-from graflow_ckpt.stores import local_contents
+from graflow_ckpt.stores import hard_links
 from graflow_ckpt.stores.disk import Disk, refusal, refusing
 from graflow_ckpt.stores.files import FileSink, FileSource
 
@@ -40,7 +40,7 @@ PARTS = ("pkl", "state.json", META)
 _logger = logging.getLogger(__name__)
 _STAGE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _STAGED = re.compile(r"(?P<base>.+)\.(?P<stage>[A-Za-z0-9_-]+)\.(?P<part>pkl|state\.json|meta\.json)\.tmp\Z")
-_CONTENTS = re.compile(rf"(?P<base>.+)\.(?P<stage>[A-Za-z0-9_-]+){re.escape(local_contents.SUFFIX)}\Z")
+_CONTENTS = re.compile(rf"(?P<base>.+)\.(?P<stage>[A-Za-z0-9_-]+){re.escape(hard_links.SUFFIX)}\Z")
 _DELETED = "deleted"  # the staging id that a meta gets when its checkpoint is being deleted
 
 
@@ -58,7 +58,7 @@ class Target:
         return f"{self.folder}/{self.base}.{stage}.{part}.tmp"
 
     def contents(self, stage: str) -> str:
-        return f"{self.folder}/{self.base}.{stage}{local_contents.SUFFIX}"
+        return f"{self.folder}/{self.base}.{stage}{hard_links.SUFFIX}"
 
     @property
     def lock(self) -> str:
@@ -267,8 +267,8 @@ def delete(disk: Disk, target: Target) -> bool:
 
 
 def _delete_rest(disk: Disk, target: Target, stage: str | None) -> None:
-    if stage:
-        local_contents.take_away(disk, target.contents(stage))
+    for folder in [target.contents(stage)] if stage else _contents(disk, target) if stage is None else []:
+        hard_links.take_away(disk, folder)
     for part in PARTS[:-1]:
         names = (target.staged(part, stage), target.final(part)) if stage else (target.final(part),)
         for name in names:
@@ -276,6 +276,12 @@ def _delete_rest(disk: Disk, target: Target, stage: str | None) -> None:
                 disk.unlink(name)
     with suppress(FileNotFoundError):
         disk.unlink(target.staged(META, _DELETED))  # last: it says that there is a rest to delete
+
+
+def _contents(disk: Disk, target: Target) -> list[str]:
+    """The folders of all stages."""
+    found = ((name, _CONTENTS.match(name)) for name in disk.names(target.folder))
+    return [f"{target.folder}/{name}" for name, match in found if match and match["base"] == target.base]
 
 
 def sweep(disk: Disk, folder: str, entered: Callable[[Target], AbstractContextManager[bool]]) -> None:
@@ -290,7 +296,7 @@ def sweep(disk: Disk, folder: str, entered: Callable[[Target], AbstractContextMa
         if match := _STAGED.match(name):
             staged.setdefault(match["base"], []).append((match["stage"], match["part"]))
         elif match := _CONTENTS.match(name):
-            staged.setdefault(match["base"], []).append((match["stage"], local_contents.SUFFIX))
+            staged.setdefault(match["base"], []).append((match["stage"], hard_links.SUFFIX))
     for base, found in staged.items():
         target = Target(folder, base)
         with entered(target) as ours:
@@ -314,8 +320,8 @@ def _sweep_one(disk: Disk, target: Target, found: Sequence[tuple[str, str]]) -> 
         ours = [part for stage, part in found if stage == current and part in PARTS]
         roll_forward(disk, target, ours, current)
     for stage, part in found:
-        if stage != current and part == local_contents.SUFFIX:
-            local_contents.take_away(disk, target.contents(stage))
+        if stage != current and part == hard_links.SUFFIX:
+            hard_links.take_away(disk, target.contents(stage))
         elif stage != current:
             with suppress(FileNotFoundError):
                 disk.unlink(target.staged(part, stage))  # W7

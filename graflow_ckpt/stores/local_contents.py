@@ -5,8 +5,9 @@
 
 Promise: a checkpoint is complete by itself, whatever happens to others: the file system counts the names of a
 file, in every crash. Nothing is ever locked: who finds that only `.contents` still names a file takes that
-name away, and if somebody links it in that moment, he has it. Before the commit the files and their names
-in the checkpoint's own folder are on the disk; those in `.contents` need not be.
+name away, and if somebody links it in that moment, he has it (the next one who saves it stores it once more).
+Before the commit the files and their names in the checkpoint's own folder are on the disk; those in
+`.contents` need not be.
 Where links cannot be made (another file system's rules, too many of them), a checkpoint has its own copy.
 Not here: the commit (trio.py), digests (above).
 """

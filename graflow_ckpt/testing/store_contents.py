@@ -239,7 +239,7 @@ class ContentContract(Contract):
         paths = [path_of(store, name) for name in listed(store)]
         kept = {data for path in paths for data in held(store, path)}
         contents_of(store).sweep()
-        assert there(store, some) == kept
+        assert there(store, some) <= kept  # one that came as the last one went may be stored once more
         assert all(store.delete(path) for path in paths)
         assert there(opener(), some) == set()
 

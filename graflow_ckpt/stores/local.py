@@ -130,7 +130,10 @@ class LocalStore:
         self._settle(target.folder)
         parts = [*parts[:-1], self.contents.checked(target, stage, *parts[-1])] if parts else parts
         if mine is not None and self._session_of(target) == mine.session:
+            former = os.path.lexists(target.final(trio.META))
             self.synced &= trio.write(self._disk, target, parts, stage, guard)
+            if former:
+                self._tidy(target)
             return
         with ExitStack() as locks:
             with refusing("lock", target.lock):

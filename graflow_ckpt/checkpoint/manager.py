@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
 
+def load(checkpoint_path: str, *, store: str | None = None) -> ExecutionContext:
+    """A checkpoint to look into, wherever its values are; seal and digests are verified.
+
+    Of a .pkl that is a plain pickle `pickle.load` gives the same. To go on from it: `CheckpointManager`.
+    """
+    place = open_store_of(checkpoint_path, store)
+    context: ExecutionContext = archive.load(place, Keyring.for_store(place), checkpoint_path)[1]
+    return context
+
+
 class CheckpointManager:
     """Create, resume, list and clean up checkpoints."""
 

@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from graflow_ckpt import _restore
@@ -24,6 +25,7 @@ from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.contents import Depositor, contents_of, put_together
 from graflow_ckpt.checkpoint.digest import Digest, DigestingSink, VerifyingSource
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_schema, now_iso, parse, upgrade
+from graflow_ckpt.checkpoint.passing import alone
 from graflow_ckpt.checkpoint.program import Program
 from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
 from graflow_ckpt.checkpoint.snapshot import BACKEND, Snapshot
@@ -289,10 +291,12 @@ def taken(
     keyring: Keyring | None,
     path: str,
     take: Callable[[Document, Callable[[str], Source]], T],
+    *,
+    shares: bool = False,
 ) -> T:
     """Hand the meta of a checkpoint, as it was written, and its parts to `take`, and again if a newer one was
     written over it meanwhile. The seal has been verified (without a keyring: has not); what is read of a
-    part is verified while it is read."""
+    part is verified while it is read. Unless whoever takes it `shares`, it comes without contents."""
 
     def read(raw: bytes) -> T:
         meta = parse(path, raw, ".meta.json")
@@ -300,7 +304,13 @@ def taken(
             check_schema(path, meta.get("schema_version"))
         else:
             _find(store, keyring, path, raw)
-        return take(meta, lambda part: _open(store, path, meta, part, str(meta.get("stage", ""))))
+        stage = str(meta.get("stage", ""))
+        opened = partial(_open, store, path, meta, stage=stage)
+        if meta.get("contents") and not shares:
+            whole = partial(_whole, store, path, meta, stage)
+            given = alone(meta, keyring, whole)
+            return take(given, lambda part: whole() if part == "pkl" else opened(part))
+        return take(meta, opened)
 
     return _settled(store, path, read)
 

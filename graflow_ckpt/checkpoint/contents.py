@@ -27,7 +27,7 @@ from blake3 import blake3
 from graflow_ckpt.checkpoint.digest import CHUNK, Digest, Hasher, VerifyingSource, digest_of
 from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, GraflowError
-from graflow_ckpt.core.protocols import CheckpointStore, Contents, Lease, Saving, Source
+from graflow_ckpt.core.protocols import CheckpointStore, Contents, Lease, Readable, Saving, Source
 from graflow_ckpt.stores.names import is_content
 
 BATCH: Final = 32 << 20
@@ -243,7 +243,7 @@ class Whole:
 
 
 def put_together(
-    store: CheckpointStore, path: str, stage: str, inline: Source, contents: Sequence[Content]
+    store: Readable, path: str, stage: str, inline: Source, contents: Sequence[Content]
 ) -> Source:
     """The values of a checkpoint that holds contents."""
     place = store.contents

@@ -98,9 +98,8 @@ class Body:
             if self._lease is not None:
                 self._lease.hold(connection)  # else all would be pickled for nothing
             if self.loose is None:
-                loose = begin(
-                    connection, *((self._lease.session, self._lease.epoch) if self._lease else ("", 0))
-                )
+                whose = (self._lease.session, self._lease.epoch) if self._lease else ("", 0)
+                loose = begin(connection, *whose)
             else:
                 loose = self.loose
                 still_begun(connection, self.loose, self._database.file)

@@ -18,7 +18,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Self
 
 from graflow_ckpt.core.errors import CheckpointError
-from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line, Owner, PartWriter, Source
+from graflow_ckpt.core.protocols import (
+    CheckpointStore,
+    Contents,
+    Journal,
+    Lease,
+    Line,
+    Owner,
+    PartWriter,
+    Source,
+)
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores.prefixes import Layer, divided
 
@@ -27,6 +36,7 @@ class Wrapper:
     """The same store, under another address. `argument`: what stands behind the word, after a dot."""
 
     word: ClassVar[str]
+    contents: Contents | None = None  # see above
 
     def __init__(self, inner: CheckpointStore, argument: str = "") -> None:
         self.inner = inner

@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 
 from graflow_ckpt.checkpoint import archive, contents
+from graflow_ckpt.checkpoint.copying import Move
 from graflow_ckpt.checkpoint.digest import CHUNK
+from graflow_ckpt.checkpoint.portable import PortableFile, PortableWriter
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.values import Live
+from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.testing.trios import all_of
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.kept import KINDS, Kept
@@ -267,3 +270,65 @@ def test_a_checkpoint_that_was_copied_without_its_contents_is_not_committed(
 
 def _write(data: bytes, sink: Any) -> None:
     sink.write(data)
+
+
+def test_copied_to_a_store_that_shares_it_is_the_same_and_its_contents_are_there_once(
+    store: CheckpointStore, kept: Kept, tmp_path: Path
+) -> None:
+    large = array(7, 2 * CHUNK + 9)
+    found = [save(store, name, x=[array(1), large]) for name in ("a.pkl", "b.pkl")]
+    other = type(kept)(tmp_path / "other")
+    move = Move(store, other.store, RING, RING)
+
+    copied = [move.cut(one.path) for one in found]
+    again = move.cut(found[0].path)
+
+    assert [one.state for one in (*copied, again)] == ["copied", "copied", "there"]
+    assert other.stored() == sorted([100_000, 2 * CHUNK + 9])
+    there = archive.find(other.store, RING, copied[1].target)
+    assert [there.meta[name] for name in ("parts", "contents")] == [
+        found[1].meta[name] for name in ("parts", "contents")
+    ]
+    assert (load(other.store, "a.pkl")["x"][1] == large).all()
+
+
+def test_copied_to_a_store_that_does_not_share_it_is_a_plain_pickle_and_back_it_is_shared_no_more(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    found = save(store, "a.pkl", x=[array(1), array(2)])
+    plain = LocalStore(tmp_path / "plain")
+    move = Move(store, plain, RING, RING)
+
+    copied = move.cut(found.path)
+
+    assert copied.state == "copied"
+    assert move.cut(found.path).state == "there"
+    with open(copied.target, "rb") as file:
+        assert (pickle.load(file).payload["live"]["x"][1] == array(2)).all()
+    assert "contents" not in archive.check(plain, RING, copied.target)[0].meta
+
+
+def test_exported_to_a_file_it_is_whole_and_comes_back(
+    store: CheckpointStore, kept: Kept, tmp_path: Path
+) -> None:
+    found = save(store, "a.pkl", x=[array(1), array(2)])
+    with PortableWriter(tmp_path / "file") as writer:
+        writer.cut(store, RING, found.path)
+    other = type(kept)(tmp_path / "other")
+
+    with PortableFile(tmp_path / "file") as file:
+        (path,) = [path for path, _ in file.list()]
+        assert Move(file, other.store, RING, RING).cut(path).state == "copied"
+
+    assert (load(other.store, "a.pkl")["x"][0] == array(1)).all()
+
+
+def test_a_damaged_content_is_not_copied(store: CheckpointStore, kept: Kept, tmp_path: Path) -> None:
+    found = save(store, "a.pkl", x=array(1))
+    kept.damage()
+    other = type(kept)(tmp_path / "other").store
+
+    for target in (other, LocalStore(tmp_path / "plain")):
+        with pytest.raises(CheckpointCorrupt):
+            Move(store, target, RING, RING).cut(found.path)
+        assert list(target.list()) == []

@@ -10,6 +10,7 @@ import pytest
 
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.testing import ContentContract, ContentProcessContract, Contract, Opener, names_of_tests
 
@@ -38,8 +39,22 @@ class TestSqlite(ContentContract, ContentProcessContract):
         return partial(SqliteStore, tmp_path / "runs.db")
 
 
+class TestPostgres(ContentContract, ContentProcessContract):
+    lease_seconds = 1.0
+
+    @pytest.fixture
+    def opener(self, postgres_url: str) -> Opener:
+        return partial(PostgresStore, postgres_url, lease=self.lease_seconds)
+
+
 @pytest.mark.parametrize(
-    ("suite", "number"), [(TestMemory, IN_PROCESS), (TestLocal, WITH_PROCESSES), (TestSqlite, WITH_PROCESSES)]
+    ("suite", "number"),
+    [
+        (TestMemory, IN_PROCESS),
+        (TestLocal, WITH_PROCESSES),
+        (TestSqlite, WITH_PROCESSES),
+        (TestPostgres, WITH_PROCESSES),
+    ],
 )
 def test_a_store_has_as_many_tests_as_it_had(suite: type[Contract], number: int) -> None:
     assert len(names_of_tests(suite)) == number

@@ -6,11 +6,14 @@ import os
 import sqlite3
 from contextlib import closing
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import psycopg
 
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.sqlite_schema import FIRST_CONTENT
 
@@ -75,6 +78,40 @@ class InFolder:
         for path in self._folder.glob(".contents/*"):
             with path.open("r+b") as file:
                 file.write(b"!")
+
+
+class InPostgres:
+    """On a server that the tests share: `of(url)` is the kind of one database."""
+
+    url = ""
+
+    @classmethod
+    def of(cls, url: str) -> type[Kept]:
+        return type("InPostgres", (cls,), {"url": url})
+
+    def __init__(self, folder: Path) -> None:
+        if self.url:
+            tables = ("sessions", "checkpoints", "chunks", "staging", "freed", "holds", "contents")
+            self._ask(f"truncate {', '.join(f'graflow_ckpt.{table}' for table in tables)}")
+        self.store: CheckpointStore = PostgresStore(self.url)
+
+    def stored(self) -> list[int]:
+        chunks = "put like 'content/%'"
+        found = self._ask(
+            f"select put, sum(length(data)) from graflow_ckpt.chunks where {chunks} group by put"
+        )
+        rows = self._ask("select id, size from graflow_ckpt.contents")
+        assert dict(found) == {f"content/{content}": size for content, size in rows}
+        assert self._ask("select * from graflow_ckpt.staging") == []
+        return sorted(size for _, size in rows)
+
+    def damage(self) -> None:
+        self._ask("update graflow_ckpt.chunks set data = set_byte(data, 0, 33) where put like 'content/%'")
+
+    def _ask(self, statement: str) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            found = connection.execute(statement.encode())
+            return found.fetchall() if found.description else []
 
 
 KINDS: list[type[Kept]] = [InMemory, InSqlite, InFolder]

@@ -29,7 +29,7 @@ from graflow_ckpt.testing.holdings import (
     there,
 )  # fmt: skip
 from graflow_ckpt.testing.trios import listed, named, own_name, path_of, put_meta, writer
-from tests.unit.checkpoint.kept import InFolder, InMemory, InSqlite, Kept
+from tests.unit.checkpoint.kept import InFolder, InMemory, InPostgres, InSqlite, Kept
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 CONTENTS = [content(number, 1000 + number) for number in range(5)]
@@ -153,10 +153,18 @@ class Machine(RuleBasedStateMachine):
             raise Crash
 
 
-@pytest.mark.parametrize("kind", [InMemory, InSqlite, InFolder])
-def test_whatever_happens_what_is_kept_is_whole_and_nothing_else_stays(kind: type[Kept]) -> None:
+def run(kind: type[Kept], examples: int) -> None:
     machine = type("Machine", (Machine,), {"kind": kind}).TestCase
     machine.settings = settings(
-        max_examples=20, stateful_step_count=18, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=examples, stateful_step_count=18, deadline=None, suppress_health_check=list(HealthCheck)
     )
     machine().runTest()
+
+
+@pytest.mark.parametrize("kind", [InMemory, InSqlite, InFolder])
+def test_whatever_happens_what_is_kept_is_whole_and_nothing_else_stays(kind: type[Kept]) -> None:
+    run(kind, 20)
+
+
+def test_whatever_happens_in_postgres_what_is_kept_is_whole_and_nothing_else_stays(postgres_url: str) -> None:
+    run(InPostgres.of(postgres_url), 5)

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 from graflow_ckpt import _restore
 from graflow_ckpt.checkpoint import pickles
 from graflow_ckpt.checkpoint.allowance import Allowance
-from graflow_ckpt.checkpoint.contents import Depositor, contents_of, put_together
+from graflow_ckpt.checkpoint.contents import Depositor, put_together
 from graflow_ckpt.checkpoint.digest import Digest, DigestingSink, VerifyingSource
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_schema, now_iso, parse, upgrade
 from graflow_ckpt.checkpoint.passing import alone
@@ -90,16 +90,14 @@ def save(
         "code": program.code,
     }
 
-    depositor = Depositor.of(store, metadata.path, lease, stage)
+    depositor = Depositor(store, metadata.path, lease, stage, meter.takes)
 
     def values(sink: Sink) -> None:
         digesting = DigestingSink(meter.sink(sink))
         try:
-            if depositor is not None:
-                depositor.begin()
+            depositor.begin()
             pickles.dump(_Payload(payload), digesting, aside=depositor)
-            if depositor is not None:
-                depositor.settle()
+            depositor.settle()
         finally:
             digests["pkl"] = digesting.finish()
         meter.check()
@@ -116,18 +114,15 @@ def save(
             "stage": stage,
             "host": platform.node(),
             "synced": store.synced,  # by now it may have turned out that it goes somewhere else
-            "parts": {part: _digest_document(digest) for part, digest in digests.items()},
+            "parts": {part: digest.document() for part, digest in digests.items()},
         }
-        if depositor is not None and depositor.found:
-            document["contents"] = depositor.document()
-        sink.write(json.dumps(seal(document, keyring), separators=(",", ":")).encode())
+        sink.write(json.dumps(seal(document | depositor.listed(), keyring), separators=(",", ":")).encode())
 
     parts = [("pkl", values), ("state.json", facts), ("meta.json", meta)]
     try:
         store.put(metadata.path, parts, lease=lease, stage=stage)
     finally:
-        if depositor is not None:
-            depositor.end()
+        depositor.end()
     meter.done()
     return replace(metadata, synced=store.synced, size=sum(digest.size for digest in digests.values()))
 
@@ -166,10 +161,6 @@ def library_version() -> str:
     from graflow_ckpt import __version__
 
     return __version__
-
-
-def _digest_document(digest: Digest) -> Document:
-    return {"size": digest.size, "chunks": list(digest.chunks)}
 
 
 def _digest_of(path: str, meta: Document, part: str) -> Digest:
@@ -307,7 +298,7 @@ def taken(
         stage = str(meta.get("stage", ""))
         opened = partial(_open, store, path, meta, stage=stage)
         if meta.get("contents") and not shares:
-            whole = partial(_whole, store, path, meta, stage)
+            whole = partial(whole_values, store, Found(path, meta, {}, stage))
             given = alone(meta, keyring, whole)
             return take(given, lambda part: whole() if part == "pkl" else opened(part))
         return take(meta, opened)
@@ -331,13 +322,8 @@ def described(store: Readable, path: str) -> Document:
 
 def whole_values(store: Readable, found: Found) -> Source:
     """The pickle of a checkpoint, as a stream of verified bytes, wherever they are stored."""
-    return _whole(store, found.path, found.meta, found.stage)
-
-
-def _whole(store: Readable, path: str, meta: Document, stage: str) -> Source:
-    contents = contents_of(path, meta)
-    inline = _open(store, path, meta, "pkl", stage)
-    return put_together(store, path, stage, inline, contents) if contents else inline
+    inline = _open(store, found.path, found.meta, "pkl", found.stage)
+    return put_together(store, found.path, found.meta, found.stage, inline)
 
 
 def open_values(store: Readable, found: Found, load: Callable[[Source], Any] = pickles.load) -> Any:

@@ -27,7 +27,7 @@ from blake3 import blake3
 from graflow_ckpt.checkpoint.digest import CHUNK, Digest, Hasher, VerifyingSource, digest_of
 from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, GraflowError
-from graflow_ckpt.core.protocols import CheckpointStore, Contents, Lease, Readable, Saving, Source
+from graflow_ckpt.core.protocols import CheckpointStore, Lease, Readable, Saving, Source
 from graflow_ckpt.stores.names import is_content
 
 BATCH: Final = 32 << 20
@@ -85,31 +85,34 @@ def contents_of(path: str, meta: Document) -> list[Content]:
 class Depositor:
     """Takes large payloads of one save and stores those that are not there."""
 
-    def __init__(self, contents: Contents, path: str, lease: Lease | None, stage: str) -> None:
-        self._contents = contents
+    def __init__(
+        self,
+        store: CheckpointStore,
+        path: str,
+        lease: Lease | None,
+        stage: str,
+        allowed: Callable[[int], bool] = lambda size: True,
+    ) -> None:
+        self._contents = store.contents
+        self._allowed = allowed  # is told of the size of each
         self._place = (path, lease, stage)
         self._saving: Saving | None = None
         self._there: set[str] = set()  # held by this save
-        self._reset()
+        self.begin()
 
-    def _reset(self) -> None:
+    def begin(self) -> None:
+        """The pickle is written; or once more, since a store may repeat its put."""
         self.found: list[Content] = []
         self._pending: list[tuple[int, memoryview]] = []
         self._waiting = 0
 
-    @classmethod
-    def of(cls, store: CheckpointStore, path: str, lease: Lease | None, stage: str) -> Depositor | None:
-        """None where each checkpoint has its bytes for itself."""
-        contents = store.contents
-        return cls(contents, path, lease, stage) if contents is not None and contents.shares else None
-
-    def begin(self) -> None:
-        """The pickle is written; or once more, since a store may repeat its put."""
-        self._reset()
-
     def take(self, payload: memoryview, at: int, /) -> bool:
+        if self._contents is None or not self._contents.shares:
+            return False  # each checkpoint has its bytes for itself
         if len(self.found) + len(self._pending) >= MOST:
             return False
+        if not self._allowed(payload.nbytes):
+            return True  # the save will be refused: what it lacks does not matter
         self._pending.append((at, payload))
         self._waiting += payload.nbytes
         if self._waiting >= BATCH:
@@ -122,8 +125,9 @@ class Depositor:
         if self._saving is not None:
             self._saving.settle()
 
-    def document(self) -> list[Document]:
-        return [content.document() for content in self.found]
+    def listed(self) -> Document:
+        """For the meta."""
+        return {"contents": [content.document() for content in self.found]} if self.found else {}
 
     def end(self) -> None:
         if self._saving is None:
@@ -135,7 +139,7 @@ class Depositor:
 
     def _store_pending(self) -> None:
         pending, self._pending, self._waiting = self._pending, [], 0
-        if not pending:
+        if not pending or self._contents is None:
             return
         if self._saving is None:
             path, lease, stage = self._place
@@ -242,16 +246,20 @@ class Whole:
         self._inline.close()
 
 
-def put_together(
-    store: Readable, path: str, stage: str, inline: Source, contents: Sequence[Content]
-) -> Source:
-    """The values of a checkpoint that holds contents."""
-    place = store.contents
-    if place is None:
+def put_together(store: Readable, path: str, meta: Document, stage: str, inline: Source) -> Source:
+    """The values of a checkpoint, whether it holds contents or not."""
+    try:
+        contents = contents_of(path, meta)
+        place = store.contents
+        if contents and place is None:
+            raise CheckpointCorrupt(
+                f"Checkpoint {path} holds contents of another store: it was copied without them.", path=path
+            )
+    except BaseException:
         inline.close()
-        raise CheckpointCorrupt(
-            f"Checkpoint {path} holds contents of another store: it was copied without them.", path=path
-        )
+        raise
+    if not contents or place is None:
+        return inline
 
     def open_content(content: Content) -> Source:
         source = place.open(path, content.name, stage)

@@ -35,6 +35,10 @@ class Digest:
     size: int
     chunks: tuple[str, ...]
 
+    def document(self) -> dict[str, object]:
+        """As it stands in a meta."""
+        return {"size": self.size, "chunks": list(self.chunks)}
+
 
 class DigestingSink:
     """Passes on what is written, and digests it. As a context it ends its thread in any case."""

@@ -30,7 +30,7 @@ def alone(meta: Document, keyring: Keyring | None, whole: Callable[[], Source]) 
         pour(whole, digesting)
     finally:
         digest = digesting.finish()
-    parts = meta["parts"] | {"pkl": {"size": digest.size, "chunks": list(digest.chunks)}}
+    parts = meta["parts"] | {"pkl": digest.document()}
     made = {name: value for name, value in meta.items() if name != "contents"} | {"parts": parts}
     return made if keyring is None else seal(made, keyring)
 

@@ -14,8 +14,8 @@ from functools import partial
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
-from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint import attachments
+from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.pickles import collector_at_rest
 from graflow_ckpt.core.errors import (
     GraphError,

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from graflow_ckpt.checkpoint import archive, contents
+from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.copying import Move
 from graflow_ckpt.checkpoint.digest import CHUNK
 from graflow_ckpt.checkpoint.portable import PortableFile, PortableWriter
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, TooLarge
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.values import Live
 from graflow_ckpt.stores.local import LocalStore
@@ -57,10 +58,12 @@ def array(seed: int, size: int = 100_000) -> np.ndarray[Any, Any]:
     return np.random.default_rng(seed).integers(0, 255, size, dtype=np.uint8)
 
 
-def save(store: CheckpointStore, name: str, **values: Any) -> archive.Found:
+def save(
+    store: CheckpointStore, name: str, allowance: Allowance | None = None, **values: Any
+) -> archive.Found:
     cells = {key: value if isinstance(value, bytes) else Live(value) for key, value in values.items()}
     state = trios.state("s", *(("put", key, cell, -1) for key, cell in cells.items()))
-    saved = trios.save(Path(), of=state, path=f"{store.folder}/{name}", store=store)
+    saved = trios.save(Path(), of=state, path=f"{store.folder}/{name}", store=store, allowance=allowance)
     return archive.find(store, RING, saved.path)
 
 
@@ -332,3 +335,14 @@ def test_a_damaged_content_is_not_copied(store: CheckpointStore, kept: Kept, tmp
         with pytest.raises(CheckpointCorrupt):
             Move(store, target, RING, RING).cut(found.path)
         assert list(target.list()) == []
+
+
+def test_what_is_shared_counts_in_what_a_checkpoint_may_take(store: CheckpointStore, kept: Kept) -> None:
+    save(store, "a.pkl", x=[array(1), array(2)])
+    allowance = Allowance(limit=150_000)
+
+    with pytest.raises(TooLarge, match="exceeds limit"):
+        save(store, "b.pkl", allowance, x=[array(1), array(2)])
+
+    assert len(list(store.list())) == 1
+    assert kept.stored() == [100_000] * 2

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
@@ -59,6 +60,7 @@ def save(
     ring: Keyring = RING,
     store: CheckpointStore | None = None,
     path: str = "",
+    allowance: Allowance | None = None,
 ) -> CheckpointMetadata:
     """One trio of a session in a folder."""
     snapshot = capture(of or state(session))
@@ -68,4 +70,4 @@ def save(
     metadata = archive.describe(
         snapshot, program, path=path or str(folder / name), sequence=sequence, cause=cause, user=user
     )
-    return archive.save(store or LocalStore(folder), ring, None, snapshot, program, metadata)
+    return archive.save(store or LocalStore(folder), ring, None, snapshot, program, metadata, allowance)

@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 from graflow_ckpt import _restore
 from graflow_ckpt.checkpoint import pickles
 from graflow_ckpt.checkpoint.allowance import Allowance
+from graflow_ckpt.checkpoint.bringing import alone
 from graflow_ckpt.checkpoint.contents import Depositor, put_together
 from graflow_ckpt.checkpoint.digest import Digest, DigestingSink, VerifyingSource
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_schema, now_iso, parse, upgrade
-from graflow_ckpt.checkpoint.passing import alone
 from graflow_ckpt.checkpoint.program import Program
 from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
 from graflow_ckpt.checkpoint.snapshot import BACKEND, Snapshot

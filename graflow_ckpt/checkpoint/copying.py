@@ -1,7 +1,7 @@
 """Copying: checkpoints and journals from one place to another, verified on the way, sealed for where they go.
 
 Promise: what arrives has the digests that it had, part by part (but for a pickle that gets back what it had
-in common with others, where the target shares nothing: passing.py); only its meta is sealed anew, with the
+in common with others, where the target shares nothing: bringing.py); only its meta is sealed anew, with the
 key of the place that it comes to. A copy that is broken off leaves whole checkpoints and takes up where it
 stopped when it is called again: what is there is not written twice. The origin is only read, so runs may go
 on there.
@@ -24,9 +24,9 @@ from functools import partial
 from typing import Final, Literal
 
 from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.bringing import Bringing, pour, shares
 from graflow_ckpt.checkpoint.inventory import cut_of, inventory
 from graflow_ckpt.checkpoint.model import NOT_JSON, Document
-from graflow_ckpt.checkpoint.passing import Passing, pour, shares
 from graflow_ckpt.checkpoint.retention import Cut
 from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
 from graflow_ckpt.checkpoint.tail import tail, two_newest, write_segment
@@ -145,10 +145,10 @@ class Move:
         def write_meta(sink: Sink) -> None:
             sink.write(json.dumps(sealed, separators=(",", ":")).encode())
 
-        passing = Passing(self.origin, path, meta)
+        bringing = Bringing(self.origin, path, meta)
 
         def write_values(sink: Sink) -> None:
-            passing.bring(self.target, where, lease, stage)
+            bringing.bring(self.target, where, lease, stage)
             pour(partial(part, "pkl"), sink)
 
         facts = partial(pour, partial(part, "state.json"))
@@ -160,7 +160,7 @@ class Move:
         try:
             self.target.put(where, parts, lease=lease, stage=stage)
         finally:
-            passing.end()
+            bringing.end()
         return Copied(path, "copied", size, where)
 
     def _as_at_target(self, meta: Document, stage: str) -> Document:

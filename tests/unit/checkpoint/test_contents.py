@@ -20,10 +20,11 @@ from graflow_ckpt.checkpoint.portable import PortableFile, PortableWriter
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, TooLarge
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.values import Live
+from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.testing.trios import all_of
 from tests.unit.checkpoint import trios
-from tests.unit.checkpoint.kept import KINDS, Kept
+from tests.unit.checkpoint.kept import KINDS, InSqlite, Kept
 from tests.unit.checkpoint.trios import RING
 
 
@@ -346,3 +347,31 @@ def test_what_is_shared_counts_in_what_a_checkpoint_may_take(store: CheckpointSt
 
     assert len(list(store.list())) == 1
     assert kept.stored() == [100_000] * 2
+
+
+@pytest.mark.parametrize("word", ["retry", "metered"])
+def test_a_wrapper_that_leaves_bytes_alone_reads_what_is_shared(tmp_path: Path, word: str) -> None:
+    plain = open_store(f"sqlite:///{tmp_path}/runs.db")
+    around = open_store(f"{word}+sqlite:///{tmp_path}/runs.db")
+    save(plain, "a", x=[array(1), array(2)])
+
+    save(around, "b", x=[array(1), array(2)])
+
+    assert (load(around, "a")["x"][1] == array(2)).all()
+    assert (load(around, "b")["x"][1] == array(2)).all()
+    assert ("contents" in json.loads(around.meta("b"))) == (word == "metered")
+    around.delete("a")
+    assert (load(around, "b")["x"][1] == array(2)).all()
+
+
+@pytest.mark.parametrize("word", ["encrypted", "compressed", "tenant.me"])
+def test_behind_a_wrapper_that_changes_bytes_or_names_nothing_is_shared(
+    tmp_path: Path, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", trios.KEY)
+    around = open_store(f"{word}+sqlite:///{tmp_path}/runs.db")
+
+    save(around, "b", x=[array(1), array(2)])
+
+    assert (load(around, "b")["x"][1] == array(2)).all()
+    assert InSqlite(tmp_path).stored() == []

@@ -45,7 +45,7 @@ def pour(opened: Callable[[], Source], sink: Sink) -> None:
         source.close()
 
 
-class Passing:
+class Bringing:
     """Brings the contents that a meta names from one place to another, for one put there."""
 
     def __init__(self, origin: Readable, path: str, meta: Document) -> None:

@@ -2,7 +2,8 @@
 
 Method: a session holds 256 MB in 64 numpy arrays, in a dict. It is saved, one array is changed, and it is
 saved again: wall time of the second `checkpoint()`, and the bytes by which the store has grown, in SQLite and
-in a folder that shares contents. The first save of such a folder is held against one that shares nothing.
+in a folder that shares contents; the time in Postgres, too. The first save of such a folder is held against
+one that shares nothing.
 Unit: ms and MB. The floor of the second save is the first one in the same store, and, to look at, the digests
 alone.
 A regression: unchanged arrays that are written or copied, a look-up for each array, a second digest.
@@ -10,6 +11,7 @@ A regression: unchanged arrays that are written or copied, a look-up for each ar
 
 from __future__ import annotations
 
+import atexit
 import os
 import sqlite3
 from collections.abc import Callable
@@ -22,8 +24,11 @@ from blake3 import blake3
 
 from benchmarks.harness import Case, Ratio, Run
 from benchmarks.programs import place
+from benchmarks.run import SCRATCH
 from graflow_ckpt import workflow
 from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.stores.postgres import PostgresStore
+from tests.postgres_servers import PostgresServer
 
 NAME = "growth"
 ARRAYS = 64
@@ -46,6 +51,23 @@ def sqlite(run: Run) -> str:
 
 def folder(run: Run) -> str:
     return f"file://{run.folder}/checkpoints?share=true"
+
+
+@cache
+def server() -> PostgresServer:
+    SCRATCH.mkdir(exist_ok=True)  # on the disk that the project is on
+    found = PostgresServer(place=SCRATCH).start()
+    atexit.register(found.close)
+    return found
+
+
+def postgres(run: Run) -> str:
+    os.environ["GRAFLOW_CKPT_KEY"] = f"bench:{'31' * 32}"
+    url = server().database()
+    store = PostgresStore(url)
+    store.schema.upgrade()
+    store.close()
+    return url
 
 
 def alone(run: Run) -> str:
@@ -135,6 +157,13 @@ def cases(name: str, where: Where) -> list[Case]:
 CASES = [
     *cases("SQLite", sqlite),
     *cases("folder", folder),
+    Case(
+        "Postgres: 256 MB again, 1 of 64 arrays changed",
+        partial(second, postgres),
+        partial(first, postgres),
+        Ratio(1 / 3),
+        disk=True,
+    ),
     Case(
         "folder: first save of 256 MB, sharing",
         partial(first, folder),

@@ -57,6 +57,8 @@ class Machine(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         if hasattr(self, "folder"):
+            self.lease.release()
+            self.fork.release()
             self.folder.cleanup()
 
     def stage(self) -> str:
@@ -121,7 +123,8 @@ class Machine(RuleBasedStateMachine):
 
         with pytest.raises(Crash):
             self.store.put(path, [("pkl", values), ("meta.json", meta)], lease=self.lease, stage=stage)
-        self.lease = self.store.acquire("s", take_over=True)
+        former, self.lease = self.lease, self.store.acquire("s", take_over=True)
+        former.release()  # of no effect by now, but that its keeper ends
 
     @rule()
     def sweep(self) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from graflow_ckpt.checkpoint.manager import CheckpointManager
+    from graflow_ckpt.checkpoint.manager import CheckpointManager, load
     from graflow_ckpt.checkpoint.model import CheckpointMetadata
     from graflow_ckpt.checkpoint.retention import (
         BestOf,
@@ -73,6 +73,7 @@ _HOMES = {
     "WorkflowEngine": "engine.engine",
     "connect": "frontends.door",
     "group": "frontends.expressions",
+    "load": "checkpoint.manager",
     "task": "frontends.dsl",
     "workflow": "frontends.dsl",
 }
@@ -83,7 +84,7 @@ __all__ = [
     "InMemoryTaskQueue", "KeepEvery", "KeepFor", "KeepLast", "KeepWithin", "LastSuccessful", "MemoryChannel",
     "OfAll", "OnRequest", "PendingCheckpoint", "RedisChannel", "RedisTaskQueue", "TaskExecutionContext",
     "TaskGraph", "TaskSpec", "WhenIdle", "Workflow", "WorkflowEngine", "__version__", "connect", "group",
-    "task", "workflow",
+    "load", "task", "workflow",
 ]  # fmt: skip
 
 

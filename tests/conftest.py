@@ -117,6 +117,7 @@ def postgres_database(postgres_server: PostgresServer) -> str:
 def postgres_url(postgres_server: PostgresServer, postgres_database: str) -> str:
     """The same, empty."""
     tables = ("sessions", "lines", "checkpoints", "chunks", "staging", "segments", "frames")
+    tables += ("freed", "holds", "contents")
     database = postgres_database.rpartition("/")[2]
     postgres_server.ask(";".join(f"delete from graflow_ckpt.{table}" for table in tables), database=database)
     return postgres_database

@@ -44,6 +44,12 @@ class Meter:
     spared: bool
     size: int = 0
 
+    def takes(self, size: int) -> bool:
+        """Count so many bytes; whether they are to be written. Past the limit the rest is counted only, so
+        that the refusal can say how much it would have been."""
+        self.size += size
+        return self.spared or not self.over
+
     def sink(self, sink: Sink) -> Sink:
         return sink if self.allowance.limit is None else _Metered(self, sink)
 
@@ -86,7 +92,7 @@ class Meter:
 
 
 class _Metered:
-    """Past the limit the rest is counted only, so that the refusal can say how much it would have been."""
+    """A sink behind the count."""
 
     __slots__ = ("_meter", "_sink")
 
@@ -95,7 +101,6 @@ class _Metered:
 
     def write(self, data: Buffer, /) -> int:
         size = data.nbytes if isinstance(data, memoryview) else len(data)
-        self._meter.size += size
-        if not self._meter.over or self._meter.spared:
+        if self._meter.takes(size):
             self._sink.write(data)
         return size

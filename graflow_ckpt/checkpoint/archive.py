@@ -16,11 +16,14 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 from graflow_ckpt import _restore
 from graflow_ckpt.checkpoint import pickles
 from graflow_ckpt.checkpoint.allowance import Allowance
+from graflow_ckpt.checkpoint.bringing import alone
+from graflow_ckpt.checkpoint.contents import Depositor, put_together
 from graflow_ckpt.checkpoint.digest import Digest, DigestingSink, VerifyingSource
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_schema, now_iso, parse, upgrade
 from graflow_ckpt.checkpoint.program import Program
@@ -87,10 +90,14 @@ def save(
         "code": program.code,
     }
 
+    depositor = Depositor(store, metadata.path, lease, stage, meter.takes)
+
     def values(sink: Sink) -> None:
         digesting = DigestingSink(meter.sink(sink))
         try:
-            pickles.dump(_Payload(payload), digesting)
+            depositor.begin()
+            pickles.dump(_Payload(payload), digesting, aside=depositor)
+            depositor.settle()
         finally:
             digests["pkl"] = digesting.finish()
         meter.check()
@@ -107,13 +114,15 @@ def save(
             "stage": stage,
             "host": platform.node(),
             "synced": store.synced,  # by now it may have turned out that it goes somewhere else
-            "parts": {part: _digest_document(digest) for part, digest in digests.items()},
+            "parts": {part: digest.document() for part, digest in digests.items()},
         }
-        sink.write(json.dumps(seal(document, keyring), separators=(",", ":")).encode())
+        sink.write(json.dumps(seal(document | depositor.listed(), keyring), separators=(",", ":")).encode())
 
-    store.put(
-        metadata.path, [("pkl", values), ("state.json", facts), ("meta.json", meta)], lease=lease, stage=stage
-    )
+    parts = [("pkl", values), ("state.json", facts), ("meta.json", meta)]
+    try:
+        store.put(metadata.path, parts, lease=lease, stage=stage)
+    finally:
+        depositor.end()
     meter.done()
     return replace(metadata, synced=store.synced, size=sum(digest.size for digest in digests.values()))
 
@@ -152,10 +161,6 @@ def library_version() -> str:
     from graflow_ckpt import __version__
 
     return __version__
-
-
-def _digest_document(digest: Digest) -> Document:
-    return {"size": digest.size, "chunks": list(digest.chunks)}
 
 
 def _digest_of(path: str, meta: Document, part: str) -> Digest:
@@ -277,10 +282,12 @@ def taken(
     keyring: Keyring | None,
     path: str,
     take: Callable[[Document, Callable[[str], Source]], T],
+    *,
+    shares: bool = False,
 ) -> T:
     """Hand the meta of a checkpoint, as it was written, and its parts to `take`, and again if a newer one was
     written over it meanwhile. The seal has been verified (without a keyring: has not); what is read of a
-    part is verified while it is read."""
+    part is verified while it is read. Unless whoever takes it `shares`, it comes without contents."""
 
     def read(raw: bytes) -> T:
         meta = parse(path, raw, ".meta.json")
@@ -288,7 +295,13 @@ def taken(
             check_schema(path, meta.get("schema_version"))
         else:
             _find(store, keyring, path, raw)
-        return take(meta, lambda part: _open(store, path, meta, part, str(meta.get("stage", ""))))
+        stage = str(meta.get("stage", ""))
+        opened = partial(_open, store, path, meta, stage=stage)
+        if meta.get("contents") and not shares:
+            whole = partial(whole_values, store, Found(path, meta, {}, stage))
+            given = alone(meta, keyring, whole)
+            return take(given, lambda part: whole() if part == "pkl" else opened(part))
+        return take(meta, opened)
 
     return _settled(store, path, read)
 
@@ -307,9 +320,15 @@ def described(store: Readable, path: str) -> Document:
     return _settled(store, path, read)
 
 
+def whole_values(store: Readable, found: Found) -> Source:
+    """The pickle of a checkpoint, as a stream of verified bytes, wherever they are stored."""
+    inline = _open(store, found.path, found.meta, "pkl", found.stage)
+    return put_together(store, found.path, found.meta, found.stage, inline)
+
+
 def open_values(store: Readable, found: Found, load: Callable[[Source], Any] = pickles.load) -> Any:
     """Open the pickle of a verified checkpoint."""
-    source = _open(store, found.path, found.meta, "pkl", found.stage)
+    source = whole_values(store, found)
     try:
         return load(source)
     finally:
@@ -318,7 +337,7 @@ def open_values(store: Readable, found: Found, load: Callable[[Source], Any] = p
 
 def check_values(store: Readable, found: Found) -> int:
     """Read the pickle against its digest without opening it; its size."""
-    source = _open(store, found.path, found.meta, "pkl", found.stage)
+    source = whole_values(store, found)
     buffer = memoryview(bytearray(8 << 20))
     size = 0
     try:

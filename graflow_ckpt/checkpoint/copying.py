@@ -1,8 +1,10 @@
 """Copying: checkpoints and journals from one place to another, verified on the way, sealed for where they go.
 
-Promise: what arrives has the digests that it had, part by part; only its meta is sealed anew, with the key of
-the place that it comes to. A copy that is broken off leaves whole checkpoints and takes up where it stopped
-when it is called again: what is there is not written twice. The origin is only read, so runs may go on there.
+Promise: what arrives has the digests that it had, part by part (but for a pickle that gets back what it had
+in common with others, where the target shares nothing: bringing.py); only its meta is sealed anew, with the
+key of the place that it comes to. A copy that is broken off leaves whole checkpoints and takes up where it
+stopped when it is called again: what is there is not written twice. The origin is only read, so runs may go
+on there.
 
 A session is copied under a lease of the target, whose epoch is above all that it gets: who goes on there
 continues the same history. Journal records after the newest cut are framed anew under that epoch, in one
@@ -22,6 +24,7 @@ from functools import partial
 from typing import Final, Literal
 
 from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.bringing import Bringing, pour, shares
 from graflow_ckpt.checkpoint.inventory import cut_of, inventory
 from graflow_ckpt.checkpoint.model import NOT_JSON, Document
 from graflow_ckpt.checkpoint.retention import Cut
@@ -82,7 +85,8 @@ class Move:
     def cut(self, path: str, lease: Lease | None = None) -> Copied:
         """Copy one checkpoint; if it is there already, it is left alone."""
         try:
-            copied = archive.taken(self.origin, self.keys, path, partial(self._pass_on, path, lease))
+            taking = partial(self._pass_on, path, lease)
+            copied = archive.taken(self.origin, self.keys, path, taking, shares=shares(self.target))
         except CheckpointNotFound:
             copied = Copied(path, "gone")
         self.seen(copied)
@@ -141,19 +145,26 @@ class Move:
         def write_meta(sink: Sink) -> None:
             sink.write(json.dumps(sealed, separators=(",", ":")).encode())
 
+        bringing = Bringing(self.origin, path, meta)
+
+        def write_values(sink: Sink) -> None:
+            bringing.bring(self.target, where, lease, stage)
+            pour(partial(part, "pkl"), sink)
+
+        facts = partial(pour, partial(part, "state.json"))
         parts: list[tuple[str, PartWriter]] = [
-            (name, partial(_pour, partial(part, name))) for name in PARTS if name != META
+            ("pkl", write_values),
+            ("state.json", facts),
+            (META, write_meta),
         ]
-        self.target.put(where, [*parts, (META, write_meta)], lease=lease, stage=stage)
+        try:
+            self.target.put(where, parts, lease=lease, stage=stage)
+        finally:
+            bringing.end()
         return Copied(path, "copied", size, where)
 
     def _as_at_target(self, meta: Document, stage: str) -> Document:
         kept = {name: value for name, value in meta.items() if name not in ("seal", "key_id")}
-        if meta.get("contents"):
-            raise CheckpointError(
-                "Its large values are shared with other checkpoints of its store, and are not in its files.",
-                hint="This version cannot copy it: resume it, and save it to the other store.",
-            )
         home = kept.get("home")
         return kept | {
             "stage": stage,
@@ -276,18 +287,3 @@ def _check_older(where: str, former: Document, meta: Document) -> None:
             hint="Delete it, or copy into another place.",
             path=where,
         )
-
-
-def _pour(opened: Callable[[], Source], sink: Sink) -> None:
-    source = opened()
-    try:
-        left = source.size
-        while left:
-            piece = memoryview(bytearray(min(_PIECE, left)))  # a new one: the sink may still be at the last
-            count = source.readinto(piece)
-            if not count:
-                raise CheckpointCorrupt("A part ends too early.")
-            sink.write(piece[:count])
-            left -= count
-    finally:
-        source.close()

@@ -25,7 +25,7 @@ CHUNK: Final = 4 << 20
 _AHEAD: Final = 4  # chunks on their way to the thread: if it is slow, its caller waits
 _SMALL: Final = 64 << 10
 
-_Pieces = list[memoryview]
+Pieces = list[memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,10 @@ class Digest:
     size: int
     chunks: tuple[str, ...]
 
+    def document(self) -> dict[str, object]:
+        """As it stands in a meta."""
+        return {"size": self.size, "chunks": list(self.chunks)}
+
 
 class DigestingSink:
     """Passes on what is written, and digests it. As a context it ends its thread in any case."""
@@ -42,9 +46,9 @@ class DigestingSink:
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._size = self._filled = 0
-        self._pieces: _Pieces = []
+        self._pieces: Pieces = []
         self._chunks: list[str] = []
-        self._hasher: _Hasher | None = None
+        self._hasher: Hasher | None = None
 
     def write(self, data: Buffer, /) -> int:
         view = memoryview(data).cast("B")
@@ -63,7 +67,7 @@ class DigestingSink:
 
     def finish(self) -> Digest:
         """The digest of all that was written."""
-        last = [_digest(self._pieces)] if self._pieces else []
+        last = [digest_of(self._pieces)] if self._pieces else []
         if self._hasher:
             self._chunks += self._hasher.results(leave=0)
         self.close()
@@ -82,7 +86,7 @@ class DigestingSink:
 
     # A full chunk is handed over when something follows it: a part of one chunk starts no thread.
     def _hand_over(self) -> None:
-        self._hasher = self._hasher or _Hasher()
+        self._hasher = self._hasher or Hasher()
         self._hasher.take(self._pieces)
         self._chunks += self._hasher.results(leave=_AHEAD)
         self._pieces, self._filled = [], 0
@@ -96,7 +100,7 @@ class VerifyingSource:
         self._next = 0  # the first chunk that has not been read
         self._chunk = bytearray()
         self._rest = memoryview(b"")  # verified and not handed out yet
-        self._hasher: _Hasher | None = None
+        self._hasher: Hasher | None = None
         self._sound = True
         if source.size != digest.size or len(digest.chunks) != -(-digest.size // CHUNK):
             raise self._corrupt(f"it has {source.size} bytes, and {digest.size} were written")
@@ -134,14 +138,14 @@ class VerifyingSource:
     def _read_in_place(self, view: memoryview) -> int:
         chunks = self._fitting(view.nbytes)
         if chunks > 1 and self._hasher is None:
-            self._hasher = _Hasher()
+            self._hasher = Hasher()
         checked, done = self._next, 0
         for _ in range(chunks):
             piece = view[done : done + self._length(self._next)]
             self._read(piece)
             done += piece.nbytes
             if self._hasher is None:
-                checked = self._compare(checked, [_digest([piece])])
+                checked = self._compare(checked, [digest_of([piece])])
             else:
                 self._hasher.take([piece])
                 checked = self._compare(checked, self._hasher.results(leave=_AHEAD))
@@ -158,7 +162,7 @@ class VerifyingSource:
         self._chunk = self._chunk or bytearray(min(CHUNK, self.size))
         piece = memoryview(self._chunk)[: self._length(self._next)]
         self._read(piece)
-        self._compare(self._next - 1, [_digest([piece])])
+        self._compare(self._next - 1, [digest_of([piece])])
         self._rest = piece
 
     def _length(self, chunk: int) -> int:
@@ -190,17 +194,17 @@ class VerifyingSource:
         )
 
 
-class _Hasher:
+class Hasher:
     """The second thread. Chunks go in, their digests come out in the same order."""
 
     def __init__(self) -> None:
-        self._todo: SimpleQueue[_Pieces | None] = SimpleQueue()
+        self._todo: SimpleQueue[Pieces | None] = SimpleQueue()
         self._done: SimpleQueue[str] = SimpleQueue()
         self._out = 0
         self._thread = Thread(target=self._run, name="graflow-ckpt-digest", daemon=True)
         self._thread.start()
 
-    def take(self, pieces: _Pieces) -> None:
+    def take(self, pieces: Pieces) -> None:
         self._todo.put(pieces)
         self._out += 1
 
@@ -222,12 +226,13 @@ class _Hasher:
         while (pieces := self._todo.get()) is not None:
             found = ""
             try:
-                found = _digest(pieces)
+                found = digest_of(pieces)
             finally:
                 self._done.put(found)  # whatever happens: somebody waits for it
 
 
-def _digest(pieces: _Pieces) -> str:
+def digest_of(pieces: Pieces) -> str:
+    """The digest of one chunk."""
     digest = blake3()
     for piece in pieces:
         digest.update(piece)

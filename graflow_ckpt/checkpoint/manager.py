@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.inventory import inventory
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, parse
-from graflow_ckpt.checkpoint.pruning import Guard, Pruned, carry_out, plan
+from graflow_ckpt.checkpoint.pruning import Guard, Pruned, carry_out, plan, sweep_contents
 from graflow_ckpt.checkpoint.retention import DEFAULT, Cut, KeepLast, OfAll, Retention
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
@@ -24,6 +24,16 @@ if TYPE_CHECKING:
     from graflow_ckpt.engine.context import ExecutionContext  # named in signatures only: it is above
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
+
+
+def load(checkpoint_path: str, *, store: str | None = None) -> ExecutionContext:
+    """A checkpoint to look into, wherever its values are; seal and digests are verified.
+
+    Of a .pkl that is a plain pickle `pickle.load` gives the same. To go on from it: `CheckpointManager`.
+    """
+    place = open_store_of(checkpoint_path, store)
+    context: ExecutionContext = archive.load(place, Keyring.for_store(place), checkpoint_path)[1]
+    return context
 
 
 class CheckpointManager:
@@ -120,7 +130,11 @@ class CheckpointManager:
 
         guard = Guard(place, inventory(place), cache(partial(Keyring.for_store, place)))
         what = plan(guard, retention, time.time(), among=among)
-        return Pruned(what.cuts, (), what.spared) if dry_run else carry_out(place, what)
+        if dry_run:
+            return Pruned(what.cuts, (), what.spared)
+        done = carry_out(place, what)
+        sweep_contents(place)
+        return done
 
     @classmethod
     def verify(cls, checkpoint_path: str, *, store: str | None = None) -> CheckpointMetadata:

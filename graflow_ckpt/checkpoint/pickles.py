@@ -2,9 +2,9 @@
 
 What is written is a plain pickle of protocol 5 that `pickle.load` reads. The pickler gives a
 large payload (an array's memory, bytes, bytearray) to its file as the very object, outside of
-all frames; from here it goes on in slices, as it lies in memory. On the way back the unpickler
-has it read into its final place. cloudpickle does the pickling (code.py), so that functions and
-classes of `__main__` work; it is loaded with the first live value.
+all frames; from here it goes on in slices, as it lies in memory, or is set aside (contents.py).
+On the way back the unpickler has it read into its final place. cloudpickle does the pickling
+(code.py), so that functions and classes of `__main__` work; it is loaded with the first live value.
 
 Two limits: an array that is contiguous in no order is copied once by numpy, a text is there
 twice while it is written. Not here: whether the bytes may be trusted (digest.py, seal.py).
@@ -17,7 +17,7 @@ import io
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from blake3 import blake3
 
@@ -26,14 +26,22 @@ from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, NotStor
 from graflow_ckpt.core.protocols import Buffer, Sink, Source
 
 SLICE: Final = 8 << 20
+LARGE: Final = 64 << 10
+"""From here on a payload is written outside of all frames: Python's number, not ours."""
+
+_FRAME: Final = b"\x95"
+_HEADER: Final = 16  # more than any opcode with a size has
 _READ: Final = 256 << 10
 _MANY: Final = 1 << 20
 
 
 # Any, here and below: whatever the user put into the channel.
-def dump(value: Any, sink: Sink, root: str = "value") -> None:
-    """Writes the pickle of a value; NotStorable with the path from `root` to what has none."""
-    _pickle(value, _Slices(sink), None, root)
+def dump(value: Any, sink: Sink, root: str = "value", aside: Aside | None = None) -> None:
+    """Writes the pickle of a value; NotStorable with the path from `root` to what has none.
+
+    What `aside` takes of its large payloads is left out: the reader has to put it back in that place.
+    """
+    _pickle(value, _Slices(sink, aside), None, root)
 
 
 def load(source: Source) -> Any:
@@ -109,6 +117,12 @@ def _not_storable(value: Any, root: str, error: Exception) -> NotStorable:
     )
 
 
+class Aside(Protocol):
+    """Where large payloads may go instead of the pickle."""
+
+    def take(self, payload: memoryview, at: int, /) -> bool: ...  # `at`: its place in what is written
+
+
 class _Out:
     """A pickler's file. `failure` tells what the file raised from what the value raised."""
 
@@ -137,20 +151,35 @@ class _Digesting(_Out):
 class _Slices(_Out):
     """Large payloads go to the sink in slices, so that it can digest one while it writes the next."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, aside: Aside | None) -> None:
         self._sink = sink
+        self._aside = aside
+        self._written = 0
 
     def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
         try:
-            if type(data) is bytes and len(data) <= SLICE:
+            if type(data) is bytes and (len(data) < LARGE or _is_frame(data)):
+                self._written += len(data)
                 return self._sink.write(data)
-            view = data.raw() if isinstance(data, pickle.PickleBuffer) else memoryview(data)
-            for start in range(0, view.nbytes, SLICE):
+            view = data.raw() if isinstance(data, pickle.PickleBuffer) else memoryview(data).cast("B")
+            size = view.nbytes
+            if self._aside is not None and size >= LARGE and self._aside.take(view, self._written):
+                return size
+            for start in range(0, size, SLICE):
                 self._sink.write(view[start : start + SLICE])
-            return view.nbytes
+            self._written += size
+            return size
         except BaseException as failure:
             self.failure = failure
             raise
+
+
+def _is_frame(data: bytes) -> bool:
+    """Whether these are small things that the pickler has collected. A payload that looks like them is
+    only kept where it is."""
+    start = 2 if data[:1] == b"\x80" else 0
+    size = len(data) - start - 9 - int.from_bytes(data[start + 1 : start + 9], "little")
+    return data[start : start + 1] == _FRAME and 0 <= size < _HEADER
 
 
 # --- in --------------------------------------------------------------------------------

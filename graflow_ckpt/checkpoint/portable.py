@@ -45,6 +45,7 @@ class PortableFile:
     """The checkpoints of a file, to be read as if it were a store."""
 
     shared = False
+    contents = None  # what it has is complete
 
     def __init__(self, file: str | os.PathLike[str]) -> None:
         self.file = os.fspath(file)
@@ -208,12 +209,6 @@ class PortableWriter:
 
     def _add(self, origin: Readable, path: str, meta: Document, part: Callable[[str], Source]) -> int:
         base, size = base_of(path.rpartition("/")[2]), 0
-        if meta.get("contents"):
-            raise CheckpointError(
-                f"Large values of {path} are shared with other checkpoints of its store.",
-                hint="This version cannot export it: resume it, and save it to a folder.",
-                path=path,
-            )
         if base in self._names:
             raise CheckpointError(
                 f"Two checkpoints are called {base}, or it was written anew meanwhile.",

@@ -254,6 +254,15 @@ def _delete(
             failed.append((cut, str(error)))
 
 
+def sweep_contents(store: CheckpointStore) -> None:
+    """What those have left who were killed; what a checkpoint held has gone with it."""
+    try:
+        if store.contents is not None:
+            store.contents.sweep()
+    except (GraflowError, OSError) as error:
+        log.warning("contents that nobody holds stay in %s: %s", store.url, error)
+
+
 def forget_journal(store: CheckpointStore, session: str, lease: Lease | None = None) -> None:
     """Of a session that has no checkpoint any more: its records lead on from nothing, and may hold values.
 

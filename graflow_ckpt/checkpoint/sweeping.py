@@ -19,7 +19,7 @@ from types import TracebackType
 
 from graflow_ckpt.checkpoint.inventory import inventory
 from graflow_ckpt.checkpoint.keys import Keyring
-from graflow_ckpt.checkpoint.pruning import Guard, Pruned, carry_out, plan
+from graflow_ckpt.checkpoint.pruning import Guard, Pruned, carry_out, plan, sweep_contents
 from graflow_ckpt.checkpoint.retention import DEFAULT, Cut, Retention
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.stores import open_store
@@ -54,6 +54,7 @@ class Sweeper:
         """One pass."""
         guard = Guard(self._store, inventory(self._store), cache(partial(Keyring.for_store, self._store)))
         done = carry_out(self._store, plan(guard, self._retention, time.time()), seen=self._look_up)
+        sweep_contents(self._store)
         if done.cuts:
             log.info("%d checkpoints (%d bytes) are not kept any more", len(done.cuts), done.size)
         self.last = done

@@ -53,6 +53,10 @@ class GraphChanged(GraphError):
     """The program differs from the checkpoint where results already exist. `.table` says where."""
 
 
+class AttachmentChanged(GraphError):
+    """A file that was attached is another one now, where results were made of it. `.files` says which."""
+
+
 # --- checkpoints -----------------------------------------------------------------------
 
 

@@ -5,7 +5,7 @@ A store moves parts, leases and journal bytes; it knows nothing of codecs, seals
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -78,6 +78,35 @@ class Lease(Protocol):
     def release(self) -> None: ...
 
 
+class Saving(Protocol):
+    """The contents of one save. What it has found or added stays until `end`, whoever deletes what."""
+
+    def hold(self, names: Sequence[str], /) -> Collection[str]: ...  # those that are there
+
+    def add(self, name: str, size: int, pieces: Iterable[bytes], /) -> None: ...
+
+    def settle(self) -> None: ...  # before the commit: from here on they are as safe as the parts
+
+    def end(self) -> None: ...  # after the commit, or without one
+
+
+class Contents(Protocol):
+    """Values that several checkpoints of a store have in common, each stored once, under a name that
+    follows from its bytes. A checkpoint holds those that its meta names: a `put` commits only if all are
+    there, and what no checkpoint and no save holds goes with the last one that did."""
+
+    @property
+    def shares(self) -> bool: ...  # whether saves are to put large values here
+
+    def saving(self, path: str, *, lease: Lease | None, stage: str) -> Saving: ...
+
+    def open(self, path: str, name: str, stage: str) -> Source: ...
+
+    def distrust(self, path: str, name: str, stage: str) -> None: ...  # damaged: no save is to hold it again
+
+    def sweep(self) -> int: ...  # what the dead have left; how many went
+
+
 class Readable(Protocol):
     """What is needed of a store to read from it: a file that checkpoints travel in has that much, too."""
 
@@ -86,6 +115,9 @@ class Readable(Protocol):
 
     @property
     def shared(self) -> bool: ...
+
+    @property
+    def contents(self) -> Contents | None: ...
 
     def owner(self, session: str) -> Owner | None: ...
 
@@ -116,6 +148,9 @@ class CheckpointStore(Protocol):
 
     @property
     def shared(self) -> bool: ...  # whether others can write there: its seals need a key that all have
+
+    @property
+    def contents(self) -> Contents | None: ...  # None: each checkpoint has all of its bytes for itself
 
     def takes(self, path: str) -> str | None: ...  # the path as it is written here; None: another store's
 

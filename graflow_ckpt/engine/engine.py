@@ -14,6 +14,7 @@ from functools import partial
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
+from graflow_ckpt.checkpoint import attachments
 from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.pickles import collector_at_rest
 from graflow_ckpt.core.errors import (
@@ -191,6 +192,8 @@ class _Execution:
     def _plan(self) -> Plan:
         plan = resuming.plan_for(self.context, noted=True)
         plan.raise_if_refused(self.context.session_id)
+        values = ((name, cell) for name, (cell, _) in self.context.state.values.items())
+        attachments.check(self.context.session_id, values, reuse=self.settings.changed == "reuse")
         for row in plan.rows:
             if row.note:
                 log.info(

@@ -7,10 +7,12 @@ task has completed, all at once, or never.
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
+from graflow_ckpt.checkpoint.attachments import Attachment, attach, record
 from graflow_ckpt.checkpoint.cells import check_storable
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata
 from graflow_ckpt.core.errors import GraflowError, GraphError, UnknownTask, WorkflowCancelled
@@ -161,6 +163,13 @@ class TaskExecutionContext:
             handle = self._host.reserve(self.task_id, enriched, storage)
         attempt.request = Request(enriched, handle)
         return handle
+
+    def attach(self, path: str | os.PathLike[str]) -> Attachment:
+        """Refer to a file: it is not copied; when the session goes on it has to be what it is now."""
+        self._attempt.still_running()
+        attachment = attach(path)
+        self._attempt.set(*record(attachment))
+        return attachment
 
     # --- where to go -------------------------------------------------------------------
 

@@ -49,6 +49,7 @@ class Cached(Wrapper):
     """`cache`: the address of a Redis server."""
 
     word = "cached"
+    passes = "reading"
 
     def __init__(
         self,

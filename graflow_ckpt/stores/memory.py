@@ -24,6 +24,7 @@ from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, Checkpo
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Buffer, Lease, Line, Owner, PartWriter
 from graflow_ckpt.stores import batches
+from graflow_ckpt.stores.memory_contents import MemoryContents, MemorySource, hold
 from graflow_ckpt.stores.memory_room import (
     Holding,
     MemoryLease,
@@ -63,10 +64,15 @@ class MemoryStore:
         self._max_checkpoints = bounds.get("max_checkpoints") if max_checkpoints is None else max_checkpoints
         with _gate:
             self._room = _rooms.setdefault(name, Room(name))
+        self._contents = MemoryContents(self._room, self._trio, self._check_bytes)
 
     @property
     def url(self) -> str:
         return self.folder
+
+    @property
+    def contents(self) -> MemoryContents:
+        return self._contents
 
     def probe(self) -> None:
         """Memory can be written; only a forked child is refused."""
@@ -118,7 +124,8 @@ class MemoryStore:
             kept = former.parts if former else {}
             of_stage = {part: found for part, found in kept.items() if found[0] == stage}
             new = {part: (stage, data) for part, data in made.items() if part != META}
-            trio = Trio(made[META], of_stage | new)
+            held = hold(self._room, path, made[META], former)
+            trio = Trio(made[META], of_stage | new, held)
             self._check_room(path, trio, former)
             self._room.trios.pop(base, None)  # so that it is the last one again
             self._room.trios[base] = trio
@@ -231,10 +238,13 @@ class MemoryStore:
                 size=count,
                 limit=self._max_checkpoints,
             )
+        self._check_bytes(path, trio.size - (former.size if former else 0))
+
+    def _check_bytes(self, path: str, more: int) -> None:
         if self._max_bytes is None:
             return
-        size = sum(kept.size for kept in self._room.trios.values()) + trio.size
-        size -= former.size if former else 0
+        size = sum(kept.size for kept in self._room.trios.values()) + more
+        size += sum(len(content.data) for content in list(self._room.contents.values()))
         if size > self._max_bytes:
             raise TooLarge(
                 f"No room for {path}: with it {self.folder} would hold {size} bytes, and is to hold "
@@ -244,26 +254,6 @@ class MemoryStore:
                 size=size,
                 limit=self._max_bytes,
             )
-
-
-class MemorySource:
-    """A part that is read. What it reads stays what it was, whatever happens to the name."""
-
-    __slots__ = ("_at", "_data", "size")
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-        self.size = len(data)
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        piece = memoryview(self._data)[self._at : self._at + buffer.nbytes]
-        buffer.cast("B")[: len(piece)] = piece
-        self._at += len(piece)
-        return len(piece)
-
-    def close(self) -> None:
-        self._data, self._at = b"", 0
 
 
 class _Collector:

@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from weakref import WeakValueDictionary
 
 from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, JournalFailed
 from graflow_ckpt.core.protocols import Line, Owner
@@ -26,12 +27,22 @@ from graflow_ckpt.stores.ownership import busy
 _logger = logging.getLogger(__name__)
 
 
+class Content:
+    """Bytes that trios have in common. It is there as long as somebody refers to it."""
+
+    __slots__ = ("__weakref__", "data")
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+
 @dataclass(frozen=True, slots=True)
 class Trio:
     """One checkpoint: its meta, and the other parts, each with the stage that it was put under."""
 
     meta: bytes
     parts: dict[str, tuple[str, bytes]]
+    contents: dict[str, Content] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
@@ -55,6 +66,7 @@ class Room:
     trios: dict[str, Trio] = field(default_factory=dict)
     holdings: dict[str, Holding] = field(default_factory=dict)
     segments: dict[str, dict[tuple[int, int], bytearray]] = field(default_factory=dict)
+    contents: WeakValueDictionary[str, Content] = field(default_factory=WeakValueDictionary)
     _process: int = field(default_factory=os.getpid)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -82,6 +82,7 @@ class Metered(Wrapper):
     """The store, and what it costs."""
 
     word = "metered"
+    passes = "all"
 
     def __init__(self, inner: CheckpointStore, argument: str = "", *, meter: Meter = METER) -> None:
         super().__init__(inner, argument)

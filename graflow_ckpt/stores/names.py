@@ -11,11 +11,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
+
+from graflow_ckpt.core.errors import CheckpointError
 
 META = "meta.json"
 PARTS = ("pkl", "state.json", META)
 
 _OWN = re.compile(r"session_(?P<session>[A-Za-z0-9_-]{1,64})_step_\d+_\d+-\d+\Z")
+_CONTENT = re.compile(r"[0-9a-f]{64}\Z")
 _SUFFIXES = tuple(f".{part}" for part in PARTS)
 
 
@@ -35,11 +39,46 @@ def session_of(base: str) -> str | None:
 
 def session_in(meta: bytes) -> object:
     """The session that a meta names. None if it names none, or is damaged."""
+    return _named_in(meta, "session_id")
+
+
+def stage_in(meta: bytes) -> object:
+    """The stage that a meta names. None if it names none, or is damaged."""
+    return _named_in(meta, "stage")
+
+
+def _named_in(meta: bytes, field: str) -> object:
     try:
         found = json.loads(meta)
     except (ValueError, RecursionError):
         return None
-    return found.get("session_id") if isinstance(found, dict) else None
+    return found.get(field) if isinstance(found, dict) else None
+
+
+def is_content(name: object) -> bool:
+    """Whether it is what a content can be called."""
+    return isinstance(name, str) and _CONTENT.match(name) is not None
+
+
+def contents_in(meta: bytes) -> frozenset[str]:
+    """The names of the contents that a meta says its checkpoint holds."""
+    if b'"contents"' not in meta:
+        return frozenset()
+    try:
+        found = json.loads(meta)
+        return frozenset(str(entry["name"]) for entry in found.get("contents", ()))
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return frozenset()  # damaged: nobody will read them by it
+
+
+def gone(path: str, names: Collection[str]) -> CheckpointError:
+    """A meta names contents that the store does not have."""
+    return CheckpointError(
+        f"The checkpoint {path} was not written: {len(names)} of its contents are not in this store.",
+        hint="They were swept while it was written, or it was copied without them: save it again.",
+        path=path,
+        contents=tuple(sorted(names))[:3],
+    )
 
 
 def check_parts(parts: list[str]) -> None:

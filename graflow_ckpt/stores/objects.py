@@ -65,6 +65,7 @@ class ObjectStore:
     """
 
     shared = True
+    contents = None
     synced = True  # these services confirm what they have stored
 
     def __init__(self, where: str | os.PathLike[str], *, lease: float = LEASE) -> None:

@@ -27,6 +27,7 @@ from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import postgres_journal
 from graflow_ckpt.stores.postgres_chunks import ChunkSource
+from graflow_ckpt.stores.postgres_contents import PostgresContents
 from graflow_ckpt.stores.postgres_lease import LEASE, Leases, PostgresLease
 from graflow_ckpt.stores.postgres_link import Connection, Link
 from graflow_ckpt.stores.postgres_names import (
@@ -68,6 +69,7 @@ class PostgresStore:
         self._link = Link(address)
         self._opened: _Opened | None = None
         self._mutex = threading.Lock()
+        self.contents = PostgresContents(self._linked, self._base)
 
     @property
     def url(self) -> str:
@@ -222,6 +224,10 @@ class PostgresStore:
                 self.schema.check()
                 self._opened = _Opened(Leases(self._link, self._seconds), Trios(self._link, self.folder))
             return self._opened
+
+    def _linked(self) -> Link:
+        assert self._all is not None
+        return self._link
 
     def _base(self, path: str) -> str:
         if "://" in path:

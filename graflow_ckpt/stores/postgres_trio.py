@@ -37,6 +37,8 @@ from graflow_ckpt.core.errors import (
     ServerGone,
 )
 from graflow_ckpt.core.protocols import Buffer, PartWriter
+from graflow_ckpt.stores import postgres_contents
+from graflow_ckpt.stores.names import contents_in
 from graflow_ckpt.stores.postgres_chunks import LIFE, ChunkSink, ChunkSource, Found
 from graflow_ckpt.stores.postgres_lease import PostgresLease
 from graflow_ckpt.stores.postgres_link import Connection, Link
@@ -134,6 +136,7 @@ class Trios:
         """Clear away what dead writers have left: former owners of the session, and the very slow."""
         args = [lease.session, lease.epoch, LIFE]
         self._link.run(lambda c: c.execute("select graflow_ckpt.sweep(%s, %s, %s)", args))
+        postgres_contents.clear(self._link)
 
     def _stager(self, put: Put, part: str) -> Callable[[int, bytes], None]:
         """W1."""
@@ -160,17 +163,30 @@ class Trios:
         tails = [sinks[part].tail if part in sinks else None for part in _COLUMNS]
         row = [put.id, put.base, *_fields(put.base, meta), json.dumps(each)]
 
-        def ask(connection: Connection) -> str:
+        names, replaced = contents_in(meta), [False]
+
+        def commit(connection: Connection) -> str:
+            replaced[0] = False
             if put.lease is not None and not staged:
                 found = connection.execute(_NEW, [*row, meta, *tails, *put.fence]).fetchone()
                 if found is not None:
                     return "synced" if found[0] else "accepted"
             found = connection.execute(_PUT, [*put.fence, *row, staged, meta, *tails]).fetchone()
             assert found is not None
+            replaced[0] = True
             return str(found[0])
 
+        def holding(connection: Connection) -> str:
+            with connection.transaction():
+                hold = "select graflow_ckpt.hold_contents(%s, %s, %s)"
+                connection.execute(hold, [put.id, put.base, list(names)])
+                outcome = commit(connection)
+                if outcome == "fenced":
+                    connection.execute("select graflow_ckpt.let_go(%s)", [f"c{put.id}"])
+                return outcome
+
         try:
-            outcome = self._link.sure(ask)
+            outcome = self._link.sure(holding if names else commit)
         except ServerGone as error:
             path = path_of(self._folder, put.base)
             raise SaveOutcomeUnknown(
@@ -180,7 +196,8 @@ class Trios:
             ) from error
         except ServerError as error:
             if error.ids.get("code") != _LACKS:
-                raise
+                path = path_of(self._folder, put.base)
+                raise postgres_contents.in_our_words(error, path) from error
             path = path_of(self._folder, put.base)
             raise CheckpointError(
                 f"The checkpoint {path} was not written: chunks of its {error.text} are gone.",
@@ -190,6 +207,8 @@ class Trios:
         if outcome == "fenced":
             assert put.lease is not None
             put.lease.lost()
+        if replaced[0]:
+            postgres_contents.clear_quietly(self._link)  # what the former one held
         return outcome == "synced"
 
     # --- reading -----------------------------------------------------------------------
@@ -268,6 +287,8 @@ class Trios:
         asked = "select count(*) filter (where graflow_ckpt.remove(name)) from unnest(%s::text[]) as name"
         found = self._link.run(lambda c: c.execute(asked, [bases]).fetchone())
         assert found is not None
+        if found[0]:
+            postgres_contents.clear_quietly(self._link)
         return int(found[0])
 
     # --- within ------------------------------------------------------------------------

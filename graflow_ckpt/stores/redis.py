@@ -66,6 +66,7 @@ class RedisStore:
     """
 
     shared = True
+    contents = None
 
     def __init__(self, where: str | os.PathLike[str], *, lease: float = LEASE) -> None:
         self._where = _address(os.fspath(where))

@@ -34,6 +34,7 @@ class Retrying(Wrapper):
     """The store, asked again."""
 
     word = "retry"
+    passes = "reading"
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from contextlib import suppress
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
-from graflow_ckpt.stores import sqlite_chunks, sqlite_journal
+from graflow_ckpt.stores import sqlite_chunks, sqlite_contents, sqlite_journal
 from graflow_ckpt.stores.sqlite_chunks import ChunkSource
 from graflow_ckpt.stores.sqlite_file import PATIENCE, Database
 from graflow_ckpt.stores.sqlite_lease import LEASE, Leases, SqliteLease
@@ -54,6 +54,7 @@ class SqliteStore:
         self._database = Database(self.file, patience=patience)
         self._leases = Leases(self._database, lease)
         self._trios = Trios(self._database, self.folder)
+        self.contents = sqlite_contents.SqliteContents(self._database)
 
     @property
     def url(self) -> str:
@@ -82,6 +83,7 @@ class SqliteStore:
         lease = self._leases.acquire(check_session_id(session), take_over=take_over)
         try:
             sqlite_chunks.sweep(self._database, session, lease.epoch)
+            sqlite_contents.clear(self._database)
         except BaseException:
             lease.release()
             raise

@@ -28,8 +28,8 @@ HELD = 4 << 20
 LIFE = 3600
 """Seconds after which a writer that cannot be looked at counts as dead, unless it has committed."""
 
-_NUMBERS = 20  # bits of a chunk's id
-_MOST = CHUNK << _NUMBERS
+NUMBERS = 20  # bits of a chunk's id
+_MOST = CHUNK << NUMBERS
 _AT_ONCE = 16  # chunks that one transaction takes away
 _LITTLE = 1 << 16  # bytes
 
@@ -76,7 +76,7 @@ class Body:
         if self._last:
             self._full.append(self._last)
         if self.loose is not None:
-            self._still_loose(connection)
+            still_begun(connection, self.loose, self._database.file)
             connection.execute("DELETE FROM loose WHERE id = ?", (self.loose,))
         _insert(connection, first_chunk(checkpoint, self.id) + self._written, self._full)
 
@@ -98,27 +98,15 @@ class Body:
             if self._lease is not None:
                 self._lease.hold(connection)  # else all would be pickled for nothing
             if self.loose is None:
-                insert = "INSERT INTO loose (session, epoch, writer, began) VALUES (?, ?, ?, ?) RETURNING id"
-                me = json.dumps(asdict(myself()), separators=(",", ":"))
                 whose = (self._lease.session, self._lease.epoch) if self._lease else ("", 0)
-                row = (*whose, me, int(time.time()))
-                (loose,) = connection.execute(insert, row).fetchone()
+                loose = begin(connection, *whose)
             else:
                 loose = self.loose
-                self._still_loose(connection)
+                still_begun(connection, self.loose, self._database.file)
             _insert(connection, first_chunk(FIRST_LOOSE + loose) + self._written, self._full)
         self.loose = loose
         self._written += len(self._full)
         self._full = []
-
-    def _still_loose(self, connection: sqlite3.Connection) -> None:
-        select = "SELECT 1 FROM loose WHERE id = ? AND writer IS NOT NULL"
-        if connection.execute(select, (self.loose,)).fetchone() is None:
-            raise CheckpointError(
-                "The checkpoint was not written: its first chunks were cleared away as a dead writer's.",
-                hint=f"Another owner of the session did so, or writing took more than {LIFE} seconds.",
-                path=self._database.file,
-            )
 
 
 class ChunkSource:
@@ -166,9 +154,29 @@ class ChunkSource:
         return chunk
 
 
+def begin(connection: sqlite3.Connection, session: str, epoch: int) -> int:
+    """A loose row: what is written under it is this process's until it is settled."""
+    insert = "INSERT INTO loose (session, epoch, writer, began) VALUES (?, ?, ?, ?)"
+    me = json.dumps(asdict(myself()), separators=(",", ":"))
+    loose = connection.execute(insert, (session, epoch, me, int(time.time()))).lastrowid
+    assert loose is not None
+    return loose
+
+
+def still_begun(connection: sqlite3.Connection, loose: int, file: str) -> None:
+    """Refuse to go on where somebody has cleared away what this writer had written."""
+    select = "SELECT 1 FROM loose WHERE id = ? AND writer IS NOT NULL"
+    if connection.execute(select, (loose,)).fetchone() is None:
+        raise CheckpointError(
+            "The checkpoint was not written: its first chunks were cleared away as a dead writer's.",
+            hint=f"Another owner of the session did so, or writing took more than {LIFE} seconds.",
+            path=file,
+        )
+
+
 def first_chunk(checkpoint: int, body: int | None = None) -> int:
     """The id of the first chunk of a body, which is that of its checkpoint unless it has another."""
-    return (checkpoint if body is None else body) << _NUMBERS
+    return (checkpoint if body is None else body) << NUMBERS
 
 
 def chunks_of(size: int) -> int:
@@ -196,10 +204,19 @@ def clear(database: Database, loose: int) -> None:
                 return
             some = "SELECT id FROM chunks WHERE id >= ? AND id < ? LIMIT ?"
             delete = f"DELETE FROM chunks WHERE id IN ({some})"
-            end = first + (1 << _NUMBERS)
+            end = first + (1 << NUMBERS)
             gone = connection.execute(delete, (first, end, _AT_ONCE)).rowcount
             if gone < _AT_ONCE:
+                let_go(connection, -loose)
                 connection.execute("DELETE FROM loose WHERE id = ?", (loose,))
+
+
+def let_go(connection: sqlite3.Connection, holder: int) -> None:
+    """A checkpoint goes, or what was begun: contents that nobody else holds are left to be cleared away."""
+    free = "DELETE FROM holds WHERE holder = ? RETURNING content"
+    if held := connection.execute(free, (holder,)).fetchall():
+        unheld = "NOT EXISTS (SELECT 1 FROM holds WHERE content = contents.id)"
+        connection.executemany(f"UPDATE contents SET good = 0 WHERE id = ? AND {unheld}", held)
 
 
 def sweep(database: Database, session: str, epoch: int) -> None:

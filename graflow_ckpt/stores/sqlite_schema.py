@@ -6,10 +6,13 @@
     loose         chunks that belong to no checkpoint: being written, or to be taken away
     leases        who owns a session, under which epoch, until when; and how far it was taken back
     segments      journal segments; frames: what is in them
+    contents      what several checkpoints have in common; good: 1 if it is whole and saves may hold it
+    holds         which checkpoint (its id), or save (that of its loose row, negative), holds which content
 
 The id of a chunk is the id of its body times 2**20, plus its number: the chunks of one checkpoint lie
-side by side, and need no index. A body has the id of its checkpoint, or, if it was written before the
-commit, FIRST_LOOSE plus that of its loose row. In the same way a frame has that of its segment times 2**32.
+side by side, and need no index. A body has the id of the checkpoint that it was written for, or, if it was
+written before the commit, FIRST_LOOSE plus that of its loose row; a content has FIRST_CONTENT plus its own.
+In the same way a frame has that of its segment times 2**32.
 
 Whoever reads a body while its checkpoint goes must not find another one's under its id. AUTOINCREMENT would
 see to that, and write one page more with every save; the newest checkpoint rarely goes.
@@ -26,6 +29,7 @@ from graflow_ckpt.core.errors import CheckpointError, SchemaUnsupported
 
 CHUNK = 1 << 20
 FIRST_LOOSE = 1 << 42
+FIRST_CONTENT = 3 << 41
 
 _APPLICATION = 0x47434B50  # "GCKP"
 _STEPS = (
@@ -71,6 +75,22 @@ _STEPS = (
         UNIQUE (session, epoch, after)
     ) STRICT;
     CREATE TABLE frames (id INTEGER PRIMARY KEY, bytes BLOB NOT NULL) STRICT;
+    """,
+    """
+    CREATE TABLE contents (
+        id INTEGER PRIMARY KEY AUTOINCREMENT,
+        name TEXT NOT NULL,
+        size INTEGER NOT NULL,
+        good INTEGER NOT NULL
+    ) STRICT;
+    CREATE UNIQUE INDEX contents_name ON contents (name) WHERE good = 1;
+    CREATE INDEX contents_left ON contents (id) WHERE good = 0;
+    CREATE TABLE holds (
+        holder INTEGER NOT NULL,
+        content INTEGER NOT NULL,
+        PRIMARY KEY (holder, content)
+    ) STRICT, WITHOUT ROWID;
+    CREATE INDEX holds_content ON holds (content);
     """,
 )
 VERSION = len(_STEPS)

@@ -32,7 +32,7 @@ from graflow_ckpt.core.errors import (
     SaveOutcomeUnknown,
 )
 from graflow_ckpt.core.protocols import Buffer, PartWriter
-from graflow_ckpt.stores import sqlite_chunks
+from graflow_ckpt.stores import sqlite_chunks, sqlite_contents
 from graflow_ckpt.stores.disk import SMALL
 from graflow_ckpt.stores.sqlite_chunks import Body, ChunkSource, first_chunk
 from graflow_ckpt.stores.sqlite_file import Database
@@ -51,7 +51,7 @@ _INSERT = (
 )
 _RESEAL = (
     "UPDATE checkpoints SET session = ?, workflow = ?, status = ?, epoch = ?, meta = ? "
-    "WHERE name = ? AND stage = ?"
+    "WHERE name = ? AND stage = ? RETURNING id"
 )
 _META = f"CASE WHEN length(meta) <= {SMALL} THEN meta ELSE x'' END"  # no meta is that large
 
@@ -105,32 +105,44 @@ class Trios:
             with suppress(GraflowError):
                 body.withdraw()
             raise
-        if former is not None:
-            self._clear(former)
+        for loose in former:
+            self._clear(loose)
 
-    def _commit(self, put: Put, body: Body, placed: dict[str, tuple[int, int]], meta: bytes) -> int | None:
-        """W2. The body of the former checkpoint, if it is too large to go within the transaction."""
+    def _commit(
+        self, put: Put, body: Body, placed: dict[str, tuple[int, int]], meta: bytes
+    ) -> list[int | None]:
+        """W2. If there was a former checkpoint: its body, if it is too large to go within the transaction."""
         facts = _facts_in(meta, put.base)
         with self._database.writing() as connection:
             if put.lease is not None:
                 put.lease.hold(connection)
             claimed = (facts.session, facts.workflow, facts.status, facts.epoch)
-            if not placed and connection.execute(_RESEAL, (*claimed, meta, put.base, put.stage)).rowcount:
-                return None
+            path = path_of(self._folder, put.base)
+            if not placed:
+                sealed = connection.execute(_RESEAL, (*claimed, meta, put.base, put.stage)).fetchall()
+                if sealed:
+                    sqlite_contents.hold(connection, path, sealed[0][0], meta, sealed[0][0])
+                    return []
             former = _removed(connection, put.base)
             stored = (put.stage, body.id, body.size, json.dumps(placed), meta)
             checkpoint = connection.execute(_INSERT, (put.base, *claimed, *stored)).lastrowid
             assert checkpoint is not None
+            sqlite_contents.hold(connection, path, checkpoint, meta, former.id if former else 0)
             body.settle(connection, checkpoint)
-            return sqlite_chunks.forget(connection, former.body, former.size) if former else None
+            if former is None:
+                return []
+            sqlite_chunks.let_go(connection, former.id)
+            return [sqlite_chunks.forget(connection, former.body, former.size)]
 
     def delete(self, base: str) -> bool:
         with self._database.writing("delete from") as connection:
             gone = _removed(connection, base)
-            loose = sqlite_chunks.forget(connection, gone.body, gone.size) if gone else None
-        if loose is not None:
-            self._clear(loose)
-        return gone is not None
+            if gone is None:
+                return False
+            sqlite_chunks.let_go(connection, gone.id)
+            loose = sqlite_chunks.forget(connection, gone.body, gone.size)
+        self._clear(loose)
+        return True
 
     def delete_many(self, bases: Iterable[str]) -> int:
         """How many there were. Others get to write in between; each is deleted whole or not at all.
@@ -145,6 +157,7 @@ class Trios:
                 while left and time.perf_counter() < end:
                     if (gone := _removed(connection, left.pop())) is not None:
                         count += 1
+                        sqlite_chunks.let_go(connection, gone.id)
                         one = sqlite_chunks.forget(connection, gone.body, gone.size)
                         loose += [one] if one is not None else []
             time.sleep(_PAUSE)
@@ -152,7 +165,7 @@ class Trios:
             with self._database.writing("delete from") as connection:
                 connection.execute("INSERT INTO chunks VALUES (-1, x'')")  # any commit that is synced
                 connection.execute("DELETE FROM chunks WHERE id = -1")
-        for one in loose:
+        for one in [*loose, None]:
             self._clear(one)
         return count
 
@@ -167,9 +180,12 @@ class Trios:
                     found.append((row[0], base))
         return [base for _, base in sorted(found, reverse=True)]
 
-    def _clear(self, loose: int) -> None:
+    def _clear(self, loose: int | None) -> None:
+        """A body that was made loose, and contents that nobody holds any more."""
         with suppress(GraflowError):  # the checkpoint is gone; the next owner clears what is left of it
-            sqlite_chunks.clear(self._database, loose)
+            if loose is not None:
+                sqlite_chunks.clear(self._database, loose)
+            sqlite_contents.clear(self._database)
 
     # --- reading -----------------------------------------------------------------------
 
@@ -257,6 +273,7 @@ class Trios:
 class _Row:
     """What a checkpoint was that goes."""
 
+    id: int
     body: int
     size: int
 
@@ -272,7 +289,7 @@ def _removed(connection: sqlite3.Connection, base: str) -> _Row | None:
     if newest is None or newest < checkpoint:
         connection.execute("INSERT OR IGNORE INTO gone VALUES (?)", (checkpoint,))
         connection.execute("DELETE FROM gone WHERE id < (SELECT max(id) FROM gone)")
-    return _Row(body, size)
+    return _Row(checkpoint, body, size)
 
 
 class _Collector:

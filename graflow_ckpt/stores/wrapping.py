@@ -8,17 +8,28 @@ as well changes these two. A relative folder becomes an absolute one: `encrypted
         word = "shouting"           in prefixes.WRAPPERS, too, if an address may ask for it
 
 Leases are the inner store's, so that its fence holds here, too. What is not part of every store (sharing of
-contents) does not go through by itself: a wrapper that changes bytes has to know what it shares.
+contents) goes through only where the wrapper says so (`passes`): one that changes bytes has to know what it
+shares, and one whose calls are repeated leaves saves whole, and reads what others have shared.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar, Self
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import ClassVar, Literal, Self
 
 from graflow_ckpt.core.errors import CheckpointError
-from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line, Owner, PartWriter, Source
+from graflow_ckpt.core.protocols import (
+    CheckpointStore,
+    Contents,
+    Journal,
+    Lease,
+    Line,
+    Owner,
+    PartWriter,
+    Saving,
+    Source,
+)
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores.prefixes import Layer, divided
 
@@ -27,6 +38,7 @@ class Wrapper:
     """The same store, under another address. `argument`: what stands behind the word, after a dot."""
 
     word: ClassVar[str]
+    passes: ClassVar[Literal["nothing", "reading", "all"]] = "nothing"  # of contents; see above
 
     def __init__(self, inner: CheckpointStore, argument: str = "") -> None:
         self.inner = inner
@@ -53,6 +65,11 @@ class Wrapper:
     @property
     def shared(self) -> bool:
         return self.inner.shared
+
+    @property
+    def contents(self) -> Contents | None:
+        inner = self.inner.contents if self.passes != "nothing" else None
+        return None if inner is None else _Passed(inner, self._inner, self.passes == "all" and inner.shares)
 
     def takes(self, path: str) -> str | None:
         """The path as it is written here; None if it leads to another store."""
@@ -156,6 +173,25 @@ class Wrapper:
     def _unprefixed(self, path: str) -> str | None:
         size = len(self.prefix)
         return path[size:] if path[:size].lower() == self.prefix.lower() else None
+
+
+class _Passed:
+    """The inner store's contents, under the paths of the wrapper."""
+
+    def __init__(self, inner: Contents, path: Callable[[str], str], shares: bool) -> None:
+        self._inner, self._path, self.shares = inner, path, shares
+
+    def saving(self, path: str, *, lease: Lease | None, stage: str) -> Saving:
+        return self._inner.saving(self._path(path), lease=lease, stage=stage)
+
+    def open(self, path: str, name: str, stage: str) -> Source:
+        return self._inner.open(self._path(path), name, stage)
+
+    def distrust(self, path: str, name: str, stage: str) -> None:
+        self._inner.distrust(self._path(path), name, stage)
+
+    def sweep(self) -> int:
+        return self._inner.sweep()
 
 
 def takes_none(kind: type[Wrapper], inner: CheckpointStore, argument: str) -> None:

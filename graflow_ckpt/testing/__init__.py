@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from graflow_ckpt.testing.contracts import (
         BatchContract,
         BytesContract,
+        ContentContract,
+        ContentProcessContract,
         Contract,
         JournalContract,
         ListingContract,
@@ -34,9 +36,9 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "BatchContract", "BytesContract", "Contract", "JournalContract", "ListingContract", "NamesContract",
-    "Opener", "OwnershipContract", "ProcessContract", "StoreContract", "ThreadContract", "TrioContract",
-    "names_of_tests",
+    "BatchContract", "BytesContract", "ContentContract", "ContentProcessContract", "Contract",
+    "JournalContract", "ListingContract", "NamesContract", "Opener", "OwnershipContract", "ProcessContract",
+    "StoreContract", "ThreadContract", "TrioContract", "names_of_tests",
 ]  # fmt: skip
 
 

@@ -20,6 +20,7 @@ except ModuleNotFoundError as missing:
 
 _PIECES = (
     "batches",
+    "contents",
     "trios",
     "trio",
     "bytes",
@@ -36,6 +37,7 @@ pytest.register_assert_rewrite(*(f"graflow_ckpt.testing.store_{piece}" for piece
 from graflow_ckpt.testing.contract import Contract, Opener  # noqa: E402
 from graflow_ckpt.testing.store_batches import BatchContract  # noqa: E402
 from graflow_ckpt.testing.store_bytes import BytesContract  # noqa: E402
+from graflow_ckpt.testing.store_contents import ContentContract, ContentProcessContract  # noqa: E402
 from graflow_ckpt.testing.store_journal import JournalContract  # noqa: E402
 from graflow_ckpt.testing.store_listing import ListingContract  # noqa: E402
 from graflow_ckpt.testing.store_names import NamesContract  # noqa: E402
@@ -45,9 +47,9 @@ from graflow_ckpt.testing.store_threads import ThreadContract  # noqa: E402
 from graflow_ckpt.testing.store_trio import TrioContract  # noqa: E402
 
 __all__ = [
-    "BatchContract", "BytesContract", "Contract", "JournalContract", "ListingContract", "NamesContract",
-    "Opener", "OwnershipContract", "ProcessContract", "StoreContract", "ThreadContract", "TrioContract",
-    "names_of_tests",
+    "BatchContract", "BytesContract", "ContentContract", "ContentProcessContract", "Contract",
+    "JournalContract", "ListingContract", "NamesContract", "Opener", "OwnershipContract", "ProcessContract",
+    "StoreContract", "ThreadContract", "TrioContract", "names_of_tests",
 ]  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from graflow_ckpt.core.errors import Fenced, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Sink
+from graflow_ckpt.testing.holdings import content, put_holding
 from graflow_ckpt.testing.trios import (
     meta_of,
     own_name,
@@ -92,6 +93,17 @@ def delete_many(store: CheckpointStore, say: Say, heard: Heard, paths: list[str]
     say("ready")
     store.delete_many(paths)
     say("done")
+
+
+def save_contents_until_killed(store: CheckpointStore, say: Say, heard: Heard) -> None:
+    """Put checkpoints that have contents in common, and delete former ones."""
+    lease = store.acquire("s")
+    for turn in range(1, 100_000):
+        some = [content(0), content(turn), content(turn + 1)]
+        put_holding(store, own_name(sequence=turn), f"n{turn}", some, lease=lease, sequence=turn)
+        say(turn)
+        if turn % 2 == 0:
+            store.delete(path_of(store, own_name(sequence=turn - 1)))
 
 
 def own(store: CheckpointStore, say: Say, heard: Heard) -> None:

@@ -27,16 +27,20 @@ def test_tables_are_made_looked_at_and_taken_away(url: str) -> None:
     before = graflow("db", "status", "--store", url, "--json", status=1).document
     assert (before["version"], before["verdict"], before["applied"]) == (0, "none", [])
 
-    assert graflow("db", "upgrade", GRAFLOW_CKPT_STORE=url).out.split("\n")[:2] == ["1 tables", "2 routines"]
+    assert graflow("db", "upgrade", GRAFLOW_CKPT_STORE=url).out.split("\n")[:3] == [
+        "1 tables",
+        "2 routines",
+        "3 contents",
+    ]
     assert "nothing to do" in graflow("db", "upgrade", "--store", url).err
 
     after = graflow("db", "status", "--store", url, "--json").document
-    assert (after["version"], after["verdict"], after["store"]) == (2, "ready", shown(url))
+    assert (after["version"], after["verdict"], after["store"]) == (3, "ready", shown(url))
     table = graflow("db", "status", "--store", url)
     assert "routines" in table.out
     assert "ready" in table.err
     done = graflow("db", "downgrade", "--to", "0", "--yes", "--store", url, "--json").document
-    assert (done["taken"], done["verdict"]) == ([2, 1], "none")
+    assert (done["taken"], done["verdict"]) == ([3, 2, 1], "none")
 
 
 def test_somebody_is_asked_before_checkpoints_go(url: str) -> None:

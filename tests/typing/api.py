@@ -44,6 +44,7 @@ from graflow_ckpt import (
     WorkflowEngine,
     connect,
     group,
+    load,
     task,
     workflow,
 )
@@ -261,6 +262,7 @@ def manager(context: ExecutionContext) -> None:
     assert_type(
         CheckpointManager.resume_from_checkpoint("x.pkl"), tuple[ExecutionContext, CheckpointMetadata]
     )
+    assert_type(load("x.pkl"), ExecutionContext)
     assert_type(CheckpointManager.list_checkpoints("s"), list[CheckpointMetadata])
     assert_type(CheckpointManager.get_latest("s"), str)
     assert_type(CheckpointManager.cleanup_old_checkpoints(keep_last_n=5), int)

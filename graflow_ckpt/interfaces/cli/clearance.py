@@ -19,7 +19,17 @@ import click
 
 from graflow_ckpt.checkpoint.inventory import Inventory, inventory
 from graflow_ckpt.checkpoint.keys import Keyring
-from graflow_ckpt.checkpoint.pruning import WAITS, Guard, Plan, Pruned, Reason, carry_out, named, plan
+from graflow_ckpt.checkpoint.pruning import (
+    WAITS,
+    Guard,
+    Plan,
+    Pruned,
+    Reason,
+    carry_out,
+    named,
+    plan,
+    sweep_contents,
+)
 from graflow_ckpt.checkpoint.retention import Cut, Retention
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, NoSession, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore
@@ -122,6 +132,7 @@ class Clearance:
             what = Plan(tuple(cut for cut in what.cuts if cut.path in shown), what.spared, emptied)
         with _watched(manner, what) as seen:
             done = carry_out(self.place, what, seen=seen)
+            sweep_contents(self.place)
         if manner.json:
             manner.document(_document(done, dry_run=False))
         else:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
@@ -13,6 +14,7 @@ from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.stores.local import LocalStore
@@ -56,7 +58,9 @@ def save(
     cause: str = "request",
     user: dict[str, Any] | None = None,
     ring: Keyring = RING,
-    store: LocalStore | None = None,
+    store: CheckpointStore | None = None,
+    path: str = "",
+    allowance: Allowance | None = None,
 ) -> CheckpointMetadata:
     """One trio of a session in a folder."""
     snapshot = capture(of or state(session))
@@ -64,6 +68,6 @@ def save(
     tasks = graph()
     program = Program(describe(tasks, current_tasks(tasks)), pack_code(tasks), "prog.py", ("prog.py",), "w")
     metadata = archive.describe(
-        snapshot, program, path=str(folder / name), sequence=sequence, cause=cause, user=user
+        snapshot, program, path=path or str(folder / name), sequence=sequence, cause=cause, user=user
     )
-    return archive.save(store or LocalStore(folder), ring, None, snapshot, program, metadata)
+    return archive.save(store or LocalStore(folder), ring, None, snapshot, program, metadata, allowance)

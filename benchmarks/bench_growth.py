@@ -1,0 +1,174 @@
+"""What does the second checkpoint of a large state cost, if little of it has changed?
+
+Method: a session holds 256 MB in 64 numpy arrays, in a dict. It is saved, one array is changed, and it is
+saved again: wall time of the second `checkpoint()`, and the bytes by which the store has grown, in SQLite and
+in a folder that shares contents; the time in Postgres, too. The first save of such a folder is held against
+one that shares nothing.
+Unit: ms and MB. The floor of the second save is the first one in the same store, and, to look at, the digests
+alone.
+A regression: unchanged arrays that are written or copied, a look-up for each array, a second digest.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from functools import cache, partial
+from typing import Any
+
+import numpy
+from blake3 import blake3
+
+from benchmarks.harness import Case, Ratio, Run
+from benchmarks.programs import place
+from benchmarks.run import SCRATCH
+from graflow_ckpt import workflow
+from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.stores.postgres import PostgresStore
+from tests.postgres_servers import PostgresServer
+
+NAME = "growth"
+ARRAYS = 64
+CHUNK = 4 << 20
+
+
+@cache
+def arrays(nbytes: int) -> dict[str, Any]:  # what numpy makes
+    made = numpy.random.default_rng(1)
+    return {f"array{n}": made.integers(0, 1 << 62, nbytes // ARRAYS // 8) for n in range(ARRAYS)}
+
+
+def state(run: Run) -> dict[str, Any]:
+    return arrays(run.size(256 << 20, smoke=16 << 20))
+
+
+def sqlite(run: Run) -> str:
+    return f"sqlite:///{run.folder}/checkpoints.db"
+
+
+def folder(run: Run) -> str:
+    return f"file://{run.folder}/checkpoints?share=true"
+
+
+@cache
+def server() -> PostgresServer:
+    SCRATCH.mkdir(exist_ok=True)  # on the disk that the project is on
+    found = PostgresServer(place=SCRATCH).start()
+    atexit.register(found.close)
+    return found
+
+
+def postgres(run: Run) -> str:
+    os.environ["GRAFLOW_CKPT_KEY"] = f"bench:{'31' * 32}"
+    url = server().database()
+    store = PostgresStore(url)
+    store.schema.upgrade()
+    store.close()
+    return url
+
+
+def alone(run: Run) -> str:
+    return f"file://{run.folder}/checkpoints"
+
+
+Where = Callable[[Run], str]
+
+
+def prepared(run: Run, store: str) -> ExecutionContext:
+    place(run)
+    with workflow("growth", "growth", store=store) as flow:
+        flow.get_channel().set("small", {1})
+        flow.execution_context.checkpoint()  # opens the store, and loads what is loaded late
+        flow.get_channel().set("state", state(run))
+    return flow.execution_context
+
+
+def change(run: Run) -> None:
+    state(run)["array7"][0] += 1
+
+
+# --- time --------------------------------------------------------------------------------
+
+
+def first(where: Where, run: Run) -> None:
+    context = prepared(run, where(run))
+    change(run)
+    with run.timed():
+        context.checkpoint()
+
+
+def second(where: Where, run: Run) -> None:
+    context = prepared(run, where(run))
+    context.checkpoint()
+    os.sync()
+    change(run)
+    with run.timed():
+        context.checkpoint()
+
+
+def digests(run: Run) -> None:
+    views = [array.data.cast("B") for array in state(run).values()]
+    with run.timed():
+        for view in views:
+            for start in range(0, len(view), CHUNK):
+                blake3(view[start : start + CHUNK]).hexdigest()
+
+
+# --- bytes -------------------------------------------------------------------------------
+
+
+def grown_first(where: Where, run: Run) -> None:
+    context = prepared(run, where(run))
+    before = taken(run)
+    context.checkpoint()
+    run.report(taken(run) - before)
+
+
+def grown_second(where: Where, run: Run) -> None:
+    context = prepared(run, where(run))
+    context.checkpoint()
+    before = taken(run)
+    change(run)
+    context.checkpoint()
+    run.report(taken(run) - before)
+
+
+def taken(run: Run) -> float:
+    """What all files of this call take, each once."""
+    for database in run.folder.glob("*.db"):
+        with closing(sqlite3.connect(database)) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    files = [os.stat(path) for path in run.folder.rglob("*") if path.is_file()]
+    return float(sum({file.st_ino: file.st_blocks * 512 for file in files}.values()))
+
+
+def cases(name: str, where: Where) -> list[Case]:
+    one, two = partial(first, where), partial(second, where)
+    return [
+        Case(f"{name}: 256 MB again, 1 of 64 arrays changed", two, one, Ratio(1 / 3), disk=True),
+        Case("… beside the digests alone", two, digests, None, disk=True),
+        Case("… bytes", partial(grown_second, where), partial(grown_first, where), Ratio(1 / 20), unit="MB"),
+    ]
+
+
+CASES = [
+    *cases("SQLite", sqlite),
+    *cases("folder", folder),
+    Case(
+        "Postgres: 256 MB again, 1 of 64 arrays changed",
+        partial(second, postgres),
+        partial(first, postgres),
+        Ratio(1 / 3),
+        disk=True,
+    ),
+    Case(
+        "folder: first save of 256 MB, sharing",
+        partial(first, folder),
+        partial(first, alone),
+        None,
+        disk=True,
+    ),
+]

@@ -1,0 +1,98 @@
+"""A session with large values, as its user sees it: saves grow by what has changed, and all of them load."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import graflow_ckpt
+from graflow_ckpt import CheckpointManager, ExecutionContext, KeepLast, task, workflow
+from graflow_ckpt.core.errors import CheckpointCorrupt
+from graflow_ckpt.stores import open_store
+from graflow_ckpt.testing.holdings import contents_of
+
+ROWS = 50_000
+
+
+@pytest.fixture(params=["sqlite:///{}/runs.db", "file://{}/runs?share=true", "{}/runs"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(request.param).format(tmp_path)
+
+
+def taken(folder: Path) -> int:
+    files = [path.stat() for path in folder.rglob("*") if path.is_file()]
+    return sum({file.st_ino: file.st_size for file in files}.values())
+
+
+def trained(place: str, steps: int) -> list[str]:
+    """The paths of the checkpoints, one after each step."""
+    paths = []
+    with workflow("train", "train", store=place, keep=KeepLast(100)) as flow:
+        flow.get_channel().set("model", {"frozen": np.ones((ROWS, 20)), "head": np.zeros(10), "log": []})
+
+        @task(inject_context=True)
+        def step(context):  # type: ignore[no-untyped-def]
+            model = context.get_channel().get("model")
+            model["head"] += 1
+            model["log"].append(context.cycle)
+            paths.append(context.checkpoint({"step": context.cycle}))
+            if context.cycle < steps - 1:
+                context.next_iteration()
+
+        flow.execute()
+    return [pending.path for pending in paths]
+
+
+def test_every_checkpoint_of_a_loop_loads_with_the_values_of_its_step(place: str, tmp_path: Path) -> None:
+    paths = trained(place, 4)
+
+    for number, path in enumerate(paths):
+        context = graflow_ckpt.load(path)
+        assert isinstance(context, ExecutionContext)
+        model = context.get_channel().get("model")
+        assert (model["head"] == number + 1).all()
+        assert model["frozen"].sum() == ROWS * 20
+        assert model["log"] == list(range(number + 1))
+        assert CheckpointManager.verify(path).user_metadata["step"] == number
+    resumed, _ = CheckpointManager.resume_from_checkpoint(paths[1])
+    assert (resumed.get_channel().get("model")["head"] == 2).all()
+
+
+@pytest.mark.parametrize("place", ["sqlite:///{}/runs.db", "file://{}/runs?share=true"], indirect=True)
+def test_what_does_not_change_is_stored_once_and_goes_with_the_last_that_holds_it(
+    place: str, tmp_path: Path
+) -> None:
+    paths = trained(place, 5)
+    folder = tmp_path / "runs" if "runs.db" not in place else tmp_path
+
+    assert taken(folder) < 2.5 * ROWS * 20 * 8  # the array once; SQLite may have it in its log, too
+    store = paths[0].rpartition("/")[0]
+    CheckpointManager.cleanup_old_checkpoints(1, store=store)
+    left = CheckpointManager.list_checkpoints("train", store=store)
+    assert len(left) == 1
+    assert graflow_ckpt.load(left[0].path).get_channel().get("model")["frozen"].sum() == ROWS * 20
+    assert open_store(store).delete(left[0].path)
+    assert contents_of(open_store(store)).sweep() == 0
+    assert not list(folder.glob("*contents/*"))
+
+
+def test_a_folder_that_does_not_share_keeps_plain_pickles(tmp_path: Path) -> None:
+    (path,) = trained(f"{tmp_path}/runs", 1)
+
+    with open(path, "rb") as file:
+        assert pickle.load(file).get_channel().get("model")["frozen"].sum() == ROWS * 20
+    assert not list((tmp_path / "runs").glob("*contents*"))
+
+
+def test_a_checkpoint_that_was_copied_without_its_contents_says_so(tmp_path: Path) -> None:
+    (path,) = trained(f"file://{tmp_path}/runs?share=true", 1)
+    (tmp_path / "copy").mkdir()
+    for file in (tmp_path / "runs").glob("session*"):
+        if file.is_file():
+            (tmp_path / "copy" / file.name).write_bytes(file.read_bytes())
+
+    with pytest.raises(CheckpointCorrupt, match="lacks its content"):
+        graflow_ckpt.load(str(tmp_path / "copy" / Path(path).name))

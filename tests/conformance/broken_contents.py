@@ -1,0 +1,190 @@
+"""Stores that keep contents badly. Each has one thing wrong, which its docstring says; the rest is sound."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any
+
+from graflow_ckpt.core.protocols import Lease, PartWriter
+from graflow_ckpt.stores import memory
+from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.memory_contents import MemoryContents, MemorySaving, MemorySource
+from graflow_ckpt.stores.memory_room import Content, Room, Trio
+from graflow_ckpt.stores.names import contents_in
+
+_kept: list[Content] = []  # what a store should have let go of
+
+
+class Contents(MemoryContents):
+    """Sound, but that it makes the savings of a broken store."""
+
+    kind: type[MemorySaving] = MemorySaving
+
+    def saving(self, path: str, *, lease: Lease | None, stage: str) -> MemorySaving:
+        return self.kind(self._room, path, self._check)
+
+
+class Broken(MemoryStore):
+    """A store with such contents."""
+
+    made: type[Contents] = Contents
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._contents = self.made(self._room, self._trio, self._check_bytes)
+
+
+# --- keeping ---------------------------------------------------------------------------
+
+
+class _KeepingSaving(MemorySaving):
+    def add(self, name: str, size: int, pieces: Iterable[bytes], /) -> None:
+        super().add(name, size, pieces)
+        _kept.append(self._held[name])
+
+
+class KeepsForEver(Broken):
+    """What nobody holds any more stays, and is found."""
+
+    made = type("Made", (Contents,), {"kind": _KeepingSaving})
+
+
+class DeletesWithTheFirst(Broken):
+    """Who deletes a checkpoint takes away its contents, whoever else holds them."""
+
+    def delete(self, path: str) -> bool:
+        there = self._room.trios.get(self._base(path))
+        for content in there.contents.values() if there else ():
+            content.data = b""
+        return super().delete(path)
+
+
+class ForgetsWhatItReplaces(Broken):
+    """A checkpoint that is replaced goes on holding what it held."""
+
+    def put(
+        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+    ) -> None:
+        former = self._room.trios.get(self._base(path))
+        _kept.extend(former.contents.values() if former else ())
+        super().put(path, parts, lease=lease, stage=stage)
+
+
+class _Unheld(MemorySaving):
+    def hold(self, names: Sequence[str], /) -> Collection[str]:
+        there = super().hold(names)
+        self._held.clear()
+        return list(there)
+
+
+class LooksAndDoesNotHold(Broken):
+    """What a save has found may go before its commit."""
+
+    made = type("Made", (Contents,), {"kind": _Unheld})
+
+
+class _NeverEnds(MemorySaving):
+    def end(self) -> None:
+        _kept.extend(self._held.values())
+
+
+class KeepsFailedSaves(Broken):
+    """What a failed save has added stays."""
+
+    made = type("Made", (Contents,), {"kind": _NeverEnds})
+
+
+class _Early(MemorySaving):
+    def add(self, name: str, size: int, pieces: Iterable[bytes], /) -> None:
+        data = b""
+        for piece in pieces:
+            data += piece
+            self._held[name] = self._room.contents[name] = Content(data)
+
+
+class ShowsHalves(Broken):
+    """A content is found before it is whole, and when it never will be."""
+
+    made = type("Made", (Contents,), {"kind": _Early})
+
+
+class _Leaving(MemorySaving):
+    def add(self, name: str, size: int, pieces: Iterable[bytes], /) -> None:
+        data = bytearray()
+        try:
+            for piece in pieces:
+                data += piece
+        finally:
+            self._held[name] = self._room.contents[name] = Content(bytes(data))
+            _kept.append(self._held[name])
+
+
+class LeavesHalves(Broken):
+    """A content whose writing has failed stays as far as it came."""
+
+    made = type("Made", (Contents,), {"kind": _Leaving})
+
+
+class _Short(MemorySaving):
+    def add(self, name: str, size: int, pieces: Iterable[bytes], /) -> None:
+        super().add(name, size, list(pieces)[:1])
+
+
+class StoresOnePiece(Broken):
+    """A large content has its first piece only."""
+
+    made = type("Made", (Contents,), {"kind": _Short})
+
+
+# --- committing and reading --------------------------------------------------------------
+
+
+class CommitsWithout(Broken):
+    """A meta may name what is not there."""
+
+    def put(
+        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+    ) -> None:
+        def careless(room: Room, path: str, meta: bytes, former: Trio | None) -> dict[str, Content]:
+            names = contents_in(meta)
+            return {name: room.contents[name] for name in names if name in room.contents}
+
+        sound, memory.hold = memory.hold, careless
+        try:
+            super().put(path, parts, lease=lease, stage=stage)
+        finally:
+            memory.hold = sound
+
+
+class LosesContentsOfResealed(Broken):
+    """A meta that is put alone holds nothing."""
+
+    def put(
+        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+    ) -> None:
+        super().put(path, parts, lease=lease, stage=stage)
+        if len(parts) == 1:
+            self._room.trios[self._base(path)].contents.clear()
+
+
+class _AnyName(Contents):
+    def open(self, path: str, name: str, stage: str) -> MemorySource:
+        self._trio(path)
+        return MemorySource(self._room.contents[name].data)
+
+
+class ReadsWhatOthersHold(Broken):
+    """Any content is read by way of any checkpoint."""
+
+    made = _AnyName
+
+
+class _Trusting(Contents):
+    def distrust(self, path: str, name: str, stage: str) -> None:
+        """Nothing comes of it."""
+
+
+class HoldsDamaged(Broken):
+    """What was found to be damaged is held again."""
+
+    made = _Trusting

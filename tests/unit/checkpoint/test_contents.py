@@ -1,0 +1,377 @@
+"""Contents: what did not change costs a digest, whatever it lies in, and comes back as what it was."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from graflow_ckpt.checkpoint import archive, contents
+from graflow_ckpt.checkpoint.allowance import Allowance
+from graflow_ckpt.checkpoint.copying import Move
+from graflow_ckpt.checkpoint.digest import CHUNK
+from graflow_ckpt.checkpoint.portable import PortableFile, PortableWriter
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, TooLarge
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.values import Live
+from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.testing.trios import all_of
+from tests.unit.checkpoint import trios
+from tests.unit.checkpoint.kept import KINDS, InSqlite, Kept
+from tests.unit.checkpoint.trios import RING
+
+
+@pytest.fixture(params=KINDS)
+def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
+    made: Kept = request.param(tmp_path)
+    return made
+
+
+@pytest.fixture
+def store(kept: Kept) -> CheckpointStore:
+    return kept.store
+
+
+@dataclass
+class Model:
+    weights: np.ndarray[Any, Any]
+    name: str
+
+
+class Frozen:
+    """Its state has bytes inside that nobody sees from outside."""
+
+    def __init__(self, blob: bytes) -> None:
+        self.blob = blob
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Frozen, (bytes(bytearray(self.blob)),)
+
+
+def array(seed: int, size: int = 100_000) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).integers(0, 255, size, dtype=np.uint8)
+
+
+def save(
+    store: CheckpointStore, name: str, allowance: Allowance | None = None, **values: Any
+) -> archive.Found:
+    cells = {key: value if isinstance(value, bytes) else Live(value) for key, value in values.items()}
+    state = trios.state("s", *(("put", key, cell, -1) for key, cell in cells.items()))
+    saved = trios.save(Path(), of=state, path=f"{store.folder}/{name}", store=store, allowance=allowance)
+    return archive.find(store, RING, saved.path)
+
+
+def load(store: CheckpointStore, name: str) -> dict[str, Any]:
+    _, context = archive.load(store, RING, f"{store.folder}/{name}")
+    payload: dict[str, Any] = context.payload
+    return payload["plain"] | payload["live"]
+
+
+def test_what_is_in_two_checkpoints_is_stored_once(store: CheckpointStore, kept: Kept) -> None:
+    first = save(store, "a.pkl", x=array(1), y=array(2))
+    second = save(store, "b.pkl", x=array(1), y=array(3))
+
+    assert kept.stored() == [100_000] * 3
+    assert {first.meta["parts"]["pkl"]["size"], second.meta["parts"]["pkl"]["size"]} < set(range(10_000))
+    assert (load(store, "a.pkl")["y"] == array(2)).all()
+    assert (load(store, "b.pkl")["x"] == array(1)).all()
+
+
+@pytest.mark.parametrize("delete", ["a.pkl", "b.pkl"])
+def test_in_whatever_order_they_are_deleted_the_other_one_loads_and_nothing_stays(
+    store: CheckpointStore, kept: Kept, delete: str
+) -> None:
+    save(store, "a.pkl", x=array(1), y=array(2))
+    save(store, "b.pkl", x=array(1), y=array(3))
+    other = ({"a.pkl", "b.pkl"} - {delete}).pop()
+
+    store.delete(f"{store.folder}/{delete}")
+
+    assert (load(store, other)["x"] == array(1)).all()
+    assert kept.stored() == [100_000] * 2
+    store.delete(f"{store.folder}/{other}")
+    assert kept.stored() == []
+
+
+def test_arrays_in_dicts_lists_and_dataclasses_are_shared_and_come_back_writable(
+    store: CheckpointStore, kept: Kept
+) -> None:
+    model = Model(array(3), "m")
+    save(store, "a.pkl", x={"k": [array(1), array(2)], "m": model})
+    save(store, "b.pkl", other=[Model(array(3), "n"), array(2)])
+
+    found = load(store, "a.pkl")["x"]
+
+    assert kept.stored() == [100_000] * 3
+    assert (found["m"].weights == array(3)).all()
+    found["k"][0][0] = 1  # it is the reader's own
+    assert (load(store, "b.pkl")["other"][1] == array(2)).all()
+
+
+def test_one_object_under_two_names_is_stored_once_and_is_one_object_again(
+    store: CheckpointStore, kept: Kept
+) -> None:
+    shared = array(1)
+
+    save(store, "a.pkl", x=shared, y={"also": shared})
+
+    found = load(store, "a.pkl")
+    assert found["x"] is found["y"]["also"]
+    assert kept.stored() == [100_000]
+
+
+def test_large_plain_values_bytearrays_and_texts_are_shared_with_their_types(
+    store: CheckpointStore, kept: Kept
+) -> None:
+    plain, text = bytes(array(1)), "äö" * 50_000
+
+    for name in ("a.pkl", "b.pkl"):
+        save(store, name, x=b"\xc6" + plain, y=[bytearray(plain), text])
+
+    found = load(store, "b.pkl")
+    assert type(found["x"]) is bytes
+    assert found["x"] == b"\xc6" + plain
+    assert found["y"] == [bytearray(plain), text]
+    assert type(found["y"][0]) is bytearray
+    assert len(kept.stored()) == 3
+
+
+def test_bytes_that_an_object_makes_of_itself_are_shared(store: CheckpointStore, kept: Kept) -> None:
+    for name in ("a.pkl", "b.pkl"):
+        save(store, name, x=Frozen(bytes(array(1))))
+
+    assert kept.stored() == [100_000]
+    assert load(store, "a.pkl")["x"].blob == bytes(array(1))
+
+
+@pytest.mark.parametrize("size", [CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
+def test_a_content_of_several_chunks_is_digested_by_chunk(store: CheckpointStore, size: int) -> None:
+    found = save(store, "a.pkl", x=array(1, size))
+
+    (entry,) = found.meta["contents"]
+
+    assert entry["size"] == size
+    assert len(entry.get("chunks", [1])) == -(-size // CHUNK)
+    assert (load(store, "a.pkl")["x"] == array(1, size)).all()
+
+
+def test_small_values_stay_in_the_pickle_which_is_then_a_plain_one(
+    store: CheckpointStore, kept: Kept
+) -> None:
+    found = save(store, "a.pkl", **{f"x{n}": array(n, 60_000) for n in range(20)})
+
+    assert "contents" not in found.meta
+    assert kept.stored() == []
+    assert pickle.loads(all_of(store.open(found.path, "pkl", found.stage))).session_id == "s"
+
+
+def test_more_contents_than_a_meta_can_list_stay_in_the_pickle(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "MOST", 3)
+
+    found = save(store, "a.pkl", x=[array(n) for n in range(5)])
+
+    assert len(found.meta["contents"]) == 3
+    assert all((one == array(n)).all() for n, one in enumerate(load(store, "a.pkl")["x"]))
+
+
+def test_payloads_are_looked_up_in_batches(
+    store: CheckpointStore, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(contents, "BATCH", 250_000)
+
+    save(store, "a.pkl", x=[array(n % 4) for n in range(10)])
+
+    assert kept.stored() == [100_000] * 4
+    assert all((one == array(n % 4)).all() for n, one in enumerate(load(store, "a.pkl")["x"]))
+
+
+def test_what_is_left_and_the_contents_make_the_plain_pickle(store: CheckpointStore) -> None:
+    found = save(store, "a.pkl", x=[array(1), "text", array(2)])
+
+    source = archive.whole_values(store, found)
+    pieces = []
+    while count := source.readinto(memoryview(buffer := bytearray(7_001))):
+        pieces.append(bytes(buffer[:count]))
+
+    assert source.size == sum(map(len, pieces))
+    assert (pickle.loads(b"".join(pieces)).payload["live"]["x"][2] == array(2)).all()
+
+
+def test_a_content_that_was_changed_is_found_before_it_is_opened_and_not_held_again(
+    store: CheckpointStore, kept: Kept
+) -> None:
+    save(store, "a.pkl", x=array(1))
+    kept.damage()
+
+    with pytest.raises(CheckpointCorrupt, match="content"):
+        load(store, "a.pkl")
+
+    save(store, "b.pkl", x=array(1))
+    assert (load(store, "b.pkl")["x"] == array(1)).all()
+    with pytest.raises(CheckpointCorrupt):
+        archive.check(store, RING, f"{store.folder}/a.pkl")
+
+
+def test_a_value_that_is_changed_while_it_is_saved_fails_the_save_and_damages_nobody(
+    store: CheckpointStore, kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = array(1)
+    digests = contents._digests
+
+    def then_changed(payloads: Any) -> Any:
+        found = list(digests(payloads))
+        value[0] += 1
+        return found
+
+    monkeypatch.setattr(contents, "_digests", then_changed)
+
+    with pytest.raises(CheckpointError, match="was changed while it was saved"):
+        save(store, "a.pkl", x=value)
+
+    assert kept.stored() == []
+    assert list(store.list()) == []
+
+
+def test_a_meta_that_says_something_else_of_its_contents_is_refused(store: CheckpointStore) -> None:
+    found = save(store, "a.pkl", x=[array(1), array(2)])
+    first, second = found.meta["contents"]
+
+    for wrong in (
+        [second, first],
+        [first | {"size": "100000"}, second],
+        [first | {"chunks": [second["name"]]}, second],
+        [{"at": 1}],
+        "no list",
+        [first | {"size": 0}],
+    ):
+        with pytest.raises(CheckpointCorrupt):
+            contents.contents_of("p", {"contents": wrong})
+
+
+def test_a_checkpoint_that_was_copied_without_its_contents_is_not_committed(
+    store: CheckpointStore, kept: Kept, tmp_path: Path
+) -> None:
+    found = save(store, "a.pkl", x=array(1))
+    other = type(kept)(tmp_path / "other").store
+    meta = json.dumps(found.meta).encode()
+
+    with pytest.raises(CheckpointError, match="contents"):
+        other.put(
+            f"{other.folder}/a.pkl", [("meta.json", partial(_write, meta))], lease=None, stage=found.stage
+        )
+
+    assert list(other.list()) == []
+
+
+def _write(data: bytes, sink: Any) -> None:
+    sink.write(data)
+
+
+def test_copied_to_a_store_that_shares_it_is_the_same_and_its_contents_are_there_once(
+    store: CheckpointStore, kept: Kept, tmp_path: Path
+) -> None:
+    large = array(7, 2 * CHUNK + 9)
+    found = [save(store, name, x=[array(1), large]) for name in ("a.pkl", "b.pkl")]
+    other = type(kept)(tmp_path / "other")
+    move = Move(store, other.store, RING, RING)
+
+    copied = [move.cut(one.path) for one in found]
+    again = move.cut(found[0].path)
+
+    assert [one.state for one in (*copied, again)] == ["copied", "copied", "there"]
+    assert other.stored() == sorted([100_000, 2 * CHUNK + 9])
+    there = archive.find(other.store, RING, copied[1].target)
+    assert [there.meta[name] for name in ("parts", "contents")] == [
+        found[1].meta[name] for name in ("parts", "contents")
+    ]
+    assert (load(other.store, "a.pkl")["x"][1] == large).all()
+
+
+def test_copied_to_a_store_that_does_not_share_it_is_a_plain_pickle_and_back_it_is_shared_no_more(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    found = save(store, "a.pkl", x=[array(1), array(2)])
+    plain = LocalStore(tmp_path / "plain")
+    move = Move(store, plain, RING, RING)
+
+    copied = move.cut(found.path)
+
+    assert copied.state == "copied"
+    assert move.cut(found.path).state == "there"
+    with open(copied.target, "rb") as file:
+        assert (pickle.load(file).payload["live"]["x"][1] == array(2)).all()
+    assert "contents" not in archive.check(plain, RING, copied.target)[0].meta
+
+
+def test_exported_to_a_file_it_is_whole_and_comes_back(
+    store: CheckpointStore, kept: Kept, tmp_path: Path
+) -> None:
+    found = save(store, "a.pkl", x=[array(1), array(2)])
+    with PortableWriter(tmp_path / "file") as writer:
+        writer.cut(store, RING, found.path)
+    other = type(kept)(tmp_path / "other")
+
+    with PortableFile(tmp_path / "file") as file:
+        (path,) = [path for path, _ in file.list()]
+        assert Move(file, other.store, RING, RING).cut(path).state == "copied"
+
+    assert (load(other.store, "a.pkl")["x"][0] == array(1)).all()
+
+
+def test_a_damaged_content_is_not_copied(store: CheckpointStore, kept: Kept, tmp_path: Path) -> None:
+    found = save(store, "a.pkl", x=array(1))
+    kept.damage()
+    other = type(kept)(tmp_path / "other").store
+
+    for target in (other, LocalStore(tmp_path / "plain")):
+        with pytest.raises(CheckpointCorrupt):
+            Move(store, target, RING, RING).cut(found.path)
+        assert list(target.list()) == []
+
+
+def test_what_is_shared_counts_in_what_a_checkpoint_may_take(store: CheckpointStore, kept: Kept) -> None:
+    save(store, "a.pkl", x=[array(1), array(2)])
+    allowance = Allowance(limit=150_000)
+
+    with pytest.raises(TooLarge, match="exceeds limit"):
+        save(store, "b.pkl", allowance, x=[array(1), array(2)])
+
+    assert len(list(store.list())) == 1
+    assert kept.stored() == [100_000] * 2
+
+
+@pytest.mark.parametrize("word", ["retry", "metered"])
+def test_a_wrapper_that_leaves_bytes_alone_reads_what_is_shared(tmp_path: Path, word: str) -> None:
+    plain = open_store(f"sqlite:///{tmp_path}/runs.db")
+    around = open_store(f"{word}+sqlite:///{tmp_path}/runs.db")
+    save(plain, "a", x=[array(1), array(2)])
+
+    save(around, "b", x=[array(1), array(2)])
+
+    assert (load(around, "a")["x"][1] == array(2)).all()
+    assert (load(around, "b")["x"][1] == array(2)).all()
+    assert ("contents" in json.loads(around.meta("b"))) == (word == "metered")
+    around.delete("a")
+    assert (load(around, "b")["x"][1] == array(2)).all()
+
+
+@pytest.mark.parametrize("word", ["encrypted", "compressed", "tenant.me"])
+def test_behind_a_wrapper_that_changes_bytes_or_names_nothing_is_shared(
+    tmp_path: Path, word: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", trios.KEY)
+    around = open_store(f"{word}+sqlite:///{tmp_path}/runs.db")
+
+    save(around, "b", x=[array(1), array(2)])
+
+    assert (load(around, "b")["x"][1] == array(2)).all()
+    assert InSqlite(tmp_path).stored() == []

@@ -15,6 +15,7 @@ from graflow_ckpt.core.protocols import CheckpointStore, PartWriter, Source
 from graflow_ckpt.stores.encrypted import Encrypted
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.tenant import Tenant
 from graflow_ckpt.testing.trios import named, owning, path_of, writer
 from tests.unit.checkpoint.trios import save
@@ -26,11 +27,12 @@ ROOM = "memory://resealing"
 Open = Callable[[Keyring], CheckpointStore]
 
 
-@pytest.fixture(params=["local", "memory", "encrypted", "tenant"])
+@pytest.fixture(params=["local", "memory", "sqlite", "encrypted", "tenant"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     kinds: dict[str, Open] = {
         "local": lambda ring: LocalStore(tmp_path / "cp"),
         "memory": lambda ring: MemoryStore(ROOM),
+        "sqlite": lambda ring: SqliteStore(tmp_path / "runs.db"),
         "encrypted": lambda ring: Encrypted(MemoryStore(ROOM), ring),
         "tenant": lambda ring: Tenant(Encrypted(LocalStore(tmp_path / "cp"), ring), "acme"),
     }
@@ -79,7 +81,7 @@ def test_all_are_sealed_with_the_newest_key_and_nothing_else_changes(opened: Ope
         changed = {name for name in found.meta if found.meta[name] != before[path].meta[name]}
         assert changed == {"key_id", "seal"}
         assert found.facts == before[path].facts
-    if "memory" in store.url:  # which knows the order of commits
+    if "memory" in store.url or "sqlite" in store.url:  # those know the order of commits
         assert [path.removesuffix(".pkl") for path, _ in after.newest(100)] == order
     assert reseal(opened(NEW), NEW) == Resealed(0)
 

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt import CheckpointManager, TaskExecutionContext, task, workflow
+from graflow_ckpt import CheckpointManager, ExecutionContext, TaskExecutionContext, task, workflow
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.errors import UnknownKey
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.task import Task
 from graflow_ckpt.stores.encrypted import Encrypted
 from graflow_ckpt.stores.local import LocalStore
 from tests.acceptance.command_line import COUNT, KILLED, graflow, program, steps
@@ -44,7 +46,7 @@ def test_a_killed_session_goes_on_from_a_wrapped_store_under_a_new_key(
     assert old[0]["seals"] == old[0]["encrypts"] == rotated["resealed"] >= 2
     assert [(row["id"], row["use"], row["encrypts"]) for row in keys] == [
         (rotated["id"], "seals and encrypts", old[0]["encrypts"]),
-        (old[0]["id"], "verifies", 0),
+        (old[0]["id"], "verifies and decrypts", 0),
     ]
     assert keys[1]["journals"] >= 1
     resumed = graflow("resume", "s")
@@ -67,6 +69,24 @@ def test_keys_of_the_environment_are_not_changed_by_a_command(monkeypatch: pytes
     assert "GRAFLOW_CKPT_KEY" in json.loads(refused.out)["message"]
     assert "key reseal" in json.loads(refused.out)["hint"]
     assert graflow("key", "reseal", "--json").document["resealed"] == 0
+
+
+def test_a_checkpoint_that_goes_to_a_plain_place_is_mentioned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    graph = TaskGraph()
+    graph.add(Task("a", lambda: 1))
+    graph.compile(["a"])
+    store = f"encrypted+sqlite:///{tmp_path}/runs.db"
+    context = ExecutionContext.create(graph, "a", session_id="s", store=store)
+
+    context.checkpoint(f"{tmp_path}/plain.pkl")
+    context.home.close()
+
+    assert (tmp_path / "plain.meta.json").exists()
+    told = [record.getMessage() for record in caplog.records if "is not encrypted" in record.getMessage()]
+    assert len(told) == 1
+    assert "plain.pkl" in told[0]
 
 
 def test_a_store_that_the_program_has_made_keeps_its_sessions(tmp_path: Path) -> None:

@@ -114,6 +114,7 @@ def test_a_store_that_the_program_has_made_keeps_its_sessions(tmp_path: Path) ->
     assert not [data for data in files if b"nobody is to read" in data]
     rows = CheckpointManager.list_checkpoints("s", store=store.url)
     assert rows[0].path.startswith(f"encrypted+file://{tmp_path}/kept/session_s_step_1_")
-    assert CheckpointManager.verify(rows[0].path).session_id == "s"  # with the keys that it was made with
+    assert CheckpointManager.verify(rows[0].path).session_id == "s"
+    assert Encrypted(LocalStore(tmp_path / "kept"), fernet=FERNET).meta(rows[0].path)
     with pytest.raises(UnknownKey):
         Encrypted(LocalStore(tmp_path / "kept"), Keyring({"k": bytes(32)})).meta(rows[0].path)

@@ -12,7 +12,7 @@ from graflow_ckpt.checkpoint import archive, journal
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.resealing import Resealed, reseal, usage
 from graflow_ckpt.core.protocols import CheckpointStore, PartWriter, Source
-from graflow_ckpt.stores.encrypted import Encrypted
+from graflow_ckpt.stores.encrypted import Encrypted, keys_by_path
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.sqlite import SqliteStore
@@ -191,6 +191,18 @@ def test_a_journal_whose_key_is_not_here_is_counted_under_it() -> None:
     reseal(Encrypted(inner, NEW), NEW)
 
     assert usage(Encrypted(inner, ALONE)).journals == {"old": 1}
+
+
+def test_what_is_encrypted_with_an_older_key_is_written_anew_also_if_its_seal_is_new() -> None:
+    inner = MemoryStore(ROOM)
+    inner.forget()
+    filled(Encrypted(inner, OLD), NEW, sessions="a")
+    store = Encrypted(inner, NEW)
+
+    assert reseal(store, NEW) == Resealed(4)
+
+    assert set(keys_by_path(store).values()) == {"new"}
+    assert reseal(store, NEW) == Resealed(0)
 
 
 def test_who_watches_is_told_how_far_it_is() -> None:

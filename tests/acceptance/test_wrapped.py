@@ -41,6 +41,7 @@ def test_a_killed_session_goes_on_from_a_wrapped_store_under_a_new_key(
     old = graflow("key", "list", "--json").document["keys"]
     rotated = graflow("key", "rotate", "--json").document
     keys = graflow("key", "list", "--json").document["keys"]
+    doctor = {row["what"]: row for row in graflow("doctor", "--json").document}
 
     assert [row["use"] for row in old] == ["seals and encrypts"]
     assert old[0]["seals"] == old[0]["encrypts"] == rotated["resealed"] >= 2
@@ -49,6 +50,11 @@ def test_a_killed_session_goes_on_from_a_wrapped_store_under_a_new_key(
         (old[0]["id"], "verifies and decrypts", 0),
     ]
     assert keys[1]["journals"] >= 1
+    assert doctor["encryption"] == {
+        "what": "encryption",
+        "verdict": "ok",
+        "found": f"what is new, with key {rotated['id']}",
+    }
     resumed = graflow("resume", "s")
     assert "result 6" in resumed.out
     assert steps() == [0, 1, 2, 3, 3, 4, 5]

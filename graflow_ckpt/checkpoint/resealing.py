@@ -12,12 +12,15 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
 
 from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.model import NOT_JSON, Document, parse
 from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, GraflowError, SessionBusy
+from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError, SessionBusy
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, Sink
 from graflow_ckpt.stores.names import META
@@ -69,16 +72,18 @@ def reseal(
 ) -> Resealed:
     """All of a store that have an older key. `seen` is told how many are done, and of how many."""
     todo = _outdated(store, keyring)
-    done, stays = 0, []
-    for number, (path, session) in enumerate(todo):
-        seen(number, len(todo))
-        try:
-            done += _resealed(store, keyring, path, session)
-        except SessionBusy:
-            stays.append((path, f"session {session} is being run"))
-        except (GraflowError, OSError) as error:
-            stays.append((path, str(error)))
-    seen(len(todo), len(todo))
+    at, done, stays = 0, 0, []
+    for session, group in groupby(todo, key=itemgetter(1)):  # one lease for those that follow each other
+        with ExitStack() as owning:
+            paths = [path for path, _ in group]
+            lease, why = _owned(store, session, owning)
+            for path in paths:
+                seen(at, len(todo))
+                at += 1
+                error = _resealed(store, keyring, path, lease) if lease is not None else why
+                done += not error
+                stays += [(path, error)] if error else []
+    seen(at, len(todo))
     return Resealed(done, tuple(stays))
 
 
@@ -106,18 +111,30 @@ def _outdated(store: CheckpointStore, keyring: Keyring) -> list[tuple[str, str]]
     return found[::-1]
 
 
-def _resealed(store: CheckpointStore, keyring: Keyring, path: str, session: str) -> bool:
-    lease = store.acquire(check_session_id(session))
+def _owned(store: CheckpointStore, session: str, owning: ExitStack) -> tuple[Lease | None, str]:
+    """The session, until the stack is left; or why not."""
+    try:
+        lease = store.acquire(check_session_id(session))
+    except SessionBusy:
+        return None, f"session {session} is being run"
+    except (GraflowError, OSError) as error:
+        return None, str(error)
+    owning.callback(lease.release)
+    return lease, ""
+
+
+def _resealed(store: CheckpointStore, keyring: Keyring, path: str, lease: Lease) -> str:
+    """Why it was not; "": it was."""
     try:
         meta = parse(path, store.meta(path), f".{META}")
-        if meta.get("session_id") != session:
-            raise CheckpointError(f"Checkpoint {path} was written anew meanwhile.", path=path)
+        if meta.get("session_id") != lease.session:
+            return f"Checkpoint {path} was written anew meanwhile."
         verify(meta, keyring)
         put_sealed(store, keyring, path, meta, lease)
         _check_parts(store, path, str(meta["stage"]))
-        return True
-    finally:
-        lease.release()
+    except (GraflowError, OSError) as error:
+        return str(error)
+    return ""
 
 
 def _check_parts(store: CheckpointStore, path: str, stage: str) -> None:

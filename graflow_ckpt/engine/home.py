@@ -28,7 +28,7 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease
 from graflow_ckpt.engine.tidying import Tidier
 from graflow_ckpt.engine.tracing import Trace
-from graflow_ckpt.stores import folder_on_disk, open_store, store_of
+from graflow_ckpt.stores import folder_on_disk, open_beside, store_of
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -220,7 +220,7 @@ class Home:
             return self.store, own
         where = store_of(path)
         if where not in self._elsewhere:
-            self._elsewhere[where] = open_store(where)
+            self._elsewhere[where] = open_beside(self.store, path)
         place = self._elsewhere[where]
         return place, place.takes(path) or path
 

@@ -31,7 +31,7 @@ from graflow_ckpt.sessions.layout import CUT, keys_of
 from graflow_ckpt.sessions.ops import Cells
 from graflow_ckpt.sessions.pages import read_paged
 from graflow_ckpt.sessions.tables import parse_line, read_state
-from graflow_ckpt.stores import backend_of, open_store, store_of
+from graflow_ckpt.stores import backend_of, open_beside, open_store
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -221,7 +221,7 @@ class SharedHome:
         own = self.store.takes(path)
         if own is not None:
             return self.store, own
-        place = open_store(store_of(path))
+        place = open_beside(self.store, path)
         return place, place.takes(path) or path
 
     # --- policies: one worker cuts for all ------------------------------------------------

@@ -6,6 +6,7 @@ contains, and what may be wrapped around a store (prefixes.py).
 
 from __future__ import annotations
 
+import logging
 import os
 from importlib import import_module
 
@@ -14,6 +15,8 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import objects_names, postgres_names, redis_names, sqlite_names
 from graflow_ckpt.stores.prefixes import WRAPPERS, Layer, begins_like_one, divided, prefix_of, unwrapped
+
+log = logging.getLogger(__name__)
 
 _POSTGRES = ("graflow_ckpt.stores.postgres", "PostgresStore")
 _REDIS = ("graflow_ckpt.stores.redis", "RedisStore")
@@ -91,6 +94,16 @@ def store_of(path: str) -> str:
 def open_store_of(path: str, store: str | None = None) -> CheckpointStore:
     """The store to find a checkpoint in; `store` says which, if somebody has named one."""
     return open_store(store or store_of(path))
+
+
+def open_beside(own: CheckpointStore, path: str) -> CheckpointStore:
+    """The store that a path leads to, which is not one of `own`. Says so, if that leaves an encrypted one."""
+    place = open_store_of(path)
+    if "encrypted+" in prefix_of(own.url) and "encrypted+" not in prefix_of(place.url):
+        log.warning(
+            "checkpoint %s is not encrypted: it is not in %s, but in %s", masked(path), own.url, place.url
+        )
+    return place
 
 
 def home_of(said: str) -> str | None:

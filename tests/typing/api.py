@@ -59,6 +59,8 @@ from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.status import Status
 from graflow_ckpt.frontends.expressions import Chain, DecoratedTask, Decorator, Parallel
 from graflow_ckpt.sessions.views import TaskQueue
+from graflow_ckpt.stores.encrypted import Encrypted
+from graflow_ckpt.stores.sqlite import SqliteStore
 
 # --- tasks -----------------------------------------------------------------------------
 
@@ -142,6 +144,7 @@ def workflows() -> None:
         observers=[observer],
     )
     assert_type(made, Workflow)
+    assert_type(workflow("name", store=Encrypted(SqliteStore("runs.db"), fernet=b"")), Workflow)
     with made as ctx:
         assert_type(ctx, Workflow)
         assert_type(ctx.graph, TaskGraph)

@@ -31,7 +31,8 @@ def command(ctx: click.Context, /, store: str) -> int:
     and which tasks nobody can work on. The exit status is 1 if something would keep a session from being
     saved or from going on.
     """
-    from graflow_ckpt.interfaces.cli.examination import Finding, examine
+    from graflow_ckpt.interfaces.cli.examination import examine
+    from graflow_ckpt.interfaces.cli.findings import Finding
 
     manner = manner_of(ctx)
     findings = [] if named(ctx) else examine(store)

@@ -8,14 +8,14 @@ import stat
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
 from importlib import metadata
 
 from graflow_ckpt.checkpoint.keys import Keyring, local_key_path, uses_local_key
 from graflow_ckpt.checkpoint.mounts import file_system, key_storage_warning
 from graflow_ckpt.core.errors import CheckpointError, ServerError
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.interfaces.cli.manner import Document
+from graflow_ckpt.interfaces.cli.encryption import encryption
+from graflow_ckpt.interfaces.cli.findings import Finding
 from graflow_ckpt.interfaces.cli.measuring import costs
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import folder_on_disk, open_store
@@ -30,24 +30,12 @@ NETWORK = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at."""
-
-    what: str
-    verdict: str  # ok, warning, bad
-    found: str
-
-    def document(self) -> Document:
-        return asdict(self)
-
-
 def examine(store: str) -> list[Finding]:
     """All of it; measures on the disk of the store, in a folder that is taken away again."""
     place = open_store(store)
     if place.shared:
-        return [*_versions(), *_server(place), *_waiting(place), *_shared_key(place)]
-    return [*_versions(), *_store(store), *_waiting(place), *_key(store), *_costs(store)]
+        return [*_versions(), *_server(place), *_waiting(place), *_shared_key(place), *encryption(place)]
+    return [*_versions(), *_store(store), *_waiting(place), *_key(store), *encryption(place), *_costs(store)]
 
 
 def _versions() -> Iterator[Finding]:

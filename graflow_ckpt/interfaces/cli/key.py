@@ -54,7 +54,7 @@ def new(ctx: click.Context, /) -> int:
     return 0
 
 
-@command.command("list", epilog=LIST)
+@command.command("list", epilog=LIST, short_help="List the keys, and what needs each of them.")
 @store
 @common
 @click.pass_context
@@ -78,7 +78,7 @@ def list_(ctx: click.Context, /, store: str) -> int:
     return 0
 
 
-@command.command("rotate", epilog=ROTATE)
+@command.command("rotate", epilog=ROTATE, short_help="Put a new key first, and seal a store with it.")
 @store
 @common
 @click.pass_context
@@ -98,7 +98,7 @@ def rotate(ctx: click.Context, /, store: str) -> int:
     return _reseal(ctx, store, {"id": made, "file": file})
 
 
-@command.command("reseal", epilog=RESEAL)
+@command.command("reseal", epilog=RESEAL, short_help="Seal the checkpoints of a store with the first key.")
 @store
 @common
 @click.pass_context

@@ -68,12 +68,9 @@ def _uses(place: CheckpointStore) -> dict[str, str]:
     sealing = Keyring.for_store(place).ids
     uses = dict.fromkeys(sealing, "verifies")
     uses[sealing[0]] = "seals"
-    encrypting = _encrypting_ids(place)
-    for key_id in encrypting:
-        uses.setdefault(key_id, "decrypts")
-    if encrypting:
-        first = encrypting[0]
-        uses[first] = "seals and encrypts" if uses[first] == "seals" else "encrypts"
+    for number, key_id in enumerate(_encrypting_ids(place)):
+        its = "decrypts" if number else "encrypts"
+        uses[key_id] = f"{uses[key_id]} and {its}" if key_id in uses else its
     return uses
 
 

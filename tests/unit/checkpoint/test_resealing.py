@@ -12,9 +12,10 @@ from graflow_ckpt.checkpoint import archive, journal
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.resealing import Resealed, reseal, usage
 from graflow_ckpt.core.protocols import CheckpointStore, PartWriter, Source
-from graflow_ckpt.stores.encrypted import Encrypted
+from graflow_ckpt.stores.encrypted import Encrypted, keys_by_path
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.tenant import Tenant
 from graflow_ckpt.testing.trios import named, owning, path_of, writer
 from tests.unit.checkpoint.trios import save
@@ -26,11 +27,12 @@ ROOM = "memory://resealing"
 Open = Callable[[Keyring], CheckpointStore]
 
 
-@pytest.fixture(params=["local", "memory", "encrypted", "tenant"])
+@pytest.fixture(params=["local", "memory", "sqlite", "encrypted", "tenant"])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
     kinds: dict[str, Open] = {
         "local": lambda ring: LocalStore(tmp_path / "cp"),
         "memory": lambda ring: MemoryStore(ROOM),
+        "sqlite": lambda ring: SqliteStore(tmp_path / "runs.db"),
         "encrypted": lambda ring: Encrypted(MemoryStore(ROOM), ring),
         "tenant": lambda ring: Tenant(Encrypted(LocalStore(tmp_path / "cp"), ring), "acme"),
     }
@@ -79,7 +81,7 @@ def test_all_are_sealed_with_the_newest_key_and_nothing_else_changes(opened: Ope
         changed = {name for name in found.meta if found.meta[name] != before[path].meta[name]}
         assert changed == {"key_id", "seal"}
         assert found.facts == before[path].facts
-    if "memory" in store.url:  # which knows the order of commits
+    if "memory" in store.url or "sqlite" in store.url:  # those know the order of commits
         assert [path.removesuffix(".pkl") for path, _ in after.newest(100)] == order
     assert reseal(opened(NEW), NEW) == Resealed(0)
 
@@ -189,6 +191,18 @@ def test_a_journal_whose_key_is_not_here_is_counted_under_it() -> None:
     reseal(Encrypted(inner, NEW), NEW)
 
     assert usage(Encrypted(inner, ALONE)).journals == {"old": 1}
+
+
+def test_what_is_encrypted_with_an_older_key_is_written_anew_also_if_its_seal_is_new() -> None:
+    inner = MemoryStore(ROOM)
+    inner.forget()
+    filled(Encrypted(inner, OLD), NEW, sessions="a")
+    store = Encrypted(inner, NEW)
+
+    assert reseal(store, NEW) == Resealed(4)
+
+    assert set(keys_by_path(store).values()) == {"new"}
+    assert reseal(store, NEW) == Resealed(0)
 
 
 def test_who_watches_is_told_how_far_it_is() -> None:

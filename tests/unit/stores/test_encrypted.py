@@ -15,13 +15,13 @@ from graflow_ckpt.core.errors import (
     UnknownKey,
     UnsafeCheckpoint,
 )
-from graflow_ckpt.core.protocols import CheckpointStore, Sink
+from graflow_ckpt.core.protocols import Buffer, CheckpointStore, Sink
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.encrypted import Encrypted, keys_by_path
-from graflow_ckpt.stores.encryption import FRAME, TAG
+from graflow_ckpt.stores.encryption import FRAME, TAG, EncryptingSink, OpeningSource
 from graflow_ckpt.stores.encryption_keys import fernet_keys, of_environment
 from graflow_ckpt.stores.keys import Keyring, new_key
-from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.memory import MemorySource, MemoryStore
 from graflow_ckpt.testing.trios import all_of, meta_of, owning, parts_of, put, put_meta, read, writer
 
 OLD, NEW = Keyring({"old": b"o" * 32}), Keyring({"new": b"n" * 32, "old": b"o" * 32})
@@ -214,6 +214,37 @@ def test_a_deep_or_endless_envelope_is_refused(inner: MemoryStore, store: Encryp
         changed(inner, "meta.json", lambda _, raw=raw: raw)
 
         assert isinstance(refused(store), CheckpointCorrupt | UnsafeCheckpoint)
+
+
+@pytest.mark.parametrize(("stage", "part"), [("two", "pkl"), ("one", "state.json")])
+def test_a_part_opens_under_its_own_stage_and_name_only(stage: str, part: str) -> None:
+    class Kept(bytearray):
+        def write(self, data: Buffer) -> int:
+            self.extend(data)
+            return len(data)
+
+    kept = Kept()
+    sink = EncryptingSink(kept, bytes(32), "one", "pkl")
+    sink.write(b"values")
+    sink.finish()
+
+    def opened(stage: str, part: str) -> bytes:
+        return all_of(OpeningSource(MemorySource(bytes(kept)), bytes(32), stage, part, "path"))
+
+    assert opened("one", "pkl") == b"values"
+    with pytest.raises(CheckpointCorrupt):
+        opened(stage, part)
+
+
+def test_a_trio_that_was_put_anew_under_its_stage_is_read_by_who_knew_the_former(
+    inner: MemoryStore, store: Encrypted
+) -> None:
+    path = put(store, "best", "one", size=500)
+    store.meta(path)  # and remembers its key
+
+    put(Encrypted(inner, OLD), "best", "one", size=700)
+
+    assert len(all_of(store.open(path, "pkl", "one"))) == 700
 
 
 # --- keys ------------------------------------------------------------------------------------

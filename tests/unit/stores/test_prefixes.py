@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from graflow_ckpt.core.errors import CheckpointError
@@ -73,6 +76,27 @@ def test_a_folder_that_begins_with_a_word_is_refused_as_a_store(text: str) -> No
 def test_a_word_that_nobody_knows_is_refused() -> None:
     with pytest.raises(CheckpointError, match=r"nosuch\+memory"):
         open_store("nosuch+memory://x")
+
+
+@pytest.mark.parametrize(
+    ("package", "word", "extra"),
+    [("cryptography", "encrypted", "encryption"), ("zstandard", "compressed", "compression")],
+)
+def test_a_package_that_is_missing_is_named_with_its_extra(package: str, word: str, extra: str) -> None:
+    program = (
+        f"import sys; sys.modules[{package!r}] = None\n"
+        "from graflow_ckpt.core.errors import PackageMissing\n"
+        "from graflow_ckpt.stores import open_store\n"
+        "try:\n"
+        f"    open_store('{word}+memory:')\n"
+        "except PackageMissing as missing:\n"
+        "    print(missing.extra, missing)"
+    )
+
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout.startswith(extra)
+    assert f"graflow-ckpt[{extra}]" in done.stdout
 
 
 def test_an_argument_is_refused_where_there_is_none() -> None:

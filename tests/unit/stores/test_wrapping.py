@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from graflow_ckpt.core.errors import CheckpointError
-from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.testing import ListingContract, NamesContract, Opener, TrioContract
@@ -18,14 +16,9 @@ from tests.unit.stores.wrappers import Other, Plain
 
 
 class TestWrapped(TrioContract, NamesContract, ListingContract):
-    @pytest.fixture(params=["memory", "twice"])
-    def opener(self, request: pytest.FixtureRequest, tmp_path: Path) -> Opener:
-        kinds: dict[str, Callable[[], CheckpointStore]] = {
-            "memory": lambda: Plain(MemoryStore("memory://wrapping")),
-            "twice": lambda: Plain(Other(LocalStore(f"file://{tmp_path}/checkpoints")), "x"),
-        }
-        MemoryStore("memory://wrapping").forget()
-        return kinds[request.param]
+    @pytest.fixture
+    def opener(self, tmp_path: Path) -> Opener:
+        return lambda: Plain(Other(LocalStore(f"file://{tmp_path}/checkpoints")), "x")
 
 
 def test_a_relative_folder_is_named_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

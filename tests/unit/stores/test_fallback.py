@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.core.errors import CheckpointNotFound, Fenced, ServerGone
-from graflow_ckpt.core.protocols import Sink
+from graflow_ckpt.core.protocols import CheckpointStore, Sink
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.fallback import Fallback
 from graflow_ckpt.stores.memory import MemoryStore
@@ -59,7 +59,7 @@ def opened(far: Far, tmp_path: Path, clock: Clock) -> Fallback:
     return Fallback(far, str(tmp_path / "folder"), breaker=Breaker(1, 5.0, clock=clock))
 
 
-def put_of(store: Fallback, lease: object, sequence: int) -> str:
+def put_of(store: CheckpointStore, lease: object, sequence: int) -> str:
     """As a session does it: its epoch is in the meta."""
     name, stage = own_name("s", sequence), f"n{sequence}"
     epoch: int = lease.epoch  # type: ignore[attr-defined]

@@ -105,11 +105,11 @@ class TakingPart:
         kept = Kept(mine, self._news, lambda: None)
         kept.look_around = self._look_around
         self._keeper.keep(kept)
-        home.trace.goes_on_from_text(context.facts_of("trace")["trace"])
-        home.trace.follow(self.settings.observers)
-        trace = home.trace
-        former: dict[str, Any] = {"trace_context": trace.former, "original_trace_id": trace.original}
-        self._emit("session_started", **self._facts(), **former)
+        if self.settings.observers:
+            home.trace.goes_on_from_text(context.facts_of("trace")["trace"])
+            home.trace.follow(self.settings.observers)
+        former, original = home.trace.former, home.trace.original
+        self._emit("session_started", **self._facts(), trace_context=former, original_trace_id=original)
         context.begin_trace(home.trace)
         if context.checkpoint_requested:
             context.checkpoint_requested = False

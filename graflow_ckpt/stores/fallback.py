@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Self, TypeVar
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError, SessionBusy
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, GraflowError, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line, Owner, PartWriter, Source
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores.batches import newest
@@ -124,33 +124,24 @@ class Fallback(Wrapper):
             self._aside = False
 
     def open(self, path: str, part: str, stage: str) -> Source:
-        inner = self._inner(path)
-        if (found := self._waiting_at(inner)) is not None:
-            return found[0].open(found[1], part, stage)
-        return self.asked(lambda: self.inner.open(inner, part, stage))
+        return self._here_or_there(path, lambda store, found: store.open(found, part, stage))
 
     def meta(self, path: str) -> bytes:
-        inner = self._inner(path)
-        if (found := self._waiting_at(inner)) is not None:
-            return found[0].meta(found[1])
-        return self.asked(lambda: self.inner.meta(inner))
+        return self._here_or_there(path, lambda store, found: store.meta(found))
 
     def unsafe(self, path: str) -> str | None:
-        inner = self._inner(path)
-        if (found := self._waiting_at(inner)) is not None:
-            return found[0].unsafe(found[1])
-        return self.asked(lambda: self.inner.unsafe(inner))
+        return self._here_or_there(path, lambda store, found: store.unsafe(found))
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
         """What waits, and what the store has; while that is away it cannot be listed."""
         inner = None if pattern is None else self._inner(pattern)
-        there = self.asked(lambda: list(self.inner.list(session, inner)))
         wanted = None if inner is None else base_of(inner.rpartition("/")[2])
-        waiting = {
+        waiting = {  # first: what is handed over meanwhile is in both then, and else would be in neither
             self._outer(f"{self.inner.folder}/{entry.base}"): entry.raw
             for entry in self.waits.waiting(session)
             if wanted is None or fnmatchcase(base_of(entry.base), wanted)
         }
+        there = self.asked(lambda: list(self.inner.list(session, inner)))
         yield from waiting.items()
         for path, raw in there:
             if self._outer(path) not in waiting:
@@ -323,6 +314,17 @@ class Fallback(Wrapper):
         taken = self.inner.takes(inner) or inner
         folder, _, name = taken.rpartition("/")
         return name if name and folder in ("", self.inner.folder) else None
+
+    def _here_or_there(self, path: str, look: Callable[[CheckpointStore, str], T]) -> T:
+        """In the folder, if it waits there and is not handed over in this moment; else in the store."""
+        inner = self._inner(path)
+        if (found := self._waiting_at(inner)) is not None:
+            try:
+                return look(*found)
+            except (CheckpointNotFound, CheckpointCorrupt):
+                if self._waiting_at(inner) is not None:
+                    raise
+        return self.asked(lambda: look(self.inner, inner))
 
     def _waiting_at(self, inner: str) -> tuple[CheckpointStore, str] | None:
         name = self._name(inner)

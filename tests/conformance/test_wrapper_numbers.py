@@ -16,7 +16,6 @@ SUITES: list[type[Contract]] = [
     test_tenant.TestTenantInMemory,
     test_tenant.TestTenantInFolder,
     test_wrappers_around.TestAroundAFolder,
-    test_wrappers_around.TestAroundMemory,
     test_wrappers_around.TestCached,
 ]
 

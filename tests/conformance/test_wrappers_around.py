@@ -35,13 +35,6 @@ class TestAroundAFolder(StoreContract, ProcessContract):
         return partial(all_but_the_cache, tmp_path)
 
 
-class TestAroundMemory(StoreContract):
-    @pytest.fixture
-    def opener(self, tmp_path: Path) -> Iterator[Opener]:
-        yield lambda: Metered(Fallback(Retrying(MemoryStore("memory://around")), str(tmp_path)))
-        MemoryStore("memory://around").forget()
-
-
 class TestCached(StoreContract):
     @pytest.fixture
     def opener(self, server: Server) -> Iterator[Opener]:

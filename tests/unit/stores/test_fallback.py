@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.core.errors import CheckpointNotFound, Fenced, ServerGone
-from graflow_ckpt.core.protocols import Sink
+from graflow_ckpt.core.protocols import CheckpointStore, Sink
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.fallback import Fallback
 from graflow_ckpt.stores.memory import MemoryStore
@@ -59,7 +59,7 @@ def opened(far: Far, tmp_path: Path, clock: Clock) -> Fallback:
     return Fallback(far, str(tmp_path / "folder"), breaker=Breaker(1, 5.0, clock=clock))
 
 
-def put_of(store: Fallback, lease: object, sequence: int) -> str:
+def put_of(store: CheckpointStore, lease: object, sequence: int) -> str:
     """As a session does it: its epoch is in the meta."""
     name, stage = own_name("s", sequence), f"n{sequence}"
     epoch: int = lease.epoch  # type: ignore[attr-defined]
@@ -293,6 +293,31 @@ def test_what_waits_is_listed_with_the_rest_and_each_name_once(
         assert listed(store) == listed(store, "s") == names(2, 1)
         assert listed(store, "t") == []
         assert listed(store, pattern="*_step_2_*") == names(2)
+
+
+@pytest.mark.parametrize("moment", ["list", "next"])  # before and after the store was looked through
+def test_what_is_handed_over_while_somebody_lists_is_listed(
+    store: Fallback, far: Far, tmp_path: Path, clock: Clock, moment: str
+) -> None:
+    lease = store.acquire("s")
+    far.cable.cut()
+    path = put_of(store, lease, 1)
+    far.cable.mend()
+    clock.now = 5.0
+    other, real = opened(far, tmp_path, clock), far.over
+
+    def handed_over(name: str, call):  # type: ignore[no-untyped-def]
+        found = real(name, call)
+        if name == moment:
+            far.over = real  # type: ignore[method-assign]
+            store.hand_over_now(lease)
+        return found
+
+    far.over = handed_over  # type: ignore[method-assign]
+    assert listed(other) == names(1)
+    assert waiting(other) == []
+    assert other.meta(path) == store.meta(path)
+    lease.release()
 
 
 def test_saves_without_a_lease_fall_back_too(store: Fallback, far: Far, clock: Clock) -> None:

@@ -24,6 +24,7 @@ from graflow_ckpt.testing.trios import (
     put,
     put_own,
     read,
+    writer,
 )
 from tests.unit.stores.outages import Cable, Far
 
@@ -126,7 +127,7 @@ def test_a_new_meta_of_the_same_stage_is_told_from_the_former_one(store: Retryin
     far.fails = [("put", False)]
     sealed_anew = store.meta(path).replace(b'"running"', b'"stopped"')
 
-    store.put(path, [("meta.json", lambda sink: sink.write(sealed_anew) and None)], lease=None, stage="one")
+    store.put(path, [("meta.json", writer(sealed_anew))], lease=None, stage="one")
 
     assert store.meta(path) == sealed_anew
     assert read(store, path).stage == "one"

@@ -218,7 +218,7 @@ class Trios:
     ) -> list[tuple[str, bytes]]:
         """The same for a few of those that fit; looks at no more than the indexes for the others."""
         filters = {"session": session, "workflow": workflow, "status": status}
-        given = {column: value for column, value in filters.items() if value is not None}
+        given = {column: _column(value) for column, value in filters.items() if value is not None}
         where = " AND ".join(f"{column} = :{column}" for column in given) or "TRUE"
         index = "" if not given else f"INDEXED BY checkpoints_{'session' if session is not None else 'facts'}"
         ids = f"SELECT id FROM checkpoints {index} WHERE {where} ORDER BY id DESC LIMIT :limit"
@@ -278,7 +278,7 @@ def _facts_in(meta: bytes, base: str) -> Facts:
     except (ValueError, RecursionError):
         found = None
     said = found if isinstance(found, dict) else {}
-    text = {name: value for name, value in said.items() if isinstance(value, str)}
+    text = {name: _column(value) for name, value in said.items() if isinstance(value, str)}
     epoch = said.get("epoch")
     return Facts(
         session=session_of(base) or text.get("session_id", ""),
@@ -286,6 +286,11 @@ def _facts_in(meta: bytes, base: str) -> Facts:
         status=text.get("status", ""),
         epoch=epoch if type(epoch) is int and 0 <= epoch < 1 << 62 else 0,
     )
+
+
+def _column(value: str) -> str:
+    """As it can stand in a column: a text may hold what has no encoding, such as part of a file name."""
+    return value.encode(errors="backslashreplace").decode()
 
 
 def _place_in(said: object, part: str) -> tuple[int, int] | None:

@@ -16,12 +16,19 @@ from pathlib import Path
 from random import Random
 
 from graflow_ckpt.core.errors import GraflowError
-from tests.attacks import canary, on_cells, on_journals, on_lists, on_places, on_trios
+from tests.attacks import canary, on_cells, on_files, on_journals, on_lists, on_places, on_trios
 from tests.attacks.attempts import ATTACKS, Breach
 from tests.attacks.places import PLACES
 from tests.attacks.scene import Scene
 
-KINDS = (on_trios, on_journals, on_cells, on_lists, on_places)  # importing them has filled the table
+KINDS = (
+    on_trios,
+    on_journals,
+    on_cells,
+    on_lists,
+    on_places,
+    on_files,
+)  # importing them has filled the table
 WEIGHTS = {"memory": 70, "local": 16, "sqlite": 7, "redis": 7}
 """Of a hundred attacks; a store that writes to a disk takes ten times as long."""
 

@@ -56,6 +56,8 @@ def one(scene: Scene, place: str, seed: int, number: int, tally: Tally) -> None:
     except GraflowError as error:
         if type(error) is GraflowError or not error.message:
             tally.breaches.append(f"{place} {number}: {what}: refused without a name: {error!r}")
+        if any(sign in str(error) for sign in "\x1b\x07\r\0\x9b"):
+            tally.breaches.append(f"{place} {number}: {what}: a terminal would obey {error!r:.200}")
         tally.refused[what, type(error).__name__] += 1
     except Exception as error:  # noqa: BLE001  every other one is what is looked for
         kind = "" if isinstance(error, Breach) else f"{type(error).__name__}: "

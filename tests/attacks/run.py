@@ -29,7 +29,7 @@ KINDS = (
     on_places,
     on_files,
 )  # importing them has filled the table
-WEIGHTS = {"memory": 70, "local": 16, "sqlite": 7, "redis": 7}
+WEIGHTS = {"memory": 68, "local": 15, "sqlite": 7, "redis": 7, "postgres": 2, "objects": 1}
 """Of a hundred attacks; a store that writes to a disk takes ten times as long."""
 
 

@@ -235,7 +235,13 @@ def _find(store: Readable, keyring: Keyring, path: str, raw: bytes) -> Found:
 
 
 def _open(store: Readable, path: str, meta: Document, part: str, stage: str) -> VerifyingSource:
-    return VerifyingSource(store.open(path, part, stage), _digest_of(path, meta, part))
+    digest = _digest_of(path, meta, part)
+    source = store.open(path, part, stage)
+    try:
+        return VerifyingSource(source, digest)
+    except BaseException:  # of another size: nobody else will close it
+        source.close()
+        raise
 
 
 def _read(store: Readable, path: str, meta: Document, part: str, stage: str) -> bytes:

@@ -108,19 +108,11 @@ def _pack_ext(value: Any) -> msgpack.ExtType:
     return packed
 
 
-class _Level:
+def _level(depth: int, inner: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
     """Decodes what lies so many extensions deep. Each takes a call within a call, and the stack of a thread
     ends without an error: whoever nests thousands of them would end the process."""
 
-    __slots__ = ("_depth", "_inner")
-
-    def __init__(self, depth: int, inner: Callable[[bytes], Any] | None) -> None:
-        self._depth, self._inner = depth, inner
-
-    def __call__(self, data: bytes) -> Any:
-        return msgpack.unpackb(data, ext_hook=self._ext, strict_map_key=False, unicode_errors="surrogatepass")
-
-    def _ext(self, code: int, data: bytes) -> Any:
+    def unpack_ext(code: int, data: bytes) -> Any:
         decode_kind = decoder(code)
         if decode_kind is None:
             raise CheckpointCorrupt(
@@ -128,17 +120,23 @@ class _Level:
                 hint="Either a newer graflow_ckpt wrote it, or the bytes are damaged.",
                 code=code,
             )
-        if self._inner is None:
-            raise CheckpointCorrupt(f"A stored value has more than {self._depth} levels of tuples and sets.")
-        return decode_kind(data, self._inner)
+        if inner is None:
+            raise CheckpointCorrupt(f"A stored value has more than {depth} levels of tuples and sets.")
+        return decode_kind(data, inner)
+
+    def unpack(data: bytes) -> Any:
+        return msgpack.unpackb(
+            data, ext_hook=unpack_ext, strict_map_key=False, unicode_errors="surrogatepass"
+        )
+
+    return unpack
 
 
-def _levels() -> _Level:
-    level = None
-    for depth in range(MAX_EXT_DEPTH + 1, -1, -1):
-        level = _Level(depth, level)
-    assert level is not None
-    return level
+def _levels() -> Callable[[bytes], Any]:
+    unpack = _level(MAX_EXT_DEPTH + 1, None)
+    for depth in range(MAX_EXT_DEPTH, -1, -1):
+        unpack = _level(depth, unpack)
+    return unpack
 
 
 _unpack: Final = _levels()

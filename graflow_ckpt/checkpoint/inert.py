@@ -25,6 +25,10 @@ ELEMENTS: Final = 100_000
 """Of an array that is shown as numbers; of a larger one only size and digest are told."""
 
 _READ: Final = 256 << 10
+_BROKEN: Final = (
+    pickle.UnpicklingError, EOFError, TypeError, ValueError, AttributeError, LookupError, OverflowError,
+    RecursionError, MemoryError,  # what a pickle declares may be more than there is
+)  # fmt: skip
 _NUMBERS: Final = re.compile(r"[<>=|]?[fiu][1248]\Z|[fiu][1248]\Z")
 _ARRAY_OF: Final = frozenset(
     f"numpy.{core}.{name}"
@@ -132,7 +136,7 @@ def load(source: Source) -> Any:
     reader = io.BufferedReader(_Raw(source), _READ)
     try:
         value = _Reader(reader).load()
-    except (pickle.UnpicklingError, EOFError, TypeError, ValueError, AttributeError, IndexError) as error:
+    except _BROKEN as error:
         raise CheckpointCorrupt(f"A pickle cannot be read without its classes: {error}.") from error
     if reader.read(1):
         raise CheckpointCorrupt("Something follows where a pickle has ended.")

@@ -13,13 +13,12 @@ Not here: what is written to another store (copying.py).
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import IO, Any, Final, Self
 
 from graflow_ckpt.checkpoint import archive
@@ -36,6 +35,7 @@ FORMAT: Final = 1
 _HEAD: Final = "graflow-ckpt.json"
 _CUTS: Final = "cuts/"
 _JOURNALS: Final = "journals/"
+_BROKEN: Final = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError)
 _PIECE: Final = 4 << 20
 _SMALL: Final = 64 << 20
 """What is read in one piece: metas, and segments of journals."""
@@ -91,7 +91,8 @@ class PortableFile:
         name = f"{_CUTS}{base_of(path)}.{part}"
         if name not in self._members:
             raise CheckpointCorrupt(f"The checkpoint {path} in {self.file} lacks its {part}.", path=path)
-        return _Member(self._zip.open(self._members[name]), self._members[name].file_size)
+        with self._reading(name):
+            return _Member(self._zip.open(self._members[name]), self._members[name].file_size)
 
     def unsafe(self, path: str) -> str | None:
         """It is read once, and verified while it is read: who could have written it does not matter."""
@@ -132,6 +133,8 @@ class PortableFile:
                     _ = [Line(int(epoch), int(sequence)) for epoch, sequence in lines]
                 _ = [int(n) for name in self._members if name.startswith(_JOURNALS)
                      for n in name.rpartition("/")[2].split("-", 1)]  # fmt: skip
+                if not isinstance(head["origin"], str):
+                    raise TypeError(f"origin is a {type(head['origin']).__name__}")
                 return head
         except (*NOT_JSON, KeyError, TypeError, AttributeError) as error:
             raise self._no_such_file(f"{_HEAD} is not what it should be ({error!r})") from error
@@ -148,9 +151,15 @@ class PortableFile:
             raise self._no_such_file(f"it has no {name}") from error
         if info.file_size > _SMALL:
             raise self._no_such_file(f"{name} has {info.file_size} bytes")
-        try:
+        with self._reading(name):
             return self._zip.read(info)
-        except (zipfile.BadZipFile, EOFError, OSError) as error:
+
+    @contextmanager
+    def _reading(self, name: str) -> Iterator[None]:
+        """The directory of an archive says where a member is; what is there is another question."""
+        try:
+            yield
+        except _BROKEN as error:
             raise CheckpointCorrupt(f"{name} in {self.file} cannot be read: {error}.", path=name) from error
 
     def _no_such_file(self, why: str) -> CheckpointCorrupt:
@@ -277,7 +286,7 @@ class _Member:
     def readinto(self, buffer: memoryview, /) -> int:
         try:
             return int(self._raw.readinto(buffer))
-        except (zipfile.BadZipFile, EOFError, io.UnsupportedOperation) as error:
+        except _BROKEN as error:
             raise CheckpointCorrupt(f"What is in the file is not what was written: {error}.") from error
 
     def close(self) -> None:

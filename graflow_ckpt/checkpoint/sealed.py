@@ -3,8 +3,11 @@
     plain   the codec bytes as they are: decoding them runs no code
     live    0xC1  length of the key's id  the id  mac:16  pickle      (0xC1 begins no msgpack)
 
-The mac is keyed and covers the session and the pickle: a pickle is opened only if somebody with a
-key of the ring has made it for this session. Without a key nothing live is stored or opened.
+The mac is keyed and covers the session, the place in it, and the pickle: a pickle is opened only if somebody
+with a key of the ring has made it to stand there. Without a key nothing live is stored or opened.
+
+    place     =NAME a value or an item of a list    result  of any task    data TASK  rng  task NAME
+              program, proof: what fleet/programs.py keeps
 """
 
 from __future__ import annotations
@@ -17,14 +20,16 @@ from blake3 import blake3
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import TooLarge, UnknownKey, UnsafeCheckpoint
+from graflow_ckpt.core.facts import RESULT
 from graflow_ckpt.core.values import Cell, Live
 
 LIVE: Final = b"\xc1"
 MAC_SIZE: Final = 16
+RESULT_PLACE: Final = "result"
 LIMIT: Final = 64 << 20
 """What one value may take: every command that carries it holds the server up."""
 
-_PURPOSE: Final = "graflow_ckpt 2026 seal of values in a shared store"
+_PURPOSE: Final = "graflow_ckpt 2026 seal of values in their place in a shared store"
 
 
 def sealed_by(data: bytes) -> str:
@@ -41,9 +46,12 @@ class SealedCells:
         self._limit = limit
         self._keys: dict[str, bytes] = {}
 
-    def pack(self, name: str, cell: Cell) -> bytes:
-        """The bytes of a cell; TooLarge if they are too many."""
-        data = cell if isinstance(cell, bytes) else self.seal(live_bytes(cell.value, name))
+    def pack(self, name: str, cell: Cell, place: str = "") -> bytes:
+        """The bytes of a cell; TooLarge if they are too many. Without a place: the value of that name."""
+        if isinstance(cell, bytes):
+            data = cell
+        else:
+            data = self.seal(live_bytes(cell.value, name), place or _place_of(name))
         if len(data) > self._limit:
             raise TooLarge(
                 f"{name} takes {_size(len(data))}; a value of this session may take {_size(self._limit)}.",
@@ -55,13 +63,13 @@ class SealedCells:
             )
         return data
 
-    def unpack(self, name: str, data: bytes) -> Cell:
+    def unpack(self, name: str, data: bytes, place: str = "") -> Cell:
         """The cell of bytes; a pickle is opened only if its seal holds."""
         if data[:1] != LIVE:
             return data
-        return Live(load_live(self.open(name, data)))
+        return Live(load_live(self.open(name, data, place or _place_of(name))))
 
-    def seal(self, pickle: bytes) -> bytes:
+    def seal(self, pickle: bytes, place: str) -> bytes:
         """A pickle with the proof of who has made it."""
         if self._keyring is None:
             session = self._session.decode()
@@ -72,9 +80,9 @@ class SealedCells:
             )
         key_id, secret = self._keyring.signing
         name = key_id.encode()
-        return b"%b%c%b%b%b" % (LIVE, len(name), name, self._mac(key_id, secret, pickle), pickle)
+        return b"%b%c%b%b%b" % (LIVE, len(name), name, self._mac(key_id, secret, place, pickle), pickle)
 
-    def open(self, name: str, data: bytes) -> bytes:
+    def open(self, name: str, data: bytes, place: str) -> bytes:
         """The pickle behind a seal that holds."""
         if data[:1] != LIVE:
             raise UnsafeCheckpoint(
@@ -96,20 +104,27 @@ class SealedCells:
                 key_id=key_id,
                 session=self._session.decode(),
             )
-        if not compare_digest(self._mac(key_id, secret, pickle), mac):
+        if not compare_digest(self._mac(key_id, secret, place, pickle), mac):
             raise UnsafeCheckpoint(
                 f"{name} of session {self._session.decode()} is not opened: its seal does not hold.",
-                hint="Somebody without the key has written it, or it was moved from another session.",
+                hint="Somebody without the key has written it, it was moved from elsewhere, or a version of "
+                "graflow-ckpt has made it that sealed no places.",
                 session=self._session.decode(),
             )
         return pickle
 
-    def _mac(self, key_id: str, secret: bytes, pickle: bytes) -> bytes:
+    def _mac(self, key_id: str, secret: bytes, place: str, pickle: bytes) -> bytes:
         key = self._keys.get(key_id)
         if key is None:
             key = self._keys[key_id] = blake3(secret, derive_key_context=_PURPOSE).digest()
-        place = b"%c%b" % (len(self._session), self._session)
-        return blake3(place + pickle, key=key).digest(MAC_SIZE)
+        where = place.encode(errors="surrogatepass")
+        head = b"%c%b%b%b" % (len(self._session), self._session, len(where).to_bytes(4, "big"), where)
+        return blake3(head + pickle, key=key).digest(MAC_SIZE)
+
+
+def _place_of(name: str) -> str:
+    # whoever packs a result knows the key of its spec, not yet the name that it will have
+    return RESULT_PLACE if name.endswith(RESULT) else f"={name}"
 
 
 def _size(count: int) -> str:

@@ -231,12 +231,16 @@ class _Evaluation:
             case ast.IfExp(test=test, body=body, orelse=other):
                 return self.of(body) if _plain(self.of(test), "if") else self.of(other)
             case ast.List(elts=items):
-                return [self.of(item) for item in items]
+                return self._items(items)
             case ast.Tuple(elts=items):
-                return tuple(self.of(item) for item in items)
+                return tuple(self._items(items))
             case ast.Set(elts=items):
-                return {self.of(item) for item in items}
+                return set(self._items(items))
         raise BadCondition(f"{type(node).__name__} is not allowed in an expression.")
+
+    def _items(self, nodes: list[ast.expr]) -> list[Any]:
+        """Of a list that the text itself makes, to be compared as a whole."""
+        return [_plain(self.of(node), "a list") for node in nodes]
 
     def _value(self, name: str) -> Any:
         if name in self._values:

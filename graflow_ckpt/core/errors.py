@@ -8,15 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
+# What a terminal would obey: messages name things that others have written, hosts and keys among them.
+_OBEYED = dict.fromkeys(
+    [*range(9), *range(11, 32), *range(127, 160), *range(0x202A, 0x202F), *range(0x2066, 0x206A)], "?"
+)
+
 
 class GraflowError(Exception):
     """The root of all errors of this package."""
 
     # What is kept in `ids` is whatever the message speaks of: session, task, path, step …
     def __init__(self, message: str, *, hint: str = "", **ids: Any) -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = message.translate(_OBEYED)
+        self.hint = hint.translate(_OBEYED)
+        super().__init__(self.message)
         self.ids = ids
 
     def __getattr__(self, name: str) -> Any:

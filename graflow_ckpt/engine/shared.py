@@ -190,7 +190,9 @@ class SharedHost(RunHost):
         """Tasks that were made at run time, here or elsewhere, join the graph of this worker."""
         found = self._session.patiently(self._made)
         for name, record in sorted(found.items()):
-            task, spawner, before = unpack_task(self._cells.open(name.decode(), record))
+            task, spawner, before = unpack_task(
+                self._cells.open(name.decode(), record, f"task {name.decode()}")
+            )
             known = self._graph.nodes.get(task.name)
             if known is None or task.name in self._graph.made:
                 self._graph.extend(spawner, task, before)

@@ -94,12 +94,12 @@ def key_of(digest: str) -> str:
 
 def proof(cells: SealedCells, digest: str, starts: str, store: str) -> bytes:
     """Kept with a session: who made it of this program, and keeps its checkpoints there, has the key."""
-    return cells.seal(_words(digest, starts, store))
+    return cells.seal(_words(digest, starts, store), "proof")
 
 
 def check_proof(cells: SealedCells, known: bytes | None, digest: str, starts: str, store: str) -> None:
     """Refuse a session that was led to another program."""
-    if cells.open("the program", known or b"") != _words(digest, starts, store):
+    if cells.open("the program", known or b"", "proof") != _words(digest, starts, store):
         raise UnsafeCheckpoint(
             f"The program {digest} is not that of this session: its seal is for another one.",
             hint="Somebody without the key has changed what Redis keeps of the session.",
@@ -133,7 +133,7 @@ class Programs:
             pipe = client.pipeline(transaction=False)
             head, _ = pipe.getrange(key, 0, _HEAD).expire(key, TTL).execute()
             if sealed_by(head) != keyring.signing[0]:  # none, or of a key that is on its way out
-                client.set(key, SealedCells(_place(digest), keyring).seal(data), ex=TTL)
+                client.set(key, SealedCells(_place(digest), keyring).seal(data, "program"), ex=TTL)
 
     def keep(self, digest: str, found: Loaded | None = None) -> None:
         """It is in use: a session may take longer than any program is kept."""
@@ -207,7 +207,9 @@ class Programs:
                 hint="It expired, or was deleted: submit the workflow again.",
                 digest=digest,
             )
-        return parcels.unpack(SealedCells(_place(digest), self._keyring).open("the program", sealed))
+        return parcels.unpack(
+            SealedCells(_place(digest), self._keyring).open("the program", sealed, "program")
+        )
 
 
 def _place(digest: str) -> str:

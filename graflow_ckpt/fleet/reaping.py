@@ -95,16 +95,16 @@ def _name(number: int) -> str:
 class Opaque:
     """Cells for who moves specs and looks at no value: no key is needed for that."""
 
-    def pack(self, name: str, cell: Cell) -> bytes:
+    def pack(self, name: str, cell: Cell, place: str = "") -> bytes:
         raise TypeError("nothing is packed here")
 
-    def unpack(self, name: str, data: bytes) -> Cell:
+    def unpack(self, name: str, data: bytes, place: str = "") -> Cell:
         return data
 
-    def seal(self, pickle: bytes) -> bytes:
+    def seal(self, pickle: bytes, place: str) -> bytes:
         raise TypeError("nothing is sealed here")
 
-    def open(self, name: str, data: bytes) -> bytes:
+    def open(self, name: str, data: bytes, place: str) -> bytes:
         return data
 
 

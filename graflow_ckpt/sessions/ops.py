@@ -21,13 +21,13 @@ SMALL = 4096
 class Cells(Protocol):
     """How cells become bytes that only holders of the key can make, and come back."""
 
-    def pack(self, name: str, cell: Cell) -> bytes: ...
+    def pack(self, name: str, cell: Cell, place: str = "") -> bytes: ...
 
-    def unpack(self, name: str, data: bytes) -> Cell: ...
+    def unpack(self, name: str, data: bytes, place: str = "") -> Cell: ...
 
-    def seal(self, pickle: bytes) -> bytes: ...
+    def seal(self, pickle: bytes, place: str) -> bytes: ...
 
-    def open(self, name: str, data: bytes) -> bytes: ...
+    def open(self, name: str, data: bytes, place: str) -> bytes: ...
 
 
 _ONE: Op = ("claim", 1)
@@ -42,7 +42,7 @@ def turn(ops: Sequence[Op], cells: Cells, queue: str) -> list[Arg] | None:
         return None
     cell = end[4]
     small = type(cell) is bytes and len(cell) < SMALL
-    args = [end[1], end[2], queue, cell if small else cells.pack("its result", cell)]
+    args = [end[1], end[2], queue, cell if small else cells.pack("its result", cell, "result")]
     if len(ops) == 3:
         new = ops[1]
         if new[0] != "enqueue" or new[2] is not None or new[6] != "direct":
@@ -64,7 +64,7 @@ def arguments(ops: Sequence[Op], cells: Cells, queue: str) -> list[Arg]:
             if op[3] == "completed":
                 cell = op[4]
                 small = type(cell) is bytes and len(cell) < SMALL
-                args += ("E", op[1], cell if small else cells.pack("its result", cell))
+                args += ("E", op[1], cell if small else cells.pack("its result", cell, "result"))
             else:
                 args += _other_end(op)
         elif kind == "claim":
@@ -88,7 +88,7 @@ def _text(words: str) -> bytes:
 
 
 def _data(op: Op, cells: Cells) -> bytes:
-    return b"" if op[2] is None else cells.pack(f"the data of {op[1]}", op[2])
+    return b"" if op[2] is None else cells.pack(f"the data of {op[1]}", op[2], f"data {op[1]}")
 
 
 def _enqueue(op: Op, cells: Cells) -> tuple[Arg, ...]:
@@ -115,8 +115,8 @@ _MAKE: dict[str, Callable[[Op, Cells], Sequence[Arg]]] = {
     "expect": lambda op, cells: ("X", *op[1:]),
     "skipped": lambda op, cells: ("S", op[1]),
     "status": lambda op, cells: ("T", op[1], _text(op[2])),
-    "task": lambda op, cells: ("M", op[1], cells.seal(op[2])),
-    "rng": lambda op, cells: ("G", cells.pack("rng", op[1])),
+    "task": lambda op, cells: ("M", op[1], cells.seal(op[2], f"task {op[1]}")),
+    "rng": lambda op, cells: ("G", cells.pack("rng", op[1], "rng")),
     "cap": lambda op, cells: ("K", "" if op[1] is None else op[1]),
     "reopen": lambda op, cells: ("o", op[1], "" if op[2] is None else op[2]),
     "release": lambda op, cells: ("r", op[1], op[2]),
@@ -140,7 +140,7 @@ def spec_of(spec: bytes, cells: Cells) -> TaskSpec:
     key, task, rest = spec.split(b"\x1f", 2)
     known = _seen.get(rest)
     if known is None:
-        known = _rest_of(rest, cells)
+        known = _rest_of(rest, task.decode(), cells)
     priority, retries, most, how, cycle, due, queue, crashes, data = known
     return TaskSpec(
         task.decode(), data, "pending", priority, retries, most, how, cycle, due, queue, int(key), crashes
@@ -152,11 +152,11 @@ _seen: dict[bytes, _Rest] = {}  # without data most specs of a session differ in
 _MANY = 1000
 
 
-def _rest_of(rest: bytes, cells: Cells) -> _Rest:
+def _rest_of(rest: bytes, task: str, cells: Cells) -> _Rest:
     priority, retries, most, how, cycle, due, queue, crashes, data = rest.split(b"\x1f", 8)
     found: _Rest = (
         int(priority), int(retries), int(most), how.decode(), int(cycle), float(due), queue.decode(),
-        int(crashes), cells.unpack("data", data) if data else None,
+        int(crashes), cells.unpack("data", data, f"data {task}") if data else None,
     )  # fmt: skip
     if not data and len(_seen) < _MANY:
         _seen[rest] = found

@@ -89,7 +89,7 @@ def _counters(session: str, c: dict[str, str], h: dict[bytes, bytes], cells: Cel
     state.sequence, state.steps = int(c["sequence"]), int(c["steps"])
     state.next_key, state.next_claim, state.next_order = int(c["key"]), int(c["claim"]), int(c["order"])
     state.epoch = int(h.get(b"epoch", 0))
-    state.rng = cells.unpack("rng", h[b"rng"]) if b"rng" in h else None
+    state.rng = cells.unpack("rng", h[b"rng"], "rng") if b"rng" in h else None
     return state
 
 
@@ -136,7 +136,8 @@ def _tasks(state: SessionState, tables: Mapping[str, Any], cells: Cells) -> None
     state.passed = {name.decode(): int(step) for name, step in tables["pa"]}
     state.errors = {name.decode(): error[1:].decode() for name, error in tables["er"]}
     state.counts = {name.decode(): int(count) for name, count in tables["n"]}
-    state.tasks = {name.decode(): cells.open(name.decode(), record) for name, record in tables["t"]}
+    named = ((name.decode(), record) for name, record in tables["t"])
+    state.tasks = {name: cells.open(name, record, f"task {name}") for name, record in named}
 
 
 def _values(
@@ -179,7 +180,7 @@ def write_state(
     ]  # fmt: skip
     cold: dict[str, str | bytes] = {"starts": json.dumps(state.starts), "reason": state.reason, **facts}
     if state.rng is not None:
-        cold["rng"] = cells.pack("rng", state.rng)
+        cold["rng"] = cells.pack("rng", state.rng, "rng")
     pairs = [item for pair in cold.items() for item in pair]
     text = "|".join(map(str, line)) + "|"
     reply = link.script(_REPLACE)([key], [verb, text, state.epoch, stage, len(names), *names, *pairs])
@@ -261,7 +262,7 @@ def _as_tables(
         "pa": dict(state.passed),
         "er": {name: ("r" if name in retried else "f") + error for name, error in state.errors.items()},
         "n": dict(state.counts),
-        "t": {name: _sealed(record, cells) for name, record in state.tasks.items()},
+        "t": {name: _sealed(name, record, cells) for name, record in state.tasks.items()},
         "v": {},
     }
     for name, (cell, version) in state.values.items():
@@ -282,13 +283,13 @@ def spec_bytes(spec: TaskSpec, cells: Cells) -> bytes:
         spec.key, spec.task_id, spec.priority, spec.retry_count, spec.max_retries, spec.execution_strategy,
         spec.cycle, due, spec.queue, spec.crashes,
     )  # fmt: skip
-    data = b"" if spec.task_data is None else cells.pack("data", spec.task_data)
+    data = b"" if spec.task_data is None else cells.pack("data", spec.task_data, f"data {spec.task_id}")
     return "\x1f".join(map(str, head)).encode() + b"\x1f" + data
 
 
-def _sealed(record: Cell, cells: Cells) -> bytes:
+def _sealed(name: str, record: Cell, cells: Cells) -> bytes:
     assert isinstance(record, bytes)  # a pickle of a task that was made at run time
-    return cells.seal(record)
+    return cells.seal(record, f"task {name}")
 
 
 # --- freezing --------------------------------------------------------------------------

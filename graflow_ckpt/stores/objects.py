@@ -154,7 +154,7 @@ class ObjectStore:
         """
         opened = self._all
         wanted = _pattern(pattern)
-        sessions = opened.heads.sessions() if session is None else [check_session_id(session)]
+        sessions = None if session is None else [check_session_id(session)]
         listings = opened.listings.of_sessions(sessions, wanted), opened.listings.of_names(session, wanted)
         for base, raw in chain(*listings):
             yield path_of(self.folder, base), raw

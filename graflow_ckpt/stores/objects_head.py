@@ -19,12 +19,13 @@ import random
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import NamedTuple
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, ServerGone
 from graflow_ckpt.core.protocols import Line, Owner
+from graflow_ckpt.stores import claims
 from graflow_ckpt.stores.objects_bucket import Bucket, Patience, Tag
 from graflow_ckpt.stores.objects_names import head_key
 from graflow_ckpt.stores.objects_record import DAMAGED, Record, document_of, records_of
@@ -138,16 +139,16 @@ class Heads:
 
 def _decode(session: str, raw: bytes) -> Head:
     line, _, inline = raw.partition(b"\n")
+    where = head_key(session)
     try:
         said = json.loads(line)
-        owner = said["owner"]
         commits = zip(said["commits"], records_of(said["commits"].values(), inline), strict=True)
         return Head(
-            epoch=int(said["epoch"]),
+            epoch=claims.number(said["epoch"], where),
             claim=said["claim"],
-            owner=Owner(**{field.name: owner[field.name] for field in fields(Owner)}) if owner else None,
+            owner=claims.owner_of(said["owner"], where) if said["owner"] else None,
             seconds=float(said["seconds"]),
-            lines=tuple(Line(epoch, sequence) for epoch, sequence in said["lines"]),
+            lines=claims.lines_of(said["lines"], where),
             commits=dict(commits),
             announced={mark: Announced(n, tuple(former)) for mark, (n, former) in said["announced"].items()},
             segments={(epoch, after): end for epoch, after, end in said["segments"]},

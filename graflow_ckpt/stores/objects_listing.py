@@ -5,6 +5,7 @@ Not here: what a path points at (objects_trio.py).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
@@ -13,13 +14,14 @@ from typing import TypeVar
 
 from graflow_ckpt.core.errors import CheckpointCorrupt
 from graflow_ckpt.stores.objects_bucket import Bucket
-from graflow_ckpt.stores.objects_head import Heads
+from graflow_ckpt.stores.objects_head import Head, Heads, Seen
 from graflow_ckpt.stores.objects_named import named
 from graflow_ckpt.stores.objects_names import decoded, target_of
 from graflow_ckpt.stores.objects_put import META
 from graflow_ckpt.stores.objects_record import Record
 from graflow_ckpt.stores.objects_trio import Trios
 
+log = logging.getLogger(__name__)
 _AT_ONCE = 16  # objects that are read at once
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -33,12 +35,23 @@ class Listings:
         self._heads = heads
         self._trios = trios
 
-    def of_sessions(self, sessions: Sequence[str], wanted: str | None = None) -> Iterator[tuple[str, bytes]]:
-        """Names and metas of their own checkpoints, the last committed of each first."""
-        for page in _pages(sessions, _AT_ONCE):
-            for seen in side_by_side(self._heads.read, page):
+    def of_sessions(
+        self, sessions: Sequence[str] | None, wanted: str | None = None
+    ) -> Iterator[tuple[str, bytes]]:
+        """Names and metas of their own checkpoints, the last committed of each first; None: of all."""
+        read = self._heads.read if sessions is not None else self._sound
+        for page in _pages(self._heads.sessions() if sessions is None else sessions, _AT_ONCE):
+            for seen in side_by_side(read, page):
                 found = sorted(seen.head.commits.items(), key=lambda item: item[1].number, reverse=True)
                 yield from self._metas(None, [each for each in found if _fits(each[0], wanted)])
+
+    def _sound(self, session: str) -> Seen:
+        """One head that is damaged keeps nobody from seeing the others."""
+        try:
+            return self._heads.read(session)
+        except CheckpointCorrupt as error:
+            log.warning("%s", error, extra={"session": session})
+            return Seen(Head())
 
     def of_names(self, session: str | None, wanted: str | None = None) -> Iterator[tuple[str, bytes]]:
         """Those under other names whose meta names the session, or all; the last written first."""

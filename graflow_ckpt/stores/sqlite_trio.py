@@ -236,7 +236,7 @@ class Trios:
     ) -> list[tuple[str, bytes]]:
         """The same for a few of those that fit; looks at no more than the indexes for the others."""
         filters = {"session": session, "workflow": workflow, "status": status}
-        given = {column: value for column, value in filters.items() if value is not None}
+        given = {column: _column(value) for column, value in filters.items() if value is not None}
         where = " AND ".join(f"{column} = :{column}" for column in given) or "TRUE"
         values = {**given, "limit": max(limit, 0)}
         with self._database.reading() as connection:
@@ -310,7 +310,7 @@ def _facts_in(meta: bytes, base: str) -> Facts:
     except (ValueError, RecursionError):
         found = None
     said = found if isinstance(found, dict) else {}
-    text = {name: value for name, value in said.items() if isinstance(value, str)}
+    text = {name: _column(value) for name, value in said.items() if isinstance(value, str)}
     epoch = said.get("epoch")
     return Facts(
         session=session_of(base) or text.get("session_id", ""),
@@ -318,6 +318,11 @@ def _facts_in(meta: bytes, base: str) -> Facts:
         status=text.get("status", ""),
         epoch=epoch if type(epoch) is int and 0 <= epoch < 1 << 62 else 0,
     )
+
+
+def _column(value: str) -> str:
+    """As it can stand in a column: a text may hold what has no encoding, such as part of a file name."""
+    return value.encode(errors="backslashreplace").decode()
 
 
 def _place_in(said: object, part: str) -> tuple[int, int] | None:

@@ -55,12 +55,20 @@ def cell_of_another(scene: Scene, rng: Random) -> str:
     return _unpacks(SealedCells(session, RING).pack("value", Live(Thing(2))))
 
 
+@attack("a cell of another place in the session")
+def cell_of_another_place(scene: Scene, rng: Random) -> str:
+    place = rng.choice(
+        ("=other", "=valu", "=value2", "value", "result", "data value", "rng", "task value", "proof")
+    )
+    return _unpacks(_CELLS.pack("value", Live(Thing(2)), place))
+
+
 @attack("a cell with a gadget in it")
 def gadget_in_cell(scene: Scene, rng: Random) -> str:
     data = GADGETS[rng.choice(list(GADGETS))]
     own = Keyring({rng.choice(("k1", "stranger", "x" * 64)): b"9" * 32})
     head = LIVE + bytes([rng.randrange(256)]) + b"k1"
-    made = (data, LIVE + data, head + bytes(16) + data, SealedCells("victim", own).seal(data))
+    made = (data, LIVE + data, head + bytes(16) + data, SealedCells("victim", own).seal(data, "=value"))
     return _unpacks(rng.choice(made))
 
 

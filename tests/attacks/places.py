@@ -6,6 +6,8 @@ He goes round the store where that is quicker than through it: files, tables and
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import sqlite3
 import uuid
 import zlib
@@ -18,8 +20,13 @@ import redis
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.objects import ObjectStore
+from graflow_ckpt.stores.objects_head import Head
+from graflow_ckpt.stores.objects_names import head_key
+from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.sqlite import SqliteStore
 from tests.attacks.scene import Parts, Scene
+from tests.object_servers import CREDENTIALS, object_server
 from tests.servers import Server
 
 
@@ -112,10 +119,63 @@ def on_redis(folder: Path) -> Iterator[Scene]:
             yield Scene(store, journal, owner)
 
 
+@contextmanager
+def postgres(folder: Path) -> Iterator[Scene]:
+    from tests.postgres_servers import PostgresServer
+
+    with PostgresServer() as server:
+        url = server.database()
+        database = url.rpartition("/")[2]
+        store = PostgresStore(url)
+        store.schema.upgrade()
+
+        def journal(session: str, epoch: int, after: int, raw: bytes) -> None:
+            server.ask("delete from graflow_ckpt.segments where session = %s", session, database=database)
+            begin = "insert into graflow_ckpt.segments values (%s, %s, %s)"
+            server.ask(begin, session, epoch, after, database=database)
+            frame = "insert into graflow_ckpt.frames values (%s, %s, %s, %s, %s)"
+            for number, piece in enumerate((raw[: len(raw) // 2], raw[len(raw) // 2 :])):
+                server.ask(frame, session, epoch, after, number, piece, database=database)
+
+        def owner(session: str, raw: bytes) -> None:
+            said = raw.decode(errors="replace").replace("\0", "?")
+            put = (
+                "insert into graflow_ckpt.sessions (session, epoch, owner, until) values (%s, 3, %s, now()) "
+                "on conflict (session) do update set owner = excluded.owner, until = now()"
+            )
+            server.ask(put, session, said, database=database)
+
+        yield Scene(store, journal, owner)
+        store.close()
+
+
+@contextmanager
+def objects(folder: Path) -> Iterator[Scene]:
+    """Without a journal to plant: its frames are objects that the head of a session leads to."""
+    os.environ.update(CREDENTIALS)
+    with object_server() as server:
+        store = ObjectStore(server.url)
+
+        def owner(session: str, raw: bytes) -> None:
+            bucket, head = store._all.bucket, raw
+            with contextlib.suppress(ValueError, RecursionError):  # else it is the whole head
+                said = json.loads(raw)
+                field = _FIELDS[len(raw) % len(_FIELDS)]
+                head = json.dumps(json.loads(Head().encode()) | {field: said}).encode()
+            bucket.delete([head_key(session)])
+            bucket.swap(head_key(session), head + b"\n", None)
+
+        yield Scene(store, None, owner)
+
+
+_FIELDS = ("owner", "lines", "epoch", "commits", "announced", "segments", "seconds")  # of a head
+
 PLACES: dict[str, Callable[[Path], contextlib.AbstractContextManager[Scene]]] = {
     "local": local,
     "memory": memory,
     "sqlite": sqlite,
     "redis": on_redis,
+    "postgres": postgres,
+    "objects": objects,
 }
 """By name. Each is empty before, and gone after."""

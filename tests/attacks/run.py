@@ -16,13 +16,20 @@ from pathlib import Path
 from random import Random
 
 from graflow_ckpt.core.errors import GraflowError
-from tests.attacks import canary, on_cells, on_journals, on_lists, on_places, on_trios
+from tests.attacks import canary, on_cells, on_files, on_journals, on_lists, on_places, on_trios
 from tests.attacks.attempts import ATTACKS, Breach
 from tests.attacks.places import PLACES
 from tests.attacks.scene import Scene
 
-KINDS = (on_trios, on_journals, on_cells, on_lists, on_places)  # importing them has filled the table
-WEIGHTS = {"memory": 70, "local": 16, "sqlite": 7, "redis": 7}
+KINDS = (
+    on_trios,
+    on_journals,
+    on_cells,
+    on_lists,
+    on_places,
+    on_files,
+)  # importing them has filled the table
+WEIGHTS = {"memory": 68, "local": 15, "sqlite": 7, "redis": 7, "postgres": 2, "objects": 1}
 """Of a hundred attacks; a store that writes to a disk takes ten times as long."""
 
 
@@ -49,6 +56,8 @@ def one(scene: Scene, place: str, seed: int, number: int, tally: Tally) -> None:
     except GraflowError as error:
         if type(error) is GraflowError or not error.message:
             tally.breaches.append(f"{place} {number}: {what}: refused without a name: {error!r}")
+        if any(sign in str(error) for sign in "\x1b\x07\r\0\x9b"):
+            tally.breaches.append(f"{place} {number}: {what}: a terminal would obey {error!r:.200}")
         tally.refused[what, type(error).__name__] += 1
     except Exception as error:  # noqa: BLE001  every other one is what is looked for
         kind = "" if isinstance(error, Breach) else f"{type(error).__name__}: "

@@ -47,7 +47,10 @@ class Scene:
     """Everything that the attacker finds, and what the victim would find without him."""
 
     def __init__(
-        self, store: CheckpointStore, plant_journal: PlantJournal, plant_owner: PlantOwner | None = None
+        self,
+        store: CheckpointStore,
+        plant_journal: PlantJournal | None,
+        plant_owner: PlantOwner | None = None,
     ) -> None:
         self.store = store
         self.plant_journal = plant_journal
@@ -74,7 +77,8 @@ class Scene:
         self.plant(self.path(number), parts, stage_of(parts))
 
     def put_journal_back(self) -> None:
-        self.plant_journal("victim", 1, 2, self.segment)
+        if self.plant_journal is not None:
+            self.plant_journal("victim", 1, 2, self.segment)
 
     def of(self, session: str, number: int) -> Parts:
         return dict(self.parts[session, number])

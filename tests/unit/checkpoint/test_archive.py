@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -322,3 +323,26 @@ def test_an_older_schema_is_brought_up_to_date_when_it_is_found(
     assert json.loads((tmp_path / "x.state.json").read_text())["schema_version"] == "0.9"
     assert (found.facts["schema_version"], found.facts["steps"], found.facts["passed"]) == ("1.0", 7, [])
     assert (found.metadata.steps, context.payload["plain"]) == (7, {"x": b"\x05"})
+
+
+@pytest.mark.parametrize("part", [".pkl", ".state.json"])
+def test_a_part_of_another_size_is_closed_when_it_is_refused(part: str, tmp_path: Path) -> None:
+    path = Path(trios.save(tmp_path).path)
+    file = path.with_suffix(part)
+    file.write_bytes(file.read_bytes()[:-1])
+    before = len(os.listdir("/dev/fd"))
+
+    for _ in range(3):
+        with pytest.raises(CheckpointCorrupt):
+            archive.load(LocalStore(tmp_path), RING, str(path))
+
+    assert len(os.listdir("/dev/fd")) == before
+
+
+@pytest.mark.parametrize("stage", ["\0", "../x", "\ud800", "x" * 65, 7, None])
+def test_a_staging_id_that_is_none_is_refused_before_anything_is_opened(stage: Any, tmp_path: Path) -> None:
+    path = Path(trios.save(tmp_path).path)
+    rewrite_meta(path, lambda meta: meta | {"stage": stage})
+
+    with pytest.raises(CheckpointCorrupt, match="staging id"):
+        find(path)

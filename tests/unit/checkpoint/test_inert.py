@@ -139,3 +139,12 @@ def test_what_is_no_pickle_is_refused() -> None:
     for data in (b"", b"nonsense", pickle.dumps([1, 2])[:-4], pickle.dumps(1) + b"more"):
         with pytest.raises(CheckpointCorrupt):
             inert.load(MemorySource(data))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x80\x04Nr\xff\xff\xff\x7f.", b"\x80\x04h\x07.", b"\x80\x04\x8e" + b"\xff" * 8, b"\x80\x04\x82\x07."],
+)
+def test_a_pickle_that_refers_to_what_is_not_there_is_refused(data: bytes) -> None:
+    with pytest.raises(CheckpointCorrupt):
+        inert.load(MemorySource(data))

@@ -164,3 +164,24 @@ def test_what_is_compressed_or_there_twice_is_refused(file: Path) -> None:
 def test_what_is_not_in_it_is_not_found(file: Path) -> None:
     with PortableFile(file) as found, pytest.raises(CheckpointNotFound):
         found.meta("another.pkl")
+
+
+@pytest.mark.parametrize(
+    "head", [b'{"format": 1, "sessions": {}}', b'{"format": 1, "origin": 7, "sessions": {}}']
+)
+def test_a_file_that_does_not_say_where_it_comes_from_is_refused(file: Path, head: bytes) -> None:
+    changed(file, "graflow-ckpt.json", head)
+
+    with pytest.raises(CheckpointCorrupt, match="not what it should be"):
+        PortableFile(file)
+
+
+def test_a_directory_that_leads_elsewhere_than_it_says_is_found(file: Path) -> None:
+    raw = file.read_bytes()
+    with zipfile.ZipFile(file) as found:
+        info = next(info for info in found.infolist() if info.filename.endswith(".pkl"))
+    at = info.header_offset + 30  # the name in front of the part itself; the directory has another one
+    file.write_bytes(raw[:at] + b"x" + raw[at + 1 :])
+
+    with PortableFile(file) as found, pytest.raises(CheckpointCorrupt, match="cannot be read"):
+        found.open(info.filename.removeprefix("cuts/"), "pkl", "")

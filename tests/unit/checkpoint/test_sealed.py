@@ -34,9 +34,9 @@ def test_a_live_value_comes_back_and_a_plain_one_stays_as_it_is() -> None:
 
 def test_no_pickle_is_opened_whose_seal_does_not_hold() -> None:
     bomb = pickle.dumps(Bomb())
-    sealed = SealedCells("s", KEYS).seal(bomb)
+    sealed = SealedCells("s", KEYS).seal(bomb, "=value")
     cells = SealedCells("s", KEYS)
-    of_another = SealedCells("t", KEYS).seal(bomb)
+    of_another = SealedCells("t", KEYS).seal(bomb, "=value")
     changed = sealed[:-1] + bytes([sealed[-1] ^ 1])
 
     for data in (changed, of_another):
@@ -45,20 +45,43 @@ def test_no_pickle_is_opened_whose_seal_does_not_hold() -> None:
         ):
             cells.unpack("value", data)
     with pytest.raises(UnknownKey, match="sealed with key two, which is not here"):
-        cells.unpack("value", SealedCells("s", OTHERS).seal(bomb))
+        cells.unpack("value", SealedCells("s", OTHERS).seal(bomb, "=value"))
     with pytest.raises(UnknownKey):
         SealedCells("s", None).unpack("value", sealed)
+
+
+def test_a_cell_opens_in_its_own_place_only() -> None:
+    cells = SealedCells("s", KEYS)
+    places = {"=one", "=two", "result", "data a", "data b", "rng", "task one", "program", "proof"}
+
+    for place in places:
+        sealed = cells.seal(pickle.dumps(Bomb()), place)
+        assert cells.open("it", sealed, place)
+        for other in places - {place}:
+            with pytest.raises(UnsafeCheckpoint, match="its seal does not hold"):
+                cells.open("it", sealed, other)
+
+
+def test_a_value_is_in_the_place_of_its_name_and_results_share_one() -> None:
+    cells = SealedCells("s", KEYS)
+
+    assert cells.open("a", cells.pack("a", Live([1])), "=a")
+    result = cells.unpack("a.__result__", cells.pack("its result", Live([1]), "result"))
+    assert isinstance(result, Live)
+    assert result.value == [1]
+    with pytest.raises(UnsafeCheckpoint):
+        cells.unpack("b", cells.pack("a", Live(Bomb())))
 
 
 @pytest.mark.parametrize("data", [b"", pickle.dumps(1), LIVE, LIVE + b"\x03one", LIVE + b"\xffone"])
 def test_what_has_no_whole_seal_is_refused(data: bytes) -> None:
     with pytest.raises(UnsafeCheckpoint, match=r"with key|not hold" if data[:1] == LIVE else "has no seal"):
-        SealedCells("s", KEYS).open("the program", data)
+        SealedCells("s", KEYS).open("the program", data, "program")
 
 
 def test_without_a_key_nothing_is_sealed_and_the_error_says_how() -> None:
     with pytest.raises(UnsafeCheckpoint, match="graflow-ckpt key new"):
-        SealedCells("s", None).seal(b"pickle")
+        SealedCells("s", None).seal(b"pickle", "=value")
 
 
 def test_what_is_too_large_is_refused_with_its_size_and_the_limit() -> None:

@@ -177,3 +177,17 @@ def test_a_subclass_of_a_number_is_no_number() -> None:
 def test_any_text_ends_in_a_value_or_in_an_error_by_name(text: str) -> None:
     with suppress(BadCondition):
         parse(text).evaluate({"n": 3, "m": [1, 2], "x": {"n": "t"}})
+
+
+@pytest.mark.parametrize(
+    "text", ["[a] == [1]", "(1, a) == (1, 2)", "{a} == {1}", "a in [a]", "[[a]] == 1", "n in (a,)"]
+)
+def test_a_list_of_the_text_holds_no_objects_that_would_be_asked(text: str) -> None:
+    class Loud:
+        __hash__ = object.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError("it was compared")
+
+    with pytest.raises(BadCondition, match="not possible with a Loud"):
+        parse(text).evaluate({"a": Loud(), "n": 1})

@@ -29,6 +29,16 @@ def test_the_text_is_what_happened_and_then_what_to_do() -> None:
     assert str(GraflowError("The disk is full.")) == "The disk is full."
 
 
+def test_what_a_terminal_would_obey_is_not_in_the_text() -> None:
+    error = CheckpointError(
+        "key \x1b[2J\r of\u202e a\nb\tc é 👩\u200d💻", hint="on \x9b0m\x7f", host="\x1b[2J"
+    )
+
+    assert str(error) == "key ?[2J? of? a\nb\tc é 👩\u200d💻 on ?0m?"
+    assert error.host == "\x1b[2J"
+    assert error.args == (error.message,)
+
+
 def test_ids_are_attributes() -> None:
     error = SessionBusy("busy", session="s", owner=7)
 

@@ -33,17 +33,17 @@ LEASE = 15_000
 class Plain:
     """Cells that are bytes and stay as they are."""
 
-    def pack(self, name: str, cell: Cell) -> bytes:
+    def pack(self, name: str, cell: Cell, place: str = "") -> bytes:
         assert isinstance(cell, bytes)
         return cell
 
-    def unpack(self, name: str, data: bytes) -> Cell:
+    def unpack(self, name: str, data: bytes, place: str = "") -> Cell:
         return data
 
-    def seal(self, pickle: bytes) -> bytes:
+    def seal(self, pickle: bytes, place: str) -> bytes:
         return pickle
 
-    def open(self, name: str, data: bytes) -> bytes:
+    def open(self, name: str, data: bytes, place: str) -> bytes:
         return data
 
 

@@ -430,7 +430,7 @@ def test_time_is_the_servers(link: RedisLink) -> None:
 class Picky(Plain):
     """Somebody without the key for one value."""
 
-    def unpack(self, name: str, data: bytes) -> Cell:
+    def unpack(self, name: str, data: bytes, place: str = "") -> Cell:
         if data == b"sealed":
             raise UnsafeCheckpoint(f"{name} is not opened: its seal does not hold.")
         return data

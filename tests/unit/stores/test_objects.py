@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,8 @@ from graflow_ckpt.stores import objects_bucket, open_store_of
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.objects_chunks import CHUNK
+from graflow_ckpt.stores.objects_head import Head
+from graflow_ckpt.stores.objects_names import head_key
 from graflow_ckpt.stores.objects_put import SMALL
 from tests.object_servers import ObjectServer
 from tests.unit.stores.buckets import LARGE, keys, names
@@ -282,3 +285,33 @@ def test_who_was_fenced_writes_nothing(store: ObjectStore) -> None:
     assert read(store, "best")[0] == "one"
     assert len(keys(store, "data")) == 1
     new.release()
+
+
+@pytest.mark.parametrize("head", [b"{", b"[]", b"\xff", b'{"epoch": 1e999}', b"[" * 100_000])
+def test_a_head_that_nobody_can_have_written_hides_no_other_session(
+    store: ObjectStore, head: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(store, own_name(1), "kept")
+    bucket = store._all.bucket
+    bucket.swap(head_key("bad"), head, None)
+
+    listed = [path for path, _ in store.list()]
+
+    assert listed == [f"{store.folder}/{own_name(1)}"]
+    assert "What says who owns session 'bad' is damaged" in caplog.text
+    for look in (store.owner, store.lines, store.acquire, lambda session: list(store.list(session))):
+        with pytest.raises(CheckpointCorrupt, match="is damaged"):
+            look("bad")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("commits", []), ("commits", {"x": 1}), ("epoch", 1e999), ("epoch", -1), ("lines", [[1]]),
+     ("segments", 7), ("announced", 7), ("owner", {"pid": "../x"}), ("owner", 7), ("seconds", {})],
+)  # fmt: skip
+def test_a_head_with_a_field_of_another_kind_is_damaged(store: ObjectStore, field: str, value: Any) -> None:
+    said = json.loads(Head().encode()) | {field: value}
+    store._all.bucket.swap(head_key("bad"), json.dumps(said).encode() + b"\n", None)
+
+    with pytest.raises(CheckpointCorrupt, match="is damaged"):
+        store.lines("bad")

@@ -448,3 +448,17 @@ store.delete("best") if {how == "delete"} else put(store, "best", "2")
         assert read(store, f"{store.folder}/best")[0] == "2"
     else:
         assert list(store.list()) == []
+
+
+def test_a_workflow_whose_name_has_no_encoding_is_kept_and_found(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "x.db")
+    meta = json.dumps({"session_id": "s", "workflow": "night\udc80", "status": "failed"}).encode()
+
+    store.put(
+        "sqlite://best", [("meta.json", lambda sink: sink.write(meta) and None)], lease=None, stage="one"
+    )
+
+    ((path, raw),) = store.newest(5, workflow="night\udc80")
+    assert (path, raw) == (f"{store.folder}/best", meta)
+    assert store.newest(5, workflow="night\udc81") == []
+    store.close()

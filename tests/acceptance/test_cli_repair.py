@@ -48,8 +48,19 @@ def test_a_good_copy_from_another_store_takes_its_place(cuts: list[str]) -> None
     assert checkpoints("s") == cuts
 
 
-def test_repair_wants_to_know_what(cuts: list[str]) -> None:
+def test_repair_wants_to_know_what_and_an_audit_does_not(cuts: list[str]) -> None:
     graflow("checkpoints", "repair", status=2)
+    Path(cuts[0].replace(".pkl", ".meta.json")).unlink()
+
+    told = graflow("checkpoints", "audit", status=1)
+    (first, second) = graflow("checkpoints", "audit", "--json", status=1).document["orphans"]
+
+    assert "2 orphans" in told.err
+    assert (first["kind"], first["session"], second["name"]) == (
+        "part",
+        "s",
+        Path(cuts[0]).stem + ".state.json",
+    )
 
 
 def test_a_sample_is_verified(cuts: list[str]) -> None:

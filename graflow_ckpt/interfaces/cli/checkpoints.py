@@ -12,6 +12,7 @@ from graflow_ckpt.interfaces.cli.clearing import clear, delete
 from graflow_ckpt.interfaces.cli.configuration import fleet
 from graflow_ckpt.interfaces.cli.forking import fork
 from graflow_ckpt.interfaces.cli.inquiry import bisect, diff
+from graflow_ckpt.interfaces.cli.inspecting import audit
 from graflow_ckpt.interfaces.cli.mending import repair
 from graflow_ckpt.interfaces.cli.options import (
     common,
@@ -57,7 +58,7 @@ def command() -> None:
     """List, show and verify checkpoints, take one of a fleet's session, and delete what is not needed."""
 
 
-for _command in (prune, delete, clear, stats, diff, bisect, fork, copy, export, import_, repair, sync):
+for _command in (prune, delete, clear, stats, diff, bisect, fork, copy, export, import_, repair, audit, sync):
     command.add_command(_command)
 
 

@@ -64,10 +64,10 @@ def copy(
     interrupt it, and call it again; copy what is still being run once more when it has stopped. A session
     that has gone on by itself at the target is refused. What a session has gone back behind is left out.
     """
-    from graflow_ckpt.checkpoint.copying import Move, unreadable
+    from graflow_ckpt.checkpoint.copying import Move
     from graflow_ckpt.checkpoint.keys import Keyring
     from graflow_ckpt.interfaces.cli.finding import checkpoint_path
-    from graflow_ckpt.interfaces.cli.journey import meant, travel
+    from graflow_ckpt.interfaces.cli.journey import Luggage, travel
     from graflow_ckpt.stores import open_store
 
     if what and workflow is not None:
@@ -77,13 +77,10 @@ def copy(
     if here.url == there.url:
         raise click.UsageError(f"--from and --to are the same place: {there.url}.")
     keys, ring = Keyring.reading(shared=here.shared), Keyring.for_store(there)
-    whole, paths = meant(here, origin, what, workflow=workflow, path_of=checkpoint_path)
+    going = Luggage.named(here, origin, what, checkpoint_path) if what else Luggage.all(here, workflow)
     there.probe()
     move = Move(here, there, keys, ring, take_over)
-    journey = travel(move, whole, paths, watched=not manner.json, what="copying")
-    if not what and workflow is None:
-        journey.single += unreadable(here, whole)
-    return journey.tell(manner)
+    return travel(move, going, watched=not manner.json, what="copying").tell(manner)
 
 
 @click.command("export", epilog=EXPORT)
@@ -135,7 +132,7 @@ def import_(ctx: click.Context, /, file: str, trust: bool, take_over: bool, yes:
     from graflow_ckpt.checkpoint.keys import Keyring
     from graflow_ckpt.checkpoint.portable import PortableFile
     from graflow_ckpt.interfaces.cli.exporting import contents
-    from graflow_ckpt.interfaces.cli.journey import travel
+    from graflow_ckpt.interfaces.cli.journey import Luggage, travel
     from graflow_ckpt.stores import open_store
 
     manner = manner_of(ctx)
@@ -151,7 +148,8 @@ def import_(ctx: click.Context, /, file: str, trust: bool, take_over: bool, yes:
                           abort=True, err=True)  # fmt: skip
         target.probe()
         move = Move(origin, target, keys, ring, take_over)
-        journey = travel(move, whole, paths, watched=not manner.json, what="importing")
+        going = Luggage(dict.fromkeys(whole), paths)
+        journey = travel(move, going, watched=not manner.json, what="importing")
         if trust and any(any(origin.segments(session)) for session in whole):
             manner.note("the journals in it were left out: only their key could tell whether they are whole")
         return journey.tell(manner)

@@ -168,3 +168,17 @@ def test_somebody_at_a_terminal_sees_how_far_it_is(cuts: list[str]) -> None:
     terminal.read_until(r"checkpoints? copied")
 
     assert terminal.end() == 0
+
+
+def test_what_is_not_encrypted_any_more_is_told(cuts: list[str]) -> None:
+    key = new_key()
+    secret = "encrypted+sqlite:///secret.db"
+
+    veiled = inside("checkpoints", "copy", "--to", secret, GRAFLOW_CKPT_KEY=key)
+    clear = inside("checkpoints", "copy", "--from", secret, "--to", "clear", GRAFLOW_CKPT_KEY=key)
+    file = inside("checkpoints", "export", "s", "s.ckpt", "--store", secret, GRAFLOW_CKPT_KEY=key)
+
+    assert "in the clear" not in veiled.err
+    assert "is in the clear in file://" in clear.err
+    assert f"what is encrypted in {secret} is in the clear in s.ckpt" in file.err
+    inside("checkpoints", "verify", "--all", "--store", "clear", GRAFLOW_CKPT_KEY=key)

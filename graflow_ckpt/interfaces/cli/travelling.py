@@ -67,7 +67,7 @@ def copy(
     from graflow_ckpt.checkpoint.copying import Move
     from graflow_ckpt.checkpoint.keys import Keyring
     from graflow_ckpt.interfaces.cli.finding import checkpoint_path
-    from graflow_ckpt.interfaces.cli.journey import Luggage, travel
+    from graflow_ckpt.interfaces.cli.journey import Luggage, travel, unveiled
     from graflow_ckpt.stores import open_store
 
     if what and workflow is not None:
@@ -80,6 +80,8 @@ def copy(
     going = Luggage.named(here, origin, what, checkpoint_path) if what else Luggage.all(here, workflow)
     there.probe()
     move = Move(here, there, keys, ring, take_over)
+    if veil := unveiled(here.url, there.url):
+        manner.note(veil)
     return travel(move, going, watched=not manner.json, what="copying").tell(manner)
 
 
@@ -100,10 +102,13 @@ def export(
     into any store, here or on another machine; that one needs the key, or --trust.
     """
     from graflow_ckpt.interfaces.cli.exporting import exported
+    from graflow_ckpt.interfaces.cli.journey import unveiled
 
     if bool(what) == everything:
         raise click.UsageError("Name sessions or checkpoints, or give --all; the file comes last.")
     manner = manner_of(ctx)
+    if veil := unveiled(store, file):
+        manner.note(veil)
     document = exported(store, what, file, replace=force, watched=not manner.json)
     if manner.json:
         manner.document(document)

@@ -7,7 +7,8 @@ when it is called again: what is there is not written twice. The origin is only 
 A session is copied under a lease of the target, whose epoch is above all that it gets: who goes on there
 continues the same history. Journal records after the newest cut are framed anew under that epoch, in one
 segment that voids what an earlier attempt has left. Cuts that the session has gone back behind stay where
-they are: the target could not tell them from those that count.
+they are, and copies of them that were made before are taken away: the target could not tell them from those
+that count.
 Not here: how the journal is read and written (tail.py), the file that checkpoints travel in (portable.py).
 """
 
@@ -103,8 +104,10 @@ class Move:
         _check_same_line(session, self.target.url, cuts, there)
         running = self.origin.owner(session) is not None
         done = [Copied(cut.path, "superseded", cut.size) for cut in cuts if cut.path in old]
+        given_up = {cut.id for cut in cuts if cut.path in old}
+        stale = [cut.path for cut in there if cut.id in given_up]
         done += unreadable(known)
-        if self._is_there(session, going, there):
+        if not stale and self._is_there(session, going, there):
             done += [Copied(cut.path, "there", cut.size) for cut in going]
             for copied in done:
                 self.seen(copied)
@@ -114,6 +117,8 @@ class Move:
         lacking: CheckpointError | None = None
         lease = self._own(session, max((cut.epoch for cut in (*cuts, *there)), default=0))
         try:
+            for path in stale:  # there since a former copy: the target would go back to them
+                self.target.delete(path)
             for cut in going:
                 try:
                     done.append(self.cut(cut.path, lease))

@@ -84,6 +84,9 @@ def test_what_is_not_there_or_the_same_place_is_an_error(cuts: list[str]) -> Non
         "neither a session nor a checkpoint"
         in inside("checkpoints", "copy", "night", "--to", DATABASE, status=1).err
     )
+    inside("checkpoints", "copy", "--to", DATABASE)
+    (path, *_) = inside("checkpoints", "list", "--store", DATABASE, "--json").document
+    assert "--from sqlite:///" in inside("checkpoints", "copy", path["path"], "--to", "x", status=2).err
     assert "the same place" in inside("checkpoints", "copy", "--to", "checkpoints", status=2).err
     assert (
         "--workflow is for all"

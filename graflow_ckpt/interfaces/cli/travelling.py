@@ -68,7 +68,7 @@ def copy(
     from graflow_ckpt.checkpoint.keys import Keyring
     from graflow_ckpt.interfaces.cli.finding import checkpoint_path
     from graflow_ckpt.interfaces.cli.journey import Luggage, travel, unveiled
-    from graflow_ckpt.stores import open_store
+    from graflow_ckpt.stores import open_store, store_of
 
     if what and workflow is not None:
         raise click.UsageError("--workflow is for all sessions of a store; what is named is copied anyway.")
@@ -78,6 +78,9 @@ def copy(
         raise click.UsageError(f"--from and --to are the same place: {there.url}.")
     keys, ring = Keyring.reading(shared=here.shared), Keyring.for_store(there)
     going = Luggage.named(here, origin, what, checkpoint_path) if what else Luggage.all(here, workflow)
+    for path in going.paths:
+        if here.takes(path) is None:
+            raise click.UsageError(f"{path} is not in {here.url}: --from {store_of(path)}.")
     there.probe()
     move = Move(here, there, keys, ring, take_over)
     if veil := unveiled(here.url, there.url):
@@ -133,7 +136,7 @@ def import_(ctx: click.Context, /, file: str, trust: bool, take_over: bool, yes:
     Seals and digests are verified; what is there already is left alone. To resume from a checkpoint runs the
     code in it: use --trust only if you know who wrote the file. The journals in it stay out then.
     """
-    from graflow_ckpt.checkpoint.copying import Move
+    from graflow_ckpt.checkpoint.copying import Move, survey
     from graflow_ckpt.checkpoint.keys import Keyring
     from graflow_ckpt.checkpoint.portable import PortableFile
     from graflow_ckpt.interfaces.cli.exporting import contents
@@ -153,7 +156,8 @@ def import_(ctx: click.Context, /, file: str, trust: bool, take_over: bool, yes:
                           abort=True, err=True)  # fmt: skip
         target.probe()
         move = Move(origin, target, keys, ring, take_over)
-        going = Luggage(dict.fromkeys(whole), paths)
+        known = survey(origin)
+        going = Luggage({session: known.get(session) for session in whole}, paths)
         journey = travel(move, going, watched=not manner.json, what="importing")
         if trust and any(any(origin.segments(session)) for session in whole):
             manner.note("the journals in it were left out: only their key could tell whether they are whole")

@@ -231,6 +231,20 @@ def test_what_was_gone_back_behind_stays_where_it_is(origin: LocalStore, target:
     ]  # fmt: skip
 
 
+def test_copies_of_what_was_gone_back_behind_since_are_taken_away(
+    origin: LocalStore, target: MemoryStore
+) -> None:
+    stocked.line(origin, "s", 3)
+    states(move(origin, target))
+    lease = origin.acquire("s")
+    origin.rewound(lease, 1)
+    lease.release()
+
+    assert states(move(origin, target)) == ["superseded", "superseded", "there"]
+    assert [meta["sequence"] for meta in metas(target)] == [1]
+    assert len(metas(origin)) == 3
+
+
 def test_a_damaged_one_is_told_and_the_others_are_copied(origin: LocalStore, target: MemoryStore) -> None:
     made = stocked.line(origin, "s", 3)
     values = Path(made[1].path)

@@ -1,6 +1,8 @@
-"""`graflow-ckpt checkpoints`: list, show, verify. No pickle is opened, no value is shown.
+"""`graflow-ckpt checkpoints`: list, show, verify, take. No pickle is opened, no value is shown.
 
-What deletes is in pruning.py and clearing.py, what counts in statistics.py, what copies in travelling.py.
+prune, delete, clear    pruning.py clearing.py        stats           statistics.py
+copy, export, import    travelling.py                 diff, bisect    inquiry.py
+repair, audit           mending.py inspecting.py      fork            forking.py
 """
 
 from __future__ import annotations
@@ -53,9 +55,12 @@ Examples:
 COLUMNS = ("path", "session", "workflow", "step", "status", "cause", "age", "size")
 
 
-@click.group("checkpoints", short_help="List, show and verify checkpoints; take one of a fleet's session.")
+@click.group(
+    "checkpoints", short_help="List, compare, copy and mend checkpoints; take one of a fleet's session."
+)
 def command() -> None:
-    """List, show and verify checkpoints, take one of a fleet's session, and delete what is not needed."""
+    """List, show, compare and verify checkpoints, take one of a fleet's session, copy them to another
+    store, mend what is damaged, and delete what is not needed."""
 
 
 for _command in (prune, delete, clear, stats, diff, bisect, fork, copy, export, import_, repair, audit, sync):

@@ -19,13 +19,14 @@ Examples:
 COLUMNS = ("what", "name", "session", "size", "why")
 
 
-@click.command("audit", epilog=AUDIT)
+@click.command("audit", epilog=AUDIT, short_help="Find what belongs to no checkpoint.")
 @store
 @common
 @click.pass_context
 def audit(ctx: click.Context, /, store: str) -> int:
-    """Look for parts without a checkpoint, checkpoints that lack parts, journals of no session, foreign
-    files.
+    """Find what belongs to no checkpoint, and checkpoints that lack a part.
+
+    Parts without a meta, saves that were never committed, journals of no session, foreign files.
 
     Names and sizes are compared, not contents (`verify` does that). Nothing is deleted. The exit status is
     1 if something was found.

@@ -38,7 +38,7 @@ Examples:
 TAKE_OVER = "Take a session from an owner who is still alive there."
 
 
-@click.command("copy", epilog=COPY)
+@click.command("copy", epilog=COPY, short_help="Copy sessions or checkpoints to another store.")
 @click.argument("what", nargs=-1, metavar="[SESSION|PATH]…", shell_complete=complete_places)
 @click.option("--from", "origin", default=default_store, show_default="checkpoints",
               metavar="FOLDER|URL", callback=words.parse_store, help="Where they are.",
@@ -88,7 +88,7 @@ def copy(
     return travel(move, going, watched=not manner.json, what="copying").tell(manner)
 
 
-@click.command("export", epilog=EXPORT)
+@click.command("export", epilog=EXPORT, short_help="Write sessions or checkpoints into one file.")
 @click.argument("what", nargs=-1, metavar="[SESSION|PATH]…", shell_complete=complete_places)
 @click.argument("file", shell_complete=complete_files)
 @click.option("--all", "everything", is_flag=True, help="All sessions of the store.")

@@ -9,7 +9,8 @@ on there.
 A session is copied under a lease of the target, whose epoch is above all that it gets: who goes on there
 continues the same history. Journal records after the newest cut are framed anew under that epoch, in one
 segment that voids what an earlier attempt has left. Cuts that the session has gone back behind stay where
-they are: the target could not tell them from those that count.
+they are, and copies of them that were made before are taken away: the target could not tell them from those
+that count.
 Not here: how the journal is read and written (tail.py), the file that checkpoints travel in (portable.py).
 """
 
@@ -25,7 +26,7 @@ from typing import Final, Literal
 
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.bringing import Bringing, pour, shares
-from graflow_ckpt.checkpoint.inventory import cut_of, inventory
+from graflow_ckpt.checkpoint.inventory import Inventory, inventory
 from graflow_ckpt.checkpoint.model import NOT_JSON, Document
 from graflow_ckpt.checkpoint.retention import Cut
 from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
@@ -92,18 +93,25 @@ class Move:
         self.seen(copied)
         return copied
 
-    def session(self, session: str) -> Moved:
-        """Copy what counts of a session: its cuts, the oldest first, and its journal."""
-        known = inventory(self.origin, session)
-        cuts = sorted(known.cuts, key=_order)
-        old = list(_superseded(self.origin, session, cuts))
-        going = [cut for cut in cuts if cut not in old]
-        there = sorted(inventory(self.target, session).cuts, key=_order)
+    def session(
+        self, session: str, known: Inventory | None = None, known_there: Inventory | None = None
+    ) -> Moved:
+        """Copy what counts of a session: its cuts, the oldest first, and its journal.
+
+        `known`, `known_there`: what it has at the origin and the target, where somebody has looked already.
+        """
+        known = known if known is not None else inventory(self.origin, session)
+        known_there = known_there if known_there is not None else inventory(self.target, session)
+        cuts, there = sorted(known.cuts, key=_order), sorted(known_there.cuts, key=_order)
+        old = frozenset(_superseded(self.origin, session, cuts))
+        going = [cut for cut in cuts if cut.path not in old]
         _check_same_line(session, self.target.url, cuts, there)
         running = self.origin.owner(session) is not None
-        done = [Copied(cut.path, "superseded", cut.size) for cut in cuts if cut in old]
-        done += [Copied(cut.path, "bad", error=_damaged(cut.path)) for cut in known.unreadable]
-        if self._is_there(session, going, there):
+        done = [Copied(cut.path, "superseded", cut.size) for cut in cuts if cut.path in old]
+        given_up = {cut.id for cut in cuts if cut.path in old}
+        stale = [cut.path for cut in there if cut.id in given_up]
+        done += unreadable(known)
+        if not stale and self._is_there(session, going, there):
             done += [Copied(cut.path, "there", cut.size) for cut in going]
             for copied in done:
                 self.seen(copied)
@@ -113,6 +121,8 @@ class Move:
         lacking: CheckpointError | None = None
         lease = self._own(session, max((cut.epoch for cut in (*cuts, *there)), default=0))
         try:
+            for path in stale:  # there since a former copy: the target would go back to them
+                self.target.delete(path)
             for cut in going:
                 try:
                     done.append(self.cut(cut.path, lease))
@@ -226,20 +236,25 @@ def target_path(target: CheckpointStore, path: str) -> str:
     return os.path.join(target.folder, base_of(path.rpartition("/")[2]) + ".pkl")
 
 
-def sessions(origin: Readable, *, workflow: str | None = None) -> list[str]:
-    """The sessions that have checkpoints there, the one that was cut last at the end."""
+def survey(place: Readable) -> dict[str, Inventory]:
+    """All that a place has, by session, the one that was cut last at the end; under "" what is damaged and
+    has a name that tells no session. One look for all of them: a listing can be long."""
+    known = inventory(place)
+    cuts: dict[str, list[Cut]] = {}
+    damaged: dict[str, list[Cut]] = {}
     last: dict[str, float] = {}
-    for path, raw in origin.list():
-        cut = cut_of(path, raw)
-        if cut is not None and workflow in (None, cut.workflow):
-            last[cut.session] = max(last.get(cut.session, cut.created), cut.created)
-    return sorted(last, key=lambda session: (last[session], session))
+    for cut in known.cuts:
+        cuts.setdefault(cut.session, []).append(cut)
+        last[cut.session] = max(last.get(cut.session, cut.created), cut.created)
+    for cut in known.unreadable:
+        damaged.setdefault(cut.session, []).append(cut)
+    names = sorted({*cuts, *damaged}, key=lambda name: (last.get(name, 0.0), name))
+    return {name: Inventory(tuple(cuts.get(name, ())), tuple(damaged.get(name, ()))) for name in names}
 
 
-def unreadable(origin: Readable, beside: Sequence[str]) -> list[Copied]:
-    """Those whose meta is damaged, and whose name tells no session other than these."""
-    lost = [cut.path for cut in inventory(origin).unreadable if cut.session not in beside]
-    return [Copied(path, "bad", error=_damaged(path)) for path in lost]
+def unreadable(known: Inventory) -> list[Copied]:
+    """What cannot be copied, since nobody can say what it is."""
+    return [Copied(cut.path, "bad", error=_damaged(cut.path)) for cut in known.unreadable]
 
 
 def _damaged(path: str) -> CheckpointCorrupt:
@@ -250,11 +265,11 @@ def _order(cut: Cut) -> tuple[int, int, str]:
     return cut.epoch, cut.sequence, cut.path
 
 
-def _superseded(place: Readable, session: str, cuts: Sequence[Cut]) -> Iterator[Cut]:
+def _superseded(place: Readable, session: str, cuts: Sequence[Cut]) -> Iterator[str]:
     lines = place.lines(session)
     for cut in cuts:
         if any(line.epoch > cut.epoch and cut.sequence > line.sequence for line in lines):
-            yield cut
+            yield cut.path
 
 
 def _check_same_line(session: str, where: str, ours: Sequence[Cut], theirs: Sequence[Cut]) -> None:

@@ -77,7 +77,10 @@ class PortableFile:
         """All, or what a session has; there are no patterns here."""
         for name in sorted(self._members):
             if name.startswith(_CUTS) and name.endswith(f".{META}"):
-                base, raw = base_of(name.removeprefix(_CUTS)), self._read(name)
+                base = base_of(name.removeprefix(_CUTS))
+                if session is not None and session_of(base) not in (None, session):
+                    continue
+                raw = self._read(name)
                 if session is None or session_of(base) == session or session_in(raw) == session:
                     yield f"{base}.pkl", raw
 

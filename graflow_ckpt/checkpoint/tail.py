@@ -27,6 +27,8 @@ def tail(place: Readable, keys: Keyring, session: str) -> tuple[int, list[bytes]
     It begins at the cut before the newest one if the journal goes back so far: should the newest be damaged
     one day, the other one is gone on from.
     """
+    if not any(place.segments(session)):
+        return 0, []
     for turn in range(_TURNS):
         good = two_newest(place, keys, session)
         try:

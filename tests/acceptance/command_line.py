@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -12,9 +13,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 LONG = 60.0  # seconds: only a hang takes so long
 GRAFLOW = [sys.executable, "-m", "graflow_ckpt"]
@@ -91,6 +95,19 @@ class Ended:
 def graflow(*arguments: str | Path, status: int | None = 0, stdin: str = "", **environment: str) -> Ended:
     """Run the command line; it has to end with this status (None: with any)."""
     return ended([*GRAFLOW, *map(str, arguments)], status, stdin, environment)
+
+
+def inside(*arguments: str | Path, status: int | None = 0, **environment: str) -> Ended:
+    """The same within this process, for commands that run no program and ask nothing: that takes no time."""
+    from graflow_ckpt.interfaces.cli import main
+
+    out, err = io.StringIO(), io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        ended = main([str(argument) for argument in arguments])
+    assert status is None or ended == status, f"{ended}\n{out.getvalue()}\n{err.getvalue()}"
+    return Ended(ended, out.getvalue(), err.getvalue())
 
 
 def python(*arguments: str | Path, status: int | None = 0) -> Ended:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.command_line import checkpoints, graflow, program, python
+from tests.acceptance.command_line import checkpoints, inside, program, python
 
 TRAIN = """
 import numpy as np
@@ -40,8 +40,8 @@ def cuts(own_folder: Path) -> list[str]:
 
 
 def test_two_checkpoints_are_compared_without_opening_a_pickle(cuts: list[str]) -> None:
-    text = graflow("checkpoints", "diff", cuts[1], cuts[4])
-    found = graflow("checkpoints", "diff", cuts[1], "night", "--json").document
+    text = inside("checkpoints", "diff", cuts[1], cuts[4])
+    found = inside("checkpoints", "diff", cuts[1], "night", "--json").document
 
     rows = {line.split()[0]: line for line in text.out.splitlines()}
     assert "~ changed  list of 2 ▁█ 1 … 2" in rows["history"]
@@ -60,8 +60,8 @@ def test_two_checkpoints_are_compared_without_opening_a_pickle(cuts: list[str]) 
 
 
 def test_the_first_bad_checkpoint_is_found(cuts: list[str]) -> None:
-    text = graflow("checkpoints", "bisect", "night", "--bad", "loss > 2 and max(model.weights) > 1")
-    found = graflow(
+    text = inside("checkpoints", "bisect", "night", "--bad", "loss > 2 and max(model.weights) > 1")
+    found = inside(
         "checkpoints", "bisect", "night", "--bad", "results.train.status == 'lost'", "--json"
     ).document
 
@@ -77,11 +77,11 @@ def test_the_first_bad_checkpoint_is_found(cuts: list[str]) -> None:
 def test_none_is_bad_is_an_exit_status_and_nonsense_is_another(cuts: list[str]) -> None:
     assert (
         "none of session night is bad"
-        in graflow("checkpoints", "bisect", "night", "--bad", "loss > 100", status=1).err
+        in inside("checkpoints", "bisect", "night", "--bad", "loss > 100", status=1).err
     )
-    told = graflow("checkpoints", "bisect", "night", "--bad", "los > 1", "--json", status=1).document
+    told = inside("checkpoints", "bisect", "night", "--bad", "los > 1", "--json", status=1).document
     assert (told["error"], told["name"]) == ("BadCondition", "los")
     assert (
         "not allowed in an expression"
-        in graflow("checkpoints", "bisect", "night", "--bad", "exit()", status=2).err
+        in inside("checkpoints", "bisect", "night", "--bad", "exit()", status=2).err
     )

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from graflow_ckpt import EveryN, task, workflow
 from graflow_ckpt.checkpoint.keys import new_key
-from tests.acceptance.command_line import COUNT, KILLED, Terminal, checkpoints, graflow, program, steps
+from tests.acceptance.command_line import (
+    COUNT,
+    KILLED,
+    Terminal,
+    checkpoints,
+    graflow,
+    inside,
+    program,
+    steps,
+)
 
 DATABASE = "sqlite:///other.db"
 
@@ -20,12 +31,27 @@ def killed() -> list[str]:
     return checkpoints("s")
 
 
+@pytest.fixture
+def cuts() -> list[str]:
+    """The same without a program that could go on."""
+    with workflow("count", session_id="s", checkpoint=EveryN(2)) as ctx:
+
+        @task(inject_context=True)
+        def count(context: Any, data: int = 0) -> int:
+            if data < 5:
+                context.next_iteration(data + 1)
+            return data
+
+        ctx.execute()
+    return checkpoints("s")
+
+
 def test_a_session_is_copied_and_goes_on_at_its_new_place(killed: list[str]) -> None:
-    done = graflow("checkpoints", "copy", "--to", DATABASE, "--json").document
+    done = inside("checkpoints", "copy", "--to", DATABASE, "--json").document
 
     assert [cut["state"] for cut in done["checkpoints"]] == ["copied"] * len(killed)
     assert [(one["session"], one["copied"]) for one in done["sessions"]] == [("s", len(killed))]
-    again = graflow("checkpoints", "copy", "s", "--to", DATABASE)
+    again = inside("checkpoints", "copy", "s", "--to", DATABASE)
     assert again.out.splitlines()[1].split()[:3] == ["s", "0", str(len(killed))]
     graflow("resume", "s", "--store", DATABASE)
     assert steps() == [0, 1, 2, 3, 4, 4, 5]
@@ -33,51 +59,54 @@ def test_a_session_is_copied_and_goes_on_at_its_new_place(killed: list[str]) -> 
 
 
 def test_who_has_gone_on_there_is_named_and_the_exit_status_says_so(killed: list[str]) -> None:
-    graflow("checkpoints", "copy", "--to", DATABASE)
+    inside("checkpoints", "copy", "--to", DATABASE)
     graflow("resume", "s", "--store", DATABASE)
     graflow("resume", "s")
 
-    told = graflow("checkpoints", "copy", "--to", DATABASE, status=1)
+    told = inside("checkpoints", "copy", "--to", DATABASE, status=1)
 
     assert "session s was not copied: Session s has gone on by itself at sqlite:///" in told.err
-    (failed,) = graflow("checkpoints", "copy", "--to", DATABASE, "--json", status=1).document["failed"]
+    (failed,) = inside("checkpoints", "copy", "--to", DATABASE, "--json", status=1).document["failed"]
     assert failed["error"] == "Diverged"
 
 
-def test_a_single_checkpoint_and_a_workflow_are_copied_alone(killed: list[str]) -> None:
-    one = graflow("checkpoints", "copy", killed[0], "--to", DATABASE, "--json").document
-    none = graflow("checkpoints", "copy", "--workflow", "other", "--to", DATABASE, "--json").document
+def test_a_single_checkpoint_and_a_workflow_are_copied_alone(cuts: list[str]) -> None:
+    one = inside("checkpoints", "copy", cuts[0], "--to", DATABASE, "--json").document
+    none = inside("checkpoints", "copy", "--workflow", "other", "--to", DATABASE, "--json").document
 
-    assert [(cut["path"], cut["state"]) for cut in one["checkpoints"]] == [(killed[0], "copied")]
+    assert [(cut["path"], cut["state"]) for cut in one["checkpoints"]] == [(cuts[0], "copied")]
     assert none["checkpoints"] == []
-    graflow("checkpoints", "verify", one["checkpoints"][0]["target"])
+    inside("checkpoints", "verify", one["checkpoints"][0]["target"])
 
 
-def test_what_is_not_there_or_the_same_place_is_an_error(killed: list[str]) -> None:
+def test_what_is_not_there_or_the_same_place_is_an_error(cuts: list[str]) -> None:
     assert (
         "neither a session nor a checkpoint"
-        in graflow("checkpoints", "copy", "night", "--to", DATABASE, status=1).err
+        in inside("checkpoints", "copy", "night", "--to", DATABASE, status=1).err
     )
-    assert "the same place" in graflow("checkpoints", "copy", "--to", "checkpoints", status=2).err
+    inside("checkpoints", "copy", "--to", DATABASE)
+    (path, *_) = inside("checkpoints", "list", "--store", DATABASE, "--json").document
+    assert "--from sqlite:///" in inside("checkpoints", "copy", path["path"], "--to", "x", status=2).err
+    assert "the same place" in inside("checkpoints", "copy", "--to", "checkpoints", status=2).err
     assert (
         "--workflow is for all"
-        in graflow("checkpoints", "copy", "s", "--workflow", "w", "--to", DATABASE, status=2).err
+        in inside("checkpoints", "copy", "s", "--workflow", "w", "--to", DATABASE, status=2).err
     )
 
 
-def test_what_was_sealed_with_the_local_key_is_copied_to_a_place_with_a_named_one(killed: list[str]) -> None:
+def test_what_was_sealed_with_the_local_key_is_copied_to_a_place_with_a_named_one(cuts: list[str]) -> None:
     key = new_key()
 
-    done = graflow("checkpoints", "copy", "--to", DATABASE, "--json", GRAFLOW_CKPT_KEY=key).document
+    done = inside("checkpoints", "copy", "--to", DATABASE, "--json", GRAFLOW_CKPT_KEY=key).document
 
     assert {cut["state"] for cut in done["checkpoints"]} == {"copied"}
-    graflow("checkpoints", "verify", "--all", "--store", DATABASE, GRAFLOW_CKPT_KEY=key)
-    graflow("checkpoints", "verify", "--all", "--store", DATABASE, status=1)
+    inside("checkpoints", "verify", "--all", "--store", DATABASE, GRAFLOW_CKPT_KEY=key)
+    inside("checkpoints", "verify", "--all", "--store", DATABASE, status=1)
 
 
 def test_a_session_travels_in_a_file(killed: list[str]) -> None:
-    told = graflow("checkpoints", "export", "s", "s.ckpt")
-    done = graflow("checkpoints", "import", "s.ckpt", "--store", DATABASE, "--json").document
+    told = inside("checkpoints", "export", "s", "s.ckpt")
+    done = inside("checkpoints", "import", "s.ckpt", "--store", DATABASE, "--json").document
 
     assert f"{len(killed)} checkpoints of 1 session in s.ckpt" in told.err
     assert {cut["state"] for cut in done["checkpoints"]} == {"copied"}
@@ -89,57 +118,70 @@ def test_a_journal_travels_in_a_file(tmp_path: Path) -> None:
     program("count.py", COUNT)
     graflow("run", "count.py", "--session", "s", "--durability", "journal", "--", "4", status=KILLED)
 
-    graflow("checkpoints", "export", "s", "s.ckpt")
-    (done,) = graflow("checkpoints", "import", "s.ckpt", "--store", DATABASE, "--json").document["sessions"]
+    inside("checkpoints", "export", "s", "s.ckpt")
+    (done,) = inside("checkpoints", "import", "s.ckpt", "--store", DATABASE, "--json").document["sessions"]
 
     assert done["records"] > 0
     graflow("run", "count.py", "--session", "s", "--durability", "journal", "--store", DATABASE)
     assert steps() == [0, 1, 2, 3, 4, 4, 5]
 
 
-def test_single_checkpoints_and_all_of_a_store_are_exported(killed: list[str]) -> None:
-    one = graflow("checkpoints", "export", killed[0], "one.ckpt", "--json").document
-    everything = graflow("checkpoints", "export", "--all", "all.ckpt", "--json").document
+def test_single_checkpoints_and_all_of_a_store_are_exported(cuts: list[str]) -> None:
+    one = inside("checkpoints", "export", cuts[0], "one.ckpt", "--json").document
+    everything = inside("checkpoints", "export", "--all", "all.ckpt", "--json").document
 
     assert (one["sessions"], one["checkpoints"]) == ([], 1)
-    assert (everything["sessions"], everything["checkpoints"]) == (["s"], len(killed))
+    assert (everything["sessions"], everything["checkpoints"]) == (["s"], len(cuts))
     assert everything["size"] == os.path.getsize("all.ckpt")
-    done = graflow("checkpoints", "import", "one.ckpt", "--store", "new", "--json").document
+    done = inside("checkpoints", "import", "one.ckpt", "--store", "new", "--json").document
     assert [cut["state"] for cut in done["checkpoints"]] == ["copied"]
-    assert "is there already" in graflow("checkpoints", "export", "s", "one.ckpt", status=1).err
-    graflow("checkpoints", "export", "s", "one.ckpt", "--force")
-    assert "give --all" in graflow("checkpoints", "export", "x.ckpt", status=2).err
+    assert "is there already" in inside("checkpoints", "export", "s", "one.ckpt", status=1).err
+    inside("checkpoints", "export", "s", "one.ckpt", "--force")
+    assert "give --all" in inside("checkpoints", "export", "x.ckpt", status=2).err
 
 
-def test_a_file_of_another_machine_needs_its_key_or_trust(killed: list[str]) -> None:
-    program("count.py", COUNT)
-    graflow("checkpoints", "export", "s", "s.ckpt")
+def test_a_file_of_another_machine_needs_its_key_or_trust(cuts: list[str]) -> None:
+    inside("checkpoints", "export", "s", "s.ckpt")
     elsewhere = {"XDG_STATE_HOME": str(Path("elsewhere").absolute())}
 
-    refused = graflow("checkpoints", "import", "s.ckpt", "--store", DATABASE, status=1, **elsewhere)
+    refused = inside("checkpoints", "import", "s.ckpt", "--store", DATABASE, status=1, **elsewhere)
     asked = graflow(
         "checkpoints", "import", "s.ckpt", "--trust", "--store", DATABASE, status=130, **elsewhere
     )
-    graflow("checkpoints", "import", "s.ckpt", "--trust", "--yes", "--store", DATABASE, **elsewhere)
+    inside("checkpoints", "import", "s.ckpt", "--trust", "--yes", "--store", DATABASE, **elsewhere)
 
     assert "sealed with key" in refused.err
     assert "session s: " in asked.err
     assert "runs the code in them" in asked.err
-    graflow("checkpoints", "verify", "--all", "--store", DATABASE, **elsewhere)
+    inside("checkpoints", "verify", "--all", "--store", DATABASE, **elsewhere)
 
 
 def test_what_is_no_file_of_checkpoints_is_refused() -> None:
     Path("x.ckpt").write_bytes(b"something else")
 
-    told = graflow("checkpoints", "import", "x.ckpt", "--json", status=1).document
+    told = inside("checkpoints", "import", "x.ckpt", "--json", status=1).document
 
     assert told["error"] == "CheckpointCorrupt"
-    assert graflow("checkpoints", "import", "none.ckpt", "--json", status=1).document["errno"] == 2
+    assert inside("checkpoints", "import", "none.ckpt", "--json", status=1).document["errno"] == 2
 
 
-def test_somebody_at_a_terminal_sees_how_far_it_is(killed: list[str]) -> None:
+def test_somebody_at_a_terminal_sees_how_far_it_is(cuts: list[str]) -> None:
     terminal = Terminal("checkpoints", "copy", "--to", DATABASE)
 
     terminal.read_until(r"checkpoints? copied")
 
     assert terminal.end() == 0
+
+
+def test_what_is_not_encrypted_any_more_is_told(cuts: list[str]) -> None:
+    key = new_key()
+    secret = "encrypted+sqlite:///secret.db"
+
+    veiled = inside("checkpoints", "copy", "--to", secret, GRAFLOW_CKPT_KEY=key)
+    clear = inside("checkpoints", "copy", "--from", secret, "--to", "clear", GRAFLOW_CKPT_KEY=key)
+    file = inside("checkpoints", "export", "s", "s.ckpt", "--store", secret, GRAFLOW_CKPT_KEY=key)
+
+    assert "in the clear" not in veiled.err
+    assert "is in the clear in file://" in clear.err
+    assert f"what is encrypted in {secret} is in the clear in s.ckpt" in file.err
+    inside("checkpoints", "verify", "--all", "--store", "clear", GRAFLOW_CKPT_KEY=key)

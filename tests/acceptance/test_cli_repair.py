@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.acceptance.command_line import COUNT, checkpoints, graflow, program
+from graflow_ckpt import EveryN, task, workflow
+from tests.acceptance.command_line import checkpoints, graflow, inside
 
 
 @pytest.fixture
 def cuts() -> list[str]:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--every", "2")
+    with workflow("count", session_id="s", checkpoint=EveryN(2)) as ctx:
+
+        @task(inject_context=True)
+        def count(context: Any, data: int = 0) -> int:
+            if data < 5:
+                context.next_iteration(data + 1)
+            return data
+
+        ctx.execute()
     return checkpoints("s")
 
 
@@ -24,9 +33,9 @@ def spoil(path: str) -> bytes:
 def test_a_damaged_checkpoint_is_taken_away_and_its_bytes_are_kept(cuts: list[str]) -> None:
     spoiled = spoil(cuts[-1])
 
-    told = graflow("checkpoints", "repair", "--all", "--dry-run", status=1)
+    told = inside("checkpoints", "repair", "--all", "--dry-run", status=1)
     asked = graflow("checkpoints", "repair", "s", status=130)
-    done = graflow("checkpoints", "repair", "s", "--yes", "--json").document
+    done = inside("checkpoints", "repair", "s", "--yes", "--json").document
 
     assert told.out.splitlines()[1].split()[:2] == [cuts[-1], "s"]
     assert "1 checkpoint will not be there any more; the bytes are kept in damaged" in asked.err
@@ -34,24 +43,35 @@ def test_a_damaged_checkpoint_is_taken_away_and_its_bytes_are_kept(cuts: list[st
     assert (one["path"], one["done"], one["error"]) == (cuts[-1], "set aside", "CheckpointCorrupt")
     assert spoiled in [Path(file).read_bytes() for file in one["kept"]]
     assert checkpoints("s") == cuts[:-1]
-    assert "nothing is damaged" in graflow("checkpoints", "repair", "--all").err
+    assert "nothing is damaged" in inside("checkpoints", "repair", "--all").err
 
 
 def test_a_good_copy_from_another_store_takes_its_place(cuts: list[str]) -> None:
-    graflow("checkpoints", "copy", "--to", "sqlite:///copy.db")
+    inside("checkpoints", "copy", "--to", "sqlite:///copy.db")
     spoil(cuts[0])
 
-    done = graflow("checkpoints", "repair", "--all", "--from", "sqlite:///copy.db", "--yes")
+    done = inside("checkpoints", "repair", "--all", "--from", "sqlite:///copy.db", "--yes")
 
     assert done.out.splitlines()[1].split()[2] == "replaced"
-    graflow("checkpoints", "verify", "--all")
+    inside("checkpoints", "verify", "--all")
     assert checkpoints("s") == cuts
 
 
-def test_repair_wants_to_know_what(cuts: list[str]) -> None:
-    graflow("checkpoints", "repair", status=2)
+def test_repair_wants_to_know_what_and_an_audit_does_not(cuts: list[str]) -> None:
+    inside("checkpoints", "repair", status=2)
+    Path(cuts[0].replace(".pkl", ".meta.json")).unlink()
+
+    told = inside("checkpoints", "audit", status=1)
+    (first, second) = inside("checkpoints", "audit", "--json", status=1).document["orphans"]
+
+    assert "2 orphans" in told.err
+    assert (first["kind"], first["session"], second["name"]) == (
+        "part",
+        "s",
+        Path(cuts[0]).stem + ".state.json",
+    )
 
 
 def test_a_sample_is_verified(cuts: list[str]) -> None:
-    assert f"2 checkpoints of {len(cuts)}, 0 bad" in graflow("checkpoints", "verify", "--sample", "2").err
-    assert len(graflow("checkpoints", "verify", "s", "--sample", "9", "--json").document) == len(cuts)
+    assert f"2 checkpoints of {len(cuts)}, 0 bad" in inside("checkpoints", "verify", "--sample", "2").err
+    assert len(inside("checkpoints", "verify", "s", "--sample", "9", "--json").document) == len(cuts)

@@ -22,7 +22,7 @@ COMMANDS = {
     "resume": "Go on with a session, or from one checkpoint.",
     "plan": "Show what a resume would reuse and run.",
     "sessions": "List the sessions of a store and of a fleet; purge them.",
-    "checkpoints": "List, show and verify checkpoints; take one of a fleet's session.",
+    "checkpoints": "List, compare, copy and mend checkpoints; take one of a fleet's session.",
     "submit": "Have a fleet run a program's workflow.",
     "worker": "Run the tasks of a fleet.",
     "status": "Show how far a session of a fleet is.",

@@ -1,7 +1,9 @@
-"""`graflow-ckpt checkpoints`: list, show, verify. No pickle is opened, no value is shown.
+"""`graflow-ckpt checkpoints`: list, show, verify, take. No pickle is opened, no value is shown.
 
-What deletes is in pruning.py and clearing.py, what counts in statistics.py, what copies in travelling.py,
-what looks after a database in care.py.
+prune, delete, clear    pruning.py clearing.py        stats           statistics.py
+copy, export, import    travelling.py                 diff, bisect    inquiry.py
+repair, audit           mending.py inspecting.py      fork            forking.py
+backup, vacuum          care.py                       sync            syncing.py
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from graflow_ckpt.interfaces.cli.clearing import clear, delete
 from graflow_ckpt.interfaces.cli.configuration import fleet
 from graflow_ckpt.interfaces.cli.forking import fork
 from graflow_ckpt.interfaces.cli.inquiry import bisect, diff
+from graflow_ckpt.interfaces.cli.inspecting import audit
 from graflow_ckpt.interfaces.cli.mending import repair
 from graflow_ckpt.interfaces.cli.options import (
     common,
@@ -54,12 +57,15 @@ Examples:
 COLUMNS = ("path", "session", "workflow", "step", "status", "cause", "age", "size")
 
 
-@click.group("checkpoints", short_help="List, show and verify checkpoints; take one of a fleet's session.")
+@click.group(
+    "checkpoints", short_help="List, compare, copy and mend checkpoints; take one of a fleet's session."
+)
 def command() -> None:
-    """List, show and verify checkpoints, take one of a fleet's session, and delete what is not needed."""
+    """List, show, compare and verify checkpoints, take one of a fleet's session, copy them to another
+    store, mend what is damaged, and delete what is not needed."""
 
 
-for _command in (prune, delete, clear, stats, diff, bisect, fork, copy, export, import_, repair, sync):
+for _command in (prune, delete, clear, stats, diff, bisect, fork, copy, export, import_, repair, audit, sync):
     command.add_command(_command)
 for _command in (backup, vacuum):
     command.add_command(_command)

@@ -13,7 +13,7 @@ from graflow_ckpt.checkpoint.portable import PortableFile, PortableWriter
 from graflow_ckpt.core.errors import CheckpointNotFound, NoSession
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli.finding import checkpoint_path
-from graflow_ckpt.interfaces.cli.journey import meant
+from graflow_ckpt.interfaces.cli.journey import Luggage
 from graflow_ckpt.interfaces.cli.manner import Document
 from graflow_ckpt.stores import open_store, open_store_of
 
@@ -21,7 +21,12 @@ from graflow_ckpt.stores import open_store, open_store_of
 def exported(store: str, what: Sequence[str], file: str, *, replace: bool, watched: bool) -> Document:
     """Write the file; what is in it."""
     place = open_store(store)
-    whole, paths = meant(place, store, what, path_of=checkpoint_path)
+    going = Luggage.named(place, store, what, checkpoint_path) if what else Luggage.all(place)
+    if going.damaged:
+        first = going.damaged[0]
+        assert first.error is not None
+        raise first.error
+    whole, paths = list(going.sessions), going.paths
     if not whole and not paths:
         raise NoSession(f"There are no checkpoints in {store}.", hint="--store names another place.")
     keys = Keyring.reading(shared=place.shared)

@@ -21,7 +21,7 @@ Examples:
 """
 
 
-@click.command("fork", epilog=FORK)
+@click.command("fork", epilog=FORK, short_help="Make a new session that begins at a checkpoint.")
 @click.argument("what", metavar="PATH|SESSION", shell_complete=complete_places)
 @click.argument("new", required=False, metavar="[NEW-ID]")
 @click.option("--set", "values", multiple=True, metavar="NAME=VALUE", callback=words.parse_inputs,

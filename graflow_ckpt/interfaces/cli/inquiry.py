@@ -27,7 +27,7 @@ Examples:
 """
 
 
-@click.command("diff", epilog=DIFF)
+@click.command("diff", epilog=DIFF, short_help="Compare two checkpoints.")
 @click.argument("a", shell_complete=complete_places)
 @click.argument("b", shell_complete=complete_places)
 @store
@@ -54,7 +54,7 @@ def diff(ctx: click.Context, /, a: str, b: str, store: str) -> int:
     return 0
 
 
-@click.command("bisect", epilog=BISECT)
+@click.command("bisect", epilog=BISECT, short_help="Find the first checkpoint in which EXPR is true.")
 @click.argument("session", shell_complete=complete_sessions)
 @click.option("--bad", required=True, metavar="EXPR", help="What is so where something is wrong.")
 @click.option("--all", "everything", is_flag=True, help="Look at every checkpoint: it may come and go.")

@@ -11,11 +11,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
-from graflow_ckpt.checkpoint.copying import Copied, Move, Moved, State, sessions
-from graflow_ckpt.core.errors import CheckpointError, GraflowError, NoSession, SessionError
+from graflow_ckpt.checkpoint.copying import Copied, Move, Moved, State, survey, unreadable
+from graflow_ckpt.checkpoint.inventory import Inventory
+from graflow_ckpt.core.errors import BadSessionId, CheckpointError, GraflowError, NoSession, SessionError
+from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Readable
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.manner import Document, Manner
+from graflow_ckpt.stores.prefixes import prefix_of
 
 _COLUMNS = ("session", "copied", "there", "superseded", "bad", "records", "size", "note")
 _NUMBERS = ("copied", "there", "superseded", "bad", "records", "size")
@@ -89,17 +92,76 @@ class Journey:
         }  # fmt: skip
 
 
-def travel(move: Move, whole: Sequence[str], paths: Sequence[str], *, watched: bool, what: str) -> Journey:
-    """Copy sessions as a whole, and single checkpoints."""
-    journey = Journey(move.origin.url, move.target.url)
-    with _bar(move, whole, paths, watched=watched, what=what) as seen:
+@dataclass(frozen=True, slots=True)
+class Luggage:
+    """What is to travel: sessions with what they have (None: nobody has looked), and single checkpoints."""
+
+    sessions: dict[str, Inventory | None]
+    paths: list[str]
+    damaged: tuple[Copied, ...] = ()  # what belongs to none of them
+
+    @classmethod
+    def named(
+        cls, origin: Readable, where: str, what: Sequence[str], path_of: Callable[[str], str | None]
+    ) -> Luggage:
+        """Sessions by their ids, checkpoints by their paths."""
+        whole: dict[str, Inventory | None] = {}
+        paths: dict[str, None] = {}
+        for name in what:
+            if _is_session(origin, name):
+                whole[name] = None
+            elif (path := path_of(name)) is not None:
+                paths[path] = None
+            else:
+                known = list(survey(origin))
+                near = f"It has: {', '.join(known[:5])}{' …' if len(known) > 5 else ''}." if known else ""
+                raise NoSession(
+                    f"{name!r} is neither a session nor a checkpoint in {where}.", hint=near, session=name
+                )
+        return cls(whole, list(paths))
+
+    @classmethod
+    def all(cls, origin: Readable, workflow: str | None = None) -> Luggage:
+        """Everything, or all sessions of a workflow."""
+        known = survey(origin)
+        lost = [
+            copied for session in known if not known[session].cuts for copied in unreadable(known[session])
+        ]
+        whole: dict[str, Inventory | None] = {
+            session: found
+            for session, found in known.items()
+            if found.cuts and workflow in (None, *(cut.workflow for cut in found.cuts))
+        }
+        return cls(whole, [], tuple(lost) if workflow is None else ())
+
+
+def unveiled(origin: str, target: str) -> str:
+    """What to say of checkpoints that are encrypted where they are and not where they go; "" of others."""
+    if "encrypted" not in prefix_of(origin) or "encrypted" in prefix_of(target):
+        return ""
+    return f"what is encrypted in {origin} is in the clear in {target}"
+
+
+def _is_session(origin: Readable, name: str) -> bool:
+    try:
+        return any(origin.list(check_session_id(name)))
+    except BadSessionId:
+        return False
+
+
+def travel(move: Move, luggage: Luggage, *, watched: bool, what: str) -> Journey:
+    """Copy it."""
+    journey = Journey(move.origin.url, move.target.url, single=list(luggage.damaged))
+    there = survey(move.target) if len(luggage.sessions) > 1 else None
+    with _bar(move, luggage, watched=watched, what=what) as seen:
         move = replace(move, seen=seen)
-        for session in whole:
+        for session, known in luggage.sessions.items():
+            known_there = there.get(session, Inventory(())) if there is not None else None
             try:
-                journey.sessions.append(move.session(session))
+                journey.sessions.append(move.session(session, known, known_there))
             except (SessionError, CheckpointError) as error:
                 journey.failed[session] = error
-        for path in paths:
+        for path in luggage.paths:
             try:
                 journey.single.append(move.cut(path))
             except CheckpointError as error:
@@ -107,44 +169,17 @@ def travel(move: Move, whole: Sequence[str], paths: Sequence[str], *, watched: b
     return journey
 
 
-def meant(
-    origin: Readable,
-    where: str,
-    what: Sequence[str],
-    *,
-    workflow: str | None = None,
-    path_of: Callable[[str], str | None],
-) -> tuple[list[str], list[str]]:
-    """Sessions and paths; nothing named: all sessions, of a workflow if that is named."""
-    known = sessions(origin, workflow=workflow)
-    if not what:
-        return known, []
-    whole: list[str] = []
-    paths: list[str] = []
-    for name in what:
-        if name in known:
-            whole.append(name)
-        elif (path := path_of(name)) is not None:
-            paths.append(path)
-        else:
-            near = f"It has: {', '.join(known[:5])}{' …' if len(known) > 5 else ''}." if known else ""
-            raise NoSession(
-                f"{name!r} is neither a session nor a checkpoint in {where}.", hint=near, session=name
-            )
-    return list(dict.fromkeys(whole)), list(dict.fromkeys(paths))
-
-
 @contextmanager
-def _bar(
-    move: Move, whole: Sequence[str], paths: Sequence[str], *, watched: bool, what: str
-) -> Iterator[Callable[[Copied], None]]:
+def _bar(move: Move, luggage: Luggage, *, watched: bool, what: str) -> Iterator[Callable[[Copied], None]]:
     if not watched or not sys.stderr.isatty():
         yield lambda copied: None
         return
     from rich.console import Console
     from rich.progress import Progress
 
-    total = len(paths) + sum(len(list(move.origin.list(session))) for session in whole)
+    total = len(luggage.paths)
+    for session, known in luggage.sessions.items():
+        total += len(known.cuts) if known is not None else len(list(move.origin.list(session)))
     with Progress(console=Console(stderr=True), transient=True) as progress:
         bar = progress.add_task(what, total=total)
         yield lambda copied: progress.advance(bar)

@@ -90,7 +90,11 @@ def _ids(ctx: click.Context) -> dict[str, str]:
     """Session ids by what the names of their files say; nothing is opened."""
     from graflow_ckpt.interfaces.cli.names import session_names
 
-    return session_names(str(ctx.params.get("store") or default_store()))
+    return session_names(_named_store(ctx))
+
+
+def _named_store(ctx: click.Context) -> str:
+    return str(ctx.params.get("store") or ctx.params.get("origin") or default_store())
 
 
 def complete_sessions(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
@@ -121,7 +125,7 @@ def complete_places(ctx: click.Context, parameter: click.Parameter, incomplete: 
 
     from graflow_ckpt.interfaces.cli.names import checkpoint_paths
 
-    store = str(ctx.params.get("store") or default_store())
+    store = _named_store(ctx)
     folder = os.path.dirname(incomplete) if os.sep in incomplete else store
     paths = [CompletionItem(path) for path in checkpoint_paths(folder) if path.startswith(incomplete)]
     folders = complete_folders(ctx, parameter, incomplete) if os.sep in incomplete else []

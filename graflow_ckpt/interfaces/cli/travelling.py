@@ -38,7 +38,7 @@ Examples:
 TAKE_OVER = "Take a session from an owner who is still alive there."
 
 
-@click.command("copy", epilog=COPY)
+@click.command("copy", epilog=COPY, short_help="Copy sessions or checkpoints to another store.")
 @click.argument("what", nargs=-1, metavar="[SESSION|PATH]…", shell_complete=complete_places)
 @click.option("--from", "origin", default=default_store, show_default="checkpoints",
               metavar="FOLDER|URL", callback=words.parse_store, help="Where they are.",
@@ -64,11 +64,11 @@ def copy(
     interrupt it, and call it again; copy what is still being run once more when it has stopped. A session
     that has gone on by itself at the target is refused. What a session has gone back behind is left out.
     """
-    from graflow_ckpt.checkpoint.copying import Move, unreadable
+    from graflow_ckpt.checkpoint.copying import Move
     from graflow_ckpt.checkpoint.keys import Keyring
     from graflow_ckpt.interfaces.cli.finding import checkpoint_path
-    from graflow_ckpt.interfaces.cli.journey import meant, travel
-    from graflow_ckpt.stores import open_store
+    from graflow_ckpt.interfaces.cli.journey import Luggage, travel, unveiled
+    from graflow_ckpt.stores import open_store, store_of
 
     if what and workflow is not None:
         raise click.UsageError("--workflow is for all sessions of a store; what is named is copied anyway.")
@@ -77,16 +77,18 @@ def copy(
     if here.url == there.url:
         raise click.UsageError(f"--from and --to are the same place: {there.url}.")
     keys, ring = Keyring.reading(shared=here.shared), Keyring.for_store(there)
-    whole, paths = meant(here, origin, what, workflow=workflow, path_of=checkpoint_path)
+    going = Luggage.named(here, origin, what, checkpoint_path) if what else Luggage.all(here, workflow)
+    for path in going.paths:
+        if here.takes(path) is None:
+            raise click.UsageError(f"{path} is not in {here.url}: --from {store_of(path)}.")
     there.probe()
     move = Move(here, there, keys, ring, take_over)
-    journey = travel(move, whole, paths, watched=not manner.json, what="copying")
-    if not what and workflow is None:
-        journey.single += unreadable(here, whole)
-    return journey.tell(manner)
+    if veil := unveiled(here.url, there.url):
+        manner.note(veil)
+    return travel(move, going, watched=not manner.json, what="copying").tell(manner)
 
 
-@click.command("export", epilog=EXPORT)
+@click.command("export", epilog=EXPORT, short_help="Write sessions or checkpoints into one file.")
 @click.argument("what", nargs=-1, metavar="[SESSION|PATH]…", shell_complete=complete_places)
 @click.argument("file", shell_complete=complete_files)
 @click.option("--all", "everything", is_flag=True, help="All sessions of the store.")
@@ -103,10 +105,13 @@ def export(
     into any store, here or on another machine; that one needs the key, or --trust.
     """
     from graflow_ckpt.interfaces.cli.exporting import exported
+    from graflow_ckpt.interfaces.cli.journey import unveiled
 
     if bool(what) == everything:
         raise click.UsageError("Name sessions or checkpoints, or give --all; the file comes last.")
     manner = manner_of(ctx)
+    if veil := unveiled(store, file):
+        manner.note(veil)
     document = exported(store, what, file, replace=force, watched=not manner.json)
     if manner.json:
         manner.document(document)
@@ -131,11 +136,11 @@ def import_(ctx: click.Context, /, file: str, trust: bool, take_over: bool, yes:
     Seals and digests are verified; what is there already is left alone. To resume from a checkpoint runs the
     code in it: use --trust only if you know who wrote the file. The journals in it stay out then.
     """
-    from graflow_ckpt.checkpoint.copying import Move
+    from graflow_ckpt.checkpoint.copying import Move, survey
     from graflow_ckpt.checkpoint.keys import Keyring
     from graflow_ckpt.checkpoint.portable import PortableFile
     from graflow_ckpt.interfaces.cli.exporting import contents
-    from graflow_ckpt.interfaces.cli.journey import travel
+    from graflow_ckpt.interfaces.cli.journey import Luggage, travel
     from graflow_ckpt.stores import open_store
 
     manner = manner_of(ctx)
@@ -151,7 +156,9 @@ def import_(ctx: click.Context, /, file: str, trust: bool, take_over: bool, yes:
                           abort=True, err=True)  # fmt: skip
         target.probe()
         move = Move(origin, target, keys, ring, take_over)
-        journey = travel(move, whole, paths, watched=not manner.json, what="importing")
+        known = survey(origin)
+        going = Luggage({session: known.get(session) for session in whole}, paths)
+        journey = travel(move, going, watched=not manner.json, what="importing")
         if trust and any(any(origin.segments(session)) for session in whole):
             manner.note("the journals in it were left out: only their key could tell whether they are whole")
         return journey.tell(manner)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from graflow_ckpt.checkpoint import archive, history, journal
-from graflow_ckpt.checkpoint.copying import Diverged, Move, sessions, unreadable
+from graflow_ckpt.checkpoint.copying import Diverged, Move, survey
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.errors import CheckpointError, JournalDamaged, SessionBusy, UnknownKey
 from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.interfaces.cli.journey import Luggage, travel
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from tests.unit.checkpoint import stocked, trios
@@ -230,6 +231,20 @@ def test_what_was_gone_back_behind_stays_where_it_is(origin: LocalStore, target:
     ]  # fmt: skip
 
 
+def test_copies_of_what_was_gone_back_behind_since_are_taken_away(
+    origin: LocalStore, target: MemoryStore
+) -> None:
+    stocked.line(origin, "s", 3)
+    states(move(origin, target))
+    lease = origin.acquire("s")
+    origin.rewound(lease, 1)
+    lease.release()
+
+    assert states(move(origin, target)) == ["superseded", "superseded", "there"]
+    assert [meta["sequence"] for meta in metas(target)] == [1]
+    assert len(metas(origin)) == 3
+
+
 def test_a_damaged_one_is_told_and_the_others_are_copied(origin: LocalStore, target: MemoryStore) -> None:
     made = stocked.line(origin, "s", 3)
     values = Path(made[1].path)
@@ -293,13 +308,36 @@ def test_a_cut_whose_session_lives_elsewhere_keeps_that_address(
     assert metas(target)[0]["home"] == "sqlite:////srv/runs.db"
 
 
-def test_sessions_are_listed_by_their_last_cut(origin: LocalStore) -> None:
+def test_a_survey_has_the_sessions_by_their_last_cut_and_what_is_damaged(origin: LocalStore) -> None:
     stocked.save(origin, "new", 1, days=1)
     stocked.save(origin, "old", 1, days=3)
     stocked.save(origin, "kept", 1, days=9)
     Path(origin.folder, "session_lost_step_1_17-1.meta.json").write_bytes(b"{")
+    Path(origin.folder, "unknown.meta.json").write_bytes(b"{")
 
-    assert sessions(origin) == ["kept", "old", "new"]
-    assert sessions(origin, workflow="another") == []
-    assert [cut.path[-25:] for cut in unreadable(origin, ["old"])] == ["session_lost_step_1_17-1.pkl"[-25:]]
-    assert unreadable(origin, ["lost"]) == []
+    known = survey(origin)
+
+    assert list(known) == ["", "lost", "kept", "old", "new"]
+    assert [cut.path[-11:] for cut in known[""].unreadable] == ["unknown.pkl"]
+    assert len(known["lost"].unreadable) == len(known["new"].cuts) == 1
+
+
+def test_many_sessions_are_copied_with_one_look_at_each_place(
+    origin: LocalStore, target: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        stocked.line(origin, f"s{number}", 2)
+    looks: list[str | None] = []
+    real = LocalStore.list
+
+    def listing(store: LocalStore, session: str | None = None, pattern: str | None = None) -> Any:
+        looks.append(session)
+        return real(store, session, pattern)
+
+    monkeypatch.setattr(LocalStore, "list", listing)
+
+    going = Luggage.all(origin)
+    done = travel(move(origin, target), going, watched=False, what="")
+
+    assert {cut.state for cut in done.cuts} == {"copied"}
+    assert looks.count(None) == 1

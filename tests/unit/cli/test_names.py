@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from graflow_ckpt.interfaces.cli.names import checkpoint_paths, session_names
+from graflow_ckpt.stores.sqlite import SqliteStore
+from tests.unit.checkpoint import stocked
 
 
 def test_sessions_are_named_with_the_step_of_their_newest(tmp_path: Path) -> None:
@@ -33,3 +35,13 @@ def test_checkpoints_are_what_has_a_meta(tmp_path: Path) -> None:
 def test_a_folder_that_is_not_there_completes_nothing(tmp_path: Path) -> None:
     assert session_names(str(tmp_path / "none")) == {}
     assert checkpoint_paths(str(tmp_path / "none")) == []
+
+
+def test_sessions_in_a_database_are_found_by_a_query_and_a_server_is_not_asked(tmp_path: Path) -> None:
+    store = SqliteStore(f"sqlite:///{tmp_path}/runs.db")
+    stocked.line(store, "night", 2)
+    stocked.save(store, "alpha", 1, status="failed")
+
+    assert session_names(f"sqlite:///{tmp_path}/runs.db") == {"alpha": "failed", "night": "running"}
+    assert session_names(f"sqlite:///{tmp_path}/none.db") == {}
+    assert session_names("redis://127.0.0.1:1/0") == {}

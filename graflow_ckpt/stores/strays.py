@@ -1,0 +1,153 @@
+"""Strays: what lies in a store and belongs to no checkpoint. Seen from below the protocol, and not touched.
+
+    part       of a checkpoint whose meta is not there
+    staged     written by a save that was never committed; its session's next owner takes it away
+    journal    of a session that has no checkpoint and no owner
+    loose      chunks of a save that was never committed, or that were to be taken away
+    foreign    nothing that this package writes
+
+A folder and a SQLite database can be looked into like this; of other stores `strays` is None. Not here:
+checkpoints that are there and lack something (checkpoint/auditing.py).
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from typing import Final
+
+from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.names import META, PARTS, session_in, session_of
+from graflow_ckpt.stores.sqlite_names import file_of, is_sqlite
+from graflow_ckpt.stores.trio import stage_of
+
+_STAGED: Final = re.compile(
+    r"(?P<base>.+)\.(?P<stage>[A-Za-z0-9_-]+)\.(?P<part>pkl|state\.json|meta\.json)\.tmp\Z"
+)
+_JOURNAL: Final = re.compile(r"\.(?P<session>[A-Za-z0-9_-]{1,64})\.\d+\.\d+\.journal\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Stray:
+    """One of them, by its name within the store."""
+
+    kind: str
+    name: str
+    size: int
+    session: str = ""
+
+
+def strays(store: CheckpointStore) -> Iterator[Stray] | None:
+    """All of a store; None if it cannot be looked into."""
+    if isinstance(store, LocalStore):
+        return _in_folder(store)
+    return _in_sqlite(store) if is_sqlite(store.url) else None
+
+
+# --- a folder ------------------------------------------------------------------------------
+
+
+def _in_folder(store: LocalStore) -> Iterator[Stray]:
+    folder = store.url.removeprefix("file://")
+    try:
+        names = sorted(os.listdir(folder))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise CheckpointError(f"Cannot look into {folder}: {error.strerror}.", path=folder) from error
+    there = frozenset(names)
+    sessions = {_session(store, name) for name in names if name.endswith(f".{META}")}
+    for name in names:
+        stray = _stray(store, folder, name, there, sessions)
+        if stray is not None:
+            yield stray
+
+
+def _stray(
+    store: LocalStore, folder: str, name: str, there: frozenset[str], sessions: set[str]
+) -> Stray | None:
+    if match := _STAGED.match(name):
+        session = session_of(match["base"]) or ""
+        if _is_current(folder, match["base"], match["stage"]) or _is_run(store, session):
+            return None
+        return Stray("staged", name, _size(folder, name), session)
+    if match := _JOURNAL.match(name):
+        session = match["session"]
+        if session in sessions or _is_run(store, session):
+            return None
+        return Stray("journal", name, _size(folder, name), session)
+    for part in PARTS:
+        if name.endswith(f".{part}"):
+            base = name.removesuffix(f".{part}")
+            if f"{base}.{META}" in there:
+                return None
+            return Stray("part", name, _size(folder, name), session_of(base) or "")
+    if name.startswith(".") or name.endswith(".contents"):
+        return None  # locks, and what parts of this package keep beside the checkpoints
+    return Stray("foreign", name, _size(folder, name))
+
+
+def _session(store: LocalStore, name: str) -> str:
+    own = session_of(name.removesuffix(f".{META}"))
+    if own is not None:
+        return own
+    with suppress(CheckpointError):
+        return str(session_in(store.meta(name)) or "")
+    return ""
+
+
+def _is_current(folder: str, base: str, stage: str) -> bool:
+    """Whether a meta means that file: it was committed, and has not got its last name yet."""
+    with suppress(OSError), open(f"{folder}/{base}.{META}", "rb") as file:
+        return stage_of(file.read()) == stage
+    return False
+
+
+def _is_run(store: CheckpointStore, session: str) -> bool:
+    return bool(session) and store.owner(session) is not None
+
+
+def _size(folder: str, name: str) -> int:
+    with suppress(OSError):
+        return os.lstat(f"{folder}/{name}").st_size
+    return 0
+
+
+# --- a database ----------------------------------------------------------------------------
+
+
+def _in_sqlite(store: CheckpointStore) -> Iterator[Stray]:
+    from graflow_ckpt.stores.sqlite_file import Database
+    from graflow_ckpt.stores.sqlite_schema import FIRST_LOOSE
+
+    database = Database(file_of(store.url))
+    if not database.is_there():
+        return
+    with closing(database.open("read")) as connection:
+        lost = connection.execute(
+            "SELECT s.session, count(*) FROM segments s WHERE NOT EXISTS "
+            "(SELECT 1 FROM checkpoints c WHERE c.session = s.session) GROUP BY s.session ORDER BY s.session"
+        ).fetchall()
+        loose = connection.execute(
+            "SELECT l.id, l.session FROM loose l WHERE NOT EXISTS "
+            "(SELECT 1 FROM checkpoints c WHERE c.body = ? + l.id) ORDER BY l.id",
+            (FIRST_LOOSE,),
+        ).fetchall()
+        bodies = connection.execute(
+            "SELECT id >> 20 AS found, sum(length(bytes)) FROM chunks WHERE id < ? GROUP BY found "
+            "HAVING found NOT IN (SELECT coalesce(c.body, c.id) FROM checkpoints c) ORDER BY found",
+            (FIRST_LOOSE << 20,),
+        ).fetchall()
+    for session, count in lost:
+        if not _is_run(store, session):
+            yield Stray("journal", f"{count} segments of session {session}", 0, session)
+    for number, session in loose:
+        if not _is_run(store, session):
+            yield Stray("loose", f"loose body {number}", 0, session)
+    for body, size in bodies:
+        yield Stray("part", f"chunks of checkpoint row {body}, which is not there", size or 0)

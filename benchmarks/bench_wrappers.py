@@ -22,6 +22,7 @@ from unittest.mock import patch
 
 from benchmarks.harness import AtMost, Case, Ratio, Run
 from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.describing import metadata_of
 from graflow_ckpt.checkpoint.digest import Digest
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
@@ -83,7 +84,7 @@ class Work:
         snapshot = capture(self.state)
         snapshot.facts["epoch"] = self.lease.epoch
         path = archive.auto_path(self.store, "s", 1, self.sequence)
-        metadata = archive.describe(
+        metadata = metadata_of(
             snapshot, self.program, path=path, sequence=self.sequence, cause="request", user=None
         )
         return archive.save(self.store, RING, self.lease, snapshot, self.program, metadata)

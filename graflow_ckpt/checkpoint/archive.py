@@ -25,10 +25,10 @@ from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.bringing import alone
 from graflow_ckpt.checkpoint.contents import Depositor, put_together
 from graflow_ckpt.checkpoint.digest import Digest, DigestingSink, VerifyingSource
-from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_schema, now_iso, parse, upgrade
+from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_schema, parse, upgrade
 from graflow_ckpt.checkpoint.program import Program
 from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
-from graflow_ckpt.checkpoint.snapshot import BACKEND, Snapshot
+from graflow_ckpt.checkpoint.snapshot import Snapshot
 from graflow_ckpt.core.errors import CheckpointCorrupt, UnsafeCheckpoint
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, Readable, Sink, Source
 
@@ -125,42 +125,6 @@ def save(
         depositor.end()
     meter.done()
     return replace(metadata, synced=store.synced, size=sum(digest.size for digest in digests.values()))
-
-
-def describe(
-    snapshot: Snapshot, program: Program, *, path: str, sequence: int, cause: str, user: dict[str, Any] | None
-) -> CheckpointMetadata:
-    """The metadata of a cut that is about to be written."""
-    facts = snapshot.facts
-    return CheckpointMetadata(
-        checkpoint_id=f"chk_{uuid.uuid4().hex}",
-        session_id=facts["session_id"],
-        created_at=now_iso(),
-        steps=facts["steps"],
-        start_node=facts["start_node"],
-        backend=dict(BACKEND),
-        user_metadata=dict(user or {}),
-        path=path,
-        workflow=program.workflow,
-        sequence=sequence,
-        epoch=facts["epoch"],
-        status=facts["status"],
-        cause=cause,
-        python=platform.python_version(),
-        library=library_version(),
-        argv=list(program.argv),
-        file=program.file,
-        transition=facts["transition"],
-        graph=program.facts.get("digest", ""),
-        inputs=dict(program.inputs or {}),
-        options=dict(program.options or {}),
-    )
-
-
-def library_version() -> str:
-    from graflow_ckpt import __version__
-
-    return __version__
 
 
 def _digest_of(path: str, meta: Document, part: str) -> Digest:

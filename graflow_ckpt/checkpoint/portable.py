@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, Any, Final, Self
 
 from graflow_ckpt.checkpoint import archive
-from graflow_ckpt.checkpoint.archive import library_version
+from graflow_ckpt.checkpoint.describing import library_version
 from graflow_ckpt.checkpoint.model import NOT_JSON, Document
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, SchemaUnsupported

@@ -16,6 +16,7 @@ from typing import Any
 from graflow_ckpt.checkpoint import archive, history, journal, program, witness
 from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.archive import Found
+from graflow_ckpt.checkpoint.describing import metadata_of
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document
 from graflow_ckpt.checkpoint.plan import CurrentTask
 from graflow_ckpt.checkpoint.program import Program
@@ -187,7 +188,7 @@ class Home:
         if place is not self.store:
             lease.check()  # that store knows nothing of ours
             lease, keyring = None, Keyring.for_store(place)
-        metadata = archive.describe(
+        metadata = metadata_of(
             snapshot,
             self.describe_program(graph),
             path=path,

@@ -15,6 +15,7 @@ from time import monotonic, sleep
 from typing import Any
 
 from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.describing import library_version, metadata_of
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, now_iso
 from graflow_ckpt.checkpoint.program import Program
@@ -125,7 +126,7 @@ class SharedHome:
         """What is known of a checkpoint before it is taken, its path above all."""
         return CheckpointMetadata(
             "", self.session, now_iso(), steps, "", dict(BACKEND), metadata, path=self.own_path(steps),
-            workflow=self.program.workflow, library=archive.library_version(),
+            workflow=self.program.workflow, library=library_version(),
         )  # fmt: skip
 
     def own_path(self, steps: int) -> str:
@@ -139,9 +140,7 @@ class SharedHome:
         snapshot = self._snapshot(state, portable)
         place, path = self._place_of(path or self.own_path(state.steps))
         keyring = self.keyring if place is self.store else Keyring.for_store(place)
-        metadata = archive.describe(
-            snapshot, self.program, path=path, sequence=number, cause=cause, user=user
-        )
+        metadata = metadata_of(snapshot, self.program, path=path, sequence=number, cause=cause, user=user)
         carried = snapshot.facts["redis"]["session"]
         if not self.trace.traces:  # a worker, or a run without a tracer: that of who has one
             self.trace.goes_on_from_text(carried.get("trace", ""))

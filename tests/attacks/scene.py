@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graflow_ckpt.checkpoint import archive, journal
+from graflow_ckpt.checkpoint.describing import metadata_of
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore
@@ -91,7 +92,7 @@ class Scene:
             state.sequence = 2
             snapshot = capture(state)
             snapshot.facts["epoch"] = 1
-            metadata = archive.describe(
+            metadata = metadata_of(
                 snapshot,
                 program,
                 path=self.path(number, session),

@@ -19,6 +19,7 @@ from uuid import UUID
 
 from graflow_ckpt.checkpoint import archive, journal
 from graflow_ckpt.checkpoint.codec import encode
+from graflow_ckpt.checkpoint.describing import metadata_of
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import SCHEMA
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
@@ -129,7 +130,7 @@ def main(folder: Path) -> None:
         describe(tasks, current_tasks(tasks)), pack_code(tasks), "golden.py", ("golden.py",), "golden"
     )
     snapshot = capture(state, begun={3})
-    metadata = archive.describe(
+    metadata = metadata_of(
         snapshot, program, path=str(folder / "golden.pkl"), sequence=2, cause="request", user={"epoch": 4}
     )
     archive.save(LocalStore(folder), ring, None, snapshot, program, metadata)

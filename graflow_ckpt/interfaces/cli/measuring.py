@@ -15,6 +15,7 @@ from statistics import median
 from time import perf_counter
 
 from graflow_ckpt.checkpoint import archive, journal
+from graflow_ckpt.checkpoint.describing import metadata_of
 from graflow_ckpt.checkpoint.program import Program
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.checkpoint.snapshot import capture
@@ -82,9 +83,7 @@ def _checkpoints(folder: str) -> Cost:
     def once(number: int) -> None:
         snapshot = capture(state)
         path = archive.auto_path(store, _SESSION, number, number + 1)
-        metadata = archive.describe(
-            snapshot, program, path=path, sequence=number + 1, cause="doctor", user={}
-        )
+        metadata = metadata_of(snapshot, program, path=path, sequence=number + 1, cause="doctor", user={})
         archive.save(store, keyring, lease, snapshot, program, metadata)
 
     try:

@@ -6,6 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.describing import metadata_of
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.snapshot import capture
@@ -32,7 +33,7 @@ def save(
     snapshot = capture(trios.state(session))
     snapshot.facts.update({"epoch": more.pop("epoch", 1), "status": status, "steps": sequence})
     path = f"{store.folder}/{name or f'session_{session}_step_{sequence}_17-{sequence}.pkl'}"
-    metadata = archive.describe(snapshot, _program, path=path, sequence=sequence, cause=cause, user=user)
+    metadata = metadata_of(snapshot, _program, path=path, sequence=sequence, cause=cause, user=user)
     metadata.created_at = (datetime.now(UTC) - timedelta(days=days)).isoformat()
     for field, value in more.items():
         setattr(metadata, field, value)

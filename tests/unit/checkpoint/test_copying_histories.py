@@ -13,6 +13,7 @@ import pytest
 
 from graflow_ckpt.checkpoint import archive, history, journal
 from graflow_ckpt.checkpoint.copying import Move
+from graflow_ckpt.checkpoint.describing import metadata_of
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.protocols import CheckpointStore
@@ -67,9 +68,7 @@ class Session:
         snapshot = capture(state)
         snapshot.facts["epoch"] = self.lease.epoch
         path = f"{self.store.folder}/session_s_step_1_17-{self.sequence}.pkl"
-        meta = archive.describe(
-            snapshot, _program, path=path, sequence=self.sequence, cause="policy", user=None
-        )
+        meta = metadata_of(snapshot, _program, path=path, sequence=self.sequence, cause="policy", user=None)
         archive.save(self.store, trios.RING, self.lease, snapshot, _program, meta)
         before = self.cuts[-1][1] if self.cuts else 0
         self.cuts.append((self.sequence, self.transition))

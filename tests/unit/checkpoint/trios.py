@@ -7,6 +7,7 @@ from typing import Any
 
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.allowance import Allowance
+from graflow_ckpt.checkpoint.describing import metadata_of
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
@@ -67,7 +68,7 @@ def save(
     snapshot.facts["epoch"] = epoch
     tasks = graph()
     program = Program(describe(tasks, current_tasks(tasks)), pack_code(tasks), "prog.py", ("prog.py",), "w")
-    metadata = archive.describe(
+    metadata = metadata_of(
         snapshot, program, path=path or str(folder / name), sequence=sequence, cause=cause, user=user
     )
     return archive.save(store or LocalStore(folder), ring, None, snapshot, program, metadata, allowance)

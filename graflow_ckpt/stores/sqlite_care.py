@@ -22,7 +22,7 @@ from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.stores.disk import Disk, refusing
 from graflow_ckpt.stores.flock import held
 from graflow_ckpt.stores.sqlite_errors import refusing as refusing_sqlite
-from graflow_ckpt.stores.sqlite_file import Database
+from graflow_ckpt.stores.sqlite_file import PAUSE, Database
 from graflow_ckpt.stores.sqlite_names import file_of
 
 Progress = Callable[[int, int], None]
@@ -30,7 +30,6 @@ Progress = Callable[[int, int], None]
 
 _PAGES = 2000  # copied between two words of progress
 _STEP = 500  # pages given back in one transaction
-_PAUSE = 0.003  # seconds for others to write in
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +110,7 @@ def vacuum(store: str, progress: Progress | None = None) -> Vacuumed:
             left = _free(connection)
         if progress is not None:
             progress(total - left, total)
-        time.sleep(_PAUSE)
+        time.sleep(PAUSE)
     with closing(database.open("sync")) as connection, refusing_sqlite("vacuum", database.file):
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()  # or, while somebody reads, later
     return Vacuumed(before, _size(database.file))

@@ -20,7 +20,7 @@ from dataclasses import asdict, fields
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.core.protocols import Buffer, Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself
-from graflow_ckpt.stores.sqlite_file import Database
+from graflow_ckpt.stores.sqlite_file import PAUSE, Database
 from graflow_ckpt.stores.sqlite_lease import SqliteLease
 from graflow_ckpt.stores.sqlite_schema import CHUNK, FIRST_LOOSE
 
@@ -30,7 +30,7 @@ LIFE = 3600
 
 NUMBERS = 20  # bits of a chunk's id
 _MOST = CHUNK << NUMBERS
-_AT_ONCE = 16  # chunks that one transaction takes away
+_AT_ONCE = 64  # chunks that one transaction takes away
 _LITTLE = 1 << 16  # bytes
 
 
@@ -209,6 +209,8 @@ def clear(database: Database, loose: int) -> None:
             if gone < _AT_ONCE:
                 let_go(connection, -loose)
                 connection.execute("DELETE FROM loose WHERE id = ?", (loose,))
+        if gone == _AT_ONCE:
+            time.sleep(PAUSE)
 
 
 def let_go(connection: sqlite3.Connection, holder: int) -> None:

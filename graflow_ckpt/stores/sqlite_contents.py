@@ -13,6 +13,7 @@ Not here: digests, and who compares them.
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from graflow_ckpt.core.errors import CheckpointCorrupt
@@ -20,7 +21,7 @@ from graflow_ckpt.core.protocols import Buffer, Lease
 from graflow_ckpt.stores import sqlite_chunks
 from graflow_ckpt.stores.names import contents_in, gone
 from graflow_ckpt.stores.sqlite_chunks import HELD, NUMBERS, ChunkSource
-from graflow_ckpt.stores.sqlite_file import Database
+from graflow_ckpt.stores.sqlite_file import PAUSE, Database
 from graflow_ckpt.stores.sqlite_names import base_of, split
 from graflow_ckpt.stores.sqlite_schema import CHUNK, FIRST_CONTENT
 
@@ -171,6 +172,8 @@ def clear(database: Database) -> int:
             return count
         while left:
             count += _clear_some(database, left)
+            if left:
+                time.sleep(PAUSE)
 
 
 def _clear_some(database: Database, left: list[tuple[int, int]]) -> int:

@@ -33,6 +33,8 @@ from graflow_ckpt.stores.sqlite_errors import code_of, is_busy, is_unconfirmed, 
 from graflow_ckpt.stores.trio import make_folders
 
 PATIENCE = 30.0
+PAUSE = 0.002
+"""Seconds between two transactions of who has many: longer than somebody sleeps who waits for his turn."""
 
 T = TypeVar("T")
 Kind = Literal["read", "sync", "easy"]

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 
 from graflow_ckpt.core.errors import CheckpointError, JournalFailed
-from graflow_ckpt.stores.sqlite_file import Database
+from graflow_ckpt.stores.sqlite_file import PAUSE, Database
 from graflow_ckpt.stores.sqlite_lease import SqliteLease
 
 _FRAMES = 32  # bits of a frame's id
@@ -103,6 +104,8 @@ def _drop(database: Database, number: int) -> None:
             gone = connection.execute(delete, (*_range(number), _AT_ONCE)).rowcount
             if gone < _AT_ONCE:
                 connection.execute("DELETE FROM segments WHERE id = ?", (number,))
+        if gone == _AT_ONCE:
+            time.sleep(PAUSE)
 
 
 def _segments(connection: sqlite3.Connection, session: str) -> list[tuple[int, int, int]]:

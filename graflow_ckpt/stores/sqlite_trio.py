@@ -35,14 +35,13 @@ from graflow_ckpt.core.protocols import Buffer, PartWriter
 from graflow_ckpt.stores import sqlite_chunks, sqlite_contents
 from graflow_ckpt.stores.disk import SMALL
 from graflow_ckpt.stores.sqlite_chunks import Body, ChunkSource, first_chunk
-from graflow_ckpt.stores.sqlite_file import Database
+from graflow_ckpt.stores.sqlite_file import PAUSE, Database
 from graflow_ckpt.stores.sqlite_lease import SqliteLease
 from graflow_ckpt.stores.sqlite_names import path_of, session_of
 from graflow_ckpt.stores.trio import META, PARTS
 
 _PAGE = 200  # metas that are read at once
 _TURN = 0.015  # seconds for which deleting many keeps writers out; each turn has to be written, too
-_PAUSE = 0.002  # seconds in which they get in: longer than they wait before they try again
 _FIRST = 1000  # rows of the newest that are looked through before an index that is in another order
 _INSERT = (
     "INSERT INTO checkpoints (id, name, session, workflow, status, epoch, stage, body, size, parts, meta) "
@@ -160,7 +159,7 @@ class Trios:
                         sqlite_chunks.let_go(connection, gone.id)
                         one = sqlite_chunks.forget(connection, gone.body, gone.size)
                         loose += [one] if one is not None else []
-            time.sleep(_PAUSE)
+            time.sleep(PAUSE)
         if count:
             with self._database.writing("delete from") as connection:
                 connection.execute("INSERT INTO chunks VALUES (-1, x'')")  # any commit that is synced

@@ -143,6 +143,8 @@ def test_what_cannot_be_read_does_not_hide_the_rest(killed: list[str], garbage: 
     listed = graflow("checkpoints", "list", "--json").document
     assert [row["path"] for row in listed] == [killed[1], killed[0]]
     assert listed[1]["status"] == "unreadable"
+    bad = graflow("checkpoints", "list", "--status", "unreadable", "--limit", "5", "--json").document
+    assert [row["path"] for row in bad] == [killed[0]]
     graflow("checkpoints", "list")
     assert graflow("sessions", "--json").document[0]["steps"] == 4
 

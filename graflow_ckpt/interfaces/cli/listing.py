@@ -31,8 +31,11 @@ class Listed:
 def listing(store: str, limit: int | None = None, **wanted: str | None) -> list[Listed]:
     """Newest first; what cannot be read is in it, so that it is not overlooked.
 
-    `wanted`: session, workflow, status; what cannot be read has no workflow and no status.
+    `wanted`: session, workflow, status; what cannot be read has no workflow, and the status "unreadable".
     """
+    if wanted.get("status") == _UNREADABLE:  # none says so of itself
+        rows = listing(store, session=wanted.get("session"), workflow=wanted.get("workflow"))
+        return [row for row in rows if row.metadata.status == _UNREADABLE][:limit]
     found = open_store(store).newest(_ALL if limit is None else limit, **wanted)
     return [_listed(path, raw) for path, raw in found]
 

@@ -13,10 +13,12 @@ import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from graflow_ckpt.stores import sqlite_chunks
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.sqlite_chunks import HELD, LIFE
 from graflow_ckpt.stores.sqlite_schema import CHUNK
@@ -136,6 +138,27 @@ def test_deleting_takes_all_of_it_away(store: SqliteStore, size: int) -> None:
     with pytest.raises(CheckpointNotFound):
         store.meta(path)
     assert ask(store, "SELECT (SELECT count(*) FROM chunks), (SELECT count(*) FROM loose)") == [(0, 0)]
+
+
+def test_others_save_while_a_large_one_is_taken_away(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a pause the next step has the lock again before anybody who waits has tried."""
+    impatient, saved = SqliteStore(store.file, patience=0), list[str]()
+    path = put(store, "large", "1", size=2 * HELD)
+
+    def pause(seconds: float) -> None:
+        saved.append(put(impatient, f"n{len(saved)}", "2"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite_chunks, "_AT_ONCE", 2)
+        patch.setattr(sqlite_chunks, "time", SimpleNamespace(time=time.time, sleep=pause))
+        store.delete(path)
+
+    assert len(saved) == 2 * HELD // CHUNK // 2
+    assert all(read(store, path)[0] == "2" for path in saved)
+    assert leftovers(store) == (0, 0)
+    impatient.close()
 
 
 def test_no_id_is_used_twice_whichever_checkpoint_goes(store: SqliteStore) -> None:

@@ -15,13 +15,14 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
 from graflow_ckpt.core.errors import ServerError, ServerGone, ServerTooOld
 from graflow_ckpt.core.protocols import Buffer
-from graflow_ckpt.stores.objects_clients import SMALL, client_for
+from graflow_ckpt.stores.objects_clients import SMALL, attended, client_for
 from graflow_ckpt.stores.objects_errors import no_bucket, translated
 from graflow_ckpt.stores.objects_library import obstore, theirs
 from graflow_ckpt.stores.objects_names import Place
@@ -84,7 +85,7 @@ class Bucket:
                 obstore.get_range(self._for(length), self._prefix + key, start=start, length=length)
             )
 
-        return self._found(ask)
+        return self._found(lambda: self._attended(ask, length))
 
     def written_at(self, key: str) -> datetime | None:
         def ask() -> datetime:
@@ -230,12 +231,24 @@ class Bucket:
             self._process = os.getpid()
         return self._clients[large]
 
+    def _attended(self, ask: Callable[[], _T], size: int) -> _T:
+        return attended(ask, self._be_there) if size > SMALL else ask()
+
+    def _be_there(self) -> None:
+        """Raises what is wrong, if it does not answer something small. That nothing is there is an answer."""
+        with suppress(FileNotFoundError):
+            obstore.head(self._it, self._prefix + "clock")
+
     def _put(self, key: str, data: Buffer, mode: Any) -> Tag:
+        def ask() -> Mapping[str, Any]:
+            found: Mapping[str, Any] = obstore.put(
+                self._for(len(data)), self._prefix + key, data, mode=mode, use_multipart=False
+            )
+            return found
+
         try:
             with translated(self.address):
-                said = obstore.put(
-                    self._for(len(data)), self._prefix + key, data, mode=mode, use_multipart=False
-                )
+                said = self._attended(ask, len(data))
             self._answered = True
             return _tag(said)
         except FileNotFoundError as error:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError
+from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError, ServerGone
 from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.stores.objects_bucket import Bucket
 
@@ -37,6 +37,7 @@ class PieceSink:
         self._pool: ThreadPoolExecutor | None = None
         self._going: deque[Future[None]] = deque()
         self._count = 0
+        self._failure: BaseException | None = None  # of a piece, which may still be on its way
         self.size = 0
 
     def write(self, data: Buffer, /) -> int:
@@ -66,20 +67,22 @@ class PieceSink:
         """All of it is in the bucket when this returns."""
         if self._pending:
             self._count += 1
-            self._bucket.put(piece_key(self._data, self._count - 1), self._pending)
+            self._put(piece_key(self._data, self._count - 1), self._pending)
             self._pending = bytearray()
         while self._going:
             self._going.popleft().result()
         self._stop()
 
     def abandon(self) -> bool:
-        """Take away what there is; whether that was done. What cannot be reached the next owner removes."""
+        """Take away what there is; whether all of it has gone for good. The rest the next owner removes."""
         self._stop()
+        if isinstance(self._failure, ServerGone):
+            return False
         try:
             self._bucket.delete([piece_key(self._data, number) for number in range(self._count)])
         except GraflowError:  # what failed is raised already
             return False
-        return True
+        return self._failure is None
 
     def _send(self) -> None:
         if self._pool is None:
@@ -89,7 +92,14 @@ class PieceSink:
         key, piece = piece_key(self._data, self._count), self._pending
         self._count += 1
         self._pending = bytearray()  # the other one is sent as it is, without a copy
-        self._going.append(self._pool.submit(self._bucket.put, key, piece))
+        self._going.append(self._pool.submit(self._put, key, piece))
+
+    def _put(self, key: str, piece: bytearray) -> None:
+        try:
+            self._bucket.put(key, piece)
+        except BaseException as error:
+            self._failure = error
+            raise
 
     def _stop(self) -> None:
         if self._pool is not None:

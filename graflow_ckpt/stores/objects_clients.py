@@ -1,7 +1,8 @@
 """The clients of this process: two for each bucket, which all stores in it share, whatever their prefix.
 
 Promise: one that was made with other settings or credentials in the environment is not used. What is small
-is given up after fifteen seconds of silence; what is large may take its time on a slow line. A child that was
+is given up after fifteen seconds of silence; what is large may take its time on a slow line, as long as the
+server answers something small meanwhile (`attended`). A child that was
 forked after any was used is told so: its threads are not in the child, and a call would never end.
 Not here: what is asked (objects_bucket.py).
 """
@@ -11,9 +12,10 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from graflow_ckpt.core.errors import BadAddress, CheckpointError
 from graflow_ckpt.stores.objects_errors import shown
@@ -21,6 +23,7 @@ from graflow_ckpt.stores.objects_library import AzureStore, GCSStore, S3Store, t
 from graflow_ckpt.stores.objects_names import Place
 
 SMALL = 256 << 10  # bytes
+WATCH = 15.0  # seconds after which one asks whether a server is there that is at something large
 QUICK = {"read_timeout": timedelta(seconds=15), "timeout": timedelta(seconds=60)}
 PATIENT = {"read_timeout": timedelta(minutes=2), "timeout": timedelta(minutes=10)}
 _CLASSES: Mapping[str, Any] = {"s3": S3Store, "gs": GCSStore, "az": AzureStore}
@@ -35,6 +38,8 @@ _RETRIES: Any = {
 }
 _SETTINGS = ("AWS_", "GOOGLE_", "AZURE_")
 _KEPT = 16
+
+_T = TypeVar("_T")
 
 _used_by = 0  # the process whose threads answer for every client
 _clients: OrderedDict[tuple[object, ...], Any] = OrderedDict()  # Any: the three classes have no common one
@@ -60,6 +65,22 @@ def client_for(place: Place, size: int) -> Any:
             if len(_clients) > _KEPT:
                 _clients.popitem(last=False)
         return _clients[key]
+
+
+def attended(large: Callable[[], _T], small: Callable[[], object]) -> _T:
+    """What a large request comes to; what a small one raises ends the waiting, and the other may go on."""
+    done: Future[_T] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(large())
+        except BaseException as error:  # noqa: BLE001  it is raised where it was asked for
+            done.set_exception(error)
+
+    threading.Thread(target=run, name="large", daemon=True).start()
+    while not wait([done], WATCH).done:
+        small()
+    return done.result()
 
 
 def _made(place: Place, timeouts: Mapping[str, timedelta]) -> Any:

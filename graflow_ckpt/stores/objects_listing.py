@@ -57,15 +57,20 @@ class Listings:
         """Those under other names whose meta names the session, or all; the last written first."""
         entries = sorted(self._bucket.list("names"), key=lambda entry: entry.at, reverse=True)
         keys = [entry.key for entry in entries if _fits(decoded(entry.key.rpartition("/")[2]), wanted)]
-        yield from self._metas(session, list(self._records(keys)))
-
-    def _records(self, keys: Sequence[str]) -> Iterator[tuple[str, Record]]:
+        records: list[tuple[str, Record]] = []
         for key, found in zip(keys, side_by_side(self._bucket.get, keys), strict=True):
             if found is None:
                 continue  # gone meanwhile
-            base, record = named(key, found.data)
+            try:
+                base, record = named(key, found.data)
+            except CheckpointCorrupt as error:
+                log.warning("%s", error)
+                if session is None:  # whose it is cannot be read
+                    yield decoded(key.rpartition("/")[2]), b""
+                continue
             if record is not None:
-                yield base, record
+                records.append((base, record))
+        yield from self._metas(session, records)
 
     def _metas(
         self, session: str | None, listed: Sequence[tuple[str, Record]]

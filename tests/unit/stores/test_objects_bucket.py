@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from threading import Timer
+from threading import Semaphore, Timer
 
 import pytest
 
@@ -20,6 +20,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.protocols import Sink
 from graflow_ckpt.stores import objects_bucket, objects_clients
 from graflow_ckpt.stores.objects import ObjectStore
+from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_chunks import CHUNK
 from graflow_ckpt.stores.objects_errors import shown
 from tests.object_servers import ObjectServer
@@ -152,25 +153,55 @@ def test_a_listing_that_is_cut_off_goes_on_where_it_was(
     assert keys(store, "x") == [f"x/{letter}" for letter in "abcde"]
 
 
-def test_what_is_large_may_take_its_time_where_what_is_small_is_given_up(
-    object_server: ObjectServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def watched(proxy: Proxy, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A bucket behind the proxy; that its server is silent is noticed soon."""
     monkeypatch.setattr(objects_bucket, "PATIENCE", 0)
-    monkeypatch.setitem(objects_clients.QUICK, "read_timeout", timedelta(seconds=0.2))
-    store = ObjectStore(object_server.at("slow-line", proxy.port))
-    bucket = store._all.bucket
+    monkeypatch.setattr(objects_clients, "WATCH", 0.02)
+    monkeypatch.setitem(objects_clients.QUICK, "read_timeout", timedelta(seconds=0.3))
+    bucket = ObjectStore(object_server.at("watched", proxy.port))._all.bucket
     bucket.put("large", b"x" * CHUNK)
-    proxy.stall()
+    return bucket
 
-    with ThreadPoolExecutor(2) as threads:
-        put = threads.submit(bucket.put, "large", b"y" * CHUNK)
-        got = threads.submit(bucket.get_range, "large", 0, CHUNK)
-        with pytest.raises(ServerGone):
-            bucket.get("small")
+
+REQUESTS: list[Callable[[Bucket], object]] = [
+    lambda bucket: bucket.put("large", b"y" * CHUNK),
+    lambda bucket: bucket.get_range("large", 0, CHUNK),
+]
+
+
+@pytest.mark.parametrize("request_of", REQUESTS, ids=["put", "get"])
+def test_what_is_large_may_take_its_time_while_the_server_answers(
+    watched: Bucket, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, request_of: Callable[[Bucket], object]
+) -> None:
+    answered = Semaphore(0)
+    be_there = watched._be_there
+    monkeypatch.setattr(watched, "_be_there", lambda: (be_there(), answered.release()))
+    proxy.hold_next_reply(b"/large")
+
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(request_of, watched)
+        for _ in range(20):  # which takes longer than something small is waited for
+            assert answered.acquire(timeout=20)
+        assert not done.done()
         proxy.resume()
 
-        put.result()
-        assert got.result() is not None
+        done.result()
+
+
+@pytest.mark.parametrize("request_of", REQUESTS, ids=["put", "get"])
+def test_what_is_large_is_given_up_when_the_server_answers_nothing(
+    watched: Bucket, proxy: Proxy, request_of: Callable[[Bucket], object]
+) -> None:
+    proxy.stall()
+
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(request_of, watched)
+        try:
+            with pytest.raises(ServerGone):
+                done.result(timeout=60)  # half of what it could take
+        finally:
+            proxy.resume()
 
 
 def test_a_save_while_the_server_is_away_fails_and_the_next_one_succeeds(

@@ -51,6 +51,14 @@ def test_a_record_that_is_not_one_is_damage_and_no_other_trouble(
     bucket.put(key, json.dumps(said).encode() + b"\n" + inline)
 
     calls: list[Callable[[], object]] = [lambda: store.meta(path), lambda: store.delete(path)]
-    for call in (*calls, lambda: list(store.list()), lambda: put(store, name, "two")):
+    for call in (*calls, lambda: put(store, name, "two")):
         with pytest.raises(CheckpointCorrupt, match="damaged"):
             call()
+
+
+def test_a_name_whose_record_is_damaged_is_listed_as_damaged_and_hides_no_other(store: ObjectStore) -> None:
+    path, other = put(store, "best", "one"), put(store, "other", "one")
+    store._all.bucket.put("names/best", b"{")
+
+    assert dict(store.list())[path] == b""
+    assert [found for found, _ in store.list("s")] == [other]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
@@ -78,6 +79,16 @@ def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- servers ---------------------------------------------------------------------------
 
 
+def end_keepers() -> None:
+    """Of leases that other tests have left: where epochs begin anew, they would renew what is another's."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("lease-"):
+            keep = getattr(thread, "_target", None)  # gone when the thread ends
+            if (over := getattr(getattr(keep, "__self__", None), "_over", None)) is not None:
+                over.set()
+                thread.join()
+
+
 @pytest.fixture(scope="session", params=sorted(binaries()))
 def redis_server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """A server without a disk for all tests of this process; see `redis_url`."""
@@ -88,6 +99,7 @@ def redis_server(request: pytest.FixtureRequest) -> Iterator[Server]:
 @pytest.fixture
 def redis_url(redis_server: Server) -> str:
     """The address of an empty server."""
+    end_keepers()
     redis_server.ask("FLUSHALL")
     return redis_server.url
 
@@ -116,6 +128,7 @@ def postgres_database(postgres_server: PostgresServer) -> str:
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer, postgres_database: str) -> str:
     """The same, empty."""
+    end_keepers()
     tables = ("sessions", "lines", "checkpoints", "chunks", "staging", "segments", "frames")
     tables += ("freed", "holds", "contents")
     database = postgres_database.rpartition("/")[2]

@@ -52,8 +52,8 @@ _PAGE = 500
 _AT_ONCE = 100  # that one transaction deletes: each takes a lock, of which a server has some thousands
 _FIELD = 200  # characters of a field that is listed by
 _COLUMNS = {"pkl": "pkl", "state.json": "state"}  # of the last chunks
-# As most saves are: a name that is new, one chunk a part, an owner. By way of the routine it takes a fifth
-# longer. Nothing comes back if it is another save, or if it was asked for before: then the routine decides.
+# As most saves are: a name that is new, one chunk a part, an owner. By way of the routine it takes some
+# 15 % longer. Nothing comes back if it is another save, or was asked for before: then the routine decides.
 _NEW = """insert into graflow_ckpt.checkpoints
         (put, name, session, workflow, status, parts, commit_number, meta, pkl, state)
     select %s, %s, %s, %s, %s, %s::jsonb, nextval('graflow_ckpt.commits'), %b, %b, %b

@@ -93,7 +93,7 @@ begin
 end $$;
 
 -- The commit. `its_parts`: part -> {put, stage, size, count}; of each the last chunk comes along, the others
--- are there if `staged`. One value comes back: a row would cost a fifth of a small save.
+-- are there if `staged`. One value comes back: a row would cost a tenth of a small save.
 -- synced | accepted | fenced; GC001 names the part that lacks a chunk
 create function graflow_ckpt.put(
     its_session text, its_epoch bigint, its_put text, its_name text, of_session text, of_workflow text,

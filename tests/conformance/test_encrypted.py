@@ -1,4 +1,8 @@
-"""An encrypted store keeps the contract of every store."""
+"""An encrypted store keeps the contract of every store.
+
+What processes do to each other is between them and the store that is wrapped; a kill is in
+tests/acceptance/test_wrapped.py, an append that was cut off anywhere in tests/unit/stores/test_encrypted.py.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from graflow_ckpt.stores.encrypted import Encrypted
 from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.testing import Opener, ProcessContract, StoreContract
+from graflow_ckpt.testing import Opener, StoreContract
 
 KEYRING = Keyring({"conformance": bytes(range(32))})
 
@@ -32,7 +36,7 @@ class TestEncryptedMemory(StoreContract):
         MemoryStore("memory://encrypted").forget()
 
 
-class TestEncryptedLocal(StoreContract, ProcessContract):
+class TestEncryptedLocal(StoreContract):
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Opener:
         return partial(encrypted_folder, tmp_path / "checkpoints")

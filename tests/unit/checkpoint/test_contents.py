@@ -19,6 +19,7 @@ from graflow_ckpt.checkpoint.digest import CHUNK
 from graflow_ckpt.checkpoint.inventory import inventory
 from graflow_ckpt.checkpoint.portable import PortableFile, PortableWriter
 from graflow_ckpt.checkpoint.pruning import Guard, carry_out, plan
+from graflow_ckpt.checkpoint.repairing import Repair
 from graflow_ckpt.checkpoint.retention import KeepLast, KeepWithin, OfAll
 from graflow_ckpt.checkpoint.sizes import bytes_of
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, TooLarge
@@ -26,6 +27,7 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.values import Live
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.strays import strays
 from graflow_ckpt.testing.trios import all_of
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.kept import KINDS, InSqlite, Kept
@@ -405,3 +407,34 @@ def test_what_pruning_frees_is_what_nobody_else_holds(store: CheckpointStore) ->
     assert len(what.cuts) == 2
     assert 200_000 < what.size < 250_000
     assert carry_out(store, what).size == what.size
+
+
+def test_repairing_keeps_what_a_damaged_checkpoint_held_aside(
+    store: CheckpointStore, kept: Kept, tmp_path: Path
+) -> None:
+    found = save(store, "a.pkl", x=[array(1), array(2)])
+    names = {entry["name"] for entry in found.meta["contents"]}
+    kept.damage()
+    repair = Repair(store, RING, str(tmp_path / "aside"))
+
+    (damage,) = repair.look([found.path])
+    done = repair.mend(damage)
+
+    assert done.done == "set aside"
+    assert {path.rpartition(".")[2] for path in done.kept} >= names
+    aside = {path.stat().st_size for path in (tmp_path / "aside").rglob("*") if path.suffix[1:] in names}
+    assert aside == {100_000}
+    assert kept.stored() == []
+
+
+def test_an_audit_finds_what_a_killed_save_has_left_and_not_what_is_held(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "runs", share=True)
+    save(store, "a.pkl", x=array(1))
+    assert list(strays(store) or ()) == []
+
+    saving = store.contents.saving(f"{tmp_path}/runs/b", lease=None, stage="dead")
+    saving.add("0" * 64, 3, [b"abc"])
+
+    assert [(one.kind, one.name, one.size) for one in strays(store) or ()] == [
+        ("staged", "b.dead.contents", 3)
+    ]

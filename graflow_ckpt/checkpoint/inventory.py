@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 
 from graflow_ckpt.checkpoint.model import NOT_JSON, size_of
 from graflow_ckpt.checkpoint.retention import Cut
+from graflow_ckpt.checkpoint.sizes import bytes_of, shared_in
 from graflow_ckpt.core.errors import BadSessionId
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Readable
@@ -35,7 +36,7 @@ class Inventory:
 
     @property
     def size(self) -> int:
-        return sum(cut.size for cut in self.cuts)
+        return bytes_of(self.cuts)
 
 
 def inventory(store: Readable, session: str | None = None) -> Inventory:
@@ -71,6 +72,7 @@ def cut_of(path: str, raw: bytes) -> Cut | None:
             status=_text(meta.get("status")),
             cause=_text(meta.get("cause")),
             size=len(raw) + size_of(meta.get("parts")),
+            shared=shared_in(meta.get("contents")),
             metrics=_numbers(meta.get("user_metadata")),
             parent=_text(meta.get("parent")) or None,
             origin=_text(meta.get("origin")) or None,

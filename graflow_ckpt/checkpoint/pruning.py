@@ -18,13 +18,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from graflow_ckpt.checkpoint import archive, witness
 from graflow_ckpt.checkpoint.inventory import Inventory
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.retention import FINISHED, IN_SESSION, Cut, Retention, forked_from
+from graflow_ckpt.checkpoint.sizes import bytes_of
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
 from graflow_ckpt.core.protocols import CheckpointStore, Lease
 
@@ -48,7 +49,7 @@ class Plan:
 
     @property
     def size(self) -> int:
-        return sum(cut.size for cut in self.cuts)
+        return bytes_of(self.cuts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Pruned:
 
     @property
     def size(self) -> int:
-        return sum(cut.size for cut in self.cuts)
+        return bytes_of(self.cuts)
 
 
 class Guard:
@@ -200,7 +201,11 @@ def _plan(guard: Guard, candidates: Iterable[Cut], why: Callable[[Cut], Reason |
     gone.sort(key=lambda cut: (cut.session, *IN_SESSION(cut)))
     paths = {cut.path for cut in gone}
     known = (*guard.known.cuts, *guard.known.unreadable)
-    staying = frozenset(cut.session for cut in known if cut.path not in paths)
+    stay = [cut for cut in known if cut.path not in paths]
+    staying = frozenset(cut.session for cut in stay)
+    if any(cut.shared for cut in gone):  # what goes with them is what no other one holds
+        held = {name for cut in stay for name in cut.shared}
+        gone = [replace(cut, shared={n: cut.shared[n] for n in cut.shared if n not in held}) for cut in gone]
     return Plan(tuple(gone), tuple(spared), frozenset(cut.session for cut in gone) - staying)
 
 

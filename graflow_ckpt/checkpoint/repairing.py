@@ -33,9 +33,9 @@ from graflow_ckpt.core.errors import (
     UnknownKey,
     UnsafeCheckpoint,
 )
-from graflow_ckpt.core.protocols import CheckpointStore, Readable
+from graflow_ckpt.core.protocols import CheckpointStore, Readable, Source
 from graflow_ckpt.stores.disk import Disk, refusing
-from graflow_ckpt.stores.names import META, PARTS, base_of, session_of
+from graflow_ckpt.stores.names import META, PARTS, base_of, contents_in, is_content, session_of
 
 _PIECE: Final = 4 << 20
 _EVERYTHING: Final = 2**62
@@ -161,13 +161,21 @@ class Repair:
             if part == META:
                 continue
             try:
-                kept.append(self._write(f"{base}.{part}", self._pieces(path, part, stage)))
+                kept.append(self._write(f"{base}.{part}", self._pieces(self.store.open(path, part, stage))))
             except CheckpointCorrupt:
                 lacking.append(part)  # gone, or it belongs to another meta
+        place = self.store.contents
+        for name in sorted(contents_in(raw)):
+            if place is None or not is_content(name):
+                lacking.append(f"content {name[:8]}")
+                continue
+            try:
+                kept.append(self._write(f"{base}.{name}", self._pieces(place.open(path, name, stage))))
+            except CheckpointCorrupt:
+                lacking.append(f"content {name[:8]}")
         return tuple(kept), lacking
 
-    def _pieces(self, path: str, part: str, stage: str) -> Iterator[bytes]:
-        source = self.store.open(path, part, stage)
+    def _pieces(self, source: Source) -> Iterator[bytes]:
         try:
             while True:
                 piece = bytearray(_PIECE)

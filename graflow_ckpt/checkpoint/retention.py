@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal
 
+from graflow_ckpt.checkpoint.sizes import Taken
 from graflow_ckpt.core.errors import GraphError
 
 Per = Literal["session", "workflow", "store"]
@@ -47,6 +48,7 @@ class Cut:
     status: str = "running"
     cause: str = REQUESTED
     size: int = 0  # of all parts
+    shared: Mapping[str, int] = field(default_factory=dict)  # names and sizes of what it holds in common
     metrics: Mapping[str, float] = field(default_factory=dict)  # numbers in the user's metadata
     parent: str | None = None
     origin: str | None = None  # what its session was forked from
@@ -188,9 +190,9 @@ class KeepWithin(Retention):
     def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
         kept: list[str] = []
         for group in _grouped(cuts, self.per):
-            left = self.budget
+            left, taken = self.budget, Taken()
             for cut in group:
-                left -= cut.size
+                left -= taken.add(cut)
                 if left < 0:
                     break
                 kept.append(cut.path)

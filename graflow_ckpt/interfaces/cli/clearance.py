@@ -31,6 +31,7 @@ from graflow_ckpt.checkpoint.pruning import (
     sweep_contents,
 )
 from graflow_ckpt.checkpoint.retention import Cut, Retention
+from graflow_ckpt.checkpoint.sizes import bytes_of
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, NoSession, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli import words
@@ -223,7 +224,7 @@ def _needed(place: CheckpointStore, what: Plan) -> set[str]:
 
 
 def _counted(cuts: Sequence[Cut]) -> str:
-    return f"{words.counted(len(cuts), 'checkpoint')} ({words.size(sum(cut.size for cut in cuts))})"
+    return f"{words.counted(len(cuts), 'checkpoint')} ({words.size(bytes_of(cuts))})"
 
 
 def _age(cut: Cut) -> str:

@@ -16,12 +16,18 @@ from graflow_ckpt.checkpoint import archive, contents
 from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.copying import Move
 from graflow_ckpt.checkpoint.digest import CHUNK
+from graflow_ckpt.checkpoint.inventory import inventory
 from graflow_ckpt.checkpoint.portable import PortableFile, PortableWriter
+from graflow_ckpt.checkpoint.pruning import Guard, carry_out, plan
+from graflow_ckpt.checkpoint.repairing import Repair
+from graflow_ckpt.checkpoint.retention import KeepLast, KeepWithin, OfAll
+from graflow_ckpt.checkpoint.sizes import bytes_of
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, TooLarge
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.values import Live
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.strays import strays
 from graflow_ckpt.testing.trios import all_of
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.kept import KINDS, InSqlite, Kept
@@ -60,11 +66,13 @@ def array(seed: int, size: int = 100_000) -> np.ndarray[Any, Any]:
 
 
 def save(
-    store: CheckpointStore, name: str, allowance: Allowance | None = None, **values: Any
+    store: CheckpointStore, name: str, allowance: Allowance | None = None, sequence: int = 1, **values: Any
 ) -> archive.Found:
     cells = {key: value if isinstance(value, bytes) else Live(value) for key, value in values.items()}
     state = trios.state("s", *(("put", key, cell, -1) for key, cell in cells.items()))
-    saved = trios.save(Path(), of=state, path=f"{store.folder}/{name}", store=store, allowance=allowance)
+    saved = trios.save(
+        Path(), of=state, path=f"{store.folder}/{name}", store=store, allowance=allowance, sequence=sequence
+    )
     return archive.find(store, RING, saved.path)
 
 
@@ -375,3 +383,58 @@ def test_behind_a_wrapper_that_changes_bytes_or_names_nothing_is_shared(
 
     assert (load(around, "b")["x"][1] == array(2)).all()
     assert InSqlite(tmp_path).stored() == []
+
+
+def test_a_budget_counts_what_is_shared_once(store: CheckpointStore) -> None:
+    for number in range(4):
+        save(store, f"c{number}", sequence=number + 1, x=[array(1), array(10 + number)])
+    cuts = inventory(store).cuts
+
+    small = bytes_of(cuts) - 5 * 100_000
+    assert 0 < small < 100_000
+    assert len(KeepWithin(kb=350).keeps(cuts, 0.0)) == 2  # the one in common, and one of each
+    assert len(KeepWithin(kb=600).keeps(cuts, 0.0)) == 4
+
+
+def test_what_pruning_frees_is_what_nobody_else_holds(store: CheckpointStore) -> None:
+    for number in range(3):
+        save(store, f"c{number}", sequence=number + 1, x=[array(1), array(10 + number)])
+    known = inventory(store)
+    guard = Guard(store, known, lambda: RING)
+
+    what = plan(guard, OfAll(KeepLast(1)), 0.0)
+
+    assert len(what.cuts) == 2
+    assert 200_000 < what.size < 250_000
+    assert carry_out(store, what).size == what.size
+
+
+def test_repairing_keeps_what_a_damaged_checkpoint_held_aside(
+    store: CheckpointStore, kept: Kept, tmp_path: Path
+) -> None:
+    found = save(store, "a.pkl", x=[array(1), array(2)])
+    names = {entry["name"] for entry in found.meta["contents"]}
+    kept.damage()
+    repair = Repair(store, RING, str(tmp_path / "aside"))
+
+    (damage,) = repair.look([found.path])
+    done = repair.mend(damage)
+
+    assert done.done == "set aside"
+    assert {path.rpartition(".")[2] for path in done.kept} >= names
+    aside = {path.stat().st_size for path in (tmp_path / "aside").rglob("*") if path.suffix[1:] in names}
+    assert aside == {100_000}
+    assert kept.stored() == []
+
+
+def test_an_audit_finds_what_a_killed_save_has_left_and_not_what_is_held(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "runs", share=True)
+    save(store, "a.pkl", x=array(1))
+    assert list(strays(store) or ()) == []
+
+    saving = store.contents.saving(f"{tmp_path}/runs/b", lease=None, stage="dead")
+    saving.add("0" * 64, 3, [b"abc"])
+
+    assert [(one.kind, one.name, one.size) for one in strays(store) or ()] == [
+        ("staged", "b.dead.contents", 3)
+    ]

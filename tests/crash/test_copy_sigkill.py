@@ -30,7 +30,7 @@ from graflow_ckpt.interfaces.cli import main
 origin, target, number = sys.argv[1], sys.argv[2], int(sys.argv[3])
 poured = framed = 0
 tail.BATCH = 1  # so that each record is appended alone
-pour, frame = copying._pour, tail.journal.Writer.frame
+pour, frame = copying.pour, tail.journal.Writer.frame
 def dying(opened, sink):
     global poured
     poured += 1
@@ -44,7 +44,7 @@ def dying_frame(self, payload):
     if number == 0 and framed == 3:  # the first one is the head
         os.kill(os.getpid(), signal.SIGKILL)
     return frame(self, payload)
-copying._pour, tail.journal.Writer.frame = dying, dying_frame
+copying.pour, tail.journal.Writer.frame = dying, dying_frame
 raise SystemExit(main(["checkpoints", "copy", "--from", origin, "--to", target]))
 """
 

@@ -15,7 +15,7 @@ from graflow_ckpt.checkpoint.inventory import cut_of
 from graflow_ckpt.checkpoint.model import Document, parse
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, UnknownKey
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.stores.names import META, PARTS
+from graflow_ckpt.stores.names import META, PARTS, contents_in
 from graflow_ckpt.stores.strays import strays
 
 ADVICE: Final = {
@@ -84,10 +84,29 @@ def _of_checkpoint(store: CheckpointStore, path: str, raw: bytes) -> Iterator[Or
         why = _lack(store, path, meta, part)
         if not why:
             continue
-        with suppress(CheckpointError):
-            if store.meta(path) != raw:
-                return  # written anew, or deleted, while it was looked at
-            yield Orphan("lacking", path, cut.size, cut.session, f"{part}: {why}")
+        if not _is_still(store, path, raw):
+            return
+        yield Orphan("lacking", path, cut.size, cut.session, f"{part}: {why}")
+    for name in contents_in(raw):
+        if not _is_held(store, path, name, str(meta.get("stage", ""))) and _is_still(store, path, raw):
+            yield Orphan("lacking", path, cut.size, cut.session, f"content {name} is not there")
+
+
+def _is_still(store: CheckpointStore, path: str, raw: bytes) -> bool:
+    """Whether it was neither written anew nor deleted while it was looked at."""
+    with suppress(CheckpointError):
+        return store.meta(path) == raw
+    return False
+
+
+def _is_held(store: CheckpointStore, path: str, name: str, stage: str) -> bool:
+    if store.contents is None:
+        return False
+    try:
+        store.contents.open(path, name, stage).close()
+    except CheckpointError:
+        return False
+    return True
 
 
 def _unreadable(store: CheckpointStore, path: str, raw: bytes) -> Orphan:

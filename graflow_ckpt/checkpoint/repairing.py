@@ -35,7 +35,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.protocols import CheckpointStore, Readable, Source
 from graflow_ckpt.stores.disk import Disk, refusing
-from graflow_ckpt.stores.names import META, PARTS, base_of, contents_in, is_content, session_of
+from graflow_ckpt.stores.names import META, PARTS, base_of, contents_in, session_of
 
 _PIECE: Final = 4 << 20
 _EVERYTHING: Final = 2**62
@@ -161,30 +161,23 @@ class Repair:
             if part == META:
                 continue
             try:
-                kept.append(self._write(f"{base}.{part}", self._pieces(self.store.open(path, part, stage))))
+                kept.append(self._write(f"{base}.{part}", self._pieces(path, part, stage)))
             except CheckpointCorrupt:
                 lacking.append(part)  # gone, or it belongs to another meta
-        place = self.store.contents
-        for name in sorted(contents_in(raw)):
-            if place is None or not is_content(name):
-                lacking.append(f"content {name[:8]}")
-                continue
+        for name in contents_in(raw):
             try:
-                kept.append(self._write(f"{base}.{name}", self._pieces(place.open(path, name, stage))))
+                kept.append(self._write(f"{base}.{name}.content", self._content(path, name, stage)))
             except CheckpointCorrupt:
-                lacking.append(f"content {name[:8]}")
+                lacking.append(f"content {name}")
         return tuple(kept), lacking
 
-    def _pieces(self, source: Source) -> Iterator[bytes]:
-        try:
-            while True:
-                piece = bytearray(_PIECE)
-                count = source.readinto(memoryview(piece))
-                if not count:
-                    return
-                yield bytes(piece[:count])
-        finally:
-            source.close()
+    def _content(self, path: str, name: str, stage: str) -> Iterator[bytes]:
+        if self.store.contents is None:
+            raise CheckpointCorrupt(f"Content {name} of {path} is in another store.", path=path)
+        return _read(self.store.contents.open(path, name, stage))
+
+    def _pieces(self, path: str, part: str, stage: str) -> Iterator[bytes]:
+        return _read(self.store.open(path, part, stage))
 
     def _write(self, name: str, pieces: Iterator[bytes] | list[bytes]) -> str:
         """A new file in the folder for what is kept, on the disk when this returns."""
@@ -249,6 +242,19 @@ class Repair:
         finally:
             lease.release()
         return Repaired(damage, "set aside", kept, records=len(good))
+
+
+def _read(source: Source) -> Iterator[bytes]:
+    """As it is: what is damaged is what is to be kept."""
+    try:
+        while True:
+            piece = bytearray(_PIECE)
+            count = source.readinto(memoryview(piece))
+            if not count:
+                return
+            yield bytes(piece[:count])
+    finally:
+        source.close()
 
 
 def meant(store: CheckpointStore, paths: Sequence[str] = ()) -> tuple[list[str], list[str]]:

@@ -16,7 +16,7 @@ from tests.servers import Server
 @pytest.fixture(autouse=True)
 def own_folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    if request.path.name.startswith("test_cli_"):
+    if request.path.name.startswith(("test_cli_", "test_retention")):
         Path("checkpoints").mkdir(0o700)  # where there is one, the command line takes it
     return tmp_path
 

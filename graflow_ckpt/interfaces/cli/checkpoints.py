@@ -2,7 +2,7 @@
 
 prune, delete, clear    pruning.py clearing.py        stats           statistics.py
 copy, export, import    travelling.py                 diff, bisect    inquiry.py
-repair, audit           mending.py inspecting.py      fork            forking.py
+repair, audit           mending.py inspecting.py      fork, sync      forking.py syncing.py
 backup, vacuum          care.py                       sync            syncing.py
 """
 

@@ -21,7 +21,7 @@ from graflow_ckpt.stores.memory import MemoryStore
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import _program
 
-HISTORIES, STEPS = 60, 25
+HISTORIES, STEPS = 40, 25
 OTHER = Keyring({"k2": b"2" * 32})
 
 

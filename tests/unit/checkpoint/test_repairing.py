@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.auditing import audit
+from graflow_ckpt.checkpoint.codec import encode
 from graflow_ckpt.checkpoint.copying import Move
+from graflow_ckpt.checkpoint.describing import metadata_of
 from graflow_ckpt.checkpoint.repairing import Damage, Repair, copy_of, meant
+from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.errors import CheckpointNotFound
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.stores.sqlite_schema import FIRST_CONTENT
 from tests.unit.checkpoint import stocked, trios
 from tests.unit.checkpoint.test_copying import append, replayed
 
@@ -169,3 +175,44 @@ def test_of_a_damaged_journal_what_is_before_the_damage_counts(
     assert replayed(store, trios.RING) == [2, 3]
     assert damages(work) == []
     assert b"GJ" in Path(done.kept[0]).read_bytes()
+
+
+def shared(tmp_path: Path) -> tuple[SqliteStore, str]:
+    """A store with a checkpoint whose large value is kept as a content."""
+    store = SqliteStore(f"sqlite:///{tmp_path}/shared.db")
+    snapshot = capture(trios.state("s", ("put", "large", encode(b"x" * 100_000), -1)))
+    snapshot.facts["epoch"] = 1
+    path = f"{store.folder}/session_s_step_1_17-1.pkl"
+    meta = metadata_of(snapshot, stocked._program, path=path, sequence=1, cause="policy", user=None)
+    archive.save(store, trios.RING, None, snapshot, stocked._program, meta)
+    return store, f"{tmp_path}/shared.db"
+
+
+def test_what_it_shares_with_others_is_kept_aside_with_it(tmp_path: Path, work: Repair) -> None:
+    store, file = shared(tmp_path)
+    with sqlite3.connect(file) as database:
+        spoiled = "UPDATE chunks SET bytes = zeroblob(length(bytes)) WHERE id >= ?"
+        assert database.execute(spoiled, (FIRST_CONTENT << 20,)).rowcount
+    database.close()
+    work = Repair(store, trios.RING, work.aside)
+
+    (damage,) = damages(work)
+    done = work.mend(damage)
+
+    (content,) = [file for file in done.kept if file.endswith(".content")]
+    kept = Path(content).read_bytes()
+    assert (len(kept) >= 100_000, set(kept)) == (True, {0})
+    assert done.done == "set aside"
+
+
+def test_an_audit_misses_what_a_checkpoint_shares(tmp_path: Path) -> None:
+    store, file = shared(tmp_path)
+    assert audit(store).orphans == ()
+    with sqlite3.connect(file) as database:
+        database.execute("DELETE FROM holds")
+    database.close()
+
+    (orphan,) = audit(store).orphans
+
+    assert orphan.kind == "lacking"
+    assert orphan.why.startswith("content ")

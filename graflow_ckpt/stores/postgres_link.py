@@ -12,15 +12,16 @@ Not here: statements.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import re
+import select
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from graflow_ckpt.core.errors import (
@@ -86,8 +87,8 @@ class Link:
         self._address = address
         self._mutex = threading.Lock()
         self._pool: psycopg_pool.ConnectionPool[Connection] | None = None
+        self._leave: weakref.finalize[[_Place], Link] | None = None
         self._process = 0
-        self._strangers: list[object] = []  # pools of a parent: to close one would hang up on the parent
 
     def run(self, work: Callable[[Connection], T]) -> T:
         """Ask once. Without context managers of ours: they would be the most of what it costs here."""
@@ -125,10 +126,11 @@ class Link:
                     raise
 
     def close(self) -> None:
+        """The connections stay while another link of this process goes to the same place."""
         with self._mutex:
-            if self._pool is not None and self._process == os.getpid():
-                self._pool.close()
-            self._pool = None
+            if self._leave is not None and self._process == os.getpid():
+                self._leave()
+            self._pool = self._leave = None
 
     # --- within ------------------------------------------------------------------------
 
@@ -152,23 +154,16 @@ class Link:
 
     def _own_pool(self) -> psycopg_pool.ConnectionPool[Connection]:
         with self._mutex:
-            if self._process != os.getpid():
-                if self._pool is not None:
-                    self._strangers.append(self._pool)
-                self._pool = None
-            if self._pool is None:
-                self._connect().close()  # says at once what is wrong
-                self._address.remember()
-                self._pool = psycopg_pool.ConnectionPool(
-                    kwargs=self._arguments(),
-                    min_size=0,
-                    max_size=_CONNECTIONS,
-                    num_workers=1,
-                    open=True,
-                    name="graflow-ckpt",
-                )
+            if self._pool is None or self._process != os.getpid():
+                if self._leave is not None:
+                    self._leave.detach()  # of a parent: to close its pool would hang up on it
+                place = _place_of(self._arguments())
+                if place not in _pools:
+                    self._connect().close()  # says at once what is wrong
+                    self._address.remember()
+                self._pool = _joined(place)
                 self._process = os.getpid()
-                _open.add(self)
+                self._leave = weakref.finalize(self, _left, place)
             return self._pool
 
     def _clear(self) -> None:
@@ -179,14 +174,71 @@ class Link:
                 pool.check()
 
 
-_open: weakref.WeakSet[Link] = weakref.WeakSet()
+# --- pools -----------------------------------------------------------------------------
+
+_Place = tuple[int, tuple[tuple[str, Any], ...]]  # a process, and what it connects with
 
 
-@atexit.register
-def _close() -> None:
-    """The pool's threads are told to end while there is still something to tell them with."""
-    for link in list(_open):
-        link.close()
+@dataclass(slots=True)
+class _Shared:
+    """A server has so and so many connections for all: a thousand stores of one place share a few."""
+
+    pool: psycopg_pool.ConnectionPool[Connection]
+    links: int = 0
+
+
+_pools: dict[_Place, _Shared] = {}
+_sharing = threading.Lock()
+
+
+def _place_of(arguments: dict[str, Any]) -> _Place:
+    return os.getpid(), tuple(sorted(arguments.items()))
+
+
+def _joined(place: _Place) -> psycopg_pool.ConnectionPool[Connection]:
+    with _sharing:
+        if place not in _pools:
+            pool: psycopg_pool.ConnectionPool[Connection] = psycopg_pool.ConnectionPool(
+                kwargs=dict(place[1]),
+                min_size=0,
+                max_size=_CONNECTIONS,
+                num_workers=1,
+                open=True,
+                name="graflow-ckpt",
+                check=_check,
+            )
+            _pools[place] = _Shared(pool)
+        _pools[place].links += 1
+        return _pools[place].pool
+
+
+def _check(connection: Connection) -> None:
+    """Whether the server has hung up since, without asking it: that can be read by now."""
+    poll = select.poll()
+    poll.register(connection.pgconn.socket, select.POLLIN)
+    if poll.poll(0):
+        connection.pgconn.consume_input()  # raises if it has
+
+
+def _left(place: _Place) -> None:
+    """The last one closes it; at the end of the process, too, while the pool's threads can be told."""
+    if place[0] != os.getpid():
+        return
+    with _sharing:
+        _pools[place].links -= 1
+        if _pools[place].links:
+            return
+        shared = _pools.pop(place)
+    shared.pool.close()
+
+
+def _unlocked() -> None:
+    """In a forked child, whose parent may have held it; the parent's pools stay as they are."""
+    global _sharing
+    _sharing = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlocked)
 
 
 def upgrade_hint(address: str) -> str:

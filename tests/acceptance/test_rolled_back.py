@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from graflow_ckpt import CheckpointManager, EveryTask, KeepLast, Workflow, task, workflow
 from graflow_ckpt.core.errors import RolledBack
+from graflow_ckpt.stores import open_store
 
 
 def counting(store: str, flaw: Path, ran: list[int]) -> Workflow:
@@ -41,15 +40,8 @@ def store_in(folder: Path, kind: str) -> str:
 
 
 def take_away(store: str, path: str) -> None:
-    """By hand, as one who knows nothing of this package, or does not want to be seen."""
-    base = path.removesuffix(".pkl")
-    if not store.startswith("sqlite"):
-        for part in ("pkl", "state.json", "meta.json"):
-            Path(f"{base}.{part}").unlink()
-        return
-    with closing(sqlite3.connect(store.removeprefix("sqlite:///"))) as database, database:
-        statement = "DELETE FROM checkpoints WHERE name = ?"
-        assert database.execute(statement, (base.rpartition("/")[2],)).rowcount == 1
+    """As one who can write into the store, and notes nothing in our home."""
+    assert open_store(store).delete(path)
 
 
 @pytest.mark.parametrize("kind", ["local", "sqlite"])

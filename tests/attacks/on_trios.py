@@ -212,6 +212,20 @@ def of_another_session(scene: Scene, rng: Random) -> str:
             scene.put_back(number)
 
 
+@attack("bytes that checkpoints share are changed")
+def contents_changed(scene: Scene, rng: Random) -> str:
+    if scene.plant_contents is None:
+        return SAME  # each checkpoint has its own here
+    spoil = rng.choice(
+        (flipped, cut, lambda rng, data: GADGETS[rng.choice(list(GADGETS))].ljust(len(data), b"."))
+    )
+    undo = scene.plant_contents(lambda data: spoil(rng, data))
+    try:
+        return loads(scene, scene.of("victim", 3))
+    finally:
+        undo()
+
+
 @attack("older checkpoints are put back where the newest was")
 def rolled_back(scene: Scene, rng: Random) -> str:
     store = scene.store

@@ -25,6 +25,7 @@ from graflow_ckpt.stores.objects_head import Head
 from graflow_ckpt.stores.objects_names import head_key
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.stores.sqlite_schema import FIRST_CONTENT
 from tests.attacks.scene import Parts, Scene
 from tests.object_servers import CREDENTIALS, object_server
 from tests.servers import Server
@@ -61,7 +62,22 @@ def memory(folder: Path) -> Iterator[Scene]:
     def journal(session: str, epoch: int, after: int, raw: bytes) -> None:
         store._room.segments[session] = {(epoch, after): bytearray(raw)}
 
-    yield Scene(store, journal)
+    def contents(change: Callable[[bytes], bytes]) -> Callable[[], None]:
+        room = store._room
+        kept = [(name, content, content.data) for name, content in room.contents.items()]
+        for _, content, data in kept:
+            content.data = change(data)
+
+        def undo() -> None:
+            for name, content, data in kept:
+                content.data = data
+                room.contents[name] = content
+
+        return undo
+
+    scene = Scene(store, journal)
+    scene.plant_contents = contents
+    yield scene
     store.forget()
 
 
@@ -92,7 +108,24 @@ def sqlite(folder: Path) -> Iterator[Scene]:
             insert = "INSERT OR REPLACE INTO leases VALUES (?, 3, ?, ?, ?, ?)"
             connection.execute(insert, (session, text, 0, 0, text))
 
-    yield Scene(store, journal, owner)
+    def contents(change: Callable[[bytes], bytes]) -> Callable[[], None]:
+        with closing(sqlite3.connect(file, timeout=30)) as connection, connection:
+            find = "SELECT id, bytes FROM chunks WHERE id >= ?"
+            kept = connection.execute(find, (FIRST_CONTENT << 20,)).fetchall()
+            changed = [(change(data), number) for number, data in kept]
+            connection.executemany("UPDATE chunks SET bytes = ? WHERE id = ?", changed)
+
+        def undo() -> None:
+            with closing(sqlite3.connect(file, timeout=30)) as connection, connection:
+                connection.execute("UPDATE contents SET good = 1")
+                right = [(data, number) for number, data in kept]
+                connection.executemany("UPDATE chunks SET bytes = ? WHERE id = ?", right)
+
+        return undo
+
+    scene = Scene(store, journal, owner)
+    scene.plant_contents = contents
+    yield scene
     store.close()
 
 

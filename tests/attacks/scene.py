@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graflow_ckpt.checkpoint import archive, journal
+from graflow_ckpt.checkpoint.codec import encode
 from graflow_ckpt.checkpoint.describing import metadata_of
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.snapshot import capture
@@ -24,12 +25,16 @@ from tests.unit.checkpoint import trios
 
 RING = trios.RING
 COUNT = 3
+BIG = 70_000  # what stores that share values keep beside the files
 Parts = dict[str, bytes]
 PlantJournal = Callable[[str, int, int, bytes], None]
 """(session, epoch, after, bytes) -> they are there as that segment, and no other one of the session is."""
 
 PlantOwner = Callable[[str, bytes], None]
 """(session, bytes) -> they are what the store finds where it has written who owns the session."""
+
+PlantContents = Callable[[Callable[[bytes], bytes]], Callable[[], None]]
+"""What checkpoints of the store share is changed so; what comes back puts it right again."""
 
 
 class Thing:
@@ -56,6 +61,7 @@ class Scene:
         self.store = store
         self.plant_journal = plant_journal
         self.plant_owner = plant_owner
+        self.plant_contents: PlantContents | None = None
         self.truth: dict[str, Any] = {}  # by checkpoint id: what its sealed bytes mean
         self.parts: dict[tuple[str, int], Parts] = {}
         for session in ("victim", "other"):
@@ -88,7 +94,9 @@ class Scene:
         graph = trios.graph()
         program = Program(describe(graph, current_tasks(graph)), pack_code(graph), "prog.py", ("p",), "w")
         for number in range(1, COUNT + 1):
-            state = trios.state(session, ("put", "live", Live(Thing(number)), -1))
+            big = encode(bytes([number % 2]) * BIG)  # two of the three have it in common
+            ops = [("put", "live", Live(Thing(number)), -1), ("put", "big", big, -1)]
+            state = trios.state(session, *ops)
             state.sequence = 2
             snapshot = capture(state)
             snapshot.facts["epoch"] = 1

@@ -49,7 +49,7 @@ def test_a_finished_session_gives_its_result_and_runs_nothing() -> None:
 
     assert (first, again.execute()) == (2, 2)
     assert ran == ["a", "b"]
-    assert [event.kind for event in seen] == ["session_finished"]
+    assert [event.kind for event in seen] == ["checkpoint_restored", "session_finished"]
 
 
 def test_a_failed_session_runs_what_is_not_completed() -> None:

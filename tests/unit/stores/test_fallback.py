@@ -59,12 +59,12 @@ def opened(far: Far, tmp_path: Path, clock: Clock) -> Fallback:
     return Fallback(far, str(tmp_path / "folder"), breaker=Breaker(1, 5.0, clock=clock))
 
 
-def put_of(store: CheckpointStore, lease: object, sequence: int) -> str:
+def put_of(store: CheckpointStore, lease: object, sequence: int, size: int = 64) -> str:
     """As a session does it: its epoch is in the meta."""
     name, stage = own_name("s", sequence), f"n{sequence}"
     epoch: int = lease.epoch  # type: ignore[attr-defined]
-    parts = parts_of(stage, sequence=sequence)
-    meta = meta_of(stage, sequence=sequence).replace(b'"epoch": 1', f'"epoch": {epoch}'.encode())
+    parts = parts_of(stage, sequence=sequence, size=size)
+    meta = meta_of(stage, sequence=sequence, size=size).replace(b'"epoch": 1', f'"epoch": {epoch}'.encode())
     path = path_of(store, name)
     store.put(path, [*parts[:2], ("meta.json", writer(meta))], lease=lease, stage=stage)  # type: ignore[arg-type]
     return path
@@ -449,6 +449,25 @@ def test_what_is_damaged_in_the_folder_is_kept_aside_and_stops_nothing(
 
     assert listed(far.inner) == names(3, 2)
     assert "is not handed over" in caplog.text
+
+
+def test_what_the_store_does_not_take_waits_on_and_keeps_no_other_save(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = Far(MemoryStore("memory://fallback", max_bytes=3000), Cable(tmp_path / "cut"))
+    store = opened(small, tmp_path, clock)
+    with owning(store) as lease:
+        small.cable.cut()
+        put_of(store, lease, 1, size=10_000)
+        small.cable.mend()
+        clock.now = 5.0
+
+        put_of(store, lease, 2)
+
+        assert listed(small.inner) == names(2)
+        assert waiting(store) == names(1)
+        assert "No room" in caplog.text
+    MemoryStore("memory://fallback").forget()
 
 
 # --- by address ------------------------------------------------------------------------

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from graflow_ckpt import Event, EveryTask, KeepLast, OfAll, TaskExecutionContext, task, workflow
+from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.core.errors import CheckpointNotFound, Fenced, ServerGone
 from graflow_ckpt.core.protocols import CheckpointStore, Sink
 from graflow_ckpt.stores import open_store
@@ -502,3 +504,47 @@ def test_everything_that_nobody_runs_is_handed_over_when_somebody_asks(
 
     assert left == 0
     assert sorted(listed(far.inner)) == ["best", *names(1)]
+
+
+# --- a workflow ------------------------------------------------------------------------
+
+
+def test_a_workflow_goes_through_an_outage_and_is_resumed_after_it(
+    far: Far, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
+    saved: list[int] = []
+
+    def run(fails: bool) -> int:
+        store = opened(far, tmp_path, clock)
+        with workflow(
+            "w", "s", store=store, checkpoint=EveryTask(), keep=OfAll(KeepLast(2)), observers=[watch]
+        ) as flow:
+
+            @task(inject_context=True)
+            def step(context: TaskExecutionContext) -> int:
+                number: int = context.get_channel().get("number", default=0) + 1
+                context.get_channel().set("number", number)
+                if number == 3:
+                    far.cable.cut()
+                if number == 7 and fails:
+                    raise OSError("seven")
+                if number < 8:
+                    context.next_iteration()
+                return number
+
+            return int(flow.execute())
+
+    def watch(event: Event) -> None:
+        if event.kind == "checkpoint_saved":
+            saved.append(event.step)
+
+    with pytest.raises(OSError, match="seven"):
+        run(fails=True)
+    assert saved == [1, 2, 3, 4, 5, 6, 6]
+    assert len([r for r in caplog.records if "old checkpoints stay" in r.getMessage()]) == 1
+    far.cable.mend()
+    clock.now = 5.0
+
+    assert run(fails=False) == 8
+    assert len(listed(far.inner)) == 2

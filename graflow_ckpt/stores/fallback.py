@@ -25,7 +25,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Self, TypeVar
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, GraflowError, SessionBusy
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    GraflowError,
+    ServerError,
+    SessionBusy,
+)
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line, Owner, PartWriter, Source
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores.batches import newest
@@ -44,6 +51,7 @@ class Fallback(Wrapper):
     """`argument`: the folder; if none is given, one beside the key (GRAFLOW_CKPT_FALLBACK)."""
 
     word = "fallback"
+    passes = "reading"  # what is shared in the store; what goes to the folder is whole
 
     def __init__(self, inner: CheckpointStore, argument: str = "", *, breaker: Breaker | None = None) -> None:
         super().__init__(inner, argument)
@@ -74,7 +82,7 @@ class Fallback(Wrapper):
         try:
             self._take_in(lease, take_over)
         except BaseException:
-            lease.remote.release()
+            lease.let_go()
             raise
         return lease
 
@@ -108,7 +116,7 @@ class Fallback(Wrapper):
             mine.not_released()
         attempt, inner = Attempt(parts), self._inner(path)
         try:
-            self.hand_over_of(mine)
+            self._hand_over_first(mine)
             remote = mine.remote if mine is not None else None
             self.asked(
                 lambda: self.inner.put(inner, attempt.parts, lease=remote, stage=stage),
@@ -210,6 +218,15 @@ class Fallback(Wrapper):
             except SessionBusy as error:
                 log.warning("%s", error, extra={"session": session})
         return len(self.waits.waiting())
+
+    def _hand_over_first(self, mine: FallbackLease | None) -> None:
+        """Before a save. What the store does not take, being too large for it, does not keep the next."""
+        try:
+            self.hand_over_of(mine)
+        except (CheckpointError, ServerError) as error:
+            if may_pass(error):
+                raise
+            log.warning("what waits in %s stays there: %s", self.waits.where, error)
 
     def _take_in(self, lease: FallbackLease, take_over: bool) -> None:
         """What a former owner has left; nothing, if somebody has written since."""
@@ -330,12 +347,3 @@ class Fallback(Wrapper):
         name = self._name(inner)
         store = self.waits.holder(name) if name is not None else None
         return None if store is None else (store, f"{store.folder}/{name}")
-
-
-def fallbacks(store: CheckpointStore) -> Iterator[Fallback]:
-    """Those among the wrappers around a store."""
-    layer: CheckpointStore = store
-    while isinstance(layer, Wrapper):
-        if isinstance(layer, Fallback):
-            yield layer
-        layer = layer.inner

@@ -75,6 +75,10 @@ class FallbackLease:
                 error,
                 extra={"session": self.session},
             )
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Without a look at what waits."""
         self._released = True
         self.remote.release()
         if self._local is not None:

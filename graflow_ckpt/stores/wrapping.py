@@ -212,3 +212,11 @@ def keeps_no_secret(kind: type[Wrapper], inner: CheckpointStore) -> None:
             hint=f"Put the words the other way round: encrypted+{kind.word}+….",
             store=masked(inner.url),
         )
+
+
+def layers(store: CheckpointStore) -> Iterator[CheckpointStore]:
+    """The wrappers, the outermost first, and the store that they are around."""
+    while isinstance(store, Wrapper):
+        yield store
+        store = store.inner
+    yield store

@@ -24,12 +24,12 @@ def sync(ctx: click.Context, /, store: str) -> int:
     a session that somebody else has gone on with is set aside, and what is being run is left to who runs
     it. The exit status is 1 if something is still waiting.
     """
+    from graflow_ckpt.interfaces.cli.waiting_saves import fallbacks
     from graflow_ckpt.stores import open_store
-    from graflow_ckpt.stores.fallback import fallbacks
     from graflow_ckpt.stores.fallback_folder import entries
 
     manner = manner_of(ctx)
-    found = list(fallbacks(open_store(store)))
+    found = fallbacks(open_store(store))
     if not found:
         raise click.UsageError(f"{store} has no fallback: its address does not begin with fallback+.")
     waited = left = refused = 0

@@ -7,8 +7,14 @@ from collections.abc import Iterator
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli.words import counted
 from graflow_ckpt.links.addresses import masked
-from graflow_ckpt.stores.fallback import fallbacks
+from graflow_ckpt.stores.fallback import Fallback
 from graflow_ckpt.stores.fallback_folder import entries
+from graflow_ckpt.stores.wrapping import layers
+
+
+def fallbacks(store: CheckpointStore) -> list[Fallback]:
+    """Those among the wrappers around a store."""
+    return [layer for layer in layers(store) if isinstance(layer, Fallback)]
 
 
 def findings(store: CheckpointStore) -> Iterator[tuple[str, str, str]]:

@@ -87,6 +87,8 @@ class Tracing(Tracer):
                 self._past("save", event)
             case "checkpoint_restored":
                 self._restored[event.session] = event
+            case "session_finished":  # it had ended before: there is nothing to make a span of
+                self._restored.pop(event.session, None)
             case "session_went_back" | "task_late" | "restore_failed":
                 self._note(event)
             case _:

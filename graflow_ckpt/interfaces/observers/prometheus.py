@@ -22,9 +22,10 @@ from graflow_ckpt.core.errors import GraflowError, PackageMissing
 from graflow_ckpt.core.events import Event
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import backend_of, open_store
-from graflow_ckpt.stores.fallback import fallbacks
+from graflow_ckpt.stores.fallback import Fallback
 from graflow_ckpt.stores.fallback_folder import entries
 from graflow_ckpt.stores.metered import METER, Meter
+from graflow_ckpt.stores.wrapping import layers
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
@@ -158,10 +159,11 @@ class StoreCollector(_Registered):
         waiting = GaugeMetricFamily(
             "checkpoints_waiting", "Checkpoints in the folder of a fallback.", labels=("backend", "state")
         )
-        for fallback in fallbacks(self._store):
-            folder = fallback.waits
+        folders = [layer.waits for layer in layers(self._store) if isinstance(layer, Fallback)]
+        for folder in folders:
             waiting.add_metric((self._backend, "waiting"), len(folder.waiting()))
             waiting.add_metric((self._backend, "refused"), len(list(entries(folder.refused))))
+        if folders:
             yield waiting
 
     def _families(self, known: Inventory, orphans: int) -> Iterator[Metric]:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from graflow_ckpt import Event, EveryTask, KeepLast, OfAll, TaskExecutionContext, task, workflow
+from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.core.errors import CheckpointNotFound, Fenced, ServerGone
 from graflow_ckpt.core.protocols import CheckpointStore, Sink
 from graflow_ckpt.stores import open_store
@@ -59,12 +61,12 @@ def opened(far: Far, tmp_path: Path, clock: Clock) -> Fallback:
     return Fallback(far, str(tmp_path / "folder"), breaker=Breaker(1, 5.0, clock=clock))
 
 
-def put_of(store: CheckpointStore, lease: object, sequence: int) -> str:
+def put_of(store: CheckpointStore, lease: object, sequence: int, size: int = 64) -> str:
     """As a session does it: its epoch is in the meta."""
     name, stage = own_name("s", sequence), f"n{sequence}"
     epoch: int = lease.epoch  # type: ignore[attr-defined]
-    parts = parts_of(stage, sequence=sequence)
-    meta = meta_of(stage, sequence=sequence).replace(b'"epoch": 1', f'"epoch": {epoch}'.encode())
+    parts = parts_of(stage, sequence=sequence, size=size)
+    meta = meta_of(stage, sequence=sequence, size=size).replace(b'"epoch": 1', f'"epoch": {epoch}'.encode())
     path = path_of(store, name)
     store.put(path, [*parts[:2], ("meta.json", writer(meta))], lease=lease, stage=stage)  # type: ignore[arg-type]
     return path
@@ -451,6 +453,25 @@ def test_what_is_damaged_in_the_folder_is_kept_aside_and_stops_nothing(
     assert "is not handed over" in caplog.text
 
 
+def test_what_the_store_does_not_take_waits_on_and_keeps_no_other_save(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = Far(MemoryStore("memory://fallback", max_bytes=3000), Cable(tmp_path / "cut"))
+    store = opened(small, tmp_path, clock)
+    with owning(store) as lease:
+        small.cable.cut()
+        put_of(store, lease, 1, size=10_000)
+        small.cable.mend()
+        clock.now = 5.0
+
+        put_of(store, lease, 2)
+
+        assert listed(small.inner) == names(2)
+        assert waiting(store) == names(1)
+        assert "No room" in caplog.text
+    MemoryStore("memory://fallback").forget()
+
+
 # --- by address ------------------------------------------------------------------------
 
 
@@ -483,3 +504,47 @@ def test_everything_that_nobody_runs_is_handed_over_when_somebody_asks(
 
     assert left == 0
     assert sorted(listed(far.inner)) == ["best", *names(1)]
+
+
+# --- a workflow ------------------------------------------------------------------------
+
+
+def test_a_workflow_goes_through_an_outage_and_is_resumed_after_it(
+    far: Far, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
+    saved: list[int] = []
+
+    def run(fails: bool) -> int:
+        store = opened(far, tmp_path, clock)
+        with workflow(
+            "w", "s", store=store, checkpoint=EveryTask(), keep=OfAll(KeepLast(2)), observers=[watch]
+        ) as flow:
+
+            @task(inject_context=True)
+            def step(context: TaskExecutionContext) -> int:
+                number: int = context.get_channel().get("number", default=0) + 1
+                context.get_channel().set("number", number)
+                if number == 3:
+                    far.cable.cut()
+                if number == 7 and fails:
+                    raise OSError("seven")
+                if number < 8:
+                    context.next_iteration()
+                return number
+
+            return int(flow.execute())
+
+    def watch(event: Event) -> None:
+        if event.kind == "checkpoint_saved":
+            saved.append(event.step)
+
+    with pytest.raises(OSError, match="seven"):
+        run(fails=True)
+    assert saved == [1, 2, 3, 4, 5, 6, 6]
+    assert len([r for r in caplog.records if "old checkpoints stay" in r.getMessage()]) == 1
+    far.cable.mend()
+    clock.now = 5.0
+
+    assert run(fails=False) == 8
+    assert len(listed(far.inner)) == 2

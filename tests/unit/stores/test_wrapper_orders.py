@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from graflow_ckpt import CheckpointManager, TaskExecutionContext, task, workflow
 from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.stores import open_store, open_store_of
@@ -55,3 +56,25 @@ def test_wrappers_work_together(words: str) -> None:
     assert listed(store) == [named(own_name())]
     assert store.delete(path) is True
     assert listed(store) == []
+
+
+@pytest.mark.parametrize(
+    "words", ["retry+", "fallback+", "cached+", "metered+", "metered+retry+fallback+cached+"]
+)
+def test_what_was_saved_without_them_can_be_read_through_them(words: str, tmp_path: Path) -> None:
+    """Also large values, which SQLite keeps once for all checkpoints."""
+    store = f"sqlite:///{tmp_path}/runs.db"
+    with workflow("large", "s", store=store) as flow:
+
+        @task(inject_context=True)
+        def load(context: TaskExecutionContext) -> None:
+            context.get_channel().set("rows", b"row" * 100_000)
+            context.checkpoint()
+
+        flow.execute()
+    path = CheckpointManager.get_latest("s", store=store)
+
+    context, _ = CheckpointManager.resume_from_checkpoint(f"{words}{path}")
+
+    assert context.get_channel().get("rows") == b"row" * 100_000
+    assert CheckpointManager.verify(f"{words}{path}").session_id == "s"

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from graflow_ckpt.checkpoint import archive, history, inert
-from graflow_ckpt.checkpoint.copying import Move, survey, unreadable
+from graflow_ckpt.checkpoint.copying import Move, survey
 from graflow_ckpt.checkpoint.portable import PortableFile, PortableWriter
 from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.conditions import parse
@@ -51,11 +51,9 @@ def _imported(scene: Scene, raw: bytes) -> str:
         try:
             with PortableFile(file) as origin:
                 move = Move(origin, target, RING, RING)
-                for session, known in survey(origin).items():
-                    errors = [copied.error for copied in unreadable(known)]
-                    if session:
-                        moved = move.session(session)
-                        errors += [moved.error, *(copied.error for copied in moved.cuts)]
+                for session in sorted(survey(origin)):
+                    moved = move.session(session)
+                    errors = [moved.error, *(copied.error for copied in moved.cuts)]
                     failed += [error for error in errors if error is not None]
         except GraflowError as error:
             failed.append(error)
@@ -71,7 +69,8 @@ def _imported(scene: Scene, raw: bytes) -> str:
 
 
 def _judge(scene: Scene, target: MemoryStore) -> None:
-    same = ("stage", "home", "seal", "key_id", "synced")  # what a copy may have otherwise
+    # what a copy may have otherwise: values that are shared here need not be shared there
+    same = ("stage", "home", "seal", "key_id", "synced", "parts", "contents")
     for path, _ in target.list():
         found, facts, state = meaning(archive.load(target, RING, path))
         meta, true_facts, true_state = scene.truth[found["checkpoint_id"]]

@@ -1,0 +1,73 @@
+"""What stores have laid out once they can read for ever, go on from, and write beside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from graflow_ckpt.checkpoint import archive, history
+from graflow_ckpt.checkpoint.codec import decode
+from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.checkpoint.snapshot import restore
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores import open_store
+from tests.golden import layouts, make
+from tests.object_servers import CREDENTIALS
+from tests.unit.stores.redis_trios import own_name, put
+
+FILES = sorted(Path(__file__).parent.glob("layout-*/*"))
+
+
+@pytest.fixture(params=FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
+def store(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[CheckpointStore]:
+    """A store of that kind with what the file has."""
+    file: Path = request.param
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", make.KEY)
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    with layouts.place(file.stem, tmp_path) as (url, server):
+        layouts.load(file.stem, url, server, file.read_text())
+        yield open_store(url)
+
+
+def test_each_kind_of_store_has_the_current_layout() -> None:
+    assert {file.stem for file in FILES if file.parent.name == f"layout-{layouts.NUMBER}"} == set(
+        layouts.KINDS
+    )
+
+
+def test_the_session_goes_on_from_its_checkpoint_and_its_journal(store: CheckpointStore) -> None:
+    ring = Keyring.load()
+    ((path, found),) = history.newest(store, ring, "golden")
+    assert isinstance(found, archive.Found)
+
+    found, context = archive.load(store, ring, path)
+    state = restore(found.facts, context.payload)
+    applied = history.replay(store, ring, state, found, "golden")
+
+    assert (applied, state.sequence, state.status) == (3, 9, "failed")
+    assert state.completed == {"prepare": 1, "right": 2}
+    values = {name: cell[0] for name, cell in state.values.items()}
+    for name, expected in {**make.VALUES, "numbers": [7]}.items():
+        cell = values[name]
+        assert isinstance(cell, bytes)
+        assert decode(cell) == expected
+    assert context.payload["live"] == {"live": make.LIVE}
+
+
+def test_its_next_owner_has_a_higher_epoch_and_writes_beside_it(store: CheckpointStore) -> None:
+    ((path, meta),) = store.list("golden")
+    assert list(store.newest(5)) == [(path, meta)]
+
+    lease = store.acquire("golden")
+    put(store, own_name("golden", 7), "new", lease, session="golden")  # type: ignore[arg-type]
+
+    assert lease.epoch > 4
+    assert [found for found, _ in store.newest(5)][1:] == [path]
+    assert store.delete(path)
+    assert len(list(store.list("golden"))) == 1
+    lease.release()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ def test_the_command_line_keeps_sessions_in_the_users_database(data: Path) -> No
     graflow("run", "count.py", "--session", "s", "--every", "1", "--", "3", status=KILLED)
 
     assert not Path("checkpoints").exists()
-    assert sqlite3.connect(data).execute("SELECT count(*) FROM checkpoints").fetchone()[0] >= 3
+    with closing(sqlite3.connect(data)) as database:
+        assert database.execute("SELECT count(*) FROM checkpoints").fetchone()[0] >= 3
     assert [row["session"] for row in graflow("sessions", "--json").document] == ["s"]
     assert "result 6" in graflow("resume", "s").out
     assert steps() == [0, 1, 2, 3, 3, 4, 5]

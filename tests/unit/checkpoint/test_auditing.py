@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,7 @@ def test_a_database_is_looked_into(tmp_path: Path) -> None:
     append(store, 2, after=1)
     assert kinds(store) == []
 
-    with sqlite3.connect(f"{tmp_path}/s.db") as database:
+    with closing(sqlite3.connect(f"{tmp_path}/s.db")) as database, database:
         database.execute("DELETE FROM checkpoints WHERE session = 's'")
     database.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -190,7 +191,7 @@ def shared(tmp_path: Path) -> tuple[SqliteStore, str]:
 
 def test_what_it_shares_with_others_is_kept_aside_with_it(tmp_path: Path, work: Repair) -> None:
     store, file = shared(tmp_path)
-    with sqlite3.connect(file) as database:
+    with closing(sqlite3.connect(file)) as database, database:
         spoiled = "UPDATE chunks SET bytes = zeroblob(length(bytes)) WHERE id >= ?"
         assert database.execute(spoiled, (FIRST_CONTENT << 20,)).rowcount
     database.close()
@@ -208,7 +209,7 @@ def test_what_it_shares_with_others_is_kept_aside_with_it(tmp_path: Path, work: 
 def test_an_audit_misses_what_a_checkpoint_shares(tmp_path: Path) -> None:
     store, file = shared(tmp_path)
     assert audit(store).orphans == ()
-    with sqlite3.connect(file) as database:
+    with closing(sqlite3.connect(file)) as database, database:
         database.execute("DELETE FROM holds")
     database.close()
 

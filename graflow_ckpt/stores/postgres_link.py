@@ -163,7 +163,7 @@ class Link:
                 self._place = _place_of(self._arguments())
                 if self._place not in _pools:
                     self._connect().close()  # says at once what is wrong
-                    self._address.remember()
+                self._address.remember()
                 self._pool = _joined(self._place)
                 self._process = os.getpid()
                 self._leave = weakref.finalize(self, _forgotten.append, self._place)

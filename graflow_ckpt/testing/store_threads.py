@@ -89,12 +89,23 @@ class ThreadContract(Contract):
             while not done.is_set():
                 other.delete(path)
 
+        def remove_once() -> None:
+            try:
+                other.delete(path)
+            finally:
+                done.set()
+
         def look() -> None:
             while not done.is_set():
                 found = _read_if_there(opener, path)
                 assert found is None or found.startswith("n")
 
         at_once([write, remove, look])
+
+        for _ in range(5):  # nobody writes, so what is torn stays so for a moment
+            done.clear()
+            put(store, "best", "n")
+            at_once([remove_once, look])
 
         put(store, "best", "last")
         assert read(other, path).stage == "last"
@@ -119,8 +130,8 @@ class ThreadContract(Contract):
         def take() -> Lease | None:
             try:
                 return opener().acquire("s", take_over=True)
-            except SessionBusy:
-                return None  # somebody else was taking it in that moment
+            except (SessionBusy, Fenced):
+                return None  # somebody else was taking it in that moment, or has taken it already
 
         store = opener()
         leases = [lease for lease in at_once([take] * 6) if lease]

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -44,6 +44,7 @@ from graflow_ckpt.stores.postgres_trio import Put, Trios, Wanted
 
 _logger = logging.getLogger(__name__)
 _LONGEST = 500  # bytes of a name
+_PLAIN = re.compile(r"[^/?#]+\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class PostgresStore:
         self._link = Link(address)
         self._opened: _Opened | None = None
         self._mutex = threading.Lock()
+        self._prefix = f"{self.folder}/"
         self.contents = PostgresContents(self._linked, self._base)
 
     @property
@@ -145,8 +147,10 @@ class PostgresStore:
                     path=masked(path),
                     session=mine.session,
                 )
-        with _refusing(path):
+        try:
             self.synced = self._all.trios.write(Put(base, mine, stage), parts)
+        except ServerError as error:
+            raise _unwritten(path, error) from error
 
     def open(self, path: str, part: str, stage: str) -> ChunkSource:
         return self._all.trios.open_part(self._base(path), part, stage)
@@ -219,6 +223,8 @@ class PostgresStore:
 
     @property
     def _all(self) -> _Opened:
+        if (opened := self._opened) is not None:
+            return opened
         with self._mutex:
             if self._opened is None:
                 self.schema.check()
@@ -230,7 +236,9 @@ class PostgresStore:
         return self._link
 
     def _base(self, path: str) -> str:
-        if "://" in path:
+        if path.startswith(self._prefix) and _PLAIN.match(path, len(self._prefix)):  # as it is saved
+            path = path[len(self._prefix) :]
+        elif "://" in path:
             if (placed := self.takes(path)) is None:
                 raise CheckpointError(
                     f"{masked(path)} is not in {self.folder}, or names no checkpoint.",
@@ -257,19 +265,15 @@ class PostgresStore:
         return lease
 
 
-@contextmanager
-def _refusing(path: str) -> Iterator[None]:
+def _unwritten(path: str, error: ServerError) -> CheckpointError:
     """What is wrong with the server is what is wrong with the save."""
-    try:
-        yield
-    except ServerError as error:
-        ids = {name: value for name, value in error.ids.items() if name != "path"}
-        raise CheckpointError(
-            f"Cannot write the checkpoint {masked(path)}: {error.message}",
-            hint=error.hint,
-            path=masked(path),
-            **ids,
-        ) from error
+    ids = {name: value for name, value in error.ids.items() if name != "path"}
+    return CheckpointError(
+        f"Cannot write the checkpoint {masked(path)}: {error.message}",
+        hint=error.hint,
+        path=masked(path),
+        **ids,
+    )
 
 
 def _literal(pattern: str) -> str:

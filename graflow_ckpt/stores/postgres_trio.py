@@ -334,7 +334,7 @@ def listed_by(value: object) -> str | None:
 def _fields(base: str, raw: bytes) -> list[str | None]:
     """Session, workflow and status; a session's own path is its own whatever the meta says."""
     try:
-        meta = json.loads(raw)
+        meta = json.loads(raw.decode())  # of bytes it would guess the encoding
     except (ValueError, RecursionError):
         meta = {}
     if not isinstance(meta, dict):

@@ -119,7 +119,7 @@ class GoogleServer(ObjectServer):
         account = {"gcs_base_url": f"http://{self.host}:{port or self.port}", "disable_oauth": True}
         account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")  # type: ignore[arg-type]
         os.environ["GOOGLE_SERVICE_ACCOUNT_KEY"] = json.dumps(account)
-        return f"{self.scheme}://{BUCKET}/{prefix}"
+        return f"{self.scheme}://{BUCKET}/{prefix}?skip_signature=true"
 
     def _command(self) -> list[str]:
         return [self.binary, __file__, str(self._port), "google"]

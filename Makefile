@@ -87,6 +87,10 @@ histories: .venv/.stamp  ## 1,000 random histories of two workers, stopped and w
 test-azure: .venv/.stamp .bench/azurite/.stamp  ## the tests of the object store once more, on an emulator of Azure (needs npm)
 	@AZURITE=$(CURDIR)/.bench/azurite/node_modules/.bin/azurite-blob $(BIN)/python -m pytest tests/unit/stores/test_objects*.py tests/conformance/test_objects.py $(ARGS)
 
+.PHONY: test-google
+test-google: .venv/.stamp  ## the same, in the protocol of Google's buckets
+	@AS_GOOGLE=1 $(BIN)/python -m pytest tests/unit/stores/test_objects*.py tests/conformance/test_objects.py $(ARGS)
+
 .bench/azurite/.stamp:
 	@mkdir -p $(@D)
 	npm install --prefix $(@D) --no-audit --no-fund --omit=optional azurite@3.37.0

@@ -1,5 +1,6 @@
 """Real object stores for tests, on free ports and without a disk: the S3 server of the package moto; and
-Azurite, for Azure, where AZURITE names it (`make test-azure` installs it with npm and sets that).
+Azurite, for Azure, where AZURITE names it (`make test-azure` installs it with npm and sets that). No server
+of Google's can be installed: with AS_GOOGLE the S3 server speaks that protocol (`make test-google`).
 
 Several requests are answered in turns, so that conditions are atomic, as they are at the real services.
 `without="conditions"`: one that ignores If-Match and If-None-Match; `without="support"`: one that answers
@@ -14,6 +15,7 @@ import hashlib
 import hmac
 import http.client
 import io
+import json
 import os
 import sys
 import threading
@@ -104,9 +106,64 @@ class AzureServer(ObjectServer):
             connection.close()
 
 
+class GoogleServer(ObjectServer):
+    """The same server behind what Google's protocol has instead: generations, and conditions on them.
+
+    It is not Google's, nor an emulator of it: it shows that the client and this package mean the same.
+    """
+
+    scheme = "gs"
+
+    def at(self, prefix: str, port: int = 0) -> str:
+        """The client is told by GOOGLE_SERVICE_ACCOUNT_KEY where its server is."""
+        account = {"gcs_base_url": f"http://{self.host}:{port or self.port}", "disable_oauth": True}
+        account |= dict.fromkeys(("client_email", "private_key", "private_key_id"), "")  # type: ignore[arg-type]
+        os.environ["GOOGLE_SERVICE_ACCOUNT_KEY"] = json.dumps(account)
+        return f"{self.scheme}://{BUCKET}/{prefix}?skip_signature=true"
+
+    def _command(self) -> list[str]:
+        return [self.binary, __file__, str(self._port), "google"]
+
+
 def object_server() -> ObjectServer:
     """The one that this run of the tests is about."""
-    return AzureServer() if "AZURITE" in os.environ else ObjectServer()
+    if "AZURITE" in os.environ:
+        return AzureServer()
+    return GoogleServer() if "AS_GOOGLE" in os.environ else ObjectServer()
+
+
+_SIGNED = (
+    "AWS4-HMAC-SHA256 Credential=tests/20260101/us-east-1/s3/aws4_request, SignedHeaders=host, Signature=0"
+)
+
+
+class _AsGoogle:
+    """Requests with conditions on generations, which are numbered here; all else is left to the server."""
+
+    def __init__(self, app: Callable[..., Any]) -> None:
+        self._app = app
+        self._generations: dict[str, int] = {}
+        self._last = 0
+
+    def __call__(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        key, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
+        environ["HTTP_AUTHORIZATION"] = _SIGNED  # it is looked at, and not verified
+        asked = environ.pop("HTTP_X_GOOG_IF_GENERATION_MATCH", None)
+        if asked is not None and int(asked) != self._generations.get(key, 0):
+            start("412 Precondition Failed", [("Content-Length", "0")])
+            return []
+        if method == "PUT":
+            self._last += 1
+            self._generations[key] = self._last
+        elif method == "DELETE":
+            self._generations.pop(key, None)
+
+        def started(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:
+            generation = ("x-goog-generation", str(self._generations.get(key, 0)))
+            return start(status, [*headers, generation], *rest)
+
+        reply: Iterable[bytes] = self._app(environ, started)
+        return reply
 
 
 def _serve(port: int, without: str) -> None:
@@ -119,6 +176,8 @@ def _serve(port: int, without: str) -> None:
         def log(self, *args: object, **options: object) -> None: ...
 
     app, turn = create_backend_app("s3"), threading.Lock()
+    if without == "google":
+        app, without = _AsGoogle(app), ""
 
     def one_at_a_time(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         def started(status: str, headers: list[tuple[str, str]], *rest: Any) -> Any:

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from graflow_ckpt import _restore
-from graflow_ckpt.checkpoint import pickles
+from graflow_ckpt.checkpoint import expiry, pickles
 from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.bringing import alone
 from graflow_ckpt.checkpoint.contents import Depositor, put_together
@@ -157,7 +157,7 @@ T = TypeVar("T")
 def _settled(store: Readable, path: str, read: Callable[[bytes], T], raw: bytes | None = None) -> T:
     """Read something of a checkpoint again if a newer one was written over it meanwhile."""
     for _ in range(5):
-        meta = store.meta(path) if raw is None else raw
+        meta = expiry.meta_of(store, path) if raw is None else raw
         try:
             return read(meta)
         except CheckpointCorrupt as error:

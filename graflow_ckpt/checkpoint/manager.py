@@ -12,6 +12,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint import archive, history
+from graflow_ckpt.checkpoint.annotating import annotate
 from graflow_ckpt.checkpoint.inventory import inventory
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, parse
 from graflow_ckpt.checkpoint.pruning import Guard, Pruned, carry_out, plan, sweep_contents
@@ -135,6 +136,17 @@ class CheckpointManager:
         done = carry_out(place, what)
         sweep_contents(place)
         return done
+
+    @classmethod
+    def update_metadata(
+        cls, metadata: CheckpointMetadata, changes: dict[str, Any], *, store: str | None = None
+    ) -> CheckpointMetadata:
+        """Set keys of a checkpoint's user metadata; `metadata` as `verify` or a list gave them.
+
+        MetadataChanged, and nothing is written, if somebody else has changed them since.
+        """
+        place = open_store_of(metadata.path, store)
+        return annotate(place, Keyring.for_store(place), metadata, changes)
 
     @classmethod
     def verify(cls, checkpoint_path: str, *, store: str | None = None) -> CheckpointMetadata:

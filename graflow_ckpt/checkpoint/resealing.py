@@ -131,13 +131,13 @@ def _resealed(store: CheckpointStore, keyring: Keyring, path: str, lease: Lease)
             return f"Checkpoint {path} was written anew meanwhile."
         verify(meta, keyring)
         put_sealed(store, keyring, path, meta, lease)
-        _check_parts(store, path, str(meta["stage"]))
+        check_parts(store, path, str(meta["stage"]))
     except (GraflowError, OSError) as error:
         return str(error)
     return ""
 
 
-def _check_parts(store: CheckpointStore, path: str, stage: str) -> None:
+def check_parts(store: CheckpointStore, path: str, stage: str) -> None:
     """If it was deleted between the look and the write, what has come back has no parts."""
     try:
         store.open(path, "state.json", stage).close()

@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, get_args
 
 from graflow_ckpt.checkpoint.sizes import Taken
 from graflow_ckpt.core.errors import GraphError
 
-Per = Literal["session", "workflow", "store"]
-"""What is counted together. A tenant's store is what that tenant sees, so "store" is per tenant, too."""
+Per = Literal["session", "workflow", "tenant", "store"]
+"""What is counted together. A store is what one sees of it, and a tenant sees its own checkpoints only: where
+there are tenants, "tenant" is what "store" is; it says what is meant."""
 
 FINISHED = frozenset({"completed", "cancelled"})
 """The status of sessions that nobody goes on with."""
@@ -332,9 +333,12 @@ def _grouped(cuts: Sequence[Cut], per: Per) -> Iterator[list[Cut]]:
 
 
 def _check_per(retention: KeepLast | BestOf | KeepWithin | LastSuccessful) -> None:
-    if retention.per not in ("session", "workflow", "store"):
-        raise GraphError(f"per={retention.per!r} is none of 'session', 'workflow', 'store'.")
+    if retention.per not in get_args(Per):
+        raise GraphError(f"per={retention.per!r} is none of {', '.join(map(repr, get_args(Per)))}.")
 
 
-DEFAULT: Retention = KeepLast(10) & KeepFor(days=7) | LastSuccessful()
+PERIOD = KeepFor(days=7)
+"""After so long an automatic checkpoint expires, unless a workflow says something else."""
+
+DEFAULT: Retention = KeepLast(10) & PERIOD | LastSuccessful()
 """What a workflow keeps that says nothing else."""

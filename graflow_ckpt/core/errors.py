@@ -75,6 +75,14 @@ class CheckpointNotFound(CheckpointError, FileNotFoundError):
     __str__ = GraflowError.__str__
 
 
+class CheckpointExpired(CheckpointNotFound):
+    """It was there, and is older than what is kept."""
+
+
+class MetadataChanged(CheckpointError):
+    """Somebody else has changed the metadata since they were read. Read them again, and decide anew."""
+
+
 class CheckpointCorrupt(CheckpointError):
     """The bytes are not the ones that were written."""
 
@@ -252,6 +260,10 @@ class ValueTorn(TaskError):
 
 class ReadOnlyChanged(TaskError):
     """GRAFLOW_CKPT_CHECK=1 has found that a task changed a value that it was to look at only."""
+
+
+class ResultForgotten(TaskError):
+    """A result is asked for that `context.forget` has taken out of the session. `.name` says whose."""
 
 
 class GroupFailed(TaskError):

@@ -14,9 +14,10 @@ from typing import Any
 
 from graflow_ckpt.checkpoint.cells import check_storable, to_cell
 from graflow_ckpt.checkpoint.codec import decode, is_atom
+from graflow_ckpt.checkpoint.kinds.builtin import FORGOTTEN
 from graflow_ckpt.checkpoint.pickles import live_digest
-from graflow_ckpt.core.errors import GraflowError, NotStorable
-from graflow_ckpt.core.facts import Claim, Effects, Next, Op, Request, Spawned
+from graflow_ckpt.core.errors import GraflowError, NotStorable, ResultForgotten
+from graflow_ckpt.core.facts import RESULT, Claim, Effects, Next, Op, Request, Spawned
 from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.engine.checks import Watch
 from graflow_ckpt.sessions.protocol import Values
@@ -68,7 +69,7 @@ class Attempt:
     def get(self, name: str, default: Any, readonly: bool) -> Any:
         self.still_running()
         if name in self.written:
-            return self.written[name]
+            return self._kept(name, self.written[name])
         if name in self.got:
             got = self.got[name]
             return self._default(name, default) if got.before is None else got.value
@@ -84,7 +85,7 @@ class Attempt:
             return self.look(name, (cell, version, (*items, *own)))
         if any(isinstance(c, Live) for c in (cell, *items)):
             return self._lend(name, own)
-        value = from_cells(name, cell, (*items, *own))
+        value = self._kept(name, from_cells(name, cell, (*items, *own)))
         self._take(name, value, b"" if own else to_cell(value) if items else cell, version)
         return value
 
@@ -103,10 +104,22 @@ class Attempt:
 
     def look(self, name: str, found: tuple[Cell, int, tuple[Cell, ...]]) -> Any:
         """A value that is not to be changed."""
-        value = from_cells(name, found[0], found[2])
+        value = self._kept(name, from_cells(name, found[0], found[2]))
         if self.watch is not None and any(isinstance(cell, Live) for cell in (found[0], *found[2])):
             self.watch.given(name, value, found[1])
         return read_only(value)
+
+    def _kept(self, name: str, value: Any) -> Any:
+        if value is FORGOTTEN:
+            task = name.removesuffix(RESULT)
+            raise ResultForgotten(
+                f"The result of {task!r} was asked for by {self.claim.spec.task_id!r}, and was forgotten.",
+                hint="Forget a result in a task that follows all who need it; going back to an older "
+                "checkpoint brings it back.",
+                name=task,
+                task=self.claim.spec.task_id,
+            )
+        return value
 
     def _lend(self, name: str, own: list[Cell]) -> Any:
         self.values.lend(name)

@@ -18,6 +18,7 @@ from graflow_ckpt.checkpoint import attachments
 from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.pickles import collector_at_rest
 from graflow_ckpt.core.errors import (
+    Fenced,
     GraphError,
     Interrupted,
     ValueTorn,
@@ -107,12 +108,27 @@ class _Execution:
                 self._drive()
                 return self._end()
         except BaseException as error:
+            if isinstance(error, Fenced):
+                self._note_late(error)
             if self._run is not None and self.current.announcer.open:  # fenced, a journal that failed …
                 self._emit("session_ended", status="broken", reason=str(error))
             raise
         finally:
             self.context.cutter = None
             self.home.close()
+
+    def _note_late(self, error: Fenced) -> None:
+        """Evidence, where others look for it: the store keeps nothing of what it has refused."""
+        lease, session, step = self.home.lease, self.context.session_id, self.context.state.steps
+        epoch = lease.epoch if lease is not None else 0
+        log.error(
+            "what session %s was to write at step %d under epoch %d was refused: %s",
+            session,
+            step,
+            epoch,
+            error,
+            extra={"session": session, "step": step, "epoch": epoch},
+        )
 
     def _drive(self) -> None:
         while True:

@@ -215,6 +215,18 @@ class SharedHome:
         flags = "".join(flag for flag in line.get("flags", "") if flag in "fl")
         return {**facts, "flags": flags, "cap": line.get("cap", "")}
 
+    def kept_trace(self) -> str:
+        """The trace of who took part before, as the session keeps it; "" if nobody traces."""
+        with translated(self.link.address):
+            raw: bytes | None = self._client.hget(f"{self._prefix}h", "trace")
+        return (raw or b"").decode()
+
+    def keep_trace(self) -> None:
+        """The session's trace is from here on that of this run, unless another one was quicker."""
+        if text := self.trace.text():
+            with translated(self.link.address):
+                self._client.hsetnx(f"{self._prefix}h", "trace", text)
+
     def _place_of(self, path: str) -> tuple[CheckpointStore, str]:
         """The store that a path leads to, and the path as it is written there."""
         own = self.store.takes(path)

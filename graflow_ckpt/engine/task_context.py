@@ -14,9 +14,10 @@ from typing import Any, Protocol
 
 from graflow_ckpt.checkpoint.attachments import Attachment, attach, record
 from graflow_ckpt.checkpoint.cells import check_storable
+from graflow_ckpt.checkpoint.kinds.builtin import FORGOTTEN
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata
 from graflow_ckpt.core.errors import GraflowError, GraphError, UnknownTask, WorkflowCancelled
-from graflow_ckpt.core.facts import NO_DATA, Next, Request, Spawned
+from graflow_ckpt.core.facts import NO_DATA, RESULT, Next, Request, Spawned
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.engine.attempt import Attempt
@@ -135,6 +136,15 @@ class TaskExecutionContext:
     def get_result(self, task: str, default: Any = None) -> Any:
         """The result of any task that has completed; not to be changed."""
         return self._attempt.get(f"{task}.__result__", default, True)
+
+    def forget(self, *tasks: str | Task) -> None:
+        """The results of these tasks are needed by nobody any more: from this commit on the session, and
+        each checkpoint of it, is without them. Whoever asks for one all the same is refused by its name."""
+        for task in tasks:
+            name = task.name if isinstance(task, Task) else task
+            if self._host.task_of(name) is None:
+                raise UnknownTask(f"forget({name!r}): the graph has no such task.", task=name)
+            self._attempt.set(name + RESULT, FORGOTTEN)
 
     # --- checkpoints -------------------------------------------------------------------
 

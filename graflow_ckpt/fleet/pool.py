@@ -28,7 +28,7 @@ from types import FrameType
 import graflow_ckpt
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.errors import BadAddress, GraflowError, ServerGone
-from graflow_ckpt.fleet import logs
+from graflow_ckpt.fleet import logs, watching
 from graflow_ckpt.fleet.board import Board, Line, Order, State
 from graflow_ckpt.fleet.estate import Estate
 from graflow_ckpt.fleet.forks import be_called, deaf, fork
@@ -74,6 +74,7 @@ class PoolSettings:
     log: logs.Manner = "text"
     preload: tuple[str, ...] = ()  # modules that are imported once, before the workers are forked
     code_patience: float = CODE_PATIENCE
+    observers: tuple[str, ...] = ()  # module:name of what makes them
 
 
 @dataclass(slots=True)
@@ -103,7 +104,7 @@ class Pool:
         rq_url = settings.rq_url or settings.url
         told = WorkerSettings(
             settings.url, rq_url, settings.queues, settings.mode, settings.lease, settings.budget,
-            settings.grace, settings.code_patience,
+            settings.grace, settings.code_patience, settings.observers,
         )  # fmt: skip
         self._workers = [
             Seat(label, line, partial(work, told, line, label, keyring))
@@ -284,6 +285,8 @@ def run(settings: PoolSettings) -> int:
     _ = graflow_ckpt.task  # what the modules of all tasks import: once, and not in each worker or horse
     for module in settings.preload:
         _import(module)
+    for maker in settings.observers:
+        watching.maker_of(maker)  # what is not there is said now, and what is there is shared by all
     pool = Pool(settings, keyring)
     queues, where = ", ".join(settings.queues), parse(settings.url)
     log.info("pool %s: %d %s workers on %s at %s", pool.name, settings.n, settings.mode, queues, where)

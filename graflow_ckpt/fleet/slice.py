@@ -13,6 +13,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -37,6 +38,7 @@ from graflow_ckpt.fleet.lists import Presence
 from graflow_ckpt.fleet.programs import Loaded, ProgramMissing, Programs, check_proof, missing
 from graflow_ckpt.fleet.reaping import FALLS, take
 from graflow_ckpt.fleet.tokens import Carrier
+from graflow_ckpt.fleet.watching import Observers, watched
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import START, keys_of
@@ -82,6 +84,7 @@ class Worker:
         self._presence = Presence(link, owner)
         self._prepared: tuple[str, str, list[Any], list[Any]] | None = None
         self.declining = Declining(link, code_patience)
+        self.observers = Observers()
         self._start = link.script(START)
 
     def prepare(self, session: str, token: str) -> None:
@@ -196,6 +199,8 @@ class Slice:
         self._outside = RedisSession(worker.link, session.id, cells)
         self._outside.on_emitted = session.on_emitted
         settings = loaded.settings
+        if observers := worker.observers.here():
+            settings = replace(settings, observers=observers)
         invoker = Invoker(loaded.graph, session, settings, None)
         invoker.bindings = loaded.bindings
         cuts = SharedCuts(session, settings, home, self._emit)
@@ -228,7 +233,7 @@ class Slice:
             self._run.stop()
         worker.keeper.keep(Kept(session, self._news, self._call_for_help))
         try:
-            self._run.drive()
+            self._drive()
         except BaseException as error:
             if not self._settled(error):
                 raise
@@ -237,6 +242,13 @@ class Slice:
             worker.worn |= self._run.left_behind
             self._outside.close()
             self._leave()
+
+    def _drive(self) -> None:
+        if not self._run.settings.observers:
+            self._run.drive()
+            return
+        with watched(self._run, self.home):
+            self._run.drive()
 
     def _settled(self, error: BaseException) -> bool:
         """It fell, not by an outcome: what is held would fall again and again, if nobody heard of it."""

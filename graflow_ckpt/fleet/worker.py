@@ -29,6 +29,7 @@ from graflow_ckpt.fleet.listening import InProcess
 from graflow_ckpt.fleet.lists import owner_text
 from graflow_ckpt.fleet.slice import CODE_PATIENCE, Worker, serve
 from graflow_ckpt.fleet.tokens import Carrier, queue_name
+from graflow_ckpt.fleet.watching import Observers
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink, open_link
 
@@ -52,6 +53,7 @@ class WorkerSettings:
     budget: float = 2.0
     grace: float = 30.0
     code_patience: float = CODE_PATIENCE
+    observers: tuple[str, ...] = ()
 
 
 def work(settings: WorkerSettings, line: Line, label: str, keyring: Keyring) -> int:
@@ -68,6 +70,7 @@ def work(settings: WorkerSettings, line: Line, label: str, keyring: Keyring) -> 
         code_patience=settings.code_patience,
     )  # fmt: skip
     worker.note = line.note
+    worker.observers = Observers(settings.observers)
     serve(worker)
     listening = _listening(settings, rq, worker, line)
     gc.freeze()  # a horse's collections would copy every page that they look at

@@ -30,6 +30,7 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_MAKER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")
 _PERIOD = re.compile(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|)\s*\Z")
 
 
@@ -78,6 +79,7 @@ class FleetSettings(BaseModel):
     grace: Annotated[float, BeforeValidator(_seconds)] = _period(30.0, 0, 86400, "from 0s to 24h")
     code_patience: Annotated[float, BeforeValidator(_seconds)] = _period(60.0, 0, 86400, "from 0s to 24h")
     log: Literal["text", "json"] = Field("text", description="text or json")
+    observers: Words = Field((), description="what makes an observer: my.watching:metrics,my.watching:traces")
 
     @checked("redis_url", "rq_url")
     @classmethod
@@ -101,6 +103,14 @@ class FleetSettings(BaseModel):
         from graflow_ckpt.sessions.names import check_queue
 
         return tuple(dict.fromkeys(check_queue(name) for name in value))
+
+    @checked("observers")
+    @classmethod
+    def _are_makers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if not _MAKER.match(name):
+                raise GraphError(f"{name!r} does not name what makes an observer.", hint="Write MODULE:NAME.")
+        return tuple(dict.fromkeys(value))
 
 
 @dataclass(frozen=True, slots=True)

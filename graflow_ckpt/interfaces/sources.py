@@ -26,7 +26,7 @@ SECTION = "fleet"
 
 NAMES = (
     "redis_url", "rq_url", "key", "key_file", "queues", "workers", "mode", "preload", "lease", "budget",
-    "grace", "code_patience", "log",
+    "grace", "code_patience", "log", "observers",
 )  # fmt: skip
 """What can be set, in the order in which it is shown."""
 

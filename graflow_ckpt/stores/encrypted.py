@@ -2,6 +2,7 @@
 
     Encrypted(store, keyring)          keyring: None, and the keys of the environment are taken
     encrypted+postgresql://host/db     the same, by an address
+    EncryptedCheckpointStore(db_path, encryption_key)     the same, in SQLite, with a Fernet key
 
 Promise: values, control facts, metadata and journal frames are encrypted with AES-256-GCM and bound to
 their place (encryption.py, encrypted_journal.py). What is not encrypted, or with a part of another trio, or
@@ -19,11 +20,12 @@ import os
 from collections.abc import Iterator
 from functools import cached_property
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, SchemaUnsupported, UnknownKey, UnsafeCheckpoint
+from graflow_ckpt.core.errors import CheckpointCorrupt, NoKey, SchemaUnsupported, UnknownKey, UnsafeCheckpoint
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, PartWriter, Sink, Source
 from graflow_ckpt.stores import encrypted_journal, encryption, encryption_keys, envelope
 from graflow_ckpt.stores.encryption import EncryptingSink, InvalidTag, OpeningSource, derived
 from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.wrapping import Wrapper
 
 _KEY = 32
@@ -119,6 +121,15 @@ class Encrypted(envelope.Enveloping[bytes]):
     def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
         for epoch, after, raw in self.inner.segments(session):
             yield epoch, after, encrypted_journal.read(self.keyring, (session, epoch, after), raw)
+
+
+class EncryptedCheckpointStore(Encrypted):
+    """A database of one file, encrypted with a key of `Fernet.generate_key()`, for those who have one."""
+
+    def __init__(self, db_path: str | os.PathLike[str], encryption_key: str | bytes) -> None:
+        if not encryption_key:
+            raise NoKey("An encrypted store needs a key.", hint="Fernet.generate_key() makes one; keep it.")
+        super().__init__(SqliteStore(db_path), fernet=encryption_key)
 
 
 def within(store: CheckpointStore) -> Encrypted | None:

@@ -6,6 +6,12 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from graflow_ckpt.checkpoint import metrics
+from graflow_ckpt.interfaces.cli.examination import examine
+from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.testing.trios import put
 from tests.acceptance.command_line import COUNT, graflow, program
 
 
@@ -64,3 +70,15 @@ def test_for_people_it_is_a_table() -> None:
 
     assert lines[0].split() == ["WHAT", "VERDICT", "FOUND"]
     assert any(line.startswith("journal record") for line in lines)
+
+
+def test_a_database_that_has_grown_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = SqliteStore(tmp_path / "runs.db")
+    put(store, "best", "one")
+    assert not [found for found in examine(store.url) if found.what == "database"]
+
+    monkeypatch.setattr(metrics, "LARGE_MB", 0)
+
+    (found,) = [found for found in examine(store.url) if found.what == "database"]
+    assert found.verdict == "warning"
+    assert "vacuum" in found.found

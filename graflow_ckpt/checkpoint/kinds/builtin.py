@@ -1,4 +1,4 @@
-"""Builtin types: big integers, tuples, sets and complex numbers.
+"""Builtin types: big integers, tuples, sets and complex numbers; and what stands for a forgotten result.
 
 A tuple is the array of its elements; a set the array of its elements' bytes in the order of
 these bytes, because the order of iteration differs between processes.
@@ -7,7 +7,7 @@ these bytes, because the order of iteration differs between processes.
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import Any, Final
 
 from msgpack import ExtType
 
@@ -54,6 +54,31 @@ def _decode_complex(data: bytes, _: Unpacking) -> complex:
     return complex(*struct.unpack(">dd", data))
 
 
+class Forgotten:
+    """What is left of a result that the session does not keep any more."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "forgotten"
+
+    def __reduce__(self) -> str:
+        return "FORGOTTEN"
+
+
+FORGOTTEN: Final = Forgotten()
+
+
+def _encode_forgotten(value: Forgotten, _: Packing) -> ExtType:
+    return ext(14, b"")
+
+
+def _decode_forgotten(data: bytes, _: Unpacking) -> Forgotten:
+    if data:
+        raise ValueError("nothing is left of what was forgotten")
+    return FORGOTTEN
+
+
 def _array(value: set[Any] | frozenset[Any], pack: Packing) -> bytes:
     size = len(value)
     if size < 16:
@@ -71,4 +96,5 @@ KINDS = (
     Kind(3, (set,), _encode_set, _decode_set),
     Kind(4, (frozenset,), _encode_frozenset, _decode_frozenset),
     Kind(5, (complex,), _encode_complex, _decode_complex),
+    Kind(14, (Forgotten,), _encode_forgotten, _decode_forgotten),
 )

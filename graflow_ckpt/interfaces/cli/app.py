@@ -23,6 +23,7 @@ COMMANDS = {
     "plan": "Show what a resume would reuse and run.",
     "sessions": "List the sessions of a store and of a fleet; purge them.",
     "checkpoints": "List, compare, copy and mend checkpoints; take one of a fleet's session.",
+    "prune": "Delete checkpoints that are too old or too many, as `checkpoints prune` does.",
     "submit": "Have a fleet run a program's workflow.",
     "worker": "Run the tasks of a fleet.",
     "status": "Show how far a session of a fleet is.",

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Iterator
 from importlib import metadata
 
+from graflow_ckpt.checkpoint import metrics
 from graflow_ckpt.checkpoint.keys import Keyring, local_key_path, uses_local_key
 from graflow_ckpt.checkpoint.mounts import file_system, key_storage_warning
 from graflow_ckpt.core.errors import CheckpointError, ServerError
@@ -21,6 +22,7 @@ from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import folder_on_disk, open_store
 from graflow_ckpt.stores.prefixes import prefix_of, unwrapped
 from graflow_ckpt.stores.redis_names import is_redis
+from graflow_ckpt.stores.sqlite_names import file_of, is_sqlite
 
 LIBRARIES = ("blake3", "click", "cloudpickle", "msgpack", "rich", "numpy", "redis", "rq", "torch")
 OPTIONAL = ("numpy", "redis", "rq", "torch")
@@ -74,7 +76,19 @@ def _store(store: str) -> Iterator[Finding]:
     )
     if there:
         yield _modes(folder)
+    yield from _database(place)
     yield _kind(folder)
+
+
+def _database(place: CheckpointStore) -> Iterator[Finding]:
+    """A file that has grown."""
+    url = unwrapped(place.url)
+    if not is_sqlite(url) or not os.path.isfile(file_of(url)):
+        return
+    size = os.path.getsize(file_of(url)) / (1 << 20)
+    if size > metrics.LARGE_MB:
+        todo = "graflow-ckpt checkpoints prune, then vacuum"
+        yield Finding("database", "warning", f"{file_of(url)} has {size:.0f} MB: {todo}")
 
 
 def _modes(folder: str) -> Finding:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, get_args
 
 import click
 
+from graflow_ckpt.checkpoint.retention import Per
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.keeping import parse_best, parse_bytes, retention_of
 from graflow_ckpt.interfaces.cli.options import common, complete_sessions, manner_of, store
@@ -16,6 +17,7 @@ Examples:
   graflow-ckpt checkpoints prune --older-than 7d
   graflow-ckpt checkpoints prune --keep 3 --best loss:2 --workflow train --yes
   graflow-ckpt checkpoints prune --budget 20GB --yes --json
+  graflow-ckpt prune --older-than 7d --yes                       the same, for short
 """
 
 
@@ -35,7 +37,7 @@ Examples:
 )
 @click.option(
     "--per",
-    type=click.Choice(["session", "workflow", "store"]),
+    type=click.Choice(get_args(Per)),
     default="session",
     show_default=True,
     help="What --keep and --best count together.",
@@ -61,7 +63,7 @@ def prune(
     dry_run: bool,
     yes: bool,
     store: str,
-    per: Literal["session", "workflow", "store"],
+    per: Per,
     **rules: Any,  # the options that retention_of takes
 ) -> int:
     """Delete checkpoints that are too old or too many, also those that a task has asked for.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-HIDDEN = "•••"
+HIDDEN = "[REDACTED]"
 _SECRET = re.compile(
     r"(^|_)pass(phrase)?$|password|passwd|passphrase|secret|token$|(api|private|access|secret)_?key|credential|"
     r"authorization|(^|_)(auth|pin|pwd|dsn|cookies?)$|connection_?string",

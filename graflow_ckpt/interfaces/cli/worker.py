@@ -50,6 +50,7 @@ SIGHUP starts the workers anew, one after the other.
 @kept("--code-patience", metavar="60s", help="How long a session waits for a worker that has its code.")
 @kept("--log", type=click.Choice(["text", "json"]), help="How to log, on stderr.")
 @kept("--preload", metavar="MODULES", help="Modules to import before the workers are forked.")
+@kept("--observers", metavar="MODULE:NAME,…", help="What makes the observers that are told what runs here.")
 @click.option("--health", is_flag=True, help="Only say whether the workers of this machine are well.")
 @fleet
 @common
@@ -117,6 +118,7 @@ def _settings(manner: Manner, ctx: click.Context) -> tuple[PoolSettings, dict[st
         "json" if manner.json else fleet.log,
         fleet.preload,
         fleet.code_patience,
+        fleet.observers,
     )
     return settings, {name: value for name, value in os.environ.items() if name.startswith(PREFIX)}
 

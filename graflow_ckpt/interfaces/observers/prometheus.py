@@ -71,7 +71,12 @@ class PrometheusObserver:
         self._tasks = counter("graflow_tasks_total", "Attempts of tasks that have ended.", ("outcome",))
         self._ends = counter("graflow_sessions_total", "Executions that have ended.", ("status",))
         self._under_way: set[str] = set()
-        self._running = Gauge("graflow_sessions_running", "Executions under way.", registry=registry)
+        self._running = Gauge(
+            "graflow_sessions_running",
+            "Executions under way.",
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
 
     def __call__(self, event: Event) -> None:
         facts = event.facts

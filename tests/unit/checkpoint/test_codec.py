@@ -26,6 +26,7 @@ from hypothesis import strategies as st
 
 from graflow_ckpt.checkpoint.codec import NONE, decode, encode, is_atom
 from graflow_ckpt.checkpoint.kinds import NotPlain
+from graflow_ckpt.checkpoint.kinds.builtin import FORGOTTEN
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 
 
@@ -179,6 +180,7 @@ GOLDEN: list[tuple[Any, str]] = [
     (np.int64(-1), "c70c0d033c6938ffffffffffffffff"),
     (np.bool_(True), "c7050d037c623101"),
     (np.datetime64("2024-02-29", "D"), "c70f0d063c4d385b445d464d000000000000"),
+    (FORGOTTEN, "c7000e"),
 ]
 
 

@@ -57,7 +57,7 @@ def test_the_last_ones_may_be_counted_per_workflow_or_in_all() -> None:
     cuts.append(cut("c", 1, created=NOW + 99))
 
     assert kept(KeepLast(2, per="workflow"), cuts) == ["a2", "b1", "b2", "c1"]
-    assert kept(KeepLast(1, per="store"), cuts) == ["c1"]
+    assert kept(KeepLast(1, per="store"), cuts) == kept(KeepLast(1, per="tenant"), cuts) == ["c1"]
 
 
 def test_within_a_session_epoch_and_sequence_count_and_no_clock() -> None:
@@ -213,7 +213,7 @@ def test_values_travel_and_are_equal() -> None:
         (lambda: BestOf("loss", 0), "at least 1"),
         (lambda: BestOf("loss", 1, "best"), "min or max"),  # type: ignore[arg-type]
         (lambda: LastSuccessful(0), "at least 1"),
-        (lambda: KeepLast(1, per="tenant"), "none of 'session'"),  # type: ignore[arg-type]
+        (lambda: KeepLast(1, per="planet"), "none of 'session'"),  # type: ignore[arg-type]
     ],
 )
 def test_values_that_mean_nothing_are_refused(make: Callable[[], Retention], words: str) -> None:
@@ -239,11 +239,13 @@ def test_the_line_of_a_session_itself_is_no_fork() -> None:
 # --- any of them -----------------------------------------------------------------------
 
 leaves = st.one_of(
-    st.builds(KeepLast, st.integers(1, 4), st.sampled_from(["session", "workflow", "store"])),
+    st.builds(KeepLast, st.integers(1, 4), st.sampled_from(["session", "workflow", "tenant", "store"])),
     st.builds(KeepFor, st.integers(1, 5)),
     st.builds(KeepEvery, st.integers(1, 4)),
     st.builds(BestOf, st.just("x"), st.integers(1, 3), st.sampled_from(["min", "max"])),
-    st.builds(KeepWithin, kb=st.floats(0.01, 1), per=st.sampled_from(["session", "workflow", "store"])),
+    st.builds(
+        KeepWithin, kb=st.floats(0.01, 1), per=st.sampled_from(["session", "workflow", "tenant", "store"])
+    ),
     st.builds(LastSuccessful, st.integers(1, 2)),
     st.just(DeleteOnSuccess()),
 )

@@ -229,7 +229,7 @@ def test_what_could_not_be_deleted_is_status_1(
     assert [row["error"] for row in document["failed"]] == ["read-only", "read-only"]
 
 
-@pytest.mark.parametrize("wrong", [["--keep", "0"], ["--older-than", "soon"], ["--per", "tenant"]])
+@pytest.mark.parametrize("wrong", [["--keep", "0"], ["--older-than", "soon"], ["--per", "planet"]])
 def test_what_means_nothing_is_a_usage_error(store: CheckpointStore, said: Said, wrong: list[str]) -> None:
     said("prune", *wrong, status=2)
 

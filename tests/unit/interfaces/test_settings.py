@@ -160,7 +160,7 @@ def test_the_page_about_the_command_line_has_each_setting_with_its_default() -> 
         row = told[f"`{name}`"]
         assert row[1] == f"`{name.upper()}`"
         assert FLAGS[name] in row[2]
-        assert row[4] == {"rq_url": "the same", "redis_url": "", "preload": ""}.get(
+        assert row[4] == {"rq_url": "the same", "redis_url": "", "preload": "", "observers": ""}.get(
             name,
             defaults.shown(name) if name == "workers" or name in PERIODS else f"`{defaults.shown(name)}`",
         )

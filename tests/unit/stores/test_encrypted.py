@@ -12,12 +12,13 @@ from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
     CheckpointError,
     JournalDamaged,
+    NoKey,
     UnknownKey,
     UnsafeCheckpoint,
 )
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore, Sink
 from graflow_ckpt.stores import open_store
-from graflow_ckpt.stores.encrypted import Encrypted, keys_by_path
+from graflow_ckpt.stores.encrypted import Encrypted, EncryptedCheckpointStore, keys_by_path
 from graflow_ckpt.stores.encryption import FRAME, TAG, EncryptingSink, OpeningSource
 from graflow_ckpt.stores.encryption_keys import fernet_keys, of_environment
 from graflow_ckpt.stores.keys import Keyring, new_key
@@ -311,6 +312,18 @@ def test_a_fernet_key_is_enough_where_nothing_seals(inner: MemoryStore, tmp_path
     )
 
     assert ring.ids == tuple(fernet_keys(FERNET))
+
+
+def test_a_database_takes_a_fernet_key_under_the_name_that_is_known_for_it(tmp_path: Path) -> None:
+    store = EncryptedCheckpointStore(tmp_path / "runs.db", FERNET.encode())
+
+    path = put(store, "best", "one")
+
+    assert path.startswith("encrypted+sqlite:///")
+    assert read(Encrypted(store.inner, fernet=FERNET), path).stage == "one"
+    assert b"values of" not in (tmp_path / "runs.db").read_bytes()
+    with pytest.raises(NoKey):
+        EncryptedCheckpointStore(tmp_path / "runs.db", b"")
 
 
 @pytest.mark.parametrize("text", ["no key", FERNET[:-4], FERNET + "," + "x" * 44, "ü" * 44])

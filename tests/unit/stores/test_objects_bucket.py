@@ -177,7 +177,7 @@ def test_what_is_large_may_take_its_time_while_the_server_answers(
     answered = Semaphore(0)
     be_there = watched._be_there
     monkeypatch.setattr(watched, "_be_there", lambda: (be_there(), answered.release()))
-    proxy.hold_next_reply(b"/large")
+    proxy.hold_next_reply(b"large")
 
     with ThreadPoolExecutor(1) as threads:
         done = threads.submit(request_of, watched)

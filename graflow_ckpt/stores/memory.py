@@ -34,7 +34,7 @@ from graflow_ckpt.stores.memory_room import (
     drop_segments,
     segments_of,
 )
-from graflow_ckpt.stores.names import META, base_of, check_parts, session_in, session_of
+from graflow_ckpt.stores.names import META, base_of, check_parts, replaced, session_in, session_of
 
 _SCHEME = "memory://"
 _DEFAULT = "main"
@@ -123,6 +123,8 @@ class MemoryStore:
             former = self._room.trios.get(base)
             kept = former.parts if former else {}
             of_stage = {part: found for part, found in kept.items() if found[0] == stage}
+            if len(made) == 1 and kept and not of_stage:
+                raise replaced(path)
             new = {part: (stage, data) for part, data in made.items() if part != META}
             held = hold(self._room, path, made[META], former)
             trio = Trio(made[META], of_stage | new, held)

@@ -129,8 +129,8 @@ class MemoryStore:
             held = hold(self._room, path, made[META], former)
             trio = Trio(made[META], of_stage | new, held)
             self._check_room(path, trio, former)
-            self._room.trios.pop(base, None)  # so that it is the last one again
-            self._room.trios[base] = trio
+            self._room.trios[base] = trio  # in one step: a Ctrl-C must not leave neither of the two
+            self._room.trios.move_to_end(base)
 
     def open(self, path: str, part: str, stage: str) -> MemorySource:
         found = self._trio(path).parts.get(part)

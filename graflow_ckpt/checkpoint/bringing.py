@@ -7,6 +7,7 @@ digest is then another one, and the meta is sealed anew.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 
 from graflow_ckpt.checkpoint.contents import Content, contents_of
@@ -14,8 +15,10 @@ from graflow_ckpt.checkpoint.digest import CHUNK, DigestingSink, VerifyingSource
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.checkpoint.seal import seal
-from graflow_ckpt.core.errors import CheckpointCorrupt
+from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore, Lease, Readable, Saving, Sink, Source
+
+log = logging.getLogger("graflow_ckpt.checkpoint")
 
 
 def shares(target: CheckpointStore) -> bool:
@@ -65,8 +68,12 @@ class Bringing:
         saving.settle()
 
     def end(self) -> None:
-        if self._saving is not None:
+        if self._saving is None:
+            return
+        try:
             self._saving.end()
+        except (GraflowError, OSError) as error:  # whether the checkpoint is there was decided before
+            log.warning("contents of a copy stay until the next sweep: %s", error)
 
     def _read(self, content: Content) -> Iterator[bytes]:
         if self._origin is None:

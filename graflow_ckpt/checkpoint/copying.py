@@ -40,7 +40,8 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, PartWriter, Readable, Sink, Source
 from graflow_ckpt.stores.names import META, PARTS, base_of
 
-_PIECE: Final = 4 << 20
+_OWNERS: Final = 10_000
+"""That a session may have had at the origin more than at the target: each of them is made up for."""
 
 State = Literal["copied", "there", "gone", "superseded", "bad"]
 
@@ -119,7 +120,8 @@ class Move:
         for copied in done:
             self.seen(copied)
         lacking: CheckpointError | None = None
-        lease = self._own(session, max((cut.epoch for cut in (*cuts, *there)), default=0))
+        above = max(_highest(self.origin, self.keys, cuts), _highest(self.target, self.ring, there))
+        lease = self._own(session, above)
         try:
             for path in stale:  # there since a former copy: the target would go back to them
                 self.target.delete(path)
@@ -183,15 +185,8 @@ class Move:
         }
 
     def _former(self, where: str) -> Document | None:
-        """The meta that stands at the target; None if there is none that its seal holds for."""
-        try:
-            meta: Document = json.loads(self.target.meta(where))
-            verify(meta, self.ring)
-        except CheckpointNotFound:
-            return None
-        except (*NOT_JSON, AttributeError, CheckpointError):
-            return None  # damaged, or nobody's: the good one takes its place
-        return meta
+        """What stands at the target; None if the good one is to take its place."""
+        return _sealed(self.target, self.ring, where)
 
     # --- a session ---------------------------------------------------------------------
 
@@ -202,6 +197,13 @@ class Move:
             if lease.epoch > above:
                 return lease
             lease.release()
+            if above - lease.epoch > _OWNERS:
+                raise CheckpointError(
+                    f"A checkpoint of session {session} claims to be of owner {above}: nobody gets that far.",
+                    hint="Somebody has changed its metadata. With its key, only it would be left out.",
+                    session=session,
+                    epoch=above,
+                )
 
     def _is_there(self, session: str, going: Sequence[Cut], there: Sequence[Cut]) -> bool:
         known = {(cut.id, target_path(self.target, cut.path)) for cut in there}
@@ -263,6 +265,24 @@ def _damaged(path: str) -> CheckpointCorrupt:
 
 def _order(cut: Cut) -> tuple[int, int, str]:
     return cut.epoch, cut.sequence, cut.path
+
+
+def _highest(place: Readable, keys: Keyring | None, cuts: Sequence[Cut]) -> int:
+    """Of the epochs whose seal holds: what anybody may have claimed, nobody has to get above."""
+    for cut in sorted(cuts, key=_order, reverse=True):
+        if keys is None or _sealed(place, keys, cut.path) is not None:
+            return cut.epoch
+    return 0
+
+
+def _sealed(place: Readable, keys: Keyring, path: str) -> Document | None:
+    """The meta that stands there; None if there is none whose seal holds."""
+    try:
+        meta: Document = json.loads(place.meta(path))
+        verify(meta, keys)
+    except (*NOT_JSON, AttributeError, CheckpointError):
+        return None  # gone, damaged, or nobody's
+    return meta
 
 
 def _superseded(place: Readable, session: str, cuts: Sequence[Cut]) -> Iterator[str]:

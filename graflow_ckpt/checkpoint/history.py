@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.archive import Found, find
+from graflow_ckpt.checkpoint.inventory import COUNTS
 from graflow_ckpt.checkpoint.model import NOT_JSON
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.apply import apply
@@ -62,7 +63,9 @@ def order_of(raw: bytes, session: str | None = None) -> tuple[int, int]:
     try:
         meta = json.loads(raw)
         if session in (None, meta["session_id"]):
-            return int(meta["epoch"]), int(meta["sequence"])
+            epoch, sequence = int(meta["epoch"]), int(meta["sequence"])
+            if epoch in COUNTS and sequence in COUNTS:
+                return epoch, sequence
     except (*_NO_META, OverflowError):
         pass
     return sys.maxsize, 0

@@ -24,6 +24,9 @@ from graflow_ckpt.core.protocols import Readable
 UNREADABLE = "unreadable"
 """The status of a checkpoint whose meta is damaged."""
 
+COUNTS = range(2**63)
+"""What epochs and sequences can be: nothing has ever been counted further."""
+
 _OWN_NAME = re.compile(r"session_([A-Za-z0-9_-]{1,64})_step_\d+_\d+-\d+(?:\.pkl)?\Z")
 
 
@@ -95,7 +98,7 @@ def _text(value: object) -> str:
 
 
 def _whole(value: object) -> int:
-    if type(value) is not int:
+    if type(value) is not int or value not in COUNTS:
         raise TypeError(value)
     return value
 

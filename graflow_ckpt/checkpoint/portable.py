@@ -38,7 +38,7 @@ _JOURNALS: Final = "journals/"
 _BROKEN: Final = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, ValueError)
 _PIECE: Final = 4 << 20
 _SMALL: Final = 64 << 20
-"""What is read in one piece: metas, and segments of journals."""
+"""What is read in one piece, but for segments of journals: those grow until the next cut."""
 
 
 class PortableFile:
@@ -152,7 +152,7 @@ class PortableFile:
             info = self._members[name]
         except KeyError as error:
             raise self._no_such_file(f"it has no {name}") from error
-        if info.file_size > _SMALL:
+        if info.file_size > (self._whole if name.startswith(_JOURNALS) else _SMALL):
             raise self._no_such_file(f"{name} has {info.file_size} bytes")
         with self._reading(name):
             return self._zip.read(info)
@@ -164,6 +164,11 @@ class PortableFile:
             yield
         except _BROKEN as error:
             raise CheckpointCorrupt(f"{name} in {self.file} cannot be read: {error}.", path=name) from error
+
+    @property
+    def _whole(self) -> int:
+        """The size of the file: whatever its directory says, nothing in it has more bytes than that."""
+        return os.path.getsize(self.file)
 
     def _no_such_file(self, why: str) -> CheckpointCorrupt:
         return CheckpointCorrupt(

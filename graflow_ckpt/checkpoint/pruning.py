@@ -16,9 +16,9 @@ Not here: which ones are too many (retention.py), and when somebody asks (the en
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from graflow_ckpt.checkpoint import archive, witness
@@ -27,7 +27,7 @@ from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.retention import FINISHED, IN_SESSION, Cut, Retention, forked_from
 from graflow_ckpt.checkpoint.sizes import bytes_of
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
-from graflow_ckpt.core.protocols import CheckpointStore, Lease
+from graflow_ckpt.core.protocols import CheckpointStore, Lease, Line
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -46,6 +46,9 @@ class Plan:
     cuts: tuple[Cut, ...]
     spared: tuple[tuple[Cut, Reason], ...] = ()
     emptied: frozenset[str] = frozenset()  # sessions of which nothing stays
+    lines: Mapping[str, tuple[Line, ...]] = field(
+        default_factory=dict, compare=False
+    )  # how far sessions had gone back then
 
     @property
     def size(self) -> int:
@@ -95,6 +98,7 @@ class Guard:
         self._cuts = _by_session(known.cuts)
         self._busy = {own: False, "": False}  # unreadable ones may name no session
         self._lines: dict[str, list[Cut]] = {}
+        self.back: dict[str, tuple[Line, ...]] = {}  # by session, as far as it was asked
         self._newest: dict[str, str | None] = {}
 
     def reason(self, cut: Cut, meant: Collection[str] = ()) -> Reason | None:
@@ -128,7 +132,7 @@ class Guard:
     def line(self, session: str) -> list[Cut]:
         """The session's checkpoints that a resume looks at, newest first."""
         if session not in self._lines:
-            back = self.store.lines(session)
+            back = self.back[session] = self.store.lines(session)
             counts = [
                 cut
                 for cut in self._cuts.get(session, ())
@@ -206,7 +210,8 @@ def _plan(guard: Guard, candidates: Iterable[Cut], why: Callable[[Cut], Reason |
     if any(cut.shared for cut in gone):  # what goes with them is what no other one holds
         held = {name for cut in stay for name in cut.shared}
         gone = [replace(cut, shared={n: cut.shared[n] for n in cut.shared if n not in held}) for cut in gone]
-    return Plan(tuple(gone), tuple(spared), frozenset(cut.session for cut in gone) - staying)
+    emptied = frozenset(cut.session for cut in gone) - staying
+    return Plan(tuple(gone), tuple(spared), emptied, guard.back)
 
 
 def carry_out(
@@ -219,6 +224,10 @@ def carry_out(
     for session, cuts in _by_session(what.cuts).items():
         if session not in ("", own) and store.owner(session) is not None:  # it was taken since
             failed += [(cut, f"session {session} is being run") for cut in cuts]
+            continue
+        if session in what.lines and store.lines(session) != what.lines[session]:
+            # what it goes on from now may be among them, and what was to stay for it does not count any more
+            failed += [(cut, f"session {session} has gone back meanwhile") for cut in cuts]
             continue
         waiting += cuts
         while len(waiting) >= _AT_ONCE:

@@ -194,7 +194,7 @@ class Cutter:
         if self._journal and self.session.recorder is not None and self.home.finds(metadata.path):
             self._gap = False
             self.home.open_journal(state.sequence)
-            self.home.store.drop_segments(state.session, self._previous)
+            self.home.drop_journal(self._previous)
             self._previous = state.sequence
         log.info(
             "Checkpoint created: %s", metadata.path, extra={"session": state.session, "step": state.steps}

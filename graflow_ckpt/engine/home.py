@@ -24,7 +24,13 @@ from graflow_ckpt.checkpoint.pruning import forget_journal
 from graflow_ckpt.checkpoint.retention import Retention
 from graflow_ckpt.checkpoint.seal import Keyring, key_storage_warning
 from graflow_ckpt.checkpoint.snapshot import Snapshot
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    GraflowError,
+    JournalFailed,
+    SaveOutcomeUnknown,
+)
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease
 from graflow_ckpt.engine.tidying import Tidier
@@ -200,7 +206,11 @@ class Home:
         metadata.trace_context, metadata.original_trace_id = self.trace.now()
         metadata.home = self.store.url
         program = self.describe_program(graph)
-        metadata = archive.save(place, keyring, lease, snapshot, program, metadata, self.allowance)
+        try:
+            metadata = archive.save(place, keyring, lease, snapshot, program, metadata, self.allowance)
+        except SaveOutcomeUnknown:
+            self.sequence += 1  # it may stand: of two with one number nobody could tell which is the newer
+            raise
         self.sequence += 1
         self.parent = metadata.checkpoint_id
         self.last = metadata
@@ -248,9 +258,20 @@ class Home:
 
     def append(self, payload: bytes) -> None:
         """One record, durable when this returns."""
-        assert self._segment is not None
-        assert self._writer is not None
+        if self._segment is None or self._writer is None:
+            raise JournalFailed(
+                f"The journal of session {self.session!r} has no segment: it could not be begun.",
+                hint="The session stops here; what was recorded before is safe. Mend the store and resume.",
+                session=self.session,
+            )
         self._segment.append(self._writer.frame(payload))
+
+    def drop_journal(self, before: int) -> None:
+        """What no cut needs any more. A cut that stands has not failed for what stays until the next one."""
+        try:
+            self.store.drop_segments(self.session, before)
+        except (GraflowError, OSError) as error:
+            log.warning("an old journal stays: %s", error, extra={"session": self.session})
 
     def close_journal(self) -> None:
         if self._segment is not None:

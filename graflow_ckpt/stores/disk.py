@@ -128,12 +128,12 @@ class Disk:
     def names(self, folder: str) -> list[str]:
         return os.listdir(folder)
 
-    def read(self, path: str) -> bytes:
-        """All of a small regular file."""
+    def read(self, path: str, most: int | None = SMALL) -> bytes:
+        """All of a regular file, unless it has more bytes than `most`; None: whatever it has."""
         fd = self.open(path)
         try:
             size = regular_size(fd, path)
-            if size > SMALL:
+            if most is not None and size > most:
                 raise CheckpointCorrupt(
                     f"{path} has {size} bytes: nothing of that name is that large.", path=path, size=size
                 )

@@ -32,6 +32,7 @@ from graflow_ckpt.core.errors import (
     GraflowError,
     ServerError,
     SessionBusy,
+    SessionError,
 )
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line, Owner, PartWriter, Source
 from graflow_ckpt.links.addresses import masked
@@ -59,9 +60,8 @@ class Fallback(Wrapper):
         self.waits = Folder(argument, inner.url)
         self._breaker = breaker or Breaker(failures=1)
         self._aside = False  # whether the last save went to the folder
-        self._mutex = (
-            threading.RLock()
-        )  # one save at a time decides where it goes, so that their order is kept
+        # one save at a time decides where it goes, so that their order is kept
+        self._mutex = threading.RLock()
 
     @classmethod
     def of(cls, inner: CheckpointStore, argument: str) -> Self:
@@ -215,8 +215,8 @@ class Fallback(Wrapper):
         for session in sorted({entry.session for entry in self.waits.of_owners()}):
             try:
                 self.acquire(session).release()
-            except SessionBusy as error:
-                log.warning("%s", error, extra={"session": session})
+            except (CheckpointError, SessionError) as error:  # one that is damaged names no session
+                log.warning("what waits of session %r stays: %s", session, error, extra={"session": session})
         return len(self.waits.waiting())
 
     def _hand_over_first(self, mine: FallbackLease | None) -> None:

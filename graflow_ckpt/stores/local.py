@@ -127,6 +127,8 @@ class LocalStore:
         target = self._target(path)
         mine = self._own(lease) if lease is not None else None
         guard: Callable[[], AbstractContextManager[None]] = partial(_fenced, mine) if mine else nullcontext
+        if len(parts) == 1:
+            guard = partial(_standing, guard, partial(trio.check_stands, self._disk, target, stage))
         self._settle(target.folder)
         parts = [*parts[:-1], self.contents.checked(target, stage, *parts[-1])] if parts else parts
         if mine is not None and self._session_of(target) == mine.session:
@@ -293,6 +295,13 @@ class LocalStore:
 def _fenced(lease: LocalLease) -> Iterator[None]:
     with lease.locked():
         lease.check()
+        yield
+
+
+@contextmanager
+def _standing(guard: Callable[[], AbstractContextManager[None]], check: Callable[[], None]) -> Iterator[None]:
+    with guard():
+        check()
         yield
 
 

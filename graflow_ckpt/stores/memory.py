@@ -34,7 +34,7 @@ from graflow_ckpt.stores.memory_room import (
     drop_segments,
     segments_of,
 )
-from graflow_ckpt.stores.names import META, base_of, check_parts, session_in, session_of
+from graflow_ckpt.stores.names import META, base_of, check_parts, replaced, session_in, session_of
 
 _SCHEME = "memory://"
 _DEFAULT = "main"
@@ -123,12 +123,14 @@ class MemoryStore:
             former = self._room.trios.get(base)
             kept = former.parts if former else {}
             of_stage = {part: found for part, found in kept.items() if found[0] == stage}
+            if len(made) == 1 and kept and not of_stage:
+                raise replaced(path)
             new = {part: (stage, data) for part, data in made.items() if part != META}
             held = hold(self._room, path, made[META], former)
             trio = Trio(made[META], of_stage | new, held)
             self._check_room(path, trio, former)
-            self._room.trios.pop(base, None)  # so that it is the last one again
-            self._room.trios[base] = trio
+            self._room.trios[base] = trio  # in one step: a Ctrl-C must not leave neither of the two
+            self._room.trios.move_to_end(base)
 
     def open(self, path: str, part: str, stage: str) -> MemorySource:
         found = self._trio(path).parts.get(part)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -63,7 +64,7 @@ class Room:
     """The contents of one place. `trios`: by name, the last committed at the end."""
 
     name: str
-    trios: dict[str, Trio] = field(default_factory=dict)
+    trios: OrderedDict[str, Trio] = field(default_factory=OrderedDict)
     holdings: dict[str, Holding] = field(default_factory=dict)
     segments: dict[str, dict[tuple[int, int], bytearray]] = field(default_factory=dict)
     contents: WeakValueDictionary[str, Content] = field(default_factory=WeakValueDictionary)

@@ -100,6 +100,8 @@ class Metered(Wrapper):
 
         try:
             yield move
+        except GeneratorExit:
+            raise  # who lists has seen enough: nothing has failed
         except BaseException as found:
             error = type(found).__name__
             raise

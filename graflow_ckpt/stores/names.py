@@ -81,6 +81,15 @@ def gone(path: str, names: Collection[str]) -> CheckpointError:
     )
 
 
+def replaced(path: str) -> CheckpointError:
+    """A meta was put alone, and what stands there is of another stage: with that meta nothing would fit."""
+    return CheckpointError(
+        f"The metadata of {path} were not written: another checkpoint has taken its place.",
+        hint="Look at it again.",
+        path=path,
+    )
+
+
 def check_parts(parts: list[str]) -> None:
     """Some of the three, each once, and meta is the last."""
     if not parts or parts[-1] != META or not set(parts) <= set(PARTS) or len(set(parts)) < len(parts):

@@ -58,10 +58,10 @@ class LocalLease:
         self._not_released()
         with self._mutex:
             self._not_released()
-            self._slots.lock.take()
             try:
+                self._slots.lock.take()
                 yield
-            finally:
+            finally:  # also after a Ctrl-C in between: the lock would keep everybody out, us as well
                 self._slots.lock.drop()
 
     def check(self) -> None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -69,7 +68,6 @@ class PostgresStore:
         self._seconds = lease
         self._link = Link(address)
         self._opened: _Opened | None = None
-        self._mutex = threading.Lock()
         self._prefix = f"{self.folder}/"
         self.contents = PostgresContents(self._linked, self._base)
 
@@ -223,13 +221,10 @@ class PostgresStore:
 
     @property
     def _all(self) -> _Opened:
-        if (opened := self._opened) is not None:
-            return opened
-        with self._mutex:
-            if self._opened is None:
-                self.schema.check()
-                self._opened = _Opened(Leases(self._link, self._seconds), Trios(self._link, self.folder))
-            return self._opened
+        if self._opened is None:  # two threads may do it at once: neither waits with a lock for the server
+            self.schema.check()
+            self._opened = _Opened(Leases(self._link, self._seconds), Trios(self._link, self.folder))
+        return self._opened
 
     def _linked(self) -> Link:
         assert self._all is not None

@@ -25,6 +25,8 @@ from graflow_ckpt.stores.postgres_link import Connection, Link
 
 T = TypeVar("T")
 
+_AT_ONCE = 1000  # notes that the routine reads
+
 GONE = "GC002"  # what the routines say when a save, or what it holds, was swept
 
 _HELD = """select contents.id, size, contents.count from graflow_ckpt.checkpoints
@@ -144,9 +146,14 @@ def in_our_words(error: ServerError, path: str) -> GraflowError:
 
 
 def clear(link: Link) -> int:
-    """Take away what nobody holds any more."""
-    row = link.run(lambda c: c.execute("select graflow_ckpt.clear_contents()").fetchone())
-    return int(row[0]) if row is not None else 0
+    """Take away what nobody holds any more, in steps."""
+    asked, gone = "select graflow_ckpt.clear_contents(), count(*) from graflow_ckpt.freed", 0
+    while True:
+        row = link.run(lambda c: c.execute(asked).fetchone())
+        assert row is not None
+        gone += int(row[0])
+        if row[1] <= _AT_ONCE:  # notes that there were before this step
+            return gone
 
 
 def clear_quietly(link: Link) -> None:

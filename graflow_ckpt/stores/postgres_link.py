@@ -54,6 +54,7 @@ except ImportError as missing:  # psycopg without libpq
         extra="postgres",
     ) from missing
 
+Rollback = psycopg.Rollback
 Connection = psycopg.Connection[tuple[Any, ...]]  # Any: rows are as the statements make them
 
 T = TypeVar("T")
@@ -92,6 +93,7 @@ class Link:
         self._leave: weakref.finalize[[_Place], Link] | None = None
         self._place: _Place = (0, ())
         self._process = 0
+        _links.add(self)
 
     def run(self, work: Callable[[Connection], T]) -> T:
         """Ask once. Without context managers of ours: they would be the most of what it costs here."""
@@ -191,6 +193,7 @@ class _Shared:
     links: int = 0
 
 
+_links: weakref.WeakSet[Link] = weakref.WeakSet()
 _pools: dict[_Place, _Shared] = {}
 _forgotten: deque[_Place] = deque()
 """By links that nobody has closed. Garbage is collected at any moment, also within these functions: it only
@@ -253,9 +256,11 @@ def _close() -> None:
 
 
 def _unlocked() -> None:
-    """In a forked child, whose parent may have held it; the parent's pools stay as they are."""
+    """In a forked child, whose parent may have held them; the parent's pools stay as they are."""
     global _sharing
     _sharing = threading.Lock()
+    for link in list(_links):
+        link._mutex = threading.Lock()  # it is held while a server is waited for
 
 
 os.register_at_fork(after_in_child=_unlocked)

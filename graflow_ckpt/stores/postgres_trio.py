@@ -38,10 +38,10 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.protocols import Buffer, PartWriter
 from graflow_ckpt.stores import postgres_contents
-from graflow_ckpt.stores.names import contents_in
+from graflow_ckpt.stores.names import contents_in, replaced
 from graflow_ckpt.stores.postgres_chunks import LIFE, ChunkSink, ChunkSource, Found
 from graflow_ckpt.stores.postgres_lease import PostgresLease
-from graflow_ckpt.stores.postgres_link import Connection, Link
+from graflow_ckpt.stores.postgres_link import Connection, Link, Rollback
 from graflow_ckpt.stores.postgres_names import PARTS, path_of, session_of
 
 META = PARTS[-1]
@@ -60,6 +60,12 @@ _NEW = """insert into graflow_ckpt.checkpoints
         from graflow_ckpt.sessions where session = %s and epoch = %s::bigint for share
     on conflict do nothing returning graflow_ckpt.durable()"""
 _PUT = "select graflow_ckpt.put(%s, %s::bigint, %s, %s, %s, %s, %s, %s::jsonb, %s, %b, %b, %b)"
+# A meta by itself is for the parts that are there, unless there are none.
+_ALONE = f"""with standing as materialized (
+        select put = %s or parts = '{{}}' or exists (
+                select from jsonb_each(parts) where value ->> 'stage' = %s) as fits
+            from graflow_ckpt.checkpoints where name = %s for update)
+    select case when (select not fits from standing) then 'replaced' else ({_PUT}) end"""
 _OPEN = """select its, case when (its ->> 'count')::integer <= 1 then {column} else (select data
         from graflow_ckpt.chunks where chunks.put = its ->> 'put' and part = %s and number = 0) end
     from graflow_ckpt.checkpoints, lateral (select parts -> %s as its) as one where name = %s"""
@@ -163,17 +169,19 @@ class Trios:
         tails = [sinks[part].tail if part in sinks else None for part in _COLUMNS]
         row = [put.id, put.base, *_fields(put.base, meta), json.dumps(each)]
 
-        names, replaced = contents_in(meta), [False]
+        names, has_replaced = contents_in(meta), [False]
+        path = path_of(self._folder, put.base)
 
         def commit(connection: Connection) -> str:
-            replaced[0] = False
+            has_replaced[0] = False
             if put.lease is not None and not staged:
                 found = connection.execute(_NEW, [*row, meta, *tails, *put.fence]).fetchone()
                 if found is not None:
                     return "synced" if found[0] else "accepted"
-            found = connection.execute(_PUT, [*put.fence, *row, staged, meta, *tails]).fetchone()
+            asked, args = (_PUT, []) if sinks else (_ALONE, [put.id, put.stage, put.base])
+            found = connection.execute(asked, [*args, *put.fence, *row, staged, meta, *tails]).fetchone()
             assert found is not None
-            replaced[0] = True
+            has_replaced[0] = True
             return str(found[0])
 
         def holding(connection: Connection) -> str:
@@ -181,14 +189,13 @@ class Trios:
                 hold = "select graflow_ckpt.hold_contents(%s, %s, %s)"
                 connection.execute(hold, [put.id, put.base, list(names)])
                 outcome = commit(connection)
-                if outcome == "fenced":
-                    connection.execute("select graflow_ckpt.let_go(%s)", [f"c{put.id}"])
-                return outcome
+                if outcome in ("fenced", "replaced"):
+                    raise Rollback  # and no more than this: an attempt before it may have been committed
+            return outcome
 
         try:
             outcome = self._link.sure(holding if names else commit)
         except ServerGone as error:
-            path = path_of(self._folder, put.base)
             raise SaveOutcomeUnknown(
                 f"The checkpoint {path} was sent, but not confirmed: {error.message}",
                 hint="It is there or its predecessor is. Look when the server is back.",
@@ -196,9 +203,7 @@ class Trios:
             ) from error
         except ServerError as error:
             if error.ids.get("code") != _LACKS:
-                path = path_of(self._folder, put.base)
                 raise postgres_contents.in_our_words(error, path) from error
-            path = path_of(self._folder, put.base)
             raise CheckpointError(
                 f"The checkpoint {path} was not written: chunks of its {error.text} are gone.",
                 hint=f"Writing took more than {LIFE} seconds, or the server has lost what it had confirmed.",
@@ -207,7 +212,9 @@ class Trios:
         if outcome == "fenced":
             assert put.lease is not None
             put.lease.lost()
-        if replaced[0]:
+        if outcome == "replaced":
+            raise replaced(path)
+        if has_replaced[0]:
             postgres_contents.clear_quietly(self._link)  # what the former one held
         return outcome == "synced"
 

@@ -45,6 +45,7 @@ def backup(store: str, target: str | os.PathLike[str], progress: Progress | None
     database, copy = Database(file_of(store)), os.path.abspath(os.fspath(target))
     if os.path.exists(copy) and os.path.samefile(copy, database.file):
         raise CheckpointError(f"{copy} is the database itself.", hint="Name another file.", path=copy)
+    _check_unused(copy)
     with refusing("write", copy), held(f"{copy}.lock"):  # what a killed one has left is nobody's else
         _take_away(f"{copy}.tmp")
         try:
@@ -53,6 +54,18 @@ def backup(store: str, target: str | os.PathLike[str], progress: Progress | None
             _take_away(f"{copy}.tmp")
             raise
     return os.path.getsize(copy)
+
+
+def _check_unused(copy: str) -> None:
+    """A log belongs to whatever is called like it, and does not say of which database it is: SQLite would
+    write the pages of the former copy over those of the new one."""
+    with suppress(FileNotFoundError):
+        if os.path.getsize(f"{copy}-wal"):
+            raise CheckpointError(
+                f"{copy} is used as a database, or was when a program was killed: {copy}-wal has commits.",
+                hint=f"Name another file, or move {copy} away together with {copy}-wal and {copy}-shm.",
+                path=copy,
+            )
 
 
 def _into_place(database: Database, copy: str, progress: Progress | None) -> None:

@@ -15,11 +15,12 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from dataclasses import asdict, fields
+from dataclasses import asdict
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
-from graflow_ckpt.core.protocols import Buffer, Owner
+from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.links.processes import is_gone, is_near, myself
+from graflow_ckpt.stores.claims import owner_in
 from graflow_ckpt.stores.sqlite_file import PAUSE, Database
 from graflow_ckpt.stores.sqlite_lease import SqliteLease
 from graflow_ckpt.stores.sqlite_schema import CHUNK, FIRST_LOOSE
@@ -233,9 +234,8 @@ def sweep(database: Database, session: str, epoch: int) -> None:
 
 
 def _is_over(writer: str, began: int) -> bool:
-    said = json.loads(writer)
-    owner = Owner(**{field.name: said[field.name] for field in fields(Owner)})
-    return is_gone(owner) or (not is_near(owner) and began < time.time() - LIFE)
+    owner = owner_in(writer, "the table of loose bodies")
+    return owner is None or is_gone(owner) or (not is_near(owner) and began < time.time() - LIFE)
 
 
 def _insert(connection: sqlite3.Connection, first: int, chunks: list[Buffer]) -> None:

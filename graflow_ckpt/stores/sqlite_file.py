@@ -54,6 +54,7 @@ class Connection(sqlite3.Connection):
     """Knows which file it was opened on."""
 
     identity: _Identity | None = None
+    lasts = True  # else it sees nothing of what others write: for one use
 
 
 class _Pool:
@@ -78,7 +79,7 @@ class _Pool:
         if self.process != os.getpid():
             return
         with self.mutex:
-            if len(self.idle[kind]) < _KEPT:
+            if connection.lasts and len(self.idle[kind]) < _KEPT:
                 self.idle[kind].append(connection)
                 return
         connection.close()
@@ -223,9 +224,10 @@ class Database:
             except sqlite3.OperationalError as error:
                 if kind != "read" or code_of(error) not in _CANNOT_WRITE or _has_log(self.file):
                     raise
-                # where nobody can write, nothing changes: readable also without the log's index
+                # where nobody writes now, nothing changes: readable also without the log's index
                 connection.close()
                 connection = self._bare("mode=ro&immutable=1", kind)
+                connection.lasts = False
                 there = self._patiently(partial(self._settle, connection, kind))
         except CheckpointError as error:
             connection.close()

@@ -34,6 +34,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.protocols import Buffer, PartWriter
 from graflow_ckpt.stores import sqlite_chunks, sqlite_contents
 from graflow_ckpt.stores.disk import SMALL
+from graflow_ckpt.stores.names import replaced
 from graflow_ckpt.stores.sqlite_chunks import Body, ChunkSource, first_chunk
 from graflow_ckpt.stores.sqlite_file import PAUSE, Database
 from graflow_ckpt.stores.sqlite_lease import SqliteLease
@@ -122,6 +123,9 @@ class Trios:
                 if sealed:
                     sqlite_contents.hold(connection, path, sealed[0][0], meta, sealed[0][0])
                     return []
+                its = "SELECT 1 FROM checkpoints WHERE name = ? AND parts <> '{}'"
+                if connection.execute(its, (put.base,)).fetchone():
+                    raise replaced(path)
             former = _removed(connection, put.base)
             stored = (put.stage, body.id, body.size, json.dumps(placed), meta)
             checkpoint = connection.execute(_INSERT, (put.base, *claimed, *stored)).lastrowid
@@ -213,22 +217,28 @@ class Trios:
         return meta
 
     def metas(self, session: str | None = None, glob: str | None = None) -> Iterator[tuple[str, bytes]]:
-        """Names and metas, the last committed first. What is committed meanwhile is not among them."""
-        where = "id < ?" if session is None else "id < ? AND session = ?"
-        select = f"SELECT id, name, {_META} FROM checkpoints WHERE {where} ORDER BY id DESC LIMIT {_PAGE}"
-        below = 1 << 62
-        while True:
-            with self._database.reading() as connection:
-                if connection is None:
-                    return
-                values = (below,) if session is None else (below, session)
-                page = connection.execute(select, values).fetchall()
-            for _, name, meta in page:
-                if glob is None or fnmatchcase(name, glob):
-                    yield name, meta
-            if not page:
-                return
-            below = page[-1][0]
+        """Names and metas, the last committed first; those that were there when it began.
+
+        Who looks at some only pays for a page. Who goes on gets all names at once: one page after the other,
+        a checkpoint that is written anew meanwhile would move out of sight.
+        """
+        given, its = ((), "") if session is None else ((session,), " AND session = ?")
+        newest = f"WHERE TRUE{its} ORDER BY id DESC"
+        page = self._rows(f"SELECT name, {_META} FROM checkpoints {newest} LIMIT {_PAGE}", given)
+        yield from _matching(page, glob)
+        if len(page) < _PAGE:
+            return
+        index = "" if session is not None else "INDEXED BY checkpoints_name "  # it has all that is asked for
+        names = [name for (name,) in self._rows(f"SELECT name FROM checkpoints {index}{newest}", given)]
+        seen = {name for name, _ in page}
+        left = [name for name in names if name not in seen]
+        while left:
+            some, left = left[:_PAGE], left[_PAGE:]
+            marks = ",".join("?" * len(some))
+            by_name = f"name IN ({marks}){' AND +session = ?' if given else ''}"
+            select = f"SELECT name, {_META} FROM checkpoints WHERE {by_name}"
+            found = dict(self._rows(select, (*some, *given)))
+            yield from _matching([(name, found[name]) for name in some if name in found], glob)
 
     def newest(
         self, limit: int, session: str | None, workflow: str | None, status: str | None
@@ -261,6 +271,10 @@ class Trios:
                 return None
             return connection.execute(select, (base,)).fetchone()
 
+    def _rows(self, select: str, values: tuple[object, ...]) -> list[Any]:
+        with self._database.reading() as connection:
+            return [] if connection is None else connection.execute(select, values).fetchall()
+
     def _not_found(self, base: str) -> CheckpointNotFound:
         path = path_of(self._folder, base)
         return CheckpointNotFound(
@@ -289,6 +303,10 @@ def _removed(connection: sqlite3.Connection, base: str) -> _Row | None:
         connection.execute("INSERT OR IGNORE INTO gone VALUES (?)", (checkpoint,))
         connection.execute("DELETE FROM gone WHERE id < (SELECT max(id) FROM gone)")
     return _Row(checkpoint, body, size)
+
+
+def _matching(found: list[tuple[str, bytes]], glob: str | None) -> Iterator[tuple[str, bytes]]:
+    return (each for each in found if glob is None or fnmatchcase(each[0], glob))
 
 
 class _Collector:

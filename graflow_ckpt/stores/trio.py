@@ -33,6 +33,7 @@ from graflow_ckpt.core.protocols import PartWriter
 from graflow_ckpt.stores import hard_links
 from graflow_ckpt.stores.disk import Disk, refusal, refusing
 from graflow_ckpt.stores.files import FileSink, FileSource
+from graflow_ckpt.stores.names import replaced
 
 META = "meta.json"
 PARTS = ("pkl", "state.json", META)
@@ -110,6 +111,18 @@ def _check(target: Target, parts: Sequence[tuple[str, PartWriter]], stage: str) 
         if os.path.isdir(target.final(part)):  # W6 would find out, when it is too late
             error = IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
             raise refusal(error, "write", target.final(part))
+
+
+def check_stands(disk: Disk, target: Target, stage: str) -> None:
+    """A meta that comes alone is for the parts that are there, unless there are none."""
+    try:
+        current = stage_of(disk.read(target.final(META)))
+    except FileNotFoundError:
+        return
+    if current and current != stage:  # one that names no stage was written by something else
+        its = target.final(PARTS[0]), target.staged(PARTS[0], current)
+        if any(map(os.path.lexists, its)):
+            raise replaced(target.final("pkl"))
 
 
 def _stage(

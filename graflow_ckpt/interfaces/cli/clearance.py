@@ -12,7 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 
 import click
@@ -130,7 +130,8 @@ class Clearance:
             shown = {cut.path for cut in what.cuts}
             what = self.again()
             emptied = what.emptied - {cut.session for cut in what.cuts if cut.path not in shown}
-            what = Plan(tuple(cut for cut in what.cuts if cut.path in shown), what.spared, emptied)
+            going = tuple(cut for cut in what.cuts if cut.path in shown)
+            what = replace(what, cuts=going, emptied=emptied)
         with _watched(manner, what) as seen:
             done = carry_out(self.place, what, seen=seen)
             sweep_contents(self.place)

@@ -341,3 +341,19 @@ def test_many_sessions_are_copied_with_one_look_at_each_place(
 
     assert {cut.state for cut in done.cuts} == {"copied"}
     assert looks.count(None) == 1
+
+
+@pytest.mark.parametrize("keys", [trios.RING, None])
+def test_an_epoch_that_somebody_has_made_up_keeps_nobody_busy(
+    origin: LocalStore, target: MemoryStore, keys: Keyring | None
+) -> None:
+    stocked.line(origin, "s", 2)
+    path, raw = next(iter(origin.list("s")))
+    Path(path).with_suffix(".meta.json").write_bytes(raw.replace(b'"epoch":1', b'"epoch":1000000000000'))
+
+    if keys is None:  # whoever trusts all of it is told
+        with pytest.raises(CheckpointError, match="nobody gets that far"):
+            move(origin, target, keys=keys).session("s")
+    else:
+        assert sorted(states(move(origin, target, keys=keys))) == ["bad", "copied"]
+    assert target.acquire("s").epoch < 1000  # the room is that of other tests, too

@@ -9,6 +9,7 @@ import pytest
 
 from graflow_ckpt.checkpoint import history, journal
 from graflow_ckpt.checkpoint.archive import Found, load
+from graflow_ckpt.checkpoint.inventory import inventory
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.errors import CheckpointCorrupt, JournalDamaged, UnknownKey, UnsafeCheckpoint
@@ -230,3 +231,14 @@ def test_facts_are_json_all_the_way(store: LocalStore) -> None:
     found, _ = opened(store, cut(store, 1))
 
     assert json.loads(json.dumps(found.facts)) == found.facts
+
+
+def test_a_number_that_nobody_reaches_is_damage_and_counts_for_nothing(store: LocalStore) -> None:
+    """Somebody who can write there would have the session count on from it, to where no number is left."""
+    cut(store, 1)
+    changed = cut(store, 2).with_suffix(".meta.json")
+    changed.write_text(changed.read_text().replace('"sequence":2', f'"sequence":{2**64}'))
+
+    assert newest(store) == [(2, "UnsafeCheckpoint"), (1, "")]
+    assert max(history.order_of(raw)[1] for _, raw in store.list("s")) == 1
+    assert [found.path for found in inventory(store).unreadable] == [str(changed).replace("meta.json", "pkl")]

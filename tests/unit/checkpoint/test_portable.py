@@ -14,6 +14,7 @@ from graflow_ckpt.checkpoint.copying import Move
 from graflow_ckpt.checkpoint.portable import PortableFile, PortableWriter
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, SchemaUnsupported
 from graflow_ckpt.core.protocols import Line
+from graflow_ckpt.stores.disk import SMALL
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from tests.unit.checkpoint import stocked, trios
@@ -185,3 +186,17 @@ def test_a_directory_that_leads_elsewhere_than_it_says_is_found(file: Path) -> N
 
     with PortableFile(file) as found, pytest.raises(CheckpointCorrupt, match="cannot be read"):
         found.open(info.filename.removeprefix("cuts/"), "pkl", "")
+
+
+def test_a_large_journal_travels_too(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path / "origin")
+    lease = store.acquire("s")
+    journal = store.journal(lease, 0)
+    journal.append(b"x" * (SMALL + 1))
+    journal.close()
+    lease.release()
+    with PortableWriter(tmp_path / "s.ckpt") as writer:
+        writer.session(store, "s")
+
+    with PortableFile(tmp_path / "s.ckpt") as found:
+        assert [len(raw) for _, _, raw in found.segments("s")] == [SMALL + 1]

@@ -414,3 +414,22 @@ def test_what_is_named_goes_even_if_a_retention_would_keep_it(store: CheckpointS
 
     assert ([cut.sequence for cut in what.cuts], what.spared[0][1]) == ([1], "newest")
     assert what == Plan(what.cuts, what.spared)
+
+
+def test_a_session_that_has_gone_back_since_it_was_planned_loses_nothing(store: CheckpointStore) -> None:
+    """What it goes on from now was one of too many then; what was spared for it does not count any more."""
+    line(store, "a", 4)
+    line(store, "b", 4)
+    what = plan(Guard(store, inventory(store), lambda: trios.RING), KeepLast(2), 0.0)
+    store.acquire("a").release()
+    lease = store.acquire("a")  # above the epoch of the cuts
+    store.rewound(lease, 1)
+    lease.release()
+
+    done = carry_out(store, what)
+
+    assert left(store) == ["a1", "a2", "a3", "a4", "b3", "b4"]
+    assert {why for _, why in done.failed} == {"session a has gone back meanwhile"}
+    what = plan(Guard(store, inventory(store), lambda: trios.RING), KeepLast(2), 0.0)
+    carry_out(store, what, own="a")
+    assert "a1" in left(store)

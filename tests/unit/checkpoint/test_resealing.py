@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from graflow_ckpt.checkpoint import archive, journal
+from graflow_ckpt.checkpoint import archive, journal, resealing
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.resealing import Resealed, reseal, usage
 from graflow_ckpt.core.protocols import CheckpointStore, PartWriter, Source
@@ -214,3 +215,24 @@ def test_who_watches_is_told_how_far_it_is() -> None:
     reseal(store, NEW, lambda done, count: seen.append((done, count)))
 
     assert seen == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_what_takes_the_place_of_a_checkpoint_that_is_being_sealed_stays_whole(
+    opened: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another session writes under the same name, between the look at a meta and the new seal."""
+    store = opened(NEW)
+    path = _save(store, "best", OLD, "a", 1)
+    sealed = resealing.put_sealed
+
+    def late(*given: Any) -> None:
+        _save(store, "best", OLD, "b", 7)
+        sealed(*given)
+
+    monkeypatch.setattr(resealing, "put_sealed", late)
+
+    done = reseal(store, NEW)
+
+    assert (done.done, len(done.stays)) == (0, 1)
+    assert "another checkpoint has taken its place" in done.stays[0][1]
+    assert archive.load(opened(NEW), NEW, path)[0].metadata.session_id == "b"

@@ -7,10 +7,22 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt import CheckpointManager, EveryTask, Workflow, task, workflow
-from graflow_ckpt.core.errors import NoGoodCheckpoint, SessionBusy
+from graflow_ckpt import (
+    CheckpointManager,
+    Event,
+    EveryN,
+    EveryTask,
+    KeepLast,
+    TaskExecutionContext,
+    Workflow,
+    task,
+    workflow,
+)
+from graflow_ckpt.core.errors import JournalFailed, NoGoodCheckpoint, SessionBusy
 from graflow_ckpt.engine.home import Home, program_file
 from graflow_ckpt.stores.local import LocalStore
+from tests.loops import loop
+from tests.unit.stores.faults import FaultyDisk
 
 
 def chain(ran: list[str] | None = None, **options: Any) -> Workflow:
@@ -146,3 +158,59 @@ def test_the_file_of_the_program_is_known_and_an_interactive_one_has_none(
 
     assert found is not None
     assert Path(found).is_absolute()
+
+
+def test_a_save_of_which_nobody_knows_keeps_its_number_to_itself(tmp_path: Path) -> None:
+    """It may stand: were its number given again, a resume could take it for the newer one of two."""
+    disk = FaultyDisk()
+
+    def body(context: TaskExecutionContext) -> None:
+        if context.cycle == 8:  # the commit is a rename; the second sync of the folder is to confirm it
+            disk.arm("sync_folder", at=2)
+
+    loop(10, body, checkpoint=EveryTask(), store=LocalStore(tmp_path / "c", disk=disk)).execute()
+
+    found = CheckpointManager.list_checkpoints("s", store=str(tmp_path / "c"))
+    assert 9 in [metadata.steps for metadata in found]
+    numbers = [metadata.sequence for metadata in found]
+    assert len(set(numbers)) == len(numbers)
+    assert max(found, key=lambda metadata: metadata.sequence).steps == 10
+
+
+def test_what_is_left_of_an_old_journal_is_no_failure_of_the_cut(tmp_path: Path) -> None:
+    seen: list[Event] = []
+    disk = FaultyDisk()
+
+    def body(context: TaskExecutionContext) -> None:
+        if context.cycle == 4:
+            disk.arm("unlink", at=1)
+
+    store = LocalStore(tmp_path / "c", disk=disk)
+    loop(
+        6,
+        body,
+        durability="journal",
+        checkpoint=EveryN(2),
+        store=store,
+        keep=KeepLast(100),
+        observers=[seen.append],
+    ).execute()
+
+    kinds = [event.kind for event in seen]
+    assert "checkpoint_failed" not in kinds
+    assert kinds.count("checkpoint_saved") >= 4
+
+
+def test_a_journal_that_cannot_be_begun_again_ends_the_session_by_name(tmp_path: Path) -> None:
+    disk = FaultyDisk()
+
+    def body(context: TaskExecutionContext) -> None:
+        if context.cycle == 3:
+            disk.arm("create", at=4)  # after the three parts of a cut
+
+    flow = loop(
+        9, body, durability="journal", checkpoint=EveryN(2), store=LocalStore(tmp_path / "c", disk=disk)
+    )
+
+    with pytest.raises(JournalFailed, match="could not be begun"):
+        flow.execute()

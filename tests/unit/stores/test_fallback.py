@@ -506,6 +506,26 @@ def test_everything_that_nobody_runs_is_handed_over_when_somebody_asks(
     assert sorted(listed(far.inner)) == ["best", *names(1)]
 
 
+def test_one_that_is_damaged_does_not_keep_the_others_from_being_handed_over(
+    store: Fallback, far: Far, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    with owning(store) as lease:
+        far.cable.cut()
+        put_of(store, lease, 1)
+        damaged = put(store, "best", "one", lease=lease)
+    for file in store.waits.where.glob("owned/best.meta.json"):
+        file.write_bytes(b"{")
+    far.cable.mend()
+    clock.now = 5.0
+
+    left = store.hand_over_all()
+
+    assert left == 1
+    assert listed(far.inner) == names(1)
+    assert store.meta(damaged) == b"{"
+    assert "what waits of session '' stays" in caplog.text
+
+
 # --- a workflow ------------------------------------------------------------------------
 
 

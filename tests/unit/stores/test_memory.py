@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import Literal
 
 import pytest
@@ -184,3 +185,33 @@ def test_a_session_goes_on_from_memory(place: str, durability: Literal["checkpoi
     newest = CheckpointManager.get_latest("s", store=place)
     assert newest.startswith(f"{place}/session_s_step_2_")
     assert CheckpointManager.verify(newest).session_id == "s"
+
+
+def test_wherever_ctrl_c_comes_the_former_checkpoint_is_there_or_the_new_one() -> None:
+    store = MemoryStore("memory://interrupted")
+    path = put(store, "best", "n0")
+    steps = 0
+
+    def interrupted(frame: FrameType, event: str, argument: object) -> object:
+        nonlocal steps
+        if frame.f_code is MemoryStore.put.__code__:
+            steps += event == "line"
+            if steps == at and event == "line":
+                raise KeyboardInterrupt
+        return interrupted
+
+    stages = {"n0"}
+    for at in range(1, 100):
+        steps, former = 0, sys.gettrace()
+        sys.settrace(interrupted)
+        try:
+            put(store, "best", f"n{at}")
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(former)
+        found = read(store, path).stage
+        assert found in {f"n{at}", *stages}
+        stages = {found}
+    assert 5 < steps < 99
+    store.forget()

@@ -73,3 +73,13 @@ def test_an_address_asks_for_it_and_counts_for_the_whole_process() -> None:
     with pytest.raises(CheckpointError, match="nothing behind a dot"):
         open_store("metered.x+memory://metered")
     MemoryStore("memory://metered").forget()
+
+
+def test_who_has_seen_enough_of_a_listing_has_not_failed(store: Metered, meter: Meter) -> None:
+    for name in ("a", "b"):
+        put(store, name, "one")
+
+    assert any(store.list())
+
+    assert meter.costs()["memory", "list"].calls == 1
+    assert meter.errors() == {}

@@ -429,6 +429,33 @@ print(read(store, f"{{store.folder}}/parent")[0], read(store, f"{{store.folder}}
     assert done.stderr == ""
 
 
+def test_a_child_that_is_forked_while_a_thread_waits_for_the_server_does_not_wait_for_that_thread(
+    postgres_url: str,
+) -> None:
+    program = f"""
+import os, signal
+from graflow_ckpt.stores.postgres import PostgresStore
+from tests.unit.stores.redis_trios import put, read
+store = PostgresStore({postgres_url!r})
+path = put(store, "first", "parent")
+with store._link._mutex:  # as a thread has it that connects
+    if not os.fork():
+        signal.alarm(20)
+        read(store, path)
+        os._exit(0)
+print(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.split() == ["0"]
+
+
 def test_more_threads_than_connections_get_their_turn(store: PostgresStore) -> None:
     failed: list[BaseException] = []
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,11 +17,15 @@ from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
+    Fenced,
     SaveOutcomeUnknown,
+    ServerGone,
 )
 from graflow_ckpt.stores import postgres_chunks, postgres_link
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.postgres_chunks import LIFE
+from graflow_ckpt.stores.postgres_link import Connection
+from graflow_ckpt.testing.holdings import content, held, put_holding
 from tests.postgres_servers import PostgresServer
 from tests.proxy import Proxy
 from tests.unit.stores.redis_trios import own_name, parts, put, read
@@ -501,3 +505,53 @@ def test_two_writers_of_one_path_never_mix(postgres_url: str, rows: Rows) -> Non
     reader.delete("best")
     assert (rows.chunks(), rows.staged()) == ([], 0)
     reader.close()
+
+
+def test_a_meta_alone_is_not_put_over_what_has_taken_the_place_of_its_own(store: PostgresStore) -> None:
+    path = put(store, "best", "two", size=CHUNK)
+    _, _, meta = parts("one")
+
+    with pytest.raises(CheckpointError, match="another checkpoint has taken its place"):
+        store.put(path, [meta], lease=None, stage="one")
+
+    assert read(store, path) == ("two", b"two" * CHUNK, b"two")
+
+
+# --- contents --------------------------------------------------------------------------
+
+
+def test_a_commit_whose_reply_was_lost_keeps_its_contents_when_its_writer_is_fenced_meanwhile(
+    store: PostgresStore, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer asks again and hears that somebody else owns the session: what it had committed stands."""
+    lease, data = store.acquire("s"), content(1)
+    run, taken = store._link.run, []
+
+    def carried_out_and_lost(work: Callable[[Connection], object]) -> object:
+        result = run(work)
+        if result == "synced" and not taken:
+            taken.append(PostgresStore(postgres_url).acquire("s", take_over=True))
+            raise ServerGone("the reply was lost")
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store._link, "run", carried_out_and_lost)
+        with pytest.raises(Fenced):
+            put_holding(store, own_name(), "one", [data], lease=lease)
+    assert store.contents.sweep() == 0
+
+    assert held(store, f"{store.folder}/{own_name()}") == [data]
+    taken[0].release()
+
+
+def test_contents_that_nobody_holds_go_however_many_were_let_go_before(
+    store: PostgresStore, rows: Rows
+) -> None:
+    path = put_holding(store, "best", "one", [content(1)])
+    rows.ask("insert into graflow_ckpt.freed (content) select 0 from generate_series(1, 2500)")
+
+    assert store.delete(path)
+
+    assert rows.ask(
+        "select (select count(*) from graflow_ckpt.contents), count(*) from graflow_ckpt.freed"
+    ) == [(0, 0)]

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.core.errors import Fenced, JournalFailed
+from graflow_ckpt.stores.disk import SMALL
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.ownership import LocalLease
 from tests.unit.stores.faults import FaultyDisk
@@ -159,3 +160,15 @@ def test_no_folder_no_segments(tmp_path: Path) -> None:
     store.drop_segments("s", 7)
 
     assert list(store.segments("s")) == []
+
+
+def test_what_many_appends_have_made_large_is_read(store: LocalStore, lease: LocalLease) -> None:
+    """A journal grows until the next cut, and nothing makes one but the program."""
+    journal = store.journal(lease, 0)
+    journal.append(b"x" * SMALL)
+    journal.append(b"y")
+    journal.close()
+
+    found = frames(store)
+
+    assert found == [(1, 0, b"x" * SMALL + b"y")]

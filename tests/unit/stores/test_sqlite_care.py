@@ -170,3 +170,21 @@ def test_others_save_while_a_vacuum_goes_on(store: SqliteStore) -> None:
 
     assert len(seen) > 3
     assert len(list(store.list())) == saved
+
+
+def test_a_backup_does_not_take_the_place_of_a_copy_that_is_used(store: SqliteStore, tmp_path: Path) -> None:
+    """The log of the former copy would be read as that of the new one, and make a mixture of them."""
+    put(store, "best", "one")
+    backup(store.url, tmp_path / "b.db")
+    used = SqliteStore(tmp_path / "b.db")
+    put(used, "mine", "one", size=100_000)
+    put(store, "best", "two")
+
+    with pytest.raises(CheckpointError, match="is used as a database"):
+        backup(store.url, tmp_path / "b.db")
+
+    assert read(used, f"{used.folder}/mine")[1] == b"one" * 100_000
+    used.close()
+    backup(store.url, tmp_path / "b.db")  # whoever closes it leaves no log behind
+    assert read(used, f"{used.folder}/best")[0] == "two"
+    used.close()

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -283,6 +284,38 @@ def test_where_nothing_can_be_written_checkpoints_are_read_and_saving_is_refused
     assert (first, done.stderr) == ("one 1 1 None", "")
     assert second.startswith("CheckpointError Cannot write into")
     assert "read-only" in second
+
+
+LOOKER = """
+import os, sys
+from graflow_ckpt.stores.sqlite import SqliteStore
+if os.geteuid() == 0:
+    os.setgid(65534), os.setuid(65534)
+store = SqliteStore(sys.argv[1])
+for line in sys.stdin:
+    print(len(list(store.list())), flush=True)
+"""
+
+
+def test_what_others_write_is_seen_where_this_user_may_only_read(shown: Path) -> None:
+    store = SqliteStore(shown / "x.db")
+    put(store, "one", "1")
+    store.close()
+    (shown / "x.db").chmod(0o444)
+    shown.chmod(0o555)
+    command = [sys.executable, "-c", LOOKER, store.file]
+    with subprocess.Popen(command, cwd=ROOT, stdin=PIPE, stdout=PIPE, text=True, bufsize=1) as looker:
+        assert looker.stdin is not None
+        assert looker.stdout is not None
+        looker.stdin.write("look\n")
+        assert looker.stdout.readline() == "1\n"
+        shown.chmod(0o755)
+        (shown / "x.db").chmod(0o644)
+
+        put(store, "two", "2")
+        store.close()
+
+        assert looker.communicate("look\n")[0] == "2\n"
 
 
 # --- damaged ---------------------------------------------------------------------------

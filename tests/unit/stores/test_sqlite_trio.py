@@ -22,6 +22,7 @@ from graflow_ckpt.stores import sqlite_chunks
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.sqlite_chunks import HELD, LIFE
 from graflow_ckpt.stores.sqlite_schema import CHUNK
+from graflow_ckpt.stores.sqlite_trio import _PAGE as PAGE
 from tests.unit.stores.redis_trios import all_of, own_name, parts, put, read
 
 ROOT = Path(__file__).parents[3]
@@ -107,15 +108,14 @@ def test_a_meta_that_is_put_again_and_again_keeps_the_parts_until_they_go(
     assert leftovers(store) == (0, 0)
 
 
-def test_a_meta_of_another_stage_takes_no_parts_over(store: SqliteStore) -> None:
+def test_a_meta_of_another_stage_is_refused_and_the_parts_stay_with_theirs(store: SqliteStore) -> None:
     path = put(store, "best", "1", size=3 * HELD)
 
     meta = json.dumps({"session_id": "s", "stage": "2"}).encode()
-    store.put(path, [("meta.json", lambda sink: sink.write(meta))], lease=None, stage="2")
+    with pytest.raises(CheckpointError, match="another checkpoint has taken its place"):
+        store.put(path, [("meta.json", lambda sink: sink.write(meta))], lease=None, stage="2")
 
-    with pytest.raises(CheckpointCorrupt):
-        store.open(path, "pkl", "2")
-    assert ask(store, "SELECT count(*) FROM chunks") == [(0,)]
+    assert read(store, path) == ("1", b"1" * 3 * HELD, b"1")
     assert leftovers(store) == (0, 0)
 
 
@@ -485,3 +485,29 @@ def test_a_workflow_whose_name_has_no_encoding_is_kept_and_found(tmp_path: Path)
     assert (path, raw) == (f"{store.folder}/best", meta)
     assert store.newest(5, workflow="night\udc81") == []
     store.close()
+
+
+def test_a_listing_misses_nothing_that_is_written_anew_meanwhile(store: SqliteStore) -> None:
+    put(store, "best", "1", session="a")
+    for number in range(PAGE):
+        put(store, own_name(number, "a"), "1", session="a")
+
+    for session in (None, "a"):
+        listing = store.list(session)
+        found = [next(listing)[0]]
+        put(store, "best", "2", session="a")  # it was the oldest: on the second page
+        found += [path for path, _ in listing]
+
+        assert len(found) == len(set(found)) == PAGE + 1
+        for number in range(PAGE):
+            put(store, own_name(number, "a"), "2", session="a")  # as before: `best` is the oldest
+
+
+def test_whoever_has_written_a_row_of_a_dead_writer_only_what_can_be_read_is_believed(
+    store: SqliteStore,
+) -> None:
+    put(store, "best", "1")
+    ask(store, "INSERT INTO loose (session, epoch, writer, began) VALUES ('s', 9, '{}', 0)")
+
+    with pytest.raises(CheckpointCorrupt, match="table of loose bodies"):
+        store.acquire("t")

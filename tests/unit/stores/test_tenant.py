@@ -161,7 +161,7 @@ def test_a_changed_envelope_is_corrupt(inner: MemoryStore, a: Tenant) -> None:
     body = {**document["tenant"], "meta": 1}
     for changed in ({**document, "session_id": "a-t"}, {**document, "tenant": body}):
         raw = json.dumps(changed).encode()
-        inner.put(f"{inner.folder}/a-best", [("meta.json", writer(raw))], lease=None, stage="x")
+        inner.put(f"{inner.folder}/a-best", [("meta.json", writer(raw))], lease=None, stage="one")
 
         with pytest.raises(CheckpointCorrupt):
             a.meta(path)

@@ -50,10 +50,12 @@ def open_store(where: str | os.PathLike[str]) -> CheckpointStore:
     layers, text = divided(os.fspath(where))
     if begins_like_one(text):
         raise _no_address(text)
-    scheme, separator, _ = text.partition("://")
-    scheme = scheme.lower() if separator else "memory" if _is_memory(text) else "file"
+    scheme = _scheme_of(text)
     if scheme not in _STORES:
         raise _unknown(scheme, masked(text))
+    word, colon, rest = text.partition(":")
+    if scheme == "file" and colon and word.lower() in _STORES and "://" not in text:
+        raise _half_an_address(word.lower(), rest, text)
     module, name = _STORES[scheme]
     store: CheckpointStore = getattr(import_module(module), name)(text)
     for layer in reversed(layers):
@@ -118,15 +120,15 @@ def home_of(said: str) -> str | None:
 
 def backend_of(where: str) -> str:
     """The kind of a store, without the wrappers around it: `file`, `redis`, `sqlite`, `s3` …"""
-    where = unwrapped(where)
-    scheme, separator, _ = where.partition("://")
-    if not separator:
-        return "memory" if _is_memory(where) else "file"
-    return scheme.lower().partition("+")[0]
+    return _scheme_of(unwrapped(where)).partition("+")[0]
 
 
-def _is_memory(text: str) -> bool:
-    return text.partition("?")[0].lower() == "memory:"  # it has no slashes: nothing would stand behind them
+def _scheme_of(text: str) -> str:
+    scheme, separator, _ = text.partition("://")
+    if separator:
+        return scheme.lower()
+    memory = text.partition("?")[0].lower() == "memory:"  # it has no slashes: nothing would stand behind them
+    return "memory" if memory else "file"
 
 
 def folder_on_disk(store: CheckpointStore) -> str:
@@ -146,11 +148,23 @@ def _no_address(text: str) -> CheckpointError:
     )
 
 
+def _half_an_address(word: str, rest: str, text: str) -> CheckpointError:
+    """`sqlite:runs.db` would be a folder of that name."""
+    meant = {"file": f"file://{os.path.abspath(rest)}", "sqlite": f"sqlite:///{rest}"}
+    known = meant.get(word, word + "://" + rest.lstrip("/"))
+    return CheckpointError(
+        f"{masked(text)} is no address, and was hardly meant as a folder.",
+        hint=f"Write {masked(known)}, or ./{masked(text)} for a folder of that name.",
+        store=masked(text),
+    )
+
+
 def _unknown(scheme: str, where: str) -> CheckpointError:
     known = ", ".join(f"{scheme}://" for scheme in sorted(_STORES))
+    before = f" Before it: {', '.join(f'{word}+' for word in WRAPPERS)}." if "+" in scheme else ""
     return CheckpointError(
         f"{scheme}:// is no place for checkpoints that this version knows.",
-        hint=f"Give a folder, or one of: {known}.",
+        hint=f"Give a folder, or one of: {known}.{before}",
         store=where,
         scheme=scheme,
     )

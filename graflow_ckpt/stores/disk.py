@@ -34,7 +34,7 @@ _ADVICE = {
     errno.ENOTDIR: "A part of the path is a file, not a folder: use another path.",
     errno.EXDEV: "The path crosses into another file system: give a folder that lies on one.",
     errno.ENAMETOOLONG: "The name is too long: a shorter one is needed (some 60 characters are added).",
-    errno.ENOENT: "The folder has gone: was it removed while the program was running?",
+    errno.ENOENT: "It, or its folder, is not there: is the path right? Was it removed while this ran?",
     errno.EMFILE: "Too many files are open in this process: raise `ulimit -n` or close some.",
     errno.ENFILE: "Too many files are open on this machine: close some, then run again.",
     errno.EIO: "The device reported an error: look at the kernel's log, and do not trust this disk.",

@@ -23,8 +23,7 @@ from collections.abc import Mapping
 
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.stores import open_store
-from graflow_ckpt.stores.prefixes import unwrapped
+from graflow_ckpt.stores import backend_of, open_store
 from graflow_ckpt.stores.sqlite_names import file_of, folder_of, own_file
 
 log = logging.getLogger("graflow_ckpt.stores")
@@ -36,19 +35,10 @@ OWN = "sqlite://"
 STORE, BACKEND, DSN = "GRAFLOW_CKPT_STORE", "WORKFLOW_CHECKPOINT_BACKEND", "WORKFLOW_CHECKPOINT_DSN"
 ROLL_OUT = "USE_SQLITE_CHECKPOINTS"
 
-_SCHEMES = {
-    "memory": ("memory",),
-    "local": ("file", ""),
-    "sqlite": ("sqlite",),
-    "redis": ("redis", "rediss", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster"),
-    "postgres": ("postgresql", "postgres"),
-    "s3": ("s3",),
-    "gcs": ("gs", "gcs"),
-    "azure": ("az", "azure"),
-}
-"""Backend -> the schemes of its addresses; "" is a path."""
+_BACKENDS = ("memory", "local", "sqlite", "redis", "postgres", "s3", "gcs", "azure")
+_SAME = {"file": "local", "rediss": "redis", "postgresql": "postgres", "gs": "gcs", "az": "azure"}
+"""What addresses call them."""
 
-_SAME = {"file": "local", "postgresql": "postgres", "gs": "gcs", "az": "azure"}
 _DEFAULTS = {"memory": "memory:", "local": FOLDER, "sqlite": OWN}
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*(%?)\Z")
 
@@ -61,13 +51,13 @@ def said(env: Mapping[str, str] = os.environ) -> str | None:
     if not backend:
         return dsn or None
     kind = _known(backend, BACKEND)
-    if dsn and backend_of(dsn) != kind and not (kind == "sqlite" and backend_of(dsn) == "local"):
+    if dsn and _kind_of(dsn) != kind and not (kind == "sqlite" and _kind_of(dsn) == "local"):
         raise CheckpointError(
-            f"{BACKEND} is {backend}, and {DSN} leads to {backend_of(dsn) or 'something else'}.",
+            f"{BACKEND} is {backend}, and {DSN} leads to {_kind_of(dsn) or 'something else'}.",
             hint="Set one of them alone, or both to the same.",
         )
     if dsn:
-        return f"{OWN}/{dsn}" if backend_of(dsn) != kind else dsn  # sqlite with the bare path of its file
+        return f"{OWN}/{dsn}" if _kind_of(dsn) != kind else dsn  # sqlite with the bare path of its file
     if kind not in _DEFAULTS:
         raise CheckpointError(f"{BACKEND} is {backend}, and {DSN} does not say where.", hint=f"Set {DSN}.")
     return _DEFAULTS[kind]
@@ -122,12 +112,10 @@ def goes_without_saying(store: str, env: Mapping[str, str] = os.environ) -> bool
 # --- one checkpoint elsewhere ------------------------------------------------------------
 
 
-def backend_of(store: str) -> str | None:
+def _kind_of(store: str) -> str | None:
     """`s3` for `s3://bucket`, `local` for a path; None: none of these."""
-    store = unwrapped(store)
-    scheme, separator, _ = store.partition("://")
-    scheme = scheme.lower() if separator else "memory" if store.lower().startswith("memory:") else ""
-    return next((kind for kind, schemes in _SCHEMES.items() if scheme in schemes), None)
+    kind = _SAME.get(scheme := backend_of(store), scheme)
+    return kind if kind in _BACKENDS else None
 
 
 def path_at(
@@ -141,12 +129,12 @@ def path_at(
     that the environment names for it. `auto`: the path that it would have else; `path`: what was given."""
     kind = _known(storage.lower(), "storage")
     if path is not None and ("/" in path or kind == "local"):
-        if backend_of(path) != kind:
+        if _kind_of(path) != kind:
             raise CheckpointError(
                 f"{path} is not at storage={storage!r}.", hint="Give the path alone, or a name."
             )
         return path
-    if backend_of(own.url) == kind:
+    if _kind_of(own.url) == kind:
         return path or auto
     folder = open_store(_storage(kind, env)).folder
     # under a name that no session gives: the session's own ones are counted in its own store
@@ -157,7 +145,7 @@ def path_at(
 def _storage(kind: str, env: Mapping[str, str]) -> str:
     variable = f"GRAFLOW_CKPT_{kind.upper()}_URL"
     named = [env.get(variable, "").strip(), env.get(STORE, "").strip(), env.get(DSN, "").strip()]
-    found = next((store for store in named if store and backend_of(store) == kind), _DEFAULTS.get(kind))
+    found = next((store for store in named if store and _kind_of(store) == kind), _DEFAULTS.get(kind))
     if found is None:
         raise CheckpointError(
             f"storage={kind!r}: nothing says where that is.",
@@ -190,8 +178,8 @@ def _file_in_own(session: str) -> str | None:
 
 def _known(backend: str, what: str) -> str:
     kind = _SAME.get(backend, backend)
-    if kind not in _SCHEMES:
-        raise CheckpointError(f"{what}={backend!r} is none of: {', '.join(_SCHEMES)}.")
+    if kind not in _BACKENDS:
+        raise CheckpointError(f"{what}={backend!r} is none of: {', '.join(_BACKENDS)}.")
     return kind
 
 

@@ -179,7 +179,7 @@ def test_a_damaged_checkpoint_is_shown_as_bad(killed: list[str]) -> None:
 
     assert "verdict     bad: " in done.out
     assert "session     s of workflow count" in done.out
-    assert "There is no checkpoint nothing." in graflow("checkpoints", "show", "nothing", status=1).err
+    assert "There is no checkpoint no.pkl." in graflow("checkpoints", "show", "no.pkl", status=1).err
 
 
 # --- verify ----------------------------------------------------------------------------------

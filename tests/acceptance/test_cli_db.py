@@ -32,7 +32,7 @@ def test_tables_are_made_looked_at_and_taken_away(url: str) -> None:
         "2 routines",
         "3 contents",
     ]
-    assert "nothing to do" in graflow("db", "upgrade", "--store", url).err
+    assert "nothing to do" in graflow("db", "upgrade", "--store", f"retry+{url}").err
 
     after = graflow("db", "status", "--store", url, "--json").document
     assert (after["version"], after["verdict"], after["store"]) == (3, "ready", shown(url))

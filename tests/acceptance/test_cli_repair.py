@@ -34,7 +34,7 @@ def test_a_damaged_checkpoint_is_taken_away_and_its_bytes_are_kept(cuts: list[st
     spoiled = spoil(cuts[-1])
 
     told = inside("checkpoints", "repair", "--all", "--dry-run", status=1)
-    asked = graflow("checkpoints", "repair", "s", status=130)
+    asked = graflow("checkpoints", "repair", "s", stdin="n\n", status=130)
     done = inside("checkpoints", "repair", "s", "--yes", "--json").document
 
     assert told.out.splitlines()[1].split()[:2] == [cuts[-1], "s"]

@@ -199,7 +199,7 @@ def test_deleting_needs_an_answer() -> None:
     graflow("run", "count.py", "--session", "s", "--every", "1", "--", "4", status=KILLED)
     before = checkpoints("s")
 
-    assert "Nothing was done." in graflow("checkpoints", "clear", "count", status=130).err
+    assert "Nothing was done." in graflow("checkpoints", "clear", "count", stdin="n\n", status=130).err
     assert checkpoints("s") == before
     told = graflow("checkpoints", "clear", "count", stdin="y\n").err
     assert "cannot go on then: s" in told

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from importlib import import_module
 
 import click
@@ -54,6 +55,21 @@ class Commands(click.Group):
         command: click.Command = module.command
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        known = args[0] in COMMANDS or args[0].startswith("-")
+        if known or ctx.resilient_parsing or not (meant := self._meant(ctx, args[0])):
+            return super().resolve_command(ctx, args)
+        raise click.UsageError(f"No such command {args[0]!r}. Did you mean: graflow-ckpt {meant}?", ctx)
+
+    def _meant(self, ctx: click.Context, name: str) -> str:
+        """What somebody meant who has left out `checkpoints`, or has mistyped; "": nothing is near."""
+        checkpoints = self.get_command(ctx, "checkpoints")
+        if isinstance(checkpoints, click.Group) and name in checkpoints.commands:
+            return f"checkpoints {name}"
+        return next(iter(get_close_matches(name, COMMANDS, 1)), "")
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
@@ -87,8 +103,9 @@ def call(arguments: Sequence[str] | None) -> int:
     try:
         status = app.main(arguments, prog_name="graflow-ckpt", standalone_mode=False, obj=manner)
         return int(status or 0)
-    except click.exceptions.Abort:
-        manner.note("Nothing was done.")
+    except click.exceptions.Abort as error:
+        worked = isinstance(error.__cause__, KeyboardInterrupt)  # else a question was not answered with yes
+        manner.note("Interrupted; what was done until then stands." if worked else "Nothing was done.")
         return 130
     except click.ClickException as error:
         manner.json = "--json" in given  # the error may have come before that option was read

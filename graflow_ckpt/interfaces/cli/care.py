@@ -6,14 +6,11 @@ Not here: how it is done while others save (stores/sqlite_care.py).
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.manner import Manner
+from graflow_ckpt.interfaces.cli.bars import bar
 from graflow_ckpt.interfaces.cli.options import common, complete_files, manner_of, store
 
 BACKUP = """\b
@@ -43,8 +40,8 @@ def backup(ctx: click.Context, /, file: str, yes: bool, store: str) -> int:
 
     manner, place = manner_of(ctx), _database(store)
     if os.path.exists(file) and not yes:
-        click.confirm(f"Replace {file}?", abort=True, err=True)
-    with _watched(manner, "copying") as progress:
+        manner.ask(f"Replace {file}?")
+    with bar("copying", show=not manner.json) as progress:
         size = sqlite_care.backup(place, file, progress)
     if manner.json:
         manner.document({"store": place, "file": os.path.abspath(file), "bytes": size})
@@ -63,7 +60,7 @@ def vacuum(ctx: click.Context, /, store: str) -> int:
     from graflow_ckpt.stores import sqlite_care
 
     manner, place = manner_of(ctx), _database(store)
-    with _watched(manner, "giving back") as progress:
+    with bar("giving back", show=not manner.json) as progress:
         done = sqlite_care.vacuum(place, progress)
     if manner.json:
         manner.document({"store": place, "before": done.before, "after": done.after})
@@ -84,16 +81,3 @@ def _database(where: str) -> str:
             store=where,
         )
     return f"sqlite://{rest}"
-
-
-@contextmanager
-def _watched(manner: Manner, doing: str) -> Iterator[Callable[[int, int], None] | None]:
-    if manner.json or not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(doing, total=None)
-        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -39,6 +39,7 @@ Examples:
 """
 SHOW = """\b
 Examples:
+  graflow-ckpt checkpoints show night              the newest of a session
   graflow-ckpt checkpoints show checkpoints/best.pkl
   graflow-ckpt checkpoints show checkpoints/best.pkl --json | jq .state.completed_tasks
 """
@@ -103,7 +104,9 @@ def list_(
     if manner.json:
         manner.document([row.document() for row in rows])
     elif not rows:
-        manner.note(f"There are no such checkpoints in {store}; --store names another folder, or a server.")
+        more = " What there is: graflow-ckpt checkpoints stats." if workflow or status else ""
+        where = f"There are no such checkpoints in {store}; --store names another folder, or a server."
+        manner.note(where + more)
     else:
         table = [
             (m.path, m.session_id, m.workflow, m.steps, m.status, m.cause,
@@ -116,10 +119,11 @@ def list_(
 
 
 @command.command("show", epilog=SHOW)
-@click.argument("path", shell_complete=complete_places)
+@click.argument("what", metavar="PATH|SESSION", shell_complete=complete_places)
+@store
 @common
 @click.pass_context
-def show(ctx: click.Context, /, path: str) -> int:
+def show(ctx: click.Context, /, what: str, store: str) -> int:
     """Show what a checkpoint says of itself: metadata, control facts, sizes.
 
     Values are never shown, and what looks like a secret in the user's metadata is not either. The
@@ -128,7 +132,7 @@ def show(ctx: click.Context, /, path: str) -> int:
     from graflow_ckpt.interfaces.cli.showing import describe, lines
 
     manner = manner_of(ctx)
-    document = describe(path)
+    document = describe(what, store)
     if manner.json:
         manner.document(document)
     else:

@@ -7,11 +7,9 @@ shown and may still go, goes.
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -35,6 +33,7 @@ from graflow_ckpt.checkpoint.sizes import bytes_of
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, NoSession, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.interfaces.cli.bars import bar, counter
 from graflow_ckpt.interfaces.cli.manner import Document, Manner
 from graflow_ckpt.stores import open_store, open_store_of
 
@@ -46,8 +45,6 @@ _WHY: dict[Reason, str] = {
     "doubt": "none of its session verifies",
 }
 _COLUMNS = ("path", "session", "workflow", "status", "age", "size")
-_MANY = 100
-"""Checkpoints from which on the progress of deleting them is shown."""
 
 
 class Held(CheckpointError):
@@ -94,6 +91,13 @@ class Clearance:
         def again() -> Plan:
             known = inventory(place)
             sessions = {cut.session for cut in known.cuts if cut.workflow == workflow}
+            if known.cuts and not sessions:
+                names = ", ".join(sorted({cut.workflow for cut in known.cuts}))
+                raise NoSession(
+                    f"{place.url} has no checkpoint of workflow {workflow!r}.",
+                    hint=f"Workflows that have some: {names}.",
+                    workflow=workflow,
+                )
             if finished:
                 guard = _guard(place, known)
                 sessions = {session for session in sessions if guard.finished(session)}
@@ -102,37 +106,39 @@ class Clearance:
 
         return cls(place, again, partial(_needed, place))
 
+    def _looked(self, manner: Manner) -> Plan:
+        with bar("looking", show=not manner.json):  # what stays instead is read to its last byte
+            return self.again()
+
     def show(self, manner: Manner) -> int:
         """What would go."""
-        what = self.again()
+        what = self._looked(manner)
         if manner.json:
             manner.document(_document(Pruned(what.cuts, (), what.spared), dry_run=True))
             return 0
         rows = [(cut.path, cut.session, cut.workflow, cut.status, _age(cut), words.size(cut.size))
                 for cut in what.cuts]  # fmt: skip
         if rows:
-            manner.table(
-                ("path", "session", "workflow", "status", "age", "size"), rows, right=("age", "size")
-            )
+            manner.table(_COLUMNS, rows, right=("age", "size"))
         manner.note(f"{_counted(what.cuts)} would be deleted")
         _tell_spared(manner, what.spared)
         return 0
 
     def go(self, manner: Manner, *, yes: bool) -> int:
         """Ask, and delete; the exit status."""
-        what = self.again()
+        what = self._looked(manner)
         if what.cuts and not yes:
             _tell_spared(manner, what.spared)
             needed = self.needed(what)
             if needed:
                 manner.note(f"cannot go on then: {', '.join(sorted(needed))}")
-            click.confirm(f"Delete {_counted(what.cuts)}?", abort=True, err=True)
+            manner.ask(f"Delete {_counted(what.cuts)}?")
             shown = {cut.path for cut in what.cuts}
             what = self.again()
             emptied = what.emptied - {cut.session for cut in what.cuts if cut.path not in shown}
             going = tuple(cut for cut in what.cuts if cut.path in shown)
             what = replace(what, cuts=going, emptied=emptied)
-        with _watched(manner, what) as seen:
+        with counter("deleting", len(what.cuts), show=not manner.json) as seen:
             done = carry_out(self.place, what, seen=seen)
             sweep_contents(self.place)
         if manner.json:
@@ -246,16 +252,3 @@ def _document(done: Pruned, *, dry_run: bool) -> Document:
         "spared": [{"path": cut.path, "session": cut.session, "why": why} for cut, why in done.spared],
         "failed": [{"path": cut.path, "error": why} for cut, why in done.failed],
     }
-
-
-@contextmanager
-def _watched(manner: Manner, what: Plan) -> Iterator[Callable[[Cut], object]]:
-    if manner.json or len(what.cuts) < _MANY or not sys.stderr.isatty():
-        yield lambda cut: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("deleting", total=len(what.cuts))
-        yield lambda cut: progress.advance(task)

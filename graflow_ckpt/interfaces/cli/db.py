@@ -88,7 +88,7 @@ def downgrade(ctx: click.Context, /, to: int, yes: bool, store: str) -> int:
     if not yes:
         checkpoints, sessions = place.schema.counts()
         loss = f"{checkpoints} checkpoints and {sessions} sessions go" if to == 0 else "Newer programs stop"
-        click.confirm(f"{loss} in {place.url}. Go back to version {to}?", abort=True, err=True)
+        manner_of(ctx).ask(f"{loss} in {place.url}. Go back to version {to}?")
     return _done(ctx, place, place.schema.downgrade(to))
 
 
@@ -104,7 +104,9 @@ _WORDS = {
 def _opened(where: str) -> PostgresStore:
     from graflow_ckpt.core.errors import BadAddress
     from graflow_ckpt.stores import postgres_names
+    from graflow_ckpt.stores.prefixes import unwrapped
 
+    where = unwrapped(where)  # what is wrapped around a store has no tables
     if not postgres_names.is_postgres(where):
         raise BadAddress(
             f"{where} is no database with tables.",

@@ -24,8 +24,11 @@ from graflow_ckpt.stores.prefixes import prefix_of, unwrapped
 from graflow_ckpt.stores.redis_names import is_redis
 from graflow_ckpt.stores.sqlite_names import file_of, is_sqlite
 
-LIBRARIES = ("blake3", "click", "cloudpickle", "msgpack", "rich", "numpy", "redis", "rq", "torch")
-OPTIONAL = ("numpy", "redis", "rq", "torch")
+OPTIONAL = (
+    "numpy", "torch", "redis", "rq", "psycopg", "obstore", "cryptography", "zstandard", "prometheus-client",
+    "opentelemetry-api",
+)  # fmt: skip
+LIBRARIES = ("blake3", "click", "cloudpickle", "msgpack", "rich", *OPTIONAL)
 MEMORY = frozenset({"tmpfs", "ramfs"})
 NETWORK = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "fuse.sshfs", "afs", "ceph", "lustre", "glusterfs"}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from graflow_ckpt.checkpoint.inventory import cut_of, inventory
 from graflow_ckpt.checkpoint.keys import Keyring
@@ -12,6 +11,7 @@ from graflow_ckpt.checkpoint.model import parse
 from graflow_ckpt.checkpoint.portable import PortableFile, PortableWriter
 from graflow_ckpt.core.errors import CheckpointNotFound, NoSession
 from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.interfaces.cli.bars import along
 from graflow_ckpt.interfaces.cli.finding import checkpoint_path
 from graflow_ckpt.interfaces.cli.journey import Luggage
 from graflow_ckpt.interfaces.cli.manner import Document
@@ -34,7 +34,7 @@ def exported(store: str, what: Sequence[str], file: str, *, replace: bool, watch
     with PortableWriter(file, replace=replace) as writer:
         for session in whole:
             writer.session(place, session)  # first: cuts may be newer than the journal, never older
-            for path in _watched(_paths(place, session), session, watched):
+            for path in along(_paths(place, session), f"exporting {session}", show=watched):
                 try:
                     writer.cut(place, keys, path)
                 except CheckpointNotFound:
@@ -65,12 +65,3 @@ def _paths(place: CheckpointStore, session: str) -> list[str]:
     """With what it has gone back behind. One that cannot be read is in it, so that it is an error."""
     found = inventory(place, session)
     return [cut.path for cut in (*found.unreadable, *found.cuts)]
-
-
-def _watched(paths: Sequence[str], session: str, watched: bool) -> Iterable[str]:
-    if not watched or not sys.stderr.isatty():
-        return paths
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(paths, f"exporting {session}", console=Console(stderr=True), transient=True)

@@ -164,7 +164,11 @@ def by_session(store: str, session: str) -> Place:
         skipped.append((path, found))
     if skipped:
         raise history.none_good(session, skipped)
-    raise NoSession(f"Session {session} has no checkpoint in {store}.", session=session)
+    raise NoSession(
+        f"Session {session} has no checkpoint in {store}.",
+        hint="graflow-ckpt sessions lists those that have; --store names another place.",
+        session=session,
+    )
 
 
 def gone_on(place: Place) -> list[str]:

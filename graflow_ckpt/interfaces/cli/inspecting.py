@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
 import click
 
 from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.interfaces.cli.bars import counter
 from graflow_ckpt.interfaces.cli.options import common, manner_of, store
 
 AUDIT = """\b
@@ -36,7 +33,7 @@ def audit(ctx: click.Context, /, store: str) -> int:
 
     manner = manner_of(ctx)
     place = open_store(store)
-    with _watched(not manner.json) as seen:
+    with counter("looking", show=not manner.json) as seen:
         found = audit_of(place, seen)
     if manner.json:
         orphans = [
@@ -62,21 +59,3 @@ def audit(ctx: click.Context, /, store: str) -> int:
     if not found.whole:
         manner.note(f"what lies in {place.url} beside checkpoints was not looked at: it shows nothing else")
     return 1 if rows else 0
-
-
-@contextmanager
-def _watched(watched: bool) -> Iterator[Callable[[str], None]]:
-    if not watched or not sys.stderr.isatty():
-        yield lambda path: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("looking") as status:
-        count = 0
-
-        def seen(path: str) -> None:
-            nonlocal count
-            count += 1
-            status.update(f"looking: {words.counted(count, 'checkpoint')}")
-
-        yield seen

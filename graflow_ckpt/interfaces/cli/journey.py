@@ -6,8 +6,7 @@ What goes wrong with one session is told and does not keep the others from trave
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import get_args
 
@@ -17,6 +16,7 @@ from graflow_ckpt.core.errors import BadSessionId, CheckpointError, GraflowError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Readable
 from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.interfaces.cli.bars import counter
 from graflow_ckpt.interfaces.cli.manner import Document, Manner
 from graflow_ckpt.stores.prefixes import prefix_of
 
@@ -153,7 +153,8 @@ def travel(move: Move, luggage: Luggage, *, watched: bool, what: str) -> Journey
     """Copy it."""
     journey = Journey(move.origin.url, move.target.url, single=list(luggage.damaged))
     there = survey(move.target) if len(luggage.sessions) > 1 else None
-    with _bar(move, luggage, watched=watched, what=what) as seen:
+    total = _count(move, luggage) if watched and sys.stderr.isatty() else None
+    with counter(what, total, show=watched) as seen:
         move = replace(move, seen=seen)
         for session, known in luggage.sessions.items():
             known_there = there.get(session, Inventory(())) if there is not None else None
@@ -169,20 +170,12 @@ def travel(move: Move, luggage: Luggage, *, watched: bool, what: str) -> Journey
     return journey
 
 
-@contextmanager
-def _bar(move: Move, luggage: Luggage, *, watched: bool, what: str) -> Iterator[Callable[[Copied], None]]:
-    if not watched or not sys.stderr.isatty():
-        yield lambda copied: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    total = len(luggage.paths)
-    for session, known in luggage.sessions.items():
-        total += len(known.cuts) if known is not None else len(list(move.origin.list(session)))
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task(what, total=total)
-        yield lambda copied: progress.advance(bar)
+def _count(move: Move, luggage: Luggage) -> int:
+    known = luggage.sessions.items()
+    return len(luggage.paths) + sum(
+        len(found.cuts) if found is not None else len(list(move.origin.list(session)))
+        for session, found in known
+    )
 
 
 def _counts(moved: Moved) -> Document:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import click
 
 from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.interfaces.cli.bars import bar
 from graflow_ckpt.interfaces.cli.options import common, manner_of, store
 
 NEW = """\b
@@ -67,7 +68,8 @@ def list_(ctx: click.Context, /, store: str) -> int:
     from graflow_ckpt.interfaces.cli.key_care import listing
 
     manner = manner_of(ctx)
-    rows, unreadable = listing(store)
+    with bar("looking", show=not manner.json):
+        rows, unreadable = listing(store)
     if manner.json:
         manner.document({"keys": [row.document() for row in rows], "unreadable": unreadable})
         return 0
@@ -92,7 +94,7 @@ def rotate(ctx: click.Context, /, store: str) -> int:
     from graflow_ckpt.interfaces.cli.key_care import rotated
 
     manner = manner_of(ctx)
-    made, file = rotated()
+    made, file = rotated(store)
     if not manner.json:
         manner.note(f"{made} is the first key of {file} now")
     return _reseal(ctx, store, {"id": made, "file": file})

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from graflow_ckpt.checkpoint.keys import Keyring, key_file, put_first
 from graflow_ckpt.checkpoint.resealing import Resealed, reseal, usage
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.interfaces.cli.bars import bar
 from graflow_ckpt.interfaces.cli.manner import Document
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.prefixes import prefix_of
@@ -42,8 +40,8 @@ def listing(store: str) -> tuple[list[Row], int]:
     return rows, found.unreadable
 
 
-def rotated() -> tuple[str, str]:
-    """Make a new key and put it first; its id, and the file."""
+def rotated(store: str) -> tuple[str, str]:
+    """Make a new key and put it first; its id, and the file. Not if the store could not be sealed with it."""
     file = key_file()
     if file is None:
         raise CheckpointError(
@@ -51,7 +49,10 @@ def rotated() -> tuple[str, str]:
             hint="export GRAFLOW_CKPT_KEY=$(graflow-ckpt key new),$GRAFLOW_CKPT_KEY, and then: "
             "graflow-ckpt key reseal",
         )
-    Keyring.load()  # so that a local one is there, and all are sound
+    place = open_store(store)
+    Keyring.for_store(place)  # a local one is there then, and all are sound
+    if place.shared:
+        place.probe()
     return put_first(file), str(file)
 
 
@@ -59,7 +60,7 @@ def resealed(store: str, *, show: bool) -> tuple[str, Resealed]:
     """The key that seals, and what came of it."""
     place = open_store(store)
     keyring = Keyring.for_store(place)
-    with _watched(show) as seen:
+    with bar("sealing", show=show) as seen:
         return keyring.signing[0], reseal(place, keyring, seen)
 
 
@@ -81,17 +82,3 @@ def _encrypting_ids(place: CheckpointStore) -> tuple[str, ...]:
 
     found = within(place)
     return found.keyring.ids if found is not None else ()
-
-
-@contextmanager
-def _watched(show: bool) -> Iterator[Callable[[int, int], object]]:
-    """A bar, if there is somebody to watch it."""
-    if not (show and sys.stderr.isatty()):
-        yield lambda done, count: None
-        return
-    from rich.console import Console
-    from rich.progress import Progress
-
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        bar = progress.add_task("sealing")
-        yield lambda done, count: progress.update(bar, completed=done, total=count)

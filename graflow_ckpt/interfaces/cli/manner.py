@@ -71,6 +71,18 @@ class Manner:
         """Beside the result."""
         click.echo(f"graflow-ckpt: {clean(text)}", err=True)
 
+    def ask(self, question: str) -> None:
+        """Goes on if somebody says yes."""
+        try:
+            said = click.confirm(question, err=True)
+        except click.Abort:
+            if sys.stdin.isatty():
+                raise
+            click.echo(err=True)
+            raise click.UsageError("Nothing was done: nobody answers here. --yes does beforehand.") from None
+        if not said:
+            raise click.Abort
+
     # --- errors ------------------------------------------------------------------------
 
     def usage(self, error: click.ClickException) -> None:

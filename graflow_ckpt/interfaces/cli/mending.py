@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.interfaces.cli.bars import along
 from graflow_ckpt.interfaces.cli.options import (
     common,
     complete_folders,
@@ -67,7 +67,7 @@ def repair(
         raise click.UsageError("Name sessions or checkpoints, or give --all.")
     manner = manner_of(ctx)
     work, paths, sessions = _planned(store, what, aside, copies, force)
-    found = [*work.look(_watched(paths, not manner.json)), *work.look_at_journals(sessions)]
+    found = [*work.look(along(paths, "looking", show=not manner.json)), *work.look_at_journals(sessions)]
     if dry_run or not found:
         _show(manner, work.store, found)
         return 1 if found else 0
@@ -75,8 +75,8 @@ def repair(
         for damage in found:
             manner.note(f"{damage.path or f'journal of session {damage.session}'}: {damage.error.message}")
         lost = sum(bool(damage.path) and not damage.good for damage in found)
-        click.confirm(f"Mend {len(found)}? {words.counted(lost, 'checkpoint')} will not be there any more; "
-                      f"the bytes are kept in {aside}.", abort=True, err=True)  # fmt: skip
+        manner.ask(f"Mend {len(found)}? {words.counted(lost, 'checkpoint')} will not be there any more; "
+                   f"the bytes are kept in {aside}.")  # fmt: skip
     done = [_mended(work, damage) for damage in found]
     _tell(manner, work.store, done)
     return 1 if any(one.done == "left" for one in done) else 0
@@ -112,15 +112,6 @@ def _mended(work: Repair, damage: Damage) -> Repaired:
         return work.mend(damage)
     except GraflowError as error:
         return Repaired(damage, "left", why=str(error))
-
-
-def _watched(paths: Sequence[str], watched: bool) -> Iterable[str]:
-    if not watched or not sys.stderr.isatty():
-        return paths
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(paths, "looking", console=Console(stderr=True), transient=True)
 
 
 def _show(manner: Manner, place: CheckpointStore, found: Sequence[Damage]) -> None:

@@ -9,13 +9,19 @@ import click
 from graflow_ckpt.interfaces.cli.configuration import fleet, settings
 from graflow_ckpt.interfaces.cli.manner import Document
 from graflow_ckpt.interfaces.cli.options import common, manner_of
+from graflow_ckpt.interfaces.cli.redaction import HIDDEN
 from graflow_ckpt.interfaces.sources import ALONE, NAMES, Origin, unknown, variable
+from graflow_ckpt.links.addresses import masked
 
 EXAMPLES = """\b
 Examples:
   graflow-ckpt settings
   graflow-ckpt settings --config /etc/graflow-ckpt/fleet.toml --json
 """
+OTHERS = ("WORKFLOW_CHECKPOINT_BACKEND", "WORKFLOW_CHECKPOINT_DSN", "USE_SQLITE_CHECKPOINTS")
+"""Variables of other names that say where checkpoints are."""
+
+_SECRET = ("fernet_key",)
 
 
 @click.command("settings", epilog=EXAMPLES, short_help="Show what is set, and where it comes from.")
@@ -32,9 +38,11 @@ def command(ctx: click.Context, /) -> int:
     rows: list[Document] = [
         {"setting": name, "value": resolved.shown(name), **_origin(resolved.origin(name))} for name in NAMES
     ]
-    for name in ALONE:
-        if value := os.environ.get(variable(name)):
-            rows.append({"setting": name, "value": value, **_origin(Origin("environment", variable(name)))})
+    alone = {name: variable(name) for name in ALONE} | {name.lower(): name for name in OTHERS}
+    for name, said in alone.items():
+        if value := os.environ.get(said):
+            shown = HIDDEN if name in _SECRET or "password" in value else masked(value)
+            rows.append({"setting": name, "value": shown, **_origin(Origin("environment", said))})
     strange = unknown()
     if manner.json:
         manner.document({"settings": rows, "file": resolved.file, "unknown": strange})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Iterator
 
@@ -11,26 +12,29 @@ from graflow_ckpt.checkpoint.model import Document, parse
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.finding import checkpoint_path
+from graflow_ckpt.interfaces.cli.finding import by_session, checkpoint_path
 from graflow_ckpt.interfaces.cli.redaction import redacted, redacted_argv
 from graflow_ckpt.stores import open_store_of
 
 _LISTED = 12  # tasks, before it becomes a number
 
 
-def describe(what: str) -> Document:
-    """Metadata and control facts; whether they verify is in `verdict` and `why`."""
+def describe(what: str, store: str | None = None) -> Document:
+    """Metadata and control facts; whether they verify is in `verdict` and `why`. `what`: a path, or a session
+    of the store, if one is given: its newest good checkpoint."""
     path = checkpoint_path(what)
+    if path is None and store is not None and os.sep not in what and not what.endswith(".pkl"):
+        path = by_session(store, what).found.path
     if path is None:
         raise CheckpointNotFound(
             f"There is no checkpoint {what}.", hint="See: graflow-ckpt checkpoints list.", path=what
         )
-    store = open_store_of(path)
-    raw = store.meta(path)
+    place = open_store_of(path)
+    raw = place.meta(path)
     meta = parse(path, raw, ".meta.json")
     document: Document = {"path": path, "verdict": "good", "why": "", "meta": _shown_meta(meta), "state": {}}
     try:
-        found, _ = archive.check(store, Keyring.for_store(store), path)
+        found, _ = archive.check(place, Keyring.for_store(place), path)
     except CheckpointError as error:
         document |= {"verdict": "bad", "why": str(error)}
         return document

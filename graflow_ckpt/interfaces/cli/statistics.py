@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from graflow_ckpt.interfaces.cli.bars import bar
 from graflow_ckpt.interfaces.cli.options import common, manner_of, store
 
 STATS = """\b
@@ -23,7 +24,8 @@ def stats(ctx: click.Context, /, workflow: str | None, store: str) -> int:
     from graflow_ckpt.interfaces.cli.counting import COLUMNS, document, lines, rows, taken
 
     manner = manner_of(ctx)
-    found = taken(store, workflow)
+    with bar("looking", show=not manner.json):
+        found = taken(store, workflow)
     if manner.json:
         manner.document(document(found))
     elif not found.total.checkpoints and not found.unreadable:

@@ -66,6 +66,7 @@ def copy(
     """
     from graflow_ckpt.checkpoint.copying import Move
     from graflow_ckpt.checkpoint.keys import Keyring
+    from graflow_ckpt.core.errors import NoSession
     from graflow_ckpt.interfaces.cli.finding import checkpoint_path
     from graflow_ckpt.interfaces.cli.journey import Luggage, travel, unveiled
     from graflow_ckpt.stores import open_store, store_of
@@ -78,6 +79,9 @@ def copy(
         raise click.UsageError(f"--from and --to are the same place: {there.url}.")
     keys, ring = Keyring.reading(shared=here.shared), Keyring.for_store(there)
     going = Luggage.named(here, origin, what, checkpoint_path) if what else Luggage.all(here, workflow)
+    if not (what or going.sessions or going.damaged):
+        of = f" of workflow {workflow!r}" if workflow is not None else ""
+        raise NoSession(f"There are no checkpoints{of} in {origin}.", hint="--from names another place.")
     for path in going.paths:
         if here.takes(path) is None:
             raise click.UsageError(f"{path} is not in {here.url}: --from {store_of(path)}.")
@@ -152,8 +156,7 @@ def import_(ctx: click.Context, /, file: str, trust: bool, take_over: bool, yes:
         if trust and not yes:
             for maker in makers:
                 manner.note(maker)
-            click.confirm("Resuming from them runs the code in them. Seal them with the key of this machine?",
-                          abort=True, err=True)  # fmt: skip
+            manner.ask("Resuming from them runs the code in them. Seal them with the key of this machine?")
         target.probe()
         move = Move(origin, target, keys, ring, take_over)
         known = survey(origin)

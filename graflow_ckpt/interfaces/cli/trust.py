@@ -41,8 +41,7 @@ def command(ctx: click.Context, /, path: str, yes: bool) -> int:
     for line in () if manner.json else lines(document):
         manner.note(line)
     if not yes:
-        click.confirm("Resuming from it runs the code in it. Seal it with the key of this machine?",
-                      abort=True, err=True)  # fmt: skip
+        manner.ask("Resuming from it runs the code in it. Seal it with the key of this machine?")
     key = reseal(document["path"])
     manner.note(f"{document['path']} is now sealed with key {key}")
     if manner.json:

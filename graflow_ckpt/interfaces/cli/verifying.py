@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from random import SystemRandom
@@ -12,6 +11,7 @@ from random import SystemRandom
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, NoSession
+from graflow_ckpt.interfaces.cli.bars import along
 from graflow_ckpt.interfaces.cli.finding import checkpoint_path
 from graflow_ckpt.interfaces.cli.manner import Document
 from graflow_ckpt.stores import open_store, store_of
@@ -71,7 +71,7 @@ def any_of(paths: Sequence[str], count: int | None) -> Sequence[str]:
 def verdicts(paths: Sequence[str], *, show: bool) -> Iterator[Verdict]:
     """Each is read once, from end to end."""
     opened = cache(open_store)
-    for path in _watched(paths) if show and sys.stderr.isatty() and len(paths) > 1 else paths:
+    for path in along(paths, "verifying", show=show and len(paths) > 1):
         try:
             store = opened(store_of(path))
             _, size = archive.check(store, Keyring.for_store(store), path)
@@ -79,10 +79,3 @@ def verdicts(paths: Sequence[str], *, show: bool) -> Iterator[Verdict]:
             yield Verdict(path, "bad", type(error).__name__, str(error))
         else:
             yield Verdict(path, "good", size=size)
-
-
-def _watched(paths: Sequence[str]) -> Iterable[str]:
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(paths, "verifying", console=Console(stderr=True), transient=True)

@@ -85,17 +85,23 @@ def parse_period(ctx: click.Context, parameter: click.Parameter, given: str | No
         return None
     match = _PERIOD.match(given.strip())
     if match is None:
-        raise click.BadParameter(f"{given!r} is no time: 90, 90s, 5m, 2h.", ctx, parameter)
+        raise click.BadParameter(f"{given!r} is no time: 90, 90s, 5m, 2h, 7d.", ctx, parameter)
     return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
 def parse_store(ctx: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
     """A folder as it is; an address without its password, which this process remembers."""
+    if given is not None and _is_database(given):
+        raise click.BadParameter(
+            f"{given} is a database, and its address is sqlite:///{given}.",
+            ctx,
+            parameter,
+        )
     if given is None or "://" not in given or given.lower().startswith(("file:", "sqlite:")):
         return given
     from urllib.parse import urlencode
 
-    from graflow_ckpt.links.addresses import parse
+    from graflow_ckpt.links.addresses import SCHEMES, parse
     from graflow_ckpt.stores import postgres_names
     from graflow_ckpt.stores.objects_names import is_objects, place_of
     from graflow_ckpt.stores.prefixes import prefix_of, unwrapped
@@ -109,9 +115,20 @@ def parse_store(ctx: click.Context, parameter: click.Parameter, given: str | Non
     if is_objects(given):
         place_of(given).remember()  # refused if there is a secret in it
         return given
+    if given.partition("://")[0].lower() not in SCHEMES:
+        return given  # what it is, if anything, who opens it knows
     address = parse(given)
     address.remember()
     return f"{address}?{urlencode(address.options)}" if address.options else str(address)
+
+
+def _is_database(path: str) -> bool:
+    """A file of SQLite's, where a folder or an address is wanted."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(16) == b"SQLite format 3\0"
+    except (OSError, ValueError):
+        return False
 
 
 def parse_answers(

@@ -185,9 +185,9 @@ def test_somebody_is_asked_first(store: CheckpointStore, said: Said, monkeypatch
     line(store, "a", 3)
     asked: list[str] = []
 
-    def answer(question: str, **options: Any) -> None:
+    def answer(question: str, **options: Any) -> bool:
         asked.append(question)
-        raise click.Abort
+        return False
 
     monkeypatch.setattr(click, "confirm", answer)
 

@@ -1,4 +1,4 @@
-"""The contents of a session's lock file: epoch, owner and lines, in two slots written in turns.
+"""The contents of a session's lock file: epoch, claim, owner and lines, in two slots written in turns.
 
 Promise: after a crash in the middle of `write` the former record is read, or the new one; never
 neither. Holds as long as the former one was synced, which `write` sees to and a claim makes sure of.
@@ -30,9 +30,10 @@ class Record:
     epoch: int = 0
     owner: Owner | None = None
     lines: tuple[Line, ...] = ()
+    claim: str = ""  # which claim of this epoch; empty in files of versions that wrote none
 
-    def claimed(self, epoch: int, owner: Owner) -> Record:
-        return replace(self, turn=self.turn + 1, epoch=epoch, owner=owner)
+    def claimed(self, epoch: int, owner: Owner, claim: str) -> Record:
+        return replace(self, turn=self.turn + 1, epoch=epoch, owner=owner, claim=claim)
 
     def without_owner(self) -> Record:
         return replace(self, turn=self.turn + 1, owner=None)
@@ -44,6 +45,7 @@ class Record:
         said = {
             "turn": self.turn,
             "epoch": self.epoch,
+            "claim": self.claim,
             "owner": asdict(self.owner) if self.owner else None,
             "lines": [[line.epoch, line.sequence] for line in self.lines],
         }
@@ -117,11 +119,15 @@ def _decode(slot: bytes) -> Record | None:
     found = parsed(body, _WHERE)  # the checksum fits, which anybody can see to
     try:
         turn, epoch, owner, lines = (found[name] for name in ("turn", "epoch", "owner", "lines"))
-    except (TypeError, LookupError) as error:
+        claim = found.get("claim", "")
+    except (TypeError, LookupError, AttributeError) as error:
         raise nonsense(_WHERE) from error
+    if type(claim) is not str:
+        raise nonsense(_WHERE)
     return Record(
         turn=number(turn, _WHERE),
         epoch=number(epoch, _WHERE),
         owner=owner_of(owner, _WHERE) if owner else None,
         lines=lines_of(lines, _WHERE),
+        claim=claim,
     )

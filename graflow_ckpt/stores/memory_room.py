@@ -22,8 +22,8 @@ from weakref import WeakValueDictionary
 
 from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, JournalFailed
 from graflow_ckpt.core.protocols import Line, Owner
-from graflow_ckpt.links.processes import myself, named
-from graflow_ckpt.stores.ownership import busy
+from graflow_ckpt.links.processes import myself
+from graflow_ckpt.stores.ownership import busy, lost
 
 _logger = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class Holding:
     epoch: int = 0
     owner: Owner | None = None
     lines: tuple[Line, ...] = ()
+    claim: str = ""
 
 
 @dataclass(slots=True)
@@ -85,13 +86,13 @@ class Room:
             yield
 
     def claim(self, session: str, *, take_over: bool) -> MemoryLease:
-        me = myself()
+        me, claim = myself(), os.urandom(16).hex()
         with self.locked():
             held = self.holdings.get(session, Holding())
             if held.owner is not None and not take_over:
                 raise busy(session, held.owner)
-            self.holdings[session] = replace(held, epoch=held.epoch + 1, owner=me)
-        return MemoryLease(self, session, held.epoch + 1, held.owner)
+            self.holdings[session] = replace(held, epoch=held.epoch + 1, owner=me, claim=claim)
+        return MemoryLease(self, session, held.epoch + 1, held.owner, claim)
 
     def forget(self) -> None:
         """Everything but the epochs: nobody who owned a session before may write into what comes next."""
@@ -105,10 +106,11 @@ class Room:
 class MemoryLease:
     """A session that this process owns until it releases it, ends, or is fenced."""
 
-    def __init__(self, room: Room, session: str, epoch: int, taken_from: Owner | None) -> None:
+    def __init__(self, room: Room, session: str, epoch: int, taken_from: Owner | None, claim: str) -> None:
         self.session = session
         self.epoch = epoch
         self.taken_from = taken_from
+        self.claim = claim
         self.room = room
         self._released = False
         self._process = os.getpid()
@@ -122,14 +124,8 @@ class MemoryLease:
         """Raise `Fenced` unless the session is still ours. For those who are alone with the room."""
         self._of_this_process()
         held = self.room.holdings.get(self.session, Holding())
-        if held.epoch != self.epoch:
-            raise Fenced(
-                f"Session {self.session!r} was taken over by {named(held.owner)}.",
-                hint="Nothing that this owner does counts any more; it should end.",
-                session=self.session,
-                epoch=self.epoch,
-                owner=held.owner,
-            )
+        if (held.epoch, held.claim) != (self.epoch, self.claim):
+            raise lost(self.session, self.epoch, held.epoch, held.owner)
 
     def rewound(self, sequence: int) -> None:
         """Write down that this epoch goes on from `sequence`."""

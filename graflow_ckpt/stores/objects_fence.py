@@ -1,7 +1,8 @@
 """What a new owner does before it begins: close to a former one whatever it may still be at.
 
     announced names     their objects are changed: a late conditional put has seen something else
-    open segments       their next number is taken by an empty frame
+    open segments       their next number is taken by an empty frame; also of those that have been begun
+                        (alive/…) and are not in the head, for it was put back to an older state
     data                what no record points at is removed
 
 Promise: after `close_behind` no write of a former owner succeeds, whenever it was begun; ending in the
@@ -18,7 +19,7 @@ from datetime import timedelta
 
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.stores.objects_bucket import Bucket
-from graflow_ckpt.stores.objects_head import OPEN, Head
+from graflow_ckpt.stores.objects_head import OPEN, Head, Span
 from graflow_ckpt.stores.objects_journal import close_segment
 from graflow_ckpt.stores.objects_lease import ObjectLease
 from graflow_ckpt.stores.objects_named import Names
@@ -38,28 +39,32 @@ def close_behind(bucket: Bucket, names: Names, lease: ObjectLease, head: Head) -
         kept = record.data if record else {}
         failed += [data_key(NAMED, each) for each in (mark, *write.former) if each not in kept]
     ends = {
-        segment: close_segment(bucket, lease.session, *segment)
-        for segment, end in head.segments.items()
-        if end == OPEN and segment[0] < lease.epoch
+        segment: Span(close_segment(bucket, lease.session, head.named(segment)), span.claim)
+        for segment, span in head.segments.items()
+        if span.end == OPEN and segment[0] < lease.epoch
     }
+    shown = [entry.key for entry in bucket.list(f"alive/{lease.session}")]
+    begun = {name for key in shown if "-" in (name := key.rpartition("/")[2])}
+    for name in begun - {head.named(segment) for segment in head.segments}:
+        close_segment(bucket, lease.session, name)
     lease.forget(*stale)
     if stale or ends:
         lease.change(
-            lambda now: replace(now, segments={s: ends.get(s, end) for s, end in now.segments.items()})
+            lambda now: replace(now, segments={s: ends.get(s, span) for s, span in now.segments.items()})
         )
     try:
-        _sweep(bucket, lease, head, failed)
+        _sweep(bucket, lease, head, shown, failed)
     except GraflowError as error:
         _logger.warning(
             "leftovers of session %s stay: %s", lease.session, error, extra={"session": lease.session}
         )
 
 
-def _sweep(bucket: Bucket, lease: ObjectLease, head: Head, failed: list[str]) -> None:
+def _sweep(bucket: Bucket, lease: ObjectLease, head: Head, shown: list[str], failed: list[str]) -> None:
     keys = [entry.key for prefix in failed for entry in bucket.list(prefix)]
     keys += _unreferenced(bucket, lease, head)
     mine = alive_key(lease.session, lease.epoch)
-    keys += [entry.key for entry in bucket.list(f"alive/{lease.session}") if entry.key != mine]
+    keys += [key for key in shown if key != mine]
     bucket.delete(keys)
 
 

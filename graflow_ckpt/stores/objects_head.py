@@ -27,7 +27,7 @@ from graflow_ckpt.core.errors import CheckpointCorrupt, ServerGone
 from graflow_ckpt.core.protocols import Line, Owner
 from graflow_ckpt.stores import claims
 from graflow_ckpt.stores.objects_bucket import Bucket, Patience, Tag
-from graflow_ckpt.stores.objects_names import head_key
+from graflow_ckpt.stores.objects_names import head_key, segment_name
 from graflow_ckpt.stores.objects_record import DAMAGED, Record, document_of, records_of
 
 OPEN = -1  # the end of a segment that is not closed
@@ -38,6 +38,13 @@ class Announced(NamedTuple):
 
     name: str
     former: tuple[str, ...]
+
+
+class Span(NamedTuple):
+    """A segment. `claim`: that of who has begun it; its frames are under its own name, whatever its epoch."""
+
+    end: int = OPEN
+    claim: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +58,7 @@ class Head:
     lines: tuple[Line, ...] = ()
     commits: Mapping[str, Record] = field(default_factory=dict)
     announced: Mapping[str, Announced] = field(default_factory=dict)  # by the mark of the write
-    segments: Mapping[tuple[int, int], int] = field(default_factory=dict)  # (epoch, after) -> end
+    segments: Mapping[tuple[int, int], Span] = field(default_factory=dict)  # by epoch and after
 
     def committed(self, base: str, record: Record) -> Head:
         number = max((kept.number for kept in self.commits.values()), default=0) + 1
@@ -59,6 +66,10 @@ class Head:
 
     def without(self, bases: Collection[str]) -> Head:
         return replace(self, commits={name: kept for name, kept in self.commits.items() if name not in bases})
+
+    def named(self, segment: tuple[int, int]) -> str:
+        """What the frames of a segment are under."""
+        return segment_name(*segment, self.segments[segment].claim)
 
     def inline(self, *, beside: str) -> int:
         """Bytes of parts that are in it, without those of one checkpoint."""
@@ -74,7 +85,7 @@ class Head:
             "lines": [[line.epoch, line.sequence] for line in self.lines],
             "commits": {name: document_of(record) for name, record in self.commits.items()},
             "announced": dict(self.announced),
-            "segments": [[*segment, end] for segment, end in self.segments.items()],
+            "segments": [[*segment, *span] for segment, span in self.segments.items()],
         }
         line = json.dumps(said, separators=(",", ":")).encode()
         return b"".join([line, b"\n", *(record.inline for record in self.commits.values())])
@@ -151,7 +162,7 @@ def _decode(session: str, raw: bytes) -> Head:
             lines=claims.lines_of(said["lines"], where),
             commits=dict(commits),
             announced={mark: Announced(n, tuple(former)) for mark, (n, former) in said["announced"].items()},
-            segments={(epoch, after): end for epoch, after, end in said["segments"]},
+            segments={(epoch, after): Span(*span) for epoch, after, *span in said["segments"]},
         )
     except DAMAGED as error:
         raise CheckpointCorrupt(

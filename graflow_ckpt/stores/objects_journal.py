@@ -1,12 +1,14 @@
 """Journal segments in an object store: one object per frame, since nothing there can be appended to.
 
     sessions/{id}                        the head says which segments there are
-    journal/{id}/{epoch}-{after}/{n}     a frame; an empty one closes the segment for good
+    alive/{id}/{epoch}-{after}-{claim}   that it was begun
+    journal/{id}/{epoch}-{after}-{claim}/{n}      a frame; an empty one closes the segment for good
 
 Promise: a frame is in the bucket when `append` returns, once: it is created under the next number, and
 the bucket refuses a number that is taken. The next owner takes the next number of each open segment for
-an empty frame before it begins, so a former owner's append is refused. After a failure nothing more is
-appended, ever.
+an empty frame before it begins, so a former owner's append is refused: also of those that the head does not
+know (any more), because it was put back. Two owners never have a segment in common, even if they have the
+same epoch: its name has the claim in it. After a failure nothing more is appended, ever.
 
 What it costs: each append is a request (tens of milliseconds at the large services, and a price), so
 `durability="journal"` suits sessions of slow tasks here. Dropping a segment leaves its empty frame.
@@ -23,9 +25,9 @@ from itertools import pairwise
 
 from graflow_ckpt.core.errors import JournalFailed, ServerError, ServerGone
 from graflow_ckpt.stores.objects_bucket import Bucket, Patience
-from graflow_ckpt.stores.objects_head import OPEN, Head, Heads
+from graflow_ckpt.stores.objects_head import Head, Heads, Span
 from graflow_ckpt.stores.objects_lease import ObjectLease
-from graflow_ckpt.stores.objects_names import segment_key
+from graflow_ckpt.stores.objects_names import begun_key, segment_key, segment_name
 
 _AT_ONCE = 16  # frames that are read at once
 
@@ -33,8 +35,8 @@ _AT_ONCE = 16  # frames that are read at once
 class ObjectSegment:
     """One open segment."""
 
-    def __init__(self, bucket: Bucket, lease: ObjectLease, after: int) -> None:
-        self.key = segment_key(lease.session, lease.epoch, after)
+    def __init__(self, bucket: Bucket, lease: ObjectLease, key: str) -> None:
+        self.key = key
         self._bucket = bucket
         self._lease = lease
         self._count = 0
@@ -73,14 +75,18 @@ class ObjectSegment:
 
 def open_segment(bucket: Bucket, lease: ObjectLease, after: int) -> ObjectSegment:
     """A new segment for the records after `after`."""
-    segment = (lease.epoch, after)
+    lease.not_released()
+    segment, name = (lease.epoch, after), segment_name(lease.epoch, after, lease.claim)
+    key = segment_key(lease.session, name)
 
     def begin(head: Head) -> Head | None:
-        return None if segment in head.segments else replace(head, segments={**head.segments, segment: OPEN})
+        if segment in head.segments:
+            return None
+        return replace(head, segments={**head.segments, segment: Span(claim=lease.claim)})
 
+    is_new = _create(bucket, begun_key(lease.session, name))  # before the head says so: see close_behind
     lease.change(begin)
-    key = segment_key(lease.session, *segment)
-    if any(True for _ in bucket.list(key)):
+    if not is_new and any(True for _ in bucket.list(key)):
         lease.check()
         raise JournalFailed(
             f"The journal segment {key} has records already.",
@@ -88,12 +94,12 @@ def open_segment(bucket: Bucket, lease: ObjectLease, after: int) -> ObjectSegmen
             session=lease.session,
             path=key,
         )
-    return ObjectSegment(bucket, lease, after)
+    return ObjectSegment(bucket, lease, key)
 
 
-def close_segment(bucket: Bucket, session: str, epoch: int, after: int) -> int:
+def close_segment(bucket: Bucket, session: str, name: str) -> int:
     """Take the next number, so that nobody else does; which one it is."""
-    key = segment_key(session, epoch, after)
+    key = segment_key(session, name)
     number = sum(1 for _ in bucket.list(key))
     if number and (last := bucket.get(frame_key(key, number - 1))) is not None and not last.data:
         return number - 1  # who was at it before us has ended in the middle
@@ -104,8 +110,9 @@ def close_segment(bucket: Bucket, session: str, epoch: int, after: int) -> int:
 
 def read_segments(bucket: Bucket, heads: Heads, session: str) -> Iterator[tuple[int, int, bytes]]:
     """(epoch, after, bytes) in that order."""
-    for epoch, after in sorted(heads.read(session).head.segments):
-        entries = bucket.list(segment_key(session, epoch, after))
+    head = heads.read(session).head
+    for epoch, after in sorted(head.segments):
+        entries = bucket.list(segment_key(session, head.named((epoch, after))))
         keys = [entry.key for entry in entries if entry.size]
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="journal") as pool:
             found = list(pool.map(bucket.get, keys))
@@ -115,24 +122,35 @@ def read_segments(bucket: Bucket, heads: Heads, session: str) -> Iterator[tuple[
 
 def drop_segments(bucket: Bucket, heads: Heads, session: str, before: int) -> None:
     """Remove those that end at or before `before`: where the next one begins is where one ends."""
-    gone: list[tuple[int, int]] = []
+    gone: dict[tuple[int, int], str] = {}
 
     def forget(head: Head) -> Head | None:
-        found = pairwise(sorted(head.segments))
-        gone[:] = [segment for segment, (_, ended) in found if ended <= before] or gone
-        if not gone or not any(segment in head.segments for segment in gone):
+        found = [segment for segment, (_, ended) in pairwise(sorted(head.segments)) if ended <= before]
+        gone.update({segment: head.named(segment) for segment in found})
+        if not any(segment in head.segments for segment in gone):
             return None
-        return replace(head, segments={s: end for s, end in head.segments.items() if s not in gone})
+        return replace(head, segments={s: span for s, span in head.segments.items() if s not in gone})
 
     heads.update(session, forget)
-    for segment in gone:
+    for name in gone.values():
         # an empty frame stays: a former owner that wakes up must still find its number taken
-        entries = bucket.list(segment_key(session, *segment))
-        bucket.delete([entry.key for entry in entries if entry.size])
+        entries = bucket.list(segment_key(session, name))
+        bucket.delete([begun_key(session, name), *(entry.key for entry in entries if entry.size)])
 
 
 def frame_key(segment: str, number: int) -> str:
     return f"{segment}/{number:010d}"
+
+
+def _create(bucket: Bucket, key: str) -> bool:
+    """False: it was there already; or this is the second try, whose first one nobody has heard of."""
+    patience = Patience()
+    while True:
+        try:
+            return bucket.create(key, b"") is not None
+        except ServerGone:
+            if patience.over():
+                raise
 
 
 def create_frame(bucket: Bucket, key: str, frame: bytes) -> bytes:

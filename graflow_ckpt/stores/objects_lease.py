@@ -2,6 +2,7 @@
 
 Promise: of several who acquire a session at once exactly one gets it: a claim is a change of the head.
 Before `acquire` returns, everything a former owner may still be at is closed to it (objects_fence.py).
+An owner is told by epoch and claim: a head that was put back to an older state gives an epoch out once more.
 No clock decides who may write. The bucket's clock and the watcher's patience decide only whether a
 silent owner on another machine may be taken over: a thread touches `alive/{id}/{epoch}` every third of
 the lease's time, and whoever is not seen to do so for that time counts as dead. An owner on this machine
@@ -26,7 +27,7 @@ from graflow_ckpt.stores.ledger import still_needed
 from graflow_ckpt.stores.objects_bucket import Bucket, Patience
 from graflow_ckpt.stores.objects_head import Change, Head, Heads, Seen
 from graflow_ckpt.stores.objects_names import alive_key
-from graflow_ckpt.stores.ownership import busy
+from graflow_ckpt.stores.ownership import busy, lost
 
 LEASE = 30.0
 
@@ -42,7 +43,7 @@ class ObjectLease:
     ) -> None:
         self.session = session
         self.epoch = seen.head.epoch
-        self._claim = seen.head.claim
+        self.claim = seen.head.claim
         self.taken_from = taken_from
         self._bucket = bucket
         self._heads = heads
@@ -123,10 +124,10 @@ class ObjectLease:
             )
 
     def _still_ours(self, head: Head) -> None:
-        if (head.epoch, head.claim) == (self.epoch, self._claim):
+        if (head.epoch, head.claim) == (self.epoch, self.claim):
             return
         self._over.set()
-        if head.epoch <= self.epoch:
+        if head.epoch < self.epoch:
             raise Fenced(
                 f"{self._bucket.address} has forgotten session {self.session!r}: "
                 "its data was lost or deleted.",
@@ -134,13 +135,7 @@ class ObjectLease:
                 session=self.session,
                 epoch=self.epoch,
             )
-        raise Fenced(
-            f"Session {self.session!r} was taken over by {named(head.owner)}.",
-            hint="Nothing that this process does counts any more; it should end.",
-            session=self.session,
-            epoch=self.epoch,
-            owner=head.owner,
-        )
+        raise lost(self.session, self.epoch, head.epoch, head.owner)
 
     def _tidied(self, head: Head) -> Head:
         left = {mark: write for mark, write in head.announced.items() if mark not in self._done}

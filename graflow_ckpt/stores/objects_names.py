@@ -7,8 +7,9 @@
     sessions/{id}                   the head of a session: owner, lines, segments, its own checkpoints
     names/{name}                    a checkpoint under any other name
     data/{id or @}/{epoch}-{nonce}/{n}      what the parts of one checkpoint consist of
-    journal/{id}/{epoch}-{after}/{n}        one frame
+    journal/{id}/{epoch}-{after}-{claim}/{n}        one frame
     alive/{id}/{epoch}              touched by the owner as long as it lives
+    alive/{id}/{epoch}-{after}-{claim}      a segment of the journal that was begun
     probes/{nonce}, clock           what is asked of the bucket itself
 
 Promise: an address holds no secret (one that does is refused without being shown), and what is shown or
@@ -166,5 +167,15 @@ def alive_key(session: str, epoch: int) -> str:
     return f"alive/{session}/{epoch}"
 
 
-def segment_key(session: str, epoch: int, after: int) -> str:
-    return f"journal/{session}/{epoch}-{after}"
+def segment_key(session: str, segment: str) -> str:
+    return f"journal/{session}/{segment}"
+
+
+def begun_key(session: str, segment: str) -> str:
+    """Among what shows life, for that is what the next owner lists anyway."""
+    return f"alive/{session}/{segment}"
+
+
+def segment_name(epoch: int, after: int, claim: str) -> str:
+    """Earlier versions have left the claim out."""
+    return f"{epoch}-{after}-{claim}" if claim else f"{epoch}-{after}"

@@ -5,12 +5,13 @@
 
 Promise: of several who acquire a session at once exactly one gets it; an epoch that `acquire` has
 given out is on the disk and is never given out again; who lost the session finds out in `check`,
-under the lock, before a commit. A dead owner needs nobody's consent and no timeout: its flock died
+under the lock, before a commit: by epoch and claim, for in a folder that was put back to an older state
+the next owner may get the same epoch. A dead owner needs nobody's consent and no timeout: its flock died
 with it, also when its pid has been taken by another process or lives in another container.
 
 The lock file is never renamed (a flock belongs to the inode) and has two slots, written in turns:
 
-    offset 0      crc32 {"turn": 4, "epoch": 3, "owner": {…}, "lines": [[epoch, sequence], …]} \\n
+    offset 0      crc32 {"turn": 4, "epoch": 3, "claim": "…", "owner": {…}, "lines": [[3, 17], …]} \\n
     offset 8192   crc32 {"turn": 5, …} \\n
 
 The valid slot of the higher turn counts; a crash can tear only the other one.
@@ -76,14 +77,8 @@ class LocalLease:
                 session=self.session,
                 epoch=self.epoch,
             )
-        owner = self._slots.read().owner  # nobody but another owner writes into the file
-        raise Fenced(
-            f"Session {self.session!r} was taken over by {named(owner)}.",
-            hint="Nothing that this process does counts any more; it should end.",
-            session=self.session,
-            epoch=self.epoch,
-            owner=owner,
-        )
+        found = self._slots.read()  # nobody but another owner writes into the file, and who puts it back
+        raise lost(self.session, self.epoch, found.epoch, found.owner)
 
     def rewound(self, sequence: int) -> None:
         """Write down that this epoch goes on from `sequence`."""
@@ -168,7 +163,7 @@ class Ownership:
         try:
             if not alive.try_take():
                 raise busy(session, None)
-            record = slots.write(found.claimed(epoch, myself()))
+            record = slots.write(found.claimed(epoch, myself(), os.urandom(16).hex()))
             self._disk.sync_folder(self._folder)  # the two files' names: an epoch must not be forgotten
         except BaseException:
             alive.close()
@@ -216,6 +211,25 @@ class Ownership:
             session=session,
             owner=owner,
         )
+
+
+def lost(session: str, epoch: int, found: int, owner: Owner | None) -> Fenced:
+    """What to raise where the store has another claim than that of this owner. `found`: its epoch."""
+    if found > epoch:
+        said = f"Session {session!r} was taken over by {named(owner)}."
+    elif found == epoch:
+        said = (
+            f"Session {session!r} belongs to {named(owner)} under the same epoch, {epoch}: "
+            "the store has forgotten this owner (a restored backup, a failover), and gave it out once more."
+        )
+        _logger.warning("a write was refused: %s", said, extra={"session": session})
+    else:
+        said = (
+            f"The store has forgotten epoch {epoch} of session {session!r}, and knows {found} as the last: "
+            "it is in an older state (a restored backup, a failover)."
+        )
+    hint = "Nothing that this process does counts any more; it should end."
+    return Fenced(said, hint=hint, session=session, epoch=epoch, owner=owner)
 
 
 def busy(session: str, owner: Owner | None) -> SessionBusy:

@@ -4,7 +4,7 @@
     graflow_ckpt.frames      session, epoch, after, number, data
 
 Promise: a frame is on the server's disk when `append` returns, once, and it was appended by the
-session's owner: the transaction that writes it locks the epoch. After a failure nothing more is
+session's owner: the transaction that writes it locks epoch and claim. After a failure nothing more is
 appended, ever. Not here: that the server syncs at all (postgres.py refuses one with fsync off),
 what is in a frame, and which frames count (checkpoint/journal.py).
 """
@@ -16,10 +16,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from graflow_ckpt.core.errors import CheckpointError, JournalFailed, ServerError
-from graflow_ckpt.stores.postgres_lease import PostgresLease
+from graflow_ckpt.stores.postgres_lease import HELD, PostgresLease
 from graflow_ckpt.stores.postgres_link import Connection, Link
 
 _PAGE = 1000  # frames that are read at once
+_APPEND = f"select graflow_ckpt.append(session, epoch, %s, %s, %b){HELD}".encode()
+_BEGIN = f"select outcome, synced{HELD}, graflow_ckpt.begin_segment(held.session, held.epoch, %s)".encode()
 
 
 class PostgresSegment:
@@ -28,7 +30,7 @@ class PostgresSegment:
     def __init__(self, lease: PostgresLease, link: Link, after: int) -> None:
         self._lease = lease
         self._link = link
-        self._place = (lease.session, lease.epoch, after)
+        self._after = after
         self._count = 0
         self._open = True
         self._mutex = threading.Lock()
@@ -55,13 +57,12 @@ class PostgresSegment:
         self._open = False
 
     def _append(self, connection: Connection, frame: bytes) -> str:
-        asked = "select graflow_ckpt.append(%s, %s, %s, %s, %b)"
-        found = connection.execute(asked, [*self._place, self._count, frame]).fetchone()
-        assert found is not None
-        return str(found[0])
+        args = [self._after, self._count, frame, *self._lease.fence]
+        found = connection.execute(_APPEND, args).fetchone()
+        return "fenced" if found is None else str(found[0])
 
     def _failed(self, why: str) -> JournalFailed:
-        session, epoch, after = self._place
+        session, epoch, after = self._lease.session, self._lease.epoch, self._after
         return JournalFailed(
             f"Cannot append to the journal of session {session!r} ({epoch}:{after} in {self._link.address}): "
             f"{why}.",
@@ -76,10 +77,8 @@ def open_segment(lease: PostgresLease, link: Link, after: int) -> PostgresSegmen
     lease.not_released()
 
     def ask(connection: Connection) -> tuple[str, bool]:
-        asked = "select * from graflow_ckpt.begin_segment(%s, %s, %s)"
-        found = connection.execute(asked, [lease.session, lease.epoch, after]).fetchone()
-        assert found is not None
-        return found[0], found[1]
+        found = connection.execute(_BEGIN, [*lease.fence, after]).fetchone()
+        return ("fenced", False) if found is None else (found[0], found[1])
 
     outcome, synced = link.sure(ask)
     if outcome == "fenced":

@@ -3,7 +3,8 @@
     graflow_ckpt.sessions    session, epoch, owner (as JSON), until, term, claim
 
 Promise: of several who acquire a session at once exactly one gets it. Who has lost it finds out at the
-next write: each write locks the row of its session with its epoch in the transaction that commits it.
+next write: each write locks the row of its session, with its epoch and its claim, in the statement that
+commits it: with both, since a server that was put back to an older state gives an epoch out once more.
 A thread renews the lease every third of its term. A dead owner of this machine is told by its process
 and taken over at once. One of another machine shows that it lives by renewing; if it does not, its
 lease ends by the server's clock, or, should that have been set back, when it has been silent for a
@@ -27,10 +28,16 @@ from graflow_ckpt.core.protocols import Line, Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself, named
 from graflow_ckpt.stores import claims
 from graflow_ckpt.stores.ownership import busy
+from graflow_ckpt.stores.ownership import lost as lost_to
 from graflow_ckpt.stores.postgres_link import Connection, Link
 
 LEASE = 15.0
+HELD = """ from (select session, epoch from graflow_ckpt.sessions
+    where session = %s and epoch = %s::bigint and claim = %s for share) as held"""
+"""What a routine is called from: not at all, if the session is somebody else's. The lock lasts until the
+commit, and comes before the call, because the planner leaves a query that locks as it is."""
 
+_MINE = " where session = %s and epoch = %s and claim = %s"
 _POLL = 0.1
 _logger = logging.getLogger(__name__)
 
@@ -39,10 +46,11 @@ class PostgresLease:
     """A session that this process owns until it releases it, dies, or is fenced."""
 
     def __init__(
-        self, link: Link, session: str, epoch: int, taken_from: Owner | None, seconds: float
+        self, link: Link, session: str, epoch: int, claim: str, taken_from: Owner | None, seconds: float
     ) -> None:
         self.session = session
         self.epoch = epoch
+        self.claim = claim
         self.taken_from = taken_from
         self._link = link
         self._seconds = seconds
@@ -52,21 +60,26 @@ class PostgresLease:
         self._keeper = threading.Thread(target=self._keep, name=f"lease-{session}", daemon=True)
         self._keeper.start()
 
+    @property
+    def fence(self) -> list[object]:
+        """What a write has to find in the row of the session."""
+        return [self.session, self.epoch, self.claim]
+
     def check(self) -> None:
         """Raise `Fenced` unless the session is still ours: the server is asked."""
         self.not_released()
-        held, epoch, owner = self._link.sure(lambda connection: self._hold(connection, None))
-        if not held:
-            raise self._lost(epoch, owner)
+        asked = "select epoch, claim, owner from graflow_ckpt.sessions where session = %s"
+        found = self._link.sure(lambda connection: connection.execute(asked, [self.session]).fetchone())
+        if found is None or found[:2] != (self.epoch, self.claim):
+            raise self._lost(*((found[0], found[2]) if found else (None, None)))
 
     def rewound(self, sequence: int) -> None:
         """Write down that this epoch goes on from `sequence`."""
         self.not_released()
-        args = [self.session, self.epoch, sequence]
+        asked, args = "select graflow_ckpt.line(session, epoch, %s)" + HELD, [sequence, *self.fence]
 
         def ask(connection: Connection) -> bool:
-            found = connection.execute("select graflow_ckpt.line(%s, %s, %s)", args).fetchone()
-            return found == (True,)
+            return connection.execute(asked.encode(), args).fetchone() == (True,)
 
         if not self._link.sure(ask):
             self.lost()
@@ -77,9 +90,9 @@ class PostgresLease:
             return
         self._released = True
         self._over.set()
-        args = [self.session, self.epoch]
+        asked = "update graflow_ckpt.sessions set owner = null, until = null" + _MINE
         try:
-            self._link.run(lambda connection: connection.execute("select graflow_ckpt.release(%s, %s)", args))
+            self._link.run(lambda connection: connection.execute(asked.encode(), self.fence))
         except GraflowError as error:
             _logger.info("session %s let go without a word: %s", self.session, error)
 
@@ -94,7 +107,7 @@ class PostgresLease:
             )
 
     def lost(self) -> None:
-        """Raise what is to be raised when the server has refused the epoch."""
+        """Raise what is to be raised when the server has refused the claim."""
         self.check()
         raise self._lost(None, None)  # it was there again when it was asked: somebody plays with the tables
 
@@ -107,32 +120,23 @@ class PostgresLease:
                 session=self.session,
                 epoch=self.epoch,
             )
-        by = owner_of(owner)
-        return Fenced(
-            f"Session {self.session!r} was taken over by {named(by)}.",
-            hint="Nothing that this process does counts any more; it should end.",
-            session=self.session,
-            epoch=self.epoch,
-            owner=by,
-        )
-
-    def _hold(self, connection: Connection, term: int | None) -> tuple[bool, int | None, str | None]:
-        args = [self.session, self.epoch, term]
-        found = connection.execute("select * from graflow_ckpt.hold(%s, %s, %s::bigint)", args).fetchone()
-        assert found is not None
-        return found[0], found[1], found[2]
+        return lost_to(self.session, self.epoch, epoch, owner_of(owner))
 
     def _keep(self) -> None:
         """The keeper's thread: whatever goes wrong in one pass, the next one tries again."""
-        term = int(self._seconds * 1000)
         while not self._over.wait(self._seconds / 3):
             try:
-                held, *_ = self._link.run(lambda connection: self._hold(connection, term))
+                kept = self._renew()
             except Exception as error:  # noqa: BLE001  a keeper's pass
                 _logger.warning("cannot renew session %s: %s", self.session, error)
                 continue
-            if not held:
+            if not kept:
                 return  # the next write says so, where somebody can hear it
+
+    def _renew(self) -> bool:
+        until = "clock_timestamp() + %s * interval '1 second'"
+        asked, args = f"update graflow_ckpt.sessions set until = {until}{_MINE}", [self._seconds, *self.fence]
+        return self._link.run(lambda connection: connection.execute(asked.encode(), args).rowcount) == 1
 
 
 class Leases:
@@ -153,7 +157,7 @@ class Leases:
             granted, epoch, said, until, term = self._link.sure(lambda c, args=args: _claim(c, args))  # type: ignore[misc]
             owner = owner_of(said)
             if granted:
-                return PostgresLease(self._link, session, epoch, owner, self._seconds)
+                return PostgresLease(self._link, session, epoch, claim, owner, self._seconds)
             how = "ask"
             if owner is None or is_gone(owner):
                 how = str(epoch)  # not "take": somebody else may have found out, too, and be the owner now

@@ -7,7 +7,7 @@
     graflow_ckpt.staging       put, session, epoch, begun: who writes chunks that no row points at
 
     W1 full chunks, each in a transaction of its own, the first with its row in `staging`
-    W2 the commit: the epoch is locked, all chunks are there, the row is set with the last ones, the
+    W2 the commit: epoch and claim are locked, all chunks are there, the row is set with the last ones, the
        chunks of the former row go
 
 Promise: before W2 a reader finds the previous checkpoint, after it this one, whole. A reader whose
@@ -40,9 +40,10 @@ from graflow_ckpt.core.protocols import Buffer, PartWriter
 from graflow_ckpt.stores import postgres_contents
 from graflow_ckpt.stores.names import contents_in, replaced
 from graflow_ckpt.stores.postgres_chunks import LIFE, ChunkSink, ChunkSource, Found
-from graflow_ckpt.stores.postgres_lease import PostgresLease
+from graflow_ckpt.stores.postgres_fields import field_in, fields_of, listed_by
+from graflow_ckpt.stores.postgres_lease import HELD, PostgresLease
 from graflow_ckpt.stores.postgres_link import Connection, Link, Rollback
-from graflow_ckpt.stores.postgres_names import PARTS, path_of, session_of
+from graflow_ckpt.stores.postgres_names import PARTS, path_of
 
 META = PARTS[-1]
 
@@ -50,22 +51,23 @@ _LACKS = "GC001"  # what the commit says when chunks are gone
 _FIRST = 100  # metas that are read at once, before it is known whether anybody wants more
 _PAGE = 500
 _AT_ONCE = 100  # that one transaction deletes: each takes a lock, of which a server has some thousands
-_FIELD = 200  # characters of a field that is listed by
 _COLUMNS = {"pkl": "pkl", "state.json": "state"}  # of the last chunks
 # As most saves are: a name that is new, one chunk a part, an owner. By way of the routine it takes some
 # 15 % longer. Nothing comes back if it is another save, or was asked for before: then the routine decides.
 _NEW = """insert into graflow_ckpt.checkpoints
         (put, name, session, workflow, status, parts, commit_number, meta, pkl, state)
     select %s, %s, %s, %s, %s, %s::jsonb, nextval('graflow_ckpt.commits'), %b, %b, %b
-        from graflow_ckpt.sessions where session = %s and epoch = %s::bigint for share
+        from graflow_ckpt.sessions where session = %s and epoch = %s::bigint and claim = %s for share
     on conflict do nothing returning graflow_ckpt.durable()"""
-_PUT = "select graflow_ckpt.put(%s, %s::bigint, %s, %s, %s, %s, %s, %s::jsonb, %s, %b, %b, %b)"
+# Without an owner, who is locked already where there is one.
+_PUT = "select graflow_ckpt.put(null, null, %s, %s, %s, %s, %s, %s::jsonb, %s, %b, %b, %b)"
 # A meta by itself is for the parts that are there, unless there are none.
 _ALONE = f"""with standing as materialized (
         select put = %s or parts = '{{}}' or exists (
                 select from jsonb_each(parts) where value ->> 'stage' = %s) as fits
             from graflow_ckpt.checkpoints where name = %s for update)
     select case when (select not fits from standing) then 'replaced' else ({_PUT}) end"""
+_STAGE = "select graflow_ckpt.stage({}, %s, %s, %s, %b)"
 _OPEN = """select its, case when (its ->> 'count')::integer <= 1 then {column} else (select data
         from graflow_ckpt.chunks where chunks.put = its ->> 'put' and part = %s and number = 0) end
     from graflow_ckpt.checkpoints, lateral (select parts -> %s as its) as one where name = %s"""
@@ -84,7 +86,11 @@ class Put:
 
     @property
     def fence(self) -> list[object]:
-        return [None, None] if self.lease is None else [self.lease.session, self.lease.epoch]
+        return [] if self.lease is None else self.lease.fence
+
+    @property
+    def held(self) -> str:
+        return "" if self.lease is None else HELD
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +155,9 @@ class Trios:
 
         def stage(number: int, chunk: bytes) -> None:
             def ask(connection: Connection) -> bool:
-                asked = "select graflow_ckpt.stage(%s, %s::bigint, %s, %s, %s, %b)"
-                found = connection.execute(asked, [*put.fence, put.id, part, number, chunk]).fetchone()
+                asked = _STAGE.format("session, epoch" if put.held else "null, null") + put.held
+                args = [put.id, part, number, chunk, *put.fence]
+                found = connection.execute(asked.encode(), args).fetchone()
                 return found == (True,)
 
             if not self._link.sure(ask):
@@ -167,7 +174,7 @@ class Trios:
         }
         staged = any(sink.staged for sink in sinks.values())
         tails = [sinks[part].tail if part in sinks else None for part in _COLUMNS]
-        row = [put.id, put.base, *_fields(put.base, meta), json.dumps(each)]
+        row = [put.id, put.base, *fields_of(put.base, meta), json.dumps(each)]
 
         names, has_replaced = contents_in(meta), [False]
         path = path_of(self._folder, put.base)
@@ -178,11 +185,11 @@ class Trios:
                 found = connection.execute(_NEW, [*row, meta, *tails, *put.fence]).fetchone()
                 if found is not None:
                     return "synced" if found[0] else "accepted"
-            asked, args = (_PUT, []) if sinks else (_ALONE, [put.id, put.stage, put.base])
-            found = connection.execute(asked, [*args, *put.fence, *row, staged, meta, *tails]).fetchone()
-            assert found is not None
+            asked, alone = (_PUT, []) if sinks else (_ALONE, [put.id, put.stage, put.base])
+            args = [*alone, *row, staged, meta, *tails, *put.fence]
+            found = connection.execute((asked + put.held).encode(), args).fetchone()
             has_replaced[0] = True
-            return str(found[0])
+            return "fenced" if found is None else str(found[0])
 
         def holding(connection: Connection) -> str:
             with connection.transaction():
@@ -317,34 +324,3 @@ class _Collector:
     def write(self, data: Buffer, /) -> int:
         self.data += data
         return len(data)
-
-
-def field_in(raw: bytes, name: str) -> object:
-    try:
-        meta = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    return meta.get(name) if isinstance(meta, dict) else None
-
-
-def listed_by(value: object) -> str | None:
-    """A field as it stands in its column; None if it can stand in none."""
-    if not isinstance(value, str) or "\0" in value:
-        return None
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return None
-    return value[:_FIELD]
-
-
-def _fields(base: str, raw: bytes) -> list[str | None]:
-    """Session, workflow and status; a session's own path is its own whatever the meta says."""
-    try:
-        meta = json.loads(raw.decode())  # of bytes it would guess the encoding
-    except (ValueError, RecursionError):
-        meta = {}
-    if not isinstance(meta, dict):
-        meta = {}
-    session = session_of(base) or listed_by(meta.get("session_id"))
-    return [session, listed_by(meta.get("workflow")), listed_by(meta.get("status"))]

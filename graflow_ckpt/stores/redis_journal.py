@@ -47,7 +47,7 @@ class RedisSegment:
             self._open = False  # until it is known that nothing went wrong
             keys = [self._lease.keys.lease, self.key]
             try:
-                found = self._scripts.sure("append", keys, [self._lease.epoch, self._count, frame])
+                found = self._scripts.sure("append", keys, [*self._lease.fenced, self._count, frame])
             except ServerError as error:
                 raise self._failed(error.message.rstrip(".")) from error
             if found == 0:
@@ -73,7 +73,7 @@ def open_segment(lease: RedisLease, scripts: Scripts, after: int) -> RedisSegmen
     """A new segment for the records after `after`."""
     lease.not_released()
     keys, key = lease.keys, lease.keys.segment(lease.epoch, after)
-    args: list[Argument] = [lease.epoch, f"{lease.epoch}:{after}"]
+    args: list[Argument] = [*lease.fenced, f"{lease.epoch}:{after}"]
     begun = scripts.sure("begin", [keys.lease, keys.journal, key], args)
     if begun == 0:
         lease.check()

@@ -3,9 +3,10 @@
     graflow:ck:{id}:lease    hash: epoch, owner (as JSON), until (milliseconds), nonce (of the claim)
 
 Promise: of several who acquire a session at once exactly one gets it, and who has lost it finds out
-at the next write, which is refused by its epoch. A thread renews the lease every third of its time.
-A dead owner of this machine is told by its process and taken over at once. A process of another
-machine shows that it lives by renewing; if it does not, its lease runs out, and `acquire` waits.
+at the next write, which is refused by its epoch and claim: by both, since a server that was put back to an
+older state, or a replica that took over, gives an epoch out once more. A thread renews the lease every
+third of its time. A dead owner of this machine is told by its process and taken over at once. A process of
+another machine shows that it lives by renewing; if it does not, its lease runs out, and `acquire` waits.
 Not here: what the epoch guards (redis.py).
 """
 
@@ -28,6 +29,7 @@ from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.scripts import Argument
 from graflow_ckpt.stores import claims
 from graflow_ckpt.stores.ownership import busy
+from graflow_ckpt.stores.ownership import lost as lost_to
 from graflow_ckpt.stores.redis_names import NAMED, Keys
 from graflow_ckpt.stores.redis_scripts import Scripts
 
@@ -47,11 +49,13 @@ class RedisLease:
         scripts: Scripts,
         session: str,
         epoch: int,
+        claim: str,
         taken_from: Owner | None,
         seconds: float,
     ) -> None:
         self.session = session
         self.epoch = epoch
+        self.claim = claim
         self.taken_from = taken_from
         self.keys = Keys(session)
         self._link = link
@@ -63,10 +67,15 @@ class RedisLease:
         self._keeper = threading.Thread(target=self._keep, name=f"lease-{session}", daemon=True)
         self._keeper.start()
 
+    @property
+    def fenced(self) -> list[str | int]:
+        """What a script has to find in the lease."""
+        return [self.epoch, self.claim]
+
     def check(self) -> None:
         """Raise `Fenced` unless the session is still ours: the server is asked."""
         self.not_released()
-        held = self._scripts["hold"]([self.keys.lease], [self.epoch, ""])
+        held = self._scripts["hold"]([self.keys.lease], [*self.fenced, ""])
         if not held[0]:
             raise self.lost(held[1], held[2])
 
@@ -74,7 +83,7 @@ class RedisLease:
         """Write down that this epoch goes on from `sequence`."""
         self.not_released()
         keys = [self.keys.lease, self.keys.lines]
-        if not self._scripts.sure("line", keys, [self.epoch, f"{self.epoch}:{sequence}"]):
+        if not self._scripts.sure("line", keys, [*self.fenced, f"{self.epoch}:{sequence}"]):
             self.check()
 
     def release(self) -> None:
@@ -84,7 +93,7 @@ class RedisLease:
         self._released = True
         self._over.set()
         try:
-            self._scripts["release"]([self.keys.lease], [self.epoch])
+            self._scripts["release"]([self.keys.lease], self.fenced)
         except GraflowError as error:
             _logger.info("session %s let go without a word: %s", self.session, error)
 
@@ -99,7 +108,7 @@ class RedisLease:
             )
 
     def lost(self, epoch: bytes = b"", owner: bytes = b"") -> Fenced:
-        """What to raise when a script has refused the epoch."""
+        """What to raise when a script has refused the claim."""
         self._over.set()
         if not epoch:
             return Fenced(
@@ -108,20 +117,14 @@ class RedisLease:
                 session=self.session,
                 epoch=self.epoch,
             )
-        by = owner_of(owner)
-        return Fenced(
-            f"Session {self.session!r} was taken over by {named(by)}.",
-            hint="Nothing that this process does counts any more; it should end.",
-            session=self.session,
-            epoch=self.epoch,
-            owner=by,
-        )
+        return lost_to(self.session, self.epoch, claims.number(epoch, self.keys.lease), owner_of(owner))
 
     def _keep(self) -> None:
         """The keeper's thread: whatever goes wrong in one pass, the next one tries again."""
+        args: list[Argument] = [*self.fenced, int(self._seconds * 1000)]
         while not self._over.wait(self._seconds / 3):
             try:
-                held = self._scripts["hold"]([self.keys.lease], [self.epoch, int(self._seconds * 1000)])
+                held = self._scripts["hold"]([self.keys.lease], args)
             except Exception as error:  # noqa: BLE001  a keeper's pass
                 _logger.warning("cannot renew session %s: %s", self.session, error)
                 continue
@@ -141,13 +144,20 @@ class Leases:
         """Become the owner. `floor`: the highest epoch known from elsewhere, if the lease was lost."""
         keys, nonce, since = Keys(session), uuid.uuid4().hex, 0.0
         how, seen = ("take" if take_over else "ask"), b""
+        taken: list[Owner | None] = []  # from whom, once it was granted
         me = json.dumps(asdict(myself()), separators=(",", ":"))
         while True:
             args: list[Argument] = [nonce, me, int(self._seconds * 1000), how, floor]
             granted, epoch, held, *until = self._scripts.sure("claim", [keys.lease], args)
             owner = owner_of(held)
             if granted:
-                break
+                taken.append(owner)
+                # before the lease counts as ours: checkpoints under other names are in another slot
+                known = self._scripts.sure("raise", Keys(NAMED).fences(session), [session, epoch, nonce])
+                if not known:
+                    break
+                how, nonce, floor = str(epoch), uuid.uuid4().hex, known  # that slot remembers a later owner
+                continue
             how = "ask"
             if owner is None or is_gone(owner):
                 how = str(epoch)  # not "take": somebody else may have found out, too, and be the owner now
@@ -161,9 +171,7 @@ class Leases:
                 raise busy(session, owner)
             seen = until[0]
             time.sleep(_POLL)
-        # before the lease counts as ours: checkpoints under other names are in another slot
-        self._scripts.sure("raise", [Keys(NAMED).epochs], [session, epoch])
-        return RedisLease(self._link, self._scripts, session, int(epoch), owner, self._seconds)
+        return RedisLease(self._link, self._scripts, session, int(epoch), nonce, taken[0], self._seconds)
 
     def owner(self, session: str) -> Owner | None:
         """The living owner, without taking anything."""

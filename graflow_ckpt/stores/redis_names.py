@@ -7,7 +7,7 @@
                                       a session's own
 
     graflow:ck:{id}:…    lease, lines, journal and own checkpoints of a session: one slot of a cluster
-    graflow:ck:{@}:…     all checkpoints under other names, with the epoch of each session: another one
+    graflow:ck:{@}:…     all checkpoints under other names, with epoch and claim of each session: another one
 
 Nothing is asked here, and no name is a pattern.
 """
@@ -53,15 +53,13 @@ class Keys:
     def segment(self, epoch: int, after: int) -> str:
         return self._key(f"journal:{epoch}:{after}")
 
-    @property
-    def fence(self) -> str:
-        """Where the epoch stands that a writer must have."""
-        return self.epochs if self.tag == NAMED else self.lease
+    def fence(self, session: str) -> str:
+        """Where the epoch and the claim stand that a writer of the session must have."""
+        return self._key(f"fence:{session}") if self.tag == NAMED else self.lease
 
-    @property
-    def epochs(self) -> str:
-        """Of the other names: the epoch of each session."""
-        return self._key("epochs")
+    def fences(self, session: str) -> list[str]:
+        """Of the other names: the epoch of each session, and what a writer of this one must have."""
+        return [self._key("epochs"), self.fence(session)]
 
     @property
     def sessions(self) -> str:

@@ -25,7 +25,7 @@ _TYPES = {
     "claim": ("hash",),
     "hold": ("hash",),
     "release": ("hash",),
-    "raise": ("hash",),
+    "raise": ("hash", "hash"),
     "line": ("hash", "list"),
     "stage": ("hash", "hash"),
     "commit": ("hash", "hash", "hash", "zset", "hash"),

@@ -7,8 +7,8 @@
     graflow:ck:{tag}:chunk:{nonce}:{part}:{n}
 
     W1 announce the nonce, if there is a chunk to write before the commit   W2 write those chunks, which
-    expire   W3 commit: the epoch is checked, all chunks are there or come along, and stay, meta and record
-    are set, the chunks of the former record go. What is left of W1 and W2 goes in the same round trip
+    expire   W3 commit: epoch and claim are checked, all chunks are there or come along, and stay, meta and
+    record are set, the chunks of the former record go. What is left of W1 and W2 goes in the same round trip
 
 Promise: before W3 a reader finds the previous checkpoint, after it this one, whole. A reader whose
 chunks go while it reads finds out, and that meta has changed. Each put has a nonce of its own, so
@@ -62,11 +62,14 @@ class Put:
     nonce: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
+    def fence(self) -> str:
+        """Where they stand."""
+        return self.target.keys.fence(self.lease.session if self.lease else "")
+
+    @property
     def fenced(self) -> list[str | int]:
-        """The field of the fence that has the epoch, and what it must be; nothing without a lease."""
-        if self.lease is None:
-            return ["", ""]
-        return ["epoch" if self.target.session else self.lease.session, self.lease.epoch]
+        """The epoch and the claim that the fence must have; nothing without a lease."""
+        return ["", ""] if self.lease is None else self.lease.fenced
 
     def lost(self) -> NoReturn:
         assert self.lease is not None  # without one there is no fence
@@ -123,7 +126,7 @@ class Trios:
         """W1."""
         self._name(put)
         keys, session = put.target.keys, put.lease.session if put.lease else ""
-        if not self._scripts["stage"]([keys.fence, keys.staging], [*put.fenced, put.nonce, session]):
+        if not self._scripts["stage"]([put.fence, keys.staging], [*put.fenced, put.nonce, session]):
             put.lost()
 
     def _name(self, put: Put) -> None:
@@ -145,7 +148,7 @@ class Trios:
         args: list[Argument] = [*put.fenced, put.target.base, put.nonce, meta, keys.chunks()]
         for part, sink in sinks.items():
             args += [part, put.stage, sink.size, sink.count, b"" if part in large else bytes(sink.tail)]
-        names = [keys.fence, keys.metas, keys.records, keys.index, keys.staging]
+        names = [put.fence, keys.metas, keys.records, keys.index, keys.staging]
         steps.append((self._scripts["commit"], names, args))
         path = path_of(self._folder, put.target.base)
         try:

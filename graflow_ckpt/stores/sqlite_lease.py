@@ -1,9 +1,11 @@
 """Leases in a SQLite store: one owner per session, under an epoch that only grows.
 
-    leases    session, epoch, owner (as JSON), ends, ends_by_date (milliseconds), lines (as JSON)
+    leases    session, epoch, owner (as JSON, with the id of the claim), ends, ends_by_date (milliseconds),
+              lines (as JSON)
 
 Promise: of several who acquire a session at once exactly one gets it, and who has lost it finds out at the
-next write, which is refused by its epoch in the same transaction. A thread renews the lease every third of
+next write, which is refused by its epoch and claim in the same transaction: by both, since a database that
+was put back to an older state gives an epoch out once more. A thread renews the lease every third of
 its time. A dead owner whose process can be looked at is taken over at once; one in another container
 shows that it lives by renewing. If it does not, its lease runs out, and `acquire` waits for that.
 
@@ -27,7 +29,7 @@ from graflow_ckpt.core.protocols import Line, Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself, named
 from graflow_ckpt.stores import claims
 from graflow_ckpt.stores.ledger import still_needed
-from graflow_ckpt.stores.ownership import busy
+from graflow_ckpt.stores.ownership import busy, lost
 from graflow_ckpt.stores.sqlite_file import Database
 
 LEASE = 15.0
@@ -44,10 +46,17 @@ class SqliteLease:
     """A session that this process owns until it releases it, dies, or is fenced."""
 
     def __init__(
-        self, database: Database, session: str, epoch: int, taken_from: Owner | None, seconds: float
+        self,
+        database: Database,
+        session: str,
+        epoch: int,
+        claimed: str,
+        taken_from: Owner | None,
+        seconds: float,
     ) -> None:
         self.session = session
         self.epoch = epoch
+        self._claimed = claimed  # the owner as this claim has written it
         self.taken_from = taken_from
         self._database = database
         self._seconds = seconds
@@ -69,7 +78,7 @@ class SqliteLease:
         found = None
         if connection is not None:
             found = _row(connection, self.session)
-        if found is None or found[0] != self.epoch:
+        if found is None or found[:2] != (self.epoch, self._claimed):
             raise self._lost(found)
 
     def rewound(self, sequence: int) -> None:
@@ -92,8 +101,9 @@ class SqliteLease:
             return
         try:
             with self._database.writing(easy=True) as connection:
-                update = "UPDATE leases SET owner = NULL, ends = 0 WHERE session = ? AND epoch = ?"
-                connection.execute(update, (self.session, self.epoch))
+                update = "UPDATE leases SET owner = NULL, ends = 0 WHERE "
+                update += "session = ? AND epoch = ? AND owner = ?"
+                connection.execute(update, (self.session, self.epoch, self._claimed))
         except GraflowError as error:
             _logger.info("session %s let go without a word: %s", self.session, error)
 
@@ -116,14 +126,7 @@ class SqliteLease:
                 session=self.session,
                 epoch=self.epoch,
             )
-        owner = _owner_of(found)
-        return Fenced(
-            f"Session {self.session!r} was taken over by {named(owner)}.",
-            hint="Nothing that this process does counts any more; it should end.",
-            session=self.session,
-            epoch=self.epoch,
-            owner=owner,
-        )
+        return lost(self.session, self.epoch, found[0], _owner_of(found))
 
     def _keep(self) -> None:
         """The keeper's thread: whatever goes wrong in one pass, the next one tries again."""
@@ -138,9 +141,10 @@ class SqliteLease:
 
     def _renew(self) -> bool:
         with self._database.writing(easy=True) as connection:
-            update = "UPDATE leases SET ends = ?, ends_by_date = ? WHERE session = ? AND epoch = ?"
-            ends = _ends(self._seconds)
-            return connection.execute(update, (*ends, self.session, self.epoch)).rowcount == 1
+            update = "UPDATE leases SET ends = ?, ends_by_date = ? "
+            update += "WHERE session = ? AND epoch = ? AND owner = ?"
+            values = (*_ends(self._seconds), self.session, self.epoch, self._claimed)
+            return connection.execute(update, values).rowcount == 1
 
 
 class Leases:
@@ -151,7 +155,7 @@ class Leases:
         self._seconds = seconds
 
     def acquire(self, session: str, *, take_over: bool) -> SqliteLease:
-        me = json.dumps(asdict(myself()), separators=(",", ":"))
+        me = json.dumps({**asdict(myself()), "claim": os.urandom(16).hex()}, separators=(",", ":"))
         seen, since = None, 0.0
         while True:
             with self._database.writing() as connection:
@@ -173,7 +177,7 @@ class Leases:
                 raise busy(session, owner)
             seen = found[2:4]
             time.sleep(_POLL)
-        return SqliteLease(self._database, session, epoch, owner, self._seconds)
+        return SqliteLease(self._database, session, epoch, me, owner, self._seconds)
 
     def owner(self, session: str) -> Owner | None:
         """The living owner, without taking anything."""

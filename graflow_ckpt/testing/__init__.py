@@ -6,7 +6,8 @@
             return partial(MyStore, tmp_path / "checkpoints")
 
 `StoreContract` holds for every store. `ProcessContract` is for those that several processes can
-reach; it kills some. Each is also there in pieces (`TrioContract`, `JournalContract`, …). pytest is
+reach; it kills some. `RestoredContract` is for those whose storage can be put back to an older state, and
+needs a fixture that does so. Each is also there in pieces (`TrioContract`, `JournalContract`, …). pytest is
 loaded with the first name.
 Not here: what a store is (core/protocols.py), and how to write one (docs/stores.md).
 """
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
         Opener,
         OwnershipContract,
         ProcessContract,
+        RestoredContract,
+        Snapshot,
         StoreContract,
         ThreadContract,
         TrioContract,
@@ -38,7 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BatchContract", "BytesContract", "ContentContract", "ContentProcessContract", "Contract",
     "JournalContract", "ListingContract", "NamesContract", "Opener", "OwnershipContract", "ProcessContract",
-    "StoreContract", "ThreadContract", "TrioContract", "names_of_tests",
+    "RestoredContract", "Snapshot", "StoreContract", "ThreadContract", "TrioContract", "names_of_tests",
 ]  # fmt: skip
 
 

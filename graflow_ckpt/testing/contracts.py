@@ -1,8 +1,9 @@
 """The suite as a whole: which contracts there are, and which tests a class of tests has.
 
-`StoreContract` is what one process can see of a store, `ProcessContract` what takes several. A store
-that lacks a part of it (an object store without a journal) names the pieces that it keeps instead,
-and says so in its docstring; nothing is skipped when the tests run.
+`StoreContract` is what one process can see of a store, `ProcessContract` what takes several, and
+`RestoredContract` what a backup or a failover does to one. A store that lacks a part of it (an object store
+without a journal) names the pieces that it keeps instead, and says so in its docstring; nothing is skipped
+when the tests run.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ _PIECES = (
     "journal",
     "threads",
     "processes",
+    "restored",
 )
 # Before they are loaded, so that an assertion that fails shows the two sides.
 pytest.register_assert_rewrite(*(f"graflow_ckpt.testing.store_{piece}" for piece in _PIECES))
@@ -43,13 +45,14 @@ from graflow_ckpt.testing.store_listing import ListingContract  # noqa: E402
 from graflow_ckpt.testing.store_names import NamesContract  # noqa: E402
 from graflow_ckpt.testing.store_ownership import OwnershipContract  # noqa: E402
 from graflow_ckpt.testing.store_processes import ProcessContract  # noqa: E402
+from graflow_ckpt.testing.store_restored import RestoredContract, Snapshot  # noqa: E402
 from graflow_ckpt.testing.store_threads import ThreadContract  # noqa: E402
 from graflow_ckpt.testing.store_trio import TrioContract  # noqa: E402
 
 __all__ = [
     "BatchContract", "BytesContract", "ContentContract", "ContentProcessContract", "Contract",
     "JournalContract", "ListingContract", "NamesContract", "Opener", "OwnershipContract", "ProcessContract",
-    "StoreContract", "ThreadContract", "TrioContract", "names_of_tests",
+    "RestoredContract", "Snapshot", "StoreContract", "ThreadContract", "TrioContract", "names_of_tests",
 ]  # fmt: skip
 
 

@@ -66,6 +66,19 @@ class FencesNoRewind(MemoryStore):
         self._room.holdings[lease.session] = replace(held, lines=(*held.lines, line))
 
 
+class FencesByTheEpochAlone(MemoryStore):
+    """Whoever has the number of the owner may write, also if a restored backup has given it out once more."""
+
+    def acquire(self, session: str, *, take_over: bool = False) -> MemoryLease:
+        class Numbered(MemoryLease):
+            def hold(self) -> None:
+                self.claim = self.room.holdings.get(self.session, Holding()).claim
+                super().hold()
+
+        lease = super().acquire(session, take_over=take_over)
+        return Numbered(self._room, session, lease.epoch, lease.taken_from, lease.claim)
+
+
 class TakesAnyLease(MemoryStore):
     """A lease is whatever has the methods of one."""
 
@@ -94,7 +107,7 @@ class ReusesEpochs(MemoryStore):
     def acquire(self, session: str, *, take_over: bool = False) -> MemoryLease:
         held = self._holding(session)
         if take_over and held.owner is not None:
-            return MemoryLease(self._room, session, held.epoch, held.owner)
+            return MemoryLease(self._room, session, held.epoch, held.owner, held.claim)
         return super().acquire(session, take_over=take_over)
 
 
@@ -109,7 +122,7 @@ class ReleasesByName(MemoryStore):
                 self._released = True
 
         lease = super().acquire(session, take_over=take_over)
-        return Careless(self._room, session, lease.epoch, lease.taken_from)
+        return Careless(self._room, session, lease.epoch, lease.taken_from, lease.claim)
 
 
 class LooksThenTakes(MemoryStore):

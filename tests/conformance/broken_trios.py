@@ -51,7 +51,7 @@ class LosesUnderLoad(MemoryStore):
     """Reads the table, changes its copy, writes it back: what another thread has put meanwhile is gone."""
 
     def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
-        before = dict(self._room.trios)
+        before = self._room.trios.copy()
         time.sleep(0.002)
         super().put(path, parts, lease=lease, stage=stage)
         before[self._base(path)] = self._room.trios[self._base(path)]

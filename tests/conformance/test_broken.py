@@ -18,11 +18,19 @@ from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.testing import Opener, ProcessContract, StoreContract
+from graflow_ckpt.testing import (
+    Opener,
+    ProcessContract,
+    RestoredContract,
+    Snapshot,
+    StoreContract,
+    names_of_tests,
+)
 from tests.conformance import broken_batches as batches
 from tests.conformance import broken_folders as folders
 from tests.conformance import broken_owners as owners
 from tests.conformance import broken_trios as trios
+from tests.conformance.restoring import in_folder, in_memory
 
 IN_MEMORY: list[tuple[type[MemoryStore], str]] = [
     (trios.LosesReplacements, "test_what_is_put_again_is_replaced_as_a_whole"),
@@ -56,6 +64,19 @@ IN_MEMORY: list[tuple[type[MemoryStore], str]] = [
     (owners.FencesOwnNamesOnly, "test_who_was_taken_over_puts_nothing"),
     (owners.FencesAfterTheFact, "test_who_was_taken_over_replaces_nothing"),
     (owners.FencesNoRewind, "test_who_was_taken_over_rewinds_nothing"),
+    *(
+        (owners.FencesByTheEpochAlone, f"test_{test}")
+        for test in (
+            "who_was_forgotten_finds_out_and_is_told_who_the_owner_is",
+            "who_was_forgotten_puts_nothing",
+            "a_put_that_began_before_ends_without_a_trace",
+            "who_was_forgotten_rewinds_nothing",
+            "who_was_forgotten_cannot_let_the_session_go",
+            "who_was_forgotten_appends_nothing",
+            "who_was_forgotten_begins_no_segment",
+            "two_owners_of_one_epoch_have_no_segment_in_common",
+        )
+    ),
     (owners.TakesAnyLease, "test_a_lease_of_something_else_is_refused"),
     (owners.ForgetsEpochs, "test_an_epoch_only_grows"),
     (owners.ReusesEpochs, "test_who_was_taken_over_finds_out"),
@@ -102,18 +123,21 @@ ON_DISK: list[tuple[type[LocalStore], str]] = [
 CONVICTION = (AssertionError, pytest.fail.Exception, GraflowError)
 
 
-class Impatient(StoreContract, ProcessContract):
+class Impatient(StoreContract, RestoredContract, ProcessContract):
     """The tests to convict with. Not collected: they run on the broken stores only."""
 
     patience = 0.4
     lease_seconds = 0.1
 
 
-def convict(opener: Opener, test: str) -> None:
-    """Run one test of the contract as pytest does, with each of its parameters."""
+def convict(opener: Opener, test: str, snapshot: Snapshot) -> None:
+    """Run one test of the contract as pytest does, with each of its parameters, in an empty place."""
     method: Callable[..., None] = getattr(Impatient(), test)
+    fixtures = [opener, snapshot] if test in names_of_tests(RestoredContract) else [opener]
     for arguments in parameters_of(method):
-        method(opener, **arguments)
+        empty = snapshot()
+        method(*fixtures, **arguments)
+        empty()
 
 
 def parameters_of(method: Any) -> list[dict[str, Any]]:
@@ -131,10 +155,10 @@ def test_a_broken_store_is_convicted(broken: type[MemoryStore], test: str) -> No
     for kind in (MemoryStore, broken):
         MemoryStore(place).forget()
         if kind is MemoryStore:
-            convict(partial(kind, place), test)
+            convict(partial(kind, place), test, in_memory(place))
         else:
             with pytest.raises(CONVICTION):
-                convict(partial(kind, place), test)
+                convict(partial(kind, place), test, in_memory(place))
     MemoryStore(place).forget()
 
 
@@ -143,7 +167,7 @@ def test_a_store_that_is_wrong_about_processes_is_convicted(
     broken: type[LocalStore], test: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CONVICTION):
-        convict(partial(broken, f"{tmp_path}/checkpoints"), test)
+        convict(partial(broken, f"{tmp_path}/checkpoints"), test, in_folder(tmp_path / "checkpoints"))
 
 
 def test_every_broken_store_has_its_test() -> None:

@@ -11,7 +11,8 @@ import pytest
 from graflow_ckpt.stores.compressed import Compressed
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.testing import Opener, StoreContract
+from graflow_ckpt.testing import Opener, RestoredContract, Snapshot, StoreContract
+from tests.conformance.restoring import in_folder, in_memory
 
 
 def compressed_memory() -> Compressed:
@@ -22,14 +23,22 @@ def compressed_folder(folder: Path) -> Compressed:
     return Compressed(LocalStore(folder))
 
 
-class TestCompressedMemory(StoreContract):
+class TestCompressedMemory(StoreContract, RestoredContract):
     @pytest.fixture
     def opener(self) -> Iterator[Opener]:
         yield compressed_memory
         MemoryStore("memory://compressed").forget()
 
+    @pytest.fixture
+    def snapshot(self, opener: Opener) -> Snapshot:
+        return in_memory("memory://compressed")
 
-class TestCompressedLocal(StoreContract):
+
+class TestCompressedLocal(StoreContract, RestoredContract):
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Opener:
         return partial(compressed_folder, tmp_path / "checkpoints")
+
+    @pytest.fixture
+    def snapshot(self, tmp_path: Path) -> Snapshot:
+        return in_folder(tmp_path / "checkpoints")

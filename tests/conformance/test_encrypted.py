@@ -16,7 +16,8 @@ from graflow_ckpt.stores.encrypted import Encrypted
 from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.testing import Opener, StoreContract
+from graflow_ckpt.testing import Opener, RestoredContract, Snapshot, StoreContract
+from tests.conformance.restoring import in_folder, in_memory
 
 KEYRING = Keyring({"conformance": bytes(range(32))})
 
@@ -29,14 +30,22 @@ def encrypted_folder(folder: Path) -> Encrypted:
     return Encrypted(LocalStore(folder), KEYRING)
 
 
-class TestEncryptedMemory(StoreContract):
+class TestEncryptedMemory(StoreContract, RestoredContract):
     @pytest.fixture
     def opener(self) -> Iterator[Opener]:
         yield encrypted_memory
         MemoryStore("memory://encrypted").forget()
 
+    @pytest.fixture
+    def snapshot(self, opener: Opener) -> Snapshot:
+        return in_memory("memory://encrypted")
 
-class TestEncryptedLocal(StoreContract):
+
+class TestEncryptedLocal(StoreContract, RestoredContract):
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Opener:
         return partial(encrypted_folder, tmp_path / "checkpoints")
+
+    @pytest.fixture
+    def snapshot(self, tmp_path: Path) -> Snapshot:
+        return in_folder(tmp_path / "checkpoints")

@@ -8,18 +8,27 @@ from functools import partial
 import pytest
 
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.testing import Opener, StoreContract
+from graflow_ckpt.testing import Opener, RestoredContract, Snapshot, StoreContract
+from tests.conformance.restoring import in_memory
 
 
-class TestMemory(StoreContract):
+class TestMemory(StoreContract, RestoredContract):
     @pytest.fixture
     def opener(self) -> Iterator[Opener]:
         yield partial(MemoryStore, "memory://conformance")
         MemoryStore("memory://conformance").forget()
 
+    @pytest.fixture
+    def snapshot(self, opener: Opener) -> Snapshot:
+        return in_memory("memory://conformance")
 
-class TestBoundedMemory(StoreContract):
+
+class TestBoundedMemory(StoreContract, RestoredContract):
     @pytest.fixture
     def opener(self) -> Iterator[Opener]:
         yield partial(MemoryStore, "memory://bounded?max_bytes=100000000&max_checkpoints=2000")
         MemoryStore("memory://bounded").forget()
+
+    @pytest.fixture
+    def snapshot(self, opener: Opener) -> Snapshot:
+        return in_memory("memory://bounded")

@@ -8,7 +8,8 @@ from functools import partial
 import pytest
 
 from graflow_ckpt.stores.redis import RedisStore
-from graflow_ckpt.testing import Opener, ProcessContract, StoreContract
+from graflow_ckpt.testing import Opener, ProcessContract, RestoredContract, Snapshot, StoreContract
+from tests.conformance.restoring import in_redis
 from tests.servers import Server, binaries
 
 SYNCED = {"appendonly": "yes", "appendfsync": "always"}  # else it keeps no journal
@@ -20,10 +21,14 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield server
 
 
-class TestRedis(StoreContract, ProcessContract):
+class TestRedis(StoreContract, RestoredContract, ProcessContract):
     lease_seconds = 1.0
 
     @pytest.fixture
     def opener(self, server: Server) -> Opener:
         server.ask("FLUSHALL")
         return partial(RedisStore, server.url, lease=self.lease_seconds)
+
+    @pytest.fixture
+    def snapshot(self, server: Server) -> Snapshot:
+        return in_redis(server)

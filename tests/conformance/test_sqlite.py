@@ -8,12 +8,17 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.stores.sqlite import SqliteStore
-from graflow_ckpt.testing import Opener, ProcessContract, StoreContract
+from graflow_ckpt.testing import Opener, ProcessContract, RestoredContract, Snapshot, StoreContract
+from tests.conformance.restoring import in_sqlite
 
 
-class TestSqlite(StoreContract, ProcessContract):
+class TestSqlite(StoreContract, RestoredContract, ProcessContract):
     lease_seconds = 1.0
 
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Opener:
         return partial(SqliteStore, tmp_path / "checkpoints.db", lease=self.lease_seconds)
+
+    @pytest.fixture
+    def snapshot(self, tmp_path: Path) -> Snapshot:
+        return in_sqlite(tmp_path / "checkpoints.db")

@@ -11,8 +11,9 @@ import pytest
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.tenant import Tenant
-from graflow_ckpt.testing import Opener, StoreContract
+from graflow_ckpt.testing import Opener, RestoredContract, Snapshot, StoreContract
 from graflow_ckpt.testing.trios import own_name, put
+from tests.conformance.restoring import in_folder, in_memory
 
 
 def tenant_in_memory(name: str = "acme") -> Tenant:
@@ -33,7 +34,7 @@ def fill(store: Tenant) -> None:
         put(store, name, "elses")
 
 
-class TestTenantInMemory(StoreContract):
+class TestTenantInMemory(StoreContract, RestoredContract):
     @pytest.fixture
     def opener(self) -> Iterator[Opener]:
         MemoryStore("memory://tenants").forget()
@@ -41,9 +42,17 @@ class TestTenantInMemory(StoreContract):
         yield tenant_in_memory
         MemoryStore("memory://tenants").forget()
 
+    @pytest.fixture
+    def snapshot(self, opener: Opener) -> Snapshot:
+        return in_memory("memory://tenants")
 
-class TestTenantInFolder(StoreContract):
+
+class TestTenantInFolder(StoreContract, RestoredContract):
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Opener:
         fill(tenant_in_folder(tmp_path / "checkpoints", "acm"))
         return partial(tenant_in_folder, tmp_path / "checkpoints")
+
+    @pytest.fixture
+    def snapshot(self, tmp_path: Path) -> Snapshot:
+        return in_folder(tmp_path / "checkpoints")

@@ -15,7 +15,8 @@ from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.metered import Metered
 from graflow_ckpt.stores.retrying import Retrying
-from graflow_ckpt.testing import Opener, ProcessContract, StoreContract
+from graflow_ckpt.testing import Opener, ProcessContract, RestoredContract, Snapshot, StoreContract
+from tests.conformance.restoring import in_folder, in_memory
 from tests.servers import Server, binaries
 
 
@@ -29,15 +30,23 @@ def all_but_the_cache(folder: Path) -> CheckpointStore:
     return Metered(Retrying(Fallback(LocalStore(folder / "checkpoints"), str(folder / "folder"))))
 
 
-class TestAroundAFolder(StoreContract, ProcessContract):
+class TestAroundAFolder(StoreContract, RestoredContract, ProcessContract):
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Opener:
         return partial(all_but_the_cache, tmp_path)
 
+    @pytest.fixture
+    def snapshot(self, tmp_path: Path) -> Snapshot:
+        return in_folder(tmp_path / "checkpoints")
 
-class TestCached(StoreContract):
+
+class TestCached(StoreContract, RestoredContract):
     @pytest.fixture
     def opener(self, server: Server) -> Iterator[Opener]:
         server.ask("FLUSHALL")
         yield lambda: Cached(MemoryStore("memory://cached-contract"), server.url)
         MemoryStore("memory://cached-contract").forget()
+
+    @pytest.fixture
+    def snapshot(self, opener: Opener) -> Snapshot:
+        return in_memory("memory://cached-contract")

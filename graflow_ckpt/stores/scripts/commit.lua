@@ -1,13 +1,16 @@
 -- Point a path at what was staged, whole or not at all; what it pointed at before goes.
--- KEYS  fence: hash; metas: hash path -> meta; records: hash path -> record;
+-- KEYS  fence: hash {epoch, nonce}; metas: hash path -> meta; records: hash path -> record;
 --       index: zset path -> microseconds; staging: hash nonce -> …
--- ARGV  field of the fence or nothing, epoch, path, nonce, meta, prefix of chunks,
+-- ARGV  epoch and claim, or nothing twice; path, nonce, meta, prefix of chunks,
 --       then per part its name, stage, size, number of chunks, and its last chunk, or nothing if that is there
 -- gives OK; FENCED if the session is not ours; or the name of a part that is not all there
 -- Chunk keys are built here from the prefix: they are in the slot of the others, and those of the former
 -- record are known to nobody else.
-if ARGV[1] ~= '' and redis.call('HGET', KEYS[1], ARGV[1]) ~= ARGV[2] then
-    return 'FENCED'
+if ARGV[1] ~= '' then
+    local held = redis.call('HMGET', KEYS[1], 'epoch', 'nonce')
+    if held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then
+        return 'FENCED'
+    end
 end
 local path, nonce, prefix = ARGV[3], ARGV[4], ARGV[6]
 local former = redis.call('HGET', KEYS[3], path)

@@ -26,7 +26,7 @@ def lock(tmp_path: Path) -> Iterator[Flock]:
 
 def test_what_is_written_is_read(lock: Flock) -> None:
     slots = Slots(FaultyDisk(), lock)  # which takes half of what it is given at a time
-    record = Record().claimed(3, myself()).with_line(Line(3, 17))
+    record = Record().claimed(3, myself(), "c3").with_line(Line(3, 17))
 
     slots.write(record)
 
@@ -35,8 +35,8 @@ def test_what_is_written_is_read(lock: Flock) -> None:
 
 def test_the_higher_turn_counts_and_the_other_one_survives_a_torn_write(lock: Flock) -> None:
     slots = Slots(Disk(), lock)
-    first = slots.write(Record().claimed(1, myself()))
-    second = slots.write(first.claimed(2, myself()))
+    first = slots.write(Record().claimed(1, myself(), "c1"))
+    second = slots.write(first.claimed(2, myself(), "c2"))
     assert slots.read() == second
 
     os.pwrite(lock.fd, b"torn", second.turn % 2 * SLOT + 40)
@@ -46,8 +46,8 @@ def test_the_higher_turn_counts_and_the_other_one_survives_a_torn_write(lock: Fl
 
 def test_a_shorter_record_over_a_longer_one_is_read_without_its_rest(lock: Flock) -> None:
     slots = Slots(Disk(), lock)
-    long = slots.write(Record().claimed(1, myself()))
-    short = slots.write(slots.write(long.without_owner()).claimed(2, myself()).without_owner())
+    long = slots.write(Record().claimed(1, myself(), "c1"))
+    short = slots.write(slots.write(long.without_owner()).claimed(2, myself(), "c2").without_owner())
 
     assert slots.read() == short
 
@@ -59,10 +59,10 @@ def test_bytes_that_are_no_record_say_nothing(raw: bytes) -> None:
 
 def test_whether_anything_changed_is_known_without_parsing(lock: Flock) -> None:
     slots, other = Slots(Disk(), lock), Slots(Disk(), lock)
-    record = slots.write(Record().claimed(1, myself()))
+    record = slots.write(Record().claimed(1, myself(), "c1"))
     assert slots.unchanged()
 
-    other.write(record.claimed(2, myself()))
+    other.write(record.claimed(2, myself(), "c2"))
 
     assert not slots.unchanged()
     assert not slots.removed()
@@ -70,7 +70,7 @@ def test_whether_anything_changed_is_known_without_parsing(lock: Flock) -> None:
 
 def test_a_removed_file_is_noticed(lock: Flock) -> None:
     slots = Slots(Disk(), lock)
-    slots.write(Record().claimed(1, myself()))
+    slots.write(Record().claimed(1, myself(), "c1"))
 
     os.unlink(lock.path)
 

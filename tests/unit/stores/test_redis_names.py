@@ -60,8 +60,8 @@ def test_a_sessions_own_checkpoints_are_in_its_slot_and_all_others_in_one() -> N
     own, other = target_of(OWN), target_of("best")
 
     assert (own.session, other.session) == ("s-1", None)
-    assert own.keys.fence == "graflow:ck:{s-1}:lease"
-    assert other.keys.fence == "graflow:ck:{@}:epochs"
+    assert own.keys.fence("s-1") == "graflow:ck:{s-1}:lease"
+    assert other.keys.fence("s-1") == "graflow:ck:{@}:fence:s-1"
     assert own.keys.chunks("n", "pkl") == "graflow:ck:{s-1}:chunk:n:pkl:"
     assert own.keys.chunks("n", "pkl").startswith(own.keys.chunks())
     assert Keys("s").segment(3, 17) == "graflow:ck:{s}:journal:3:17"

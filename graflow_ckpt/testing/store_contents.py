@@ -292,7 +292,7 @@ class ContentProcessContract(Contract):
             found = held(store, path_of(store, own_name(sequence=turn)))
             assert found == [content(0), content(turn), content(turn + 1)]
             expected |= set(found)
-        assert there(store, every) == expected
+        assert there(store, every, own_name(sequence=99_998)) == expected
         put_holding(store, own_name(sequence=99_999), "last", [ONE, THREE], lease=lease, sequence=99_999)
         lease.release()
 
@@ -320,7 +320,7 @@ class ContentProcessContract(Contract):
 
         contents_of(other).sweep()
         assert listed(other) == []
-        assert there(other, [ONE]) == set()
+        assert there(other, [ONE], own_name()) == set()
 
     def _acquired(self, store: CheckpointStore) -> Lease:
         end = time.monotonic() + self.patience + self.lease_seconds

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,9 +24,9 @@ from graflow_ckpt.testing.holdings import (
     put_holding,
     there,
 )  # fmt: skip
-from graflow_ckpt.testing.trios import all_of, own_name, owning, path_of, put_meta, writer
+from graflow_ckpt.testing.trios import own_name, owning, path_of, put_meta, writer
 from tests.proxy import Proxy
-from tests.servers import Server, start_cluster
+from tests.servers import Server
 from tests.unit.stores.redis_trios import put, read
 
 ROOT = Path(__file__).parents[3]
@@ -285,25 +284,3 @@ def test_what_the_server_has_dropped_is_stored_anew(store: RedisStore, redis_ser
     assert held(store, path) == [LARGE]
     assert store.delete_many([path, second]) == 2
     assert keys(redis_server) == set()
-
-
-def test_sessions_do_not_share_and_each_has_its_own_in_its_slot_of_a_cluster() -> None:
-    nodes = start_cluster(2)
-    with nodes[0], nodes[1]:
-        store = RedisStore(nodes[0].url.replace("redis://", "redis+cluster://"))
-        paths = list[str]()
-        for session in ("a", "b", "c", "d"):
-            with owning(store, session) as lease:
-                for sequence in (1, 2):
-                    put_own = partial(put_holding, lease=lease, sequence=sequence)
-                    paths.append(put_own(store, own_name(session, sequence), f"n{sequence}", [ONE, LARGE]))
-                paths.append(put_holding(store, f"best-{session}", "best", [ONE], lease=lease))
-
-        chunks = [len(node.ask("KEYS", "*:in:*")) for node in nodes]
-        assert all(held(store, path)[0] == ONE for path in paths)
-        assert sum(chunks) == 4 * (1 + 3) + 1
-        assert all(chunks)
-        assert all_of(store.contents.open(paths[0], name_of(LARGE), "n1")) == LARGE
-        assert store.contents.sweep() == 0
-        assert store.delete_many(paths) == len(paths)
-        assert sum(len(node.ask("KEYS", "*:contents*")) for node in nodes) == 0

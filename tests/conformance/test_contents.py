@@ -15,8 +15,8 @@ from graflow_ckpt.stores.redis import RedisStore
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.testing import ContentContract, ContentProcessContract, Contract, Opener, names_of_tests
 
-IN_PROCESS = 14
-WITH_PROCESSES = 16
+IN_PROCESS = 15
+WITH_PROCESSES = 17
 
 
 class TestMemory(ContentContract):

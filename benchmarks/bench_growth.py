@@ -1,9 +1,9 @@
 """What does the second checkpoint of a large state cost, if little of it has changed?
 
 Method: a session holds 256 MB in 64 numpy arrays, in a dict. It is saved, one array is changed, and it is
-saved again: wall time of the second `checkpoint()`, and the bytes by which the store has grown, in SQLite and
-in a folder that shares contents; the time in Postgres, too. The first save of such a folder is held against
-one that shares nothing.
+saved again: wall time of the second `checkpoint()`, and the bytes by which the store has grown, in SQLite,
+in a folder that shares contents, and in Redis (what its keys take in memory; that server has no disk); the
+time in Postgres, too. The first save of such a folder is held against one that shares nothing.
 Unit: ms and MB. The floor of the second save is the first one in the same store, and, to look at, the digests
 alone.
 A regression: unchanged arrays that are written or copied, a look-up for each array, a second digest.
@@ -29,6 +29,7 @@ from graflow_ckpt import workflow
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.stores.postgres import PostgresStore
 from tests.postgres_servers import PostgresServer
+from tests.servers import Server
 
 NAME = "growth"
 ARRAYS = 64
@@ -68,6 +69,19 @@ def postgres(run: Run) -> str:
     store.schema.upgrade()
     store.close()
     return url
+
+
+@cache
+def redis_server() -> Server:
+    found = Server().start()
+    atexit.register(found.stop)
+    return found
+
+
+def redis(run: Run) -> str:
+    os.environ["GRAFLOW_CKPT_KEY"] = f"bench:{'31' * 32}"
+    redis_server().ask("FLUSHALL")
+    return redis_server().url
 
 
 def alone(run: Run) -> str:
@@ -122,22 +136,25 @@ def digests(run: Run) -> None:
 
 def grown_first(where: Where, run: Run) -> None:
     context = prepared(run, where(run))
-    before = taken(run)
+    before = taken(run, where)
     context.checkpoint()
-    run.report(taken(run) - before)
+    run.report(taken(run, where) - before)
 
 
 def grown_second(where: Where, run: Run) -> None:
     context = prepared(run, where(run))
     context.checkpoint()
-    before = taken(run)
+    before = taken(run, where)
     change(run)
     context.checkpoint()
-    run.report(taken(run) - before)
+    run.report(taken(run, where) - before)
 
 
-def taken(run: Run) -> float:
-    """What all files of this call take, each once."""
+def taken(run: Run, where: Where) -> float:
+    """What all keys of the server take, or all files of this call, each once."""
+    if where is redis:
+        client = redis_server().client()
+        return float(sum(client.memory_usage(key, samples=0) or 0 for key in client.scan_iter()))
     for database in run.folder.glob("*.db"):
         with closing(sqlite3.connect(database)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -157,6 +174,7 @@ def cases(name: str, where: Where) -> list[Case]:
 CASES = [
     *cases("SQLite", sqlite),
     *cases("folder", folder),
+    *cases("Redis", redis),
     Case(
         "Postgres: 256 MB again, 1 of 64 arrays changed",
         partial(second, postgres),

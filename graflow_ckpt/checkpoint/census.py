@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from graflow_ckpt.checkpoint.inventory import Inventory
 from graflow_ckpt.checkpoint.pruning import WAITS
 from graflow_ckpt.checkpoint.retention import REQUESTED, Cut
+from graflow_ckpt.checkpoint.sizes import bytes_of
 
 _HOUR, _DAY = 3600.0, 86400.0
 AGES = (("< 1 hour", _HOUR), ("1-24 hours", _DAY), ("1-7 days", 7 * _DAY), ("> 7 days", float("inf")))
@@ -24,7 +25,7 @@ class Count:
 
     checkpoints: int
     sessions: int
-    size: int
+    size: int  # what several have in common counts once
     oldest: Cut | None
     newest: Cut | None
     largest: Cut | None
@@ -70,8 +71,8 @@ def _count(cuts: Sequence[Cut]) -> Count:
     return Count(
         len(cuts),
         len({cut.session for cut in cuts}),
-        sum(cut.size for cut in cuts),
+        bytes_of(cuts),
         timed[0] if timed else None,
         timed[-1] if timed else None,
-        max(cuts, key=lambda cut: cut.size, default=None),
+        max(cuts, key=lambda cut: bytes_of([cut]), default=None),
     )

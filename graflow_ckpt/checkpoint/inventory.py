@@ -19,7 +19,7 @@ from graflow_ckpt.checkpoint.retention import Cut
 from graflow_ckpt.checkpoint.sizes import bytes_of, shared_in
 from graflow_ckpt.core.errors import BadSessionId
 from graflow_ckpt.core.facts import check_session_id
-from graflow_ckpt.core.protocols import Readable
+from graflow_ckpt.core.protocols import Contents, Readable
 
 UNREADABLE = "unreadable"
 """The status of a checkpoint whose meta is damaged."""
@@ -47,7 +47,7 @@ def inventory(store: Readable, session: str | None = None) -> Inventory:
     cuts: list[Cut] = []
     unreadable: list[Cut] = []
     for path, raw in store.list(session):
-        cut = cut_of(path, raw)
+        cut = cut_of(path, raw, store.contents)
         if cut is None:
             named = _OWN_NAME.match(os.path.basename(path))
             unreadable.append(
@@ -58,12 +58,14 @@ def inventory(store: Readable, session: str | None = None) -> Inventory:
     return Inventory(tuple(cuts), tuple(unreadable))
 
 
-def cut_of(path: str, raw: bytes) -> Cut | None:
-    """What a meta says; None if it cannot be read."""
+def cut_of(path: str, raw: bytes, place: Contents | None = None) -> Cut | None:
+    """What a meta says; None if it cannot be read. `place`: where that checkpoint has its contents."""
     try:
         meta = json.loads(raw)
         if not isinstance(meta, dict):
             return None
+        held = meta.get("contents")
+        scope = place.scope(path) if held and place is not None else ""
         return Cut(
             path=path,
             session=check_session_id(meta["session_id"]),
@@ -75,7 +77,7 @@ def cut_of(path: str, raw: bytes) -> Cut | None:
             status=_text(meta.get("status")),
             cause=_text(meta.get("cause")),
             size=len(raw) + size_of(meta.get("parts")),
-            shared=shared_in(meta.get("contents")),
+            shared=shared_in(held, scope),
             metrics=_numbers(meta.get("user_metadata")),
             parent=_text(meta.get("parent")) or None,
             origin=_text(meta.get("origin")) or None,

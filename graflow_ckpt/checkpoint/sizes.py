@@ -37,8 +37,9 @@ def bytes_of(cuts: Iterable[Sized]) -> int:
     return sum(taken.add(cut) for cut in cuts)
 
 
-def shared_in(contents: object) -> dict[str, int]:
-    """Names and sizes of what a meta says it holds; it may be damaged."""
+def shared_in(contents: object, scope: str = "") -> dict[str, int]:
+    """Names and sizes of what a meta says it holds; it may be damaged. In each scope they are others."""
     entries = contents if isinstance(contents, list) else []
     found = [(entry.get("name"), entry.get("size")) for entry in entries if isinstance(entry, dict)]
-    return {name: size for name, size in found if isinstance(name, str) and type(size) is int and size > 0}
+    sizes = {name: size for name, size in found if isinstance(name, str) and type(size) is int and size > 0}
+    return {f"{scope}/{name}": size for name, size in sizes.items()} if scope else sizes

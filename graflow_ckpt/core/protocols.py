@@ -98,6 +98,8 @@ class Contents(Protocol):
     @property
     def shares(self) -> bool: ...  # whether saves are to put large values here
 
+    def scope(self, path: str, /) -> str: ...  # checkpoints share within one; "" is all of the store
+
     def saving(self, path: str, *, lease: Lease | None, stage: str) -> Saving: ...
 
     def open(self, path: str, name: str, stage: str) -> Source: ...

@@ -70,7 +70,7 @@ class Tidier:
         if self._own is None:
             self._own = {cut.path: cut for cut in inventory(self._store, self._session).cuts}
         elif os.path.dirname(path) == self._store.folder:  # else it is no part of the session's history
-            cut = cut_of(path, self._store.meta(path))
+            cut = cut_of(path, self._store.meta(path), self._store.contents)
             if cut is not None:
                 self._own[path] = cut
                 self._earned += cut.size / BYTES

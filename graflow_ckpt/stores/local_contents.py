@@ -49,6 +49,9 @@ class LocalContents:
     def shares(self) -> bool:
         return self._share or os.path.isdir(f"{self._root}/{INDEX}")
 
+    def scope(self, path: str, /) -> str:
+        return ""
+
     def saving(self, path: str, *, lease: Lease | None, stage: str) -> LocalSaving:
         target = self._target(path)
         return LocalSaving(self._disk, self._settle, target, stage)

@@ -25,6 +25,9 @@ class MemoryContents:
     def __init__(self, room: Room, trio: Callable[[str], Trio], check: Callable[[str, int], None]) -> None:
         self._room, self._trio, self._check = room, trio, check
 
+    def scope(self, path: str, /) -> str:
+        return ""
+
     def saving(self, path: str, *, lease: Lease | None, stage: str) -> MemorySaving:
         return MemorySaving(self._room, path, self._check)
 

@@ -45,6 +45,9 @@ class PostgresContents:
     def __init__(self, link: Callable[[], Link], base: Callable[[str], str]) -> None:
         self._link, self._base = link, base
 
+    def scope(self, path: str, /) -> str:
+        return ""
+
     def saving(self, path: str, *, lease: Lease | None, stage: str) -> PostgresSaving:
         return PostgresSaving(self._link(), path, [lease.session, lease.epoch] if lease else [None, None])
 

@@ -30,6 +30,7 @@ from graflow_ckpt.links.complaints import ResponseError, translated
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.stores import batches, redis_journal
 from graflow_ckpt.stores.redis_chunks import ChunkSource
+from graflow_ckpt.stores.redis_contents import RedisContents
 from graflow_ckpt.stores.redis_lease import LEASE, Leases, RedisLease
 from graflow_ckpt.stores.redis_names import (
     NAMED,
@@ -66,7 +67,6 @@ class RedisStore:
     """
 
     shared = True
-    contents = None
 
     def __init__(self, where: str | os.PathLike[str], *, lease: float = LEASE) -> None:
         self._where = _address(os.fspath(where))
@@ -75,6 +75,7 @@ class RedisStore:
         self._seconds = lease
         self._opened: _Opened | None = None
         self._mutex = threading.Lock()
+        self.contents = RedisContents(self._working, self._target, self._own)
 
     @property
     def url(self) -> str:
@@ -106,7 +107,7 @@ class RedisStore:
         lease = leases.acquire(session, take_over=take_over, floor=floor)
         try:
             for keys in (lease.keys, Keys(NAMED)):
-                self._all.trios.sweep(keys, lease)
+                self._all.trios.sweep(keys, session, lease.epoch)
         except ServerError as error:
             _logger.warning("leftovers of session %s stay: %s", session, error, extra={"session": session})
         except BaseException:
@@ -179,11 +180,11 @@ class RedisStore:
         return batches.newest(self.list(session), limit, workflow=workflow, status=status)
 
     def delete(self, path: str) -> bool:
-        return self._all.trios.delete(self._target(path))
+        return self.delete_many([path]) > 0
 
     def delete_many(self, paths: Iterable[str]) -> int:
         """One after the other; how many there were."""
-        return sum(map(self._all.trios.delete, [self._target(path) for path in paths]))
+        return self._all.trios.delete([self._target(path) for path in paths])
 
     # --- journal -----------------------------------------------------------------------
 
@@ -214,6 +215,9 @@ class RedisStore:
                 leases = Leases(link, scripts, self._seconds)
                 self._opened = _Opened(link, scripts, leases, Trios(link, scripts, self.folder))
             return self._opened
+
+    def _working(self) -> tuple[RedisLink, Scripts, Trios]:
+        return self._all.link, self._all.scripts, self._all.trios
 
     def _syncs(self, keys: Keys) -> bool:
         with translated(self.folder):

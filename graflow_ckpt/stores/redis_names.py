@@ -88,6 +88,20 @@ class Keys:
         """What the keys of chunks start with: all, or those of one part."""
         return self._key(f"chunk:{nonce}:{part}:" if part else "chunk:")
 
+    @property
+    def contents(self) -> str:
+        """Values that checkpoints have in common: what saves find. The keys of each begin with this one."""
+        return self._key("contents")
+
+    @property
+    def over(self) -> str:
+        """Checkpoints and saves that are no more, and have not let go of all contents yet."""
+        return f"{self.contents}:over"
+
+    def content(self, nonce: str) -> str:
+        """What the keys of the chunks of one start with."""
+        return f"{self.contents}:in:{nonce}:"
+
     def _key(self, name: str) -> str:
         return f"graflow:ck:{{{self.tag}}}:{name}"
 

@@ -1,7 +1,8 @@
 """The trio in Redis: chunks that a record points at, and one script that makes it point there.
 
     graflow:ck:{tag}:metas     hash name -> meta.json          what a reader believes
-    graflow:ck:{tag}:records   hash name -> {nonce, parts: {pkl: {nonce, stage, size, count}, …}}
+    graflow:ck:{tag}:records   hash name -> {nonce, parts: {pkl: {nonce, stage, size, count}, …}}, and
+                               holds: {nonce, stage} if its meta names contents (redis_contents.py)
     graflow:ck:{tag}:index     zset name -> microseconds of the commit
     graflow:ck:{tag}:staging   hash nonce -> {session, epoch, at}
     graflow:ck:{tag}:chunk:{nonce}:{part}:{n}
@@ -9,6 +10,7 @@
     W1 announce the nonce, if there is a chunk to write before the commit   W2 write those chunks, which
     expire   W3 commit: epoch and claim are checked, all chunks are there or come along, and stay, meta and
     record are set, the chunks of the former record go. What is left of W1 and W2 goes in the same round trip
+    W4 what the former record held alone goes, if it held contents
 
 Promise: before W3 a reader finds the previous checkpoint, after it this one, whole. A reader whose
 chunks go while it reads finds out, and that meta has changed. Each put has a nonce of its own, so
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -38,6 +40,7 @@ from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.routes import Cluster
 from graflow_ckpt.links.scripts import Argument, Step
+from graflow_ckpt.stores.names import contents_in, gone
 from graflow_ckpt.stores.redis_chunks import LIFE, ChunkSink, ChunkSource
 from graflow_ckpt.stores.redis_lease import RedisLease
 from graflow_ckpt.stores.redis_names import NAMED, PARTS, Keys, Target, path_of
@@ -49,6 +52,7 @@ SYNCS = ("CONFIG", "GET", "*append*")
 
 _ALONG = 64 << 10  # bytes of a last chunk that go into the script with the commit; larger ones before it
 _PAGE = 200  # metas that are read at once
+_STEP = 1000  # keys of contents that one script takes away
 _Sinks = dict[str, ChunkSink]
 
 
@@ -117,38 +121,54 @@ class Trios:
                     self._withdraw(put, sinks)
             raise
 
-    def sweep(self, keys: Keys, lease: RedisLease) -> None:
-        """Clear away what dead writers have left: former owners of the session, and the very slow."""
-        args: list[Argument] = [keys.chunks(), LIFE, lease.session, lease.epoch, *PARTS]
-        self._scripts["sweep"]([keys.staging], args)
+    def sweep(self, keys: Keys, session: str = NAMED, epoch: int = 0) -> int:
+        """Clear away what dead writers have left: former owners of the session, and the very slow.
 
-    def _announce(self, put: Put) -> None:
-        """W1."""
-        self._name(put)
-        keys, session = put.target.keys, put.lease.session if put.lease else ""
-        if not self._scripts["stage"]([put.fence, keys.staging], [*put.fenced, put.nonce, session]):
-            put.lost()
+        How many contents went.
+        """
+        args: list[Argument] = [keys.chunks(), LIFE, session, epoch, *PARTS]
+        _, more = self._scripts["sweep"]([keys.staging, keys.contents, keys.over], args)
+        return self.free(keys) if more else 0
 
-    def _name(self, put: Put) -> None:
+    def free(self, keys: Keys, save: str = "") -> int:
+        """Take away what only those held who are over, and `save` with them: how many contents."""
+        count, more = 0, 1
+        while more:
+            names = [keys.contents, keys.over, keys.staging]
+            went, more = self._scripts.sure("free", names, [_STEP, save])
+            count += went
+        return count
+
+    def name(self, put: Put) -> None:
         """Write down that the session has keys."""
         names = Keys(NAMED)
         with translated(self._folder):
             self._client(names).sadd(names.sessions, put.target.keys.tag)
+
+    def _announce(self, put: Put) -> None:
+        """W1."""
+        self.name(put)
+        keys, session = put.target.keys, put.lease.session if put.lease else ""
+        if not self._scripts["stage"]([put.fence, keys.staging], [*put.fenced, put.nonce, session]):
+            put.lost()
 
     def _commit(self, put: Put, sinks: _Sinks, meta: bytes) -> bool:
         """What is left to do, in one round trip."""
         keys, steps = put.target.keys, list[Step]()
         steps.append((None, (), SYNCS))
         if isinstance(self._link.route, Cluster):
-            self._name(put)  # another slot
+            self.name(put)  # another slot
         else:
             steps.append((None, (), ["SADD", Keys(NAMED).sessions, keys.tag]))
         large = {part: sink for part, sink in sinks.items() if len(sink.tail) > _ALONG}
-        steps += [(None, (), ["SET", sink.tail_key, bytes(sink.tail), "EX", LIFE]) for sink in large.values()]
-        args: list[Argument] = [*put.fenced, put.target.base, put.nonce, meta, keys.chunks()]
+        for sink in large.values():  # NX: sent again, it would make a chunk expire that is committed
+            steps.append((None, (), ["SET", sink.tail_key, bytes(sink.tail), "NX", "EX", LIFE]))
+        held = sorted(contents_in(meta))
+        args: list[Argument] = [*put.fenced, put.target.base, put.nonce, meta, keys.chunks(), put.stage]
+        args += [len(held), *held]
         for part, sink in sinks.items():
-            args += [part, put.stage, sink.size, sink.count, b"" if part in large else bytes(sink.tail)]
-        names = [put.fence, keys.metas, keys.records, keys.index, keys.staging]
+            args += [part, sink.size, sink.count, b"" if part in large else bytes(sink.tail)]
+        names = [put.fence, keys.metas, keys.records, keys.index, keys.staging, keys.contents, keys.over]
         steps.append((self._scripts["commit"], names, args))
         path = path_of(self._folder, put.target.base)
         try:
@@ -164,7 +184,12 @@ class Trios:
                 raise reply
         if said == b"FENCED":
             put.lost()
-        if said != b"OK":
+        if isinstance(said, list):
+            raise gone(path, [name.decode() for name in said])
+        if said == b"FREE":
+            with suppress(GraflowError):  # the checkpoint stands; the next one, or a sweep, lets go
+                self.free(keys)
+        elif said != b"OK":
             raise CheckpointError(
                 f"The checkpoint {path} was not written: chunks of its {said.decode()} are gone.",
                 hint=f"Writing took more than {LIFE} seconds, or the server drops keys (maxmemory-policy).",
@@ -226,10 +251,21 @@ class Trios:
 
     # --- deleting ----------------------------------------------------------------------
 
-    def delete(self, target: Target) -> bool:
-        keys = target.keys
-        names = [keys.metas, keys.records, keys.index]
-        return bool(self._scripts["delete"](names, [target.base, keys.chunks()]))
+    def delete(self, targets: Iterable[Target]) -> int:
+        """One after the other, and then the contents that nobody holds any more; how many there were."""
+        count, left = 0, dict[str, Keys]()
+        try:
+            for target in targets:
+                keys = target.keys
+                names = [keys.metas, keys.records, keys.index, keys.over]
+                there, more = self._scripts["delete"](names, [target.base, keys.chunks()])
+                count += there
+                left |= {keys.tag: keys} if more else {}
+        finally:
+            with suppress(GraflowError):  # they are gone; the next one, or a sweep, lets go
+                for keys in left.values():
+                    self.free(keys)
+        return count
 
     # --- within ------------------------------------------------------------------------
 

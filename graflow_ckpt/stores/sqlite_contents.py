@@ -36,6 +36,9 @@ class SqliteContents:
     def __init__(self, database: Database) -> None:
         self._database = database
 
+    def scope(self, path: str, /) -> str:
+        return ""
+
     def saving(self, path: str, *, lease: Lease | None, stage: str) -> SqliteSaving:
         return SqliteSaving(self._database, *((lease.session, lease.epoch) if lease else ("", 0)))
 

@@ -181,6 +181,9 @@ class _Passed:
     def __init__(self, inner: Contents, path: Callable[[str], str], shares: bool) -> None:
         self._inner, self._path, self.shares = inner, path, shares
 
+    def scope(self, path: str, /) -> str:
+        return self._inner.scope(self._path(path))
+
     def saving(self, path: str, *, lease: Lease | None, stage: str) -> Saving:
         return self._inner.saving(self._path(path), lease=lease, stage=stage)
 

@@ -86,11 +86,11 @@ def held(store: CheckpointStore, path: str) -> list[bytes]:
                 raise
 
 
-def there(store: CheckpointStore, contents: Iterable[bytes]) -> set[bytes]:
-    """Which of these a save would find."""
+def there(store: CheckpointStore, contents: Iterable[bytes], name: str = "asking") -> set[bytes]:
+    """Which of these a save of that name would find: a store may keep those of a session by themselves."""
     by_name = {name_of(data): data for data in contents}
-    saving = contents_of(store).saving(path_of(store, "asking"), lease=None, stage="asking")
+    saving = contents_of(store).saving(path_of(store, name), lease=None, stage="asking")
     try:
-        return {by_name[name] for name in saving.hold(list(by_name))}
+        return {by_name[found] for found in saving.hold(list(by_name))}
     finally:
         saving.end()

@@ -51,6 +51,14 @@ class ContentContract(Contract):
         assert held(opener(), path) == [ONE, TWO]
         assert there(opener(), [ONE, TWO, THREE]) == {ONE, TWO}
 
+    def test_what_is_there_is_found_within_its_scope_and_nowhere_else(self, opener: Opener) -> None:
+        store = opener()
+        best = put_holding(store, "best", "one", [ONE])
+
+        for name in ("other", own_name("s"), own_name("t")):
+            scopes = {contents_of(store).scope(path) for path in (best, path_of(store, name))}
+            assert (there(store, [ONE], name) == {ONE}) is (len(scopes) == 1)
+
     @pytest.mark.parametrize(
         "size", [1, 65_535, 1 << 20, (4 << 20) - 1, 4 << 20, (4 << 20) + 1, (13 << 20) + 7]
     )
@@ -292,7 +300,7 @@ class ContentProcessContract(Contract):
             found = held(store, path_of(store, own_name(sequence=turn)))
             assert found == [content(0), content(turn), content(turn + 1)]
             expected |= set(found)
-        assert there(store, every) == expected
+        assert there(store, every, own_name(sequence=99_998)) == expected
         put_holding(store, own_name(sequence=99_999), "last", [ONE, THREE], lease=lease, sequence=99_999)
         lease.release()
 
@@ -320,7 +328,7 @@ class ContentProcessContract(Contract):
 
         contents_of(other).sweep()
         assert listed(other) == []
-        assert there(other, [ONE]) == set()
+        assert there(other, [ONE], own_name()) == set()
 
     def _acquired(self, store: CheckpointStore) -> Lease:
         end = time.monotonic() + self.patience + self.lease_seconds

@@ -11,11 +11,12 @@ import pytest
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.postgres import PostgresStore
+from graflow_ckpt.stores.redis import RedisStore
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.testing import ContentContract, ContentProcessContract, Contract, Opener, names_of_tests
 
-IN_PROCESS = 14
-WITH_PROCESSES = 16
+IN_PROCESS = 15
+WITH_PROCESSES = 17
 
 
 class TestMemory(ContentContract):
@@ -47,6 +48,14 @@ class TestPostgres(ContentContract, ContentProcessContract):
         return partial(PostgresStore, postgres_url, lease=self.lease_seconds)
 
 
+class TestRedis(ContentContract, ContentProcessContract):
+    lease_seconds = 1.0
+
+    @pytest.fixture
+    def opener(self, redis_url: str) -> Opener:
+        return partial(RedisStore, redis_url, lease=self.lease_seconds)
+
+
 @pytest.mark.parametrize(
     ("suite", "number"),
     [
@@ -54,6 +63,7 @@ class TestPostgres(ContentContract, ContentProcessContract):
         (TestLocal, WITH_PROCESSES),
         (TestSqlite, WITH_PROCESSES),
         (TestPostgres, WITH_PROCESSES),
+        (TestRedis, WITH_PROCESSES),
     ],
 )
 def test_a_store_has_as_many_tests_as_it_had(suite: type[Contract], number: int) -> None:

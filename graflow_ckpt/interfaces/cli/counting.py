@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from graflow_ckpt.checkpoint.census import Census, Count, census
 from graflow_ckpt.checkpoint.inventory import Inventory, inventory
 from graflow_ckpt.checkpoint.retention import Cut
+from graflow_ckpt.checkpoint.sizes import bytes_of
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.manner import Document
 from graflow_ckpt.stores import open_store
@@ -50,13 +51,14 @@ def lines(found: Census) -> Iterator[str]:
     for name in ("oldest", "newest", "largest"):
         cut: Cut | None = getattr(found.total, name)
         if cut is not None:
-            yield _field(name, f"{cut.path} ({words.size(cut.size) if name == 'largest' else _age(cut)})")
+            what = words.size(bytes_of([cut])) if name == "largest" else _age(cut)
+            yield _field(name, f"{cut.path} ({what})")
     for cut in found.unreadable:
         yield _field("unreadable", cut.path)
 
 
 def _row(name: str, count: Count) -> tuple[str, ...]:
-    largest = count.largest.size if count.largest is not None else 0
+    largest = bytes_of([count.largest]) if count.largest is not None else 0
     return (
         name, str(count.sessions), str(count.checkpoints), words.size(count.size),
         _age(count.oldest), _age(count.newest), words.size(largest),
@@ -76,7 +78,8 @@ def _cut(cut: Cut | None) -> Document | None:
     timed = cut.created < float("inf")
     made = datetime.fromtimestamp(cut.created, UTC).isoformat() if timed else None
     age = max(0.0, time.time() - cut.created) if timed else None
-    return {"path": cut.path, "session": cut.session, "created_at": made, "age": age, "bytes": cut.size}
+    size = bytes_of([cut])
+    return {"path": cut.path, "session": cut.session, "created_at": made, "age": age, "bytes": size}
 
 
 def _age(cut: Cut | None) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from graflow_ckpt.checkpoint.inventory import Inventory, inventory
+from graflow_ckpt.checkpoint.sizes import Taken
 from graflow_ckpt.core.errors import GraflowError, PackageMissing
 from graflow_ckpt.core.events import Event
 from graflow_ckpt.core.protocols import CheckpointStore
@@ -175,9 +176,10 @@ class StoreCollector(_Registered):
         now = time.time()
         counts, sizes, ages = Tally[str](), Tally[str](), Tally[str]()
         newest: dict[str, float] = {}
+        taken = Taken()  # what several have in common is stored once
         for cut in known.cuts:
             counts[cut.workflow] += 1
-            sizes[cut.workflow] += cut.size
+            sizes[cut.workflow] += taken.add(cut)
             ages[next(name for name, limit in AGES if now - cut.created <= limit)] += 1
             if cut.created != float("inf"):  # a time that cannot be read is no time
                 newest[cut.workflow] = max(newest.get(cut.workflow, 0.0), cut.created)

@@ -1,9 +1,10 @@
 -- Clear away what dead writers have staged: those of a session under an earlier epoch, and whoever has not
 -- committed within the life of a chunk. Chunks are written in order, so the first that is not there is the
 -- end; a writer that is alive after all clears away what it writes after this.
--- KEYS  staging: hash nonce -> {session, epoch, at}
+-- KEYS  staging: hash nonce -> {session, epoch, at}; contents: hash name -> nonce, size, count;
+--       over: set of holders
 -- ARGV  prefix of chunks, seconds that a chunk lives, session, epoch, names of parts
--- gives how many there were
+-- gives how many there were, and 1 if there are contents to let go of
 local now = tonumber(redis.call('TIME')[1])
 local gone = 0
 local staged = redis.call('HGETALL', KEYS[1])
@@ -18,7 +19,10 @@ for at = 1, #staged, 2 do
             end
         end
         redis.call('HDEL', KEYS[1], nonce)
+        if redis.call('EXISTS', KEYS[2] .. ':of:' .. nonce) == 1 then -- it was a save of contents
+            redis.call('SADD', KEYS[3], nonce)
+        end
         gone = gone + 1
     end
 end
-return gone
+return {gone, redis.call('EXISTS', KEYS[3])}

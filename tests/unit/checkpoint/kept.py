@@ -5,17 +5,23 @@ from __future__ import annotations
 import os
 import sqlite3
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
 import psycopg
+import redis
 
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.names import base_of, session_of
 from graflow_ckpt.stores.postgres import PostgresStore
+from graflow_ckpt.stores.redis import RedisStore
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.sqlite_schema import FIRST_CONTENT
+
+_databases = count()
 
 
 class Kept(Protocol):
@@ -29,8 +35,17 @@ class Kept(Protocol):
 
     def damage(self) -> None: ...  # change a byte of each
 
+    def scope(self, name: str) -> str: ...  # two checkpoints of one scope share what they have in common
 
-class InMemory:
+
+class _Alone:
+    """All of it is one scope."""
+
+    def scope(self, name: str) -> str:
+        return ""
+
+
+class InMemory(_Alone):
     def __init__(self, folder: Path) -> None:
         self.store: CheckpointStore = MemoryStore(f"memory://{'-'.join(folder.parts[-2:])[-60:]}")
         self._room = MemoryStore(self.store.folder)._room
@@ -43,7 +58,7 @@ class InMemory:
             content.data = b"!" + content.data[1:]
 
 
-class InSqlite:
+class InSqlite(_Alone):
     def __init__(self, folder: Path) -> None:
         self._file = f"{folder}/runs.db"
         self.store: CheckpointStore = SqliteStore(f"sqlite:///{self._file}")
@@ -64,7 +79,7 @@ class InSqlite:
             connection.execute(changed, (FIRST_CONTENT,))
 
 
-class InFolder:
+class InFolder(_Alone):
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "checkpoints"
         self.store: CheckpointStore = LocalStore(self._folder, share=True)
@@ -80,7 +95,7 @@ class InFolder:
                 file.write(b"!")
 
 
-class InPostgres:
+class InPostgres(_Alone):
     """On a server that the tests share: `of(url)` is the kind of one database."""
 
     url = ""
@@ -112,6 +127,54 @@ class InPostgres:
         with psycopg.connect(self.url, autocommit=True) as connection:
             found = connection.execute(statement.encode())
             return found.fetchall() if found.description else []
+
+
+class InRedis:
+    """On a server that the tests share: `of(url)` is the kind of one server; each has its own database."""
+
+    url = ""
+
+    @classmethod
+    def of(cls, url: str) -> type[Kept]:
+        return type("InRedis", (cls,), {"url": url})
+
+    def __init__(self, folder: Path) -> None:
+        url = f"{self.url.rpartition('/')[0]}/{next(_databases) % 16}"
+        self._client: Any = redis.Redis.from_url(url, decode_responses=True, protocol=2)
+        self._client.flushdb()
+        self.store: CheckpointStore = RedisStore(url)
+
+    def stored(self) -> list[int]:
+        held = {said for key in self._client.keys("*:contents:of:*") for said in self._client.hvals(key)}
+        found = {said for key in self._client.keys("*:contents") for said in self._client.hvals(key)}
+        chunks = dict[str, int]()
+        for key in self._client.keys("*:contents:in:*"):
+            nonce = key.split(":")[-2]
+            chunks[nonce] = chunks.get(nonce, 0) + self._client.strlen(key)
+            assert self._client.ttl(key) == -1
+        assert found <= held
+        assert chunks == {nonce: int(size) for nonce, size, _ in map(str.split, held)}
+        assert self._client.keys("*:staging") == self._client.keys("*:over") == []
+        assert self._pairs("of") == self._pairs("by")
+        return sorted(chunks.values())
+
+    def damage(self) -> None:
+        for key in self._client.keys("*:contents:in:*:0"):
+            self._client.setrange(key, 0, "!")
+
+    def scope(self, name: str) -> str:
+        return session_of(base_of(name)) or ""
+
+    def _pairs(self, which: str) -> set[tuple[str, str]]:
+        """Holder and content, as one side of them tells."""
+        found = set()
+        for key in self._client.keys(f"*:contents:{which}:*"):
+            one = key.rpartition(":")[2]
+            if which == "of":
+                found |= {(one, said.split()[0]) for said in self._client.hvals(key)}
+            else:
+                found |= {(holder, one) for holder in self._client.smembers(key)}
+        return found
 
 
 KINDS: list[type[Kept]] = [InMemory, InSqlite, InFolder]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,16 +29,25 @@ from graflow_ckpt.core.values import Live
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.strays import strays
-from graflow_ckpt.testing.trios import all_of
+from graflow_ckpt.testing.trios import all_of, own_name
+from tests.servers import Server
 from tests.unit.checkpoint import trios
-from tests.unit.checkpoint.kept import KINDS, InSqlite, Kept
+from tests.unit.checkpoint.kept import KINDS, InRedis, InSqlite, Kept
 from tests.unit.checkpoint.trios import RING
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with Server() as server:
+        yield server
+
+
+@pytest.fixture(params=[*KINDS, InRedis])
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Kept:
-    made: Kept = request.param(tmp_path)
-    return made
+    kind: type[Kept] = request.param
+    if kind is InRedis:
+        kind = InRedis.of(request.getfixturevalue("server").url)
+    return kind(tmp_path)
 
 
 @pytest.fixture
@@ -394,6 +404,15 @@ def test_a_budget_counts_what_is_shared_once(store: CheckpointStore) -> None:
     assert 0 < small < 100_000
     assert len(KeepWithin(kb=350).keeps(cuts, 0.0)) == 2  # the one in common, and one of each
     assert len(KeepWithin(kb=600).keeps(cuts, 0.0)) == 4
+
+
+def test_what_is_counted_is_what_is_stored(store: CheckpointStore, kept: Kept) -> None:
+    for name in (own_name("s"), own_name("t"), "best"):  # a store may share within a session only
+        save(store, name, x=array(1))
+
+    stored = sum(kept.stored())
+
+    assert stored < inventory(store).size < stored + 50_000
 
 
 def test_what_pruning_frees_is_what_nobody_else_holds(store: CheckpointStore) -> None:

@@ -29,9 +29,10 @@ from graflow_ckpt.testing.holdings import (
     there,
 )  # fmt: skip
 from graflow_ckpt.testing.trios import listed, named, own_name, path_of, put_meta, writer
-from tests.unit.checkpoint.kept import InFolder, InMemory, InPostgres, InSqlite, Kept
+from tests.unit.checkpoint.kept import InFolder, InMemory, InPostgres, InRedis, InSqlite, Kept
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+NAMES = [own_name("s", 9), own_name("f", 9), "asking"]
 CONTENTS = [content(number, 1000 + number) for number in range(5)]
 
 some = st.lists(st.sampled_from(CONTENTS), unique=True, max_size=4)
@@ -137,12 +138,13 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         assert set(listed(self.store)) == {named(name) for name in self.expected}
-        union = set()
+        scopes = {self.kept.scope(name): (name, set[bytes]()) for name in NAMES}
         for name, (_, contents) in self.expected.items():
             assert held(self.store, path_of(self.store, name)) == contents
-            union |= set(contents)
-        assert self.kept.stored() == sorted(map(len, union))
-        assert there(self.store, CONTENTS) == union
+            scopes[self.kept.scope(name)][1].update(contents)
+        assert self.kept.stored() == sorted(len(data) for _, union in scopes.values() for data in union)
+        for name, union in scopes.values():
+            assert there(self.store, CONTENTS, name) == union
 
     def _put(self, name: str, contents: Sequence[bytes], lease: Lease) -> None:
         stage = self.stage()
@@ -171,3 +173,7 @@ def test_whatever_happens_what_is_kept_is_whole_and_nothing_else_stays(kind: typ
 
 def test_whatever_happens_in_postgres_what_is_kept_is_whole_and_nothing_else_stays(postgres_url: str) -> None:
     run(InPostgres.of(postgres_url), 5)
+
+
+def test_whatever_happens_in_redis_what_is_kept_is_whole_and_nothing_else_stays(redis_url: str) -> None:
+    run(InRedis.of(redis_url), 10)

@@ -130,3 +130,16 @@ def test_the_workflow_with_the_most_bytes_is_first() -> None:
         ("large", 12, 1), ("small", 1, 1),
     ]  # fmt: skip
     assert found.total.largest == cuts[2]
+
+
+def test_what_checkpoints_have_in_common_counts_once_and_makes_them_large() -> None:
+    cuts = (
+        Cut("1", "a", "w", size=3, shared={"x": 100}),
+        Cut("2", "a", "w", size=2, shared={"x": 100, "y": 50}),
+        Cut("3", "a", "w", size=9),
+    )
+
+    found = census(Inventory(cuts), 0.0)
+
+    assert found.total.size == 164
+    assert found.total.largest == cuts[1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -16,10 +17,13 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.names import base_of, session_of
+from graflow_ckpt.stores.objects import ObjectStore
+from graflow_ckpt.stores.objects_orphans import contents_among
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.redis import RedisStore
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.sqlite_schema import FIRST_CONTENT
+from graflow_ckpt.testing.trios import named
 
 _databases = count()
 
@@ -35,17 +39,13 @@ class Kept(Protocol):
 
     def damage(self) -> None: ...  # change a byte of each
 
-    def scope(self, name: str) -> str: ...  # two checkpoints of one scope share what they have in common
-
-
-class _Alone:
-    """All of it is one scope."""
-
-    def scope(self, name: str) -> str:
+    @staticmethod
+    def scope(name: str) -> str:
+        """Checkpoints of one scope have contents in common. Here all have."""
         return ""
 
 
-class InMemory(_Alone):
+class InMemory(Kept):
     def __init__(self, folder: Path) -> None:
         self.store: CheckpointStore = MemoryStore(f"memory://{'-'.join(folder.parts[-2:])[-60:]}")
         self._room = MemoryStore(self.store.folder)._room
@@ -58,7 +58,7 @@ class InMemory(_Alone):
             content.data = b"!" + content.data[1:]
 
 
-class InSqlite(_Alone):
+class InSqlite(Kept):
     def __init__(self, folder: Path) -> None:
         self._file = f"{folder}/runs.db"
         self.store: CheckpointStore = SqliteStore(f"sqlite:///{self._file}")
@@ -79,7 +79,7 @@ class InSqlite(_Alone):
             connection.execute(changed, (FIRST_CONTENT,))
 
 
-class InFolder(_Alone):
+class InFolder(Kept):
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "checkpoints"
         self.store: CheckpointStore = LocalStore(self._folder, share=True)
@@ -95,7 +95,7 @@ class InFolder(_Alone):
                 file.write(b"!")
 
 
-class InPostgres(_Alone):
+class InPostgres(Kept):
     """On a server that the tests share: `of(url)` is the kind of one database."""
 
     url = ""
@@ -129,7 +129,7 @@ class InPostgres(_Alone):
             return found.fetchall() if found.description else []
 
 
-class InRedis:
+class InRedis(Kept):
     """On a server that the tests share: `of(url)` is the kind of one server; each has its own database."""
 
     url = ""
@@ -162,7 +162,8 @@ class InRedis:
         for key in self._client.keys("*:contents:in:*:0"):
             self._client.setrange(key, 0, "!")
 
-    def scope(self, name: str) -> str:
+    @staticmethod
+    def scope(name: str) -> str:
         return session_of(base_of(name)) or ""
 
     def _pairs(self, which: str) -> set[tuple[str, str]]:
@@ -175,6 +176,41 @@ class InRedis:
             else:
                 found |= {(holder, one) for holder in self._client.smembers(key)}
         return found
+
+
+class InObjects(Kept):
+    """On a server that the tests share: `of(url)` is the kind of one bucket."""
+
+    url = ""
+    _numbers = count()
+
+    @classmethod
+    def of(cls, url: str) -> type[Kept]:
+        return type("InObjects", (cls,), {"url": url})
+
+    def __init__(self, folder: Path) -> None:
+        place, _, options = self.url.partition("?")
+        store = ObjectStore(f"{place}/{next(self._numbers)}?{options}")
+        self.store: CheckpointStore = store
+        self._bucket = store._all.bucket
+
+    @staticmethod
+    def scope(name: str) -> str:
+        return session_of(named(name)) or name
+
+    def stored(self) -> list[int]:
+        sizes: Counter[tuple[str, str]] = Counter()
+        for tag, listed in contents_among(self._bucket.list("data")).items():
+            for each in listed:
+                sizes[tag, each.content] += each.entry.size
+        return sorted(sizes.values())
+
+    def damage(self) -> None:
+        for listed in contents_among(self._bucket.list("data")).values():
+            for each in listed:
+                found = self._bucket.get(each.entry.key)
+                assert found is not None
+                self._bucket.put(each.entry.key, b"!" + found.data[1:])
 
 
 KINDS: list[type[Kept]] = [InMemory, InSqlite, InFolder]

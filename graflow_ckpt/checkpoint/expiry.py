@@ -26,10 +26,11 @@ def meta_of(store: Readable, path: str) -> bytes:
     try:
         return store.meta(path)
     except CheckpointNotFound as error:
-        raise _expired(store, path) or error from None
+        raise expired(store, path) or error from None
 
 
-def _expired(store: Readable, path: str) -> CheckpointExpired | None:
+def expired(store: Readable, path: str) -> CheckpointExpired | None:
+    """What is to be said of a path at which nothing is; None: nothing is known of it."""
     own = _OWN.search(path)
     if own is None:
         return None

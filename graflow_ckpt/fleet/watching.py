@@ -12,7 +12,6 @@ nothing. A tracer's spans are linked to the session's trace.
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
@@ -33,13 +32,11 @@ class Observers:
 
     def __init__(self, makers: Sequence[str] = ()) -> None:
         self._makers = tuple(makers)
-        self._made: tuple[Observer, ...] = ()
-        self._process = 0
+        self._made: tuple[Observer, ...] | None = None
 
     def here(self) -> tuple[Observer, ...]:
-        """Those of this process."""
-        if self._makers and self._process != os.getpid():
-            self._process = os.getpid()
+        """Those of this process; a worker that forks for each slice does not ask, its children do."""
+        if self._made is None:
             self._made = tuple(_made(self._makers))
         return self._made
 

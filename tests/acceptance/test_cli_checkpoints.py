@@ -209,3 +209,12 @@ def test_verify_wants_to_know_what() -> None:
     graflow("checkpoints", "verify", status=2)
     graflow("checkpoints", "verify", "s", "--all", status=2)
     assert "neither a checkpoint nor a session" in graflow("checkpoints", "verify", "s", status=1).err
+
+
+def test_a_path_that_was_noted_long_ago_is_said_to_have_expired() -> None:
+    program("count.py", COUNT)
+    graflow("run", "count.py", "--session", "s")
+
+    for command in (("checkpoints", "show"), ("resume",)):
+        said = graflow(*command, "checkpoints/session_s_step_1_1700000000-1.pkl", status=1).err
+        assert "expired at 2023-11-21T22:13:20+00:00" in said

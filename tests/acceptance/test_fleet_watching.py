@@ -27,7 +27,8 @@ class ToFile(SpanExporter):
     def export(self, spans):
         with open("spans", "a") as file:
             for span in spans:
-                print(json.dumps([span.name, span.context.trace_id]), file=file)
+                first = span.attributes.get("original_trace_id", "")
+                print(json.dumps([span.name, f"{span.context.trace_id:032x}", first]), file=file)
         return SpanExportResult.SUCCESS
 
 def traces():
@@ -92,7 +93,9 @@ def test_what_a_worker_runs_is_told_counted_and_traced(fleet: Fleet, own_folder:
 
     with fleet.pool("--mode", mode, "--observers", makers, **counted) as pool:
         fleet("submit", "two.py", "--session", "s", "--wait")
-        fleet("submit", "two.py", "--session", "t", "--wait")
+        fleet("submit", "two.py", "--session", "t", "--max-steps", "1", "--wait")
+        fleet("resume", "t", "--max-steps", "2", "--url", fleet.url)
+        fleet("wait", "t")
     said = Counter((kind, task) for kind, task, _ in lines("events"))
     spans = lines("spans")
     registry = CollectorRegistry()
@@ -102,9 +105,15 @@ def test_what_a_worker_runs_is_told_counted_and_traced(fleet: Fleet, own_folder:
     assert said[("checkpoint_saved", "")] == 2
     assert said[("session_started", "")] == said[("session_ended", "")] >= 2
     assert [status for kind, _, status in lines("events") if kind == "session_ended"].count("completed") == 2
-    assert Counter(name for name, _ in spans) >= Counter({"task one": 2, "task two": 2, "checkpoint save": 2})
+    assert Counter(name for name, *_ in spans) >= Counter(
+        {"task one": 2, "task two": 2, "checkpoint save": 2}
+    )
     kept = CheckpointManager.list_checkpoints(store=fleet.url)
-    assert {found.original_trace_id for found in kept} <= {f"{trace:032x}" for _, trace in spans}
+    began = {trace for name, trace, first in spans if name == "workflow two" and not first}
+    assert len(began) == 2
+    assert {found.original_trace_id for found in kept} == began
+    assert {first for _, _, first in spans} - {""} <= began
+    assert any(first for _, _, first in spans)  # of the slice that went on
     assert all(found.trace_context for found in kept)
     saves = (
         registry.get_sample_value(

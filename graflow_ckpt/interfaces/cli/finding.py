@@ -14,6 +14,7 @@ from click.core import ParameterSource
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
+from graflow_ckpt.checkpoint.expiry import expired
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, GraflowError, NoSession
 from graflow_ckpt.core.protocols import CheckpointStore
@@ -88,11 +89,16 @@ def _known_to(store: str, what: str | None) -> str | None:
     return None
 
 
+def no_checkpoint(path: str) -> CheckpointNotFound:
+    """What is said where a checkpoint was named that is not there."""
+    return expired(open_store_of(path), path) or CheckpointNotFound(
+        f"There is no checkpoint {path}.", hint="See: graflow-ckpt checkpoints list.", path=path
+    )
+
+
 def _nothing(store: str, what: str, rows: list[Row]) -> GraflowError:
     if what.endswith(_SUFFIXES) or os.sep in what:
-        return CheckpointNotFound(
-            f"There is no checkpoint {what}.", hint="See: graflow-ckpt checkpoints list.", path=what
-        )
+        return no_checkpoint(what)
     known = ", ".join(row.session for row in rows[:5])
     return NoSession(
         f"{what!r} is neither a checkpoint nor a session nor a workflow in {store}.",

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.model import Document, parse
 from graflow_ckpt.checkpoint.seal import Keyring
-from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound
+from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.finding import by_session, checkpoint_path
+from graflow_ckpt.interfaces.cli.finding import by_session, checkpoint_path, no_checkpoint
 from graflow_ckpt.interfaces.cli.redaction import redacted, redacted_argv
 from graflow_ckpt.stores import open_store_of
 
@@ -26,9 +26,7 @@ def describe(what: str, store: str | None = None) -> Document:
     if path is None and store is not None and os.sep not in what and not what.endswith(".pkl"):
         path = by_session(store, what).found.path
     if path is None:
-        raise CheckpointNotFound(
-            f"There is no checkpoint {what}.", hint="See: graflow-ckpt checkpoints list.", path=what
-        )
+        raise no_checkpoint(what)
     place = open_store_of(path)
     raw = place.meta(path)
     meta = parse(path, raw, ".meta.json")

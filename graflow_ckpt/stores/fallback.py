@@ -116,7 +116,7 @@ class Fallback(Wrapper):
             mine.not_released()
         attempt, inner = Attempt(parts), self._inner(path)
         try:
-            self._hand_over_first(mine)
+            self._what_it_takes(lambda: self.hand_over_of(mine))
             remote = mine.remote if mine is not None else None
             self.asked(
                 lambda: self.inner.put(inner, attempt.parts, lease=remote, stage=stage),
@@ -219,10 +219,10 @@ class Fallback(Wrapper):
                 log.warning("what waits of session %r stays: %s", session, error, extra={"session": session})
         return len(self.waits.waiting())
 
-    def _hand_over_first(self, mine: FallbackLease | None) -> None:
-        """Before a save. What the store does not take, being too large for it, does not keep the next."""
+    def _what_it_takes(self, hand_over: Callable[[], None]) -> None:
+        """What the store does not take, being too large for it, keeps neither the next save nor an owner."""
         try:
-            self.hand_over_of(mine)
+            hand_over()
         except (CheckpointError, ServerError) as error:
             if may_pass(error):
                 raise
@@ -241,7 +241,7 @@ class Fallback(Wrapper):
             )
             return
         known = self.asked(lambda: highest_epoch(self.inner, lease.session, lease.epoch))
-        self._hand_over(own, lease.remote, lambda entry: known > entry.epoch)
+        self._what_it_takes(lambda: self._hand_over(own, lease.remote, lambda entry: known > entry.epoch))
 
     def _hand_over(
         self, found: Sequence[Waiting], lease: Lease | None, refuses: Callable[[Waiting], bool]

@@ -3,7 +3,7 @@
 Promise: `writing` is one transaction, all or nothing, on the disk when it ends (`easy`: with the next one
 that is not). Of several processes and threads that write, each waits for its turn, for `patience` seconds.
 Reading never waits for writers, and makes no file. A file that was put in the place of the former one is
-opened anew; connections are never carried into a forked child.
+opened anew. A forked child has connections of its own (sqlite_forks.py).
 
 The file is opened by SQLite alone: POSIX takes all locks of a process off a file as soon as that process
 closes any descriptor of it.
@@ -26,10 +26,11 @@ from typing import Literal, TypeVar
 from urllib.parse import quote
 
 from graflow_ckpt.core.errors import CheckpointError, PackageMissing
-from graflow_ckpt.stores import sqlite_schema
+from graflow_ckpt.stores import sqlite_forks, sqlite_schema
 from graflow_ckpt.stores.disk import Disk
 from graflow_ckpt.stores.disk import refusing as refusing_system
 from graflow_ckpt.stores.sqlite_errors import code_of, is_busy, is_unconfirmed, refusing
+from graflow_ckpt.stores.sqlite_forks import Connection, Identity, connected
 from graflow_ckpt.stores.trio import make_folders
 
 PATIENCE = 30.0
@@ -45,16 +46,7 @@ _LOG = 250
 to sync what makes a file longer, so a short log pays, until carrying it over costs more than that."""
 _LEAST = (3, 37)  # of SQLite: STRICT tables, RETURNING
 _CANNOT_WRITE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
-_Identity = tuple[int, int]
 _making = threading.Lock()  # nobody opens a database while its file is made, see above
-_inherited: list[_Pool] = []  # from a parent: not ours to close, so they are kept open
-
-
-class Connection(sqlite3.Connection):
-    """Knows which file it was opened on."""
-
-    identity: _Identity | None = None
-    lasts = True  # else it sees nothing of what others write: for one use
 
 
 class _Pool:
@@ -65,7 +57,7 @@ class _Pool:
         self.mutex = threading.Lock()
         self.idle: dict[Kind, list[Connection]] = {"read": [], "sync": [], "easy": []}
 
-    def take(self, kind: Kind, identity: _Identity) -> Connection | None:
+    def take(self, kind: Kind, identity: Identity) -> Connection | None:
         with self.mutex:
             stale = [one for one in self._all() if one.identity != identity]
             for kept in self.idle.values():
@@ -202,6 +194,7 @@ class Database:
                 path=self.file,
             )
         for _ in range(10):
+            sqlite_forks.check(_identity(self.file), self.file)
             if kind != "read":
                 self._make()
             elif not self.is_there():
@@ -244,16 +237,13 @@ class Database:
 
     def _bare(self, mode: str, kind: Kind) -> Connection:
         _check_version()
-        connection = sqlite3.connect(
+        return connected(
             f"file:{quote(os.fsencode(self.file))}?{mode}",
             uri=True,
             timeout=self.patience if kind == "read" else 0,  # writers wait in `_begin`, more evenly
             isolation_level=None,
             check_same_thread=False,
-            factory=Connection,
         )
-        assert isinstance(connection, Connection)
-        return connection
 
     def _settle(self, connection: Connection, kind: Kind) -> bool:
         """Make it what we need. False: there is nothing in it to be read."""
@@ -304,17 +294,17 @@ class Database:
 
     def _pool_here(self) -> _Pool:
         if self._pool.process != os.getpid():
-            _inherited.append(self._pool)
             self._pool = self._new_pool()
         return self._pool
 
     def _new_pool(self) -> _Pool:
         pool = _Pool()
         weakref.finalize(self, pool.close)
+        sqlite_forks.look_after(pool)
         return pool
 
 
-def _identity(file: str) -> _Identity | None:
+def _identity(file: str) -> Identity | None:
     try:
         found = os.stat(file)
     except (FileNotFoundError, NotADirectoryError):

@@ -453,6 +453,25 @@ def test_what_is_damaged_in_the_folder_is_kept_aside_and_stops_nothing(
     assert "is not handed over" in caplog.text
 
 
+def test_what_the_store_does_not_take_waits_on_and_keeps_no_session_from_going_on(
+    tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    small = Far(MemoryStore("memory://fallback", max_bytes=3000), Cable(tmp_path / "cut"))
+    former = opened(small, tmp_path, clock)
+    with owning(former) as lease:
+        small.cable.cut()
+        put_of(former, lease, 1, size=10_000)
+    small.cable.mend()
+    store = opened(small, tmp_path, clock)
+
+    with owning(store) as lease:
+        put_of(store, lease, 2)
+
+    assert listed(small.inner) == names(2)
+    assert waiting(store) == names(1)
+    MemoryStore("memory://fallback").forget()
+
+
 def test_what_the_store_does_not_take_waits_on_and_keeps_no_other_save(
     tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -93,6 +93,12 @@ def store_of(path: str) -> str:
     return os.path.dirname(path) or "."
 
 
+def as_typed(store: str) -> str:
+    """The address of a store with what has to follow that of a bucket: another process does not know it."""
+    inner = unwrapped(store)
+    return prefix_of(store) + objects_names.as_typed(inner) if objects_names.is_objects(inner) else store
+
+
 def open_store_of(path: str, store: str | None = None) -> CheckpointStore:
     """The store to find a checkpoint in; `store` says which, if somebody has named one."""
     return open_store(store or store_of(path))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from graflow_ckpt.checkpoint.keys import new_key
 from tests.acceptance.command_line import COUNT, Terminal, checkpoints, graflow, inside, program
 
 
@@ -154,3 +155,36 @@ def test_what_is_not_there_is_said_with_what_to_look_at(
 
 def test_a_session_shows_its_newest_checkpoint(counted: list[str]) -> None:
     assert inside("checkpoints", "show", "s").out.startswith(counted[-1])
+
+
+@pytest.mark.parametrize("word", ["encrypted", "compressed"])
+def test_a_checkpoint_whose_store_was_named_without_its_wrapper_says_so(
+    counted: list[str], word: str
+) -> None:
+    inside("checkpoints", "copy", "--to", f"{word}+sqlite:///runs.db")
+
+    told = inside("checkpoints", "verify", "--all", "--store", "sqlite:///runs.db", status=1).out
+
+    assert f"Put {word}+ before it" in told
+    assert "graflow-ckpt trust" not in told
+
+
+def test_a_key_that_is_none_is_refused_before_the_first_task() -> None:
+    program("count.py", COUNT)
+
+    refused = graflow(
+        "run", "count.py", "--session", "s", "--every", "1", status=1,
+        GRAFLOW_CKPT_STORE="encrypted+sqlite:///runs.db", GRAFLOW_CKPT_FERNET_KEY="abc",
+    )  # fmt: skip
+
+    assert "is no Fernet key" in refused.err
+    assert not Path("steps.log").exists()
+
+
+def test_the_command_that_goes_on_names_all_that_leads_to_a_bucket(objects_url: str) -> None:
+    program("count.py", COUNT)
+
+    told = graflow("run", "count.py", "--session", "s", "--max-steps", "2", "--store", objects_url,
+                   GRAFLOW_CKPT_KEY=new_key()).err  # fmt: skip
+
+    assert f"graflow-ckpt resume s --store '{objects_url}'" in told

@@ -22,7 +22,7 @@ def counted() -> list[str]:
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("prune", "checkpoints prune"), ("verify", "checkpoints verify"), ("checkpoint", "checkpoints"),
+    [("delete", "checkpoints delete"), ("verify", "checkpoints verify"), ("checkpoint", "checkpoints"),
      ("session", "sessions")],
 )  # fmt: skip
 def test_a_command_that_is_not_there_names_the_one_that_was_meant(typed: str, meant: str) -> None:

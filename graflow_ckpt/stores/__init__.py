@@ -14,7 +14,15 @@ from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import objects_names, postgres_names, redis_names, sqlite_names
-from graflow_ckpt.stores.prefixes import WRAPPERS, Layer, begins_like_one, divided, prefix_of, unwrapped
+from graflow_ckpt.stores.prefixes import (
+    WRAPPERS,
+    Layer,
+    begins_like_one,
+    divided,
+    is_address,
+    prefix_of,
+    unwrapped,
+)
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +64,9 @@ def open_store(where: str | os.PathLike[str]) -> CheckpointStore:
     word, colon, rest = text.partition(":")
     if scheme == "file" and colon and word.lower() in _STORES and "://" not in text:
         raise _half_an_address(word.lower(), rest, text)
+    word, plus, rest = text.partition("+")
+    if scheme == "file" and plus and word.isalpha() and (rest.startswith("/") or is_address(rest)):
+        raise _no_wrapper(word, text)  # encryptd+/srv/runs would be a folder in clear
     module, name = _STORES[scheme]
     store: CheckpointStore = getattr(import_module(module), name)(text)
     for layer in reversed(layers):
@@ -165,9 +176,18 @@ def _half_an_address(word: str, rest: str, text: str) -> CheckpointError:
     )
 
 
+def _no_wrapper(word: str, text: str) -> CheckpointError:
+    known = ", ".join(f"{name}+" for name in WRAPPERS)
+    return CheckpointError(
+        f"Nothing that is wrapped around a store is called {word}+.",
+        hint=f"There is: {known}. Write ./{text} for a folder of that name.",
+        store=text,
+    )
+
+
 def _unknown(scheme: str, where: str) -> CheckpointError:
     known = ", ".join(f"{scheme}://" for scheme in sorted(_STORES))
-    before = f" Before it: {', '.join(f'{word}+' for word in WRAPPERS)}." if "+" in scheme else ""
+    before = f" Before it: {', '.join(f'{name}+' for name in WRAPPERS)}." if "+" in scheme else ""
     return CheckpointError(
         f"{scheme}:// is no place for checkpoints that this version knows.",
         hint=f"Give a folder, or one of: {known}.{before}",

@@ -58,6 +58,8 @@ def open_store(where: str | os.PathLike[str]) -> CheckpointStore:
     layers, text = divided(os.fspath(where))
     if begins_like_one(text):
         raise _no_address(text)
+    if text.startswith(("~/", "file://~/", "sqlite:///~/")) or text == "~":
+        raise _of_a_shell(text)
     scheme = _scheme_of(text)
     if scheme not in _STORES:
         raise _unknown(scheme, masked(text))
@@ -161,6 +163,15 @@ def _no_address(text: str) -> CheckpointError:
     return CheckpointError(
         f"{text} begins with what is wrapped around a store, and no address of one follows.",
         hint=f"Write {prefix}+file:///FOLDER with the whole path of a folder, or {prefix}+SCHEME://….",
+        store=text,
+    )
+
+
+def _of_a_shell(text: str) -> CheckpointError:
+    """Else there would be a folder that is called like somebody's home, and removed one day."""
+    return CheckpointError(
+        f"{text}: what ~ means only a shell knows.",
+        hint=f"Write the whole path, as in {text.replace('~', os.path.expanduser('~'), 1)}.",
         store=text,
     )
 

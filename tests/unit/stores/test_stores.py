@@ -117,3 +117,13 @@ def test_a_wrapper_that_is_mistyped_is_no_folder(where: str) -> None:
 @pytest.mark.parametrize("where", ["c++runs", "a+b", "1+/runs"])
 def test_a_plus_in_the_name_of_a_folder_is_one(where: str, tmp_path: Path) -> None:
     assert open_store(where).url.endswith(where)
+
+
+@pytest.mark.parametrize("where", ["~", "~/runs", "sqlite:///~/runs.db", "encrypted+file://~/runs"])
+def test_no_folder_is_called_like_a_home(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+
+    with pytest.raises(CheckpointError, match="/home/me") as refused:
+        open_store(where)
+
+    assert "~" not in refused.value.hint

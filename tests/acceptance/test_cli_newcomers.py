@@ -188,3 +188,11 @@ def test_the_command_that_goes_on_names_all_that_leads_to_a_bucket(objects_url: 
                    GRAFLOW_CKPT_KEY=new_key()).err  # fmt: skip
 
     assert f"graflow-ckpt resume s --store '{objects_url}'" in told
+
+
+@pytest.mark.parametrize("group", ["checkpoints", "key", "db"])
+def test_each_command_is_told_in_a_line_that_ends(group: str) -> None:
+    lines = inside(group, "--help").out.partition("Commands:")[2].splitlines()
+
+    assert len(lines) > 3
+    assert [line for line in lines if line.endswith("...")] == []

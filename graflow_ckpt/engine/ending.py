@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from typing import Any, NoReturn
 
@@ -10,6 +11,7 @@ from graflow_ckpt.checkpoint.pruning import forget_journal
 from graflow_ckpt.core.errors import Interrupted, Stalled, TaskError, WorkflowCancelled
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.run import Run
+from graflow_ckpt.stores import as_typed
 from graflow_ckpt.stores.places import goes_without_saying
 
 log = logging.getLogger("graflow_ckpt.engine")
@@ -109,5 +111,5 @@ class Ending:
 
     def _command(self) -> str:
         folder = self.home.store.folder
-        where = "" if goes_without_saying(folder) else f" --store {folder}"
+        where = "" if goes_without_saying(folder) else f" --store {shlex.quote(as_typed(folder))}"
         return f"graflow-ckpt resume {self.context.session_id}{where}"

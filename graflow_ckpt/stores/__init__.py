@@ -14,7 +14,15 @@ from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import objects_names, postgres_names, redis_names, sqlite_names
-from graflow_ckpt.stores.prefixes import WRAPPERS, Layer, begins_like_one, divided, prefix_of, unwrapped
+from graflow_ckpt.stores.prefixes import (
+    WRAPPERS,
+    Layer,
+    begins_like_one,
+    divided,
+    is_address,
+    prefix_of,
+    unwrapped,
+)
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +58,17 @@ def open_store(where: str | os.PathLike[str]) -> CheckpointStore:
     layers, text = divided(os.fspath(where))
     if begins_like_one(text):
         raise _no_address(text)
+    if text.startswith(("~/", "file://~/", "sqlite:///~/")) or text == "~":
+        raise _of_a_shell(text)
     scheme = _scheme_of(text)
     if scheme not in _STORES:
         raise _unknown(scheme, masked(text))
     word, colon, rest = text.partition(":")
     if scheme == "file" and colon and word.lower() in _STORES and "://" not in text:
         raise _half_an_address(word.lower(), rest, text)
+    word, plus, rest = text.partition("+")
+    if scheme == "file" and plus and word.isalpha() and (rest.startswith("/") or is_address(rest)):
+        raise _no_wrapper(word, text)  # encryptd+/srv/runs would be a folder in clear
     module, name = _STORES[scheme]
     store: CheckpointStore = getattr(import_module(module), name)(text)
     for layer in reversed(layers):
@@ -91,6 +104,12 @@ def store_of(path: str) -> str:
     if objects_names.is_objects(path):
         return objects_names.split(path)[0]
     return os.path.dirname(path) or "."
+
+
+def as_typed(store: str) -> str:
+    """The address of a store with what has to follow that of a bucket: another process does not know it."""
+    inner = unwrapped(store)
+    return prefix_of(store) + objects_names.as_typed(inner) if objects_names.is_objects(inner) else store
 
 
 def open_store_of(path: str, store: str | None = None) -> CheckpointStore:
@@ -148,6 +167,15 @@ def _no_address(text: str) -> CheckpointError:
     )
 
 
+def _of_a_shell(text: str) -> CheckpointError:
+    """Else there would be a folder that is called like somebody's home, and removed one day."""
+    return CheckpointError(
+        f"{text}: what ~ means only a shell knows.",
+        hint=f"Write the whole path, as in {text.replace('~', os.path.expanduser('~'), 1)}.",
+        store=text,
+    )
+
+
 def _half_an_address(word: str, rest: str, text: str) -> CheckpointError:
     """`sqlite:runs.db` would be a folder of that name."""
     meant = {"file": f"file://{os.path.abspath(rest)}", "sqlite": f"sqlite:///{rest}"}
@@ -159,9 +187,18 @@ def _half_an_address(word: str, rest: str, text: str) -> CheckpointError:
     )
 
 
+def _no_wrapper(word: str, text: str) -> CheckpointError:
+    known = ", ".join(f"{name}+" for name in WRAPPERS)
+    return CheckpointError(
+        f"Nothing that is wrapped around a store is called {word}+.",
+        hint=f"There is: {known}. Write ./{text} for a folder of that name.",
+        store=text,
+    )
+
+
 def _unknown(scheme: str, where: str) -> CheckpointError:
     known = ", ".join(f"{scheme}://" for scheme in sorted(_STORES))
-    before = f" Before it: {', '.join(f'{word}+' for word in WRAPPERS)}." if "+" in scheme else ""
+    before = f" Before it: {', '.join(f'{name}+' for name in WRAPPERS)}." if "+" in scheme else ""
     return CheckpointError(
         f"{scheme}:// is no place for checkpoints that this version knows.",
         hint=f"Give a folder, or one of: {known}.{before}",

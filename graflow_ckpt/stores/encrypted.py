@@ -55,6 +55,10 @@ class Encrypted(envelope.Enveloping[bytes]):
     def _prepare(self) -> None:
         _ = self.keyring  # or all would count as unreadable, and it is the key that is missing
 
+    def acquire(self, session: str, *, take_over: bool = False) -> Lease:
+        self._prepare()  # before the first task, and not with every save
+        return super().acquire(session, take_over=take_over)
+
     # --- metas -------------------------------------------------------------------------
 
     def _new_note(self) -> bytes:

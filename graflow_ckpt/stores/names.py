@@ -37,6 +37,17 @@ def session_of(base: str) -> str | None:
     return own["session"] if own else None
 
 
+def check_own(path: str, its: str | None, mine: str) -> None:
+    """Whether a session that is `mine` may write there; `its`: the session whose own name it is."""
+    if its not in (None, mine):
+        raise CheckpointError(
+            f"{path} is the name of a checkpoint of session {its!r}.",
+            hint="Give it another name.",
+            path=path,
+            session=mine,
+        )
+
+
 def session_in(meta: bytes) -> object:
     """The session that a meta names. None if it names none, or is damaged."""
     return _named_in(meta, "session_id")

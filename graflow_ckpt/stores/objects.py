@@ -26,6 +26,7 @@ from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import batches, objects_journal, objects_orphans
+from graflow_ckpt.stores.names import check_own
 from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_chunks import PieceSource
 from graflow_ckpt.stores.objects_contents import ObjectContents
@@ -128,13 +129,7 @@ class ObjectStore:
         mine = self._own(lease) if lease is not None else None
         if mine is not None:
             mine.not_released()
-            if target.session not in (None, mine.session):  # its epoch is in another head
-                raise CheckpointError(
-                    f"{masked(path)} is the name of a checkpoint of session {target.session!r}.",
-                    hint="Give it another name.",
-                    path=masked(path),
-                    session=mine.session,
-                )
+            check_own(masked(path), target.session, mine.session)  # its epoch is in another head
         with _refusing(path):
             self._all.bucket.verify()
             self._all.trios.write(Put(target, mine, stage), parts)

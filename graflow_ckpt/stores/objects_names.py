@@ -23,7 +23,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from graflow_ckpt.core.errors import BadAddress, CheckpointError
 
@@ -97,6 +97,12 @@ def place_of(where: str) -> Place:
             address=f"{scheme}://{bucket}",
         )
     return Place(scheme, bucket, "/".join(folders), options or _known.get((scheme, bucket), {}))
+
+
+def as_typed(store: str) -> str:
+    """The address of a store with its options, as far as this process knows them."""
+    place = place_of(store)
+    return f"{place}?{urlencode(place.options, safe=':/')}" if place.options else store
 
 
 def split(path: str) -> tuple[str, str]:

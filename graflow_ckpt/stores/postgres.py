@@ -25,6 +25,7 @@ from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import postgres_journal
+from graflow_ckpt.stores.names import check_own
 from graflow_ckpt.stores.postgres_chunks import ChunkSource
 from graflow_ckpt.stores.postgres_contents import PostgresContents
 from graflow_ckpt.stores.postgres_lease import LEASE, Leases, PostgresLease
@@ -138,13 +139,7 @@ class PostgresStore:
         mine = self._own(lease) if lease is not None else None
         if mine is not None:
             mine.not_released()
-            if (its := session_of(base)) not in (None, mine.session):
-                raise CheckpointError(
-                    f"{masked(path)} is the name of a checkpoint of session {its!r}.",
-                    hint="Give it another name.",
-                    path=masked(path),
-                    session=mine.session,
-                )
+            check_own(masked(path), session_of(base), mine.session)
         try:
             self.synced = self._all.trios.write(Put(base, mine, stage), parts)
         except ServerError as error:

@@ -29,6 +29,7 @@ from graflow_ckpt.links.addresses import URL_VARIABLE, masked
 from graflow_ckpt.links.complaints import ResponseError, translated
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.stores import batches, redis_journal
+from graflow_ckpt.stores.names import check_own
 from graflow_ckpt.stores.redis_chunks import ChunkSource
 from graflow_ckpt.stores.redis_contents import RedisContents
 from graflow_ckpt.stores.redis_lease import LEASE, Leases, RedisLease
@@ -133,13 +134,7 @@ class RedisStore:
         mine = self._own(lease) if lease is not None else None
         if mine is not None:
             mine.not_released()
-            if target.session not in (None, mine.session):  # its epoch is in another slot
-                raise CheckpointError(
-                    f"{masked(path)} is the name of a checkpoint of session {target.session!r}.",
-                    hint="Give it another name.",
-                    path=masked(path),
-                    session=mine.session,
-                )
+            check_own(masked(path), target.session, mine.session)  # its epoch is in another slot
         with _refusing(path):
             self.synced = self._all.trios.write(Put(target, mine, stage), parts)
 

@@ -20,6 +20,7 @@ from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
 from graflow_ckpt.stores import sqlite_chunks, sqlite_contents, sqlite_journal
+from graflow_ckpt.stores.names import check_own
 from graflow_ckpt.stores.sqlite_chunks import ChunkSource
 from graflow_ckpt.stores.sqlite_file import PATIENCE, Database
 from graflow_ckpt.stores.sqlite_lease import LEASE, Leases, SqliteLease
@@ -107,13 +108,7 @@ class SqliteStore:
         mine = self._own(lease) if lease is not None else None
         if mine is not None:
             mine.not_released()
-            if session_of(base) not in (None, mine.session):
-                raise CheckpointError(
-                    f"{path} is the name of a checkpoint of session {session_of(base)!r}.",
-                    hint="Give it another name.",
-                    path=path,
-                    session=mine.session,
-                )
+            check_own(path, session_of(base), mine.session)
         self._trios.write(Put(base, mine, stage), parts)
 
     def open(self, path: str, part: str, stage: str) -> ChunkSource:

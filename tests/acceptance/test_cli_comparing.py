@@ -49,7 +49,7 @@ def test_two_checkpoints_are_compared_without_opening_a_pickle(cuts: list[str]) 
     assert "list of 4 ▁▃▆█ 0 … 6" in rows[".weights"]
     assert "hunter" not in text.out
     assert "5 values differ" not in text.err
-    assert "4 values differ, 1 are the same" in text.err
+    assert "values that differ: 4, that are the same: 1" in text.err
     assert [one["name"] for one in found["values"]] == ["api_key", "history", "loss", "model"]
     assert found["same"] == ["still"]
     assert found["b"]["path"] == cuts[-1]

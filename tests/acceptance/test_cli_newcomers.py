@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from graflow_ckpt.checkpoint.keys import new_key
 from tests.acceptance.command_line import COUNT, Terminal, checkpoints, graflow, inside, program
 
 
@@ -21,7 +22,7 @@ def counted() -> list[str]:
 
 @pytest.mark.parametrize(
     ("typed", "meant"),
-    [("prune", "checkpoints prune"), ("verify", "checkpoints verify"), ("checkpoint", "checkpoints"),
+    [("delete", "checkpoints delete"), ("verify", "checkpoints verify"), ("checkpoint", "checkpoints"),
      ("session", "sessions")],
 )  # fmt: skip
 def test_a_command_that_is_not_there_names_the_one_that_was_meant(typed: str, meant: str) -> None:
@@ -154,3 +155,44 @@ def test_what_is_not_there_is_said_with_what_to_look_at(
 
 def test_a_session_shows_its_newest_checkpoint(counted: list[str]) -> None:
     assert inside("checkpoints", "show", "s").out.startswith(counted[-1])
+
+
+@pytest.mark.parametrize("word", ["encrypted", "compressed"])
+def test_a_checkpoint_whose_store_was_named_without_its_wrapper_says_so(
+    counted: list[str], word: str
+) -> None:
+    inside("checkpoints", "copy", "--to", f"{word}+sqlite:///runs.db")
+
+    told = inside("checkpoints", "verify", "--all", "--store", "sqlite:///runs.db", status=1).out
+
+    assert f"Put {word}+ before it" in told
+    assert "graflow-ckpt trust" not in told
+
+
+def test_a_key_that_is_none_is_refused_before_the_first_task() -> None:
+    program("count.py", COUNT)
+
+    refused = graflow(
+        "run", "count.py", "--session", "s", "--every", "1", status=1,
+        GRAFLOW_CKPT_STORE="encrypted+sqlite:///runs.db", GRAFLOW_CKPT_FERNET_KEY="abc",
+    )  # fmt: skip
+
+    assert "is no Fernet key" in refused.err
+    assert not Path("steps.log").exists()
+
+
+def test_the_command_that_goes_on_names_all_that_leads_to_a_bucket(objects_url: str) -> None:
+    program("count.py", COUNT)
+
+    told = graflow("run", "count.py", "--session", "s", "--max-steps", "2", "--store", objects_url,
+                   GRAFLOW_CKPT_KEY=new_key()).err  # fmt: skip
+
+    assert f"graflow-ckpt resume s --store '{objects_url}'" in told
+
+
+@pytest.mark.parametrize("group", ["checkpoints", "key", "db"])
+def test_each_command_is_told_in_a_line_that_ends(group: str) -> None:
+    lines = inside(group, "--help").out.partition("Commands:")[2].splitlines()
+
+    assert len(lines) > 3
+    assert [line for line in lines if line.endswith("...")] == []

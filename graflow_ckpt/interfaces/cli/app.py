@@ -34,7 +34,7 @@ COMMANDS = {
     "failed": "List tasks that have failed on a fleet; run them again.",
     "top": "Watch the sessions and workers of a fleet.",
     "trust": "Look at a foreign checkpoint and seal it with your key.",
-    "key": "Make a key that seals checkpoints.",
+    "key": "Make, list and replace the keys that seal checkpoints.",
     "db": "Make, change and look at the tables of a store in a database.",
     "settings": "Show what is set, and where it comes from.",
     "doctor": "What is installed, writable and safe, and what durability costs here.",

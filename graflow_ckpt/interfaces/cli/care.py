@@ -25,7 +25,7 @@ Examples:
 """
 
 
-@click.command("backup", epilog=BACKUP)
+@click.command("backup", epilog=BACKUP, short_help="Copy a SQLite store into FILE while others save.")
 @click.argument("file", shell_complete=complete_files)
 @click.option("--yes", is_flag=True, help="Do not ask before a file is replaced.")
 @store
@@ -51,7 +51,7 @@ def backup(ctx: click.Context, /, file: str, yes: bool, store: str) -> int:
     return 0
 
 
-@click.command("vacuum", epilog=VACUUM)
+@click.command("vacuum", epilog=VACUUM, short_help="Give free room of a SQLite store back to the disk.")
 @store
 @common
 @click.pass_context

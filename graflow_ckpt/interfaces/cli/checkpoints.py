@@ -74,9 +74,17 @@ for _command in (backup, vacuum):
 
 @command.command("list", epilog=LIST)
 @click.argument("session", required=False, shell_complete=complete_sessions)
-@click.option("--session", "its", metavar="SESSION", help="The same.", shell_complete=complete_sessions)
+@click.option(
+    "--session",
+    "its",
+    metavar="SESSION",
+    help="Only of this session, as without the option.",
+    shell_complete=complete_sessions,
+)
 @click.option("--workflow", metavar="NAME", help="Only of this workflow.")
-@click.option("--status", metavar="STATUS", help="Only of sessions that were running, completed, failed …")
+@click.option(
+    "--status", metavar="STATUS", help="Only of sessions that were running, completed, failed, … then."
+)
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The newest N.")
 @store
 @common
@@ -118,7 +126,7 @@ def list_(
     return 0
 
 
-@command.command("show", epilog=SHOW)
+@command.command("show", epilog=SHOW, short_help="Show what a checkpoint says of itself.")
 @click.argument("what", metavar="PATH|SESSION", shell_complete=complete_places)
 @store
 @common
@@ -141,7 +149,7 @@ def show(ctx: click.Context, /, what: str, store: str) -> int:
     return 0 if document["verdict"] == "good" else 1
 
 
-@command.command("verify", epilog=VERIFY)
+@command.command("verify", epilog=VERIFY, short_help="Check seals and digests of checkpoints.")
 @click.argument("what", nargs=-1, metavar="[SESSION|PATH]…", shell_complete=complete_places)
 @click.option("--all", "everything", is_flag=True, help="All checkpoints of the store.")
 @click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Any N of them, others each time.")

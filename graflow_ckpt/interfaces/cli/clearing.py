@@ -41,7 +41,7 @@ def delete(
     return clearance.show(manner) if dry_run else clearance.go(manner, yes=yes)
 
 
-@click.command("clear", epilog=CLEAR)
+@click.command("clear", epilog=CLEAR, short_help="Delete all checkpoints of a workflow.")
 @click.argument("workflow")
 @click.option("--finished", is_flag=True, help="Only sessions that are completed or cancelled.")
 @click.option("--force", is_flag=True, help="Also paused ones, and those that a session was forked from.")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.options import (
     common,
     complete_places,
@@ -50,7 +49,7 @@ def diff(ctx: click.Context, /, a: str, b: str, store: str) -> int:
         manner.say(line)
     if found:
         manner.table(COLUMNS, rows(found))
-    manner.note(f"{words.counted(len(found.values), 'value')} differ, {len(found.same)} are the same")
+    manner.note(f"values that differ: {len(found.values)}, that are the same: {len(found.same)}")
     return 0
 
 

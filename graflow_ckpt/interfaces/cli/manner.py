@@ -161,9 +161,9 @@ def _pretty(columns: Sequence[str], texts: Sequence[Sequence[str]], right: set[s
 
 
 def _folded(sizes: Mapping[str, int], right: set[str], room: int) -> tuple[int, set[str]]:
-    """How far apart columns stand, and which give way: the last one first, then the widest. An id that is
-    broken over lines cannot be copied. 0: there is no room even so."""
-    texts = sorted((name for name in sizes if name not in right), key=lambda name: -sizes[name])
+    """How far apart columns stand, and which give way: the last one first, then the widest. An id or path
+    that is broken over lines cannot be copied. 0: there is no room even so, and the terminal breaks lines."""
+    texts = sorted((name for name in sizes if name not in {"path", *right}), key=lambda name: -sizes[name])
     last = next((name for name in reversed([*sizes]) if name not in right), None)
     for gap in (2, 1):
         needed = sum(sizes.values()) + gap * (len(sizes) - 1)

@@ -21,7 +21,7 @@ Examples:
 """
 
 
-@click.command("prune", epilog=PRUNE)
+@click.command("prune", epilog=PRUNE, short_help="Delete checkpoints that are too old or too many.")
 @click.option("--older-than", metavar="7d", callback=words.parse_period, help="What is older goes.")
 @click.option("--keep", type=click.IntRange(min=1), metavar="N", help="All but the last N go; see --per.")
 @click.option("--budget", metavar="10GB", callback=parse_bytes, help="The oldest go until the rest fits.")

@@ -14,7 +14,7 @@ Examples:
 """
 
 
-@click.command("stats", epilog=STATS)
+@click.command("stats", epilog=STATS, short_help="Count checkpoints by workflow, age and status.")
 @click.option("--workflow", metavar="NAME", help="Only of this workflow.")
 @store
 @common

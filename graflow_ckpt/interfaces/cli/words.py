@@ -155,9 +155,10 @@ def counted(count: int, noun: str) -> str:
 
 def resume_command(session: str, store: str, *more: str) -> str:
     """What to type to go on."""
+    from graflow_ckpt.stores import as_typed
     from graflow_ckpt.stores.places import goes_without_saying
 
-    where = [] if goes_without_saying(store) else ["--store", store]
+    where = [] if goes_without_saying(store) else ["--store", as_typed(store)]
     return shlex.join(["graflow-ckpt", "resume", session, *where, *more])
 
 

@@ -123,3 +123,16 @@ def test_an_error_as_json_has_its_ids(capsys: pytest.CaptureFixture[str]) -> Non
     assert (document["message"], document["hint"]) == ("Busy.", "Wait.")
     assert document["owner"]["pid"] == 7
     assert document["tags"] == ["a", "b"]
+
+
+def test_a_path_is_whole_on_any_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    path = "checkpoints/session_night_step_20_1795037373-21.pkl"
+
+    for rest in (("night", "train", "completed"), ("night", "train", "x" * 60)):
+        Manner().table(("path", "session", "workflow", "status"), [(path, *rest)])
+
+        assert path in capsys.readouterr().out

@@ -104,3 +104,26 @@ def test_an_unknown_scheme_lists_the_known_ones() -> None:
 def test_no_place_at_all_is_not_the_root_folder(where: str) -> None:
     with pytest.raises(CheckpointError, match="no folder"):
         open_store(where)
+
+
+@pytest.mark.parametrize("where", ["encryptd+/srv/runs", "metred+memory:"])
+def test_a_wrapper_that_is_mistyped_is_no_folder(where: str) -> None:
+    with pytest.raises(CheckpointError, match=r"is called \w+\+\. There is: .*encrypted\+"):
+        open_store(where)
+
+    assert open_store(f"./{where}").url.startswith("file:///")
+
+
+@pytest.mark.parametrize("where", ["c++runs", "a+b", "1+/runs"])
+def test_a_plus_in_the_name_of_a_folder_is_one(where: str, tmp_path: Path) -> None:
+    assert open_store(where).url.endswith(where)
+
+
+@pytest.mark.parametrize("where", ["~", "~/runs", "sqlite:///~/runs.db", "encrypted+file://~/runs"])
+def test_no_folder_is_called_like_a_home(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+
+    with pytest.raises(CheckpointError, match="/home/me") as refused:
+        open_store(where)
+
+    assert "~" not in refused.value.hint

@@ -103,7 +103,9 @@ def test_in_postgres_who_was_forgotten_renews_nobodys_lease(
     store.close()
 
 
-def test_in_redis_who_was_forgotten_renews_nobodys_lease(redis_server: Server, redis_url: str) -> None:
+def test_in_redis_who_was_forgotten_renews_nobodys_lease_and_announces_nothing(
+    redis_server: Server, redis_url: str
+) -> None:
     store, key = RedisStore(redis_url), Keys("s").lease
     store.acquire("s").release()
     first = store.acquire("s")
@@ -116,6 +118,10 @@ def test_in_redis_who_was_forgotten_renews_nobodys_lease(redis_server: Server, r
     assert first.epoch == second.epoch == 2
     assert store._all.scripts["hold"]([key], [*first.fenced, 3_600_000])[0] == 0
     assert redis_server.ask("HGET", key, "until") == until
+    for keys in (Keys("s"), Keys(NAMED)):
+        announced = [keys.fence("s"), keys.staging]
+        assert store._all.scripts["stage"](announced, [*first.fenced, "nonce", "s"]) == 0
+        assert store._all.scripts["stage"](announced, [*second.fenced, "nonce", "s"]) == 1
     second.release()
 
 

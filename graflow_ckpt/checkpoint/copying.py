@@ -2,9 +2,10 @@
 
 Promise: what arrives has the digests that it had, part by part (but for a pickle that gets back what it had
 in common with others, where the target shares nothing: bringing.py); only its meta is sealed anew, with the
-key of the place that it comes to. A copy that is broken off leaves whole checkpoints and takes up where it
-stopped when it is called again: what is there is not written twice. The origin is only read, so runs may go
-on there.
+key of the place that it comes to, and says where it was copied from. A copy that is broken off leaves whole
+checkpoints and takes up where it stopped when it is called again: what is there is not written twice. The
+origin is only read, so runs may go on there: its journal is read before its cuts are listed, so that no
+record comes without the cut that it follows.
 
 A session is copied under a lease of the target, whose epoch is above all that it gets: who goes on there
 continues the same history. Journal records after the newest cut are framed anew under that epoch, in one
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -30,7 +32,7 @@ from graflow_ckpt.checkpoint.inventory import Inventory, inventory
 from graflow_ckpt.checkpoint.model import NOT_JSON, Document
 from graflow_ckpt.checkpoint.retention import Cut
 from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
-from graflow_ckpt.checkpoint.tail import tail, two_newest, write_segment
+from graflow_ckpt.checkpoint.tail import Tail, at_one_moment, tail, two_newest, write_segment
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -42,6 +44,7 @@ from graflow_ckpt.stores.names import META, PARTS, base_of
 
 _OWNERS: Final = 10_000
 """That a session may have had at the origin more than at the target: each of them is made up for."""
+_COPIED_FROM: Final = "copied_from"
 
 State = Literal["copied", "there", "gone", "superseded", "bad"]
 
@@ -101,18 +104,18 @@ class Move:
 
         `known`, `known_there`: what it has at the origin and the target, where somebody has looked already.
         """
-        known = known if known is not None else inventory(self.origin, session)
+        running = self.origin.owner(session) is not None
+        journal, known = at_one_moment(self.origin, self.keys, session, known, running=running)
         known_there = known_there if known_there is not None else inventory(self.target, session)
         cuts, there = sorted(known.cuts, key=_order), sorted(known_there.cuts, key=_order)
         old = frozenset(_superseded(self.origin, session, cuts))
         going = [cut for cut in cuts if cut.path not in old]
-        _check_same_line(session, self.target.url, cuts, there)
-        running = self.origin.owner(session) is not None
+        self._check_same_line(session, cuts, there)
         done = [Copied(cut.path, "superseded", cut.size) for cut in cuts if cut.path in old]
         given_up = {cut.id for cut in cuts if cut.path in old}
         stale = [cut.path for cut in there if cut.id in given_up]
         done += unreadable(known)
-        if not stale and self._is_there(session, going, there):
+        if not stale and self._is_there(session, going, there, journal):
             done += [Copied(cut.path, "there", cut.size) for cut in going]
             for copied in done:
                 self.seen(copied)
@@ -132,7 +135,7 @@ class Move:
                     done.append(Copied(cut.path, "bad", error=error))
                     self.seen(done[-1])
             try:
-                count = self._copy_journal(session, lease)
+                count = self._copy_journal(session, lease, journal)
             except CheckpointError as why:  # a store that keeps none, or one that is damaged
                 count, lacking = 0, why
         finally:
@@ -181,6 +184,7 @@ class Move:
         return kept | {
             "stage": stage,
             "synced": self.target.synced,
+            _COPIED_FROM: self._here(),
             "home": self.target.url if home in (None, "", self.origin.url) else home,
         }
 
@@ -205,30 +209,58 @@ class Move:
                     epoch=above,
                 )
 
-    def _is_there(self, session: str, going: Sequence[Cut], there: Sequence[Cut]) -> bool:
+    def _is_there(
+        self, session: str, going: Sequence[Cut], there: Sequence[Cut], journal: Tail | CheckpointError
+    ) -> bool:
         known = {(cut.id, target_path(self.target, cut.path)) for cut in there}
+        if isinstance(journal, CheckpointError):
+            return False  # whatever is wrong with a journal is told when it is copied
         if not all((cut.id, target_path(self.target, cut.path)) in known for cut in going):
             return False
         if not all(self._verifies(target_path(self.target, cut.path)) for cut in going):
             return False
         try:
-            return self._journal(session)[1] == tail(self.target, self.ring, session)[1]
+            return journal[1] == tail(self.target, self.ring, session)[1]
         except CheckpointError:
-            return False  # whatever is wrong with a journal is told when it is copied
+            return False
+
+    def _check_same_line(self, session: str, ours: Sequence[Cut], theirs: Sequence[Cut]) -> None:
+        """Whoever has gone on at the target would find cuts between its own that it has never made."""
+        known = {cut.id for cut in ours}
+        common = max(((cut.epoch, cut.sequence) for cut in theirs if cut.id in known), default=(-1, -1))
+        later = [cut for cut in theirs if cut.id not in known and (cut.epoch, cut.sequence) > common]
+        own = [cut for cut in later if not self._was_copied(cut.path)]
+        if own:
+            where, path = self.target.url, own[-1].path
+            raise Diverged(
+                f"Session {session} has gone on by itself at {where}: {path} is not one of the origin's.",
+                hint="Copy it the other way round, or take what is there away "
+                "(graflow-ckpt checkpoints delete).",
+                session=session,
+                path=path,
+            )
+
+    def _was_copied(self, where: str) -> bool:
+        """Whether a former copy has brought it from here: then the origin does not keep it any more."""
+        meta = self._former(where)
+        return meta is not None and meta.get(_COPIED_FROM) == self._here()
+
+    def _here(self) -> str:
+        """The origin, wherever it is asked from: a folder of the same name is another one on another host."""
+        return self.origin.url if self.origin.shared else f"{platform.node()} {self.origin.url}"
 
     def _verifies(self, where: str) -> bool:
         return self._former(where) is not None
 
-    def _journal(self, session: str) -> tuple[int, list[bytes]]:
-        if self.keys is None:  # its records are sealed one after the other: none can be checked without
-            good = two_newest(self.target, self.ring, session)
-            return int(good[0].facts["transition"]) if good else 0, []
-        return tail(self.origin, self.keys, session)
-
-    def _copy_journal(self, session: str, lease: Lease) -> int:
-        after, payloads = self._journal(session)
+    def _copy_journal(self, session: str, lease: Lease, journal: Tail | CheckpointError) -> int:
+        if isinstance(journal, CheckpointError):
+            raise journal
+        after, payloads = journal
         if not payloads and not any(self.target.segments(session)):
             return 0  # else an empty segment: it voids what a former copy has brought
+        if self.keys is None:
+            good = two_newest(self.target, self.ring, session)
+            after = int(good[0].facts["transition"]) if good else 0
         write_segment(self.target, self.ring, lease, after, payloads)
         return len(payloads)
 
@@ -290,20 +322,6 @@ def _superseded(place: Readable, session: str, cuts: Sequence[Cut]) -> Iterator[
     for cut in cuts:
         if any(line.epoch > cut.epoch and cut.sequence > line.sequence for line in lines):
             yield cut.path
-
-
-def _check_same_line(session: str, where: str, ours: Sequence[Cut], theirs: Sequence[Cut]) -> None:
-    """Whoever has gone on at the target would find cuts between its own that it has never made."""
-    known = {cut.id for cut in ours}
-    common = max(((cut.epoch, cut.sequence) for cut in theirs if cut.id in known), default=(-1, -1))
-    own = [cut for cut in theirs if cut.id not in known and (cut.epoch, cut.sequence) > common]
-    if own:
-        raise Diverged(
-            f"Session {session} has gone on by itself at {where}: {own[-1].path} is not one of the origin's.",
-            hint="Copy it the other way round, or take what is there away (graflow-ckpt checkpoints delete).",
-            session=session,
-            path=own[-1].path,
-        )
 
 
 def _same(former: Document, meta: Document) -> bool:

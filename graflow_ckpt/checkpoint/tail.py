@@ -11,18 +11,50 @@ from typing import Final
 
 from graflow_ckpt.checkpoint import history, journal
 from graflow_ckpt.checkpoint.archive import Found
+from graflow_ckpt.checkpoint.inventory import Inventory, inventory
 from graflow_ckpt.checkpoint.seal import Keyring
-from graflow_ckpt.core.errors import JournalDamaged
+from graflow_ckpt.core.errors import CheckpointError, JournalDamaged
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, Readable
 
 BATCH: Final = 256 << 10
 """Bytes of records that are appended at once."""
 
+Tail = tuple[int, list[bytes]]
+"""The transition of a cut, and the payloads of the journal after it."""
+
+_NOTHING: Final[Tail] = (0, [])
 _TURNS: Final = 5  # a session that is being run may cut between two looks at it
 
 
-def tail(place: Readable, keys: Keyring, session: str) -> tuple[int, list[bytes]]:
-    """The transition of a cut, and the payloads of the journal after it.
+def at_one_moment(
+    place: Readable, keys: Keyring | None, session: str, known: Inventory | None, *, running: bool
+) -> tuple[Tail | CheckpointError, Inventory]:
+    """The journal of a session, or what is wrong with it, and its cuts of then or later: a cut takes the
+    place of the records before it, and without it those after it are of no use.
+
+    `known`: what somebody has seen before, and what counts if it cannot have changed since.
+    """
+    while True:
+        lines = place.lines(session)
+        journal = _tail_or_error(place, keys, session)
+        if known is None or running or journal != _NOTHING:
+            known = inventory(place, session)
+        if lines == place.lines(session):
+            return journal, known
+        running = True  # it was taken back between the two
+
+
+def _tail_or_error(place: Readable, keys: Keyring | None, session: str) -> Tail | CheckpointError:
+    if keys is None:  # records are sealed one after the other: none can be checked without
+        return _NOTHING
+    try:
+        return tail(place, keys, session)
+    except CheckpointError as why:
+        return why
+
+
+def tail(place: Readable, keys: Keyring, session: str) -> Tail:
+    """Read and verified.
 
     It begins at the cut before the newest one if the journal goes back so far: should the newest be damaged
     one day, the other one is gone on from.

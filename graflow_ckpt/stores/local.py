@@ -256,7 +256,7 @@ class LocalStore:
 
     @contextmanager
     def _left_by(self, session: str, target: trio.Target) -> Iterator[bool]:
-        if self._session_of(target) != session:
+        if self._session_of(target) not in (session, None):  # who writes to any other name has its lock
             yield False
             return
         with held(target.lock, wait=False) as ours:  # else somebody without a lease writes there now

@@ -104,6 +104,41 @@ def test_refusing_is_a_port_that_nobody_listens_at(proxy: Proxy) -> None:
         assert ask(connection, b"PING") == b"+PONG\r\n"
 
 
+def test_a_counted_message_is_not_passed_on_and_those_before_it_are(
+    proxy: Proxy, redis_server: Server
+) -> None:
+    called: list[str] = []
+    for at, there in ((3, b"1"), (4, b"2")):  # a request is odd, an answer even
+        redis_server.ask("SET", "a", "0")
+        with connected(proxy) as connection:
+            ask(connection, b"PING")
+            proxy.at_message(at, lambda: called.append("now"))
+
+            assert ask(connection, b"INCR a") == b":1\r\n"
+            with pytest.raises(ConnectionError):
+                ask(connection, b"INCR a")
+
+        assert redis_server.ask("GET", "a") == there
+        with connected(proxy) as connection:
+            assert ask(connection, b"PING") == b"+PONG\r\n"
+    assert called == ["now", "now"]
+
+
+def test_a_message_in_pieces_counts_once_and_nobody_need_listen_afterwards(proxy: Proxy) -> None:
+    with connected(proxy) as connection:
+        proxy.at_message(3, lambda: None, refuse=True)
+        for piece in (b"*2\r\n$4\r\n", b"PING\r\n", b"$1\r\na\r\n"):
+            connection.sendall(piece)
+        assert connection.recv(100) == b"$1\r\na\r\n"
+        with pytest.raises(ConnectionError):
+            ask(connection, b"PING")
+
+    with pytest.raises(ConnectionRefusedError):
+        connected(proxy)
+    proxy.resume()
+    connected(proxy).close()
+
+
 def test_nothing_of_it_stays(redis_server: Server) -> None:
     before = threading.active_count()
     with Proxy(redis_server) as proxy:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.checkpoint import archive, history, journal
+from graflow_ckpt.checkpoint import archive, history, journal, tail
 from graflow_ckpt.checkpoint.copying import Diverged, Move, survey
+from graflow_ckpt.checkpoint.inventory import inventory
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.errors import CheckpointError, JournalDamaged, SessionBusy, UnknownKey
 from graflow_ckpt.core.protocols import CheckpointStore
@@ -194,6 +195,54 @@ def test_who_has_gone_on_at_the_target_is_not_written_over(origin: LocalStore, t
 
     with pytest.raises(Diverged, match="gone on by itself at memory://target"):
         move(origin, target).session("s")
+
+
+def test_what_the_origin_has_pruned_since_it_was_copied_keeps_nobody_from_copying(
+    origin: LocalStore, target: MemoryStore
+) -> None:
+    made = stocked.line(origin, "s", 2)
+    states(move(origin, target))
+    stocked.save(origin, "s", 3)
+    for old in made:
+        origin.delete(old.path)
+
+    assert states(move(origin, target)) == ["copied"]
+    assert [meta["sequence"] for meta in metas(target)] == [3, 2, 1]
+
+
+def test_what_another_place_has_copied_there_is_not_mixed_with_ours(
+    origin: LocalStore, target: MemoryStore, tmp_path: Path
+) -> None:
+    other = LocalStore(tmp_path / "other")
+    stocked.line(other, "s", 2)
+    states(move(other, target))
+    stocked.line(origin, "s", 3)
+
+    with pytest.raises(Diverged):
+        move(origin, target).session("s")
+
+
+def test_a_cut_that_is_made_while_the_journal_is_read_comes_with_the_same_copy(
+    origin: LocalStore, target: MemoryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the records that follow it would come alone, and nobody could go on from them."""
+    stocked.line(origin, "s", 1)
+    append(origin, 2, 3, after=1)
+    known, real = inventory(origin, "s"), tail.tail
+
+    def cut_meanwhile(*args: Any) -> Any:
+        if args[0] is origin and len(metas(origin)) == 1:
+            later = trios.state("s", ("put", "x", b"\x03", -1))
+            later.sequence = 3
+            trios.save(Path(origin.folder), "session_s_step_4_17-2.pkl", sequence=2, of=later, store=origin)
+            origin.drop_segments("s", 3)
+            append(origin, 4, after=3)
+        return real(*args)
+
+    monkeypatch.setattr(tail, "tail", cut_meanwhile)
+    move(origin, target).session("s", known)
+
+    assert replayed(target) == replayed(origin, trios.RING) == [4]
 
 
 def test_the_other_way_round_brings_what_was_done_there(origin: LocalStore, target: MemoryStore) -> None:

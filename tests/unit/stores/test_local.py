@@ -218,7 +218,7 @@ def test_a_lease_of_something_else_is_refused(tmp_path: Path) -> None:
         LocalStore(tmp_path).put(f"{tmp_path}/x.pkl", parts("one"), lease=Other(), stage="one")
 
 
-def test_a_new_owner_tidies_up_after_the_session_and_nobody_else(tmp_path: Path) -> None:
+def test_a_new_owner_tidies_up_after_the_session_and_under_names_that_are_no_sessions(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     put(store, f"{tmp_path}/{OWN}.pkl", "one")
     (tmp_path / f"{OWN}.pkl").rename(tmp_path / f"{OWN}.one.pkl.tmp")  # committed, not rolled forward
@@ -228,18 +228,19 @@ def test_a_new_owner_tidies_up_after_the_session_and_nobody_else(tmp_path: Path)
     store.acquire("s").release()
 
     left = sorted(path.name for path in tmp_path.glob("*.tmp"))
-    assert left == ["best.dead.pkl.tmp", "session_t_step_1_1700000000-1.dead.pkl.tmp"]
+    assert left == ["session_t_step_1_1700000000-1.dead.pkl.tmp"]
     assert (tmp_path / f"{OWN}.pkl").read_bytes() == b"one"
 
 
-def test_a_new_owner_leaves_alone_what_somebody_without_a_lease_is_writing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", [OWN, "best"])
+def test_a_new_owner_leaves_alone_what_somebody_else_is_writing(name: str, tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
-    (tmp_path / f"{OWN}.busy.pkl.tmp").touch()
+    (tmp_path / f"{name}.busy.pkl.tmp").touch()
 
-    with held(f"{tmp_path}/.{OWN}.pkl.lock"):
+    with held(f"{tmp_path}/.{name}.pkl.lock"):
         store.acquire("s").release()
 
-    assert (tmp_path / f"{OWN}.busy.pkl.tmp").exists()
+    assert (tmp_path / f"{name}.busy.pkl.tmp").exists()
 
 
 def test_leftovers_that_cannot_be_removed_do_not_keep_the_session_from_starting(

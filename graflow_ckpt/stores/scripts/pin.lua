@@ -1,5 +1,6 @@
 -- Hold contents that a save has found, for as long as it is under way. The first call announces the save.
--- KEYS  fence: hash {epoch, nonce}; staging: hash nonce -> {session, epoch, at}; contents: hash name -> nonce, size, count
+-- KEYS  fence: hash {epoch, nonce}; staging: hash nonce -> {session, epoch, at};
+--       contents: hash name -> nonce, size, count
 -- ARGV  epoch and claim, or nothing twice; save, session, 1 if the save begins, names
 -- gives the names that are there; 0 if the session is not ours; -1 if the save was cleared away
 -- A content that has lost chunks (maxmemory-policy) is not there: it is stored anew.

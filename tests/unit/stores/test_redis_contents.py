@@ -141,10 +141,15 @@ def test_a_save_without_an_owner_is_swept_once_its_chunks_would_have_expired(
     assert -1 not in lives(redis_server)
 
 
-def test_a_save_whose_session_was_taken_over_finds_nothing(store: RedisStore, redis_server: Server) -> None:
+@pytest.mark.parametrize("once_more", [False, True])  # the epoch is given out, by a server that was put back
+def test_a_save_whose_session_was_taken_over_finds_nothing(
+    store: RedisStore, redis_server: Server, once_more: bool
+) -> None:
     with owning(store) as lease:
         saving = store.contents.saving(own_name(), lease=lease, stage="one")
         RedisStore(redis_server.url).acquire("s", take_over=True).release()
+        if once_more:
+            redis_server.ask("HSET", "graflow:ck:{s}:lease", "epoch", lease.epoch)
 
         with pytest.raises(Fenced):
             saving.hold([name_of(ONE)])

@@ -2,7 +2,8 @@
 
 Method: a session holds 256 MB in 64 numpy arrays, in a dict. It is saved, one array is changed, and it is
 saved again: wall time of the second `checkpoint()`, and the bytes by which the store has grown, in SQLite and
-in a folder that shares contents; the time in Postgres, too. The first save of such a folder is held against
+in a folder that shares contents, and in a bucket (the S3 server of the tests); the time in Postgres, too. The
+first save of such a folder is held against
 one that shares nothing.
 Unit: ms and MB. The floor of the second save is the first one in the same store, and, to look at, the digests
 alone.
@@ -27,12 +28,15 @@ from benchmarks.programs import place
 from benchmarks.run import SCRATCH
 from graflow_ckpt import workflow
 from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.postgres import PostgresStore
+from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.postgres_servers import PostgresServer
 
 NAME = "growth"
 ARRAYS = 64
 CHUNK = 4 << 20
+PREFIX = "growth"
 
 
 @cache
@@ -70,11 +74,35 @@ def postgres(run: Run) -> str:
     return url
 
 
+@cache
+def object_server() -> ObjectServer:
+    os.environ.update(CREDENTIALS)
+    found = ObjectServer()
+    found.start()
+    atexit.register(found.close)
+    return found
+
+
+def bucket(run: Run) -> str:
+    """Emptied for each call: that server keeps everything in memory."""
+    os.environ["GRAFLOW_CKPT_KEY"] = f"bench:{'31' * 32}"
+    url = object_server().at(PREFIX)
+    objects = ObjectStore(url)._all.bucket
+    objects.delete([entry.key for entry in objects.list("")])
+    return url
+
+
+def in_bucket(run: Run) -> float:
+    objects = ObjectStore(object_server().at(PREFIX))._all.bucket
+    return float(sum(entry.size for entry in objects.list("")))
+
+
 def alone(run: Run) -> str:
     return f"file://{run.folder}/checkpoints"
 
 
 Where = Callable[[Run], str]
+Taken = Callable[[Run], float]
 
 
 def prepared(run: Run, store: str) -> ExecutionContext:
@@ -120,14 +148,14 @@ def digests(run: Run) -> None:
 # --- bytes -------------------------------------------------------------------------------
 
 
-def grown_first(where: Where, run: Run) -> None:
+def grown_first(where: Where, taken: Taken, run: Run) -> None:
     context = prepared(run, where(run))
     before = taken(run)
     context.checkpoint()
     run.report(taken(run) - before)
 
 
-def grown_second(where: Where, run: Run) -> None:
+def grown_second(where: Where, taken: Taken, run: Run) -> None:
     context = prepared(run, where(run))
     context.checkpoint()
     before = taken(run)
@@ -136,7 +164,7 @@ def grown_second(where: Where, run: Run) -> None:
     run.report(taken(run) - before)
 
 
-def taken(run: Run) -> float:
+def on_disk(run: Run) -> float:
     """What all files of this call take, each once."""
     for database in run.folder.glob("*.db"):
         with closing(sqlite3.connect(database)) as connection:
@@ -145,18 +173,25 @@ def taken(run: Run) -> float:
     return float(sum({file.st_ino: file.st_blocks * 512 for file in files}.values()))
 
 
-def cases(name: str, where: Where) -> list[Case]:
+def cases(name: str, where: Where, taken: Taken = on_disk) -> list[Case]:
     one, two = partial(first, where), partial(second, where)
     return [
         Case(f"{name}: 256 MB again, 1 of 64 arrays changed", two, one, Ratio(1 / 3), disk=True),
         Case("… beside the digests alone", two, digests, None, disk=True),
-        Case("… bytes", partial(grown_second, where), partial(grown_first, where), Ratio(1 / 20), unit="MB"),
+        Case(
+            "… bytes",
+            partial(grown_second, where, taken),
+            partial(grown_first, where, taken),
+            Ratio(1 / 20),
+            unit="MB",
+        ),
     ]
 
 
 CASES = [
     *cases("SQLite", sqlite),
     *cases("folder", folder),
+    *cases("bucket", bucket, in_bucket),
     Case(
         "Postgres: 256 MB again, 1 of 64 arrays changed",
         partial(second, postgres),

@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound
-from graflow_ckpt.core.protocols import CheckpointStore, Contents, Lease, Sink
-from graflow_ckpt.testing.trios import all_of, meta_of, path_of, writer
+from graflow_ckpt.core.protocols import CheckpointStore, Contents, Lease, Saving, Sink
+from graflow_ckpt.testing.trios import all_of, meta_of, own_name, path_of, writer
 
 PIECE = 4 << 20
 """What contents are handed over in, but for the last piece."""
@@ -52,10 +52,12 @@ def put_holding(
 ) -> str:
     """Put a trio that holds contents, as a save does it; the path."""
     path = path_of(store, name)
-    saving = contents_of(store).saving(path, lease=lease, stage=stage)
     by_name = {name_of(data): data for data in contents}
+    savings: list[Saving] = []  # a save begins it when it finds the first large value
 
     def values(sink: Sink) -> None:
+        saving = contents_of(store).saving(path, lease=lease, stage=stage)
+        savings.append(saving)
         there = saving.hold(list(by_name))
         for called, data in by_name.items():
             if called not in there:
@@ -69,7 +71,8 @@ def put_holding(
     try:
         store.put(path, parts, lease=lease, stage=stage)
     finally:
-        saving.end()
+        for saving in savings:
+            saving.end()
     return path
 
 
@@ -87,9 +90,10 @@ def held(store: CheckpointStore, path: str) -> list[bytes]:
 
 
 def there(store: CheckpointStore, contents: Iterable[bytes]) -> set[bytes]:
-    """Which of these a save would find."""
+    """Which of these a save of the session `s` would find."""
     by_name = {name_of(data): data for data in contents}
-    saving = contents_of(store).saving(path_of(store, "asking"), lease=None, stage="asking")
+    asking = path_of(store, own_name(sequence=88_888))
+    saving = contents_of(store).saving(asking, lease=None, stage="asking")
     try:
         return {by_name[name] for name in saving.hold(list(by_name))}
     finally:

@@ -10,6 +10,7 @@ import pytest
 
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.testing import ContentContract, ContentProcessContract, Contract, Opener, names_of_tests
@@ -47,6 +48,15 @@ class TestPostgres(ContentContract, ContentProcessContract):
         return partial(PostgresStore, postgres_url, lease=self.lease_seconds)
 
 
+class TestObjects(ContentContract, ContentProcessContract):
+    lease_seconds = 0.5
+    sharing = "session"
+
+    @pytest.fixture
+    def opener(self, objects_url: str) -> Opener:
+        return partial(ObjectStore, objects_url, lease=self.lease_seconds)
+
+
 @pytest.mark.parametrize(
     ("suite", "number"),
     [
@@ -54,6 +64,7 @@ class TestPostgres(ContentContract, ContentProcessContract):
         (TestLocal, WITH_PROCESSES),
         (TestSqlite, WITH_PROCESSES),
         (TestPostgres, WITH_PROCESSES),
+        (TestObjects, WITH_PROCESSES),
     ],
 )
 def test_a_store_has_as_many_tests_as_it_had(suite: type[Contract], number: int) -> None:

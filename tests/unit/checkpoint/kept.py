@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections import Counter
 from contextlib import closing
+from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,9 +15,13 @@ import psycopg
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.names import session_of
+from graflow_ckpt.stores.objects import ObjectStore
+from graflow_ckpt.stores.objects_orphans import contents_among
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.sqlite_schema import FIRST_CONTENT
+from graflow_ckpt.testing.trios import named
 
 
 class Kept(Protocol):
@@ -29,8 +35,13 @@ class Kept(Protocol):
 
     def damage(self) -> None: ...  # change a byte of each
 
+    @staticmethod
+    def scope(name: str) -> str:
+        """Checkpoints of one scope have contents in common. Here all have."""
+        return ""
 
-class InMemory:
+
+class InMemory(Kept):
     def __init__(self, folder: Path) -> None:
         self.store: CheckpointStore = MemoryStore(f"memory://{'-'.join(folder.parts[-2:])[-60:]}")
         self._room = MemoryStore(self.store.folder)._room
@@ -43,7 +54,7 @@ class InMemory:
             content.data = b"!" + content.data[1:]
 
 
-class InSqlite:
+class InSqlite(Kept):
     def __init__(self, folder: Path) -> None:
         self._file = f"{folder}/runs.db"
         self.store: CheckpointStore = SqliteStore(f"sqlite:///{self._file}")
@@ -64,7 +75,7 @@ class InSqlite:
             connection.execute(changed, (FIRST_CONTENT,))
 
 
-class InFolder:
+class InFolder(Kept):
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "checkpoints"
         self.store: CheckpointStore = LocalStore(self._folder, share=True)
@@ -80,7 +91,7 @@ class InFolder:
                 file.write(b"!")
 
 
-class InPostgres:
+class InPostgres(Kept):
     """On a server that the tests share: `of(url)` is the kind of one database."""
 
     url = ""
@@ -112,6 +123,41 @@ class InPostgres:
         with psycopg.connect(self.url, autocommit=True) as connection:
             found = connection.execute(statement.encode())
             return found.fetchall() if found.description else []
+
+
+class InObjects(Kept):
+    """On a server that the tests share: `of(url)` is the kind of one bucket."""
+
+    url = ""
+    _numbers = count()
+
+    @classmethod
+    def of(cls, url: str) -> type[Kept]:
+        return type("InObjects", (cls,), {"url": url})
+
+    def __init__(self, folder: Path) -> None:
+        place, _, options = self.url.partition("?")
+        store = ObjectStore(f"{place}/{next(self._numbers)}?{options}")
+        self.store: CheckpointStore = store
+        self._bucket = store._all.bucket
+
+    @staticmethod
+    def scope(name: str) -> str:
+        return session_of(named(name)) or name
+
+    def stored(self) -> list[int]:
+        sizes: Counter[tuple[str, str]] = Counter()
+        for tag, listed in contents_among(self._bucket.list("data")).items():
+            for each in listed:
+                sizes[tag, each.content] += each.entry.size
+        return sorted(sizes.values())
+
+    def damage(self) -> None:
+        for listed in contents_among(self._bucket.list("data")).values():
+            for each in listed:
+                found = self._bucket.get(each.entry.key)
+                assert found is not None
+                self._bucket.put(each.entry.key, b"!" + found.data[1:])
 
 
 KINDS: list[type[Kept]] = [InMemory, InSqlite, InFolder]

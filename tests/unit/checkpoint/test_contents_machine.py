@@ -29,7 +29,7 @@ from graflow_ckpt.testing.holdings import (
     there,
 )  # fmt: skip
 from graflow_ckpt.testing.trios import listed, named, own_name, path_of, put_meta, writer
-from tests.unit.checkpoint.kept import InFolder, InMemory, InPostgres, InSqlite, Kept
+from tests.unit.checkpoint.kept import InFolder, InMemory, InObjects, InPostgres, InSqlite, Kept
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 CONTENTS = [content(number, 1000 + number) for number in range(5)]
@@ -137,12 +137,12 @@ class Machine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         assert set(listed(self.store)) == {named(name) for name in self.expected}
-        union = set()
+        together: dict[str, set[bytes]] = {}
         for name, (_, contents) in self.expected.items():
             assert held(self.store, path_of(self.store, name)) == contents
-            union |= set(contents)
-        assert self.kept.stored() == sorted(map(len, union))
-        assert there(self.store, CONTENTS) == union
+            together.setdefault(self.kept.scope(name), set()).update(contents)
+        assert self.kept.stored() == sorted(len(data) for each in together.values() for data in each)
+        assert there(self.store, CONTENTS) == together.get(self.kept.scope(own_name("s")), set())
 
     def _put(self, name: str, contents: Sequence[bytes], lease: Lease) -> None:
         stage = self.stage()
@@ -156,10 +156,13 @@ class Machine(RuleBasedStateMachine):
             raise Crash
 
 
-def run(kind: type[Kept], examples: int) -> None:
+def run(kind: type[Kept], examples: int, steps: int = 18) -> None:
     machine = type("Machine", (Machine,), {"kind": kind}).TestCase
     machine.settings = settings(
-        max_examples=examples, stateful_step_count=18, deadline=None, suppress_health_check=list(HealthCheck)
+        max_examples=examples,
+        stateful_step_count=steps,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
     )
     machine().runTest()
 
@@ -171,3 +174,7 @@ def test_whatever_happens_what_is_kept_is_whole_and_nothing_else_stays(kind: typ
 
 def test_whatever_happens_in_postgres_what_is_kept_is_whole_and_nothing_else_stays(postgres_url: str) -> None:
     run(InPostgres.of(postgres_url), 5)
+
+
+def test_whatever_happens_in_a_bucket_what_is_kept_is_whole_and_nothing_else_stays(objects_url: str) -> None:
+    run(InObjects.of(objects_url), 4, steps=12)

@@ -22,6 +22,11 @@ def name_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
+def called(name: str) -> str:
+    """The name of a checkpoint in a test: an own one of the session: these share if any do."""
+    return own_name(sequence=int.from_bytes(name.encode())).removesuffix(".pkl")
+
+
 def content(number: int, size: int = 70_000) -> bytes:
     return (b"%08d;" % number * (size // 9 + 1))[:size]
 
@@ -60,9 +65,9 @@ def put_holding(
         saving = contents_of(store).saving(path, lease=lease, stage=stage)
         savings.append(saving)
         there = saving.hold(list(by_name))
-        for called, data in by_name.items():
-            if called not in there:
-                saving.add(called, len(data), pieces(data))
+        for name, data in by_name.items():
+            if name not in there:
+                saving.add(name, len(data), pieces(data))
         saving.settle()
         sink.write(stage.encode())
 

@@ -18,6 +18,7 @@ from graflow_ckpt.core.protocols import CheckpointStore, Lease, Sink
 from graflow_ckpt.testing.companion import Companion
 from graflow_ckpt.testing.contract import Contract, Opener
 from graflow_ckpt.testing.holdings import (
+    called,
     content,
     contents_of,
     held,
@@ -40,11 +41,6 @@ from graflow_ckpt.testing.trios import (
 )  # fmt: skip
 
 ONE, TWO, THREE = content(1), content(2), content(3)
-
-
-def called(name: str) -> str:
-    """The name of a checkpoint in a test: an own one of the session: these share if any do."""
-    return own_name(sequence=int.from_bytes(name.encode())).removesuffix(".pkl")
 
 
 class ContentContract(Contract):

@@ -132,7 +132,7 @@ class ObjectStore:
             check_own(masked(path), target.session, mine.session)  # its epoch is in another head
         with _refusing(path):
             self._all.bucket.verify()
-            self._all.trios.write(Put(target, mine, stage), parts)
+            self._all.trios.write(Put(target, path_of(self.folder, target.base), mine, stage), parts)
 
     def open(self, path: str, part: str, stage: str) -> PieceSource:
         return self._all.trios.open_part(self._target(path), part, stage)

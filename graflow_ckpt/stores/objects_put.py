@@ -20,13 +20,13 @@ from dataclasses import dataclass, field, replace
 
 from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, SaveOutcomeUnknown, ServerGone
 from graflow_ckpt.core.protocols import Buffer, PartWriter
-from graflow_ckpt.stores.names import contents_in_order
+from graflow_ckpt.stores.names import contents_in_order, replaced
 from graflow_ckpt.stores.objects_bucket import Bucket, Patience
 from graflow_ckpt.stores.objects_chunks import PieceSink
 from graflow_ckpt.stores.objects_head import Announced, Head, Heads
 from graflow_ckpt.stores.objects_lease import ObjectLease
 from graflow_ckpt.stores.objects_named import Names
-from graflow_ckpt.stores.objects_names import PARTS, Target, path_of
+from graflow_ckpt.stores.objects_names import PARTS, Target
 from graflow_ckpt.stores.objects_record import Extent, Held, Record
 from graflow_ckpt.stores.objects_saving import Holding, ObjectSaving
 
@@ -43,6 +43,7 @@ class Put:
     """
 
     target: Target
+    path: str
     lease: ObjectLease | None
     stage: str
     saving: Callable[[], ObjectSaving | None] = lambda: None
@@ -50,6 +51,12 @@ class Put:
 
     def record(self) -> Record:
         return Record(self.target.tag, self.lease.epoch if self.lease else 0, self.nonce, self.stage)
+
+    def over(self, former: Record | None, record: Record) -> Record:
+        """`record` in the place of a former one: with those of its parts that a meta alone goes with."""
+        if former is not None and former.stage != self.stage and {*record.parts} == {META} < {*former.parts}:
+            raise replaced(self.path)
+        return record.adopting(former)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +89,7 @@ class InHead:
             kept = head.commits.get(base)
             if kept is not None and kept.nonce == record.nonce:
                 return None  # the reply was lost
-            done = Committed(holding.given(record.adopting(kept), kept, head), kept)
+            done = Committed(holding.given(self._put.over(kept, record), kept, head), kept)
             return head.committed(base, done.record).without_pins(*pins)
 
         if self._put.lease is not None:
@@ -124,7 +131,7 @@ class InName:
         patience = Patience()
         while True:
             try:
-                full = holding.given(record.adopting(seen.record), seen.record, Head())
+                full = holding.given(self._put.over(seen.record, record), seen.record, Head())
                 former = set(seen.record.held()) if seen.record is not None else set()
                 done = Committed(full, seen.record, former - set(full.held()))
                 if self._names.swap(target, full, seen):
@@ -144,7 +151,7 @@ class InName:
 
 
 def write(
-    bucket: Bucket, heads: Heads, names: Names, put: Put, parts: Sequence[tuple[str, PartWriter]], folder: str
+    bucket: Bucket, heads: Heads, names: Names, put: Put, parts: Sequence[tuple[str, PartWriter]]
 ) -> Committed:
     """Write a trio, or as much of one as is given; the last of `parts` is its meta."""
     given = [part for part, _ in parts]
@@ -169,7 +176,7 @@ def write(
             if saving is not None:
                 saving.decided(done.record, committed=True)
         except ServerGone as error:
-            raise _unknown(path_of(folder, put.target.base), error) from error
+            raise _unknown(put.path, error) from error
         except (Fenced, CheckpointError):
             # what it was to replace has changed since, or was never asked: nothing on its way can arrive
             with suppress(GraflowError):

@@ -73,7 +73,7 @@ class Trios:
     def write(self, put: Put, parts: Sequence[tuple[str, PartWriter]]) -> None:
         self._recent.forget(put.target.base)
         put = replace(put, saving=partial(self._savings.get, (put.target.base, put.stage)))
-        done = write(self._bucket, self._heads, self._names, put, parts, self._folder)
+        done = write(self._bucket, self._heads, self._names, put, parts)
         if done.former is not None:
             self._remove(done.former.data_keys(unless=done.record))
         let_go(self._bucket, put.target.tag, done.freed)

@@ -40,7 +40,7 @@ from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.routes import Cluster
 from graflow_ckpt.links.scripts import Argument, Step
-from graflow_ckpt.stores.names import contents_in, gone
+from graflow_ckpt.stores.names import contents_in, gone, replaced
 from graflow_ckpt.stores.redis_chunks import LIFE, ChunkSink, ChunkSource
 from graflow_ckpt.stores.redis_lease import RedisLease
 from graflow_ckpt.stores.redis_names import NAMED, PARTS, Keys, Target, path_of
@@ -184,6 +184,8 @@ class Trios:
                 raise reply
         if said == b"FENCED":
             put.lost()
+        if said == b"OTHER":
+            raise replaced(path)
         if isinstance(said, list):
             raise gone(path, [name.decode() for name in said])
         if said == b"FREE":

@@ -77,6 +77,15 @@ class TrioContract(Contract):
         assert read(store, path).meta == sealed_anew
         assert read(store, path).values == values_of("one")
 
+    def test_a_meta_put_alone_over_another_stage_is_refused_and_nothing_changes(self, opener: Opener) -> None:
+        store = opener()
+        path = put(store, "best", "one")
+
+        with pytest.raises(CheckpointError):  # whoever sealed it has looked at what is not there any more
+            put_meta(store, "best", meta_of("two"), "two")
+
+        assert read(opener(), path).values == values_of("one")
+
     def test_nothing_is_seen_of_a_trio_before_its_last_part_is_written(self, opener: Opener) -> None:
         store, other = opener(), opener()
         path = path_of(store, "best")

@@ -4,8 +4,8 @@
 --       over: set of holders
 -- ARGV  epoch and claim, or nothing twice; path, nonce, meta, prefix of chunks, stage, number of contents,
 --       their names, then per part its name, size, number of chunks, and its last chunk, or nothing if it is there
--- gives OK, or FREE if there are contents to let go of; FENCED if the session is not ours; the name of a part
--- that is not all there; or a list of contents that are not there
+-- gives OK, or FREE if there are contents to let go of; FENCED if the session is not ours; OTHER if a meta alone is
+-- of another stage; the name of a part that is not all there; or a list of contents that are not there
 -- Chunk keys are built here from the prefix: they are in the slot of the others, and those of the former
 -- record are known to nobody else.
 local function done()
@@ -25,6 +25,15 @@ if record.nonce == nonce then -- the reply to this very commit was lost
     return done()
 end
 local parts, gone = record.parts, {}
+if first > #ARGV and next(parts) then -- a meta alone: for what is there, or for nothing
+    local fits = false
+    for _, part in pairs(parts) do
+        fits = fits or part.stage == stage
+    end
+    if not fits then
+        return 'OTHER'
+    end
+end
 local function key(part, n)
     return prefix .. nonce .. ':' .. part .. ':' .. n
 end

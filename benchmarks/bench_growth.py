@@ -2,8 +2,9 @@
 
 Method: a session holds 256 MB in 64 numpy arrays, in a dict. It is saved, one array is changed, and it is
 saved again: wall time of the second `checkpoint()`, and the bytes by which the store has grown, in SQLite,
-in a folder that shares contents, and in Redis (what its keys take in memory; that server has no disk); the
-time in Postgres, too. The first save of such a folder is held against one that shares nothing.
+in a folder that shares contents, in Redis (what its keys take in memory; that server has no disk), and in a
+bucket (the S3 server of the tests); the time in Postgres, too. The first save of such a folder is held
+against one that shares nothing.
 Unit: ms and MB. The floor of the second save is the first one in the same store, and, to look at, the digests
 alone.
 A regression: unchanged arrays that are written or copied, a look-up for each array, a second digest.
@@ -27,13 +28,16 @@ from benchmarks.programs import place
 from benchmarks.run import SCRATCH
 from graflow_ckpt import workflow
 from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.postgres import PostgresStore
+from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.postgres_servers import PostgresServer
 from tests.servers import Server
 
 NAME = "growth"
 ARRAYS = 64
 CHUNK = 4 << 20
+PREFIX = "growth"
 
 
 @cache
@@ -82,6 +86,24 @@ def redis(run: Run) -> str:
     os.environ["GRAFLOW_CKPT_KEY"] = f"bench:{'31' * 32}"
     redis_server().ask("FLUSHALL")
     return redis_server().url
+
+
+@cache
+def object_server() -> ObjectServer:
+    os.environ.update(CREDENTIALS)
+    found = ObjectServer()
+    found.start()
+    atexit.register(found.close)
+    return found
+
+
+def bucket(run: Run) -> str:
+    """Emptied for each call: that server keeps everything in memory."""
+    os.environ["GRAFLOW_CKPT_KEY"] = f"bench:{'31' * 32}"
+    url = object_server().at(PREFIX)
+    objects = ObjectStore(url)._all.bucket
+    objects.delete([entry.key for entry in objects.list("")])
+    return url
 
 
 def alone(run: Run) -> str:
@@ -155,6 +177,9 @@ def taken(run: Run, where: Where) -> float:
     if where is redis:
         client = redis_server().client()
         return float(sum(client.memory_usage(key, samples=0) or 0 for key in client.scan_iter()))
+    if where is bucket:
+        objects = ObjectStore(object_server().at(PREFIX))._all.bucket
+        return float(sum(entry.size for entry in objects.list("")))
     for database in run.folder.glob("*.db"):
         with closing(sqlite3.connect(database)) as connection:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
@@ -167,7 +192,13 @@ def cases(name: str, where: Where) -> list[Case]:
     return [
         Case(f"{name}: 256 MB again, 1 of 64 arrays changed", two, one, Ratio(1 / 3), disk=True),
         Case("… beside the digests alone", two, digests, None, disk=True),
-        Case("… bytes", partial(grown_second, where), partial(grown_first, where), Ratio(1 / 20), unit="MB"),
+        Case(
+            "… bytes",
+            partial(grown_second, where),
+            partial(grown_first, where),
+            Ratio(1 / 20),
+            unit="MB",
+        ),
     ]
 
 
@@ -175,6 +206,7 @@ CASES = [
     *cases("SQLite", sqlite),
     *cases("folder", folder),
     *cases("Redis", redis),
+    *cases("bucket", bucket),
     Case(
         "Postgres: 256 MB again, 1 of 64 arrays changed",
         partial(second, postgres),

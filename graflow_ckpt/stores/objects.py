@@ -25,9 +25,10 @@ from graflow_ckpt.core.errors import CheckpointError, ServerError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
 from graflow_ckpt.links.addresses import masked
-from graflow_ckpt.stores import batches, objects_journal
+from graflow_ckpt.stores import batches, objects_journal, objects_orphans
 from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_chunks import PieceSource
+from graflow_ckpt.stores.objects_contents import ObjectContents
 from graflow_ckpt.stores.objects_fence import close_behind
 from graflow_ckpt.stores.objects_head import Heads
 from graflow_ckpt.stores.objects_lease import LEASE, Leases, ObjectLease
@@ -65,7 +66,6 @@ class ObjectStore:
     """
 
     shared = True
-    contents = None
     synced = True  # these services confirm what they have stored
 
     def __init__(self, where: str | os.PathLike[str], *, lease: float = LEASE) -> None:
@@ -75,6 +75,9 @@ class ObjectStore:
         self._seconds = lease
         self._opened: _Opened | None = None
         self._mutex = threading.Lock()
+        self.contents = ObjectContents(
+            lambda: (self._all.trios, self._all.heads), self._target, self._own, self._sweep
+        )
 
     @property
     def url(self) -> str:
@@ -219,6 +222,10 @@ class ObjectStore:
                 path=masked(path),
             )
         return target_of(base_of(placed.rpartition("/")[2]))
+
+    def _sweep(self) -> int:
+        opened = self._all
+        return objects_orphans.sweep(opened.bucket, opened.heads, self.owner, self.acquire)
 
     def _own(self, lease: Lease) -> ObjectLease:
         if not isinstance(lease, ObjectLease):

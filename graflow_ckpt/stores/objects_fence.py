@@ -3,7 +3,7 @@
     announced names     their objects are changed: a late conditional put has seen something else
     open segments       their next number is taken by an empty frame; also of those that have been begun
                         (alive/…) and are not in the head, for it was put back to an older state
-    data                what no record points at is removed
+    data, contents      what no record points at is removed
 
 Promise: after `close_behind` no write of a former owner succeeds, whenever it was begun; ending in the
 middle does no harm, because the head forgets what was to be closed only when it has been.
@@ -15,7 +15,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import timedelta
 
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.stores.objects_bucket import Bucket
@@ -24,8 +23,7 @@ from graflow_ckpt.stores.objects_journal import close_segment
 from graflow_ckpt.stores.objects_lease import ObjectLease
 from graflow_ckpt.stores.objects_named import Names
 from graflow_ckpt.stores.objects_names import NAMED, alive_key, data_key, target_of
-
-LIFE = timedelta(days=1)  # what somebody without a lease has begun to write is left alone for that long
+from graflow_ckpt.stores.objects_orphans import LIFE, contents_among, unheld
 
 _logger = logging.getLogger(__name__)
 
@@ -36,7 +34,7 @@ def close_behind(bucket: Bucket, names: Names, lease: ObjectLease, head: Head) -
     failed: list[str] = []
     for mark, write in stale.items():
         record = names.touch(target_of(write.name))
-        kept = record.data if record else {}
+        kept = {*record.data, record.alone} if record else set()
         failed += [data_key(NAMED, each) for each in (mark, *write.former) if each not in kept]
     ends = {
         segment: Span(close_segment(bucket, lease.session, head.named(segment)), span.claim)
@@ -71,7 +69,17 @@ def _sweep(bucket: Bucket, lease: ObjectLease, head: Head, shown: list[str], fai
 def _unreferenced(bucket: Bucket, lease: ObjectLease, head: Head) -> Iterator[str]:
     kept = {mark for record in head.commits.values() for mark in record.data}
     now = None
-    for entry in bucket.list(f"data/{lease.session}"):
+    listed = list(bucket.list(f"data/{lease.session}"))
+    contents = contents_among(listed).get(lease.session, [])
+    if contents:
+        lease.check()  # what those without a lease are at is in the head as it is now
+    for loose in unheld(lease.head, contents):
+        if loose.epoch < lease.epoch:
+            yield loose.entry.key
+    its_contents = {loose.entry.key for loose in contents}
+    for entry in listed:
+        if entry.key in its_contents:
+            continue
         mark = entry.key.split("/")[2]
         epoch = int(mark.partition("-")[0])
         if mark in kept or epoch >= lease.epoch:

@@ -1,6 +1,7 @@
 """The head of a session: one small object that says who owns it and what it has.
 
     sessions/{id}   {write, epoch, claim, owner, seconds, lines, commits, announced, segments} \n inline
+                    and contents {mark: [[name, size], …]}, bad [number, …], pins {mark: [at, [number, …]]}
 
 Promise: whatever must not happen after a session was lost is a change of its head, and a head changes
 only from what its writer has seen (`swap`). So a claim and a commit cannot both succeed, whatever any
@@ -8,7 +9,8 @@ clock says, and of two claims one does. A change whose reply was lost is looked 
 again. `write` is new in each, because equal bytes have equal tags.
 
 Its price: a commit writes the whole head, some 200 bytes for each checkpoint that the session has kept,
-and the small parts of the last ones, up to INLINE bytes in all (objects_trio.py).
+and the small parts of the last ones, up to INLINE bytes in all (objects_trio.py). Contents are in one table
+that checkpoints and saves name by number: up to LISTED bytes, after which nothing more is shared.
 Not here: what a claim needs (objects_lease.py), and where the bytes of a checkpoint are (objects_trio.py).
 """
 
@@ -20,16 +22,29 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
-from typing import NamedTuple
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, ServerGone
 from graflow_ckpt.core.protocols import Line, Owner
 from graflow_ckpt.stores import claims
 from graflow_ckpt.stores.objects_bucket import Bucket, Patience, Tag
 from graflow_ckpt.stores.objects_names import head_key, segment_name
-from graflow_ckpt.stores.objects_record import DAMAGED, Record, document_of, records_of
+from graflow_ckpt.stores.objects_record import (
+    DAMAGED,
+    Held,
+    Record,
+    document_of,
+    held_in,
+    numbered,
+    numbers_in,
+    records_of,
+    table_of,
+)
 
+ROW = 88  # bytes of a content in the table, about
+NUMBER = 4
+LISTED = 128 << 10
 OPEN = -1  # the end of a segment that is not closed
 
 
@@ -47,6 +62,13 @@ class Span(NamedTuple):
     claim: str = ""
 
 
+class Pin(NamedTuple):
+    """What a save that is under way has found. `at`: by the bucket's clock, if it has no lease."""
+
+    at: datetime | None
+    held: tuple[Held, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Head:
     """Epoch 0: nobody has owned the session here yet."""
@@ -59,6 +81,8 @@ class Head:
     commits: Mapping[str, Record] = field(default_factory=dict)
     announced: Mapping[str, Announced] = field(default_factory=dict)  # by the mark of the write
     segments: Mapping[tuple[int, int], Span] = field(default_factory=dict)  # by epoch and after
+    pins: Mapping[str, Pin] = field(default_factory=dict)  # by the mark of the save
+    bad: frozenset[Held] = frozenset()  # damaged: no save is to hold them again
 
     def committed(self, base: str, record: Record) -> Head:
         number = max((kept.number for kept in self.commits.values()), default=0) + 1
@@ -75,18 +99,53 @@ class Head:
         """Bytes of parts that are in it, without those of one checkpoint."""
         return sum(len(kept.inline) for name, kept in self.commits.items() if name != beside)
 
+    # --- contents --------------------------------------------------------------------------
+
+    def held(self) -> set[Held]:
+        """By checkpoints and by saves."""
+        found = {held for record in self.commits.values() for held in record.held()}
+        return found.union(*(pin.held for pin in self.pins.values()))
+
+    def find(self, names: Collection[str]) -> dict[str, Held]:
+        """Of these contents those that a checkpoint holds, and a save may hold, too."""
+        found: dict[str, Held] = {}
+        for record in self.commits.values():
+            own = (record.contents[name] for name in names if name in record.contents)
+            found |= {held.name: held for held in own if held not in self.bad}
+        return found
+
+    def listed(self) -> int:
+        """Bytes that contents take in it, about."""
+        rows = sum(1 for held in self.held() if held.name)
+        return ROW * rows + NUMBER * sum(len(record.contents) for record in self.commits.values())
+
+    def without_pins(self, *marks: str) -> Head:
+        return replace(self, pins={mark: pin for mark, pin in self.pins.items() if mark not in marks})
+
+    # --- bytes -----------------------------------------------------------------------------
+
     def encode(self) -> bytes:
-        said = {
+        numbers = numbered(self.held())
+        said: dict[str, Any] = {
             "write": uuid.uuid4().hex,
             "epoch": self.epoch,
             "claim": self.claim,
             "owner": asdict(self.owner) if self.owner else None,
             "seconds": self.seconds,
             "lines": [[line.epoch, line.sequence] for line in self.lines],
-            "commits": {name: document_of(record) for name, record in self.commits.items()},
+            "commits": {name: document_of(record, numbers) for name, record in self.commits.items()},
             "announced": dict(self.announced),
             "segments": [[*segment, *span] for segment, span in self.segments.items()],
         }
+        if numbers:
+            said["contents"] = table_of(numbers)
+            said["bad"] = [number for held, number in numbers.items() if held in self.bad]
+        if self.pins:
+            pins = self.pins.items()
+            said["pins"] = {
+                mark: [at.isoformat() if at else "", [numbers[each] for each in held]]
+                for mark, (at, held) in pins
+            }
         line = json.dumps(said, separators=(",", ":")).encode()
         return b"".join([line, b"\n", *(record.inline for record in self.commits.values())])
 
@@ -148,12 +207,18 @@ class Heads:
         return [entry.key.rpartition("/")[2] for entry in found]
 
 
+def _moment(said: str) -> datetime | None:
+    return datetime.fromisoformat(said).astimezone(UTC) if said else None
+
+
 def _decode(session: str, raw: bytes) -> Head:
     line, _, inline = raw.partition(b"\n")
     where = head_key(session)
     try:
         said = json.loads(line)
-        commits = zip(said["commits"], records_of(said["commits"].values(), inline), strict=True)
+        table = held_in(said.get("contents", {}))
+        commits = zip(said["commits"], records_of(said["commits"].values(), inline, table), strict=True)
+        pins = said.get("pins", {}).items()
         return Head(
             epoch=claims.number(said["epoch"], where),
             claim=said["claim"],
@@ -163,6 +228,8 @@ def _decode(session: str, raw: bytes) -> Head:
             commits=dict(commits),
             announced={mark: Announced(n, tuple(former)) for mark, (n, former) in said["announced"].items()},
             segments={(epoch, after): Span(*span) for epoch, after, *span in said["segments"]},
+            pins={mark: Pin(_moment(at), tuple(numbers_in(table, which))) for mark, (at, which) in pins},
+            bad=frozenset(numbers_in(table, said.get("bad", ()))),
         )
     except DAMAGED as error:
         raise CheckpointCorrupt(

@@ -178,7 +178,9 @@ class Leases:
                     continue
                 highest = self._highest_epoch(session) if seen.tag is None else head.epoch
                 epoch = highest + 1
+                pins = [mark for mark in head.pins if not mark.startswith("0-")]  # of owners: they end here
                 claimed = replace(head, epoch=epoch, claim=nonce, owner=me, seconds=self._seconds)
+                claimed = claimed.without_pins(*pins)
                 written = self._heads.try_write(session, seen, claimed)
             except ServerGone:
                 if patience.over():

@@ -40,7 +40,7 @@ class Names:
 
     def swap(self, target: Target, record: Record | None, seen: NameSeen) -> bool:
         """In place of what was seen; False if that has changed."""
-        said = {"write": uuid.uuid4().hex, "name": target.base, "record": record and document_of(record)}
+        said = {"write": uuid.uuid4().hex, "name": target.base, "record": record and document_of(record, {})}
         line = json.dumps(said, separators=(",", ":")).encode()
         data = b"\n".join([line, record.inline if record else b""])
         return self._bucket.swap(target.key, data, seen.tag) is not None

@@ -7,6 +7,7 @@
     sessions/{id}                   the head of a session: owner, lines, segments, its own checkpoints
     names/{name}                    a checkpoint under any other name
     data/{id or @}/{epoch}-{nonce}/{n}      what the parts of one checkpoint consist of
+    data/{id or @}/{epoch}-{nonce}/{content}/{n}      a content that a save has written
     journal/{id}/{epoch}-{after}-{claim}/{n}        one frame
     alive/{id}/{epoch}              touched by the owner as long as it lives
     alive/{id}/{epoch}-{after}-{claim}      a segment of the journal that was begun

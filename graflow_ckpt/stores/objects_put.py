@@ -14,19 +14,21 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from graflow_ckpt.core.errors import Fenced, GraflowError, SaveOutcomeUnknown, ServerGone
+from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, SaveOutcomeUnknown, ServerGone
 from graflow_ckpt.core.protocols import Buffer, PartWriter
+from graflow_ckpt.stores.names import contents_in
 from graflow_ckpt.stores.objects_bucket import Bucket, Patience
 from graflow_ckpt.stores.objects_chunks import PieceSink
 from graflow_ckpt.stores.objects_head import Announced, Head, Heads
 from graflow_ckpt.stores.objects_lease import ObjectLease
 from graflow_ckpt.stores.objects_named import Names
 from graflow_ckpt.stores.objects_names import PARTS, Target, path_of
-from graflow_ckpt.stores.objects_record import Extent, Record
+from graflow_ckpt.stores.objects_record import Extent, Held, Record
+from graflow_ckpt.stores.objects_saving import Holding, ObjectSaving
 
 META = PARTS[-1]
 SMALL = 16 << 10
@@ -35,11 +37,15 @@ INLINE = 128 << 10
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """One write: of what, by whom, and under which name of its own."""
+    """One write: of what, by whom, and under which name of its own.
+
+    `saving`: of its contents; a writer of a part may have begun it.
+    """
 
     target: Target
     lease: ObjectLease | None
     stage: str
+    saving: Callable[[], ObjectSaving | None] = lambda: None
     nonce: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def record(self) -> Record:
@@ -48,10 +54,11 @@ class Put:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a path points at now, and what it pointed at before."""
+    """What a path points at now, and what it pointed at before. `freed`: contents that nobody holds now."""
 
     record: Record
     former: Record | None
+    freed: Collection[Held] = ()
 
 
 class InHead:
@@ -64,22 +71,28 @@ class InHead:
         head = self._seen.head if self._seen is not None else put.lease.head  # type: ignore[union-attr]
         self.room = INLINE - head.inline(beside=put.target.base)
 
-    def commit(self, record: Record) -> Committed:
+    def commit(self, record: Record, holding: Holding) -> Committed:
         base, done = self._put.target.base, Committed(record, None)
+        pins = () if holding.saving is None else (holding.saving.mark,)
+        before = set[Held]()
 
         def change(head: Head) -> Head | None:
             nonlocal done
+            before.update(head.held())
             kept = head.commits.get(base)
             if kept is not None and kept.nonce == record.nonce:
                 return None  # the reply was lost
-            done = Committed(record.adopting(kept), kept)
-            return head.committed(base, done.record)
+            done = Committed(holding.given(record.adopting(kept), kept, head), kept)
+            return head.committed(base, done.record).without_pins(*pins)
 
         if self._put.lease is not None:
-            self._put.lease.change(change)
+            if holding.names and not pins:
+                self._put.lease.check()  # likewise
+            seen = self._put.lease.change(change)
         else:
-            self._heads.update(self._session, change, self._seen)
-        return done
+            # what is refused is refused for what the head says now: a pin is younger than what was seen
+            seen = self._heads.update(self._session, change, None if holding.names else self._seen)
+        return replace(done, freed=before - seen.head.held())
 
     def now(self) -> Record | None:
         """What is committed."""
@@ -101,17 +114,20 @@ class InName:
     def _announce(self, lease: ObjectLease) -> None:
         """W1."""
         former = self._seen.record
-        write = Announced(self._put.target.base, tuple(former.data) if former is not None else ())
+        marks = (*former.data, former.alone) if former is not None else ()
+        write = Announced(self._put.target.base, tuple(mark for mark in marks if mark))
         mark = self._put.record().mark
         lease.change(lambda head: replace(head, announced={**head.announced, mark: write}))
 
-    def commit(self, record: Record) -> Committed:
+    def commit(self, record: Record, holding: Holding) -> Committed:
         target, lease, seen = self._put.target, self._put.lease, self._seen
         patience = Patience()
         while True:
             try:
-                done = Committed(record.adopting(seen.record), seen.record)
-                if self._names.swap(target, done.record, seen):
+                full = holding.given(record.adopting(seen.record), seen.record, Head())
+                former = set(seen.record.held()) if seen.record is not None else set()
+                done = Committed(full, seen.record, former - set(full.held()))
+                if self._names.swap(target, full, seen):
                     return done
                 seen = self._names.read(target)
                 if seen.record is not None and seen.record.nonce == record.nonce:
@@ -140,19 +156,27 @@ def write(
     over = False
     try:
         try:
-            record = _fill(blank, sink, parts, place.room)
+            record, named = _fill(blank, sink, parts, place.room)
         except BaseException:
             over = sink.abandon()
             raise
+        saving = put.saving()
+        if saving is not None:
+            saving.sent()
         try:
-            done = place.commit(record)
+            done = place.commit(record, Holding(bucket, put.target, saving, named))
             over = True
+            if saving is not None:
+                saving.decided(done.record, committed=True)
         except ServerGone as error:
             raise _unknown(path_of(folder, put.target.base), error) from error
-        except Fenced:  # what it was to replace has changed since: nothing that is on its way can arrive
+        except (Fenced, CheckpointError):
+            # what it was to replace has changed since, or was never asked: nothing on its way can arrive
             with suppress(GraflowError):
                 now = place.now()
                 over = (now is None or record.mark not in now.data) and sink.abandon()
+                if saving is not None:
+                    saving.decided(now, committed=False)
             raise
         return done
     finally:
@@ -160,8 +184,10 @@ def write(
             put.lease.forget(blank.mark)
 
 
-def _fill(record: Record, sink: PieceSink, parts: Sequence[tuple[str, PartWriter]], room: int) -> Record:
-    """W2. `room`: how much may go with the record."""
+def _fill(
+    record: Record, sink: PieceSink, parts: Sequence[tuple[str, PartWriter]], room: int
+) -> tuple[Record, Collection[str]]:
+    """W2: the record, and the contents that its meta names. `room`: how much may go with the record."""
     extents: dict[str, Extent] = {}
     inline, meta = bytearray(), _Collector()
     for part, writer in parts:
@@ -180,13 +206,14 @@ def _fill(record: Record, sink: PieceSink, parts: Sequence[tuple[str, PartWriter
             inline += taken
     sink.finish()
     session = field_in(meta.data, "session_id")
-    return replace(
+    record = replace(
         record,
         parts=extents,
         data={record.mark: sink.size} if sink.size else {},
         inline=bytes(inline),
         session=session if isinstance(session, str) else "",
     )
+    return record, contents_in(bytes(meta.data))
 
 
 def _unknown(path: str, error: ServerGone) -> SaveOutcomeUnknown:

@@ -1,10 +1,13 @@
 """What is kept of one checkpoint: where each of its parts is.
 
     [tag, epoch, nonce, stage, {part: [data, start, size]}, [[mark, size], …], inline, number, session]
+    … , [[number, …], alone]]       if it holds contents
 
 A part is in one of the record's data (objects_chunks.py), or, if it is small, inline: behind the line of
 JSON that the record is in, so that one request writes it and one reads it. `data`: which, -1 for inline;
 `inline`: how many bytes there are behind the line.
+A content is data, too, under the mark of the save that wrote it and its own name. `number`: which of the
+table of its head; `alone`: a mark whose contents are this checkpoint's only, and in no table.
 
 Promise: a meta that is put alone is put beside the other parts of its stage, wherever they are.
 Not here: the objects that records are in (objects_head.py, objects_trio.py).
@@ -16,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from graflow_ckpt.stores.names import is_content
 from graflow_ckpt.stores.objects_chunks import piece_keys
 from graflow_ckpt.stores.objects_names import PARTS, data_key
 
@@ -32,6 +36,19 @@ class Extent(NamedTuple):
     size: int
 
 
+class Held(NamedTuple):
+    """A content. `name`: empty for all that are under a mark."""
+
+    mark: str
+    name: str
+    size: int
+
+    @property
+    def data(self) -> str:
+        """As marks of data are written."""
+        return f"{self.mark}/{self.name}" if self.name else self.mark
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One checkpoint. `data`: the size of each by its mark; `number`: of the commit within its head."""
@@ -45,6 +62,8 @@ class Record:
     inline: bytes = field(default=b"", repr=False)
     number: int = 0
     session: str = ""  # that its meta names
+    contents: Mapping[str, Held] = field(default_factory=dict)  # by name
+    alone: str = ""
 
     @property
     def mark(self) -> str:
@@ -60,6 +79,11 @@ class Record:
         others = unless.data if unless is not None else {}
         found = (piece_keys(self.key(mark), size) for mark, size in self.data.items() if mark not in others)
         return [key for keys in found for key in keys]
+
+    def held(self) -> Iterator[Held]:
+        yield from self.contents.values()
+        if self.alone:
+            yield Held(self.alone, "", 0)
 
     def adopting(self, former: Record | None) -> Record:
         """With those parts of the one that it replaces which belong to the same stage and are not its own."""
@@ -77,7 +101,28 @@ class Record:
         return replace(self, parts=parts, data=data, inline=bytes(inline))
 
 
-def document_of(record: Record) -> list[Any]:
+def numbered(held: Iterable[Held]) -> dict[Held, int]:
+    """The numbers of contents in a table."""
+    return {each: number for number, each in enumerate(sorted(each for each in held if each.name))}
+
+
+def table_of(numbers: Iterable[Held]) -> dict[str, list[Any]]:
+    """For each mark the names and sizes under it, in the order of their numbers."""
+    table: dict[str, list[Any]] = {}
+    for mark, name, size in numbers:
+        table.setdefault(mark, []).append([name, size])
+    return table
+
+
+def held_in(table: Mapping[str, Iterable[Sequence[Any]]]) -> list[Held]:
+    """By their numbers."""
+    found = [Held(mark, name, _within(0, size, MOST)) for mark, rows in table.items() for name, size in rows]
+    if wrong := next((each.name for each in found if not is_content(each.name)), None):
+        raise ValueError(f"{wrong!r} is no name of a content")
+    return found
+
+
+def document_of(record: Record, numbers: Mapping[Held, int]) -> list[Any]:
     """All but the bytes that are inline."""
     marks = list(record.data)
     parts = {
@@ -85,13 +130,17 @@ def document_of(record: Record) -> list[Any]:
         for part, (data, start, size) in record.parts.items()
     }
     said = [record.tag, record.epoch, record.nonce, record.stage]
-    return [*said, parts, list(record.data.items()), len(record.inline), record.number, record.session]
+    said += [parts, list(record.data.items()), len(record.inline), record.number, record.session]
+    holds = [[numbers[held] for held in record.contents.values()], record.alone]
+    return [*said, holds] if any(holds) else said
 
 
-def records_of(documents: Iterable[Sequence[Any]], inline: bytes) -> Iterator[Record]:
+def records_of(
+    documents: Iterable[Sequence[Any]], inline: bytes, table: Sequence[Held] = ()
+) -> Iterator[Record]:
     """`inline`: of all of them, one after the other. ValueError if it is not what they say."""
     at = 0
-    for tag, epoch, nonce, stage, parts, data, length, number, session in documents:
+    for tag, epoch, nonce, stage, parts, data, length, number, session, *holds in documents:
         own, at = inline[at : at + length], at + length
         sizes = {str(mark): _within(0, size, MOST) for mark, size in data}
         marks = list(sizes)
@@ -101,9 +150,22 @@ def records_of(documents: Iterable[Sequence[Any]], inline: bytes) -> Iterator[Re
             places[part] = Extent(mark, int(start), _within(start, size, room))
         if PARTS[-1] not in places:
             raise ValueError(f"{nonce} has no meta")
-        yield Record(tag, int(epoch), nonce, stage, places, sizes, own, int(number), session)
+        numbers, alone = holds[0] if holds else ((), "")
+        contents = {held.name: held for held in numbers_in(table, numbers)}
+        yield Record(
+            tag, int(epoch), nonce, stage, places, sizes, own, int(number), session, contents, str(alone)
+        )
     if at != len(inline):
         raise ValueError(f"{len(inline)} bytes are there, and {at} belong to a checkpoint")
+
+
+def numbers_in(table: Sequence[Held], numbers: Iterable[int]) -> list[Held]:
+    """Those of a table that have these numbers."""
+    found = []
+    for number in numbers:
+        _within(number, 1, len(table))
+        found.append(table[number])
+    return found
 
 
 def _within(start: int, size: int, room: int) -> int:

@@ -21,16 +21,21 @@ import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, GraflowError
 from graflow_ckpt.core.protocols import PartWriter
+from graflow_ckpt.stores.names import is_content
 from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_chunks import PieceSource
 from graflow_ckpt.stores.objects_head import Head, Heads
+from graflow_ckpt.stores.objects_lease import ObjectLease
 from graflow_ckpt.stores.objects_named import Names
 from graflow_ckpt.stores.objects_names import Target, path_of
 from graflow_ckpt.stores.objects_put import META, Put, write
-from graflow_ckpt.stores.objects_record import Record
+from graflow_ckpt.stores.objects_record import Held, Record
+from graflow_ckpt.stores.objects_saving import ObjectSaving, let_go
 
 _FRESH = 30.0  # seconds in which somebody who has seen a meta opens its parts
 _REMEMBERED = 64
@@ -47,14 +52,29 @@ class Trios:
         self._names = names
         self._folder = folder
         self._recent = _Recent()
+        self._savings: dict[tuple[str, str], ObjectSaving] = {}  # under way, by name and stage
 
     # --- writing -----------------------------------------------------------------------
 
+    def saving(self, target: Target, lease: ObjectLease | None, stage: str) -> ObjectSaving:
+        """Of the contents of the put of that stage."""
+        which = target.base, stage
+
+        def over() -> None:
+            if self._savings.get(which) is found:
+                del self._savings[which]
+
+        found = ObjectSaving(self._bucket, self._heads, target, lease, over)
+        self._savings[which] = found
+        return found
+
     def write(self, put: Put, parts: Sequence[tuple[str, PartWriter]]) -> None:
         self._recent.forget(put.target.base)
+        put = replace(put, saving=partial(self._savings.get, (put.target.base, put.stage)))
         done = write(self._bucket, self._heads, self._names, put, parts, self._folder)
         if done.former is not None:
             self._remove(done.former.data_keys(unless=done.record))
+        let_go(self._bucket, put.target.tag, done.freed)
 
     # --- reading -----------------------------------------------------------------------
 
@@ -84,6 +104,37 @@ class Trios:
             )
         return self.source(target.base, record, part)
 
+    def open_content(self, target: Target, name: str, stage: str) -> PieceSource:
+        known = self._recent.holding(target.base, stage)
+        if known is not None:
+            with suppress(CheckpointCorrupt):  # gone since: look again
+                return self._content(target.base, known, name)
+        record = self.find(target)
+        if record.stage != stage:
+            raise self._holds_none(target.base, name)
+        return self._content(target.base, record, name)
+
+    def _content(self, base: str, record: Record, name: str) -> PieceSource:
+        held = record.contents.get(name)
+        if held is None and record.alone and is_content(name):
+            entries = self._bucket.list(record.key(f"{record.alone}/{name}"))
+            held = Held(record.alone, name, sum(entry.size for entry in entries))
+        if held is None or not held.size:
+            raise self._holds_none(base, name)
+        path = path_of(self._folder, base)
+        source = PieceSource(self._bucket, record.key(held.data), 0, held.size, path)
+        source.begin()
+        return source
+
+    def _holds_none(self, base: str, name: str) -> CheckpointCorrupt:
+        path = path_of(self._folder, base)
+        return CheckpointCorrupt(
+            f"The checkpoint {path} holds no content {name[:64]}.",
+            hint="It was written anew meanwhile, or by something else.",
+            path=path,
+            part=name[:64],
+        )
+
     def meta(self, target: Target) -> bytes:
         record = self.find(target)
         while True:
@@ -109,9 +160,11 @@ class Trios:
     def delete_own(self, session: str, bases: Collection[str]) -> int:
         """Those of a session, in one change of its head."""
         gone: Mapping[str, Record] = {}
+        before = set[Held]()
 
         def change(head: Head) -> Head | None:
             nonlocal gone
+            before.update(head.held())
             found = {base: head.commits[base] for base in bases if base in head.commits}
             if not found:
                 return None
@@ -119,8 +172,9 @@ class Trios:
             return head.without(found)
 
         self._recent.forget(*bases)
-        self._heads.update(session, change)
+        seen = self._heads.update(session, change)
         self._remove([key for record in gone.values() for key in record.data_keys()])
+        let_go(self._bucket, session, before - seen.head.held())
         return len(gone)
 
     def _clear(self, target: Target) -> bool:
@@ -128,6 +182,7 @@ class Trios:
         gone = self._names.clear(target)
         if gone is not None:
             self._remove(gone.data_keys())
+            let_go(self._bucket, target.tag, set(gone.held()))
         return gone is not None
 
     def _remove(self, keys: Sequence[str]) -> None:
@@ -174,9 +229,15 @@ class _Recent:
                 return None
             assert isinstance(parts, set)
             parts.remove(part)
-            if not parts:
+            if not parts and not any(record.held()):  # contents are opened after them
                 del self._known[base]
             return record
+
+    def holding(self, base: str, stage: str) -> Record | None:
+        with self._mutex:
+            record, _, until = self._known.get(base, (None, None, 0.0))
+            known = record is not None and record.stage == stage and time.monotonic() < until
+            return record if known else None
 
     def forget(self, *bases: str) -> None:
         with self._mutex:

@@ -6,8 +6,8 @@
     loose      chunks of a save that was never committed, or that were to be taken away
     foreign    nothing that this package writes
 
-A folder and a SQLite database can be looked into like this; of other stores `strays` is None. Not here:
-checkpoints that are there and lack something (checkpoint/auditing.py).
+A folder, a SQLite database and a bucket can be looked into like this; of other stores `strays` is None.
+Not here: checkpoints that are there and lack something (checkpoint/auditing.py).
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.names import META, PARTS, session_in, session_of
+from graflow_ckpt.stores.objects_names import is_objects
 from graflow_ckpt.stores.sqlite_names import file_of, is_sqlite
 from graflow_ckpt.stores.trio import stage_of
 
@@ -47,6 +48,8 @@ def strays(store: CheckpointStore) -> Iterator[Stray] | None:
     """All of a store; None if it cannot be looked into."""
     if isinstance(store, LocalStore):
         return _in_folder(store)
+    if is_objects(store.url):
+        return _in_bucket(store)
     return _in_sqlite(store) if is_sqlite(store.url) else None
 
 
@@ -164,3 +167,13 @@ def _in_sqlite(store: CheckpointStore) -> Iterator[Stray]:
             yield Stray("loose", f"loose body {number}", 0, session)
     for body, size in bodies:
         yield Stray("part", f"chunks of checkpoint row {body}, which is not there", size or 0)
+
+
+# --- a bucket ------------------------------------------------------------------------------
+
+
+def _in_bucket(store: CheckpointStore) -> Iterator[Stray]:
+    from graflow_ckpt.stores.objects_strays import staged_and_lost
+
+    for kind, name, size, session in staged_and_lost(store):
+        yield Stray(kind, name, size, session)

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound
-from graflow_ckpt.core.protocols import CheckpointStore, Contents, Lease, Sink
+from graflow_ckpt.core.protocols import CheckpointStore, Contents, Lease, Saving, Sink
 from graflow_ckpt.testing.trios import all_of, meta_of, path_of, writer
 
 PIECE = 4 << 20
@@ -52,10 +52,12 @@ def put_holding(
 ) -> str:
     """Put a trio that holds contents, as a save does it; the path."""
     path = path_of(store, name)
-    saving = contents_of(store).saving(path, lease=lease, stage=stage)
     by_name = {name_of(data): data for data in contents}
+    savings: list[Saving] = []  # a save begins it when it finds the first large value
 
     def values(sink: Sink) -> None:
+        saving = contents_of(store).saving(path, lease=lease, stage=stage)
+        savings.append(saving)
         there = saving.hold(list(by_name))
         for called, data in by_name.items():
             if called not in there:
@@ -69,7 +71,8 @@ def put_holding(
     try:
         store.put(path, parts, lease=lease, stage=stage)
     finally:
-        saving.end()
+        for saving in savings:
+            saving.end()
     return path
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Literal
 
 import pytest
 
@@ -28,16 +29,7 @@ from graflow_ckpt.testing.holdings import (
     there,
 )
 from graflow_ckpt.testing.store_threads import at_once
-from graflow_ckpt.testing.trios import (
-    all_of,
-    listed,
-    own_name,
-    owning,
-    path_of,
-    put,
-    put_meta,
-    writer,
-)  # fmt: skip
+from graflow_ckpt.testing.trios import all_of, listed, own_name, owning, path_of, put, put_meta, writer
 
 ONE, TWO, THREE = content(1), content(2), content(3)
 
@@ -45,11 +37,25 @@ ONE, TWO, THREE = content(1), content(2), content(3)
 class ContentContract(Contract):
     """As one process sees it."""
 
+    sharing: Literal["store", "session"] = "store"
+    """Which checkpoints have contents in common: all of a store, or the own ones of a session."""
+
+    def called(self, name: str) -> str:
+        """The name of a checkpoint in a test: one that shares with the others of that test."""
+        own = own_name(sequence=int.from_bytes(name.encode())).removesuffix(".pkl")
+        return name if self.sharing == "store" else own
+
+    def there(self, store: CheckpointStore, contents: list[bytes]) -> set[bytes]:
+        return there(store, contents, self.called("asking"))
+
+    def path(self, store: CheckpointStore, name: str) -> str:
+        return path_of(store, self.called(name))
+
     def test_contents_are_there_with_their_checkpoint_in_every_handle(self, opener: Opener) -> None:
-        path = put_holding(opener(), "best", "one", [ONE, TWO])
+        path = put_holding(opener(), self.called("best"), "one", [ONE, TWO])
 
         assert held(opener(), path) == [ONE, TWO]
-        assert there(opener(), [ONE, TWO, THREE]) == {ONE, TWO}
+        assert self.there(opener(), [ONE, TWO, THREE]) == {ONE, TWO}
 
     def test_what_is_there_is_found_within_its_scope_and_nowhere_else(self, opener: Opener) -> None:
         store = opener()
@@ -65,60 +71,62 @@ class ContentContract(Contract):
     def test_a_content_of_any_size_comes_back(self, opener: Opener, size: int) -> None:
         data = content(4, size)
 
-        path = put_holding(opener(), "best", "one", [data, ONE])
+        path = put_holding(opener(), self.called("best"), "one", [data, ONE])
 
         assert held(opener(), path) == [data, ONE]
 
     @pytest.mark.parametrize("first", ["a", "b"])
     def test_what_two_hold_stays_until_both_are_deleted(self, opener: Opener, first: str) -> None:
         store = opener()
-        put_holding(store, "a", "one", [ONE, TWO])
-        put_holding(opener(), "b", "two", [ONE, THREE])
+        put_holding(store, self.called("a"), "one", [ONE, TWO])
+        put_holding(opener(), self.called("b"), "two", [ONE, THREE])
         second = ({"a", "b"} - {first}).pop()
         own = {"a": TWO, "b": THREE}
 
-        assert opener().delete(path_of(store, first))
+        assert opener().delete(self.path(store, first))
 
-        assert held(store, path_of(store, second)) == [ONE, own[second]]
-        assert there(store, [ONE, TWO, THREE]) == {ONE, own[second]}
-        assert store.delete(path_of(store, second))
-        assert there(opener(), [ONE, TWO, THREE]) == set()
+        assert held(store, self.path(store, second)) == [ONE, own[second]]
+        assert self.there(store, [ONE, TWO, THREE]) == {ONE, own[second]}
+        assert store.delete(self.path(store, second))
+        assert self.there(opener(), [ONE, TWO, THREE]) == set()
 
     def test_what_is_replaced_lets_go_of_what_the_new_one_does_not_hold(self, opener: Opener) -> None:
         store = opener()
-        put_holding(store, "best", "one", [ONE, TWO])
+        put_holding(store, self.called("best"), "one", [ONE, TWO])
 
-        path = put_holding(store, "best", "two", [TWO, THREE])
+        path = put_holding(store, self.called("best"), "two", [TWO, THREE])
 
         assert held(opener(), path) == [TWO, THREE]
-        assert there(store, [ONE, TWO, THREE]) == {TWO, THREE}
-        put(store, "best", "three")
-        assert there(opener(), [ONE, TWO, THREE]) == set()
+        assert self.there(store, [ONE, TWO, THREE]) == {TWO, THREE}
+        put(store, self.called("best"), "three")
+        assert self.there(opener(), [ONE, TWO, THREE]) == set()
 
     def test_a_meta_put_alone_keeps_the_contents_of_its_stage(self, opener: Opener) -> None:
         store = opener()
-        path = put_holding(store, "best", "one", [ONE, TWO])
+        path = put_holding(store, self.called("best"), "one", [ONE, TWO])
 
-        put_meta(store, "best", meta_holding("one", [name_of(TWO), name_of(ONE)]), stage="one")
+        put_meta(store, self.called("best"), meta_holding("one", [name_of(TWO), name_of(ONE)]), stage="one")
 
         assert held(opener(), path) == [TWO, ONE]
 
     def test_a_meta_that_names_what_is_not_there_is_not_committed(self, opener: Opener) -> None:
         store = opener()
-        path = put_holding(store, "best", "one", [ONE])
+        path = put_holding(store, self.called("best"), "one", [ONE])
 
         with pytest.raises(GraflowError):
-            put_meta(store, "best", meta_holding("two", [name_of(ONE), name_of(THREE)]), stage="two")
+            put_meta(
+                store, self.called("best"), meta_holding("two", [name_of(ONE), name_of(THREE)]), stage="two"
+            )
         with pytest.raises(GraflowError):
-            put_meta(store, "other", meta_holding("three", [name_of(THREE)]), stage="three")
+            put_meta(store, self.called("other"), meta_holding("three", [name_of(THREE)]), stage="three")
 
         assert held(opener(), path) == [ONE]
-        assert listed(store) == ["best"]
+        assert listed(store) == [self.called("best")]
 
     def test_a_save_that_fails_leaves_nothing(self, opener: Opener) -> None:
         store = opener()
-        put_holding(store, "best", "one", [ONE])
-        saving = contents_of(store).saving(path_of(store, "best"), lease=None, stage="two")
+        put_holding(store, self.called("best"), "one", [ONE])
+        saving = contents_of(store).saving(self.path(store, "best"), lease=None, stage="two")
 
         def values(sink: Sink) -> None:
             assert set(saving.hold([name_of(ONE), name_of(TWO)])) == {name_of(ONE)}
@@ -126,19 +134,18 @@ class ContentContract(Contract):
             saving.settle()
             raise OSError("no more")
 
+        parts = [("pkl", values), ("meta.json", values)]
         with pytest.raises(OSError, match="no more"):
-            store.put(
-                path_of(store, "best"), [("pkl", values), ("meta.json", values)], lease=None, stage="two"
-            )
+            store.put(self.path(store, "best"), parts, lease=None, stage="two")
         saving.end()
 
-        assert held(store, path_of(store, "best")) == [ONE]
-        assert there(store, [ONE, TWO]) == {ONE}
+        assert held(store, self.path(store, "best")) == [ONE]
+        assert self.there(store, [ONE, TWO]) == {ONE}
 
     def test_pieces_that_fail_leave_no_content(self, opener: Opener) -> None:
         store = opener()
-        put(store, "best", "former")
-        saving = contents_of(store).saving(path_of(store, "best"), lease=None, stage="two")
+        put(store, self.called("best"), "former")
+        saving = contents_of(store).saving(self.path(store, "best"), lease=None, stage="two")
         large = content(5, 9 << 20)
 
         def broken() -> Iterator[bytes]:
@@ -149,19 +156,18 @@ class ContentContract(Contract):
             saving.hold([name_of(large)])
             saving.add(name_of(large), len(large), broken())
 
+        parts = [("pkl", values), ("meta.json", values)]
         with pytest.raises(OSError, match="no more"):
-            store.put(
-                path_of(store, "best"), [("pkl", values), ("meta.json", values)], lease=None, stage="two"
-            )
+            store.put(self.path(store, "best"), parts, lease=None, stage="two")
         saving.end()
 
-        assert there(store, [large]) == set()
-        assert held(store, put_holding(store, "best", "three", [large])) == [large]
+        assert self.there(store, [large]) == set()
+        assert held(store, put_holding(store, self.called("best"), "three", [large])) == [large]
 
     def test_what_a_save_has_found_stays_for_it_whoever_deletes_it(self, opener: Opener) -> None:
         store, other = opener(), opener()
-        path = put_holding(store, "former", "one", [ONE, TWO])
-        saving = contents_of(store).saving(path_of(store, "best"), lease=None, stage="two")
+        path = put_holding(store, self.called("former"), "one", [ONE, TWO])
+        saving = contents_of(store).saving(self.path(store, "best"), lease=None, stage="two")
 
         def values(sink: Sink) -> None:
             assert set(saving.hold([name_of(ONE)])) == {name_of(ONE)}
@@ -170,22 +176,22 @@ class ContentContract(Contract):
             saving.settle()
 
         meta = writer(meta_holding("two", [name_of(ONE)]))
-        best = path_of(store, "best")
+        best = self.path(store, "best")
         store.put(best, [("pkl", values), ("meta.json", meta)], lease=None, stage="two")
         saving.end()
 
         assert held(other, best) == [ONE]
-        assert there(other, [ONE, TWO]) == {ONE}
+        assert self.there(other, [ONE, TWO]) == {ONE}
 
     def test_what_is_being_written_is_not_swept(self, opener: Opener) -> None:
         store, other = opener(), opener()
         large = content(6, 9 << 20)
-        saving = contents_of(store).saving(path_of(store, "best"), lease=None, stage="one")
+        saving = contents_of(store).saving(self.path(store, "best"), lease=None, stage="one")
 
         def slowly() -> Iterator[bytes]:
             for piece in pieces(large):
                 contents_of(other).sweep()
-                assert there(other, [large]) == set()  # it is not whole
+                assert self.there(other, [large]) == set()  # it is not whole
                 yield piece
 
         def values(sink: Sink) -> None:
@@ -195,7 +201,7 @@ class ContentContract(Contract):
             saving.settle()
             contents_of(other).sweep()
 
-        best = path_of(store, "best")
+        best = self.path(store, "best")
         meta = writer(meta_holding("one", [name_of(large)]))
         store.put(best, [("pkl", values), ("meta.json", meta)], lease=None, stage="one")
         saving.end()
@@ -204,22 +210,22 @@ class ContentContract(Contract):
 
     def test_what_is_damaged_is_not_held_again_and_its_checkpoint_keeps_it(self, opener: Opener) -> None:
         store = opener()
-        path = put_holding(store, "best", "one", [ONE, TWO])
+        path = put_holding(store, self.called("best"), "one", [ONE, TWO])
 
         contents_of(opener()).distrust(path, name_of(ONE), "one")
 
-        assert there(store, [ONE, TWO]) == {TWO}
-        second = put_holding(store, "second", "two", [ONE, TWO])
+        assert self.there(store, [ONE, TWO]) == {TWO}
+        second = put_holding(store, self.called("second"), "two", [ONE, TWO])
         assert held(store, path) == held(store, second) == [ONE, TWO]
         assert store.delete(path)
         assert held(opener(), second) == [ONE, TWO]
         assert store.delete(second)
-        assert there(store, [ONE, TWO]) == set()
+        assert self.there(store, [ONE, TWO]) == set()
 
     def test_contents_of_a_checkpoint_that_is_gone_or_another_one_are_not_found(self, opener: Opener) -> None:
         store = opener()
-        path = put_holding(store, "best", "one", [ONE])
-        put_holding(store, "other", "two", [TWO])
+        path = put_holding(store, self.called("best"), "one", [ONE])
+        put_holding(store, self.called("other"), "two", [TWO])
 
         for name, stage in ((name_of(TWO), "one"), (name_of(ONE), "two"), (name_of(THREE), "one")):
             with pytest.raises((CheckpointCorrupt, CheckpointNotFound)):
@@ -237,7 +243,7 @@ class ContentContract(Contract):
             mine = opener()
             for turn in range(8):
                 chosen = [some[(worker + turn) % 4], some[turn % 4]]
-                path = put_holding(mine, f"w{worker}", f"w{worker}-{turn}", chosen)
+                path = put_holding(mine, self.called(f"w{worker}"), f"w{worker}-{turn}", chosen)
                 assert held(mine, path) == list(dict.fromkeys(chosen))
                 if (worker + turn) % 3 == 0:
                     assert mine.delete(path)
@@ -247,18 +253,18 @@ class ContentContract(Contract):
         paths = [path_of(store, name) for name in listed(store)]
         kept = {data for path in paths for data in held(store, path)}
         contents_of(store).sweep()
-        assert there(store, some) <= kept  # one that came as the last one went may be stored once more
+        assert self.there(store, some) <= kept  # one that came as the last one went may be stored once more
         assert all(store.delete(path) for path in paths)
-        assert there(opener(), some) == set()
+        assert self.there(opener(), some) == set()
 
     def test_a_reader_finds_the_contents_of_one_save_or_another(self, opener: Opener) -> None:
         store, other = opener(), opener()
-        path, done = put_holding(store, "best", "n0", [ONE, content(100)]), threading.Event()
+        path, done = put_holding(store, self.called("best"), "n0", [ONE, content(100)]), threading.Event()
 
         def write() -> None:
             try:
                 for number in range(1, 12):
-                    put_holding(store, "best", f"n{number}", [ONE, content(100 + number)])
+                    put_holding(store, self.called("best"), f"n{number}", [ONE, content(100 + number)])
             finally:
                 done.set()
 

@@ -10,8 +10,11 @@ import pytest
 
 import graflow_ckpt
 from graflow_ckpt import CheckpointManager, ExecutionContext, KeepLast, task, workflow
+from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.core.errors import CheckpointCorrupt
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.objects_bucket import Bucket
+from graflow_ckpt.stores.objects_names import place_of
 from graflow_ckpt.testing.holdings import contents_of
 
 ROWS = 50_000
@@ -77,6 +80,24 @@ def test_what_does_not_change_is_stored_once_and_goes_with_the_last_that_holds_i
     assert open_store(store).delete(left[0].path)
     assert contents_of(open_store(store)).sweep() == 0
     assert not list(folder.glob("*contents/*"))
+
+
+def test_in_a_bucket_a_session_stores_once_what_does_not_change(
+    objects_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
+    paths = trained(objects_url, 4)
+    bucket = Bucket(place_of(objects_url))
+
+    assert sum(entry.size for entry in bucket.list("data")) < 1.5 * ROWS * 20 * 8
+    for number, path in enumerate(paths):
+        model = graflow_ckpt.load(path).get_channel().get("model")
+        assert (model["head"][0], model["frozen"].sum()) == (number + 1, ROWS * 20)
+    CheckpointManager.cleanup_old_checkpoints(1, store=objects_url)
+    (left,) = CheckpointManager.list_checkpoints("train", store=objects_url)
+    assert graflow_ckpt.load(left.path).get_channel().get("model")["frozen"].sum() == ROWS * 20
+    assert open_store(objects_url).delete(left.path)
+    assert list(bucket.list("data")) == []
 
 
 def test_a_folder_that_does_not_share_keeps_plain_pickles(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.redis import RedisStore
 from graflow_ckpt.stores.sqlite import SqliteStore
@@ -56,6 +57,15 @@ class TestRedis(ContentContract, ContentProcessContract):
         return partial(RedisStore, redis_url, lease=self.lease_seconds)
 
 
+class TestObjects(ContentContract, ContentProcessContract):
+    lease_seconds = 0.5
+    sharing = "session"
+
+    @pytest.fixture
+    def opener(self, objects_url: str) -> Opener:
+        return partial(ObjectStore, objects_url, lease=self.lease_seconds)
+
+
 @pytest.mark.parametrize(
     ("suite", "number"),
     [
@@ -64,6 +74,7 @@ class TestRedis(ContentContract, ContentProcessContract):
         (TestSqlite, WITH_PROCESSES),
         (TestPostgres, WITH_PROCESSES),
         (TestRedis, WITH_PROCESSES),
+        (TestObjects, WITH_PROCESSES),
     ],
 )
 def test_a_store_has_as_many_tests_as_it_had(suite: type[Contract], number: int) -> None:

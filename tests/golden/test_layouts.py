@@ -13,9 +13,12 @@ from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
-from tests.golden import layouts, make
+from graflow_ckpt.stores.objects import ObjectStore
+from graflow_ckpt.testing.holdings import held, there
+from graflow_ckpt.testing.trios import own_name, path_of
+from tests.golden import layouts, make, make_contents
 from tests.object_servers import CREDENTIALS
-from tests.unit.stores.redis_trios import own_name, put
+from tests.unit.stores.redis_trios import put
 
 FILES = sorted(Path(__file__).parent.glob("layout-*/*"))
 
@@ -64,10 +67,33 @@ def test_its_next_owner_has_a_higher_epoch_and_writes_beside_it(store: Checkpoin
     assert list(store.newest(5)) == [(path, meta)]
 
     lease = store.acquire("golden")
-    put(store, own_name("golden", 7), "new", lease, session="golden")  # type: ignore[arg-type]
+    put(store, own_name("golden", 7), "new", lease, session="golden")
 
     assert lease.epoch > 4
     assert [found for found, _ in store.newest(5)][1:] == [path]
     assert store.delete(path)
     assert len(list(store.list("golden"))) == 1
     lease.release()
+
+
+def test_a_bucket_that_keeps_contents_is_read_and_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    some = make_contents.SOME
+    with layouts.place("objects", tmp_path) as (url, server):
+        layouts.load("objects", url, server, make_contents.FILE.read_text())
+        store = ObjectStore(url)
+
+        assert held(store, path_of(store, own_name("s", 1))) == some[:2]
+        assert held(store, path_of(store, own_name("s", 2))) == some[:3]
+        assert held(store, path_of(store, "best")) == some[2:]
+        lease = store.acquire("s", take_over=True)
+        assert there(store, some) == set(some[:3])
+        assert store.delete_many([path_of(store, own_name("s", number)) for number in (1, 2)]) == 2
+        assert there(store, some) == set()
+        assert held(store, path_of(store, "best")) == some[2:]
+        assert store.delete(path_of(store, "best"))
+        assert list(store._all.bucket.list("data")) == []
+        lease.release()

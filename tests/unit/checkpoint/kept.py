@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections import Counter
 from contextlib import closing
 from itertools import count
 from pathlib import Path
@@ -16,6 +17,8 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.names import base_of, session_of
+from graflow_ckpt.stores.objects import ObjectStore
+from graflow_ckpt.stores.objects_orphans import contents_among
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.redis import RedisStore
 from graflow_ckpt.stores.sqlite import SqliteStore
@@ -175,6 +178,39 @@ class InRedis:
             else:
                 found |= {(holder, one) for holder in self._client.smembers(key)}
         return found
+
+
+class InObjects:
+    """On a server that the tests share: `of(url)` is the kind of one bucket."""
+
+    url = ""
+
+    @classmethod
+    def of(cls, url: str) -> type[Kept]:
+        return type("InObjects", (cls,), {"url": url})
+
+    def __init__(self, folder: Path) -> None:
+        place, _, options = self.url.partition("?")
+        store = ObjectStore(f"{place}/{next(_databases)}?{options}")
+        self.store: CheckpointStore = store
+        self._bucket = store._all.bucket
+
+    def scope(self, name: str) -> str:
+        return session_of(base_of(name)) or name
+
+    def stored(self) -> list[int]:
+        sizes: Counter[tuple[str, str]] = Counter()
+        for tag, listed in contents_among(self._bucket.list("data")).items():
+            for each in listed:
+                sizes[tag, each.content] += each.entry.size
+        return sorted(sizes.values())
+
+    def damage(self) -> None:
+        for listed in contents_among(self._bucket.list("data")).values():
+            for each in listed:
+                found = self._bucket.get(each.entry.key)
+                assert found is not None
+                self._bucket.put(each.entry.key, b"!" + found.data[1:])
 
 
 KINDS: list[type[Kept]] = [InMemory, InSqlite, InFolder]

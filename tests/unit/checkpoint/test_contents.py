@@ -32,7 +32,7 @@ from graflow_ckpt.stores.strays import strays
 from graflow_ckpt.testing.trios import all_of, own_name
 from tests.servers import Server
 from tests.unit.checkpoint import trios
-from tests.unit.checkpoint.kept import KINDS, InRedis, InSqlite, Kept
+from tests.unit.checkpoint.kept import KINDS, InObjects, InRedis, InSqlite, Kept
 from tests.unit.checkpoint.trios import RING
 
 
@@ -328,6 +328,24 @@ def test_copied_to_a_store_that_does_not_share_it_is_a_plain_pickle_and_back_it_
     with open(copied.target, "rb") as file:
         assert (pickle.load(file).payload["live"]["x"][1] == array(2)).all()
     assert "contents" not in archive.check(plain, RING, copied.target)[0].meta
+
+
+def test_copied_to_a_bucket_and_back_a_session_shares_what_it_shared(
+    objects_url: str, tmp_path: Path
+) -> None:
+    first, bucket, last = InSqlite(tmp_path), InObjects.of(objects_url)(tmp_path), InSqlite(tmp_path / "last")
+    for number in (1, 2):
+        own = f"session_s_step_1_1700000000-{number}"
+        save(first.store, own, sequence=number, x=[array(1), array(10 + number)])
+
+    for origin, target in ((first, bucket), (bucket, last)):
+        done = Move(origin.store, target.store, RING, RING).session("s")
+        assert done.error is None
+        assert target.stored() == [100_000] * 3
+
+    for number in (1, 2):
+        found = load(last.store, f"session_s_step_1_1700000000-{number}.pkl")
+        assert (found["x"][1] == array(10 + number)).all()
 
 
 def test_exported_to_a_file_it_is_whole_and_comes_back(

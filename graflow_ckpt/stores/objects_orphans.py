@@ -1,0 +1,116 @@
+"""Contents in a bucket that nobody holds: which they are, and how they are told from a save under way.
+
+    of an epoch before the head's      its save can commit nothing any more
+    of the head's epoch                its owner may be at it: who may take the session over does, and clears
+    of epoch 0 (without a lease)       a save under way is pinned in the head; its pin ends after LIFE
+    under another name, epoch 0        the name does not hold it, and it is older than LIFE
+
+Promise: what is listed first and is not held by a head that was read then is held by none that comes later.
+LIFE goes by the bucket's clock, and only a save that took longer is refused for it (`gone`).
+Not here: what saves and checkpoints let go of themselves (objects_saving.py, objects_trio.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from datetime import timedelta
+from typing import NamedTuple
+
+from graflow_ckpt.core.errors import SessionBusy
+from graflow_ckpt.core.protocols import Lease, Owner
+from graflow_ckpt.stores.names import is_content
+from graflow_ckpt.stores.objects_bucket import Bucket, Entry
+from graflow_ckpt.stores.objects_head import Head, Heads
+from graflow_ckpt.stores.objects_named import named
+from graflow_ckpt.stores.objects_names import NAMED
+from graflow_ckpt.stores.objects_record import Held, Record
+from graflow_ckpt.stores.objects_saving import let_go
+
+LIFE = timedelta(days=1)  # what somebody without a lease has begun to write is left alone for that long
+
+
+class Loose(NamedTuple):
+    """A piece of a content that no head names."""
+
+    tag: str
+    epoch: int
+    content: str
+    entry: Entry
+
+
+def contents_among(entries: Iterable[Entry]) -> dict[str, list[Loose]]:
+    """All that are contents, by the tag of their session."""
+    found: dict[str, list[Loose]] = {}
+    for entry in entries:
+        parts = entry.key.split("/")
+        epoch = parts[2].partition("-")[0] if len(parts) == 5 and is_content(parts[3]) else ""
+        if epoch.isdecimal():
+            found.setdefault(parts[1], []).append(Loose(parts[1], int(epoch), "/".join(parts[2:4]), entry))
+    return found
+
+
+def unheld(head: Head, listed: Iterable[Loose]) -> Iterator[Loose]:
+    """Those that a head does not name. `listed`: before it was read."""
+    held = {each.data for each in head.held()}
+    for each in listed:
+        mark = each.content.partition("/")[0]
+        if each.content not in held and mark not in held and not (each.epoch == 0 and mark in head.pins):
+            yield each
+
+
+def let_pins_go(bucket: Bucket, heads: Heads, session: str) -> Head:
+    """Of those who have no lease and have been at it for too long; what the head is then."""
+    seen = heads.read(session)
+    if any(mark.startswith("0-") for mark in seen.head.pins):
+        before, limit = set[Held](), bucket.now() - LIFE
+
+        def change(head: Head) -> Head | None:
+            before.update(head.held())
+            pins = [mark for mark, pin in head.pins.items() if pin.at is not None and pin.at < limit]
+            return head.without_pins(*pins) if pins else None
+
+        seen = heads.update(session, change, seen)
+        let_go(bucket, session, before - seen.head.held())
+    return seen.head
+
+
+def sweep(
+    bucket: Bucket,
+    heads: Heads,
+    owner: Callable[[str], Owner | None],
+    acquire: Callable[[str], Lease],
+) -> int:
+    """Of all sessions; how many contents went."""
+    loose: list[Loose] = []
+    for tag, listed in contents_among(bucket.list("data")).items():
+        if tag == NAMED:
+            loose += _under_names(bucket, listed)
+            continue
+        head = let_pins_go(bucket, heads, tag)
+        found = list(unheld(head, listed))
+        if any(each.epoch >= max(1, head.epoch) for each in found) and owner(tag) is None:
+            with suppress(SessionBusy):  # who has it now clears it
+                acquire(tag).release()
+                head = heads.read(tag).head
+                found = list(unheld(head, listed))  # it may have been committed meanwhile
+        loose += [each for each in found if each.epoch < head.epoch or each.epoch == 0]
+    bucket.delete([each.entry.key for each in loose])
+    return len({(each.tag, each.content) for each in loose})
+
+
+def _under_names(bucket: Bucket, listed: Iterable[Loose]) -> list[Loose]:
+    limit = bucket.now() - LIFE
+    old = [each for each in listed if each.epoch == 0 and each.entry.at < limit]
+    if not old:
+        return []
+    kept = {record.alone for record in records_of_names(bucket)}
+    return [each for each in old if each.content.partition("/")[0] not in kept]
+
+
+def records_of_names(bucket: Bucket) -> Iterator[Record]:
+    for entry in bucket.list("names"):
+        found = bucket.get(entry.key)
+        record = named(entry.key, found.data)[1] if found is not None else None
+        if record is not None:
+            yield record

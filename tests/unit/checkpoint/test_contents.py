@@ -15,6 +15,7 @@ import pytest
 
 from graflow_ckpt.checkpoint import archive, contents
 from graflow_ckpt.checkpoint.allowance import Allowance
+from graflow_ckpt.checkpoint.auditing import audit
 from graflow_ckpt.checkpoint.copying import Move
 from graflow_ckpt.checkpoint.digest import CHUNK
 from graflow_ckpt.checkpoint.inventory import inventory
@@ -346,6 +347,28 @@ def test_copied_to_a_bucket_and_back_a_session_shares_what_it_shared(
     for number in (1, 2):
         found = load(last.store, f"session_s_step_1_1700000000-{number}.pkl")
         assert (found["x"][1] == array(10 + number)).all()
+
+
+def test_a_content_that_is_damaged_in_a_bucket_is_found_and_stored_anew_by_the_next_save(
+    objects_url: str, tmp_path: Path
+) -> None:
+    bucket = InObjects.of(objects_url)(tmp_path)
+    first, second = (f"session_s_step_1_1700000000-{number}.pkl" for number in (1, 2))
+    found = save(bucket.store, first, x=array(1))
+    assert audit(bucket.store).orphans == ()
+    bucket.damage()
+
+    (damage,) = Repair(bucket.store, RING, str(tmp_path / "aside")).look([found.path])
+    with pytest.raises(CheckpointCorrupt):
+        load(bucket.store, first)
+    save(bucket.store, second, sequence=2, x=array(1))
+
+    assert damage.path == found.path
+    assert (load(bucket.store, second)["x"] == array(1)).all()
+    assert bucket.stored() == [100_000] * 2  # the damaged one is the first one's
+    bucket.store.delete(found.path)
+    assert bucket.stored() == [100_000]
+    assert audit(bucket.store).orphans == ()
 
 
 def test_exported_to_a_file_it_is_whole_and_comes_back(

@@ -15,7 +15,7 @@ from graflow_ckpt.checkpoint.inventory import cut_of
 from graflow_ckpt.checkpoint.model import Document, parse
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, UnknownKey
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.stores.names import META, PARTS, contents_in
+from graflow_ckpt.stores.names import META, PARTS, contents_in_order
 from graflow_ckpt.stores.strays import strays
 
 ADVICE: Final = {
@@ -87,7 +87,7 @@ def _of_checkpoint(store: CheckpointStore, path: str, raw: bytes) -> Iterator[Or
         if not _is_still(store, path, raw):
             return
         yield Orphan("lacking", path, cut.size, cut.session, f"{part}: {why}")
-    for name in contents_in(raw):
+    for name in contents_in_order(raw):
         if not _is_held(store, path, name, str(meta.get("stage", ""))) and _is_still(store, path, raw):
             yield Orphan("lacking", path, cut.size, cut.session, f"content {name} is not there")
 

@@ -35,7 +35,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.protocols import CheckpointStore, Readable, Source
 from graflow_ckpt.stores.disk import Disk, refusing
-from graflow_ckpt.stores.names import META, PARTS, base_of, contents_in, session_of
+from graflow_ckpt.stores.names import META, PARTS, base_of, contents_in_order, session_of
 
 _PIECE: Final = 4 << 20
 _EVERYTHING: Final = 2**62
@@ -164,7 +164,7 @@ class Repair:
                 kept.append(self._write(f"{base}.{part}", self._pieces(path, part, stage)))
             except CheckpointCorrupt:
                 lacking.append(part)  # gone, or it belongs to another meta
-        for name in contents_in(raw):
+        for name in contents_in_order(raw):
             try:
                 kept.append(self._write(f"{base}.{name}.content", self._content(path, name, stage)))
             except CheckpointCorrupt:

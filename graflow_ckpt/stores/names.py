@@ -62,13 +62,18 @@ def is_content(name: object) -> bool:
 
 def contents_in(meta: bytes) -> frozenset[str]:
     """The names of the contents that a meta says its checkpoint holds."""
+    return frozenset(contents_in_order(meta))
+
+
+def contents_in_order(meta: bytes) -> tuple[str, ...]:
+    """The same, each once, as they are read."""
     if b'"contents"' not in meta:
-        return frozenset()
+        return ()
     try:
         found = json.loads(meta)
-        return frozenset(str(entry["name"]) for entry in found.get("contents", ()))
+        return tuple(dict.fromkeys(str(entry["name"]) for entry in found.get("contents", ())))
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        return frozenset()  # damaged: nobody will read them by it
+        return ()  # damaged: nobody will read them by it
 
 
 def gone(path: str, names: Collection[str]) -> CheckpointError:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, SaveOutcomeUnknown, ServerGone
 from graflow_ckpt.core.protocols import Buffer, PartWriter
-from graflow_ckpt.stores.names import contents_in
+from graflow_ckpt.stores.names import contents_in_order
 from graflow_ckpt.stores.objects_bucket import Bucket, Patience
 from graflow_ckpt.stores.objects_chunks import PieceSink
 from graflow_ckpt.stores.objects_head import Announced, Head, Heads
@@ -186,7 +186,7 @@ def write(
 
 def _fill(
     record: Record, sink: PieceSink, parts: Sequence[tuple[str, PartWriter]], room: int
-) -> tuple[Record, Collection[str]]:
+) -> tuple[Record, Sequence[str]]:
     """W2: the record, and the contents that its meta names. `room`: how much may go with the record."""
     extents: dict[str, Extent] = {}
     inline, meta = bytearray(), _Collector()
@@ -213,7 +213,7 @@ def _fill(
         inline=bytes(inline),
         session=session if isinstance(session, str) else "",
     )
-    return record, contents_in(bytes(meta.data))
+    return record, contents_in_order(bytes(meta.data))
 
 
 def _unknown(path: str, error: ServerGone) -> SaveOutcomeUnknown:

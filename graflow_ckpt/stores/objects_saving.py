@@ -165,7 +165,7 @@ class Holding:
     bucket: Bucket
     target: Target
     saving: ObjectSaving | None
-    names: Collection[str]
+    names: Sequence[str]  # in the order in which they are read
 
     def given(self, record: Record, former: Record | None, head: Head) -> Record:
         """The record with what it holds; CheckpointError if something is not there."""
@@ -185,7 +185,7 @@ class Holding:
             found = {name: held for name, held in found.items() if name not in added}
         else:
             found |= added
-        return replace(record, contents={n: found[n] for n in sorted(self.names) if n in found}, alone=alone)
+        return replace(record, contents={n: found[n] for n in self.names if n in found}, alone=alone)
 
     def _pinned(self, head: Head) -> dict[str, Held]:
         pin = head.pins.get(self.saving.mark) if self.saving is not None else None

@@ -27,6 +27,7 @@ from functools import partial
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, GraflowError
 from graflow_ckpt.core.protocols import PartWriter
 from graflow_ckpt.stores.names import is_content
+from graflow_ckpt.stores.objects_ahead import AHEAD, Ahead, Opening
 from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_chunks import PieceSource
 from graflow_ckpt.stores.objects_head import Head, Heads
@@ -52,6 +53,7 @@ class Trios:
         self._names = names
         self._folder = folder
         self._recent = _Recent()
+        self._ahead = Ahead()
         self._savings: dict[tuple[str, str], ObjectSaving] = {}  # under way, by name and stage
 
     # --- writing -----------------------------------------------------------------------
@@ -115,16 +117,28 @@ class Trios:
         return self._content(target.base, record, name)
 
     def _content(self, base: str, record: Record, name: str) -> PieceSource:
-        held = record.contents.get(name)
-        if held is None and record.alone and is_content(name):
-            entries = self._bucket.list(record.key(f"{record.alone}/{name}"))
-            held = Held(record.alone, name, sum(entry.size for entry in entries))
-        if held is None or not held.size:
+        if name in record.contents:
+            names = list(record.contents)
+            at = names.index(name)
+            coming = [self._opening(base, record, record.contents[n]) for n in names[at : at + 1 + AHEAD]]
+            return self._ahead.open(coming[0], coming[1:])
+        if not record.alone or not is_content(name):
             raise self._holds_none(base, name)
-        path = path_of(self._folder, base)
-        source = PieceSource(self._bucket, record.key(held.data), 0, held.size, path)
-        source.begin()
-        return source
+        entries = self._bucket.list(record.key(f"{record.alone}/{name}"))
+        held = Held(record.alone, name, sum(entry.size for entry in entries))
+        if not held.size:
+            raise self._holds_none(base, name)
+        return self._opening(base, record, held)[1]()
+
+    def _opening(self, base: str, record: Record, held: Held) -> Opening:
+        key, path = record.key(held.data), path_of(self._folder, base)
+
+        def opening() -> PieceSource:
+            source = PieceSource(self._bucket, key, 0, held.size, path)
+            source.begin()
+            return source
+
+        return f"{path} {key}", opening
 
     def _holds_none(self, base: str, name: str) -> CheckpointCorrupt:
         path = path_of(self._folder, base)

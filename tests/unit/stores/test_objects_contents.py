@@ -13,13 +13,20 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, Fenced
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    Fenced,
+    ServerGone,
+)
 from graflow_ckpt.stores import objects_head, objects_orphans, objects_saving
 from graflow_ckpt.stores.objects import ObjectStore
+from graflow_ckpt.stores.objects_ahead import AHEAD
 from graflow_ckpt.stores.objects_chunks import CHUNK
 from graflow_ckpt.stores.strays import strays
 from graflow_ckpt.testing.holdings import content, held, meta_holding, name_of, put_holding, there
-from graflow_ckpt.testing.trios import own_name, path_of, put, put_meta, put_own, writer
+from graflow_ckpt.testing.trios import all_of, own_name, path_of, put, put_meta, put_own, writer
 from tests.unit.stores.buckets import keys, requests
 from tests.unit.stores.interruptions import Killed, happening, killed, lost
 
@@ -85,6 +92,51 @@ def test_ten_checkpoints_of_sixty_four_contents_are_a_head_of_a_few_kilobytes(st
     assert len(lease.head.encode().partition(b"\n")[0]) < 20_000  # behind it are the metas
     assert len(keys(store, "data")) == 64 + 9  # the first one changed before it was saved
     lease.release()
+
+
+def test_contents_are_fetched_while_others_are_read_and_no_more_than_a_few(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = [content(number) for number in (5, 3, 9, 1, 7, 2, 8, 4)]
+    path = put_holding(store, own_name(), "one", some)
+    store.meta(path)
+    ahead = store._all.trios._ahead
+
+    with requests(store, monkeypatch) as made:
+        first = store.contents.open(path, name_of(some[0]), "one")
+        for future in ahead._coming.values():
+            future.result()
+
+    assert made == ["get_range"] * (1 + AHEAD)
+    assert all_of(first) == some[0]
+    assert held(store, path) == some
+    assert ahead._coming == {}
+    assert ahead._pool is None
+
+
+def test_what_could_not_be_fetched_ahead_is_asked_for_again_in_its_turn(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put_holding(store, own_name(), "one", [ONE, TWO])
+    store.meta(path)
+
+    bucket, times = store._all.bucket, []
+    get_range = bucket.get_range
+
+    def lost_once(key: str, start: int, length: int) -> Any:
+        if name_of(TWO) in key and not times:
+            times.append(key)
+            lost()
+        return get_range(key, start, length)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bucket, "get_range", lost_once)
+        store.contents.open(path, name_of(ONE), "one").close()
+        for future in store._all.trios._ahead._coming.values():
+            assert isinstance(future.exception(), ServerGone)
+
+    assert times
+    assert all_of(store.contents.open(path, name_of(TWO), "one")) == TWO
 
 
 # --- where they lie ----------------------------------------------------------------------

@@ -32,7 +32,6 @@ from tests.unit.stores.interruptions import Killed, happening, killed, lost
 
 ROOT = Path(__file__).parents[3]
 ONE, TWO, THREE = content(1), content(2), content(3)
-ENDS = pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 NAMES = pytest.mark.parametrize("name", ["best", own_name()])
 MOST = 30  # operations; that no save has more is asserted
 
@@ -221,13 +220,26 @@ def test_a_head_whose_contents_make_no_sense_is_damaged(
         store.meta(path)
 
 
+def test_what_is_let_go_is_removed_at_once_and_nothing_else(store: ObjectStore) -> None:
+    first = put_holding(store, own_name(sequence=1), "one", [ONE, TWO])
+    second = put_holding(store, own_name(sequence=2), "two", [TWO, THREE])
+    assert len(keys(store, "data")) == 3
+
+    put_holding(store, own_name(sequence=1), "three", [TWO])
+    assert len(keys(store, "data")) == 2
+    store.delete_many([second])
+    assert len(keys(store, "data")) == 1
+    assert held(store, first) == [TWO]
+    put(store, own_name(sequence=1), "plain")
+    assert keys(store, "data") == []
+
+
 # --- what is left ------------------------------------------------------------------------
 
 
 @NAMES
-@ENDS
 def test_a_save_killed_anywhere_leaves_whole_checkpoints_and_nothing_once_somebody_owns_the_session(
-    fresh: Callable[[], ObjectStore], name: str, after: bool
+    fresh: Callable[[], ObjectStore], name: str
 ) -> None:
     large = content(4, CHUNK + 5)
     done = False
@@ -235,7 +247,7 @@ def test_a_save_killed_anywhere_leaves_whole_checkpoints_and_nothing_once_somebo
         victim = fresh()
         lease = victim.acquire("s", take_over=True)
         put_holding(victim, name, f"old{at}", [ONE, TWO], lease=lease)
-        with killed(victim, at, after=after), suppress(Killed):
+        with killed(victim, at), suppress(Killed):
             put_holding(victim, name, f"new{at}", [TWO, THREE, large], lease=lease)
             done = True
 
@@ -276,6 +288,36 @@ def test_a_reply_lost_anywhere_in_a_save_leaves_it_whole_or_undone(
             break
 
     assert not point.happened
+
+
+@NAMES
+@pytest.mark.parametrize("fenced", [False, True])
+def test_a_save_that_fails_or_is_fenced_takes_away_what_it_has_written(
+    fresh: Callable[[], ObjectStore], name: str, fenced: bool
+) -> None:
+    store, other = fresh(), fresh()
+    lease = store.acquire("s")
+    put_holding(store, name, "one", [ONE, TWO], lease=lease)
+    before = keys(other, "data")
+    saving = store.contents.saving(name, lease=lease, stage="two")
+
+    def values(sink: object) -> None:
+        saving.hold([name_of(ONE), name_of(THREE)])
+        saving.add(name_of(THREE), len(THREE), [THREE])
+        saving.settle()
+        assert len(keys(other, "data")) == len(before) + 1
+        if not fenced:
+            raise OSError("no more")
+        other.acquire("s", take_over=True).release()
+
+    meta = writer(meta_holding("two", [name_of(THREE)]))
+    with pytest.raises(Fenced if fenced else OSError):
+        store.put(name, [("pkl", values), ("meta.json", meta)], lease=lease, stage="two")
+    saving.end()
+
+    assert keys(other, "data") == before
+    assert other._all.heads.read("s").head.pins == {}
+    assert held(other, name) == [ONE, TWO]
 
 
 def test_what_a_stopped_owner_writes_after_a_takeover_is_swept_and_never_believed(
@@ -331,13 +373,30 @@ def test_who_has_no_lease_and_takes_longer_than_a_day_is_refused_and_swept(
         store.meta(path)
 
 
+def test_who_was_swept_for_it_is_not_pinned_again(
+    fresh: Callable[[], ObjectStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = fresh()
+    saving = store.contents.saving(own_name(), lease=None, stage="one")
+    saving.hold([])
+    monkeypatch.setattr(objects_orphans, "LIFE", timedelta(-1))
+    saving.add(name_of(ONE), len(ONE), [ONE])
+    saving.settle()
+
+    assert fresh().contents.sweep() == 1
+
+    with pytest.raises(CheckpointError, match="contents"):  # else it would be believed to have written ONE
+        saving.hold([name_of(TWO)])
+    saving.end()
+
+
 def test_what_is_left_under_a_name_without_a_lease_is_swept_after_a_day(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = put_holding(store, "best", "one", [ONE])
-    store.contents.saving("other", lease=None, stage="dead").add(name_of(TWO), len(TWO), [TWO])
-    while len(keys(store, "data")) < 2:
-        pass  # it is on its way
+    dead = store.contents.saving("other", lease=None, stage="dead")
+    dead.add(name_of(TWO), len(TWO), [TWO])
+    dead.settle()
 
     assert store.contents.sweep() == 0
     monkeypatch.setattr(objects_orphans, "LIFE", timedelta(-1))

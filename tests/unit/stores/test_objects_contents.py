@@ -31,6 +31,7 @@ from tests.unit.stores.buckets import keys, requests
 from tests.unit.stores.interruptions import Killed, happening, killed, lost
 
 ROOT = Path(__file__).parents[3]
+ASKING = own_name(sequence=99)
 ONE, TWO, THREE = content(1), content(2), content(3)
 NAMES = pytest.mark.parametrize("name", ["best", own_name()])
 MOST = 30  # operations; that no save has more is asserted
@@ -181,7 +182,7 @@ def test_where_the_head_has_no_room_a_checkpoint_has_contents_of_its_own(
     second = put_holding(store, own_name(sequence=2), "two", [ONE, TWO, THREE])  # ONE is there
 
     assert held(ObjectStore(store.url), second) == [ONE, TWO, THREE]
-    assert there(store, [ONE, TWO, THREE]) == {ONE}
+    assert there(store, [ONE, TWO, THREE], ASKING) == {ONE}
     put_meta(store, own_name(sequence=2), meta_holding("two", map(name_of, [THREE, ONE, TWO])), stage="two")
     assert held(store, second) == [THREE, ONE, TWO]
     assert len(keys(store, "data")) == 3
@@ -336,7 +337,7 @@ def test_what_a_stopped_owner_writes_after_a_takeover_is_swept_and_never_believe
     with pytest.raises(Fenced):
         old.put(own_name(), [("pkl", values), ("meta.json", meta)], lease=lease, stage="late")
     assert len(keys(new, "data")) == 1  # it was not taken away by who is not told any more
-    assert there(new, [ONE]) == set()
+    assert there(new, [ONE], ASKING) == set()
 
     assert new.contents.sweep() == 1
 

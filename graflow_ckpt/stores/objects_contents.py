@@ -39,8 +39,9 @@ class ObjectContents:
         self.sweep = sweep
 
     def scope(self, path: str, /) -> str:
+        """Its session; a name is a scope of its own, in which nothing is found again."""
         target = self._target(path)
-        return target.session or target.base
+        return target.session or f"@{target.base}"
 
     def saving(self, path: str, *, lease: Lease | None, stage: str) -> ObjectSaving:
         trios, _ = self._opened()

@@ -29,6 +29,7 @@ _TYPES = {
     "line": ("hash", "list"),
     "stage": ("hash", "hash"),
     "commit": ("hash", "hash", "hash", "zset", "hash", "hash", "set"),
+    "look": ("hash", "hash"),
     "delete": ("hash", "hash", "zset", "set"),
     "sweep": ("hash", "hash", "set"),
     "pin": ("hash", "hash", "hash"),

@@ -20,11 +20,10 @@ Not here: who may write (redis_lease.py), and what a path names (redis_names.py)
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from graflow_ckpt.core.errors import (
@@ -45,12 +44,14 @@ from graflow_ckpt.stores.redis_chunks import LIFE, ChunkSink, ChunkSource
 from graflow_ckpt.stores.redis_lease import RedisLease
 from graflow_ckpt.stores.redis_names import NAMED, PARTS, Keys, Target, path_of
 from graflow_ckpt.stores.redis_scripts import Scripts
+from graflow_ckpt.stores.redis_seen import Seen, parts_in
 
 META = PARTS[-1]
 
 SYNCS = ("CONFIG", "GET", "*append*")
 
 _ALONG = 64 << 10  # bytes of a last chunk that go into the script with the commit; larger ones before it
+_SMALL = 16 << 10  # bytes of a part that comes along with its meta
 _PAGE = 200  # metas that are read at once
 _STEP = 1000  # keys of contents that one script takes away
 _Sinks = dict[str, ChunkSink]
@@ -88,6 +89,7 @@ class Trios:
         self._link = link
         self._scripts = scripts
         self._folder = folder
+        self._seen = Seen()
 
     # --- writing -----------------------------------------------------------------------
 
@@ -210,25 +212,34 @@ class Trios:
 
     def open_part(self, target: Target, part: str, stage: str) -> ChunkSource:
         path = path_of(self._folder, target.base)
-        with translated(self._folder):
-            raw = self._client(target.keys).hget(target.keys.records, target.base)
-        if raw is None:
-            raise self._not_found(target)
-        found = json.loads(raw)["parts"].get(part)
-        if found is None or found["stage"] != stage:
+        found = self._seen.take(target, part, stage)
+        if found is None:
+            with translated(self._folder):
+                raw = self._client(target.keys).hget(target.keys.records, target.base)
+            if raw is None:
+                raise self._not_found(target)
+            found = parts_in(raw).get(part)
+        if found is None or found.stage != stage:
             raise CheckpointCorrupt(
                 f"The checkpoint {path} has no {part} that belongs to its meta.",
                 hint="It was written anew meanwhile, or by something else.",
                 path=path,
                 part=part,
             )
-        return ChunkSource(self._link, target.keys.chunks(found["nonce"], part), int(found["size"]), path)
+        prefix = target.keys.chunks(found.nonce, part)
+        return ChunkSource(self._link, prefix, found.size, path, found.first)
 
     def meta(self, target: Target) -> bytes:
-        with translated(self._folder):
-            raw = self._client(target.keys).hget(target.keys.metas, target.base)
-        if raw is None:
+        """Whoever sees it goes on to the parts: what is small comes along, in one round trip."""
+        keys = target.keys
+        found = self._scripts["look"]([keys.metas, keys.records], [target.base, keys.chunks(), _SMALL])
+        if found is None:
             raise self._not_found(target)
+        raw, record, *small = found
+        parts = parts_in(record)
+        for name, data in zip(small[::2], small[1::2], strict=True):
+            parts[name.decode()] = replace(parts[name.decode()], first=data)
+        self._seen.remember(target, parts)
         return bytes(raw)
 
     def metas(self, keys: Keys) -> Iterator[tuple[str, bytes]]:

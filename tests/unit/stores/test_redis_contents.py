@@ -123,7 +123,7 @@ def test_a_save_without_an_owner_is_swept_once_its_chunks_would_have_expired(
     saving.settle()
     staging = "graflow:ck:{@}:staging"
     store.contents.sweep()
-    assert there(store, [ONE]) == {ONE}
+    assert there(store, [ONE], "best") == {ONE}
 
     nonce, said = redis_server.ask("HGETALL", staging)
     old = {**json.loads(said), "at": str(int(redis_server.ask("TIME")[0]) - LIFE - 5)}
@@ -198,7 +198,7 @@ def test_a_script_whose_reply_is_lost_is_asked_for_again_and_changes_nothing_mor
 
     assert proxy.dropped()
     assert held(store, path) == [ONE, LARGE]
-    assert there(store, [ONE, TWO, LARGE]) == {ONE, LARGE}
+    assert there(store, [ONE, TWO, LARGE], "best") == {ONE, LARGE}
     assert lives(redis_server) == {-1}
     assert store.delete_many([path, path_of(store, "other")]) == 2
     assert keys(redis_server) == set()

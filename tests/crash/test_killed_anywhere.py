@@ -16,7 +16,7 @@ from graflow_ckpt.checkpoint.bringing import shares
 from graflow_ckpt.checkpoint.copying import Move
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
-from tests.crash.doomed import NAMES, SESSION, saved
+from tests.crash.doomed import NAMES, SESSION
 from tests.crash.ways import Way, fill, own_name, parts, whole
 from tests.unit.checkpoint import stocked, trios
 from tests.unit.checkpoint.test_copying import replayed
@@ -30,8 +30,7 @@ def test_a_save_that_is_killed_leaves_the_old_one_or_the_new_one_whole(way: Way)
     seen: list[list[int]] = []
     epoch, status = 0, -1
     for at in way.steps(EVERY):
-        for name in NAMES:
-            saved(way.store, name, 1)
+        way.saved_by_an_owner(dict.fromkeys(NAMES, 1))
 
         status = way.killed("save", at, sequence=2)
 
@@ -49,13 +48,12 @@ def test_a_save_that_is_killed_leaves_the_old_one_or_the_new_one_whole(way: Way)
 
 
 def test_a_prune_that_is_killed_has_taken_the_oldest_and_the_next_one_ends_it(way: Way) -> None:
-    saved(way.store, own_name(4), 4)
+    way.saved_by_an_owner({own_name(4): 4})
     alone = len(way.pieces())
     counts: list[int] = []
     status = -1
     for at in way.steps(EVERY):
-        for number in (1, 2, 3, 4):
-            saved(way.store, own_name(number), number)
+        way.saved_by_an_owner({own_name(number): number for number in (1, 2, 3, 4)})
 
         status = way.killed("prune", at)
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
@@ -107,6 +107,13 @@ class Way:
     def _restart(self) -> None:
         self.server.kill()
         self.server.start()
+
+    def saved_by_an_owner(self, sequences: Mapping[str, int]) -> None:
+        """Checkpoints of these names."""
+        lease = self.store.acquire(SESSION)
+        for name, sequence in sequences.items():
+            saved(self.store, name, sequence, lease)
+        lease.release()
 
     def owned_anew(self, after: int = 0) -> int:
         """The epoch of the session's next owner, which is above all that there were; it has cleared away."""

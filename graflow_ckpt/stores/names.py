@@ -14,6 +14,7 @@ import re
 from collections.abc import Collection
 
 from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.links.addresses import masked
 
 META = "meta.json"
 PARTS = ("pkl", "state.json", META)
@@ -40,6 +41,7 @@ def session_of(base: str) -> str | None:
 def check_own(path: str, its: str | None, mine: str) -> None:
     """Whether a session that is `mine` may write there; `its`: the session whose own name it is."""
     if its not in (None, mine):
+        path = masked(path)
         raise CheckpointError(
             f"{path} is the name of a checkpoint of session {its!r}.",
             hint="Give it another name.",

@@ -129,7 +129,7 @@ class ObjectStore:
         mine = self._own(lease) if lease is not None else None
         if mine is not None:
             mine.not_released()
-            check_own(masked(path), target.session, mine.session)  # its epoch is in another head
+            check_own(path, target.session, mine.session)  # its epoch is in another head
         with _refusing(path):
             self._all.bucket.verify()
             self._all.trios.write(Put(target, path_of(self.folder, target.base), mine, stage), parts)

@@ -139,7 +139,7 @@ class PostgresStore:
         mine = self._own(lease) if lease is not None else None
         if mine is not None:
             mine.not_released()
-            check_own(masked(path), session_of(base), mine.session)
+            check_own(path, session_of(base), mine.session)
         try:
             self.synced = self._all.trios.write(Put(base, mine, stage), parts)
         except ServerError as error:

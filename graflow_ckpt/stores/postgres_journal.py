@@ -18,9 +18,12 @@ from itertools import pairwise
 from graflow_ckpt.core.errors import CheckpointError, JournalFailed, ServerError
 from graflow_ckpt.stores.postgres_lease import HELD, PostgresLease
 from graflow_ckpt.stores.postgres_link import Connection, Link
+from graflow_ckpt.stores.postgres_prepared import Prepared
 
 _PAGE = 1000  # frames that are read at once
-_APPEND = f"select graflow_ckpt.append(session, epoch, %s, %s, %b){HELD}".encode()
+_APPEND = Prepared(
+    "append", f"select graflow_ckpt.append(session, epoch, %s::bigint, %s::bigint, %b::bytea){HELD}"
+)
 _BEGIN = f"select outcome, synced{HELD}, graflow_ckpt.begin_segment(held.session, held.epoch, %s)".encode()
 
 
@@ -58,8 +61,8 @@ class PostgresSegment:
 
     def _append(self, connection: Connection, frame: bytes) -> str:
         args = [self._after, self._count, frame, *self._lease.fence]
-        found = connection.execute(_APPEND, args).fetchone()
-        return "fenced" if found is None else str(found[0])
+        found = _APPEND.row(connection, args)
+        return "fenced" if found is None else (found[0] or b"").decode()
 
     def _failed(self, why: str) -> JournalFailed:
         session, epoch, after = self._lease.session, self._lease.epoch, self._after

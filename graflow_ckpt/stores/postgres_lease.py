@@ -61,7 +61,7 @@ class PostgresLease:
         self._keeper.start()
 
     @property
-    def fence(self) -> list[object]:
+    def fence(self) -> list[str | int]:
         """What a write has to find in the row of the session."""
         return [self.session, self.epoch, self.claim]
 

@@ -134,7 +134,7 @@ class RedisStore:
         mine = self._own(lease) if lease is not None else None
         if mine is not None:
             mine.not_released()
-            check_own(masked(path), target.session, mine.session)  # its epoch is in another slot
+            check_own(path, target.session, mine.session)  # its epoch is in another slot
         with _refusing(path):
             self.synced = self._all.trios.write(Put(target, mine, stage), parts)
 

@@ -20,7 +20,7 @@ Not here: digests, and who compares them.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.core.protocols import Lease
@@ -107,10 +107,10 @@ class RedisSaving:
         nonce, keys = uuid.uuid4().hex, [self._keys.staging, self._keys.contents]
         said: list[Argument] = [self._put.nonce, nonce, size, -(-size // CHUNK)]
         self._send(self._scripts["place"], keys, said)
-        for number, piece in enumerate(pieces):  # chunks, but for the last
+        for number, chunk in enumerate(_chunks(pieces)):
             key = f"{self._keys.content(nonce)}{number}"
             # NX: sent again, it would make a chunk expire that is whole
-            self._send(None, [key], ["SET", key, piece, "NX", "EX", LIFE], len(piece))
+            self._send(None, [key], ["SET", key, chunk, "NX", "EX", LIFE], len(chunk))
         self._send(self._scripts["keep"], keys, [*said, name])
 
     def settle(self) -> None:
@@ -160,3 +160,11 @@ class RedisSaving:
             "or the server drops keys (maxmemory-policy): save it again.",
             path=self._path,
         )
+
+
+def _chunks(pieces: Iterable[bytes]) -> Iterator[memoryview]:
+    """The same bytes in chunks of CHUNK; the pieces are whole numbers of them, but for the last."""
+    for piece in pieces:
+        view = memoryview(piece)
+        for start in range(0, len(view), CHUNK):
+            yield view[start : start + CHUNK]

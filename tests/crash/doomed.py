@@ -36,10 +36,12 @@ from graflow_ckpt.core.protocols import CheckpointStore, Lease
 from graflow_ckpt.stores import (
     objects_bucket,
     objects_chunks,
+    objects_saving,
     open_store,
     postgres_chunks,
     postgres_link,
     redis_chunks,
+    redis_contents,
     redis_scripts,
     sqlite_chunks,
     sqlite_contents,
@@ -66,7 +68,7 @@ Order = dict[str, Any]
 
 def small_chunks(patch: pytest.MonkeyPatch) -> None:
     """So that a checkpoint of some pieces goes ahead of its commit, as one of many megabytes does."""
-    for module in (objects_chunks, postgres_chunks, redis_chunks):
+    for module in (objects_chunks, objects_saving, postgres_chunks, redis_chunks, redis_contents):
         patch.setattr(module, "CHUNK", 1 << 16)
     for module in (sqlite_chunks, sqlite_contents):
         patch.setattr(module, "CHUNK", 1 << 14)

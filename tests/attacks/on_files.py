@@ -69,8 +69,8 @@ def _imported(scene: Scene, raw: bytes) -> str:
 
 
 def _judge(scene: Scene, target: MemoryStore) -> None:
-    # what a copy may have otherwise: values that are shared here need not be shared there
-    same = ("stage", "home", "seal", "key_id", "synced", "parts", "contents")
+    # what a copy may have otherwise: values that are shared here need not be shared there, and whence it came
+    same = ("stage", "home", "seal", "key_id", "synced", "parts", "contents", "copied_from")
     for path, _ in target.list():
         found, facts, state = meaning(archive.load(target, RING, path))
         meta, true_facts, true_state = scene.truth[found["checkpoint_id"]]

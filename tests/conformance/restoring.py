@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import uuid
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -61,16 +62,16 @@ def in_folder(folder: Path) -> Snapshot:
 
 def in_sqlite(file: Path) -> Snapshot:
     def copy() -> Callable[[], None]:
-        kept = sqlite3.connect(":memory:")
-        _copied(file, lambda live: live.backup(kept))
-        return partial(_copied, file, lambda live: kept.backup(live))
+        kept = file.with_name(f"{file.name}-{uuid.uuid4().hex}")
+        _copied(file, kept)
+        return partial(_copied, kept, file)
 
     return copy
 
 
-def _copied(file: Path, how: Callable[[sqlite3.Connection], None]) -> None:
-    with closing(sqlite3.connect(file, timeout=30)) as live:
-        how(live)
+def _copied(origin: Path, target: Path) -> None:
+    with closing(sqlite3.connect(origin)) as source, closing(sqlite3.connect(target, timeout=30)) as copy:
+        source.backup(copy)
 
 
 def in_redis(server: Server) -> Snapshot:

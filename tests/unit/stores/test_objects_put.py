@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.objects_chunks import CHUNK
 from graflow_ckpt.stores.objects_put import INLINE, SMALL
@@ -105,10 +105,9 @@ def test_a_meta_put_alone_leaves_the_parts_where_they_are(
     assert made == ["get", "_put"]
     assert keys(store, "data") == before
     assert read(store, name) == ("one", b"one" * LARGE, b"one")
-    store.put(name, meta, lease=None, stage="another")
-    assert keys(store, "data") == []
-    with pytest.raises(CheckpointCorrupt, match=r"no pkl"):
-        store.open(name, "pkl", "another")
+    with pytest.raises(CheckpointError, match="another checkpoint"):
+        store.put(name, meta, lease=None, stage="another")
+    assert keys(store, "data") == before
 
 
 def test_pieces_are_fetched_before_they_are_read_and_no_more_than_a_few(

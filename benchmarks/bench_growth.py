@@ -88,6 +88,7 @@ def redis(run: Run) -> str:
     return redis_server().url
 
 
+@cache
 def object_server() -> ObjectServer:
     os.environ.update(CREDENTIALS)
     found = ObjectServer()

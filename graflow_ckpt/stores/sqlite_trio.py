@@ -217,21 +217,21 @@ class Trios:
         return meta
 
     def metas(self, session: str | None = None, glob: str | None = None) -> Iterator[tuple[str, bytes]]:
-        """Names and metas, the last committed first; those that were there when it began.
+        """Names and metas, the last committed first, of all that were there when it began.
 
-        Of more than a page all names are taken at once: one page after the other, a checkpoint that is
-        written anew meanwhile would move out of sight.
+        Who looks at a page pays for a page. Who goes on gets all names at once: one page after the other, a
+        checkpoint that is written anew meanwhile would move out of sight.
         """
         given, its = ((), "") if session is None else ((session,), " AND session = ?")
         newest = f"WHERE TRUE{its} ORDER BY id DESC"
         page = self._rows(f"SELECT name, {_META} FROM checkpoints {newest} LIMIT {_PAGE}", given)
-        left: list[str] = []
-        if len(page) == _PAGE:
-            index = "" if session is not None else "INDEXED BY checkpoints_name "  # it has all that is asked
-            names = self._rows(f"SELECT name FROM checkpoints {index}{newest}", given)
-            seen = {name for name, _ in page}
-            left = [name for (name,) in names if name not in seen]
         yield from _matching(page, glob)
+        if len(page) < _PAGE:
+            return
+        index = "" if session is not None else "INDEXED BY checkpoints_name "  # it has all that is asked
+        names = self._rows(f"SELECT name FROM checkpoints {index}{newest}", given)
+        seen = {name for name, _ in page}
+        left = [name for (name,) in names if name not in seen]
         while left:
             some, left = left[:_PAGE], left[_PAGE:]
             marks = ",".join("?" * len(some))

@@ -220,7 +220,7 @@ def test_more_metas_than_one_page_are_all_listed_while_others_come_and_go(store:
     store.delete(own_name(1))
     rest = [path for path, _ in listing]
 
-    seen = [path.rpartition("/")[2] for path in first + rest]
+    seen = [name for path in first + rest if (name := path.rpartition("/")[2]) != own_name(1000)]
     assert seen == [own_name(number) for number in range(449, -1, -1) if number != 1]
 
 

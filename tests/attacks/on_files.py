@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from graflow_ckpt.checkpoint import archive, history, inert
 from graflow_ckpt.checkpoint.copying import Move, survey
@@ -24,12 +25,12 @@ from tests.attacks.gadgets import GADGETS
 from tests.attacks.scene import RING, Scene, dump, meaning
 from tests.attacks.spoiling import HUGE, cut, deep, edited, flipped, odd
 
-_MADE: dict[int, bytes] = {}
+_MADE: WeakKeyDictionary[Scene, bytes] = WeakKeyDictionary()
 
 
 def _exported(scene: Scene) -> bytes:
     """The victim's session as a file, made once."""
-    if id(scene) not in _MADE:
+    if scene not in _MADE:
         scene.put_journal_back()
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "export"
@@ -37,8 +38,8 @@ def _exported(scene: Scene) -> bytes:
                 for number in (1, 2, 3):
                     out.cut(scene.store, RING, scene.path(number))
                 out.session(scene.store, "victim")
-            _MADE[id(scene)] = file.read_bytes()
-    return _MADE[id(scene)]
+            _MADE[scene] = file.read_bytes()
+    return _MADE[scene]
 
 
 def _imported(scene: Scene, raw: bytes) -> str:

@@ -20,6 +20,7 @@ from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pa
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore
 from graflow_ckpt.core.values import Live
+from graflow_ckpt.stores.names import contents_in
 from graflow_ckpt.testing.trios import all_of, own_name, path_of, writer
 from tests.unit.checkpoint import trios
 
@@ -64,6 +65,7 @@ class Scene:
         self.plant_contents: PlantContents | None = None
         self.truth: dict[str, Any] = {}  # by checkpoint id: what its sealed bytes mean
         self.parts: dict[tuple[str, int], Parts] = {}
+        self.shared: dict[str, bytes] = {}  # contents by name
         for session in ("victim", "other"):
             self._live(session)
         self.records = [(n, trios_ops(n)) for n in range(3, 8)]
@@ -80,8 +82,20 @@ class Scene:
         self.store.put(path, [(part, writer(parts[part])) for part in order], lease=None, stage=stage)
 
     def put_back(self, number: int = COUNT) -> None:
-        parts = self.parts["victim", number]
-        self.plant(self.path(number), parts, stage_of(parts))
+        """With what it shares with others, should that have gone with the last of them."""
+        parts, path = self.parts["victim", number], self.path(number)
+        shared = contents_in(parts["meta.json"])
+        if self.store.contents is None or not shared:
+            self.plant(path, parts, stage_of(parts))
+            return
+        saving = self.store.contents.saving(path, lease=None, stage=stage_of(parts))
+        try:
+            for name in shared - set(saving.hold(sorted(shared))):
+                saving.add(name, len(self.shared[name]), [self.shared[name]])
+            saving.settle()
+            self.plant(path, parts, stage_of(parts))
+        finally:
+            saving.end()
 
     def put_journal_back(self) -> None:
         if self.plant_journal is not None:
@@ -115,6 +129,8 @@ class Scene:
             self.parts[session, number] = {
                 part: all_of(self.store.open(path, part, stage)) for part in ("pkl", "state.json")
             } | {"meta.json": meta}
+            for name in contents_in(meta) if self.store.contents is not None else ():
+                self.shared[name] = all_of(self.store.contents.open(path, name, stage))
             self.truth[metadata.checkpoint_id] = meaning(archive.load(self.store, RING, path))
 
     def _states(self) -> list[Any]:

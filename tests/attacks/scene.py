@@ -18,6 +18,7 @@ from graflow_ckpt.checkpoint.codec import encode
 from graflow_ckpt.checkpoint.describing import metadata_of
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.snapshot import capture
+from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore
 from graflow_ckpt.core.values import Live
 from graflow_ckpt.stores.names import contents_in
@@ -85,9 +86,12 @@ class Scene:
         """With what it shares with others, should that have gone with the last of them."""
         parts, path = self.parts["victim", number], self.path(number)
         shared = contents_in(parts["meta.json"])
-        if self.store.contents is None or not shared:
+        try:
             self.plant(path, parts, stage_of(parts))
             return
+        except CheckpointError:
+            if self.store.contents is None or not shared:
+                raise
         saving = self.store.contents.saving(path, lease=None, stage=stage_of(parts))
         try:
             for name in shared - set(saving.hold(sorted(shared))):

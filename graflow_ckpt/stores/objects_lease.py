@@ -80,10 +80,12 @@ class ObjectLease:
             return None if changed is None else self._tidied(changed)
 
         with self._mutex:
-            seen, self._seen = self._seen, None  # after a failure nothing is known
-            self._seen = self._heads.update(self.session, ours, seen)
-            self._done.intersection_update(self._seen.head.announced)
-            return self._seen
+            known, self._seen = self._seen, None  # after a failure nothing is known
+            seen = self._seen = self._heads.update(self.session, ours, known)
+            self._done.intersection_update(seen.head.announced)
+        if seen is known:  # there was nothing to write, so nobody could refuse it
+            self.check()
+        return seen
 
     def rewound(self, sequence: int) -> None:
         """Write down that this epoch goes on from `sequence`."""

@@ -77,7 +77,7 @@ _REFUSALS = re.compile(
     r"|permission denied"
 )
 _NO_DATABASE = re.compile(r"database \"(.*)\" does not exist")
-_GONE = ("08", "57P", "53300", "40001", "40P01", "55P03", "25P03")
+_GONE = ("08", "57P", "53300", "40001", "40P01", "55P03", "25P03", "26000")
 _CHANGING = re.compile(r"cache lookup failed|could not open relation with OID|tuple concurrently")
 _MISSING = ("42P01", "3F000", "42883", "42703")
 

@@ -5,7 +5,7 @@ kilobytes that is a quarter of the time. Here a statement is prepared once per c
 texts, bytes, whole numbers or None.
 
 Promise: waiting for the server can be interrupted, and errors are psycopg's, as with a cursor. A connection
-that does not know the statement any more learns it again.
+that does not know the statement any more (DISCARD, a pooler) says so, which passes: it is prepared anew.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from psycopg import generators
 from psycopg.errors import error_from_result
-from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGresult
 
 from graflow_ckpt.stores.postgres_link import Connection
@@ -43,25 +43,20 @@ class Prepared:
             one.encode() if isinstance(one, str) else b"%d" % one if isinstance(one, int) else one
             for one in values
         ]
-        while True:
-            if connection not in self._known:
-                connection.pgconn.send_prepare(self._name, self._text)
-                self._finished(connection)
-                self._known.add(connection)
-            connection.pgconn.send_query_prepared(self._name, sent, self._binary, 1)
-            found = self._finished(connection)
-            if found is not None:
-                return [found.get_value(0, at) for at in range(found.nfields)] if found.ntuples else None
+        if connection not in self._known:
+            connection.pgconn.send_prepare(self._name, self._text)
+            self._finished(connection)
+            self._known.add(connection)
+        connection.pgconn.send_query_prepared(self._name, sent, self._binary, 1)
+        found = self._finished(connection)
+        return [found.get_value(0, at) for at in range(found.nfields)] if found.ntuples else None
 
-    def _finished(self, connection: Connection) -> PGresult | None:
-        """None: it has to be prepared again."""
+    def _finished(self, connection: Connection) -> PGresult:
         found: PGresult
         (found,) = connection.wait(generators.execute(connection.pgconn))
         if found.status in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
             return found
         error = error_from_result(found, connection.info.encoding)
-        idle = connection.info.transaction_status == TransactionStatus.IDLE
-        if error.sqlstate != _FORGOTTEN or not idle:
-            raise error
-        self._known.discard(connection)
-        return None
+        if error.sqlstate == _FORGOTTEN:
+            self._known.discard(connection)
+        raise error

@@ -555,3 +555,25 @@ def test_contents_that_nobody_holds_go_however_many_were_let_go_before(
     assert rows.ask(
         "select (select count(*) from graflow_ckpt.contents), count(*) from graflow_ckpt.freed"
     ) == [(0, 0)]
+
+
+def test_a_connection_that_has_forgotten_its_statements_learns_them_again(store: PostgresStore) -> None:
+    lease = store.acquire("s")
+    segment = store.journal(lease, 0)
+    put(store, own_name(1), "one", lease)
+    segment.append(b"a")
+
+    def forget() -> None:
+        store._link.run(lambda connection: connection.execute("discard all"))
+
+    forget()
+    path = put(store, own_name(2), "two", lease)
+    forget()
+    segment.append(b"b")
+    forget()
+    other = put_holding(store, own_name(3), "three", [content(1)], lease=lease)
+
+    assert read(store, path) == ("two", b"two", b"two")
+    assert held(store, other) == [content(1)]
+    assert [raw for *_, raw in store.segments("s")] == [b"ab"]
+    lease.release()

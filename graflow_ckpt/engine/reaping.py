@@ -46,7 +46,7 @@ def release(
     `crashed`: whether the worker died of what it ran, which counts against the task. `patience`: seconds to
     wait for a server that is away.
     """
-    client: Any = link.route.client_for(f"{keys_of(session)}c")
+    client: Any = link.client
     with translated(link.address):
         holds = held(link, session, token, cells)
         asks = json.loads(client.hget(f"{keys_of(session)}h", "io") or b"{}")
@@ -71,7 +71,7 @@ def release_the_dead(
 ) -> list[Emitted]:
     """All tokens of a session whose owners are gone, on this machine or by their leases."""
     prefix = keys_of(session)
-    client: Any = link.route.client_for(f"{prefix}c")
+    client: Any = link.client
     with translated(link.address):
         owners: dict[bytes, bytes] = client.hgetall(f"{prefix}own")
         seconds, micros = client.time()
@@ -98,7 +98,7 @@ def owner_of(record: bytes) -> Owner | None:
 
 def held(link: RedisLink, session: str, token: str, cells: Cells) -> list[TaskSpec]:
     """What a token has claimed, the latest first: so that they are released into their old order."""
-    client: Any = link.route.client_for(f"{keys_of(session)}c")
+    client: Any = link.client
     fields: dict[bytes, bytes] = client.hgetall(f"{keys_of(session)}c")
     mine = []
     for record in (record for field, record in fields.items() if field.isdigit()):

@@ -199,6 +199,6 @@ class SharedHost(RunHost):
 
     def _made(self) -> dict[bytes, bytes]:
         key = f"{keys_of(self.session_id)}t"
-        client: Any = self._home.link.route.client_for(key)
+        client: Any = self._home.link.client
         found: dict[bytes, bytes] = client.hgetall(key)
         return found

@@ -93,8 +93,8 @@ class SharedContext(ExecutionContext):
     # --- facts -------------------------------------------------------------------------
 
     @property
-    def _client(self) -> Any:  # the redis.Redis of the node that has the session
-        return self.link.route.client_for(f"{self._prefix}c")
+    def _client(self) -> Any:  # a redis.Redis, whose types allow a coroutine
+        return self.link.client
 
     def line(self) -> dict[str, str]:
         """Its counters, as of now."""

@@ -109,8 +109,8 @@ class SharedHome:
         return self._keyring
 
     @property
-    def _client(self) -> Any:  # a redis.Redis of the node that has the session
-        return self.link.route.client_for(f"{self._prefix}c")
+    def _client(self) -> Any:  # a redis.Redis, whose types allow a coroutine
+        return self.link.client
 
     def _tell(self, *words: str | int) -> list[Any]:
         reply: list[Any] = self._script([f"{self._prefix}c"], words)

@@ -152,10 +152,9 @@ class Acceptance:
         """Before it is there: what is not listed would be found by nobody, should this process die."""
         now = int(time.time() * 1000)
         with asked(self._link, **{SESSIONS: "zset", ACTIVE: "zset"}):
-            new: Any = self._link.route.client_for(SESSIONS)
-            new.zadd(SESSIONS, {session: now}, nx=True)
-            active: Any = self._link.route.client_for(ACTIVE)
-            active.zadd(ACTIVE, {session: now})
+            client: Any = self._link.client
+            client.zadd(SESSIONS, {session: now}, nx=True)
+            client.zadd(ACTIVE, {session: now})
 
     def _made(self, draft: Draft) -> bool:
         terms = draft.terms
@@ -182,7 +181,7 @@ class Acceptance:
     def _abandoned(self, session: str) -> bool:
         """Whether what is there was never completed, by a process that has died; then it is gone now."""
         prefix = keys_of(session)
-        client: Any = self._link.route.client_for(f"{prefix}c")
+        client: Any = self._link.client
         if client.type(f"{prefix}c") != b"hash":
             raise wrong_keys(self._link, session)
         with asked(self._link, **{f"{prefix}h": "hash"}):
@@ -207,9 +206,9 @@ class Acceptance:
     def unlist(self, session: str) -> None:
         """It is gone."""
         with asked(self._link, **{SESSIONS: "zset", ACTIVE: "zset"}):
-            for name in (SESSIONS, ACTIVE):
-                client: Any = self._link.route.client_for(name)
-                client.zrem(name, session)
+            client: Any = self._link.client
+            client.zrem(SESSIONS, session)
+            client.zrem(ACTIVE, session)
 
 
 def _with_end(pages: Iterable[Sequence[Op]]) -> Iterator[list[Op]]:

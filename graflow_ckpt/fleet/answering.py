@@ -21,7 +21,7 @@ from graflow_ckpt.sessions.layout import keys_of
 def doubts(link: RedisLink, session: str) -> dict[str, int]:
     """The tasks that wait for an answer, and the keys of their specs."""
     key = f"{keys_of(session)}dead"
-    client: Any = link.route.client_for(key)
+    client: Any = link.client
     with asked(link, **{key: "hash"}):
         records: dict[bytes, bytes] = client.hgetall(key)
     found = {}

@@ -26,4 +26,4 @@ def asked(link: RedisLink, **kinds: str) -> Iterator[None]:
 
 
 def _kind_at(link: RedisLink) -> Any:  # a call of redis-py, whose types allow a coroutine
-    return lambda key: link.route.client_for(key).type(key)
+    return lambda key: link.client.type(key)

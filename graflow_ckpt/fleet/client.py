@@ -144,7 +144,7 @@ class Client:
 
     def _now(self) -> float:
         with asked(self.link):
-            seconds, micros = self.link.route.client_for(None).time()
+            seconds, micros = self.link.client.time()
         return float(seconds) + float(micros) / 1e6
 
     # --- both --------------------------------------------------------------------------
@@ -195,7 +195,7 @@ class Client:
     def watch(self, session: str) -> None:
         """Have the stewards look at it soon."""
         with asked(self.link, **{ACTIVE: "zset"}):
-            self._client(ACTIVE).zadd(ACTIVE, {session: int(time.time() * 1000)})
+            self._client.zadd(ACTIVE, {session: int(time.time() * 1000)})
 
     def enlist(self, session: str) -> None:
         """A session that comes from elsewhere is found, and stewards look at it."""
@@ -211,17 +211,18 @@ class Client:
     def sessions(self) -> list[str]:
         """The ids of all that are there, the newest first."""
         with asked(self.link, **{SESSIONS: "zset"}):
-            return [name.decode() for name in self._client(SESSIONS).zrevrange(SESSIONS, 0, -1)]
+            return [name.decode() for name in self._client.zrevrange(SESSIONS, 0, -1)]
 
     def lately(self, newest: int) -> list[str]:
         """The ids of all that stewards look at, and of the newest."""
         with asked(self.link, **{SESSIONS: "zset", ACTIVE: "zset"}):
-            active = self._client(ACTIVE).zrange(ACTIVE, 0, -1)
-            found = [*active, *self._client(SESSIONS).zrevrange(SESSIONS, 0, newest - 1)]
+            active = self._client.zrange(ACTIVE, 0, -1)
+            found = [*active, *self._client.zrevrange(SESSIONS, 0, newest - 1)]
         return list(dict.fromkeys(name.decode() for name in found))
 
-    def _client(self, key: str) -> Any:  # a redis.Redis, whose types allow a coroutine
-        return self.link.route.client_for(key)
+    @property
+    def _client(self) -> Any:  # a redis.Redis, whose types allow a coroutine
+        return self.link.client
 
     def close(self) -> None:
         self.link.close()

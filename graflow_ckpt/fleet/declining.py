@@ -78,11 +78,10 @@ class Declining:
         session.commit([*ops, ("claim", 0)], mode="q")
         tokens = f"{keys_of(session.id)}tok"
         with asked(self._link, **{tokens: "zset", ACTIVE: "zset"}):
+            client: Any = self._link.client
             if made:
-                node: Any = self._link.route.client_for(tokens)
-                node.zadd(tokens, made, xx=True)
-            active: Any = self._link.route.client_for(ACTIVE)
-            active.zadd(ACTIVE, {session.id: until}, xx=True)
+                client.zadd(tokens, made, xx=True)
+            client.zadd(ACTIVE, {session.id: until}, xx=True)
 
     def _say(self, session: str, error: Exception) -> None:
         if monotonic() > self._said.get(session, 0.0):  # it may come by every moment
@@ -129,7 +128,7 @@ def declined(link: RedisLink, session: str) -> dict[str, str]:
     """The machines whose workers do not have its program now, and what they lack."""
     key, line = f"{keys_of(session)}h", f"{keys_of(session)}c"
     with asked(link, **{key: "hash", line: "hash"}):
-        client: Any = link.route.client_for(key)
+        client: Any = link.client
         counters, cold = client.pipeline(transaction=False).hget(line, "c").hgetall(key).execute()
     if counters is None or parse_line(counters)["status"] in ENDED or b"declined" not in cold:
         return {}
@@ -141,6 +140,6 @@ def forget(link: RedisLink, session: str, *others: str) -> None:
     """Somebody has it, or is to be asked anew. `others`: what else is noted and does not count any more."""
     key = f"{keys_of(session)}h"
     with asked(link, **{key: "hash"}):
-        client: Any = link.route.client_for(key)
+        client: Any = link.client
         names = [name for name in client.hkeys(key) if name.startswith(_AT.encode())]
         client.hdel(key, *NOTED, *others, *names)

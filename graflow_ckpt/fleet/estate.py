@@ -132,7 +132,7 @@ def _return(hands: Hands, queues: Sequence[str]) -> None:
     for queue in queues:
         for session, token in hands.carrier.taken_by_nobody(queue):
             own, tok = f"{keys_of(session)}own", f"{keys_of(session)}tok"
-            client: Any = hands.link.route.client_for(own)
+            client: Any = hands.link.client
             if client.zscore(tok, token) is not None and not client.hexists(own, token):
                 hands.carrier.post_again(session, token, queue)
 

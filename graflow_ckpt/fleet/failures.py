@@ -38,7 +38,7 @@ class Failure:
 def failures(link: RedisLink, session: str) -> Iterator[Failure]:
     """Those of one session, by the names of their tasks within a page."""
     prefix = keys_of(session)
-    client: Any = link.route.client_for(f"{prefix}c")
+    client: Any = link.client
     with translated(link.address):
         aside = dict(_spec(record) for record in client.hvals(f"{prefix}dead"))
         cursor: int | None = None

@@ -75,7 +75,7 @@ class Changes:
 
     def _listen(self) -> None:
         with asked(self._link):
-            self._bell = self._link.route.client_for(self._channel).pubsub(ignore_subscribe_messages=True)
+            self._bell = self._link.client.pubsub(ignore_subscribe_messages=True)
             self._bell.subscribe(self._channel)
             self._bell.get_message(timeout=1.0)
 
@@ -100,7 +100,7 @@ class Changes:
 def completions(link: RedisLink, session: str, after: int) -> Iterator[Progress]:
     """In order, from a step on. Of a task that completes again and again all, if the session has a ledger."""
     prefix = keys_of(session)
-    client: Any = link.route.client_for(f"{prefix}c")
+    client: Any = link.client
     names = {f"{prefix}ledger": "list", f"{prefix}done": "zset"}
     with asked(link, **names):
         whole = bool(client.exists(f"{prefix}ledger"))

@@ -58,8 +58,8 @@ class Handle:
         return f"<session {self.session} at {self.address}>"
 
     @property
-    def _redis(self) -> Any:  # the node's redis.Redis, whose types allow a coroutine
-        return self._link.route.client_for(f"{self._prefix}c")
+    def _redis(self) -> Any:  # a redis.Redis, whose types allow a coroutine
+        return self._link.client
 
     def _cold(self, *names: str) -> list[Any]:  # bytes, or None
         with asked(self._link, **{f"{self._prefix}h": "hash"}):

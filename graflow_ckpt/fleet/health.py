@@ -82,33 +82,32 @@ def is_draining(line: Line) -> bool:
 def sign(link: RedisLink, facts: PoolFacts) -> None:
     """This pool is alive, and does this."""
     text = json.dumps(asdict(facts), separators=(",", ":"))
-    client: Any = link.route.client_for(POOLS)
+    client: Any = link.client
     with translated(link.address):
         seconds, micros = client.time()
         now = seconds * 1000 + micros // 1000
         client.zadd(POOLS, {facts.pool: now})
         client.zremrangebyscore(POOLS, "-inf", now - _FORGOTTEN * 1000)
-        link.route.client_for(pool_key(facts.pool)).set(pool_key(facts.pool), text, px=int(FRESH * 1000))
+        client.set(pool_key(facts.pool), text, px=int(FRESH * 1000))
 
 
 def sign_off(link: RedisLink, pool: str) -> None:
     """It has ended as it should."""
-    client: Any = link.route.client_for(POOLS)
+    client: Any = link.client
     with translated(link.address):
         client.zrem(POOLS, pool)
-        link.route.client_for(pool_key(pool)).delete(pool_key(pool))
+        client.delete(pool_key(pool))
 
 
 def pools(link: RedisLink) -> list[PoolFacts]:
     """All that have given a sign of life lately."""
-    client: Any = link.route.client_for(POOLS)
+    client: Any = link.client
     found = []
     with translated(link.address):
         seconds, micros = client.time()
         now = seconds + micros / 1e6
         for name, at in client.zrange(POOLS, 0, -1, withscores=True):
-            key = pool_key(name.decode())
-            text: Any = link.route.client_for(key).get(key)
+            text = client.get(pool_key(name.decode()))
             if text is not None:
                 found.append(replace(_facts(text), age=max(0.0, now - at / 1000)))
     return found

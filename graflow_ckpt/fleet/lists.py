@@ -71,22 +71,18 @@ class Presence:
         self._key = host_key(place())
 
     def begin(self, session: str, token: str, pipe: Any) -> None:
-        """`pipe` goes to the session's node; where that has this list, too, it is one round trip."""
-        client: Any = self._link.route.client_for(self._key)
-        if client is self._link.route.client_for(keys_of(session)):
-            client = pipe
-        client.hset(self._key, f"{session} {token}", self._owner)
+        """Add it to `pipe`: the worker's first look at the session is the same round trip."""
+        pipe.hset(self._key, f"{session} {token}", self._owner)
 
     def end(self, session: str, token: str) -> None:
         """The slice is over. What is delayed by less than a steward's round is announced."""
         with suppress(
             RedisError, GraflowError
         ):  # an entry too many is found to be void; a round takes a second
-            client: Any = self._link.route.client_for(self._key)
+            client: Any = self._link.client
             client.hdel(self._key, f"{session} {token}")
             delayed = f"{keys_of(session)}dl"
-            node: Any = self._link.route.client_for(delayed)
-            for _, due in node.zrange(delayed, 0, 0, withscores=True):
-                seconds, micros = node.time()
+            for _, due in client.zrange(delayed, 0, 0, withscores=True):
+                seconds, micros = client.time()
                 if due * 1000 < seconds * 1000 + micros / 1000 + SOON:
-                    self._link.route.client_for(ACTIVE).zadd(ACTIVE, {session: int(due * 1000)}, xx=True)
+                    client.zadd(ACTIVE, {session: int(due * 1000)}, xx=True)

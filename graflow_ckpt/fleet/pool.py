@@ -27,7 +27,7 @@ from types import FrameType
 
 import graflow_ckpt
 from graflow_ckpt.checkpoint.keys import Keyring
-from graflow_ckpt.core.errors import BadAddress, GraflowError, ServerGone
+from graflow_ckpt.core.errors import GraflowError, ServerGone
 from graflow_ckpt.fleet import logs, watching
 from graflow_ckpt.fleet.board import Board, Line, Order, State
 from graflow_ckpt.fleet.estate import Estate
@@ -296,11 +296,6 @@ def run(settings: PoolSettings) -> int:
 def _check(settings: PoolSettings) -> None:
     for queue in settings.queues:
         check_queue(queue)
-    if parse(settings.rq_url or settings.url).kind == "cluster":
-        raise BadAddress(
-            "RQ cannot keep its queues on a Redis Cluster.",
-            hint="Give it a server of its own: --rq-url redis://…, or GRAFLOW_CKPT_RQ_URL.",
-        )
     if settings.n < 1 or settings.lease <= 0 or not settings.queues:
         raise ValueError("a pool has a worker, a queue and a lease")
 

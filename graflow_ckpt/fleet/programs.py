@@ -128,7 +128,7 @@ class Programs:
         """Have it there for the workers."""
         digest, data = packed
         key = key_of(digest)
-        client: Any = self._link.route.client_for(key)
+        client: Any = self._link.client
         with asked(self._link, **{key: "string"}):
             pipe = client.pipeline(transaction=False)
             head, _ = pipe.getrange(key, 0, _HEAD).expire(key, TTL).execute()
@@ -144,7 +144,7 @@ class Programs:
         self._fresh[digest] = monotonic() + FRESH
         key = key_of(digest)
         with asked(self._link, **{key: "string"}):
-            there = self._link.route.client_for(key).expire(key, TTL)
+            there = self._link.client.expire(key, TTL)
         if not there and found is not None and self._keyring is not None:
             self.store(Packed.of(found.parcel), self._keyring)
 
@@ -197,7 +197,7 @@ class Programs:
     def parcel(self, digest: str) -> Parcel:
         """The program's facts; its pickles stay closed."""
         key = key_of(digest)
-        client: Any = self._link.route.client_for(key)
+        client: Any = self._link.client
         with asked(self._link, **{key: "string"}):
             sealed, _ = client.pipeline(transaction=False).get(key).expire(key, TTL).execute()
         self._fresh[digest] = monotonic() + FRESH

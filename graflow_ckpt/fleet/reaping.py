@@ -141,7 +141,7 @@ def _count_fall(link: RedisLink, session: str, token: str, why: str) -> None:
     No task can be blamed for it; when it comes too often, the session pauses.
     """
     prefix = keys_of(session)
-    client: Any = link.route.client_for(f"{prefix}c")
+    client: Any = link.client
     with translated(link.address):
         if not client.hexists(f"{prefix}own", token) or held(link, session, token, OPAQUE):
             return

@@ -148,7 +148,7 @@ class Worker:
     def _begin(self, session: str, token: str) -> tuple[list[Any], list[Any]]:
         """What is known of the session, and whether the token counts; a server that is away is waited for."""
         prefix = keys_of(session)
-        client: Any = self.link.route.client_for(f"{prefix}c")
+        client: Any = self.link.client
         deadline = monotonic() + SERVER_PATIENCE
         while True:
             try:

@@ -93,7 +93,7 @@ class Sweeper:
 
     def here(self) -> None:
         """Slices that ran here, and whose process has gone."""
-        client: Any = self._link.route.client_for(self._host)
+        client: Any = self._link.client
         with translated(self._link.address):
             listed: dict[bytes, bytes] = client.hgetall(self._host)
             if listed:
@@ -128,20 +128,9 @@ class Sweeper:
 
     def _looks(self, names: Iterable[bytes]) -> list[Any]:
         """What there is to do in each; an error where one cannot be looked at."""
-        clients: dict[int, tuple[Any, list[int], list[str]]] = {}
-        for at, name in enumerate(names):
-            key = f"{keys_of(name.decode())}c"
-            client = self._link.route.client_for(key)
-            _, places, keys = clients.setdefault(id(client), (client, [], []))
-            places.append(at)
-            keys.append(key)
-        found: list[Any] = [None] * sum(len(places) for _, places, _ in clients.values())
-        for client, places, keys in clients.values():
-            with translated(self._link.address):
-                replies = _pipelined(client, self._look, keys)
-            for at, reply in zip(places, replies, strict=True):
-                found[at] = reply
-        return found
+        keys = [f"{keys_of(name.decode())}c" for name in names]
+        with translated(self._link.address):
+            return _pipelined(self._link.client, self._look, keys) if keys else []
 
     def _note(self, name: bytes, expected: int, following: int | str) -> None:
         self._noted += (name, expected, following)
@@ -192,7 +181,7 @@ class Sweeper:
             waiting = self._waiting[queue] = self._fleet.carrier.ids(queue)
         if job_id(session, token) in waiting:
             return
-        client: Any = self._link.route.client_for(f"{keys_of(session)}own")
+        client: Any = self._link.client
         pipe = client.pipeline(transaction=False).hexists(f"{keys_of(session)}own", token)
         with translated(self._link.address):
             begun, rests = pipe.hexists(f"{keys_of(session)}h", "decliners").execute()
@@ -230,7 +219,7 @@ class Sweeper:
 
     def _init(self, session: str, created: float, now: int) -> int | str:
         """A submission that is under way, or was cut short; at once if its maker has died here."""
-        client: Any = self._link.route.client_for(keys_of(session))
+        client: Any = self._link.client
         with translated(self._link.address):
             maker = client.hget(f"{keys_of(session)}h", "maker") or b""
         owner = owner_from(maker)
@@ -249,21 +238,19 @@ class Sweeper:
     def tidy(self) -> None:
         """A page of all sessions: those that are gone leave the list, those that run are looked at."""
         with translated(self._link.address):
-            client: Any = self._link.route.client_for(SESSIONS)
+            client: Any = self._link.client
             page = client.zrange(SESSIONS, self._page, self._page + _PAGE - 1, withscores=True)
             self._page = self._page + _PAGE if len(page) == _PAGE else 0
             noted: list[Any] = []
             missing: dict[bytes, int] = {}
             for name, accepted in page:
-                key = f"{keys_of(name.decode())}c"
-                node: Any = self._link.route.client_for(key)
-                line = node.hget(key, "c")
+                line = client.hget(f"{keys_of(name.decode())}c", "c")
                 if line is None:
                     noted += (name, repr(accepted), "")
                 elif "e" not in (c := parse_line(line))["flags"] and "f" in c["flags"]:
                     missing[name] = int(accepted)
             if missing:
-                self._link.route.client_for(ACTIVE).zadd(ACTIVE, missing, nx=True)
+                client.zadd(ACTIVE, missing, nx=True)
         if noted:  # taken off only if it is still the one that was accepted then
             self._rota([SESSIONS], ["", 0, 0, *noted])
 
@@ -272,11 +259,8 @@ class Sweeper:
         with translated("RQ's server"):
             begun = self._fleet.carrier.begun()
         with translated(self._link.address):
-            void = {
-                (session, token)
-                for session, token in begun
-                if self._link.route.client_for(key := f"{keys_of(session)}tok").zscore(key, token) is None
-            }
+            client = self._link.client
+            void = {(s, token) for s, token in begun if client.zscore(f"{keys_of(s)}tok", token) is None}
         for session, token in void & self._void:  # for longer than a slice takes to end
             log.info(
                 "RQ forgets token %s of session %s, which is void", token, session, extra={"session": session}
@@ -289,7 +273,7 @@ class Sweeper:
 def _uptime(link: RedisLink) -> float:
     """For how many seconds the server has been there, as far as it says."""
     try:
-        found: dict[str, Any] = link.route.client_for(ACTIVE).info("server")
+        found: dict[str, Any] = link.client.info("server")
         return float(found.get("uptime_in_seconds", 0))
     except redis.RedisError:
         return 0.0

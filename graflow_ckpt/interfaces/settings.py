@@ -63,7 +63,7 @@ class FleetSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     redis_url: SecretStr | None = Field(None, description="an address such as redis://:PASSWORD@host:6379/0")
-    rq_url: SecretStr | None = Field(None, description="the address of a server that is no cluster")
+    rq_url: SecretStr | None = Field(None, description="the address of a server of its own for RQ")
     key: SecretStr | None = Field(None, description="what graflow-ckpt key new prints")
     key_file: str | None = Field(None, description="the path of a file with a key in it")
     queues: Words = Field(

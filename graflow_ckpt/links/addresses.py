@@ -3,7 +3,6 @@
     redis://[user:password@]host[:port][/db][?option=value]     rediss:// is the same over TLS
     unix://[user:password@]/path/to/socket[?db=0]
     redis+sentinel://[user:password@]host:port[,host:port…]/service[/db]
-    redis+cluster://[user:password@]host:port[,host:port…]
 
 Promise: `str()` and `repr()` of an address, and every message about one, leave out user, password
 and options. What is stored is that text; so that it can be opened again, this process remembers the
@@ -22,8 +21,9 @@ from urllib.parse import parse_qs, unquote
 from graflow_ckpt.core.errors import BadAddress
 
 URL_VARIABLE = "GRAFLOW_CKPT_REDIS_URL"
-SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel", "redis+cluster", "rediss+cluster")
+SCHEMES = ("redis", "rediss", "unix", "redis+sentinel", "rediss+sentinel")
 
+_CLUSTERS = ("redis+cluster", "rediss+cluster")
 _PORTS = {"sentinel": 26379}
 _SECRETS = ("username", "password", "sentinel_username", "sentinel_password")
 _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.-]+)(?::(?P<port>\d{1,5}))?\Z")
@@ -51,7 +51,7 @@ class Address:
 
     @property
     def kind(self) -> str:
-        """ "" for one server, else `sentinel` or `cluster`."""
+        """ "" for one server, else `sentinel`."""
         return self.scheme.partition("+")[2]
 
     @property
@@ -85,6 +85,8 @@ def parse(where: str) -> Address:
     """Read an address; what cannot be one is refused without showing what it holds."""
     scheme, separator, rest = where.partition("://")
     scheme = scheme.lower()
+    if separator and scheme in _CLUSTERS:
+        raise no_cluster(f"{scheme}://{rest.partition('?')[0].rpartition('@')[2]}")
     if not separator or scheme not in SCHEMES:
         raise BadAddress(
             f"{masked(where)!r} is not the address of a Redis server.",
@@ -118,6 +120,15 @@ def parse(where: str) -> Address:
         db=_number(scheme, options.pop("db", "") or db_text or "0"),
         options=options,
         secrets=secrets,
+    )
+
+
+def no_cluster(shown: str) -> BadAddress:
+    """Return the refusal of a Redis Cluster."""
+    return BadAddress(
+        f"{shown} is a Redis Cluster: neither sessions nor checkpoints nor RQ's queues can be kept there.",
+        hint="Name one server, or the sentinels that watch one (redis+sentinel://host:26379/service).",
+        address=shown,
     )
 
 

@@ -1,6 +1,6 @@
 """What a server or its client library complains of, in our words: one error class per thing to do.
 
-Promise: a complaint that may pass (not reachable, lost, starting, a slot on the move) is a
+Promise: a complaint that may pass (not reachable, lost, starting) is a
 `ServerGone`, and nothing else is; the server's own text is kept, it never holds a password.
 Not here: NOSCRIPT, which is answered where scripts are sent, and whether to try again.
 """
@@ -19,6 +19,7 @@ from graflow_ckpt.core.errors import (
     ServerReadOnly,
     ServerRefuses,
 )
+from graflow_ckpt.links.addresses import no_cluster
 from graflow_ckpt.links.library import MasterNotFoundError, redis, theirs
 
 Key = bytes | str
@@ -35,18 +36,15 @@ _BY_CLASS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...]
     (theirs.ReadOnlyError, "READONLY"),
     (theirs.OutOfMemoryError, "OOM"),
     (theirs.BusyLoadingError, "LOADING"),
-    (theirs.AskError, "MOVED"),
-    ((theirs.ClusterDownError, theirs.TryAgainError), "CLUSTERDOWN"),
+    (theirs.MasterDownError, "MASTERDOWN"),  # in redis-py a kind of ClusterDownError
+    ((theirs.AskError, theirs.ClusterDownError, theirs.ClusterCrossSlotError), "MOVED"),
     ((redis.ConnectionError, redis.TimeoutError), "GONE"),
 )
 _REFUSALS = ("NOAUTH", "WRONGPASS", "NOPERM", "DENIED")
+_OF_A_CLUSTER = ("MOVED", "ASK", "CLUSTERDOWN", "CROSSSLOT")
 _TRANSIENT: Mapping[str, str] = {
     "LOADING": "is loading its data",
     "BUSY": "is busy with a script",
-    "MOVED": "has given the keys to another node",
-    "ASK": "is giving the keys to another node",
-    "TRYAGAIN": "is giving the keys to another node",
-    "CLUSTERDOWN": "belongs to a cluster that cannot work now",
     "MASTERDOWN": "has lost its master",
     "NOREPLICAS": "has fewer replicas than it wants for a write",
 }
@@ -57,6 +55,9 @@ def in_our_words(error: Exception, address: str) -> ServerError:
     text, code = str(error).rstrip("."), code_of(error)
     if code in _REFUSALS:
         return ServerRefuses(f"{address} refuses: {text}.", hint=_REFUSED, address=address)
+    if code in _OF_A_CLUSTER:  # one that may not say at the door what it is
+        refused = no_cluster(address)
+        return ServerRefuses(f"{refused.message} It answers: {text}.", hint=refused.hint, address=address)
     if code == "READONLY":
         return ServerReadOnly(
             f"{address} is a replica that takes no writes: {text}.",
@@ -94,8 +95,6 @@ def _passing(error: Exception, code: str, text: str) -> str:
         return f"cannot be reached, or was lost: {text}"
     if code in _TRANSIENT:
         return f"{_TRANSIENT[code]}: {text}"
-    if isinstance(error, theirs.RedisClusterException):
-        return f"is a cluster that cannot be reached: {text}"
     return ""
 
 
@@ -113,7 +112,7 @@ def translated(address: str) -> Iterator[None]:
     """Around calls of the client library."""
     try:
         yield
-    except (redis.RedisError, theirs.RedisClusterException) as error:
+    except redis.RedisError as error:
         raise in_our_words(error, address) from error
 
 

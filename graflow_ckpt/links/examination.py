@@ -26,14 +26,13 @@ class Finding:
 
 
 def examine(link: RedisLink) -> list[Finding]:
-    """Version, role, memory and durability of the server (of a cluster: of one node)."""
+    """Version, role, memory and durability of the server."""
     with translated(link.address):
-        client = link.route.client_for(None)
         try:
-            info = dict(client.info())
+            info = dict(link.client.info())
         except redis.ResponseError as error:
             return [Finding("warning", f"{link.address} does not say how it is set up: {error}.")]
-        config = _config(client)
+        config = _config(link.client)
     return [*_identity(link, info), *_memory(info), *_durability(info, config)]
 
 

@@ -14,7 +14,6 @@ try:
     import redis
     from redis import exceptions as theirs
     from redis.backoff import NoBackoff
-    from redis.cluster import ClusterNode, RedisCluster
     from redis.connection import (
         AbstractConnection,
         Connection,
@@ -39,12 +38,10 @@ except ModuleNotFoundError:
     hiredis = None  # the half of redis-py that is written in C; it also does without, more slowly
 
 __all__ = [
-    "ClusterNode",
     "Connection",
     "ConnectionPool",
     "MasterNotFoundError",
     "NoBackoff",
-    "RedisCluster",
     "Retry",
     "SSLConnection",
     "Sentinel",

@@ -1,8 +1,8 @@
-"""Links to Redis and Valkey: one server, sentinels, a cluster.
+"""Links to Redis and Valkey: one server, or sentinels that watch it.
 
     link = open_link("redis://:secret@host:6379/0")
     step = link.script(LUA)              # EVALSHA through the pool; loaded where it is not known
-    wire = link.connection(key)          # one bare connection for a hot loop: wire.call(step, keys, args)
+    wire = link.connection()             # one bare connection for a hot loop: wire.call(step, keys, args)
     link.client                          # everything else, as redis-py has it, in bytes
 
 Promise: a command is executed once or an error says that it may have been; what fails is a
@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from graflow_ckpt.core.errors import BadAddress, ServerTooOld
-from graflow_ckpt.links.addresses import Address, parse
-from graflow_ckpt.links.complaints import Key, translated
-from graflow_ckpt.links.library import RedisCluster, SentinelConnectionPool, redis, theirs
-from graflow_ckpt.links.routes import Cluster, Route, cluster_of, route_of, route_to
+from graflow_ckpt.links.addresses import Address, no_cluster, parse
+from graflow_ckpt.links.clients import client_of, client_to
+from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.links.library import SentinelConnectionPool, redis, theirs
 from graflow_ckpt.links.scripts import Script
 from graflow_ckpt.links.wire import Wire
 
@@ -29,30 +29,27 @@ OLDEST = (5, 0)  # what RQ needs, and what scripts need that read the clock befo
 
 
 class RedisLink:
-    """An open link. `address` is without user and password: it may be stored and shown."""
+    """An open link. `address` is without user and password: it may be stored and shown.
 
-    def __init__(self, route: Route, address: str) -> None:
+    `client` is of redis-py: bytes, RESP2, no retries.
+    """
+
+    def __init__(self, client: redis.Redis, address: str) -> None:
         self.address = address
-        self.route = route
+        self.client = client
         self._scripts: dict[tuple[str, tuple[str, ...]], Script] = {}
         self._idle: list[Wire] = []
         self._heirloom: Wire | None = None
-        self._bequeaths = not isinstance(route, Cluster)
-
-    @property
-    def client(self) -> redis.Redis:
-        """Of redis-py: bytes, RESP2, no retries. For a cluster its cluster client."""
-        client: redis.Redis = self.route.client
-        return client
+        self._bequeaths = True
 
     def script(self, source: str, types: Sequence[str] = ()) -> Script:
         known = (source, tuple(types))
         if known not in self._scripts:
-            self._scripts[known] = Script(self.route, self.address, source, types)
+            self._scripts[known] = Script(self.client, self.address, source, types)
         return self._scripts[known]
 
-    def connection(self, key: Key | None = None) -> Wire:
-        """A connection of its own to the server that has `key`."""
+    def connection(self) -> Wire:
+        """A connection of its own."""
         if (heirloom := self._heirloom) is not None and heirloom.inherit():
             self._heirloom = None
             return heirloom
@@ -61,14 +58,14 @@ class RedisLink:
             if wire.is_fresh():
                 return wire
             wire.close()
-        return Wire(self.route, self.address, key)
+        return Wire(self.client, self.address)
 
     def done_with(self, wire: Wire) -> None:
         """The next who asks may have it: to open one costs as much as a hundred calls."""
-        if wire.rests and len(self._idle) < _IDLE and not isinstance(self.route, Cluster):
+        if wire.rests and len(self._idle) < _IDLE:
             self._idle.append(wire)
         else:
-            wire.close()  # in a cluster the next key may be another node's
+            wire.close()
 
     def provide(self) -> None:
         """Have a connection open for the next child: to open one takes it longer than all the rest."""
@@ -76,7 +73,7 @@ class RedisLink:
             self._heirloom.close()
             self._heirloom = None
         if self._heirloom is None and self._bequeaths:
-            wire = Wire(self.route, self.address)
+            wire = Wire(self.client, self.address)
             if wire.heritable:
                 self._heirloom = wire
             else:
@@ -93,54 +90,52 @@ class RedisLink:
         self.provided()
         while self._idle:
             self._idle.pop().close()
-        self.route.close()
+        _close(self.client)
 
     def __repr__(self) -> str:
         return f"RedisLink({self.address})"
 
 
-def open_link(where: str | redis.Redis | RedisCluster | RedisLink, *, timeout: float = 5.0) -> RedisLink:
+def open_link(where: str | redis.Redis | RedisLink, *, timeout: float = 5.0) -> RedisLink:
     """Connect, and look whom we have before us. A link is returned as it is."""
     if isinstance(where, RedisLink):
         return where
-    route, address = _route(where, timeout)
+    client, address = _client(where, timeout)
     try:
         with translated(str(address)):
-            about = _about(route)
-            mode = about.get("redis_mode", about.get("server_mode"))
-            if mode == "cluster" and not isinstance(route, Cluster):
-                route.close()
-                route = cluster_of(address, timeout)
+            about = _about(client)
+        if about.get("redis_mode", about.get("server_mode")) == "cluster":
+            raise no_cluster(str(address))
         _old_enough(about, str(address))
     except BaseException:
-        route.close()
+        _close(client)
         raise
     address.remember()
-    return RedisLink(route, str(address))
+    return RedisLink(client, str(address))
 
 
-def _route(where: str | redis.Redis | RedisCluster, timeout: float) -> tuple[Route, Address]:
+def _close(client: redis.Redis) -> None:
+    client.close()
+    client.connection_pool.disconnect()
+
+
+def _client(where: Any, timeout: float) -> tuple[redis.Redis, Address]:
     if isinstance(where, str):
         address = parse(where).with_credentials()
         try:
             with translated(str(address)):
-                return route_to(address, timeout), address
+                return client_to(address, timeout), address
         except TypeError as error:  # an option that no connection takes; its value is not in the text
             raise BadAddress(f"An option of the address {address} is not known: {error}") from None
-    address = _address_of(where).with_credentials()
-    if isinstance(where, RedisCluster):
-        return cluster_of(address, timeout), address
-    return route_of(where, timeout), address
+    if not isinstance(where, redis.Redis):
+        raise no_cluster(f"The given {type(where).__name__}")
+    return client_of(where, timeout), _address_of(where).with_credentials()
 
 
-def _address_of(client: redis.Redis | RedisCluster) -> Address:
+def _address_of(client: redis.Redis) -> Address:
     """Where a live client leads to."""
-    if isinstance(client, RedisCluster):
-        settings: dict[str, Any] = client.nodes_manager.connection_kwargs
-        hosts = tuple((str(node.host), int(node.port)) for node in client.get_primaries())
-        return Address("redis+cluster", hosts, secrets=_secrets(settings))
     pool = client.connection_pool
-    settings = pool.connection_kwargs
+    settings: dict[str, Any] = pool.connection_kwargs
     db = int(settings.get("db") or 0)
     if "path" in settings:
         return Address("unix", path=settings["path"], db=db, secrets=_secrets(settings))
@@ -157,9 +152,8 @@ def _secrets(settings: dict[str, Any]) -> dict[str, str]:
     return {name: settings[name] for name in ("username", "password") if settings.get(name)}
 
 
-def _about(route: Route) -> dict[str, Any]:
+def _about(client: redis.Redis) -> dict[str, Any]:
     """Which server this is; nothing where it does not say."""
-    client = route.client_for(None)
     try:
         return dict(client.info("server"))
     except (theirs.NoPermissionError, theirs.ResponseError):

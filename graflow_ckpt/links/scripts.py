@@ -1,7 +1,7 @@
 """A Lua script that a server runs: sent by its digest, loaded where it is not known.
 
 Promise: a call is sent once; it is sent again only where the server has certainly not run it
-(it did not know the script, or the key's slot is served by another node). `together` is for what may
+(it did not know the script). `together` is for what may
 be run twice: several calls and commands in one round trip.
 """
 
@@ -13,36 +13,32 @@ from typing import Any
 
 from graflow_ckpt.links.complaints import Key, code_of, in_our_words, taken
 from graflow_ckpt.links.library import redis, theirs
-from graflow_ckpt.links.routes import Route
 
 Argument = bytes | str | int | float | bytearray | memoryview
 Step = tuple["Script | None", Sequence[Key], Sequence[Argument]]  # a call; without a script, plain words
 
-_REDIRECTS = 5
-
 
 class Script:
-    """Call it with keys and arguments. All keys of a call are in one slot.
+    """Call it with keys and arguments.
 
     `types`: what each key holds (`hash`, `zset` …), so that one that something else uses can be named.
     """
 
-    __slots__ = ("_address", "_route", "sha", "source", "types")
+    __slots__ = ("_address", "_client", "sha", "source", "types")
 
-    def __init__(self, route: Route, address: str, source: str, types: Sequence[str] = ()) -> None:
+    def __init__(self, client: redis.Redis, address: str, source: str, types: Sequence[str] = ()) -> None:
         self.source = source
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
         self.types = tuple(types)
-        self._route = route
+        self._client = client
         self._address = address
 
     def __call__(self, keys: Sequence[Key], args: Sequence[Argument] = ()) -> Any:
         try:
             return self._run(keys, args)
-        except (redis.RedisError, theirs.RedisClusterException) as error:
+        except redis.RedisError as error:
             if code_of(error) == "WRONGTYPE":
-                client = self._route.client_for(keys[0])
-                raise taken(self._address, keys, self.types, client.type) from error
+                raise taken(self._address, keys, self.types, self._client.type) from error
             raise in_our_words(error, self._address) from error
 
     def words(self, keys: Sequence[Key], args: Sequence[Argument], *, whole: bool) -> list[Argument]:
@@ -51,43 +47,31 @@ class Script:
         return [*head, len(keys), *keys, *args]
 
     def _run(self, keys: Sequence[Key], args: Sequence[Argument]) -> Any:
-        for _ in range(_REDIRECTS):
-            client = self._route.client_for(keys[0] if keys else None)
-            try:
-                return client.execute_command(*self.words(keys, args, whole=False))
-            except theirs.NoScriptError:
-                # not SCRIPT LOAD and then the call: between the two it could be forgotten again
-                return client.execute_command(*self.words(keys, args, whole=True))
-            except theirs.MovedError:
-                self._route.forget()
-        return client.execute_command(*self.words(keys, args, whole=False))
+        try:
+            return self._client.execute_command(*self.words(keys, args, whole=False))
+        except theirs.NoScriptError:
+            # not SCRIPT LOAD and then the call: between the two it could be forgotten again
+            return self._client.execute_command(*self.words(keys, args, whole=True))
 
     def __repr__(self) -> str:
         return f"Script({self.sha[:8]})"
 
 
-def together(route: Route, address: str, steps: Sequence[Step]) -> list[Any]:
-    """What the steps come to, in one round trip to the server that has the keys of the last one.
+def together(client: redis.Redis, address: str, steps: Sequence[Step]) -> list[Any]:
+    """Return what the steps come to, in one round trip.
 
-    All of them are sent again if that server does not know a script, or has the keys no more, so each has to
-    be one that may be run twice. An error of one step is in its place, in our words; the others are run.
+    All of them are sent again if the server does not know a script, so each has to be one that may be run
+    twice. An error of one step is in its place, in our words; the others are run.
     """
-    whole = False
-    for _ in range(_REDIRECTS):
+    for whole in (False, True):
+        line = client.pipeline(transaction=False)
+        for script, keys, args in steps:
+            line.execute_command(*(args if script is None else script.words(keys, args, whole=whole)))
         try:
-            client = route.client_for(steps[-1][1][0])
-            line = client.pipeline(transaction=False)
-            for script, keys, args in steps:
-                words = args if script is None else script.words(keys, args, whole=whole)
-                line.execute_command(*words)
             replies: list[Any] = line.execute(raise_on_error=False)
-        except (redis.RedisError, theirs.RedisClusterException) as error:
+        except redis.RedisError as error:
             raise in_our_words(error, address) from error
-        if any(isinstance(reply, theirs.MovedError) for reply in replies):
-            route.forget()
-        elif not whole and any(isinstance(reply, theirs.NoScriptError) for reply in replies):
-            whole = True
-        else:
+        if not any(isinstance(reply, theirs.NoScriptError) for reply in replies):
             break
     return [
         _complaint(reply, step, address, client.type) if isinstance(reply, redis.RedisError) else reply

@@ -19,7 +19,6 @@ from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.links.complaints import Key, code_of, in_our_words, taken, translated
 from graflow_ckpt.links.library import redis, theirs
 from graflow_ckpt.links.lines import BareLine, SlowLine, line_of
-from graflow_ckpt.links.routes import Route
 from graflow_ckpt.links.scripts import Argument, Script
 
 _Call = tuple[Script, Sequence[Key], Sequence[Argument]]
@@ -27,24 +26,22 @@ _WORDS: Any = object()  # what waits is no call but plain words; Any: it stands 
 
 
 class Wire:
-    """An open connection to the server that has `key`."""
+    """An open connection."""
 
     __slots__ = (
         "__weakref__",
+        "_client",
         "_connection",
         "_guard",
-        "_key",
         "_line",
         "_pid",
-        "_route",
         "_waiting",
         "address",
     )
 
-    def __init__(self, route: Route, address: str, key: Key | None = None) -> None:
+    def __init__(self, client: redis.Redis, address: str) -> None:
         self.address = address
-        self._route = route
-        self._key = key
+        self._client = client
         self._connection: Any = None  # redis.connection.AbstractConnection
         self._line: BareLine | SlowLine
         self._guard: weakref.finalize[[], Wire]
@@ -90,12 +87,10 @@ class Wire:
         return reply
 
     def reconnect(self) -> None:
-        """Open it (anew): at the server that has the key now."""
+        """Open it again: at the master that there is now."""
         self.close()
         with translated(self.address):
-            if self._key is not None and self._pid:
-                self._route.forget()
-            pool = self._route.client_for(self._key).connection_pool
+            pool = self._client.connection_pool
             connection = pool.connection_class(**pool.connection_kwargs)
             connection.connect()
         self._guard = weakref.finalize(self, connection.disconnect)  # of a wire that nobody closed

@@ -26,7 +26,7 @@ _TYPES = {
 
 
 def keys_of(session: str) -> str:
-    """What all keys of a session begin with; the braces keep them in one slot of a cluster."""
+    """What all keys of a session begin with."""
     return f"graflow:{{{session}}}:"
 
 
@@ -35,7 +35,7 @@ def wrong_keys(link: RedisLink, session: str) -> KeyTaken:
     prefix = keys_of(session)
     wanted = {f"{prefix}{name}": kind for kind, names in _TYPES.items() for name in names.split()}
     with translated(link.address):
-        client: Any = link.route.client_for(f"{prefix}c")
+        client: Any = link.client
         for part, kind in (("q", "zset"), ("a", "list")):
             for key in client.scan_iter(match=f"{prefix}{part}:*", count=1000):
                 wanted[key.decode()] = kind

@@ -33,7 +33,7 @@ def read_paged(
     """The session as of one moment, values included; SessionBusy if that took too long."""
     prefix = keys_of(session)
     with frozen(link, session, seconds), translated(link.address):
-        client: Any = link.route.client_for(f"{prefix}c")
+        client: Any = link.client
         line: bytes = client.hget(f"{prefix}c", "c")
         counters = parse_line(line)
         tables = {name: list(_table(client, f"{prefix}{name}", page)) for name in TABLES}

@@ -227,7 +227,7 @@ class RedisSession:
         while True:
             try:
                 if self._wire is None:
-                    self._wire = self._link.connection(self._key)
+                    self._wire = self._link.connection()
                 elif lost:
                     self._wire.reconnect()  # the key may be served elsewhere now
                 lost = False
@@ -264,7 +264,7 @@ class RedisSession:
 
     def _difference(self) -> float:
         before = time()
-        seconds, micros = self._link.route.client_for(self._key).time()
+        seconds, micros = self._link.client.time()
         return float(seconds + micros / 1e6 - (before + time()) / 2)
 
     @property
@@ -334,7 +334,7 @@ class RedisSession:
         return [f[1:].decode() for f in fields if f[:1] == b"="]
 
     def _fields(self) -> list[bytes]:
-        client: Any = self._link.route.client_for(self._key)
+        client: Any = self._link.client
         fields: list[bytes] = client.hkeys(keys_of(self.id) + "v")
         return fields
 

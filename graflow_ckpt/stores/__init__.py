@@ -38,8 +38,6 @@ _STORES = {
     "rediss": _REDIS,
     "redis+sentinel": _REDIS,
     "rediss+sentinel": _REDIS,
-    "redis+cluster": _REDIS,
-    "rediss+cluster": _REDIS,
     "sqlite": ("graflow_ckpt.stores.sqlite", "SqliteStore"),
     **dict.fromkeys(objects_names.SCHEMES, _OBJECTS),
 }

@@ -143,7 +143,7 @@ class Cached(Wrapper):
             if self._opened is None:
                 self._opened = open_link(self._cache, timeout=_PATIENCE)
             with translated(masked(self._cache)):
-                found = call(self._opened.route.client_for(key), key)
+                found = call(self._opened.client, key)
         except (GraflowError, OSError) as error:
             if self._breaker.bad():
                 log.warning("nothing is cached: %s", error)

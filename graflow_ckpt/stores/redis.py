@@ -6,7 +6,7 @@ chunks that expire, and that the session's next owner clears away. A reply that 
 again, for some seconds; a save that fails after that is a `CheckpointError`.
 
 Everybody who can write to the server can write here, so seals need a key that all have (`shared`).
-Paths, keys, and what is in one slot of a cluster: redis_names.py.
+Paths and keys: redis_names.py.
 Not here: what a checkpoint contains, and whether it can be trusted.
 """
 
@@ -87,7 +87,7 @@ class RedisStore:
         keys = Keys(NAMED)
         key = keys.chunks(uuid.uuid4().hex, "probe")
         with translated(self.folder):
-            client = self._all.link.route.client_for(key)
+            client = self._all.link.client
             client.set(key, b"probe", ex=60)
             client.delete(key)
         self.synced = self._syncs(keys)
@@ -134,7 +134,7 @@ class RedisStore:
         mine = self._own(lease) if lease is not None else None
         if mine is not None:
             mine.not_released()
-            check_own(path, target.session, mine.session)  # its epoch is in another slot
+            check_own(path, target.session, mine.session)  # its epoch is under another tag
         with _refusing(path):
             self.synced = self._all.trios.write(Put(target, mine, stage), parts)
 
@@ -217,7 +217,7 @@ class RedisStore:
     def _syncs(self, keys: Keys) -> bool:
         with translated(self.folder):
             try:
-                return syncs(self._all.link.route.client_for(keys.metas).execute_command(*SYNCS))
+                return syncs(self._all.link.client.execute_command(*SYNCS))
             except ResponseError:
                 return False
 

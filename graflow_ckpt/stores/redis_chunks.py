@@ -64,7 +64,7 @@ class ChunkSink:
         key = self.tail_key
         self.keys.append(key)  # before it is there: a write whose reply is lost is withdrawn, too
         with translated(self._link.address):
-            self._link.route.client_for(key).set(key, bytes(self.tail), ex=LIFE)
+            self._link.client.set(key, bytes(self.tail), ex=LIFE)
         self.written += 1
         self.tail = bytearray()
 
@@ -99,7 +99,7 @@ class ChunkSource:
     def _read(self, number: int) -> bytes:
         key = f"{self._prefix}{number}"
         with translated(self._link.address):
-            found = self._link.route.client_for(key).get(key)
+            found = self._link.client.get(key)
         if not isinstance(found, bytes):
             raise CheckpointCorrupt(
                 f"The checkpoint {self.path} lacks chunk {number} of a part.",

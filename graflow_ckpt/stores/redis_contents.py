@@ -13,7 +13,7 @@ says of the former one that it is over, as does the script that deletes; `free` 
 Promise: a content is there as long as somebody holds it, and is found by saves only when all of it is there.
 What a save has found or added stays until its `end`; if it dies, until the next owner of its session, or a
 sweep once a chunk would have expired. Chunks expire until their content is whole; scripts may be repeated.
-A tag is a session's own checkpoints, or all other names: one slot of a cluster, and nothing is shared beyond.
+A tag is a session's own checkpoints, or all other names; nothing is shared beyond.
 Not here: digests, and who compares them.
 """
 

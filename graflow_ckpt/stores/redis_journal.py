@@ -94,7 +94,7 @@ def read_segments(link: RedisLink, session: str) -> Iterator[tuple[int, int, byt
         frames: list[bytes] = []
         key = keys.segment(epoch, after)
         with translated(link.address):
-            client: Any = link.route.client_for(key)
+            client: Any = link.client
             while page := client.lrange(key, len(frames), len(frames) + _PAGE - 1):
                 frames += page
         yield epoch, after, b"".join(frames)
@@ -112,7 +112,7 @@ def drop_segments(link: RedisLink, scripts: Scripts, session: str, before: int) 
 def _segments(link: RedisLink, session: str) -> list[tuple[int, int]]:
     key = Keys(session).journal
     with translated(link.address):
-        client: Any = link.route.client_for(key)  # its types allow replies that never come here
+        client: Any = link.client  # its types allow replies that never come here
         found = client.smembers(key)
     pairs = (member.decode().split(":") for member in found)
     return sorted((int(epoch), int(after)) for epoch, after in pairs)

@@ -152,11 +152,11 @@ class Leases:
             owner = owner_of(held)
             if granted:
                 taken.append(owner)
-                # before the lease counts as ours: checkpoints under other names are in another slot
+                # before the lease counts as ours: checkpoints under other names are under another tag
                 known = self._scripts.sure("raise", Keys(NAMED).fences(session), [session, epoch, nonce])
                 if not known:
                     break
-                how, nonce, floor = str(epoch), uuid.uuid4().hex, known  # that slot remembers a later owner
+                how, nonce, floor = str(epoch), uuid.uuid4().hex, known  # that tag remembers a later owner
                 continue
             how = "ask"
             if owner is None or is_gone(owner):
@@ -177,7 +177,7 @@ class Leases:
         """The living owner, without taking anything."""
         key = Keys(session).lease
         with translated(self._link.address):
-            client: Any = self._link.route.client_for(key)  # its types allow replies that never come here
+            client: Any = self._link.client  # its types allow replies that never come here
             held, until = client.hmget(key, ["owner", "until"])
             seconds, micros = client.time()
         owner = owner_of(held)
@@ -188,7 +188,7 @@ class Leases:
     def lines(self, session: str) -> tuple[Line, ...]:
         key = Keys(session).lines
         with translated(self._link.address):
-            client: Any = self._link.route.client_for(key)
+            client: Any = self._link.client
             found = client.lrange(key, 0, -1)
         return claims.lines_of([line.split(b":") for line in found], key)
 
@@ -196,7 +196,7 @@ class Leases:
         """Whether the server remembers an epoch."""
         key = Keys(session).lease
         with translated(self._link.address):
-            return bool(self._link.route.client_for(key).hexists(key, "epoch"))
+            return bool(self._link.client.hexists(key, "epoch"))
 
 
 def owner_of(said: bytes | None) -> Owner | None:

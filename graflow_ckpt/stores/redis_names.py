@@ -6,8 +6,8 @@
     redis://host:port/db/session_{id}_step_{n}_{time}-{sequence}.pkl
                                       a session's own
 
-    graflow:ck:{id}:…    lease, lines, journal and own checkpoints of a session: one slot of a cluster
-    graflow:ck:{@}:…     all checkpoints under other names, with epoch and claim of each session: another one
+    graflow:ck:{id}:…    lease, lines, journal and own checkpoints of a session
+    graflow:ck:{@}:…     all checkpoints under other names, with epoch and claim of each session
 
 Nothing is asked here, and no name is a pattern.
 """

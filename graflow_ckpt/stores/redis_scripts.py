@@ -69,7 +69,7 @@ class Scripts:
         """The same for several steps in one round trip. The reply of the last one is none that may pass."""
 
         def ask() -> list[Any]:
-            replies = together(self._link.route, self._link.address, steps)
+            replies = together(self._link.client, self._link.address, steps)
             if isinstance(replies[-1], ServerGone):
                 raise replies[-1]
             return replies

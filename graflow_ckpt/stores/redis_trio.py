@@ -37,7 +37,6 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.protocols import Buffer, PartWriter
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.links.routes import Cluster
 from graflow_ckpt.links.scripts import Argument, Step
 from graflow_ckpt.stores.names import contents_in, gone, replaced
 from graflow_ckpt.stores.redis_chunks import LIFE, ChunkSink, ChunkSource
@@ -79,7 +78,7 @@ class Put:
     def lost(self) -> NoReturn:
         assert self.lease is not None  # without one there is no fence
         self.lease.check()
-        raise self.lease.lost()  # the slot of the other names has forgotten it
+        raise self.lease.lost()  # the tag of the other names has forgotten it
 
 
 class Trios:
@@ -145,7 +144,7 @@ class Trios:
         """Write down that the session has keys."""
         names = Keys(NAMED)
         with translated(self._folder):
-            self._client(names).sadd(names.sessions, put.target.keys.tag)
+            self._client.sadd(names.sessions, put.target.keys.tag)
 
     def _announce(self, put: Put) -> None:
         """W1."""
@@ -158,10 +157,7 @@ class Trios:
         """What is left to do, in one round trip."""
         keys, steps = put.target.keys, list[Step]()
         steps.append((None, (), SYNCS))
-        if isinstance(self._link.route, Cluster):
-            self.name(put)  # another slot
-        else:
-            steps.append((None, (), ["SADD", Keys(NAMED).sessions, keys.tag]))
+        steps.append((None, (), ["SADD", Keys(NAMED).sessions, keys.tag]))
         large = {part: sink for part, sink in sinks.items() if len(sink.tail) > _ALONG}
         for sink in large.values():  # NX: sent again, it would make a chunk expire that is committed
             steps.append((None, (), ["SET", sink.tail_key, bytes(sink.tail), "NX", "EX", LIFE]))
@@ -215,7 +211,7 @@ class Trios:
         found = self._seen.take(target, part, stage)
         if found is None:
             with translated(self._folder):
-                raw = self._client(target.keys).hget(target.keys.records, target.base)
+                raw = self._client.hget(target.keys.records, target.base)
             if raw is None:
                 raise self._not_found(target)
             found = parts_in(raw).get(part)
@@ -244,7 +240,7 @@ class Trios:
 
     def metas(self, keys: Keys) -> Iterator[tuple[str, bytes]]:
         """Names and metas, the last committed first."""
-        client = self._client(keys)
+        client = self._client
         with translated(self._folder):
             names = client.zrevrange(keys.index, 0, -1)
         for at in range(0, len(names), _PAGE):
@@ -259,7 +255,7 @@ class Trios:
         """Of everything that is or was here."""
         keys = Keys(NAMED)
         with translated(self._folder):
-            found = self._client(keys).smembers(keys.sessions)
+            found = self._client.smembers(keys.sessions)
         return [Keys(tag) for tag in sorted(tag.decode() for tag in found)]
 
     # --- deleting ----------------------------------------------------------------------
@@ -282,9 +278,9 @@ class Trios:
 
     # --- within ------------------------------------------------------------------------
 
-    def _client(self, keys: Keys) -> Any:  # a redis.Redis, whose types allow replies that never come here
-        with translated(self._folder):
-            return self._link.route.client_for(keys.metas)
+    @property
+    def _client(self) -> Any:  # a redis.Redis, whose types allow replies that never come here
+        return self._link.client
 
     def _not_found(self, target: Target) -> CheckpointNotFound:
         path = path_of(self._folder, target.base)

@@ -155,4 +155,4 @@ def tokens_left(link: RedisLink, rq: Any, session: str) -> dict[str, list[str]]:
 
 
 def _client(link: RedisLink, session: str) -> Any:
-    return link.route.client_for(f"{keys_of(session)}c")
+    return link.client

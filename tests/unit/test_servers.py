@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import ReplyError, Sentinel, Server, start_cluster
+from tests.servers import ReplyError, Sentinel, Server
 
 ROOT = Path(__file__).parents[2]
 
@@ -67,15 +67,6 @@ def test_a_sentinel_knows_the_master(own_redis: Callable[..., Server]) -> None:
         found = sentinel.ask("SENTINEL", "get-master-addr-by-name", "main")
 
     assert found == [b"127.0.0.1", str(master.port).encode()]
-
-
-def test_nodes_of_a_cluster_send_to_each_other() -> None:
-    first, second = start_cluster(2)
-    with first, second:
-        with pytest.raises(ReplyError, match=f"MOVED .*:{second.port}"):
-            first.ask("SET", "foo", "1")  # its slot is 12182
-
-        assert second.ask("SET", "foo", "1") == b"OK"
 
 
 def test_a_server_that_cannot_start_says_why() -> None:

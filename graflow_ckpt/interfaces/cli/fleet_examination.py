@@ -37,7 +37,7 @@ def examine_fleet(resolved: Resolved) -> Iterator[Finding]:
     except CheckpointError:  # the key, which has been told already
         return
     yield from _servers(client, resolved)
-    yield _rq(client, resolved)
+    yield _rq()
     yield from _work(client)
 
 
@@ -63,15 +63,11 @@ def _servers(client: Client, resolved: Resolved) -> Iterator[Finding]:
             yield Finding(what, _VERDICTS[one.level], f"{one.what} {one.hint}".strip())
 
 
-def _rq(client: Client, resolved: Resolved) -> Finding:
-    from graflow_ckpt.links.addresses import parse
-
+def _rq() -> Finding:
     version = metadata.version("rq")
     number = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     if not RQ[0] <= number < RQ[1]:
         return Finding("rq", "warning", f"{version}; from 2.4 on and below 3 is what this is tested with")
-    if resolved.rq_url is None and parse(client.link.address).kind == "cluster":
-        return Finding("rq", "bad", "RQ cannot keep its queues on a cluster: name another server, --rq-url")
     return Finding("rq", "ok", version)
 
 

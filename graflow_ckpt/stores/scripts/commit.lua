@@ -6,8 +6,7 @@
 --       their names, then per part its name, size, number of chunks, and its last chunk, or nothing if it is there
 -- gives OK, or FREE if there are contents to let go of; FENCED if the session is not ours; OTHER if a meta alone is
 -- of another stage; the name of a part that is not all there; or a list of contents that are not there
--- Chunk keys are built here from the prefix: they are in the slot of the others, and those of the former
--- record are known to nobody else.
+-- Chunk keys are built here from the prefix: those of the former record are known to nobody else.
 local function done()
     return redis.call('EXISTS', KEYS[7]) == 1 and 'FREE' or 'OK'
 end

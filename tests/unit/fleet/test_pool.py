@@ -44,7 +44,7 @@ def test_without_a_key_it_says_how_to_make_one(redis_url: str, monkeypatch: pyte
     [
         ({"queues": ("with space",)}, GraphError, "with space"),
         ({"url": "http://somewhere"}, BadAddress, "redis://"),
-        ({"url": "redis+cluster://127.0.0.1:7000"}, BadAddress, "RQ cannot"),
+        ({"url": "redis+cluster://127.0.0.1:7000"}, BadAddress, "Redis Cluster"),
         ({"preload": ("no_such_module_here",)}, GraflowError, "no_such_module_here"),
         ({"n": 0}, ValueError, "a worker"),
     ],

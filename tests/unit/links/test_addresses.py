@@ -35,7 +35,6 @@ def nothing_is_known() -> Iterator[None]:
         ("unix:///run/redis.sock", "unix:///run/redis.sock"),
         ("unix://u:hunter2@/run/redis.sock?db=4", "unix:///run/redis.sock?db=4"),
         ("redis+sentinel://:hunter2@a,b:7/main/2", "redis+sentinel://a:26379,b:7/main/2"),
-        ("redis+cluster://:hunter2@a:1,b", "redis+cluster://a:1,b:6379/0"),
     ],
 )
 def test_an_address_is_shown_without_what_is_secret_and_reads_back(where: str, shown: str) -> None:

@@ -59,10 +59,6 @@ def test_a_replica_names_its_master(own_redis: Callable[..., Server]) -> None:
     assert f"replica of 127.0.0.1:{master.port}" in said(own_redis(replica_of=master), "error")
 
 
-def test_a_cluster_is_examined_by_one_of_its_nodes(own_redis: Callable[..., Server]) -> None:
-    assert "appendonly no" in said(own_redis(cluster=True), "warning")
-
-
 def test_what_may_not_be_looked_at_is_a_warning(own_redis: Callable[..., Server]) -> None:
     server = own_redis({"appendonly": "yes"})
     server.ask("ACL", "SETUSER", "worker", "on", ">hunter2", "~*", "+@all", "-config")

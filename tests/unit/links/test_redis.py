@@ -30,7 +30,7 @@ ECHO = "return {KEYS[1], ARGV[1]}"
 
 def works(link: RedisLink) -> bool:
     script = link.script(ECHO)
-    replies = [script(["k"], ["v"]), link.connection("k").call(script, ["k"], ["v"])]
+    replies = [script(["k"], ["v"]), link.connection().call(script, ["k"], ["v"])]
     return replies == [[b"k", b"v"]] * 2
 
 
@@ -113,21 +113,16 @@ def test_sentinels_that_are_gone_or_know_no_such_master_are_named(own_redis: Cal
             assert "hunter2" not in str(gone.value)
 
 
-def test_a_node_of_a_cluster_is_recognized(own_redis: Callable[..., Server]) -> None:
-    node = own_redis({"requirepass": "hunter2", "masterauth": "hunter2"}, cluster=True)
+def test_a_cluster_is_refused_by_name_however_it_is_named(own_redis: Callable[..., Server]) -> None:
+    settings = {"cluster-enabled": "yes", "cluster-port": str(free_port()), "requirepass": "hunter2"}
+    node = own_redis(settings)
+    node.ask("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+    live = RedisCluster(host=node.host, port=node.port, password="hunter2", protocol=2)
 
-    for where in (node.url, node.url.replace("redis://", "redis+cluster://")):
-        link = open_link(where)
-
-        assert works(link)
-        assert isinstance(link.client, RedisCluster)
-        assert "hunter2" not in f"{link!r} {link.address}"
-        link.close()
-    live = RedisCluster.from_url(node.url, protocol=2)
-    link = open_link(live)
-    assert works(link)
-    assert link.address == f"redis+cluster://127.0.0.1:{node.port}/0"
-    link.close()
+    for where in (node.url, node.url.replace("redis://", "redis+cluster://"), live, node.client()):
+        with pytest.raises(BadAddress, match=r"is a Redis Cluster.*redis\+sentinel://") as refused:
+            open_link(where)
+        assert "hunter2" not in str(refused.value)
     live.close()
 
 

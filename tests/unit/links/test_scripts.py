@@ -10,7 +10,7 @@ from graflow_ckpt.core.errors import KeyTaken, ServerError, ServerGone
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.links.scripts import Step, together
 from tests.proxy import Proxy
-from tests.servers import Server, start_cluster
+from tests.servers import Server
 
 COUNT = "return redis.call('incr', KEYS[1])"
 
@@ -80,33 +80,14 @@ def test_an_error_of_a_script_keeps_its_word(redis_url: str) -> None:
     link.close()
 
 
-def test_a_script_runs_on_the_node_that_has_the_key_and_follows_it() -> None:
-    first, second = start_cluster(2)
-    with first, second:
-        link = open_link(f"redis+cluster://127.0.0.1:{first.port}")
-        count, key = link.script(COUNT), "graflow:{foo}:n"  # its slot is 12182, with the second
-
-        assert count([key]) == 1
-        assert (first.ask("DBSIZE"), second.ask("GET", key)) == (0, b"1")
-
-        second.ask("DEL", key)
-        for node in (first, second):
-            node.ask("CLUSTER", "SETSLOT", 12182, "NODE", first.ask("CLUSTER", "MYID"))
-        assert count([key]) == 1  # not run where it was refused, so sent to where it belongs
-        assert first.ask("GET", key) == b"1"
-        link.client.set(key, "9")
-        assert count([key.encode()]) == 10
-        link.close()
-
-
 def test_steps_that_go_together_are_run_again_with_a_script_that_was_not_known(redis_url: str) -> None:
     link = open_link(redis_url)
     script = link.script(COUNT)
     steps: list[Step] = [(None, (), ["SET", "x", b"1"]), (script, ["n"], ())]
 
-    assert together(link.route, link.address, steps) == [True, 1]
+    assert together(link.client, link.address, steps) == [True, 1]
     link.client.script_flush()
-    assert together(link.route, link.address, [*steps, (script, ["n"], ())]) == [True, 2, 3]
+    assert together(link.client, link.address, [*steps, (script, ["n"], ())]) == [True, 2, 3]
     link.close()
 
 
@@ -120,7 +101,7 @@ def test_what_is_wrong_with_one_step_is_in_its_place_and_the_others_are_run(redi
         (link.script(COUNT), ["n"], ()),
     ]
 
-    unknown, wrong, done = together(link.route, link.address, steps)
+    unknown, wrong, done = together(link.client, link.address, steps)
 
     assert isinstance(unknown, ServerError)
     assert isinstance(wrong, KeyTaken)
@@ -137,7 +118,7 @@ def test_steps_whose_reply_is_lost_say_so(redis_server: Server, redis_url: str) 
         proxy.drop_next_reply(b"EVALSHA")
 
         with pytest.raises(ServerGone):
-            together(link.route, link.address, [(None, (), ["PING"]), (script, ["n"], ())])
+            together(link.client, link.address, [(None, (), ["PING"]), (script, ["n"], ())])
 
         assert redis_server.ask("GET", "n") == b"2"
         link.close()

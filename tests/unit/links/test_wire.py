@@ -28,7 +28,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.links.redis import RedisLink, open_link
 from tests.proxy import Proxy
-from tests.servers import Sentinel, Server, start_cluster
+from tests.servers import Sentinel, Server
 
 ROOT = Path(__file__).parents[3]
 ECHO = "return {KEYS[1], ARGV[1]}"
@@ -328,28 +328,6 @@ with Server() as server:
     assert "is closed" in closed or "opened by another process" in closed
     assert child == "[3, b'child'] b'3'"
     assert parent == "[2, b'parent'] [4, b'parent'] b'4'"
-
-
-def test_a_wire_leads_to_the_node_that_has_the_key_and_follows_it() -> None:
-    first, second = start_cluster(2)
-    with first, second:
-        link = open_link(first.url)
-        script = link.script("redis.call('set', KEYS[1], ARGV[1]) return ARGV[1]")
-        key = "graflow:{foo}:h"  # its slot is 12182, with the second
-        wire = link.connection(key)
-
-        assert wire.call(script, [key], ["a"]) == b"a"
-        assert (first.ask("DBSIZE"), second.ask("GET", key)) == (0, b"a")
-
-        second.ask("DEL", key)
-        for node in (first, second):
-            node.ask("CLUSTER", "SETSLOT", 12182, "NODE", first.ask("CLUSTER", "MYID"))
-        with pytest.raises(ServerGone, match="another node"):
-            wire.call(script, [key], ["b"])
-        wire.reconnect()
-        assert wire.call(script, [key], ["b"]) == b"b"
-        assert first.ask("GET", key) == b"b"
-        link.close()
 
 
 def test_wires_of_several_threads_do_not_meet(link: RedisLink) -> None:

@@ -462,20 +462,6 @@ def test_a_reason_that_cannot_be_sent_as_it_is_is_shown(link: RedisLink) -> None
     assert state(link).reason == "caf\\udce9 is closed"
 
 
-def test_a_session_lives_in_a_cluster(own_redis: Callable[..., Server]) -> None:
-    server = own_redis(cluster=True)
-    with closing(open_link(server.url)) as link:
-        create(link, enqueue("a"), enqueue("b"))
-        session = join(link)
-        claims = session.commit([("claim", 2)])
-
-        session.commit([*map(end, claims), ("append", "x", b"\x01"), ("claim", 1)])
-
-        found = state(link)
-        assert (found.status, list(found.completed)) == ("completed", ["a", "b"])
-        assert session.names() == ["a" + RESULT, "b" + RESULT, "x"]
-
-
 def test_a_claim_is_what_was_enqueued(link: RedisLink) -> None:
     data = b"\x1f\x1e\x00\xff|,"
     create(link, ("enqueue", "größe ☂", data, -3, 7, "default", "pass"))

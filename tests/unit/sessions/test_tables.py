@@ -42,7 +42,7 @@ def read(link: RedisLink, **options: bool) -> SessionState:
 
 
 def names(link: RedisLink) -> set[str]:
-    found: Any = link.route.client_for(PREFIX).keys("graflow:*")
+    found: Any = link.client.keys("graflow:*")
     return {key.decode().removeprefix(PREFIX) for key in found}
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ import pytest
 from graflow_ckpt.core.errors import (
     CheckpointError,
     CheckpointNotFound,
-    Fenced,
     KeyTaken,
     ServerGone,
     ServerReadOnly,
@@ -23,9 +21,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.redis import RedisStore
-from graflow_ckpt.stores.redis_chunks import CHUNK
-from graflow_ckpt.testing.holdings import content, contents_of, held, put_holding
-from tests.servers import Server, free_port, start_cluster
+from tests.servers import Server, free_port
 from tests.unit.stores.redis_trios import own_name, parts, put, read
 
 ROOT = Path(__file__).parents[3]
@@ -257,7 +253,7 @@ def test_a_server_that_does_not_say_how_it_syncs_is_not_believed(
     assert read(store, path)[0] == "one"
 
 
-# --- processes and clusters ------------------------------------------------------------
+# --- processes ------------------------------------------------------------
 
 
 def test_a_forked_child_goes_on_with_connections_of_its_own(redis_url: str) -> None:
@@ -282,50 +278,3 @@ print(read(store, f"{{store.folder}}/parent")[0], read(store, f"{{store.folder}}
     )
 
     assert done.stdout.split() == ["parent29", "child29"]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[list[Server]]:
-    with ExitStack() as nodes:
-        yield [nodes.enter_context(node) for node in start_cluster(2)]
-
-
-def test_sessions_and_other_names_are_spread_over_a_cluster(cluster: list[Server]) -> None:
-    store = RedisStore(cluster[0].url.replace("redis://", "redis+cluster://"))
-    store.probe()
-    for session in ("a", "b", "c", "d"):
-        lease = store.acquire(session)
-        path = put(store, own_name(session=session), session, lease, size=100, session=session)
-        assert read(store, path) == (session, session.encode() * 100, session.encode())
-        put(store, f"best-{session}", session, lease, session=session)
-        assert names(store, session) == [own_name(session=session), f"best-{session}"]
-        old, lease = lease, store.acquire(session, take_over=True)
-        for name in (own_name(2, session), "best"):
-            with pytest.raises(Fenced, match="taken over"):
-                put(store, name, "late", old)
-        lease.release()
-
-    assert len(names(store)) == 8
-    assert all(node.ask("DBSIZE") > 0 for node in cluster)
-    assert all(store.delete(path) for path, _ in list(store.list()))
-
-
-def test_sessions_do_not_share_and_each_has_its_own_in_its_slot_of_a_cluster(cluster: list[Server]) -> None:
-    store = RedisStore(cluster[0].url.replace("redis://", "redis+cluster://"))
-    one, large, paths = content(1), content(3, 2 * CHUNK + 1), list[str]()
-    for session in ("a", "b", "c", "d"):
-        lease = store.acquire(session)
-        for number in (1, 2):
-            name = own_name(number, session)
-            paths.append(put_holding(store, name, f"n{number}", [one, large], lease=lease))
-        paths.append(put_holding(store, f"best-{session}", "best", [one], lease=lease))
-        lease.release()
-
-    chunks = [len(node.ask("KEYS", "*:in:*")) for node in cluster]
-    assert all(held(store, path)[0] == one for path in paths)
-    assert held(store, paths[0]) == [one, large]
-    assert sum(chunks) == 4 * (1 + 3) + 1
-    assert all(chunks)
-    assert contents_of(store).sweep() == 0
-    assert store.delete_many(paths) == len(paths)
-    assert sum(len(node.ask("KEYS", "*:contents*")) for node in cluster) == 0

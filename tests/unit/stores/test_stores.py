@@ -27,7 +27,6 @@ def test_a_path_is_a_folder(tmp_path: Path) -> None:
         ("redis://h:1/2", "redis://h:1/2"),
         ("REDISS://u:p@h", "rediss://h:6379/0"),
         ("redis+sentinel://a,b/main/1", "redis+sentinel://a:26379,b:26379/main/1"),
-        ("redis+cluster://a:7", "redis+cluster://a:7/0"),
     ],
 )
 def test_a_server_is_a_store_that_is_not_asked_before_it_is_used(where: str, url: str) -> None:

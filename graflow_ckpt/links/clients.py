@@ -1,6 +1,5 @@
-"""Routes: from an address, and from a key, to the server that has it.
+"""Clients of redis-py for one server, or for the master that sentinels name at each new connection.
 
-One server, the master that sentinels know of, or the node of a cluster that serves the key's slot.
 Every client that is made here executes a command once (the library's own retries run a script twice
 when a reply is lost), gets bytes, and gives up after `timeout` seconds of silence.
 Not here: what is sent, and in whose words it fails.
@@ -10,19 +9,16 @@ from __future__ import annotations
 
 import socket
 import weakref
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlencode
 
 from graflow_ckpt.core.errors import BadAddress
 from graflow_ckpt.links.addresses import Address, options_of
-from graflow_ckpt.links.complaints import Key
 from graflow_ckpt.links.library import (
     SILENT,
-    ClusterNode,
     Connection,
     ConnectionPool,
     NoBackoff,
-    RedisCluster,
     Retry,
     Sentinel,
     SentinelConnectionPool,
@@ -39,77 +35,20 @@ _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPALIVE": 30, "TCP_KEEPINTVL": 5, "TCP_
 _NOT_OURS = ("maint", "orig_", "himport_", "event_dispatcher", "oss_cluster", "retry", "cache")
 
 
-class Route(Protocol):
-    """Finds the server of a key."""
-
-    @property
-    def client(self) -> Any: ...  # redis.Redis, or RedisCluster, whose types have no common root
-
-    def client_for(self, key: Key | None) -> redis.Redis: ...
-
-    def forget(self) -> None: ...  # what was learnt: keys have moved
-
-    def close(self) -> None: ...
-
-
-class OneServer:
-    """A server by its address, or the master that sentinels name at each new connection."""
-
-    def __init__(self, client: redis.Redis) -> None:
-        self.client = client
-
-    def client_for(self, key: Key | None) -> redis.Redis:
-        return self.client
-
-    def forget(self) -> None:
-        return None
-
-    def close(self) -> None:
-        self.client.close()
-        self.client.connection_pool.disconnect()
-
-
-class Cluster:
-    """The nodes of a cluster. Scripts go to a node's own client, past the cluster client's retries."""
-
-    def __init__(self, client: RedisCluster, settings: Settings) -> None:
-        self.client = client
-        self._settings = settings
-        self._clients: dict[tuple[str, int], redis.Redis] = {}
-
-    def client_for(self, key: Key | None) -> redis.Redis:
-        node = self.client.get_default_node() if key is None else self.client.get_node_from_key(key)
-        assert node is not None  # of a slot that nobody serves: SlotNotCoveredError
-        place = (str(node.host), int(node.port))
-        if place not in self._clients:
-            self._clients[place] = _client(Connection, {**self._settings, "host": place[0], "port": place[1]})
-        return self._clients[place]
-
-    def forget(self) -> None:
-        self.client.nodes_manager.initialize()
-
-    def close(self) -> None:
-        for client in self._clients.values():
-            client.connection_pool.disconnect()
-        self.client.close()
-
-
-def route_to(address: Address, timeout: float) -> Route:
-    """The way to an address."""
+def client_to(address: Address, timeout: float) -> redis.Redis:
+    """Return a client of the server at an address."""
     settings = _settings(address, timeout)
-    if address.kind == "cluster":
-        return _cluster(address, settings)
     if address.kind == "sentinel":
-        return OneServer(_tidy(redis.Redis(connection_pool=_watched(address, settings, timeout))))
+        return _tidy(redis.Redis(connection_pool=_watched(address, settings, timeout)))
     if address.scheme == "unix":
-        return OneServer(_client(UnixDomainSocketConnection, {**settings, "path": address.path}))
+        return _client(UnixDomainSocketConnection, {**settings, "path": address.path})
     host, port = _bare(address.hosts[0])
     kind = SSLConnection if address.tls else Connection
-    return OneServer(_client(kind, {**settings, "host": host, "port": port}))
+    return _client(kind, {**settings, "host": host, "port": port})
 
 
-def route_of(client: redis.Redis, timeout: float) -> Route:
-    """The same server with the same credentials as a live client has; the client itself is left alone."""
+def client_of(client: redis.Redis, timeout: float) -> redis.Redis:
+    """Return another one for the same server with the same credentials; the given client is left alone."""
     pool = client.connection_pool
     settings = {
         name: value for name, value in pool.connection_kwargs.items() if not name.startswith(_NOT_OURS)
@@ -119,13 +58,8 @@ def route_of(client: redis.Redis, timeout: float) -> Route:
         sentinels = Sentinel([])
         sentinels.sentinels = pool.sentinel_manager.sentinels
         settings.pop("connection_pool", None)
-        return OneServer(_tidy(sentinels.master_for(pool.service_name, redis.Redis, **settings)))
-    return OneServer(_client(pool.connection_class, settings))
-
-
-def cluster_of(address: Address, timeout: float) -> Route:
-    """For a server that turned out to be a node of a cluster."""
-    return _cluster(address, _settings(address, timeout))
+        return _tidy(sentinels.master_for(pool.service_name, redis.Redis, **settings))
+    return _client(pool.connection_class, settings)
 
 
 def _client(kind: type[Any], settings: Settings) -> redis.Redis:
@@ -137,15 +71,6 @@ def _tidy(client: redis.Redis) -> redis.Redis:
     """Its idle connections are closed with it, also when nobody closes it and it ends as garbage."""
     weakref.finalize(client, client.connection_pool.disconnect, False).atexit = False
     return client
-
-
-def _cluster(address: Address, settings: Settings) -> Route:
-    settings.pop("db", None)
-    nodes = [ClusterNode(*_bare(host)) for host in address.hosts]
-    outer = {name: value for name, value in settings.items() if not name.startswith("retry")}
-    if address.tls:
-        outer["ssl"] = True
-    return Cluster(RedisCluster(startup_nodes=nodes, retry=Retry(NoBackoff(), 0), **outer), settings)
 
 
 def _watched(address: Address, settings: Settings, timeout: float) -> SentinelConnectionPool:

@@ -7,8 +7,8 @@ import socket
 import redis
 
 from graflow_ckpt.links.addresses import parse
+from graflow_ckpt.links.clients import client_to
 from graflow_ckpt.links.redis import open_link
-from graflow_ckpt.links.routes import route_to
 from tests.servers import Server
 
 
@@ -20,7 +20,7 @@ def test_every_client_is_made_without_retries_and_with_timeouts() -> None:
         "redis+sentinel://h/main",
         "rediss+sentinel://h/main",
     ):
-        client = route_to(parse(where), 3.0).client
+        client = client_to(parse(where), 3.0)
 
         settings = client.connection_pool.connection_kwargs
         assert settings["retry"].get_retries() == 0, where
@@ -50,7 +50,7 @@ def test_a_vanished_machine_is_noticed_on_a_connection_that_only_waits(redis_url
 
 def test_tls_is_spoken_where_the_address_says_so() -> None:
     for where in ("rediss://h", "rediss://h?ssl_cert_reqs=none"):
-        pool = route_to(parse(where), 3.0).client.connection_pool
+        pool = client_to(parse(where), 3.0).connection_pool
 
         assert issubclass(pool.connection_class, redis.SSLConnection)
     assert pool.connection_kwargs["ssl_cert_reqs"] == "none"
@@ -58,4 +58,4 @@ def test_tls_is_spoken_where_the_address_says_so() -> None:
 
 
 def test_an_address_of_version_six_is_connected_to_without_its_brackets() -> None:
-    assert route_to(parse("redis://[::1]:7"), 3.0).client.connection_pool.connection_kwargs["host"] == "::1"
+    assert client_to(parse("redis://[::1]:7"), 3.0).connection_pool.connection_kwargs["host"] == "::1"

@@ -3,7 +3,7 @@
 Method: CPU time of this process, so that neither disk nor neighbours count. "a step": a session in memory
 that runs one task by `next_iteration`, with the observer and with one that does nothing; "saved": with
 `EveryTask()` into a folder, and without any. "a put": a trio of 4 KB or 1 MB into a SQLite store, through
-`metered+retry+fallback+` and bare. Unit: µs. The floor is the same without what is asked about.
+`retry+fallback+` and bare. Unit: µs. The floor is the same without what is asked about.
 A regression: a lock, a copy of a part or a request to the store that is made while nothing is wrong.
 """
 
@@ -21,7 +21,6 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.observers.opentelemetry import Tracing
 from graflow_ckpt.interfaces.observers.prometheus import PrometheusObserver
 from graflow_ckpt.stores.fallback import Fallback
-from graflow_ckpt.stores.metered import Metered
 from graflow_ckpt.stores.retrying import Retrying
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.testing.trios import parts_of, path_of
@@ -57,7 +56,7 @@ def bare(run: Run, inner: CheckpointStore) -> CheckpointStore:
 
 
 def around(run: Run, inner: CheckpointStore) -> CheckpointStore:
-    return Metered(Retrying(Fallback(inner, str(run.folder / "waiting"))))
+    return Retrying(Fallback(inner, str(run.folder / "waiting")))
 
 
 def puts(wrap: Callable[[Run, CheckpointStore], CheckpointStore], size: int) -> Callable[[Run], None]:
@@ -86,6 +85,6 @@ CASES = [
     case("a step, metrics", steps(*LOOP, METRICS), steps(*LOOP, silent), 1.5),
     case("a step, traces that nobody records", steps(*LOOP, TRACES), steps(*LOOP, silent), 1.5),
     case("a step that is saved, metrics and traces", steps(*SAVED, METRICS, TRACES), steps(*SAVED), 1.15),
-    case("a put of 4 KB, metered+retry+fallback+", puts(around, 4_000), puts(bare, 4_000), 1.25),
-    case("a put of 1 MB, metered+retry+fallback+", puts(around, 1_000_000), puts(bare, 1_000_000), 1.1),
+    case("a put of 4 KB, retry+fallback+", puts(around, 4_000), puts(bare, 4_000), 1.25),
+    case("a put of 1 MB, retry+fallback+", puts(around, 1_000_000), puts(bare, 1_000_000), 1.1),
 ]

@@ -215,9 +215,17 @@ def _plan(guard: Guard, candidates: Iterable[Cut], why: Callable[[Cut], Reason |
 
 
 def carry_out(
-    store: CheckpointStore, what: Plan, *, own: str = "", seen: Callable[[Cut], object] = lambda cut: None
+    store: CheckpointStore,
+    what: Plan,
+    *,
+    own: str = "",
+    seen: Callable[[Cut], object] = lambda cut: None,
+    stays: Callable[[Cut, Exception], object] = lambda cut, error: None,
 ) -> Pruned:
-    """Delete what was planned; `seen` is told before. What cannot be deleted does not keep the rest."""
+    """Delete what was planned. What cannot be deleted does not keep the rest.
+
+    `seen` is called before each deletion, `stays` with the error of one that failed.
+    """
     gone: list[Cut] = []
     failed: list[tuple[Cut, str]] = []
     waiting: list[Cut] = []
@@ -231,9 +239,9 @@ def carry_out(
             continue
         waiting += cuts
         while len(waiting) >= _AT_ONCE:
-            _delete(store, waiting[:_AT_ONCE], seen, gone, failed)
+            _delete(store, waiting[:_AT_ONCE], seen, stays, gone, failed)
             del waiting[:_AT_ONCE]
-    _delete(store, waiting, seen, gone, failed)
+    _delete(store, waiting, seen, stays, gone, failed)
     for session, cuts in _by_session(gone).items():
         witness.deleted(store, session, max((cut.epoch, cut.sequence) for cut in cuts))
     for session in sorted(what.emptied - {"", *(cut.session for cut, _ in failed)}):
@@ -245,6 +253,7 @@ def _delete(
     store: CheckpointStore,
     cuts: Sequence[Cut],
     seen: Callable[[Cut], object],
+    stays: Callable[[Cut, Exception], object],
     gone: list[Cut],
     failed: list[tuple[Cut, str]],
 ) -> None:
@@ -266,6 +275,7 @@ def _delete(
         except (GraflowError, OSError) as error:
             log.warning("checkpoint %s stays: %s", cut.path, error, extra={"session": cut.session})
             failed.append((cut, str(error)))
+            stays(cut, error)
 
 
 def sweep_contents(store: CheckpointStore) -> None:

@@ -19,6 +19,8 @@ Kind = Literal[
     "checkpoint_failed",
     "checkpoint_restored",
     "restore_failed",  # of one checkpoint that was passed over, or of all: then path is ""
+    "list_failed",  # retention could not read the store: old checkpoints stay
+    "delete_failed",  # of one checkpoint that retention does not keep
     "session_went_back",
 ]
 

@@ -213,7 +213,7 @@ class Cutter:
             limit = self.settings.slow_save
             self.home.told_slow = tell("SAVE", seconds, metadata.path, state.session, limit)
         self.on_saved(metadata)
-        self.home.prune(self.settings.keep, last=cause in LAST)
+        self.home.prune(self.settings.keep, emit=self._emit, last=cause in LAST)
         return metadata
 
     _previous = 0  # the transition of the cut before the last: its journal is kept until the next

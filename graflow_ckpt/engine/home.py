@@ -235,10 +235,10 @@ class Home:
         place = self._elsewhere[where]
         return place, place.takes(path) or path
 
-    def prune(self, keep: Retention, *, last: bool = False) -> None:
-        """Take away what is not kept now that there is one more; `last`: this run saves nothing any more."""
+    def prune(self, keep: Retention, *, emit: Callable[..., None], last: bool = False) -> None:
+        """Delete what is not kept now that there is one more; `last`: this run saves nothing any more."""
         if self._tidier is None:
-            self._tidier = Tidier(self.store, self.session, lambda: self.keyring)
+            self._tidier = Tidier(self.store, self.session, lambda: self.keyring, emit=emit)
         if self.last is not None and self._tidier.after(self.last, keep, last=last) and last:
             self.close_journal()
             forget_journal(self.store, self.session, self.lease)

@@ -82,7 +82,7 @@ class SharedCuts:
         with self._home.turn(TURN if passes else 0.0) as mine:
             if mine and self._due_for_all(idle):  # others may have cut between the question and our turn
                 if self.cut("policy", {"auto": True}) is not None:
-                    self._home.prune(self._settings.keep)
+                    self._home.prune(self._settings.keep, emit=self._emit)
                 self._looked = (self._session.steps, monotonic())
 
     def _due_for_all(self, idle: bool) -> bool:

@@ -8,7 +8,7 @@ Several workers cut: paths and sequences are numbered in Redis, each trio is one
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from time import monotonic, sleep
@@ -271,9 +271,9 @@ class SharedHome:
         """A cut was not written: nobody tries again before the policy is due once more."""
         self._tell("failed", steps)
 
-    def prune(self, keep: Retention) -> None:
+    def prune(self, keep: Retention, *, emit: Callable[..., None]) -> None:
         """The session has one more: what is not kept goes, whoever has made it."""
         assert self.last is not None
         if self._tidier is None:
-            self._tidier = Tidier(self.store, self.session, lambda: self.keyring, alone=False)
+            self._tidier = Tidier(self.store, self.session, lambda: self.keyring, emit=emit, alone=False)
         self._tidier.after(self.last, keep)

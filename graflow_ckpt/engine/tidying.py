@@ -5,7 +5,7 @@ session and nobody else writes it. What is too many goes in a *pass* over the me
 session may have been forked from it meanwhile. In a large store saves have to earn a pass, so that a save
 pays for some twenty metas whatever the store has grown to. What is left goes with the last save of a run.
 
-Promise: a save never fails because of what is not deleted; it is logged, and tried again.
+Promise: a save never fails because of what is not deleted; it is an event, is logged, and tried again.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import logging
 import os
 import time
 from collections.abc import Callable
+from typing import Any
 
 from graflow_ckpt.checkpoint.inventory import cut_of, inventory
 from graflow_ckpt.checkpoint.keys import Keyring
@@ -21,7 +22,9 @@ from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.pruning import Guard, carry_out, plan
 from graflow_ckpt.checkpoint.retention import Cut, Retention, automatic
 from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.core.events import Kind
 from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores import backend_of
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -33,14 +36,21 @@ BYTES = 100_000
 
 
 class Tidier:
-    """Of one session. `alone`: nobody else writes checkpoints of it."""
+    """Of one session. `alone`: nobody else writes checkpoints of it; `emit`: tells the observers."""
 
     def __init__(
-        self, store: CheckpointStore, session: str, keyring: Callable[[], Keyring], *, alone: bool = True
+        self,
+        store: CheckpointStore,
+        session: str,
+        keyring: Callable[[], Keyring],
+        *,
+        emit: Callable[..., None],
+        alone: bool = True,
     ) -> None:
         self._store = store
         self._session = session
         self._keyring = keyring
+        self._emit = emit
         self._alone = alone
         self._own: dict[str, Cut] | None = None  # the session's, as far as they are in the store
         self._earned = 0.0
@@ -57,6 +67,7 @@ class Tidier:
             none_left = self._pass(saved.path, rule)
         except (GraflowError, OSError) as error:
             self._own = None
+            self._failed("list_failed", error)
             if not self._told:
                 log.warning("old checkpoints stay: %s", error, extra={"session": self._session})
             self._told = True
@@ -84,7 +95,7 @@ class Tidier:
             what = plan(guard, rule, time.time(), among=lambda cut: cut.session == self._session)
         else:
             what = plan(guard, rule, time.time())
-        done = carry_out(self._store, what, own=self._session)
+        done = carry_out(self._store, what, own=self._session, stays=self._stays)
         gone = {cut.path for cut in done.cuts}
         for cut in done.cuts:
             log.debug("checkpoint %s is not kept", cut.path, extra={"session": cut.session})
@@ -92,3 +103,10 @@ class Tidier:
         self._own = {cut.path: cut for cut in left}
         self._earned, self._seen = 0.0, len(known.cuts) - len(gone)
         return not left and all(cut.session != self._session for cut in known.unreadable)
+
+    def _stays(self, cut: Cut, error: Exception) -> None:
+        self._failed("delete_failed", error, path=cut.path)
+
+    def _failed(self, kind: Kind, error: Exception, **facts: Any) -> None:
+        backend = backend_of(self._store.url)
+        self._emit(kind, error=str(error), error_type=type(error).__name__, backend=backend, **facts)

@@ -49,7 +49,7 @@ class Cached(Wrapper):
     """`cache`: the address of a Redis server."""
 
     word = "cached"
-    passes = "reading"
+    reads_shared = True
 
     def __init__(
         self,

@@ -52,7 +52,7 @@ class Fallback(Wrapper):
     """`argument`: the folder; if none is given, one beside the key (GRAFLOW_CKPT_FALLBACK)."""
 
     word = "fallback"
-    passes = "reading"  # what is shared in the store; what goes to the folder is whole
+    reads_shared = True  # what is shared in the store; what goes to the folder is whole
 
     def __init__(self, inner: CheckpointStore, argument: str = "", *, breaker: Breaker | None = None) -> None:
         super().__init__(inner, argument)

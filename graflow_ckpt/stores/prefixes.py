@@ -21,7 +21,6 @@ WRAPPERS: dict[str, tuple[str, str]] = {
     "compressed": ("graflow_ckpt.stores.compressed", "Compressed"),
     "encrypted": ("graflow_ckpt.stores.encrypted", "Encrypted"),
     "fallback": ("graflow_ckpt.stores.fallback", "Fallback"),
-    "metered": ("graflow_ckpt.stores.metered", "Metered"),
     "retry": ("graflow_ckpt.stores.retrying", "Retrying"),
     "tenant": ("graflow_ckpt.stores.tenant", "Tenant"),
 }

@@ -34,7 +34,7 @@ class Retrying(Wrapper):
     """The store, asked again."""
 
     word = "retry"
-    passes = "reading"
+    reads_shared = True
 
     def __init__(
         self,

@@ -8,15 +8,15 @@ as well changes these two. A relative folder becomes an absolute one: `encrypted
         word = "shouting"           in prefixes.WRAPPERS, too, if an address may ask for it
 
 Leases are the inner store's, so that its fence holds here, too. What is not part of every store (sharing of
-contents) goes through only where the wrapper says so (`passes`): one that changes bytes has to know what it
-shares, and one whose calls are repeated leaves saves whole, and reads what others have shared.
+contents) goes through only where the wrapper says so (`reads_shared`), and for reading alone: one that
+changes bytes has to know what it shares, and one whose calls are repeated leaves saves whole.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Self
 
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import (
@@ -38,7 +38,7 @@ class Wrapper:
     """The same store, under another address. `argument`: what stands behind the word, after a dot."""
 
     word: ClassVar[str]
-    passes: ClassVar[Literal["nothing", "reading", "all"]] = "nothing"  # of contents; see above
+    reads_shared: ClassVar[bool] = False  # what the inner store has stored once for several checkpoints
 
     def __init__(self, inner: CheckpointStore, argument: str = "") -> None:
         self.inner = inner
@@ -68,8 +68,8 @@ class Wrapper:
 
     @property
     def contents(self) -> Contents | None:
-        inner = self.inner.contents if self.passes != "nothing" else None
-        return None if inner is None else _Passed(inner, self._inner, self.passes == "all" and inner.shares)
+        inner = self.inner.contents if self.reads_shared else None
+        return None if inner is None else _Read(inner, self._inner)
 
     def takes(self, path: str) -> str | None:
         """The path as it is written here; None if it leads to another store."""
@@ -175,11 +175,13 @@ class Wrapper:
         return path[size:] if path[:size].lower() == self.prefix.lower() else None
 
 
-class _Passed:
-    """The inner store's contents, under the paths of the wrapper."""
+class _Read:
+    """The inner store's contents, under the paths of the wrapper, and none of its own."""
 
-    def __init__(self, inner: Contents, path: Callable[[str], str], shares: bool) -> None:
-        self._inner, self._path, self.shares = inner, path, shares
+    shares = False
+
+    def __init__(self, inner: Contents, path: Callable[[str], str]) -> None:
+        self._inner, self._path = inner, path
 
     def scope(self, path: str, /) -> str:
         return self._inner.scope(self._path(path))

@@ -1,4 +1,4 @@
-"""Wrappers that wait, fall back, cache and count keep the contract of every store."""
+"""Wrappers that wait, fall back and cache keep the contract of every store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from graflow_ckpt.stores.cached import Cached
 from graflow_ckpt.stores.fallback import Fallback
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.stores.metered import Metered
 from graflow_ckpt.stores.retrying import Retrying
 from graflow_ckpt.testing import Opener, ProcessContract, RestoredContract, Snapshot, StoreContract
 from tests.conformance.restoring import in_folder, in_memory
@@ -27,7 +26,7 @@ def server() -> Iterator[Server]:
 
 
 def all_but_the_cache(folder: Path) -> CheckpointStore:
-    return Metered(Retrying(Fallback(LocalStore(folder / "checkpoints"), str(folder / "folder"))))
+    return Retrying(Fallback(LocalStore(folder / "checkpoints"), str(folder / "folder")))
 
 
 class TestAroundAFolder(StoreContract, RestoredContract, ProcessContract):

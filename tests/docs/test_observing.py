@@ -12,10 +12,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from ruamel.yaml import YAML
 
-from graflow_ckpt.interfaces.observers.prometheus import CallCollector, PrometheusObserver, StoreCollector
+from graflow_ckpt.interfaces.observers.prometheus import PrometheusObserver, StoreCollector
 from graflow_ckpt.stores.fallback import Fallback
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.stores.metered import Meter
 from graflow_ckpt.testing.trios import put
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -25,12 +24,11 @@ NAME = re.compile(r"\b(?:checkpoint|checkpoints|graflow|orphaned)_[a-z_]+\b")
 @pytest.fixture
 def known(tmp_path: Path) -> Iterator[set[str]]:
     """The names of all metrics as they are exposed."""
-    registry, meter = CollectorRegistry(), Meter()
+    registry = CollectorRegistry()
     PrometheusObserver(registry)
     store = Fallback(MemoryStore("memory://docs"), str(tmp_path))
     put(store, "best", "one")
     StoreCollector(store).register(registry)
-    CallCollector(meter).register(registry)
     yield {
         name
         for family in registry.collect()
@@ -89,5 +87,5 @@ def test_the_page_names_the_metrics_that_there_are(known: set[str]) -> None:
     )
     families = {re.sub(r"_(bucket|count|sum)$", "", name) for name in known}
 
-    assert named - {"checkpoint_store_calls_total"} <= families | {"graflow_ckpt"}
+    assert named <= families | {"graflow_ckpt"}
     assert {"checkpoint_save_duration_seconds", "checkpoint_errors_total", "checkpoints_per_flow"} <= named

@@ -1,8 +1,7 @@
-"""Metrics for Prometheus: what sessions tell, what stores hold, and what calls of stores cost.
+"""Metrics for Prometheus: what sessions tell, and what stores hold.
 
     workflow(..., observers=[PrometheusObserver()])     saves, restores, tasks and sessions of this process
     StoreCollector("sqlite:///c.db").register()         what a store holds, read when somebody scrapes
-    CallCollector().register()                          calls of stores that are opened as metered+…
 
 Promise: times are in seconds, sizes in bytes; no label holds an id of a session or a path, so that the
 number of series is bounded by the program. A scrape opens no pickle.
@@ -25,12 +24,11 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import backend_of, open_store
 from graflow_ckpt.stores.fallback import Fallback
 from graflow_ckpt.stores.fallback_folder import entries
-from graflow_ckpt.stores.metered import METER, Meter
 from graflow_ckpt.stores.wrapping import layers
 
 try:
     from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
-    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+    from prometheus_client.core import GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as missing:
     raise PackageMissing(
@@ -94,6 +92,10 @@ class PrometheusObserver:
                 self._restores.labels(facts["backend"]).observe(facts["seconds"])
             case "restore_failed":
                 self._errors.labels("restore", facts["error_type"]).inc()
+            case "list_failed":
+                self._errors.labels("list", facts["error_type"]).inc()
+            case "delete_failed":
+                self._errors.labels("delete", facts["error_type"]).inc()
             case "task_ended":
                 self._tasks.labels(facts["outcome"]).inc()
             case "session_started":
@@ -107,14 +109,7 @@ class PrometheusObserver:
                 pass  # what there will be to tell one day is no metric yet
 
 
-class _Registered(Collector):
-    """Something that is looked at when somebody scrapes."""
-
-    def register(self, registry: CollectorRegistry = REGISTRY) -> None:
-        registry.register(self)
-
-
-class StoreCollector(_Registered):
+class StoreCollector(Collector):
     """What a store holds, counted when somebody scrapes, and at most once in `every` seconds.
 
     `orphans` says how many checkpoints nobody can use: if not given, those whose meta cannot be read.
@@ -135,6 +130,9 @@ class StoreCollector(_Registered):
         self._orphans = orphans
         self._clock = clock
         self._seen: tuple[float, list[Metric]] | None = None
+
+    def register(self, registry: CollectorRegistry = REGISTRY) -> None:
+        registry.register(self)
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: else registering would read the store."""
@@ -204,34 +202,4 @@ class StoreCollector(_Registered):
         return family
 
 
-class CallCollector(_Registered):
-    """What a meter has counted, as of each scrape."""
-
-    def __init__(self, meter: Meter = METER) -> None:
-        self._meter = meter
-
-    def describe(self) -> Iterator[Metric]:
-        return iter(())
-
-    def collect(self) -> Iterator[Metric]:
-        labels = ("backend", "operation")
-        calls = CounterMetricFamily("checkpoint_store_calls", "Calls of a store.", labels=labels)
-        seconds = CounterMetricFamily(
-            "checkpoint_store_seconds", "Seconds in calls of a store.", labels=labels
-        )
-        moved = CounterMetricFamily(
-            "checkpoint_store_bytes", "Bytes written to or read from it.", labels=labels
-        )
-        for key, cost in sorted(self._meter.costs().items()):
-            calls.add_metric(key, cost.calls)
-            seconds.add_metric(key, cost.seconds)
-            moved.add_metric(key, cost.bytes)
-        errors = CounterMetricFamily(
-            "checkpoint_store_errors", "Calls of a store that failed.", labels=(*labels, "error_type")
-        )
-        for error, number in sorted(self._meter.errors().items()):
-            errors.add_metric(error, number)
-        yield from (calls, seconds, moved, errors)
-
-
-__all__ = ["CallCollector", "PrometheusObserver", "StoreCollector"]
+__all__ = ["PrometheusObserver", "StoreCollector"]

@@ -8,62 +8,67 @@ from typing import Any
 import pytest
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from graflow_ckpt.core.protocols import Source
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.cached import Cached
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.stores.metered import Meter, Metered
 from graflow_ckpt.stores.passing import Breaker
 from graflow_ckpt.testing.trios import all_of, meta_of, path_of, put, put_meta, read, writer
 from tests.servers import Server
 
 
-@pytest.fixture
-def meter() -> Meter:
-    return Meter()
+class Counting(MemoryStore):
+    """Counts how many parts were read."""
+
+    opens = 0
+
+    def open(self, path: str, part: str, stage: str) -> Source:
+        self.opens += 1
+        return super().open(path, part, stage)
 
 
 @pytest.fixture
-def store(meter: Meter, redis_url: str) -> Iterator[Cached]:
-    yield Cached(Metered(MemoryStore("memory://cached"), meter=meter), redis_url)
+def inner() -> Iterator[Counting]:
+    yield Counting("memory://cached")
     MemoryStore("memory://cached").forget()
 
 
-def opens(meter: Meter) -> int:
-    found = meter.costs().get(("memory", "open"))
-    return found.calls if found else 0
+@pytest.fixture
+def store(inner: Counting, redis_url: str) -> Cached:
+    return Cached(inner, redis_url)
 
 
-def test_what_was_read_once_is_not_asked_of_the_store_again(store: Cached, meter: Meter) -> None:
+def test_what_was_read_once_is_not_asked_of_the_store_again(store: Cached, inner: Counting) -> None:
     path = put(store, "best", "one", size=200_000)
 
     found = [read(store, path) for _ in range(3)]
 
-    assert opens(meter) == 2
+    assert inner.opens == 2
     assert {trio.values for trio in found} == {found[0].values}
     assert len(found[0].values) == 200_000
 
 
-def test_what_is_cached_serves_other_processes_too(store: Cached, meter: Meter, redis_url: str) -> None:
+def test_what_is_cached_serves_other_processes_too(store: Cached, inner: Counting, redis_url: str) -> None:
     path = put(store, "best", "one")
     read(store, path)
 
     again = Cached(store.inner, redis_url)
 
     assert read(again, path).stage == "one"
-    assert opens(meter) == 2
+    assert inner.opens == 2
 
 
 def test_what_was_deleted_or_written_anew_is_seen_at_once(store: Cached) -> None:
     path = put(store, "best", "one")
     read(store, path)
-    inner = path_of(store.inner, "best")
+    there = path_of(store.inner, "best")
 
     put(store.inner, "best", "two")
     assert read(store, path).stage == "two"
     with pytest.raises(CheckpointCorrupt):
         store.open(path, "pkl", "one")
 
-    store.inner.delete(inner)
+    store.inner.delete(there)
     with pytest.raises(CheckpointNotFound):
         store.open(path, "pkl", "two")
 
@@ -113,8 +118,10 @@ def test_what_is_cached_expires_and_goes_with_its_checkpoint(store: Cached, redi
     assert client.keys("graflow:cache:*") == []
 
 
-def test_what_is_large_is_streamed_and_not_cached(meter: Meter, redis_server: Server, redis_url: str) -> None:
-    store = Cached(MemoryStore("memory://cached"), redis_url, limit=1000)
+def test_what_is_large_is_streamed_and_not_cached(
+    inner: Counting, redis_server: Server, redis_url: str
+) -> None:
+    store = Cached(inner, redis_url, limit=1000)
     path = put(store, "best", "one", size=2000)
 
     read(store, path)
@@ -122,13 +129,11 @@ def test_what_is_large_is_streamed_and_not_cached(meter: Meter, redis_server: Se
     client: Any = redis_server.client()
     (key,) = client.keys("graflow:cache:*")
     assert client.hkeys(key) == [b"state.json"]
-    MemoryStore("memory://cached").forget()
 
 
-def test_a_cache_that_is_away_is_as_good_as_none_and_comes_back(meter: Meter) -> None:
+def test_a_cache_that_is_away_is_as_good_as_none_and_comes_back(inner: Counting) -> None:
     now = [0.0]
     with Server() as server:
-        inner = Metered(MemoryStore("memory://cached"), meter=meter)
         store = Cached(inner, server.url, breaker=Breaker(1, 5.0, clock=lambda: now[0]))
         path = put(store, "best", "one")
         read(store, path)
@@ -136,14 +141,13 @@ def test_a_cache_that_is_away_is_as_good_as_none_and_comes_back(meter: Meter) ->
 
         assert read(store, path).stage == "one"
         assert store.delete(put(store, "other", "two")) is True
-        assert opens(meter) == 4
+        assert inner.opens == 4
 
         server.start()
         now[0] = 5.0
         read(store, path)
         read(store, path)
-        assert opens(meter) == 6
-    MemoryStore("memory://cached").forget()
+        assert inner.opens == 6
 
 
 def test_a_part_that_the_meta_does_not_name_is_never_cached(store: Cached) -> None:

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from graflow_ckpt import EveryTask, task, workflow
+from graflow_ckpt import EveryTask, KeepLast, task, workflow
+from graflow_ckpt.checkpoint.retention import DEFAULT, Retention
 from graflow_ckpt.core.errors import CheckpointError, NoGoodCheckpoint, ServerGone
-from graflow_ckpt.interfaces.observers.prometheus import CallCollector, PrometheusObserver, StoreCollector
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.interfaces.observers.prometheus import PrometheusObserver, StoreCollector
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.fallback import Fallback
+from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.stores.metered import Meter, Metered
 from graflow_ckpt.testing.trios import put, put_meta
 from tests.unit.stores.outages import Cable, Far
 
@@ -46,10 +48,15 @@ def value(registry: CollectorRegistry, name: str, **labels: str) -> Any:
 
 
 def run(
-    observer: PrometheusObserver, session: str = "s", store: str = "kept", *, fails: bool = False
+    observer: PrometheusObserver,
+    session: str = "s",
+    store: str | CheckpointStore = "kept",
+    *,
+    keep: Retention = DEFAULT,
+    fails: bool = False,
 ) -> None:
     with workflow(
-        "etl", session_id=session, store=store, checkpoint=EveryTask(), observers=[observer]
+        "etl", session_id=session, store=store, checkpoint=EveryTask(), keep=keep, observers=[observer]
     ) as flow:
 
         @task
@@ -182,19 +189,30 @@ def test_a_store_that_is_away_is_down_and_the_scrape_goes_on(
     assert "graflow_sessions_running" in found
 
 
-def test_what_calls_of_a_metered_store_cost_can_be_scraped(registry: CollectorRegistry, room: str) -> None:
-    meter = Meter()
-    store = Metered(MemoryStore(room), meter=meter)
-    CallCollector(meter).register(registry)
-    path = put(store, "best", "one", size=10_000)
-    with pytest.raises(CheckpointError):
-        store.meta(path.replace("best", "none"))
+def test_what_retention_could_neither_read_nor_delete_is_counted_by_operation(
+    registry: CollectorRegistry, observer: PrometheusObserver, tmp_path: Path
+) -> None:
+    class Stubborn(LocalStore):
+        """Lists once, and deletes nothing."""
 
-    assert value(registry, "checkpoint_store_calls_total", backend="memory", operation="put") == 1
-    assert value(registry, "checkpoint_store_bytes_total", backend="memory", operation="put") > 10_000
-    assert value(registry, "checkpoint_store_seconds_total", backend="memory", operation="put") > 0
-    failed = {"backend": "memory", "operation": "meta", "error_type": "CheckpointNotFound"}
-    assert value(registry, "checkpoint_store_errors_total", **failed) == 1
+        lists = 0
+
+        def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
+            self.lists += session is None
+            if self.lists > 1:
+                raise CheckpointError("the server is away")
+            return super().list(session, pattern)
+
+        def delete(self, path: str) -> bool:
+            raise PermissionError(path)
+
+    run(observer, store=Stubborn(tmp_path / "kept"), keep=KeepLast(1))
+
+    deleted, listed = (
+        value(registry, "checkpoint_errors_total", operation=operation, error_type=error)
+        for operation, error in (("delete", "PermissionError"), ("list", "CheckpointError"))
+    )
+    assert (deleted, listed) == (1, 1)
 
 
 def test_what_waits_for_a_store_can_be_scraped_while_that_is_away(

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from graflow_ckpt.checkpoint import archive, witness
+from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.inventory import Inventory
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.retention import FINISHED, IN_SESSION, Cut, Retention, forked_from
@@ -242,8 +242,6 @@ def carry_out(
             _delete(store, waiting[:_AT_ONCE], seen, stays, gone, failed)
             del waiting[:_AT_ONCE]
     _delete(store, waiting, seen, stays, gone, failed)
-    for session, cuts in _by_session(gone).items():
-        witness.deleted(store, session, max((cut.epoch, cut.sequence) for cut in cuts))
     for session in sorted(what.emptied - {"", *(cut.session for cut, _ in failed)}):
         forget_journal(store, session)
     return Pruned(tuple(gone), tuple(failed), what.spared)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from graflow_ckpt.checkpoint import archive, history, witness
+from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.copying import Move, target_path
 from graflow_ckpt.checkpoint.inventory import cut_of, inventory
 from graflow_ckpt.checkpoint.model import parse
@@ -145,8 +145,6 @@ class Repair:
             why = f"{', '.join(lacking)} cannot be read, and would be lost with it"
             return Repaired(damage, "left", kept, why)
         self.store.delete(damage.path)
-        if damage.session:  # on purpose: the session is to go on from an older one
-            witness.deleted(self.store, damage.session, (_EVERYTHING, _EVERYTHING))
         return Repaired(damage, "set aside", kept)
 
     def _keep(self, path: str) -> tuple[tuple[str, ...], list[str]]:

@@ -107,10 +107,6 @@ class NoGoodCheckpoint(CheckpointError):
     """The session has checkpoints, and none of them verifies."""
 
 
-class RolledBack(CheckpointError):
-    """This machine has seen later cuts of the session than are there: `.seen`, `.found` (epoch, sequence)."""
-
-
 class SaveOutcomeUnknown(CheckpointError):
     """The sync after the commit failed: old or new, but which one is not known."""
 

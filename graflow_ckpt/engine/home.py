@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from graflow_ckpt.checkpoint import archive, history, journal, program, witness
+from graflow_ckpt.checkpoint import archive, history, journal, program
 from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.describing import metadata_of
@@ -103,7 +103,6 @@ class Home:
         passed = self.passed = []
         for path, found in history.newest(self.store, self.keyring, self.session):
             if isinstance(found, Found):
-                witness.check(self.store, self.session, path, _at(found.meta), passed=bool(passed))
                 try:
                     load(found)
                 except CheckpointCorrupt as error:
@@ -214,15 +213,12 @@ class Home:
         self.sequence += 1
         self.parent = metadata.checkpoint_id
         self.last = metadata
-        if self.finds(path):
-            witness.saw(self.store, self.session, path, (metadata.epoch, metadata.sequence))
         return metadata
 
     def rewound(self, found: Found) -> None:
         """Give up what came after a cut that was named: nothing can refuse any more."""
         assert self.lease is not None
         self.store.rewound(self.lease, int(found.meta["sequence"]))
-        witness.went_back(self.store, self.session, _at(found.meta))
 
     def _place(self, path: str) -> tuple[CheckpointStore, str]:
         """The store that a path leads to, and the path as it is written there."""
@@ -277,10 +273,6 @@ class Home:
         if self._segment is not None:
             self._segment.close()
             self._segment = None
-
-
-def _at(meta: Document) -> witness.At:
-    return int(meta["epoch"]), int(meta["sequence"])
 
 
 def program_file() -> str | None:

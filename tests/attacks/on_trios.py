@@ -8,12 +8,10 @@ from typing import Any
 
 from blake3 import blake3
 
-from graflow_ckpt.checkpoint import witness
 from graflow_ckpt.checkpoint.digest import CHUNK
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.seal import Chain, canonical, seal
-from graflow_ckpt.engine.home import Home
-from tests.attacks.attempts import SAME, Breach, attack, goes_on, loads
+from tests.attacks.attempts import SAME, attack, goes_on, loads
 from tests.attacks.gadgets import GADGETS
 from tests.attacks.scene import RING, Parts, Scene
 from tests.attacks.spoiling import HUGE, cut, deep, edited, flipped, odd, spelled
@@ -224,26 +222,6 @@ def contents_changed(scene: Scene, rng: Random) -> str:
         return loads(scene, scene.of("victim", 3))
     finally:
         undo()
-
-
-@attack("older checkpoints are put back where the newest was")
-def rolled_back(scene: Scene, rng: Random) -> str:
-    store = scene.store
-    if not store.synced:
-        return SAME  # memory ends with the process; what was only accepted may be lost, and then it is said
-    home = Home(store, "victim")
-    home._keyring = RING
-    witness.saw(store, "victim", scene.path(), (1, 3))
-    older = scene.of("victim", rng.choice((1, 2)))
-    try:
-        if rng.random() < 0.5:
-            scene.plant(scene.path(), older, _meta(older)["stage"])
-        else:
-            store.delete(scene.path())
-        home.newest(lambda found: None)
-        raise Breach("the session goes on from an older cut, as if nothing had been")
-    finally:
-        scene.put_back()
 
 
 assert RING.ids == ("k1",)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
-from graflow_ckpt.checkpoint import witness
 from graflow_ckpt.checkpoint.codec import encode
 from graflow_ckpt.checkpoint.manager import CheckpointManager
 from graflow_ckpt.core.apply import apply
@@ -123,9 +122,7 @@ def _rewind(place: Place, take_over: bool) -> None:
     store = place.kept_in
     lease = store.acquire(place.session, take_over=take_over)
     try:
-        meta = place.found.meta
-        store.rewound(lease, int(meta["sequence"]))
-        witness.went_back(store, place.session, (int(meta["epoch"]), int(meta["sequence"])))
+        store.rewound(lease, int(place.found.meta["sequence"]))
     finally:
         lease.release()
 

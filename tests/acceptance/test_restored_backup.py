@@ -1,4 +1,4 @@
-"""Older checkpoints that somebody has put back: found out by the machine that has seen later ones."""
+"""A restored backup: a session continues from what is there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt import CheckpointManager, EveryTask, KeepLast, Workflow, task, workflow
-from graflow_ckpt.core.errors import RolledBack
 from graflow_ckpt.stores import open_store
 
 
@@ -39,34 +38,25 @@ def store_in(folder: Path, kind: str) -> str:
     return str(folder / "checkpoints") if kind == "local" else f"sqlite:///{folder}/runs.db"
 
 
-def take_away(store: str, path: str) -> None:
-    """As one who can write into the store, and notes nothing in our home."""
-    assert open_store(store).delete(path)
-
-
 @pytest.mark.parametrize("kind", ["local", "sqlite"])
-def test_a_session_does_not_go_on_from_an_older_checkpoint_in_silence(kind: str, tmp_path: Path) -> None:
+def test_a_session_continues_from_the_older_checkpoint_that_a_restored_backup_has(
+    kind: str, tmp_path: Path
+) -> None:
     store, ran = store_in(tmp_path, kind), list[int]()
     newest, older, *_ = after_a_failure(store, tmp_path / "flaw")
-    take_away(store, newest)
+    for path in (newest, older):
+        assert open_store(store).delete(path)
 
-    with pytest.raises(RolledBack, match="as this machine has seen") as caught:
-        counting(store, tmp_path / "flaw", ran).execute()
+    counting(store, tmp_path / "flaw", ran).execute()
 
-    assert ran == []
-    assert caught.value.path == older
-    context, _ = CheckpointManager.resume_from_checkpoint(older, store=store)  # on purpose
-    context.execute()
-    assert context.status == "completed"
-    counting(store, tmp_path / "flaw", ran).execute()  # and from there on it is the session's history
-    assert ran == []
+    assert ran == [2, 3, 4]
 
 
 @pytest.mark.parametrize("kind", ["local", "sqlite"])
 def test_a_session_of_which_nothing_is_left_begins_anew(kind: str, tmp_path: Path) -> None:
     store, ran = store_in(tmp_path, kind), list[int]()
     for path in after_a_failure(store, tmp_path / "flaw"):
-        take_away(store, path)
+        assert open_store(store).delete(path)
 
     counting(store, tmp_path / "flaw", ran).execute()
 

@@ -3,18 +3,90 @@
 `pickle.load` of a `.pkl` file calls `context(payload)` and so gives an ExecutionContext. What was
 defined in `__main__` is taken from the running `__main__` if it has that name, else from a copy;
 where the running `__main__` is a worker's, always from the copy.
+
+Promise: every public name that was ever released is found by `Unpickler`, where it is now, or is refused
+with what to do instead. Bytecode of another minor version of Python is refused: it would end the process.
+Not here: whether the bytes may be trusted (checkpoint/seal.py).
 """
 
 from __future__ import annotations
 
 import pickle
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from importlib import import_module
-from typing import Any
+from io import BytesIO
+from typing import Any, Final
 
+from graflow_ckpt.core.errors import CheckpointError
+
+MOVED: Final[dict[str, str]] = {}
+"""Where names are now: "module:name" to "module:name", or a whole module to a module."""
+
+GONE: Final[dict[str, str]] = {
+    "graflow_ckpt.interfaces.observers.prometheus:CallCollector": "metrics come from the events of runs",
+}
+"""Released names that were removed, as "module:name", and what to do instead."""
+
+_PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 _NOTHING = object()
 _foreign = False
+_writer: ContextVar[str] = ContextVar("graflow_writer", default="")
+
+
+@contextmanager
+def written_by(python: str) -> Iterator[None]:
+    """Pickles that are opened in here were written by this version of Python; empty: it is not known."""
+    token = _writer.set(python)
+    try:
+        yield
+    finally:
+        _writer.reset(token)
+
+
+def other_python() -> str:
+    """The minor version that wrote what is being opened, if it is known and another one than this."""
+    minor = ".".join(_writer.get().split(".")[:2])
+    return "" if minor == _PYTHON else minor
+
+
+def place_of(module: str, name: str) -> tuple[str, str]:
+    """Where that name is now."""
+    home, found, now = MOVED.get(f"{module}:{name}", "").partition(":")
+    return (home, now) if found else (MOVED.get(module, module), name)
+
+
+class Unpickler(pickle.Unpickler):
+    """Python's, for pickles of any version of this package."""
+
+    def find_class(self, module: str, name: str, /) -> Any:
+        if module == "cloudpickle.cloudpickle" and name in _OURS:
+            return _OURS[name]
+        if (instead := GONE.get(f"{module}:{name}")) is not None:
+            raise AttributeError(f"{module}.{name} was removed: {instead}")
+        return super().find_class(*place_of(module, name))
+
+
+def _module(name: str) -> Any:
+    return import_module(MOVED.get(name, name))
+
+
+def _builtin_type(name: str) -> Any:
+    """A type of Python's own that has no importable name; with that of bytecode every copy of code begins."""
+    if name == "CodeType" and (minor := other_python()):
+        raise CheckpointError(
+            f"Code that Python {minor} has stored cannot be run by Python {_PYTHON}.",
+            hint=f"Continue with the program, which has the code, or with Python {minor}.",
+            python=minor,
+        )
+    return import_module("cloudpickle.cloudpickle")._builtin_type(name)
+
+
+_OURS: Final = {"_builtin_type": _builtin_type, "subimport": _module}
+"""Functions that pickles of code call, with our table and our check."""
 
 
 def in_foreign_main() -> None:
@@ -25,6 +97,7 @@ def in_foreign_main() -> None:
 
 def context(payload: dict[str, Any]) -> Any:
     """The ExecutionContext of a checkpoint's payload."""
+    payload["python"] = _writer.get()  # its code is still closed
     return import_module("graflow_ckpt.engine.context").ExecutionContext.from_payload(payload)
 
 
@@ -34,7 +107,7 @@ def of_main(name: str, copy: bytes) -> Any:
     if found is _NOTHING:
         if not copy:  # it would have taken large global data with it
             raise AttributeError(f"__main__ has no {name!r}, and the checkpoint has only its name")
-        return pickle.loads(copy)
+        return Unpickler(BytesIO(copy)).load()
     return getattr(found, "func", found)  # a task's name stands for the task, not for its body
 
 

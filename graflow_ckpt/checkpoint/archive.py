@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from graflow_ckpt import _restore
+from graflow_ckpt._restore import written_by
 from graflow_ckpt.checkpoint import expiry, pickles
 from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.bringing import alone
@@ -300,7 +301,8 @@ def open_values(store: Readable, found: Found, load: Callable[[Source], Any] = p
     """Open the pickle of a verified checkpoint."""
     source = whole_values(store, found)
     try:
-        return load(source)
+        with written_by(str(found.meta.get("python", ""))):
+            return load(source)
     finally:
         source.close()
 

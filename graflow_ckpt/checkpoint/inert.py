@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from blake3 import blake3
 
+from graflow_ckpt._restore import place_of
 from graflow_ckpt.core.errors import CheckpointCorrupt
 from graflow_ckpt.core.protocols import Buffer, Source
 
@@ -111,7 +112,7 @@ class _Reader(pickle.Unpickler):
         }
 
     def find_class(self, module: str, name: str, /) -> Any:
-        return self._functions.get(f"{module}.{name}") or self._class(module, name)
+        return self._functions.get(f"{module}.{name}") or self._class(*place_of(module, name))
 
     def _class(self, module: str, name: str) -> type[Inert]:
         kind = f"{module}.{name}"

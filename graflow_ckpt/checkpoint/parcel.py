@@ -81,11 +81,11 @@ class Parcel:
 
     def graph(self) -> TaskGraph:
         """Opens the code."""
-        return unpack_code(self.program.code, lambda task: task)
+        return unpack_code(self.program.code, lambda task: task, self.python)
 
     # What `manner` holds is the sender's; hence Any.
     def settings(self) -> Any:
-        return load_live(self.manner)
+        return load_live(self.manner, self.python)
 
 
 def digest_of(packed: bytes) -> str:

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol
 
 from blake3 import blake3
 
+from graflow_ckpt._restore import Unpickler, other_python, written_by
 from graflow_ckpt.checkpoint.culprit import find_unpicklable
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, NotStorable
 from graflow_ckpt.core.protocols import Buffer, Sink, Source
@@ -48,7 +49,7 @@ def load(source: Source) -> Any:
     """The value of a pickle, which has to fill the source. The bytes must be trusted already."""
     reader = io.BufferedReader(_Raw(source), _READ)
     with collector_at_rest(source.size > _MANY):
-        value = _unpickled(pickle.Unpickler(reader).load)
+        value = _unpickled(Unpickler(reader).load)
     if reader.read(1):
         raise CheckpointCorrupt("Something follows where a pickle has ended.")
     return value
@@ -61,9 +62,10 @@ def live_bytes(value: Any, root: str = "value") -> bytes:
     return out.getvalue()
 
 
-def load_live(data: bytes) -> Any:
-    """The value of `live_bytes`. The bytes must be trusted already."""
-    return _unpickled(lambda: pickle.loads(data))
+def load_live(data: bytes, python: str = "") -> Any:
+    """The value of `live_bytes`, stored by `python` if that is known. The bytes must be trusted already."""
+    with written_by(python):
+        return _unpickled(Unpickler(io.BytesIO(data)).load)
 
 
 def live_digest(value: Any, root: str = "value") -> bytes:
@@ -191,9 +193,10 @@ def _unpickled(load_it: Callable[[], Any]) -> Any:
     except (pickle.UnpicklingError, EOFError) as error:
         raise CheckpointCorrupt(f"Not a whole pickle: {error}.") from error
     except (ImportError, AttributeError) as error:
+        other = f", or it needs Python {minor}, which has stored it" if (minor := other_python()) else ""
         raise CheckpointError(
             f"A stored value cannot be loaded here: {error}.",
-            hint="Its class or function has moved, or its library is not installed.",
+            hint=f"Its class or function has moved, or its library is not installed{other}.",
         ) from error
 
 

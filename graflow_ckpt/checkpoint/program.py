@@ -167,17 +167,18 @@ def pack_task(task: Task, spawner: str, before: tuple[str, ...]) -> bytes:
     return live_bytes((task.name, task.func, task.options, task.arguments, spawner, before), task.name)
 
 
-def unpack_task(record: Cell) -> tuple[Task, str, tuple[str, ...]]:
+def unpack_task(record: Cell, python: str = "") -> tuple[Task, str, tuple[str, ...]]:
+    """A task made at run time, and where it stands; `python` has stored it."""
     if isinstance(record, Live):
         task, spawner, before = record.value
         return task, spawner, before
-    name, func, options, arguments, spawner, before = load_live(record)
+    name, func, options, arguments, spawner, before = load_live(record, python)
     return Task(name, func, options, arguments), spawner, before
 
 
-def unpack_code(code: bytes, known: Callable[[Task], Task]) -> TaskGraph:
+def unpack_code(code: bytes, known: Callable[[Task], Task], python: str = "") -> TaskGraph:
     """The graph of a checkpoint; `known` may put a task of the running program in its place."""
-    entries, edges = load_live(code)
+    entries, edges = load_live(code, python)
     graph = TaskGraph()
     for entry in entries:
         graph.add(entry if isinstance(entry, Group) else known(Task(*entry)))

@@ -321,4 +321,4 @@ class ExecutionContext(Readable):
 
     def graph_from_code(self) -> TaskGraph:
         """The graph that the checkpoint carries."""
-        return unpack_code(self.payload["code"], lambda task: task)
+        return unpack_code(self.payload["code"], lambda task: task, self.payload["python"])

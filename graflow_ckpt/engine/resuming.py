@@ -170,7 +170,7 @@ def plan_for(context: ExecutionContext, *, noted: bool = False) -> Plan:
 def remake_tasks(context: ExecutionContext) -> None:
     """Tasks that were made at run time join the compiled graph again."""
     for record in context.state.tasks.values():
-        task, spawner, before = unpack_task(record)
+        task, spawner, before = unpack_task(record, context.payload["python"] if context.found else "")
         context.graph.extend(spawner, task, before)
 
 

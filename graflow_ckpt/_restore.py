@@ -27,6 +27,7 @@ MOVED: Final[dict[str, str]] = {}
 """Where names are now: "module:name" to "module:name", or a whole module to a module."""
 
 GONE: Final[dict[str, str]] = {
+    "graflow_ckpt.core.errors:RolledBack": "older checkpoints with a good seal are accepted",
     "graflow_ckpt.interfaces.observers.prometheus:CallCollector": "metrics come from the events of runs",
 }
 """Released names that were removed, as "module:name", and what to do instead."""

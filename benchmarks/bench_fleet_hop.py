@@ -9,10 +9,10 @@ A regression: a poll where a blocking call would do, code loaded or a connection
 
 from __future__ import annotations
 
-from benchmarks.fleet_ours import Ours, OursForking
+from benchmarks.fleet_ours import Ours
 from benchmarks.fleet_runs import Make, first_handoff, following_hop
-from benchmarks.harness import AtMost, Contest, Ratio, Rival, Run, Side
-from benchmarks.peers.plain_rq import ForkingRq, PlainRq
+from benchmarks.harness import AtMost, Contest, Rival, Run, Side
+from benchmarks.peers.plain_rq import PlainRq
 
 NAME = "fleet: hop"
 
@@ -39,13 +39,5 @@ CASES = [
     Contest(
         "following hop, simple worker", following(Ours),
         [Rival("RQ SimpleWorker", following(PlainRq), AtMost(0.2, "ms"))], unit="ms",
-    ),
-    Contest(
-        "first hand-off, fork worker", first(OursForking),
-        [Rival("RQ Worker", first(ForkingRq), Ratio(1.3))], unit="ms",
-    ),
-    Contest(
-        "following hop, fork worker", following(OursForking),
-        [Rival("RQ Worker", following(ForkingRq), AtMost(0.2, "ms"))], unit="ms",
     ),
 ]  # fmt: skip

@@ -26,9 +26,7 @@ stamp = task(jobs.stamp)
 
 
 class Ours(Contender):
-    """One pool of simple workers."""
-
-    mode = "simple"
+    """One pool."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -38,8 +36,7 @@ class Ours(Contender):
         self.handles: list[Any] = []  # of sessions that nobody has waited for
 
     def commands(self, workers: int) -> list[list[str]]:
-        command = [sys.executable, "-m", "graflow_ckpt", "worker", "--url", self.url, "-n", str(workers)]
-        return [[*command, "--mode", self.mode]]
+        return [[sys.executable, "-m", "graflow_ckpt", "worker", "--url", self.url, "-n", str(workers)]]
 
     def ready(self, workers: int) -> bool:
         return Worker.count(connection=self.connection) == workers
@@ -85,9 +82,3 @@ class Ours(Contender):
         handle.wait(60)
         self.handles.clear()
         return [float(handle.value(f"link-{i}{RESULT}")) for i in range(length)]
-
-
-class OursForking(Ours):
-    """One pool of forking workers."""
-
-    mode = "fork"

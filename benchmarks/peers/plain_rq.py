@@ -1,4 +1,4 @@
-"""RQ as it comes: `rq worker` with SimpleWorker or the forking Worker, results kept for RQ's 500 s.
+"""RQ as it comes: `rq worker` with SimpleWorker, results kept for RQ's 500 s.
 
 Settings: quiet, job descriptions not logged, no scheduler, jobs submitted with `enqueue_many`; the rest is
 RQ's default. Its JSON serializer is no faster: a job's time is its many round trips.
@@ -77,7 +77,3 @@ class PlainRq(Contender):
         self.submitted += count
         made = self.queue.enqueue_many([Queue.prepare_data(body) for _ in range(count)])
         self.last = made[-1].id
-
-
-class ForkingRq(PlainRq):
-    kind = "rq.Worker"

@@ -48,7 +48,6 @@ class PoolFacts:
     owner: Owner
     steward: Owner
     queues: tuple[str, ...]
-    mode: str
     started: float
     version: str
     python: str
@@ -155,7 +154,5 @@ def _ills(pool: PoolFacts) -> list[str]:
 
 def _sentence(ills: list[str], pool: PoolFacts) -> str:
     busy = sum(bool(worker.session) for worker in pool.workers)
-    what = (
-        f"pool {pool.pool}: {len(pool.workers)} {pool.mode} workers, {busy} busy, on {', '.join(pool.queues)}"
-    )
+    what = f"pool {pool.pool}: {len(pool.workers)} workers, {busy} busy, on {', '.join(pool.queues)}"
     return f"{what}; {'; '.join(ills)}" if ills else f"{what}{' (draining)' if pool.draining else ''}"

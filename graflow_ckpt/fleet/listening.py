@@ -2,7 +2,7 @@
 
 It supervises nothing: its alarms, retries, callbacks, orders and scheduler are not used, and what it
 still believes of the dead is withdrawn by whoever reaps them. Of RQ's classes only what is public is
-touched, and the flag that ends its loop. Not here: workers whose slices run in children (horses.py).
+touched, and the flag that ends its loop.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rq import Queue
 from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import Job
 from rq.timeouts import BaseDeathPenalty
-from rq.worker import BaseWorker, SimpleWorker
+from rq.worker import SimpleWorker
 
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.fleet.slice import Worker, run_slice
@@ -43,9 +43,12 @@ class NoAlarm(BaseDeathPenalty):
         """None."""
 
 
-class Listening(BaseWorker):
-    """What both kinds of worker have in common: how they wait, and how they stop."""
+class Listening(SimpleWorker):
+    """A worker of RQ that runs slices in its own process."""
 
+    death_penalty_class = NoAlarm
+    worker: Worker
+    job: Job | None = None
     max_connection_wait_time = 1.0  # a server that is back is noticed at once
     # shorter than a link is patient: RQ raises the patience of new connections only, and a wait that the
     # open one gave up would look like a lost server; after ten of them, an idle minute, RQ ends the worker
@@ -94,8 +97,7 @@ class Listening(BaseWorker):
             super().set_state(state, pipeline)
 
     def subscribe(self) -> None:
-        """No orders through RQ: its way to stop a job would count as a crash of the task. Nor is a thread for
-        them wanted where processes are forked."""
+        """No orders through RQ: its way to stop a job would count as a crash of the task."""
 
     def unsubscribe(self) -> None:
         """See subscribe."""
@@ -124,14 +126,6 @@ class Listening(BaseWorker):
         self._stop_requested = True
         if self._waits:
             raise SystemExit(0)
-
-
-class InProcess(Listening, SimpleWorker):
-    """Slices run in this process."""
-
-    death_penalty_class = NoAlarm
-    worker: Worker
-    job: Job | None = None
 
     def execute_job(self, job: Job, queue: Queue) -> None:
         if not self.accepts(job, queue):

@@ -35,7 +35,7 @@ from graflow_ckpt.fleet.forks import be_called, deaf, fork
 from graflow_ckpt.fleet.reaping import STOPPED, Death
 from graflow_ckpt.fleet.slice import CODE_PATIENCE
 from graflow_ckpt.fleet.steward import Charge, steward
-from graflow_ckpt.fleet.worker import Mode, WorkerSettings, rq_name, work
+from graflow_ckpt.fleet.worker import WorkerSettings, rq_name, work
 from graflow_ckpt.links.addresses import parse
 from graflow_ckpt.links.examination import examine
 from graflow_ckpt.links.redis import open_link
@@ -67,7 +67,6 @@ class PoolSettings:
     rq_url: str = ""  # "": the same server
     queues: tuple[str, ...] = ("default",)
     n: int = 1
-    mode: Mode = "simple"
     lease: float = 15.0
     budget: float = 2.0
     grace: float = 30.0
@@ -103,7 +102,7 @@ class Pool:
         *lines, stewards, self._line = self._board.lines
         rq_url = settings.rq_url or settings.url
         told = WorkerSettings(
-            settings.url, rq_url, settings.queues, settings.mode, settings.lease, settings.budget,
+            settings.url, rq_url, settings.queues, settings.lease, settings.budget,
             settings.grace, settings.code_patience, settings.observers,
         )  # fmt: skip
         self._workers = [
@@ -111,7 +110,7 @@ class Pool:
             for label, line in ((f"worker-{n + 1}", line) for n, line in enumerate(lines))
         ]
         charge = Charge(
-            self.name, settings.url, rq_url, settings.queues, settings.mode, time.time(),
+            self.name, settings.url, rq_url, settings.queues, time.time(),
             [(seat.label, seat.line) for seat in self._workers], self._line, stewards,
         )  # fmt: skip
         self._steward = Seat("steward", stewards, partial(steward, charge))
@@ -232,8 +231,6 @@ class Pool:
         run = seat.line.run
         gave_up = seat.killed or death.gave_up
         if run is not None:
-            if self._settings.mode == "fork":
-                death = Death(status)  # the memory was its child's, which was killed with it
             self._estate.owes(run, STOPPED if gave_up else death.why, crashed=not gave_up)
         if status and not gave_up:
             log.warning("%s (process %d) is gone: %s", seat.label, pid, death)
@@ -282,14 +279,14 @@ def run(settings: PoolSettings) -> int:
     _check(settings)
     keyring = Keyring.load(local=False)
     _examine(settings)
-    _ = graflow_ckpt.task  # what the modules of all tasks import: once, and not in each worker or horse
+    _ = graflow_ckpt.task  # what the modules of all tasks import: once, and not in each worker
     for module in settings.preload:
         _import(module)
     for maker in settings.observers:
         watching.maker_of(maker)  # what is not there is said now, and what is there is shared by all
     pool = Pool(settings, keyring)
     queues, where = ", ".join(settings.queues), parse(settings.url)
-    log.info("pool %s: %d %s workers on %s at %s", pool.name, settings.n, settings.mode, queues, where)
+    log.info("pool %s: %d workers on %s at %s", pool.name, settings.n, queues, where)
     return pool.run()
 
 

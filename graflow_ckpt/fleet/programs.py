@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib
 from collections import OrderedDict
-from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
 from traceback import extract_tb
@@ -45,7 +44,6 @@ AGAIN = 5.0
 """Seconds for which a program that could not be opened is not tried again."""
 
 _KEPT = 32  # programs per process
-_FETCHED = 8  # and closed ones, which may be large
 _HEAD = 65  # bytes of a sealed program that hold the id of its key
 
 
@@ -120,7 +118,6 @@ class Programs:
         self._open: OrderedDict[tuple[str, tuple[str, ...]], Loaded] = OrderedDict()
         self._failed: dict[str, tuple[float, GraflowError]] = {}
         self._fresh: dict[str, float] = {}
-        self._fetched: OrderedDict[str, Parcel] = OrderedDict()
 
     # --- storing -----------------------------------------------------------------------
 
@@ -150,16 +147,6 @@ class Programs:
 
     # --- opening -----------------------------------------------------------------------
 
-    def fetch(self, digest: str) -> None:
-        """Have it at hand, closed, for children that are forked to open it. What is wrong they will find."""
-        with suppress(GraflowError):
-            if digest in self._fetched:
-                self.keep(digest)
-            else:
-                self._fetched[digest] = self.parcel(digest)
-        while len(self._fetched) > _FETCHED:
-            self._fetched.popitem(last=False)
-
     def knows(self, digest: str, starts: tuple[str, ...]) -> bool:
         """Whether it is open already: to open one may take long."""
         return (digest, starts) in self._open
@@ -183,7 +170,7 @@ class Programs:
         if failed is not None and monotonic() < until:
             raise failed
         try:
-            found = _opened(self._fetched.get(digest) or self.parcel(digest), starts)
+            found = _opened(self.parcel(digest), starts)
         except ServerError:
             raise
         except GraflowError as error:

@@ -82,28 +82,13 @@ class Worker:
         self.note: Callable[[str, str], None] = lambda session, token: None  # tells the parent what runs
         self.on_lost: Callable[[], None] = lambda: None  # the token is void while a body still runs
         self._presence = Presence(link, owner)
-        self._prepared: tuple[str, str, list[Any], list[Any]] | None = None
         self.declining = Declining(link, code_patience)
         self.observers = Observers()
         self._start = link.script(START)
 
-    def prepare(self, session: str, token: str) -> None:
-        """Begin on a token that a child will be given."""
-        self.link.provide()
-        self._prepared = (session, token, *self._begin(session, token))
-        digest = self._prepared[2][0]
-        if digest is not None:
-            self.programs.fetch(digest.decode())
-
-    def part(self, session: str, token: str) -> None:
-        """A slice is over, wherever it ran."""
-        self._prepared = None
-        self._presence.end(session, token)
-
     def run(self, session: str, token: str) -> None:
         """One slice; whatever happens in it is logged here and nowhere else."""
         facts = {"session": session, "token": token}
-        prepared = self._prepared
         self.note(session, token)
         try:
             self._run(session, token)
@@ -117,15 +102,11 @@ class Worker:
         finally:
             self.keeper.forget()
             self.slice = None
-            if prepared is None:
-                self.part(session, token)  # else that is left to who has prepared it
+            self._presence.end(session, token)
             self.note("", "")
 
     def _run(self, session: str, token: str) -> None:
-        if self._prepared is not None and self._prepared[:2] == (session, token):
-            facts, reply = self._prepared[2:]
-        else:
-            facts, reply = self._begin(session, token)
+        facts, reply = self._begin(session, token)
         if reply[0] in (b"gone", b"fenced"):
             if reply[0] == b"gone":
                 log.info(

@@ -46,7 +46,6 @@ class Charge:
     url: str
     rq_url: str
     queues: tuple[str, ...]
-    mode: str
     started: float
     workers: Sequence[tuple[str, Line]]
     parent: Line
@@ -131,7 +130,7 @@ class Steward:
         charge, swept = self._charge, self._sweeper.swept
         workers = [worker_facts(name, line) for name, line in charge.workers if line.pid]
         facts = PoolFacts(
-            charge.pool, self._owner, replace(myself(), argv="steward"), charge.queues, charge.mode,
+            charge.pool, self._owner, replace(myself(), argv="steward"), charge.queues,
             charge.started, __version__, platform.python_version(), is_draining(charge.parent),
             charge.parent.slices, tuple(workers),
             {"taken": swept.taken, "posted": swept.posted, "woken": swept.woken},

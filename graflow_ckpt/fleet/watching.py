@@ -1,8 +1,8 @@
 """Watching: a worker's own observers, which are told of each slice that it runs.
 
 A program's observers stay in its process. Those of a worker are made here, of what `--observers` names: a
-function without parameters, or a class, `MODULE:NAME`. It is called once in each process that runs slices:
-in the worker (`simple`), or in the child that has the slice (`fork`), so that whatever it starts is there.
+function without parameters, or a class, `MODULE:NAME`. It is called once in each worker,
+so that whatever it starts is there.
 
 Promise: to an observer a slice is an execution, from `session_started` to `session_ended`, whose status is
 that of the session then: `running` if others go on. One that cannot be made or fails costs the tasks
@@ -35,7 +35,7 @@ class Observers:
         self._made: tuple[Observer, ...] | None = None
 
     def here(self) -> tuple[Observer, ...]:
-        """Those of this process; a worker that forks for each slice does not ask, its children do."""
+        """Those of this process."""
         if self._made is None:
             self._made = tuple(_made(self._makers))
         return self._made

@@ -1,18 +1,16 @@
 """A worker process: what it connects to, and what it runs slices with.
 
-Not here: how it waits for tokens (listening.py, horses.py), what a slice does (slice.py), how the process
+Not here: how it waits for tokens (listening.py), what a slice does (slice.py), how the process
 ends (leaving.py), who starts workers (pool.py).
 """
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import socket
 import time
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import redis
 from redis.backoff import ExponentialBackoff
@@ -23,9 +21,8 @@ from graflow_ckpt._restore import in_foreign_main
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.fleet.board import Line, State
-from graflow_ckpt.fleet.horses import InHorses
 from graflow_ckpt.fleet.leaving import Leaving
-from graflow_ckpt.fleet.listening import InProcess
+from graflow_ckpt.fleet.listening import Listening
 from graflow_ckpt.fleet.lists import owner_text
 from graflow_ckpt.fleet.slice import CODE_PATIENCE, Worker, serve
 from graflow_ckpt.fleet.tokens import Carrier, queue_name
@@ -34,8 +31,6 @@ from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink, open_link
 
 log = logging.getLogger("graflow_ckpt.fleet")
-
-Mode = Literal["simple", "fork"]
 
 TTL = 75
 """Seconds without a sign of life after which RQ takes a worker for dead."""
@@ -48,7 +43,6 @@ class WorkerSettings:
     url: str
     rq_url: str
     queues: tuple[str, ...]
-    mode: Mode = "simple"
     lease: float = 15.0
     budget: float = 2.0
     grace: float = 30.0
@@ -73,15 +67,13 @@ def work(settings: WorkerSettings, line: Line, label: str, keyring: Keyring) -> 
     worker.observers = Observers(settings.observers)
     serve(worker)
     listening = _listening(settings, rq, worker, line)
-    gc.freeze()  # a horse's collections would copy every page that they look at
     line.now(State.IDLE)
     listening.work(logging_level="WARNING")
     return 0
 
 
-def _listening(settings: WorkerSettings, rq: redis.Redis, worker: Worker, line: Line) -> InProcess | InHorses:
-    kind = InHorses if settings.mode == "fork" else InProcess
-    found = kind(
+def _listening(settings: WorkerSettings, rq: redis.Redis, worker: Worker, line: Line) -> Listening:
+    found = Listening(
         [queue_name(queue) for queue in settings.queues],
         name=rq_name(os.getpid()),
         connection=rq,
@@ -90,10 +82,6 @@ def _listening(settings: WorkerSettings, rq: redis.Redis, worker: Worker, line: 
         log_job_description=False,
     )
     found.worker = worker
-    if isinstance(found, InHorses):
-        found.line, found.grace = line, settings.grace
-        found.on_stop = found.stop
-        return found
     leaving = Leaving(worker, line, settings.grace)
     leaving.on_stop, leaving.beat = found.take_no_more, found.beat
     found.on_stop = leaving.told

@@ -72,7 +72,6 @@ class FleetSettings(BaseModel):
     workers: Annotated[int, BeforeValidator(_number)] = Field(
         1, ge=1, le=1024, description="a whole number from 1 to 1024"
     )
-    mode: Literal["simple", "fork"] = Field("simple", description="simple or fork")
     preload: Words = Field((), description="names of modules: my.tasks,my.models")
     lease: Annotated[float, BeforeValidator(_seconds)] = _period(15.0, 1, 3600, "from 1s to 1h")
     budget: Annotated[float, BeforeValidator(_seconds)] = _period(2.0, 0.01, 300, "from 10ms to 5m")

@@ -25,7 +25,7 @@ FILE_NAME = "graflow-ckpt.toml"
 SECTION = "fleet"
 
 NAMES = (
-    "redis_url", "rq_url", "key", "key_file", "queues", "workers", "mode", "preload", "lease", "budget",
+    "redis_url", "rq_url", "key", "key_file", "queues", "workers", "preload", "lease", "budget",
     "grace", "code_patience", "log", "observers",
 )  # fmt: skip
 """What can be set, in the order in which it is shown."""

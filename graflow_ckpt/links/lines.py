@@ -42,12 +42,7 @@ class BareLine:
         reader = hiredis.Reader(
             protocolError=redis.InvalidResponse, replyError=_Complaint, notEnoughData=_NOT_YET
         )
-        self._sock = sock
         self._write, self._recv, self._feed, self._gets = sock.sendall, sock.recv, reader.feed, reader.gets
-
-    def abandon(self) -> None:
-        """Close this process's copy of the socket; a child that has another goes on."""
-        self._sock.close()
 
     def send(self, words: Sequence[Argument]) -> None:
         packed = _packed(tuple(words))

@@ -39,8 +39,6 @@ class RedisLink:
         self.client = client
         self._scripts: dict[tuple[str, tuple[str, ...]], Script] = {}
         self._idle: list[Wire] = []
-        self._heirloom: Wire | None = None
-        self._bequeaths = True
 
     def script(self, source: str, types: Sequence[str] = ()) -> Script:
         known = (source, tuple(types))
@@ -50,9 +48,6 @@ class RedisLink:
 
     def connection(self) -> Wire:
         """A connection of its own."""
-        if (heirloom := self._heirloom) is not None and heirloom.inherit():
-            self._heirloom = None
-            return heirloom
         while self._idle:
             wire = self._idle.pop()
             if wire.is_fresh():
@@ -67,27 +62,7 @@ class RedisLink:
         else:
             wire.close()
 
-    def provide(self) -> None:
-        """Have a connection open for the next child: to open one takes it longer than all the rest."""
-        if self._heirloom is not None and not self._heirloom.is_fresh():
-            self._heirloom.close()
-            self._heirloom = None
-        if self._heirloom is None and self._bequeaths:
-            wire = Wire(self.client, self.address)
-            if wire.heritable:
-                self._heirloom = wire
-            else:
-                self._bequeaths = False  # nor are those that would be opened later
-                self.done_with(wire)
-
-    def provided(self) -> None:
-        """The child has been forked; what was opened for it is its own."""
-        if self._heirloom is not None:
-            self._heirloom.leave_to_child()
-            self._heirloom = None
-
     def close(self) -> None:
-        self.provided()
         while self._idle:
             self._idle.pop().close()
         _close(self.client)

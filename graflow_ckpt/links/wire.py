@@ -3,8 +3,7 @@
 No pool and no retry. After a `ServerGone` the last call may or may not have been carried out, and
 the wire stays closed until `reconnect`; whoever calls must be able to send the same call again.
 `send` and `receive` are the halves of `call`, for a caller that has something to do in between.
-A wire belongs to one thread, and to the process that opened it: a forked child has to reconnect, unless
-the wire was opened for it (`inherit`).
+A wire belongs to one thread, and to the process that opened it: a forked child has to reconnect.
 """
 
 from __future__ import annotations
@@ -108,24 +107,6 @@ class Wire:
             return self.rests and not self._connection.can_read(0)
         except redis.RedisError:
             return False
-
-    @property
-    def heritable(self) -> bool:
-        """Whether a child may go on with it: TLS has a state of its own in each process."""
-        return self.rests and isinstance(self._line, BareLine)
-
-    def inherit(self) -> bool:
-        """In a child that was forked since: it belongs to this process from now on. Not in a child of its."""
-        if self._pid != os.getppid():
-            return False
-        self._pid = os.getpid()
-        return True
-
-    def leave_to_child(self) -> None:
-        """In the parent, after the fork: it is the child's, and stays open there."""
-        if isinstance(self._line, BareLine):
-            self._line.abandon()
-        self.close()
 
     def close(self) -> None:
         connection, self._connection, self._waiting = self._connection, None, None

@@ -37,7 +37,7 @@ def test_a_pool_serves_what_the_file_says_unless_a_flag_says_otherwise(
     (own_folder / "key").write_text(fleet.key)
     (own_folder / "key").chmod(0o600)
     (own_folder / "graflow-ckpt.toml").write_text(
-        f'[fleet]\nredis_url = "{fleet.url}"\nkey_file = "key"\nqueues = ["gpu", "default"]\nmode = "fork"\n'
+        f'[fleet]\nredis_url = "{fleet.url}"\nkey_file = "key"\nqueues = ["gpu", "default"]\n'
         "workers = 7\nlog = 'json'\n"
     )
     nothing = {"GRAFLOW_CKPT_REDIS_URL": "", "GRAFLOW_CKPT_KEY": ""}
@@ -45,9 +45,9 @@ def test_a_pool_serves_what_the_file_says_unless_a_flag_says_otherwise(
 
     with fleet.pool(**nothing) as pool:  # which says -n 1
         found = only(fleet)
-        assert (found.queues, found.mode, len(found.workers)) == (("gpu", "default"), "fork", 1)
+        assert (found.queues, len(found.workers)) == (("gpu", "default"), 1)
         assert "completed after 4 steps" in fleet("submit", "etl.py", "--wait", **nothing).err
-        assert fleet("worker", "--health", **nothing).out.startswith(f"pool {found.pool}: 1 fork workers")
+        assert fleet("worker", "--health", **nothing).out.startswith(f"pool {found.pool}: 1 workers")
         facts = [json.loads(line) for line in pool.log.splitlines() if line.startswith("{")]
 
     assert {fact["worker"] for fact in facts} == {"pool"}
@@ -114,7 +114,7 @@ def test_a_machine_that_lacks_a_module_is_named_by_status_and_doctor(
         (["--queues", "a/b"], "--queues cannot be used: 'a/b' is not a queue name"),
         (["-n", "0"], "--workers is '0'. Allowed: a whole number from 1 to 1024"),
         (["--grace", "soon"], "--grace is 'soon'"),
-        (["--mode", "thread"], "Invalid value for '--mode'"),
+        (["--mode", "fork"], "No such option"),
         (["--url", "http://host"], "--url cannot be used: 'http://host' is not the address"),
         (["--url", f"redis://:{SECRET}@host"], "--url cannot be used: The address"),
         (["--config", "nothing.toml"], "nothing.toml cannot be read"),

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from graflow_ckpt import group
@@ -107,13 +106,12 @@ def test_a_server_that_forgets_its_scripts_is_told_them_again(mine: Fleet) -> No
     assert len(mine.lines("began")) == 61
 
 
-@pytest.mark.parametrize("mode", ["simple", "fork"])
-def test_a_restart_of_the_server_interrupts_no_body(tmp_path: Path, mode: str) -> None:
+def test_a_restart_of_the_server_interrupts_no_body(tmp_path: Path) -> None:
     """NOSCRIPT, lost connections, and a log that is read again; the body that ran meanwhile is committed.
 
     appendfsync always: with everysec a kill may take back what was answered, and the body begins again.
     """
-    with fleet(tmp_path, appendfsync="always") as mine, pools(mine.pool(mode=mode)):
+    with fleet(tmp_path, appendfsync="always") as mine, pools(mine.pool()):
         handle = mine.submit(named("a", wait) >> named("b"))
         mine.wait_for("began", "a")
         mine.server.restart()
@@ -151,35 +149,8 @@ def test_the_processes_of_a_pool_can_be_told_apart_in_ps(mine: Fleet) -> None:
         assert until(lambda: sorted(process.name() for process in pool.family()) == named_so)
 
 
-def horse_of(mine: Fleet) -> psutil.Process:
-    return psutil.Process(mine.wait_for("began", "a").pid)
-
-
-def test_a_child_whose_worker_was_killed_alone_neither_commits_nor_survives(mine: Fleet) -> None:
-    """kill -9 of the process between pool and child: RQ would leave the child to go on."""
-    with pools(mine.pool(mode="fork")):
-        handle = mine.submit(named("a", wait) >> named("b"))
-        horse = horse_of(mine)
-        worker = horse.parent()
-        assert worker is not None
-        worker.kill()
-        killed = time.time()
-
-        assert until(lambda: not is_alive(horse), 1.0), "it outlived its parent"
-        second = mine.wait_for("began", "a", 2)
-        mine.open_gate()
-        assert handle.wait(30).status == "completed", mine.said
-
-    assert second.at - killed < 2.0
-    assert second.pid != horse.pid
-    ends = [line.pid for line in mine.lines("ended") if line.task == "a"]
-    assert ends == [second.pid]
-    assert mine.completed() == ["a", "b"]
-
-
-@pytest.mark.parametrize("mode", ["simple", "fork"])
-def test_a_pool_whose_parent_is_killed_leaves_nobody_behind(mine: Fleet, mode: str) -> None:
-    first, second = mine.pool(mode=mode, workers="2"), mine.pool(mode=mode)
+def test_a_pool_whose_parent_is_killed_leaves_nobody_behind(mine: Fleet) -> None:
+    first, second = mine.pool(workers="2"), mine.pool()
     with pools(first):
         handle = mine.submit(named("a", wait) >> named("b"))
         mine.wait_for("began", "a")
@@ -198,9 +169,8 @@ def test_a_pool_whose_parent_is_killed_leaves_nobody_behind(mine: Fleet, mode: s
     assert mine.completed() == ["a", "b"]
 
 
-@pytest.mark.parametrize("mode", ["simple", "fork"])
-def test_what_a_killed_process_ran_goes_to_another_at_once(mine: Fleet, mode: str) -> None:
-    with pools(mine.pool(mode=mode, workers="2")):
+def test_what_a_killed_process_ran_goes_to_another_at_once(mine: Fleet) -> None:
+    with pools(mine.pool(workers="2")):
         mine.ready(2)
         handle = mine.submit(named("a", wait) >> named("b"))
         line = mine.wait_for("began", "a")
@@ -248,9 +218,8 @@ def test_when_a_machine_is_gone_another_goes_on_and_its_late_commit_is_refused(m
     assert mine.completed() == ["a", "b"]
 
 
-@pytest.mark.parametrize("mode", ["simple", "fork"])
-def test_a_worker_that_was_stopped_for_longer_than_its_lease_is_refused(mine: Fleet, mode: str) -> None:
-    with pools(mine.pool(lease=str(LEASE), mode=mode, workers="2")):
+def test_a_worker_that_was_stopped_for_longer_than_its_lease_is_refused(mine: Fleet) -> None:
+    with pools(mine.pool(lease=str(LEASE), workers="2")):
         handle = mine.submit(named("a", wait) >> named("b"))
         first = mine.wait_for("began", "a")
         os.kill(first.pid, signal.SIGSTOP)

@@ -33,12 +33,11 @@ def hows(mine: Fleet, session: str = "one") -> set[str]:
     return {commit.how for commit in mine.ledger(session)} - {"passed"}
 
 
-@pytest.mark.parametrize("mode", ["simple", "fork"])
-def test_each_session_runs_on_the_workers_that_have_its_version(mine: Fleet, mode: str) -> None:
+def test_each_session_runs_on_the_workers_that_have_its_version(mine: Fleet) -> None:
     old, new = (
         machine(mine, name, flows=FLOWS.format(version=n)) for n, name in enumerate(("old", "new"), 1)
     )
-    on_old, on_new = pool_on(mine, old, mode=mode), pool_on(mine, new, mode=mode)
+    on_old, on_new = pool_on(mine, old), pool_on(mine, new)
 
     with pools(on_old, on_new):
         handles = [submitted(mine, old, "one"), submitted(mine, new, "two")]

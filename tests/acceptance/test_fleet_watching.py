@@ -82,8 +82,7 @@ def lines(name: str) -> list[Any]:
     return [json.loads(line) for line in Path(name).read_text().splitlines()]
 
 
-@pytest.mark.parametrize("mode", ["simple", "fork"])
-def test_what_a_worker_runs_is_told_counted_and_traced(fleet: Fleet, own_folder: Path, mode: str) -> None:
+def test_what_a_worker_runs_is_told_counted_and_traced(fleet: Fleet, own_folder: Path) -> None:
     program("watching.py", WATCHING)
     program("two.py", PROGRAM)
     metrics = own_folder / "metrics"
@@ -91,7 +90,7 @@ def test_what_a_worker_runs_is_told_counted_and_traced(fleet: Fleet, own_folder:
     makers = f"watching:events,watching:traces,watching:broken,{PROMETHEUS}"
     counted = {"PROMETHEUS_MULTIPROC_DIR": str(metrics)}
 
-    with fleet.pool("--mode", mode, "--observers", makers, **counted) as pool:
+    with fleet.pool("--observers", makers, **counted) as pool:
         fleet("submit", "two.py", "--session", "s", "--wait")
         fleet("submit", "two.py", "--session", "t", "--max-steps", "1", "--wait")
         fleet("resume", "t", "--max-steps", "2", "--url", fleet.url)

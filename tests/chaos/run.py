@@ -71,7 +71,7 @@ def run(plan: Plan, folder: Path) -> Report:
     with ExitStack() as stack:
         server = stack.enter_context(private_server(appendfsync=plan.fsync))
         given = {RUNS: str(runs), PACE: str(plan.pace), "lease": str(plan.lease), "workers": "2"}
-        several = [Pool(f"pool{n}", server.url, folder, mode=m, **given) for n, m in enumerate(plan.modes)]
+        several = [Pool(f"pool{n}", server.url, folder, **given) for n in range(plan.pools)]
         stack.enter_context(pools(*several))
         flow = build(program, SESSION)
         began = time.time()
@@ -177,7 +177,7 @@ def show(report: Report) -> None:
     rows = [
         ("seed", plan.seed),
         ("appendfsync", plan.fsync),
-        ("pools", " + ".join(f"2 {mode}" for mode in plan.modes)),
+        ("pools", " + ".join(["2"] * plan.pools)),
         ("seconds", f"{report.seconds:.1f}"),
         *((f"blows: {what}", n) for what, n in sorted(blows.items())),
         ("committed once", f"{figures['committed once']} of {figures['committed']}"),

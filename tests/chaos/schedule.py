@@ -50,7 +50,7 @@ class Plan:
     lease: float = 2.0
     pace: float = 1.0  # by how much bodies take longer
     fsync: str = "everysec"
-    modes: tuple[str, ...] = ("simple", "fork")  # a pool each, with two workers
+    pools: int = 2  # with two workers each
 
 
 def schedule(plan: Plan) -> list[Blow]:

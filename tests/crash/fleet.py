@@ -83,7 +83,7 @@ class Pool:
         return facts
 
     def family(self) -> list[int]:
-        """All that are alive: parent, workers, steward, horses."""
+        """All that are alive: parent, workers, steward."""
         try:
             found = [self.pid, *(child.pid for child in psutil.Process(self.pid).children(recursive=True))]
         except psutil.NoSuchProcess:

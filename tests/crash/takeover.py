@@ -1,6 +1,6 @@
 """How soon others run what somebody ran who is gone: `python -m tests.crash.takeover worker --times 200`.
 
-    worker    SIGKILL of a worker, or of its child: the parent sees it and gives back what it held
+    worker    SIGKILL of a worker: the parent sees it and gives back what it held
     pool      SIGKILL of the parent: nobody is left to tell, and another pool of the machine has to see it
     machine   a proxy cuts the connections of a pool that goes on running: its lease runs out, and what it
               says later must be refused
@@ -50,18 +50,18 @@ def takeovers(url: str, folder: Path, times: int) -> list[float]:
     return found
 
 
-def _of_workers(server: Server, folder: Path, times: int, mode: str) -> list[float]:
-    with pool(server.url, folder, n=2, mode=mode, lease=FAR) as fleet:
+def _of_workers(server: Server, folder: Path, times: int) -> list[float]:
+    with pool(server.url, folder, n=2, lease=FAR) as fleet:
         fleet.ready()
         return takeovers(server.url, folder, times)
 
 
-def _of_pools(server: Server, folder: Path, times: int, mode: str) -> list[float]:
+def _of_pools(server: Server, folder: Path, times: int) -> list[float]:
     found = []
     with ExitStack() as stack:
         pools: list[Pool] = []
         for number in range(times):
-            _two(stack, pools, server.url, folder / f"pools-{number}", mode)
+            _two(stack, pools, server.url, folder / f"pools-{number}")
             place = folder / str(number)
             place.mkdir()
             handle = tasks.call(tasks.held, server.url, place, "a")
@@ -78,17 +78,17 @@ def _of_pools(server: Server, folder: Path, times: int, mode: str) -> list[float
     return found
 
 
-def _of_machines(server: Server, folder: Path, times: int, mode: str) -> list[float]:
+def _of_machines(server: Server, folder: Path, times: int) -> list[float]:
     """Beyond the lease."""
     found = []
     for number in range(times):
         place = folder / str(number)
         place.mkdir()
-        with Proxy(server) as proxy, pool(proxy.url, place / "far", n=1, mode=mode, lease=LEASE) as far:
+        with Proxy(server) as proxy, pool(proxy.url, place / "far", n=1, lease=LEASE) as far:
             far.ready()
             handle = tasks.call(tasks.held, server.url, place, "a")
             _, zombie, _ = noted(place, "a")[0]
-            with pool(server.url, place / "near", n=1, mode=mode, lease=LEASE) as near:
+            with pool(server.url, place / "near", n=1, lease=LEASE) as near:
                 near.ready()
                 at = time.monotonic()
                 proxy.stall()
@@ -104,12 +104,12 @@ def _of_machines(server: Server, folder: Path, times: int, mode: str) -> list[fl
     return found
 
 
-def _of_drains(server: Server, folder: Path, times: int, mode: str) -> list[float]:
+def _of_drains(server: Server, folder: Path, times: int) -> list[float]:
     found = []
     with ExitStack() as stack:
         pools: list[Pool] = []
         for number in range(times):
-            _two(stack, pools, server.url, folder / f"pools-{number}", mode)
+            _two(stack, pools, server.url, folder / f"pools-{number}")
             place = folder / str(number)
             place.mkdir()
             names = [f"t{n}" for n in range(60)]
@@ -129,11 +129,11 @@ def _of_drains(server: Server, folder: Path, times: int, mode: str) -> list[floa
     return found
 
 
-def _two(stack: ExitStack, pools: list[Pool], url: str, folder: Path, mode: str) -> None:
+def _two(stack: ExitStack, pools: list[Pool], url: str, folder: Path) -> None:
     """Two pools of one worker, however many are left of them."""
     while len(pools) < 2:
         own = Path(f"{folder}-{len(pools)}")
-        pools.append(stack.enter_context(pool(url, own, n=1, mode=mode, lease=FAR, budget=60.0)))
+        pools.append(stack.enter_context(pool(url, own, n=1, lease=FAR, budget=60.0)))
         pools[-1].ready()
 
 
@@ -155,13 +155,12 @@ def main() -> None:
     arguments = argparse.ArgumentParser()
     arguments.add_argument("way", choices=WAYS, nargs="?", default="worker")
     arguments.add_argument("--times", type=int, default=200)
-    arguments.add_argument("--mode", choices=("simple", "fork"), default="simple")
     given = arguments.parse_args()
     os.environ["GRAFLOW_CKPT_KEY"] = new_key()
     with tempfile.TemporaryDirectory() as name, Server({"appendonly": "yes"}) as server:
-        found = WAYS[given.way](server, Path(name), given.times, given.mode)
+        found = WAYS[given.way](server, Path(name), given.times)
         beyond = f", beyond a lease of {LEASE:g} s" if given.way == "machine" else ""
-        print(f"{given.way}, {given.mode} mode, {said(found)}{beyond}")
+        print(f"{given.way}, {said(found)}{beyond}")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Workers, horses, parents and stewards are killed: others go on at once, and nobody is left behind."""
+"""Workers, parents and stewards are killed: others go on at once, and nobody is left behind."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ def claims(handle: Handle) -> int:
     return handle.status().running
 
 
-@pytest.mark.parametrize("mode", ["simple", "fork"])
-def test_what_a_killed_process_ran_is_gone_on_with_at_once(redis_url: str, tmp_path: Path, mode: str) -> None:
-    with pool(redis_url, tmp_path, n=2, mode=mode, **FAR) as fleet:
+def test_what_a_killed_process_ran_is_gone_on_with_at_once(redis_url: str, tmp_path: Path) -> None:
+    with pool(redis_url, tmp_path, n=2, **FAR) as fleet:
         fleet.ready()
         handle = tasks.call(tasks.held, redis_url, tmp_path, "a")
         _, victim, _ = noted(tmp_path, "a")[0]
@@ -43,22 +42,6 @@ def test_what_a_killed_process_ran_is_gone_on_with_at_once(redis_url: str, tmp_p
         assert began - at < 1.0
         fleet.ready()  # all seats are taken again
         assert [word for word, _, _ in noted(tmp_path, "a-over")] == ["a-over"]
-
-
-def test_a_horse_is_not_survived_by_what_rq_believes_of_it(redis_url: str, tmp_path: Path) -> None:
-    with pool(redis_url, tmp_path, n=1, mode="fork", **FAR) as fleet:
-        fleet.ready()
-        handle = tasks.call(tasks.held, redis_url, tmp_path, "a")
-        killed(noted(tmp_path, "a")[0][1])
-        noted(tmp_path, "a", 2)
-        go(tmp_path)
-        handle.result(10)
-        fleet.ready()
-
-        said = rq_info(redis_url)
-
-        assert "graflow-default | 0, 0 executing, 0 finished, 0 failed" in said
-        assert "1 workers" in said
 
 
 def rq_info(url: str) -> str:
@@ -77,40 +60,10 @@ def test_rq_shows_no_ghosts_of_workers_that_were_killed(redis_url: str, tmp_path
         until(lambda: "2 workers" in rq_info(redis_url))
 
 
-def test_a_horse_dies_with_its_worker_and_commits_nothing(redis_url: str, tmp_path: Path) -> None:
-    with pool(redis_url, tmp_path, n=2, mode="fork", **FAR) as fleet:
-        workers = fleet.ready() and fleet.workers()
-        handle = tasks.call(tasks.deaf, redis_url, tmp_path, "a")
-        _, horse, _ = noted(tmp_path, "a")[0]
-        rider = parent_of(horse)
-        assert rider in workers
-
-        killed(rider)
-
-        until(lambda: not alive(horse), 1.0)
-        _, other, _ = noted(tmp_path, "a", 2)[1]
-        go(tmp_path)
-        handle.result(10)
-        assert parent_of_or_none(other) != rider
-        assert handle.status().steps == 1
-
-
-def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def parent_of_or_none(pid: int) -> int | None:
-    try:
-        return parent_of(pid)
-    except FileNotFoundError:
-        return None
-
-
-@pytest.mark.parametrize("mode", ["simple", "fork"])
 def test_all_die_with_their_parent_and_another_pool_of_the_machine_goes_on(
-    redis_url: str, tmp_path: Path, mode: str
+    redis_url: str, tmp_path: Path
 ) -> None:
-    with pool(redis_url, tmp_path / "one", n=2, mode=mode, **FAR) as first:
+    with pool(redis_url, tmp_path / "one", n=2, **FAR) as first:
         first.ready()
         handle = tasks.call(tasks.deaf, redis_url, tmp_path, "a")
         noted(tmp_path, "a")
@@ -194,11 +147,8 @@ def test_a_worker_that_was_stopped_for_a_moment_goes_on(redis_url: str, tmp_path
         assert len(noted(tmp_path, "a")) == 1
 
 
-@pytest.mark.parametrize("mode", ["simple", "fork"])
-def test_a_task_that_kills_its_worker_is_set_aside_and_others_go_on(
-    redis_url: str, tmp_path: Path, mode: str
-) -> None:
-    with pool(redis_url, tmp_path, n=2, mode=mode, **FAR) as fleet:
+def test_a_task_that_kills_its_worker_is_set_aside_and_others_go_on(redis_url: str, tmp_path: Path) -> None:
+    with pool(redis_url, tmp_path, n=2, **FAR) as fleet:
         fleet.ready()
         bad = tasks.call(tasks.poison, redis_url, tmp_path, "bad")
         good = tasks.naps.submit_many([(str(tmp_path), f"g{n}") for n in range(50)], url=redis_url)
@@ -226,11 +176,8 @@ def test_a_task_that_ends_the_interpreter_is_set_aside_too(redis_url: str, tmp_p
         assert fleet.workers() == workers  # nobody had to die for it
 
 
-@pytest.mark.parametrize("mode", ["simple", "fork"])
-def test_a_task_that_ends_its_process_with_status_0_is_set_aside_too(
-    redis_url: str, tmp_path: Path, mode: str
-) -> None:
-    with pool(redis_url, tmp_path, n=1, mode=mode, **FAR) as fleet:
+def test_a_task_that_ends_its_process_with_status_0_is_set_aside_too(redis_url: str, tmp_path: Path) -> None:
+    with pool(redis_url, tmp_path, n=1, **FAR) as fleet:
         fleet.ready()
         bad = tasks.call(tasks.vanishes, redis_url, tmp_path, "bad")
 
@@ -242,11 +189,10 @@ def test_a_task_that_ends_its_process_with_status_0_is_set_aside_too(
         fleet.ready()
 
 
-@pytest.mark.parametrize("mode", ["simple", "fork"])
 def test_a_module_that_kills_whoever_imports_it_pauses_its_session_and_no_other(
-    redis_url: str, tmp_path: Path, mode: str
+    redis_url: str, tmp_path: Path
 ) -> None:
-    with pool(redis_url, tmp_path, {"FLEET_POISON": "1"}, n=1, mode=mode, **FAR) as fleet:
+    with pool(redis_url, tmp_path, {"FLEET_POISON": "1"}, n=1, **FAR) as fleet:
         fleet.ready()
         bad = tasks.call(innocent, redis_url, tmp_path, "bad")
 
@@ -299,10 +245,9 @@ def test_a_task_that_does_not_end_has_its_worker_replaced(redis_url: str, tmp_pa
         assert other.result(10) == "b"
 
 
-@pytest.mark.parametrize("mode", ["simple", "fork"])
-def test_others_go_on_within_half_a_second(redis_url: str, tmp_path: Path, mode: str) -> None:
+def test_others_go_on_within_half_a_second(redis_url: str, tmp_path: Path) -> None:
     """`python -m tests.crash.takeover worker` does the same 200 times and says how long it took."""
-    with pool(redis_url, tmp_path, n=2, mode=mode, **FAR) as fleet:
+    with pool(redis_url, tmp_path, n=2, **FAR) as fleet:
         fleet.ready()
 
         found = takeovers(redis_url, tmp_path, 20)

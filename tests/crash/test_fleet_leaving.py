@@ -14,21 +14,19 @@ from tests.crash.fleet import alive, go, lines, noted, pool, until
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("fleet_key")]
 
 FAR = {"lease": 300.0}
-MODES = pytest.mark.parametrize("mode", ["simple", "fork"])
 
 
-@MODES
 def test_a_drained_worker_finishes_its_task_and_the_next_owner_runs_at_once(
-    redis_url: str, tmp_path: Path, mode: str
+    redis_url: str, tmp_path: Path
 ) -> None:
     names = [f"t{n}" for n in range(200)]
-    with pool(redis_url, tmp_path / "one", n=1, mode=mode, budget=60.0, **FAR) as first:
+    with pool(redis_url, tmp_path / "one", n=1, budget=60.0, **FAR) as first:
         first.ready()
         calls = [(str(tmp_path), name, 0.02) for name in names]
         handle = tasks.naps.submit_many(calls, url=redis_url)
         until(lambda: len(lines(tmp_path)) > 10)
 
-        with pool(redis_url, tmp_path / "two", n=1, mode=mode, budget=60.0, **FAR) as second:
+        with pool(redis_url, tmp_path / "two", n=1, budget=60.0, **FAR) as second:
             second.ready_or_busy()
             old = set(first.family())  # the second may have been called for help already
             first.signal(signal.SIGTERM)
@@ -45,9 +43,8 @@ def test_a_drained_worker_finishes_its_task_and_the_next_owner_runs_at_once(
     assert following - last < 0.5
 
 
-@MODES
-def test_an_idle_pool_leaves_at_once(redis_url: str, tmp_path: Path, mode: str) -> None:
-    with pool(redis_url, tmp_path, n=2, mode=mode, **FAR) as fleet:
+def test_an_idle_pool_leaves_at_once(redis_url: str, tmp_path: Path) -> None:
+    with pool(redis_url, tmp_path, n=2, **FAR) as fleet:
         fleet.ready()
         fleet.signal(signal.SIGTERM)
 
@@ -55,11 +52,10 @@ def test_an_idle_pool_leaves_at_once(redis_url: str, tmp_path: Path, mode: str) 
         assert fleet.facts() is None
 
 
-@MODES
 def test_what_does_not_finish_in_time_is_given_back_after_a_checkpoint(
-    redis_url: str, tmp_path: Path, mode: str
+    redis_url: str, tmp_path: Path
 ) -> None:
-    with pool(redis_url, tmp_path / "one", n=1, mode=mode, grace=0.3, **FAR) as first:
+    with pool(redis_url, tmp_path / "one", n=1, grace=0.3, **FAR) as first:
         first.ready()
         handle = tasks.call(tasks.deaf, redis_url, tmp_path, "a")
         noted(tmp_path, "a")
@@ -78,9 +74,8 @@ def test_what_does_not_finish_in_time_is_given_back_after_a_checkpoint(
         assert handle.result(10) == "a"
 
 
-@MODES
-def test_a_body_in_c_is_given_back_in_time_too(redis_url: str, tmp_path: Path, mode: str) -> None:
-    with pool(redis_url, tmp_path, n=1, mode=mode, grace=0.3, **FAR) as fleet:
+def test_a_body_in_c_is_given_back_in_time_too(redis_url: str, tmp_path: Path) -> None:
+    with pool(redis_url, tmp_path, n=1, grace=0.3, **FAR) as fleet:
         fleet.ready()
         handle = tasks.call(tasks.computes, redis_url, tmp_path, "a")
         noted(tmp_path, "a")
@@ -93,11 +88,8 @@ def test_a_body_in_c_is_given_back_in_time_too(redis_url: str, tmp_path: Path, m
         assert handle.pending()[0]["crashes"] == 0
 
 
-@MODES
-def test_a_body_that_is_given_up_may_put_its_things_in_order(
-    redis_url: str, tmp_path: Path, mode: str
-) -> None:
-    with pool(redis_url, tmp_path, n=1, mode=mode, grace=0.2, **FAR) as fleet:
+def test_a_body_that_is_given_up_may_put_its_things_in_order(redis_url: str, tmp_path: Path) -> None:
+    with pool(redis_url, tmp_path, n=1, grace=0.2, **FAR) as fleet:
         fleet.ready()
         tasks.call(tasks.tidy, redis_url, tmp_path, "a")
         noted(tmp_path, "a")
@@ -108,11 +100,8 @@ def test_a_body_that_is_given_up_may_put_its_things_in_order(
         noted(tmp_path, "a-unwound")
 
 
-@MODES
-def test_a_second_signal_leaves_at_once_and_counts_no_crash(
-    redis_url: str, tmp_path: Path, mode: str
-) -> None:
-    with pool(redis_url, tmp_path, n=2, mode=mode, **FAR) as fleet:
+def test_a_second_signal_leaves_at_once_and_counts_no_crash(redis_url: str, tmp_path: Path) -> None:
+    with pool(redis_url, tmp_path, n=2, **FAR) as fleet:
         fleet.ready()
         handles = [tasks.call(tasks.deaf, redis_url, tmp_path, name) for name in "ab"]
         for name in "ab":
@@ -191,9 +180,8 @@ def test_a_worker_that_is_told_to_stop_by_hand_drains_and_is_replaced(redis_url:
         assert len(noted(tmp_path, "a")) == 1
 
 
-@MODES
-def test_a_hard_cancel_ends_the_code(redis_url: str, tmp_path: Path, mode: str) -> None:
-    with pool(redis_url, tmp_path, n=1, mode=mode, **FAR) as fleet:
+def test_a_hard_cancel_ends_the_code(redis_url: str, tmp_path: Path) -> None:
+    with pool(redis_url, tmp_path, n=1, **FAR) as fleet:
         fleet.ready()
         handle = tasks.call(tasks.deaf, redis_url, tmp_path, "a")
         _, worker, _ = noted(tmp_path, "a")[0]
@@ -206,9 +194,8 @@ def test_a_hard_cancel_ends_the_code(redis_url: str, tmp_path: Path, mode: str) 
         assert handle.status().status == "cancelled"
 
 
-@MODES
-def test_what_a_task_has_started_ends_when_it_is_told_to(redis_url: str, tmp_path: Path, mode: str) -> None:
-    with pool(redis_url, tmp_path, n=1, mode=mode, **FAR) as fleet:
+def test_what_a_task_has_started_ends_when_it_is_told_to(redis_url: str, tmp_path: Path) -> None:
+    with pool(redis_url, tmp_path, n=1, **FAR) as fleet:
         fleet.ready()
         handle = tasks.call(tasks.has_children, redis_url, tmp_path, "a")
 

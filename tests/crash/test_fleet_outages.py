@@ -20,7 +20,6 @@ from tests.servers import Server, free_port
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("fleet_key")]
 
-MODES = pytest.mark.parametrize("mode", ["simple", "fork"])
 Servers = Callable[..., Server]
 
 
@@ -30,10 +29,9 @@ def kept(own_redis: Servers) -> Server:
     return own_redis({"appendonly": "yes", "appendfsync": "always"})
 
 
-@MODES
-def test_a_server_that_is_killed_in_mid_run_is_waited_for(kept: Server, tmp_path: Path, mode: str) -> None:
+def test_a_server_that_is_killed_in_mid_run_is_waited_for(kept: Server, tmp_path: Path) -> None:
     names = [f"t{n}" for n in range(400)]
-    with pool(kept.url, tmp_path, n=2, mode=mode) as fleet:
+    with pool(kept.url, tmp_path, n=2) as fleet:
         fleet.ready()
         calls = [(str(tmp_path), name, 0.005) for name in names]
         handle = tasks.naps.submit_many(calls, url=kept.url)

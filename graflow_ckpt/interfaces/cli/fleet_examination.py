@@ -93,7 +93,7 @@ def _work(client: Client) -> Iterator[Finding]:
 
 
 def _pool(pool: PoolFacts) -> Finding:
-    n = words.counted(len(pool.workers), f"{pool.mode} worker")
+    n = words.counted(len(pool.workers), "worker")
     said = f"{pool.pool}: {n} on {', '.join(pool.queues)}, {pool.version}, Python {pool.python}"
     if pool.age > LATE:
         return Finding("workers", "warning", f"{said}; no sign of life for {pool.age:.0f} s")

@@ -26,7 +26,7 @@ T = TypeVar("T")
 EXAMPLES = """\b
 Examples:
   graflow-ckpt worker                              as the environment or graflow-ckpt.toml says
-  graflow-ckpt worker --queues gpu,default -n 2 --mode fork --grace 5m
+  graflow-ckpt worker --queues gpu,default -n 2 --grace 5m
   graflow-ckpt worker --preload my_company.models  loaded once, shared by all processes
   graflow-ckpt worker --health                     for probes: status 0 or 1
 
@@ -39,11 +39,6 @@ SIGHUP starts the workers anew, one after the other.
 @click.command("worker", epilog=EXAMPLES, short_help="Run the tasks of a fleet.")
 @kept("--queues", metavar="NAMES", help="What to work on, the first one first: default,gpu.")
 @kept("-n", "--workers", "workers", metavar="N", help="How many processes.")
-@kept(
-    "--mode",
-    type=click.Choice(["simple", "fork"]),
-    help="Run tasks in the worker's process, or in a child for each slice: for tasks that may crash.",
-)
 @kept("--grace", metavar="30s", help="How long a task may go on when the pool is told to stop.")
 @kept("--lease", metavar="15s", help="After how long a machine without a sign of life is given up.")
 @kept("--budget", metavar="2s", help="How long a worker stays with one session while others wait.")
@@ -111,7 +106,6 @@ def _settings(manner: Manner, ctx: click.Context) -> tuple[PoolSettings, dict[st
         resolved.rq_url or "",
         fleet.queues,
         fleet.workers,
-        fleet.mode,
         fleet.lease,
         fleet.budget,
         fleet.grace,

@@ -20,9 +20,7 @@ OWNER = Owner(7, "1", "b", "n", "host", "argv", "now")
 
 def pool(age: float = 0.5, *, draining: bool = False, session: str = "s") -> PoolFacts:
     worker = WorkerFacts("worker-1", OWNER, "busy" if session else "idle", session, "t", 1.25, 3)
-    return PoolFacts(
-        "p", OWNER, OWNER, ("default",), "simple", 0.0, "1", "3.11", draining, 0, (worker,), {}, age
-    )
+    return PoolFacts("p", OWNER, OWNER, ("default",), 0.0, "1", "3.11", draining, 0, (worker,), {}, age)
 
 
 def outlook(*pools: PoolFacts, **facts: object) -> Outlook:

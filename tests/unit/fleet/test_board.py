@@ -61,14 +61,6 @@ def test_the_longest_names_fit() -> None:
     assert one.run == Run("s" * 64, "e123456t12345678901234567890")
 
 
-def test_a_slice_that_was_noted_before_the_fork_is_counted_once() -> None:
-    one = line()
-    for _ in range(2):
-        one.note("session", "e1t7")
-
-    assert one.slices == 1
-
-
 @pytest.mark.parametrize("after", range(4))
 def test_a_writer_that_dies_leaves_nothing_or_the_whole(after: int) -> None:
     page = Mortal(-1, 4096)

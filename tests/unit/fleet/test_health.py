@@ -36,7 +36,7 @@ def worker(owner: Owner, session: str = "") -> WorkerFacts:
 
 def pool(name: str = "p", owner: Owner | None = None, *workers: WorkerFacts, **changed: Any) -> PoolFacts:
     facts = PoolFacts(
-        name, owner or myself(), myself(), ("default",), "simple", time.time(), "1", "3.11",
+        name, owner or myself(), myself(), ("default",), time.time(), "1", "3.11",
         False, 0, workers or (worker(myself()),), {"taken": 0},
     )  # fmt: skip
     return replace(facts, **changed)
@@ -76,7 +76,7 @@ def test_a_pool_that_is_well_is_well(redis_url: str, link: RedisLink) -> None:
     well, text = health(redis_url)
 
     assert well
-    assert "2 simple workers, 1 busy, on default" in text
+    assert "2 workers, 1 busy, on default" in text
 
 
 def test_without_a_pool_nothing_is_well(redis_url: str) -> None:

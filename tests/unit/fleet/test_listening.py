@@ -10,15 +10,15 @@ import pytest
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from graflow_ckpt.fleet.listening import InProcess, NoAlarm
+from graflow_ckpt.fleet.listening import Listening, NoAlarm
 from graflow_ckpt.fleet.tokens import RUN_SLICE
 from graflow_ckpt.links.redis import open_link
 from tests.servers import Server
 
 
 @pytest.fixture
-def worker(redis_server: Server, redis_url: str) -> InProcess:
-    return InProcess(["q"], "w", connection=redis_server.client(), serializer=JSONSerializer, worker_ttl=75)
+def worker(redis_server: Server, redis_url: str) -> Listening:
+    return Listening(["q"], "w", connection=redis_server.client(), serializer=JSONSerializer, worker_ttl=75)
 
 
 def test_an_alarm_of_a_task_is_left_alone() -> None:
@@ -36,7 +36,7 @@ def test_an_alarm_of_a_task_is_left_alone() -> None:
     assert still > 50
 
 
-def test_while_a_slice_runs_rq_hears_that_it_does(worker: InProcess) -> None:
+def test_while_a_slice_runs_rq_hears_that_it_does(worker: Listening) -> None:
     queue = Queue("q", connection=worker.connection, serializer=JSONSerializer)
     worker.register_birth()
     job = queue.enqueue_call("builtins.len", args=("abc",), timeout=-1)
@@ -55,20 +55,20 @@ def test_while_a_slice_runs_rq_hears_that_it_does(worker: InProcess) -> None:
 
 def test_a_wait_ends_before_the_connection_is_taken_for_dead(redis_url: str) -> None:
     client = open_link(redis_url).client  # it has a connection, which keeps the time it was opened with
-    worker = InProcess(["q"], "w", connection=client, serializer=JSONSerializer, worker_ttl=75)
+    worker = Listening(["q"], "w", connection=client, serializer=JSONSerializer, worker_ttl=75)
 
     connection = client.connection_pool.get_connection()
 
     assert worker.dequeue_timeout < connection.socket_timeout
 
 
-def test_an_idle_worker_s_beat_is_nothing(worker: InProcess) -> None:
+def test_an_idle_worker_s_beat_is_nothing(worker: Listening) -> None:
     worker.beat()
 
     assert worker.connection.keys() == []
 
 
-def test_a_worker_that_is_told_to_stop_takes_no_job(worker: InProcess) -> None:
+def test_a_worker_that_is_told_to_stop_takes_no_job(worker: Listening) -> None:
     Queue("q", connection=worker.connection, serializer=JSONSerializer).enqueue_call(
         "builtins.len", args=("abc",)
     )
@@ -80,14 +80,14 @@ def test_a_worker_that_is_told_to_stop_takes_no_job(worker: InProcess) -> None:
     assert worker.connection.llen("rq:queue:q") == 1
 
 
-def test_no_thread_listens_for_orders_of_rq(worker: InProcess) -> None:
+def test_no_thread_listens_for_orders_of_rq(worker: Listening) -> None:
     worker.subscribe()
     worker.unsubscribe()
 
     assert worker.pubsub_thread is None
 
 
-def test_a_job_that_is_no_token_is_removed_and_never_called(worker: InProcess, tmp_path: Path) -> None:
+def test_a_job_that_is_no_token_is_removed_and_never_called(worker: Listening, tmp_path: Path) -> None:
     queue = Queue("q", connection=worker.connection, serializer=JSONSerializer)
     worker.register_birth()
     victim = tmp_path / "precious"

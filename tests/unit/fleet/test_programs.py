@@ -6,7 +6,7 @@ from typing import Any
 
 from graflow_ckpt import task, workflow
 from graflow_ckpt.fleet.client import Client, Terms
-from graflow_ckpt.fleet.programs import Programs, key_of
+from graflow_ckpt.fleet.programs import Programs
 from graflow_ckpt.sessions.layout import keys_of
 
 
@@ -25,17 +25,3 @@ def test_a_parameter_may_be_filled_by_an_input_of_the_session(client: Client) ->
     loaded = Programs(client.link, client.keyring).load(digest, ("needs",))
     assert loaded.parcel.given == ("rows",)
     assert list(loaded.bindings) == ["needs"]
-
-
-def test_a_program_that_was_fetched_is_opened_without_asking_for_it(client: Client) -> None:
-    flow = workflow("flow").add(needs)
-    client.submit(flow.graph, flow.settings, ("needs",), {"rows": 3}, Terms("s"))
-    redis: Any = client.link.client
-    digest = redis.hget(f"{keys_of('s')}h", "code").decode()
-    programs = Programs(client.link, client.keyring)
-
-    programs.fetch(digest)
-    redis.delete(key_of(digest))
-    programs.fetch("nothing of that name")
-
-    assert list(programs.load(digest, ("needs",)).graph.nodes) == ["needs"]

@@ -23,7 +23,7 @@ from tests.servers import Server
 def charge_at(url: str) -> Charge:
     worker, own, parent = Board(3).lines
     worker.begin(os.getpid())
-    return Charge("p", url, url, ("default",), "simple", time.time(), [("worker-1", worker)], parent, own)
+    return Charge("p", url, url, ("default",), time.time(), [("worker-1", worker)], parent, own)
 
 
 @contextmanager

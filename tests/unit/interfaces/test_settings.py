@@ -40,8 +40,7 @@ def test_without_a_word_there_are_defaults() -> None:
 
     assert found.url is None
     assert found.fleet.queues == ("default",)
-    assert (found.fleet.mode, found.fleet.lease, found.fleet.grace, found.fleet.log) == (
-        "simple",
+    assert (found.fleet.lease, found.fleet.grace, found.fleet.log) == (
         15.0,
         30.0,
         "text",
@@ -64,7 +63,6 @@ def test_words_become_values() -> None:
     [
         ("WORKERS", "0", "a whole number from 1 to 1024"),
         ("WORKERS", "two", "a whole number from 1 to 1024"),
-        ("MODE", "thread", "simple or fork"),
         ("LEASE", "0", "from 1s to 1h"),
         ("LEASE", "1 day", "from 1s to 1h"),
         ("GRACE", "nan", "from 0s to 24h"),

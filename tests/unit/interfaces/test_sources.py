@@ -39,15 +39,15 @@ def test_nothing_said_anywhere_is_nothing() -> None:
 
 
 def test_a_flag_wins_over_the_environment_and_that_over_the_file() -> None:
-    path = str(written('[fleet]\nqueues = "file"\nmode = "fork"\nlease = 20'))
-    environment = {"GRAFLOW_CKPT_QUEUES": "environment", "GRAFLOW_CKPT_MODE": "simple"}
+    path = str(written('[fleet]\nqueues = "file"\nlog = "json"\nlease = 20'))
+    environment = {"GRAFLOW_CKPT_QUEUES": "environment", "GRAFLOW_CKPT_LOG": "text"}
 
-    found = gather({"queues": "flag", "mode": None}, None, environment)
+    found = gather({"queues": "flag", "log": None}, None, environment)
 
-    assert found.values == {"queues": "flag", "mode": "simple", "lease": 20}
+    assert found.values == {"queues": "flag", "log": "text", "lease": 20}
     assert found.origins == {
         "queues": Origin("flag", "--queues"),
-        "mode": Origin("environment", "GRAFLOW_CKPT_MODE"),
+        "log": Origin("environment", "GRAFLOW_CKPT_LOG"),
         "lease": Origin("file", path),
     }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import signal
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.links.redis import RedisLink, open_link
 from tests.proxy import Proxy
-from tests.servers import Sentinel, Server
+from tests.servers import Server
 
 ROOT = Path(__file__).parents[3]
 ECHO = "return {KEYS[1], ARGV[1]}"
@@ -385,76 +384,3 @@ def test_a_wire_that_nobody_closed_leaves_no_socket_open(redis_server: Server) -
 
         known = redis_server.ask("CLIENT", "LIST").decode()
         assert f"id={number} " not in known
-
-
-def test_a_child_goes_on_with_the_connection_that_was_opened_for_it(redis_server: Server) -> None:
-    with closing(open_link(redis_server.url)) as link:
-        link.provide()
-        opened = connections(redis_server)
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.read(reading, 1)  # until the parent has let go of it
-            os._exit(0 if link.connection().ask("CLIENT", "ID") in opened else 1)
-
-        link.provided()
-        mine = link.connection()
-        os.write(writing, b".")
-
-        assert mine.ask("CLIENT", "ID") not in opened  # the parent itself never gets it
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        os.close(reading)
-        os.close(writing)
-
-
-def test_a_child_of_the_child_does_not_get_what_was_opened_for_that(redis_server: Server) -> None:
-    with closing(open_link(redis_server.url)) as link:
-        link.provide()
-        opened = connections(redis_server)
-        child = os.fork()
-        if child == 0:
-            grandchild = os.fork()
-            if grandchild == 0:
-                os._exit(link.connection().ask("CLIENT", "ID") in opened)
-            wrong = os.waitstatus_to_exitcode(os.waitpid(grandchild, 0)[1])
-            os._exit(wrong or link.connection().ask("CLIENT", "ID") not in opened)
-
-        link.provided()
-
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_what_is_open_for_a_child_is_opened_anew_when_the_server_has_closed_it(redis_server: Server) -> None:
-    with closing(open_link(redis_server.url)) as link:
-        link.provide()
-        before = connections(redis_server)
-        link.provide()
-        assert connections(redis_server) == before
-
-        redis_server.ask("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
-        link.provide()
-
-        assert len(connections(redis_server) - before) == 1
-
-
-def test_nothing_is_opened_for_children_that_could_not_go_on_with_it(
-    own_redis: Callable[..., Server],
-) -> None:
-    server = own_redis()
-    with Sentinel(server) as sentinel:
-        link = open_link(f"redis+sentinel://127.0.0.1:{sentinel.port}/main/0")
-        link.provide()
-        link.provided()
-        before = int(server.info()["total_connections_received"])
-
-        link.provide()
-
-        assert int(server.info()["total_connections_received"]) == before + 1  # that which asks
-        link.close()
-
-
-def connections(server: Server) -> set[int]:
-    """The ids of those that are open, but for the one that asks."""
-    lines = [line.split() for line in server.ask("CLIENT", "LIST").decode().splitlines()]
-    found = [dict(word.split("=", 1) for word in line) for line in lines]
-    return {int(client["id"]) for client in found if "client|list" not in client["cmd"]}

@@ -34,6 +34,8 @@ def metadata_of(
         library=library_version(),
         argv=list(program.argv),
         file=program.file,
+        cwd=program.cwd,
+        program=program.defined or None,
         transition=facts["transition"],
         graph=program.facts.get("digest", ""),
         inputs=dict(program.inputs or {}),

@@ -40,6 +40,19 @@ def key_storage_warning(
     )
 
 
+def passing_warning(
+    target: str | os.PathLike[str], env: Mapping[str, str] = os.environ, table: Path = _TABLE
+) -> str | None:
+    """Return what to say where there is no home, as in a container, and `target` ends with it."""
+    kind = None if env.get("HOME") else file_system(target, table)
+    if kind not in _PASSING:
+        return None
+    return (
+        f"The checkpoints in {target} are on {kind}, which ends with this container or boot."
+        " Name a folder of a volume: --store or GRAFLOW_CKPT_STORE."
+    )
+
+
 def file_system(target: str | os.PathLike[str], table: Path = _TABLE) -> str | None:
     """The kind of file system that `target` is on, or will be made on; None: not known."""
     try:

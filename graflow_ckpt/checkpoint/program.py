@@ -37,6 +37,8 @@ class Program:
     workflow: str = ""
     inputs: dict[str, str] | None = None
     options: dict[str, str] | None = None
+    cwd: str | None = None  # the working folder
+    defined: str = ""  # the file that defines the workflow
 
 
 class Missing:

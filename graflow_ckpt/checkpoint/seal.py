@@ -19,10 +19,9 @@ from typing import Any, Final
 from blake3 import blake3
 
 from graflow_ckpt.checkpoint.keys import Keyring
-from graflow_ckpt.checkpoint.mounts import key_storage_warning
 from graflow_ckpt.core.errors import CheckpointCorrupt, UnknownKey, UnsafeCheckpoint
 
-__all__ = ["MAC_SIZE", "Chain", "Keyring", "canonical", "key_storage_warning", "seal", "verify"]
+__all__ = ["MAC_SIZE", "Chain", "Keyring", "canonical", "seal", "verify"]
 
 MAC_SIZE: Final = 16
 

@@ -150,6 +150,10 @@ class SessionExists(SessionError):
     """`resume="never"`, and the id has state."""
 
 
+class SessionElsewhere(SessionError):
+    """The program has begun the session in another place. `.places` lists where it is."""
+
+
 class NoSession(SessionError):
     """`resume="must"`, and the id has none."""
 

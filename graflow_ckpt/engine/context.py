@@ -57,7 +57,7 @@ class ExecutionContext(Readable):
         self.session_id = check_session_id(session_id or uuid.uuid4().hex[:12])
         self.session = MemorySession(state or SessionState(self.session_id))
         self.home = Home(open_store(store), self.session_id)
-        self.home.workflow = self.settings.workflow
+        self.home.workflow, self.home.program = self.settings.workflow, self.settings.program
         self.found: Found | None = None  # the cut that this session goes on from
         self.rewinds = False  # it was named: what came after it does not count
         self.replayed = 0  # journal records after the cut

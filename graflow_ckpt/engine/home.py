@@ -18,11 +18,12 @@ from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.describing import metadata_of
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document
+from graflow_ckpt.checkpoint.mounts import key_storage_warning, passing_warning
 from graflow_ckpt.checkpoint.plan import CurrentTask
 from graflow_ckpt.checkpoint.program import Program
 from graflow_ckpt.checkpoint.pruning import forget_journal
 from graflow_ckpt.checkpoint.retention import Retention
-from graflow_ckpt.checkpoint.seal import Keyring, key_storage_warning
+from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.checkpoint.snapshot import Snapshot
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
@@ -35,7 +36,7 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease
 from graflow_ckpt.engine.tidying import Tidier
 from graflow_ckpt.engine.tracing import Trace
-from graflow_ckpt.stores import folder_on_disk, open_beside, store_of
+from graflow_ckpt.stores import folder_on_disk, open_beside, places, store_of
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -59,6 +60,8 @@ class Home:
         self.allowance = Allowance()
         self.options: dict[str, str] = {}
         self.file = program_file()
+        self.cwd = os.getcwd()
+        self.program = ""  # the file that defines the workflow
         self.inputs: dict[str, str] = {}
         self._keyring: Keyring | None = None
         self._tasks: list[CurrentTask] | None = None
@@ -82,7 +85,9 @@ class Home:
         if self.lease is None:
             self.store.probe()
             self.lease = self.store.acquire(self.session, take_over=take_over)
-            warning = None if self.store.shared else key_storage_warning(folder_on_disk(self.store))
+            folder = None if self.store.shared else folder_on_disk(self.store)
+            warning = folder and (key_storage_warning(folder) or passing_warning(folder))
+            places.remember(self.store.url, self.program)
             if warning:
                 log.warning("%s", warning, extra={"session": self.session})
         return self.lease
@@ -125,6 +130,7 @@ class Home:
         self.last = found.metadata
         self.inputs = dict(found.meta.get("inputs", {}))
         self.workflow = found.meta.get("workflow", "")
+        self.program = self.program or found.meta.get("program", "")
 
     def highest_sequence(self) -> int:
         """Over all lines of history: a sequence never goes back."""
@@ -168,6 +174,8 @@ class Home:
                 self.workflow,
                 self.inputs,
                 self.options,
+                self.cwd,
+                self.program,
             )
         return self._program
 

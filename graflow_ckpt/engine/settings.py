@@ -37,6 +37,7 @@ class Settings:
     """Everything about a run that is neither the graph nor the session's state."""
 
     workflow: str = "workflow"
+    program: str = ""  # the file that defines it
     durability: Durability = "checkpoint"
     resume: Resume = "auto"
     policy: Policy = field(default_factory=OnRequest)

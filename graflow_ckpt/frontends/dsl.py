@@ -8,6 +8,7 @@ with workflow("etl", session_id="nightly") as ctx:
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import Token
@@ -332,6 +333,7 @@ def workflow(
 
     settings = Settings(
         workflow=name,
+        program=_file_of(sys._getframe(1).f_code.co_filename),
         durability=durability or cast(Any, os.environ.get("GRAFLOW_CKPT_DURABILITY", "checkpoint")),
         resume=resume,
         policy=checkpoint or OnRequest(),
@@ -347,3 +349,8 @@ def workflow(
         middleware=tuple(middleware),
     )
     return Workflow(name, session_id, None if store is None else address_of(store, name), settings)
+
+
+def _file_of(defined: str) -> str:
+    """Return the file that defines a workflow; "" for a notebook's cell or a prompt."""
+    return os.path.abspath(defined) if os.path.isfile(defined) else ""

@@ -47,7 +47,7 @@ class Overrides:
     def __init__(self) -> None:
         self.session: str | None = None
         self.store: str | None = None
-        self.usual_store: str | None = None  # of programs that name none; None: their own default
+        self.here = False  # a session that the program has begun elsewhere begins anew in this place
         self.only: str | None = None  # the workflow to run
         self.target: str | None = None  # the workflow that all of this is about; None: whichever asks
         self.planning = False  # nothing runs: the first `execute` or `submit` ends the program
@@ -94,22 +94,18 @@ class Overrides:
         if self.planning:  # what a program does before `execute` touches no session
             return None, replace(settings, durability="none", resume="auto"), store or FOLDER
         if not self.concerns(workflow):
-            return session, settings, store or self._usual(session)
+            return session, settings, store or self._usual(session, settings)
         session = self._session(workflow, session)
         changes = dict(self.settings)
         if self.policy is not None:
             changes["policy"] = self.policy
         if self.observers:
             changes["observers"] = (*settings.observers, *self.observers)
-        return session, replace(settings, **changes) if changes else settings, self._store(store, session)
+        settings = replace(settings, **changes) if changes else settings
+        return session, settings, self.store or store or self._usual(session, settings)
 
-    def _store(self, named: str | None, session: str | None) -> str:
-        return self.store or named or self._usual(session)
-
-    def _usual(self, session: str | None) -> str:
-        from graflow_ckpt.engine.home import program_file
-
-        return for_program(session, program_file(), self.usual_store)
+    def _usual(self, session: str | None, settings: Settings) -> str:
+        return for_program(session, settings.program, here=self.here)
 
     def _session(self, workflow: Chosen, session: str | None) -> str | None:
         given = self.session or os.environ.get("GRAFLOW_CKPT_SESSION")

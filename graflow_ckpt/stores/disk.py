@@ -25,13 +25,13 @@ _FULL_SYNC: int = getattr(fcntl, "F_FULLFSYNC", 0)
 _NO_SYNC_OF_FOLDERS = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
 
 _ADVICE = {
-    errno.ENOSPC: "The disk is full: free some space or use another folder, then run again.",
-    errno.EDQUOT: "The disk quota is used up: free some space or use another folder, then run again.",
-    errno.EROFS: "The file system is mounted read-only: use another folder, or have it remounted.",
-    errno.EACCES: "This user may not write there: change the folder's permissions or use another one.",
-    errno.EPERM: "This user may not do that there: change the folder's permissions or use another one.",
+    errno.ENOSPC: "The disk is full: free some space or use another folder (--store), then run again.",
+    errno.EDQUOT: "The quota is used up: free some space or use another folder (--store), then run again.",
+    errno.EROFS: "The file system is mounted read-only: name another folder (--store), or have it remounted.",
+    errno.EACCES: "This user may not write there: change its permissions, or name another folder (--store).",
+    errno.EPERM: "This user may not do that there: change its permissions, or name another folder (--store).",
     errno.EISDIR: "There is a folder of that name: give the path of a file.",
-    errno.ENOTDIR: "A part of the path is a file, not a folder: use another path.",
+    errno.ENOTDIR: "A part of the path is a file, not a folder: name another path (--store).",
     errno.EXDEV: "The path crosses into another file system: give a folder that lies on one.",
     errno.ENAMETOOLONG: "The name is too long: a shorter one is needed (some 60 characters are added).",
     errno.ENOENT: "It, or its folder, is not there: is the path right? Was it removed while this ran?",

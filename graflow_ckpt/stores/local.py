@@ -73,6 +73,7 @@ class LocalStore:
 
     def probe(self) -> None:
         """Do once what saving will do, and take it away again."""
+        made = not os.path.isdir(self._root)
         self._settle(self._root)
         path = f"{self._root}/.probe.{os.getpid()}.tmp"
         with refusing("write into", self._root), held(f"{path}.lock"):
@@ -86,6 +87,9 @@ class LocalStore:
                 self._disk.close(fd)
                 self._disk.unlink(path)
             self.synced = self._disk.sync_folder(self._root)
+        if made:  # git clean and git add pass over it
+            with suppress(OSError), open(f"{self._root}/.gitignore", "x", encoding="utf-8") as file:
+                file.write("*\n")
 
     def takes(self, path: str) -> str | None:
         """The path, if it is one of files; None if it leads to another store."""

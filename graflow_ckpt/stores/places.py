@@ -1,4 +1,4 @@
-"""Places: where checkpoints are kept when nobody has said where.
+"""Places: where checkpoints are kept if no store is named, and the list of all places used.
 
     GRAFLOW_CKPT_STORE                  a folder or a URL; wins over all of these
     WORKFLOW_CHECKPOINT_BACKEND         memory, local, sqlite, redis, postgres, s3, gcs or azure
@@ -6,11 +6,12 @@
     USE_SQLITE_CHECKPOINTS              true, or a share (10%): so many of the new sessions of programs go
                                         to the user's database
 
-Without any of them a program keeps its checkpoints in the folder `checkpoints`, and the command line in
-that folder if there is one here, else in the user's database. A session that is known in one of
-them stays there, whoever asks: none begins anew because a default has changed.
+Without any of them the place is the folder `checkpoints` of the working folder, for programs and commands
+alike. Every place used is noted in a list in the user's data folder, with the program that has used it.
+Commands look for a session in all of them. A program that finds its session there and not here stops and
+says where it is. The list never redirects: losing it costs these hints and nothing else.
 
-Not here: what a URL means (`open_store`), and what a workflow says of itself.
+Not here: what a URL means (`open_store`), and which store a workflow names.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ import os
 import re
 from collections.abc import Mapping
 
-from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.errors import CheckpointError, GraflowError, SessionElsewhere
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.stores import backend_of, open_store
-from graflow_ckpt.stores.sqlite_names import file_of, folder_of, own_file
+from graflow_ckpt.stores import as_typed, backend_of, open_store
+from graflow_ckpt.stores.sqlite_names import file_of, folder_of, is_sqlite, own_file
 
 log = logging.getLogger("graflow_ckpt.stores")
 
@@ -64,49 +65,148 @@ def said(env: Mapping[str, str] = os.environ) -> str | None:
 
 
 def for_program(
-    session: str | None,
-    file: str | None = None,
-    default: str | None = None,
-    env: Mapping[str, str] = os.environ,
+    session: str | None, program: str = "", *, here: bool = False, env: Mapping[str, str] = os.environ
 ) -> str:
-    """Where the program of that file keeps a session; `default`: what the command line would take for a new
-    one. In the user's database programs of all folders meet: what another one calls the same is not ours."""
+    """Return where a program keeps a session that names no store; `program`: the file that defines it.
+
+    A session that the same program has begun in another place is refused with the two ways on, unless `here`.
+    """
     named = said(env)
     if named is not None:
         return named
-    usual = default or (OWN if _rolled_out(session, env) else FOLDER)
-    if session is None:
+    usual = OWN if _rolled_out(session, env) else FOLDER
+    if usual == FOLDER and os.getcwd() == "/":
+        raise CheckpointError(
+            "The working folder is /, where no checkpoints are kept: is this a job of cron or a service?",
+            hint=f"Name a place: --store FOLDER, {STORE}=FOLDER or workflow(store=...).",
+        )
+    if session is None or here or not program or _knows(usual, session):
         return usual
-    if _knows(FOLDER, session):
-        return FOLDER
-    found = _file_in_own(session)
-    if found is None:
-        return usual
-    if file is None or found in ("", file):
-        return OWN
-    log.warning(
-        "session %s in %s is of another program, %s; this one is kept in %s (to go on with that one: "
-        "graflow-ckpt resume %s --store %s)", session, OWN, found, FOLDER, session, OWN,
-    )  # fmt: skip
-    return FOLDER
+    places = [place for place in _used_by(program, env) if _is_other(place, usual)]
+    if found := [place for place in places if _has(place, session, program)]:
+        raise SessionElsewhere(
+            f"Session {session} is in {' and in '.join(found)}, and not in {_address(usual)}.",
+            hint=f"To continue it: --store {found[0]} or {STORE}={found[0]}. To begin a new one of that name "
+            f"here: graflow-ckpt run --here, or {STORE}={usual}.",
+            session=session,
+            places=found,
+        )
+    return usual
 
 
 def for_command_line(env: Mapping[str, str] = os.environ) -> str:
-    """Where the command line looks first, and keeps what nobody else has a place for."""
-    return said(env) or (FOLDER if os.path.isdir(FOLDER) else OWN)
+    """Return where the command line looks first."""
+    return said(env) or FOLDER
 
 
 def others(store: str, env: Mapping[str, str] = os.environ) -> tuple[str, ...]:
-    """Where else to look for a session, when `store` was taken because nobody has named one."""
-    if said(env) is not None or store not in (FOLDER, OWN):
+    """Return where else to look when `store` was taken by default: all places used that are still there."""
+    if said(env) is not None or store != FOLDER:
         return ()
-    return tuple(place for place in (FOLDER, OWN) if place != store and _exists(place, env))
+    places = dict.fromkeys(place for place, _ in _read(env))
+    if _exists(OWN, env):
+        places[folder_of(own_file(env))] = None
+    return tuple(place for place in places if _is_other(place, store) and _exists(place, env))
 
 
 def goes_without_saying(store: str, env: Mapping[str, str] = os.environ) -> bool:
-    """Whether commands find what is there without being told."""
-    usual = store in (FOLDER, OWN) or store == folder_of(own_file(env))
-    return usual and said(env) in (None, store)
+    """Whether commands that are typed here find what is there without `--store`."""
+    return said(env) == store or not _is_other(store, said(env) or FOLDER)
+
+
+# --- the list ----------------------------------------------------------------------------
+
+_LONGEST = 1 << 18
+"""Bytes of the list: above it only the places that are still there are kept."""
+
+
+def remember(store: str, program: str, env: Mapping[str, str] = os.environ) -> None:
+    """Note that a program keeps sessions in a store. What cannot be noted costs hints alone."""
+    place = _address(store)
+    if _is_passing(place, env) or (place, program) in _read(env):
+        return
+    path = _list_file(env)
+    line = f"\n{json.dumps([place, program])}\n"  # the line before it may have been cut off
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        if os.path.exists(path) and os.path.getsize(path) > _LONGEST:
+            kept = "".join(json.dumps(entry) + "\n" for entry in _read(env) if _exists(entry[0], env))
+            with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as file:
+                file.write(kept)
+            os.replace(f"{path}.{os.getpid()}", path)
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            os.write(fd, line.encode())
+        finally:
+            os.close(fd)
+    except OSError as error:
+        log.debug("the list of places cannot be written: %s", error)
+
+
+def knows(place: str, name: str) -> bool:
+    """Whether a place has a session or a workflow of that name; one that cannot be asked has none."""
+    try:
+        return _knows(place, name) or any(True for _ in open_store(place).newest(1, workflow=name))
+    except (GraflowError, OSError) as error:
+        log.warning("%s is not asked for %s: %s", place, name, error)
+        return False
+
+
+def _read(env: Mapping[str, str]) -> dict[tuple[str, str], None]:
+    """Return (place, program) in the order of first use; a damaged line counts for nothing."""
+    found: dict[tuple[str, str], None] = {}
+    try:
+        with open(_list_file(env), encoding="utf-8", errors="replace") as file:
+            lines = file.readlines(2 * _LONGEST)
+    except OSError:
+        return found
+    for line in lines:
+        try:
+            place, program = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            continue
+        if isinstance(place, str) and isinstance(program, str):
+            found[place, program] = None
+    return found
+
+
+def _list_file(env: Mapping[str, str]) -> str:
+    return os.path.join(os.path.dirname(own_file(env)), "places")
+
+
+def _used_by(program: str, env: Mapping[str, str]) -> list[str]:
+    return [place for place, other in _read(env) if other == program and _exists(place, env)]
+
+
+def _has(place: str, session: str, program: str) -> bool:
+    """Whether the session there is the program's; asked only of places that the program has used."""
+    try:
+        for _, raw in open_store(place).newest(1, session=session):
+            return str(json.loads(raw).get("program") or program) == program
+    except (GraflowError, OSError, ValueError, AttributeError) as error:
+        log.debug("%s is not asked for %s: %s", place, session, error)
+    return False
+
+
+def _address(store: str) -> str:
+    """Return a place as it is listed: the same from every working folder."""
+    if store == OWN:
+        return folder_of(own_file())
+    path = store.removeprefix("file://")
+    return as_typed(store) if "://" in path or path.startswith("memory:") else os.path.realpath(path)
+
+
+def _is_other(place: str, than: str) -> bool:
+    return _address(place) != _address(than)
+
+
+def _is_passing(place: str, env: Mapping[str, str]) -> bool:
+    """Whether a place ends with the process or the machine's temporary files; such places are not listed."""
+    if backend_of(place) == "memory":
+        return True
+    temporary = [env["TMPDIR"]] if env.get("TMPDIR") else ["/tmp", "/var/tmp"]
+    path = place.removeprefix("sqlite:///")
+    return "://" not in path and any(f"{path}/".startswith(f"{os.path.realpath(t)}/") for t in temporary)
 
 
 # --- one checkpoint elsewhere ------------------------------------------------------------
@@ -161,18 +261,6 @@ def _knows(place: str, session: str) -> bool:
     return _exists(place, os.environ) and any(True for _ in open_store(place).list(session))
 
 
-def _file_in_own(session: str) -> str | None:
-    """The program of a session in the user's database; None: it is not there, "": nobody knows."""
-    if not _exists(OWN, os.environ):
-        return None
-    for _, raw in open_store(OWN).newest(1, session=session):
-        try:
-            return str(json.loads(raw).get("file") or "")
-        except (ValueError, AttributeError):
-            return ""
-    return None
-
-
 # --- reading ---------------------------------------------------------------------------
 
 
@@ -184,7 +272,10 @@ def _known(backend: str, what: str) -> str:
 
 
 def _exists(place: str, env: Mapping[str, str]) -> bool:
-    return os.path.isdir(place) if place == FOLDER else os.path.isfile(file_of(place, env))
+    """Whether it is worth looking there; a server is asked to find out."""
+    if is_sqlite(place):
+        return os.path.isfile(file_of(place, env))
+    return "://" in place or os.path.isdir(place)
 
 
 def _rolled_out(session: str | None, env: Mapping[str, str]) -> bool:

@@ -2,78 +2,238 @@
 
 from __future__ import annotations
 
-import sqlite3
-from contextlib import closing
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from graflow_ckpt import ExecutionContext, task, workflow
 from graflow_ckpt.core.errors import CheckpointError
-from tests.acceptance.command_line import COUNT, KILLED, graflow, program, python, steps
+from tests.acceptance.command_line import COUNT, KILLED, Ended, ended, graflow, program, steps
+
+PAGE = Path("docs/sessions.md").resolve()
 
 
 @pytest.fixture(autouse=True)
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))  # where tests keep theirs is listed, too
     return tmp_path / "data" / "graflow_ckpt" / "checkpoints.db"
 
 
-def test_the_command_line_keeps_sessions_in_the_users_database(data: Path) -> None:
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """Two working folders; the tests begin in the first one."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "a")
+    return tmp_path / "a", tmp_path / "b"
+
+
+SAVES = COUNT.replace('workflow("count")', 'workflow("count", durability="journal")')
+
+
+def start(file: str | Path, stop: str = "3", status: int = KILLED, **environment: str) -> Ended:
+    return ended(
+        [sys.executable, str(file), stop], status, "", {"GRAFLOW_CKPT_SESSION": "nightly", **environment}
+    )
+
+
+def the_same_program_and_session_started_in_another_folder(a: Path, b: Path) -> None:
+    program("count.py", SAVES)
+    start("count.py")
+    os.chdir(b)
+
+    refused = graflow("run", a / "count.py", "--session", "nightly", status=1)
+    assert f"Session nightly is in {a}/checkpoints" in refused.err
+    assert f"Session nightly is in {a}/checkpoints" in start(a / "count.py", "-", 1).err
+    assert not Path("checkpoints").exists()
+    there = graflow("run", a / "count.py", "--session", "nightly", "--store", a / "checkpoints")
+
+    assert "result 6" in there.out
+    assert steps() == [3, 4, 5]
+
+
+def one_program_in_two_run_folders(a: Path, b: Path) -> None:
+    program("count.py", SAVES)
+    start("count.py", "-", 0)
+    os.chdir(b)
+
+    assert "result 6" in graflow("run", a / "count.py", "--session", "nightly", "--here").out
+    assert "is finished" in graflow("run", a / "count.py", "--session", "nightly").err  # asked once only
+    Path("checkpoints").rename("others")
+    assert "result 6" in start(a / "count.py", "-", 0, GRAFLOW_CKPT_STORE="checkpoints").out
+
+
+def a_program_whose_main_is_pytest_or_uvicorn(a: Path, b: Path) -> None:
+    program("flows.py", SAVES)
+    for name in ("main_one.py", "main_two.py"):
+        program(name, "import sys; sys.path.insert(0, '.'); import flows")
+    start("main_one.py")
+
+    assert "result 6" in start("main_two.py", "-", 0).out  # the program is flows.py
+    os.chdir(b)
+    program("main.py", f"import sys; sys.path.insert(0, {str(a)!r}); import flows")
+    assert f"Session nightly is in {a}/checkpoints" in start("main.py", "-", 1).err
+
+
+def run_of_a_module_of_one_name_in_two_projects(a: Path, b: Path) -> None:
+    for folder in (a, b):
+        os.chdir(folder)
+        program("flows.py", SAVES.replace('    print("result", ctx.execute())', ""))
+
+        assert graflow("run", "flows:count", "--session", "nightly", status=0)
+        assert steps() == [0, 1, 2, 3, 4, 5]
+
+
+def a_notebook(a: Path, b: Path) -> None:
+    cell = compile(SAVES, "<ipython-input-1>", "exec")
+    program("cell.py", f"import sys; sys.argv = ['-']; exec(compile({SAVES!r}, '<cell>', 'exec'))")
+    assert cell
+    start("cell.py", "-", 0)
+    os.chdir(b)
+
+    assert "result 6" in start(a / "cell.py", "-", 0).out  # in this folder, and nothing is asked
+
+
+def a_container_without_home(a: Path, b: Path) -> None:
+    program("count.py", SAVES)
+    key = "GRAFLOW_CKPT_KEY"
+    env = {name: value for name, value in os.environ.items() if name not in ("HOME", "XDG_DATA_HOME")}
+    made = graflow("key", "new").out.strip()
+
+    done = subprocess.run(
+        [sys.executable, "count.py"], env=env | {key: made, "GRAFLOW_CKPT_SESSION": "nightly"}, check=False
+    )
+
+    assert done.returncode == 0
+    assert Path("checkpoints").is_dir()
+
+
+def a_folder_that_cannot_be_written(a: Path, b: Path) -> None:
+    program("count.py", SAVES)
+    Path("checkpoints").write_text("a file")
+
+    ended = graflow("run", "count.py", "--session", "nightly", status=1)
+
+    assert "--store" in ended.err + start("count.py", "-", 1).err
+    assert not Path("steps.log").exists()
+
+
+def a_job_of_cron_in_the_root_folder(a: Path, b: Path) -> None:
+    program("count.py", SAVES)
+    os.chdir("/")
+
+    ended = graflow("run", a / "count.py", "--session", "nightly", status=1)
+
+    assert "The working folder is /" in ended.err
+    assert "--store" in ended.err
+
+
+def a_folder_that_was_moved(a: Path, b: Path) -> None:
+    program("count.py", SAVES)
+    start("count.py")
+    b.rmdir()
+    a.rename(b)
+    os.chdir(b)
+
+    assert "result 6" in start("count.py", "-", 0).out
+    assert steps() == [0, 1, 2, 3, 3, 4, 5]
+
+
+def git_clean(a: Path, b: Path) -> None:
+    program("count.py", SAVES)
+    subprocess.run(["git", "init", "-q"], check=True)
+    start("count.py")
+
+    subprocess.run(["git", "clean", "-fdq", "-e", "killed"], check=True)
+
+    program("count.py", SAVES)
+    assert "result 6" in start("count.py", "-", 0).out
+    assert steps() == [3, 4, 5]
+
+
+def a_name_in_two_places(a: Path, b: Path) -> None:
+    for folder in (a, b):
+        os.chdir(folder)
+        program("count.py", SAVES)
+        start("count.py")
+    os.chdir(a.parent)
+
+    for command in (("resume",), ("plan",), ("checkpoints", "list"), ("checkpoints", "delete", "--yes")):
+        refused = graflow(*command, "nightly", status=2)
+        assert f"{a}/checkpoints, {b}/checkpoints" in refused.err
+    assert "result 6" in graflow("resume", "nightly", "--store", a / "checkpoints").out
+
+
+CASES = {
+    "the same program and session, started in another folder": (
+        the_same_program_and_session_started_in_another_folder
+    ),
+    "one script, two run folders": one_program_in_two_run_folders,
+    "pytest, uvicorn: `__main__` is theirs": a_program_whose_main_is_pytest_or_uvicorn,
+    "`run flows:main` in two projects": run_of_a_module_of_one_name_in_two_projects,
+    "a notebook": a_notebook,
+    "a container without HOME": a_container_without_home,
+    "a folder that cannot be made or written": a_folder_that_cannot_be_written,
+    "a job of cron, started in `/`": a_job_of_cron_in_the_root_folder,
+    "a folder that was moved": a_folder_that_was_moved,
+    "`git clean -fd`": git_clean,
+    "a name that is found in two places": a_name_in_two_places,
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_table_of_the_page(case: str, folders: tuple[Path, Path]) -> None:
+    CASES[case](*folders)
+
+
+def test_the_page_has_these_cases() -> None:
+    section = PAGE.read_text().partition("## One place")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1].strip() for line in section.splitlines() if line.startswith("| ")]
+
+    assert rows[1:] == [*CASES]
+
+
+def test_commands_look_in_all_places_used(folders: tuple[Path, Path]) -> None:
+    a, b = folders
+    program("count.py", SAVES)
+    start("count.py")
+    os.chdir(b)
+
+    place = f"{a}/checkpoints"
+    assert place in graflow("checkpoints", "list", "nightly").err
+    assert place in graflow("checkpoints", "list").err
+    assert place in graflow("checkpoints", "stats").err
+    assert "nightly" in graflow("sessions").out
+    assert graflow("checkpoints", "verify", "nightly").status == 0
+    assert "nightly of workflow count" in graflow("checkpoints", "show", "nightly").out
+    assert "count" in graflow("plan", "nightly").out
+    resumed = graflow("resume", "nightly")
+    assert f"in folder {a}" in resumed.err
+    assert "result 6" in resumed.out
+    assert (a / "steps.log").read_text().split() == ["0", "1", "2", "3", "3", "4", "5"]
+    assert graflow("checkpoints", "delete", "nightly", "--yes").status == 0
+    assert "no such checkpoints" in graflow("checkpoints", "list", "nightly", status=1).err
+
+
+def test_the_command_line_and_a_program_keep_sessions_in_the_same_folder(data: Path) -> None:
     program("count.py", COUNT)
 
     graflow("run", "count.py", "--session", "s", "--every", "1", "--", "3", status=KILLED)
 
-    assert not Path("checkpoints").exists()
-    with closing(sqlite3.connect(data)) as database:
-        assert database.execute("SELECT count(*) FROM checkpoints").fetchone()[0] >= 3
+    assert Path("checkpoints").is_dir()
+    assert not data.exists()
     assert [row["session"] for row in graflow("sessions", "--json").document] == ["s"]
     assert "result 6" in graflow("resume", "s").out
     assert steps() == [0, 1, 2, 3, 3, 4, 5]
 
 
-def test_a_program_goes_on_with_what_the_command_line_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--every", "1", "--", "3", status=KILLED)
-    monkeypatch.setenv("GRAFLOW_CKPT_SESSION", "s")
-
-    assert "result 6" in python("count.py").out
-
-    assert steps() == [0, 1, 2, 3, 3, 4, 5]
-    assert not Path("checkpoints").exists()
-
-
-def test_the_command_line_finds_what_programs_have_left_in_the_folder(
-    monkeypatch: pytest.MonkeyPatch, data: Path
-) -> None:
-    program("count.py", COUNT.replace('workflow("count")', 'workflow("count", durability="journal")'))
-    graflow("run", "count.py", "--session", "first")
-    monkeypatch.setenv("GRAFLOW_CKPT_SESSION", "second")
-    python("count.py", "3", status=KILLED)
-    monkeypatch.delenv("GRAFLOW_CKPT_SESSION")
-
-    assert [row["session"] for row in graflow("sessions", "--json").document] == ["second", "first"]
-    assert "result 6" in graflow("resume", "second").out  # from the folder
-    assert "nothing" in graflow("resume", "first").err  # from the database, where it is completed
-
-
-def test_programs_of_two_folders_may_use_the_same_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        monkeypatch.chdir(tmp_path / name)
-        program("count.py", COUNT)
-
-        ended = graflow("run", "count.py", "--session", "s")
-
-        assert "result 6" in ended.out
-        assert steps() == [0, 1, 2, 3, 4, 5]
-    assert "is of another program" in ended.err
-    assert Path("checkpoints").is_dir()
-
-
 def test_a_store_that_is_named_is_the_only_one_that_counts() -> None:
     program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s")
+    graflow("run", "count.py", "--session", "s", "--store", "sqlite://")
 
     assert "is neither a checkpoint" in graflow("resume", "s", "--store", "checkpoints", status=1).err
 

@@ -23,8 +23,8 @@ from graflow_ckpt.interfaces.cli.options import (
     complete_places,
     complete_remote,
     complete_sessions,
+    found_store,
     manner_of,
-    store,
 )
 from graflow_ckpt.interfaces.cli.pruning import prune
 from graflow_ckpt.interfaces.cli.statistics import stats
@@ -86,7 +86,7 @@ for _command in (backup, vacuum):
     "--status", metavar="STATUS", help="Only of sessions that were running, completed, failed, … then."
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The newest N.")
-@store
+@found_store
 @common
 @click.pass_context
 def list_(
@@ -101,7 +101,8 @@ def list_(
 ) -> int:
     """List checkpoints, the newest first.
 
-    As their metadata describe them; whether that is true, `verify` finds out.
+    As their metadata describe them; whether that is true, `verify` finds out. The exit status is 1 if there
+    are none of the session or workflow that is named.
     """
     from graflow_ckpt.interfaces.cli.listing import listing
 
@@ -123,12 +124,12 @@ def list_(
             for m in (row.metadata,)
         ]  # fmt: skip
         manner.table(COLUMNS, table, right=("step", "age", "size"))
-    return 0
+    return 1 if not rows and (session or its or workflow) else 0
 
 
 @command.command("show", epilog=SHOW, short_help="Show what a checkpoint says of itself.")
 @click.argument("what", metavar="PATH|SESSION", shell_complete=complete_places)
-@store
+@found_store
 @common
 @click.pass_context
 def show(ctx: click.Context, /, what: str, store: str) -> int:
@@ -153,7 +154,7 @@ def show(ctx: click.Context, /, what: str, store: str) -> int:
 @click.argument("what", nargs=-1, metavar="[SESSION|PATH]…", shell_complete=complete_places)
 @click.option("--all", "everything", is_flag=True, help="All checkpoints of the store.")
 @click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Any N of them, others each time.")
-@store
+@found_store
 @common
 @click.pass_context
 def verify(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from graflow_ckpt.interfaces.cli.options import common, complete_places, manner_of, store
+from graflow_ckpt.interfaces.cli.options import common, complete_places, found_store, manner_of
 
 DELETE = """\b
 Examples:
@@ -23,7 +23,7 @@ Examples:
 @click.option("--force", is_flag=True, help="Also paused ones, and those that a session was forked from.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go, and how many bytes.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@store
+@found_store
 @common
 @click.pass_context
 def delete(
@@ -47,7 +47,7 @@ def delete(
 @click.option("--force", is_flag=True, help="Also paused ones, and those that a session was forked from.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go, and how many bytes.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@store
+@found_store
 @common
 @click.pass_context
 def clear(

@@ -7,10 +7,11 @@ run something that nobody has asked for. What is found here is verified, and not
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import click
-from click.core import ParameterSource
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
@@ -18,10 +19,11 @@ from graflow_ckpt.checkpoint.expiry import expired
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, GraflowError, NoSession
 from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.interfaces.cli.manner import Manner
 from graflow_ckpt.interfaces.cli.overview import UNFINISHED, Row, overview
 from graflow_ckpt.interfaces.cli.standing import standing
 from graflow_ckpt.stores import home_of, open_store, open_store_of
-from graflow_ckpt.stores.places import others
+from graflow_ckpt.stores.places import knows, others
 
 _SUFFIXES = (".meta.json", ".state.json", ".pkl")
 
@@ -46,8 +48,6 @@ class Place:
 
 def find_place(store: str, what: str | None, *, latest: bool = False) -> Place:
     """By path, session or workflow; without any, the one unfinished session."""
-    if store_is_usual():
-        store = _known_to(store, what) or store
     if what is None:
         return _the_only(store, latest)
     path = checkpoint_path(what)
@@ -74,19 +74,49 @@ def find_place(store: str, what: str | None, *, latest: bool = False) -> Place:
     return by_session(store, (sessions or workflows)[0].session)
 
 
-def store_is_usual() -> bool:
-    """Whether nobody has said where: then all places count that are looked at by default."""
-    ctx = click.get_current_context(silent=True)
-    return ctx is not None and ctx.get_parameter_source("store") is ParameterSource.DEFAULT
+def place_of(manner: Manner, store: str, names: Sequence[str]) -> str:
+    """Return the place that has what is named: `store`, the default, or one of all places used.
+
+    A name that is found in two places is an error that lists them; on a terminal the user chooses. Without a
+    name it is `store`, or, where that has nothing, the only place that has something.
+    """
+    elsewhere = others(store)
+    if not elsewhere:
+        return store
+    wanted = [name for name in names if not _is_path(name)]
+    if names and not wanted:
+        return store
+    if wanted:
+        found = [place for place in (store, *elsewhere) if any(knows(place, name) for name in wanted)]
+    else:
+        found = [store] if _has_some(store) else [place for place in elsewhere if _has_some(place)]
+    if len(found) > 1:
+        found = [_chosen(manner, found, " and ".join(wanted))]
+    if found and found[0] != store:
+        manner.note(f"in {found[0]}:")
+    return found[0] if found else store
 
 
-def _known_to(store: str, what: str | None) -> str | None:
-    """The first of the usual places that has it."""
-    for place in (store, *others(store)):
-        for row in overview(place):
-            if what in (row.session, row.workflow) or (what is None and row.status in UNFINISHED):
-                return place
-    return None
+def _is_path(name: str) -> bool:
+    return os.sep in name or name.endswith(_SUFFIXES) or os.path.lexists(f"{name}.meta.json")
+
+
+def _has_some(place: str) -> bool:
+    try:
+        return any(True for _ in open_store(place).newest(1))
+    except (GraflowError, OSError):
+        return False
+
+
+def _chosen(manner: Manner, places: Sequence[str], name: str) -> str:
+    what = f"{name} is in several places" if name else "There are checkpoints in several places"
+    if manner.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise click.UsageError(f"{what}: {', '.join(places)}. Choose one: --store PLACE.")
+    manner.note(f"{what}:")
+    for number, place in enumerate(places, 1):
+        manner.note(f"  {number}  {place}")
+    number = click.prompt("Which one", type=click.IntRange(1, len(places)), err=True)
+    return places[number - 1]
 
 
 def no_checkpoint(path: str) -> CheckpointNotFound:

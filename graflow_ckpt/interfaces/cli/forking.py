@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.options import common, complete_places, manner_of, store
+from graflow_ckpt.interfaces.cli.options import common, complete_places, found_store, manner_of
 
 FORK = """\b
 Examples:
@@ -26,7 +26,7 @@ Examples:
 @click.argument("new", required=False, metavar="[NEW-ID]")
 @click.option("--set", "values", multiple=True, metavar="NAME=VALUE", callback=words.parse_inputs,
               help="A value of the channel: JSON if it parses, else text; may be repeated.")  # fmt: skip
-@store
+@found_store
 @common
 @click.pass_context
 def fork(ctx: click.Context, /, what: str, new: str | None, values: dict[str, Any], store: str) -> int:

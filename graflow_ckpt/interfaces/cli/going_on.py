@@ -24,7 +24,7 @@ from graflow_ckpt.interfaces.cli import program, words
 from graflow_ckpt.interfaces.cli.finding import Place, by_session, gone_on, is_kept
 from graflow_ckpt.interfaces.cli.launch import Wishes, conducted, launch
 from graflow_ckpt.interfaces.cli.manner import Manner
-from graflow_ckpt.interfaces.cli.origin import origin_of
+from graflow_ckpt.interfaces.cli.origin import in_its_folder, origin_of
 from graflow_ckpt.interfaces.cli.standing import standing
 
 
@@ -34,6 +34,7 @@ class GoneOn(SessionError):
 
 def go_on(manner: Manner, place: Place, wishes: Wishes, *, rewind: bool, fork: str | None) -> int:
     """Resume; the exit status."""
+    place = in_its_folder(manner, place)
     if fork is not None:
         place = forked(place, fork)
     elif place.named:

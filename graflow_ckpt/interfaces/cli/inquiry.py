@@ -8,8 +8,8 @@ from graflow_ckpt.interfaces.cli.options import (
     common,
     complete_places,
     complete_sessions,
+    found_store,
     manner_of,
-    store,
 )
 
 DIFF = """\b
@@ -29,7 +29,7 @@ Examples:
 @click.command("diff", epilog=DIFF, short_help="Compare two checkpoints.")
 @click.argument("a", shell_complete=complete_places)
 @click.argument("b", shell_complete=complete_places)
-@store
+@found_store
 @common
 @click.pass_context
 def diff(ctx: click.Context, /, a: str, b: str, store: str) -> int:
@@ -57,7 +57,7 @@ def diff(ctx: click.Context, /, a: str, b: str, store: str) -> int:
 @click.argument("session", shell_complete=complete_sessions)
 @click.option("--bad", required=True, metavar="EXPR", help="What is so where something is wrong.")
 @click.option("--all", "everything", is_flag=True, help="Look at every checkpoint: it may come and go.")
-@store
+@found_store
 @common
 @click.pass_context
 def bisect(ctx: click.Context, /, session: str, bad: str, everything: bool, store: str) -> int:

@@ -6,7 +6,7 @@ import click
 
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.bars import counter
-from graflow_ckpt.interfaces.cli.options import common, manner_of, store
+from graflow_ckpt.interfaces.cli.options import common, found_store, manner_of
 
 AUDIT = """\b
 Examples:
@@ -17,7 +17,7 @@ COLUMNS = ("what", "name", "session", "size", "why")
 
 
 @click.command("audit", epilog=AUDIT, short_help="Find what belongs to no checkpoint.")
-@store
+@found_store
 @common
 @click.pass_context
 def audit(ctx: click.Context, /, store: str) -> int:

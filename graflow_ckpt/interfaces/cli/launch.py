@@ -15,7 +15,6 @@ from graflow_ckpt.interfaces.cli import program, words
 from graflow_ckpt.interfaces.cli.manner import Manner
 from graflow_ckpt.interfaces.cli.progress import Reporter, reporter_for
 from graflow_ckpt.interfaces.cli.unfinished import mention
-from graflow_ckpt.stores.places import for_command_line, said
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +24,7 @@ class Wishes:
     session: str | None = None
     workflow: str | None = None  # the one that the session belongs to
     store: str | None = None
+    here: bool = False  # begin anew what the program has begun in another place
     resume: str | None = None
     durability: str | None = None
     policy: Policy | None = None
@@ -106,7 +106,7 @@ def _fill(wishes: Wishes, reporter: Reporter) -> None:
     overrides.session = wishes.session
     overrides.target = wishes.workflow
     overrides.store = wishes.store
-    overrides.usual_store = None if said() else for_command_line()
+    overrides.here = wishes.here
     overrides.inputs = dict(wishes.inputs)
     overrides.max_steps = wishes.max_steps
     overrides.policy = wishes.policy

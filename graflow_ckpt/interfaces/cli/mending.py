@@ -13,8 +13,8 @@ from graflow_ckpt.interfaces.cli.options import (
     common,
     complete_folders,
     complete_places,
+    found_store,
     manner_of,
-    store,
 )
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ DONE = ("path", "session", "done", "kept in", "why")
 @click.option("--force", is_flag=True, help="Take away also those of which something cannot be read.")
 @click.option("--dry-run", is_flag=True, help="Only say what is damaged.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@store
+@found_store
 @common
 @click.pass_context
 def repair(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.manner import Manner
@@ -53,11 +54,37 @@ def default_store() -> str:
 
 def store(function: F) -> F:
     """`--store`, with the same default as a program's."""
+    return _store_option(words.parse_store, "checkpoints")(function)
+
+
+def found_store(function: F) -> F:
+    """`--store` of a command that looks for something: by default all places used."""
+    return _store_option(_parse_store, "checkpoints, then all places used")(function)
+
+
+def _store_option(callback: Callable[..., Any], shown: str) -> Callable[[F], F]:
     return click.option(
-        "--store", default=default_store, show_default="checkpoints, else sqlite://", metavar="FOLDER|URL",
-        callback=words.parse_store, shell_complete=complete_folders,
+        "--store", default=default_store, show_default=shown, metavar="FOLDER|URL", callback=callback,
+        shell_complete=complete_folders,
         help="Where the checkpoints are; also GRAFLOW_CKPT_STORE. sqlite:// is the user's own database.",
-    )(function)  # fmt: skip
+    )  # fmt: skip
+
+
+_NAMES = ("what", "session", "sessions", "its", "a", "b", "workflow")
+"""Parameters of commands that name what is looked for."""
+
+
+def _parse_store(ctx: click.Context, parameter: click.Parameter, given: str) -> str | None:
+    """Return the store that was typed, else the place that has what the command names."""
+    store = words.parse_store(ctx, parameter, given)
+    source = ctx.get_parameter_source(str(parameter.name))
+    if store is None or ctx.resilient_parsing or source is not ParameterSource.DEFAULT:
+        return store
+    named = [ctx.params[name] for name in _NAMES if ctx.params.get(name)]
+    names = [name for value in named for name in ((value,) if isinstance(value, str) else value)]
+    from graflow_ckpt.interfaces.cli.finding import place_of
+
+    return place_of(manner_of(ctx), store, names)
 
 
 def running(function: F) -> F:

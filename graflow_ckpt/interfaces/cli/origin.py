@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from graflow_ckpt.interfaces.cli.finding import Place
+from graflow_ckpt.interfaces.cli.finding import Place, by_path, by_session
+from graflow_ckpt.interfaces.cli.manner import Manner
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +17,23 @@ class Origin:
     arguments: tuple[str, ...] = ()
     called: str | None = None
     gone: str = ""
+
+
+def in_its_folder(manner: Manner, place: Place) -> Place:
+    """Change to the working folder that the session was started in, where its program finds its files."""
+    folder = place.found.meta.get("cwd")
+    if not isinstance(folder, str) or os.path.realpath(folder) == os.path.realpath("."):
+        return place
+    whole = place.store if "://" in place.store else os.path.abspath(place.store)
+    path = place.found.path
+    found = by_path(os.path.abspath(path) if "://" not in path else path) if place.named else None
+    try:
+        os.chdir(folder)
+    except OSError:
+        manner.note(f"its folder {folder} is gone; the working folder is {os.getcwd()}")
+        return place
+    manner.note(f"in folder {folder}")
+    return replace(found, store=whole) if found else by_session(whole, place.session)
 
 
 def origin_of(place: Place) -> Origin:

@@ -7,7 +7,13 @@ from typing import Literal
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.options import common, complete_places, complete_sessions, manner_of, store
+from graflow_ckpt.interfaces.cli.options import (
+    common,
+    complete_places,
+    complete_sessions,
+    found_store,
+    manner_of,
+)
 
 EXAMPLES = """\b
 Examples:
@@ -30,7 +36,7 @@ Examples:
     type=click.Choice(["reuse", "rerun"]),
     help="As if the resume were told what to do with completed tasks that have changed.",
 )
-@store
+@found_store
 @common
 @click.pass_context
 def command(
@@ -50,7 +56,7 @@ def command(
     """
     from graflow_ckpt.interfaces.cli import program
     from graflow_ckpt.interfaces.cli.finding import by_session, find_place
-    from graflow_ckpt.interfaces.cli.origin import Origin, origin_of
+    from graflow_ckpt.interfaces.cli.origin import Origin, in_its_folder, origin_of
     from graflow_ckpt.interfaces.cli.planning import planned
 
     manner = manner_of(ctx)
@@ -60,7 +66,7 @@ def command(
     elif what is not None and what.endswith(".py") and program.is_file(what):
         raise click.UsageError("FILE.py needs --session: graflow-ckpt plan FILE.py --session ID.")
     else:
-        place = find_place(store, what or session, latest=latest)
+        place = in_its_folder(manner, find_place(store, what or session, latest=latest))
         origin = origin_of(place)
         if arguments:
             raise click.UsageError("Arguments are for a program: graflow-ckpt plan FILE.py --session ID -- …")

@@ -9,7 +9,7 @@ import click
 from graflow_ckpt.checkpoint.retention import Per
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.keeping import parse_best, parse_bytes, retention_of
-from graflow_ckpt.interfaces.cli.options import common, complete_sessions, manner_of, store
+from graflow_ckpt.interfaces.cli.options import common, complete_sessions, found_store, manner_of
 
 PRUNE = """\b
 Examples:
@@ -52,7 +52,7 @@ Examples:
 @click.option("--workflow", metavar="NAME", help="Only of this workflow.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go, and how many bytes.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-@store
+@found_store
 @common
 @click.pass_context
 def prune(

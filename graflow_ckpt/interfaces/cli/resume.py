@@ -10,7 +10,7 @@ import click
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.configuration import fleet, named
 from graflow_ckpt.interfaces.cli.manner import Manner
-from graflow_ckpt.interfaces.cli.options import common, complete_everywhere, manner_of, running, store
+from graflow_ckpt.interfaces.cli.options import common, complete_everywhere, found_store, manner_of, running
 
 if TYPE_CHECKING:
     from graflow_ckpt.fleet.handle import Handle
@@ -40,7 +40,7 @@ OF_FLEET = ("max_steps", "in_doubt", "progress")  # what else is said is about a
 )
 @click.option("--fork", metavar="NEW-ID", help="With PATH or SESSION: a new session that goes on from there.")
 @running
-@store
+@found_store
 @fleet
 @common
 @click.pass_context

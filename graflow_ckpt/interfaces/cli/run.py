@@ -52,6 +52,7 @@ Examples:
     shell_complete=complete_folders,
     help="Where to keep checkpoints, instead of where the program says.",
 )
+@click.option("--here", is_flag=True, help="Begin a new session, although this one is in another place.")
 @common
 @click.pass_context
 def command(

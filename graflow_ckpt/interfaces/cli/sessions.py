@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 from click.core import ParameterSource
 
+from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.configuration import configured, fleet, is_server, name, named
 from graflow_ckpt.interfaces.cli.manner import Document, Manner
@@ -67,7 +68,12 @@ def command(ctx: click.Context, workflow: str | None, unfinished: bool, limit: i
         places = (store,) if typed else (store, *others(store))
         for place in places:
             several = bool(documents) or len(places) > 1
-            documents += _of_store(manner, place, workflow, unfinished, limit, known, quiet=several)
+            try:
+                documents += _of_store(manner, place, workflow, unfinished, limit, known, quiet=several)
+            except GraflowError as error:
+                if place == store:
+                    raise
+                manner.note(f"{place} is left out: {error.message}")
     if manner.json:
         manner.document(documents)
     return 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from graflow_ckpt.interfaces.cli.bars import bar
-from graflow_ckpt.interfaces.cli.options import common, manner_of, store
+from graflow_ckpt.interfaces.cli.options import common, found_store, manner_of
 
 STATS = """\b
 Examples:
@@ -16,7 +16,7 @@ Examples:
 
 @click.command("stats", epilog=STATS, short_help="Count checkpoints by workflow, age and status.")
 @click.option("--workflow", metavar="NAME", help="Only of this workflow.")
-@store
+@found_store
 @common
 @click.pass_context
 def stats(ctx: click.Context, /, workflow: str | None, store: str) -> int:

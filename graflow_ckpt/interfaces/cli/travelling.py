@@ -14,6 +14,7 @@ from graflow_ckpt.interfaces.cli.options import (
     complete_folders,
     complete_places,
     default_store,
+    found_store,
     manner_of,
     store,
 )
@@ -97,7 +98,7 @@ def copy(
 @click.argument("file", shell_complete=complete_files)
 @click.option("--all", "everything", is_flag=True, help="All sessions of the store.")
 @click.option("--force", is_flag=True, help="Take the place of a file that is there.")
-@store
+@found_store
 @common
 @click.pass_context
 def export(

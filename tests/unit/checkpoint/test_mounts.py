@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.checkpoint.mounts import file_system, key_storage_warning
+from graflow_ckpt.checkpoint.mounts import file_system, key_storage_warning, passing_warning
 
 
 @pytest.fixture
@@ -83,3 +83,12 @@ def test_the_kind_of_a_file_system_is_told(tmp_path: Path, table: Path, target: 
 
 def test_without_a_table_the_kind_of_a_file_system_is_not_known(tmp_path: Path) -> None:
     assert file_system(tmp_path, tmp_path / "none") is None
+
+
+def test_without_a_home_a_place_that_ends_with_it_is_warned_of(
+    table: Path, tmp_path: Path
+) -> None:
+    assert "on overlay" in str(passing_warning(tmp_path / "elsewhere", {}, table))
+    assert "on tmpfs" in str(passing_warning(tmp_path / "disk" / "memory", {}, table))
+    assert passing_warning(tmp_path / "disk", {}, table) is None
+    assert passing_warning(tmp_path / "elsewhere", {"HOME": "/"}, table) is None

@@ -51,10 +51,10 @@ def test_nothing_is_made_before_the_first_write(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_probe_leaves_nothing_but_the_folder(tmp_path: Path) -> None:
+def test_a_probe_leaves_nothing_but_the_folder_which_git_ignores(tmp_path: Path) -> None:
     LocalStore(tmp_path / "a" / "b").probe()
 
-    assert [path.name for path in tmp_path.rglob("*")] == ["a", "b"]
+    assert [path.name for path in tmp_path.rglob("*")] == ["a", "b", ".gitignore"]
     assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.errors import CheckpointError, SessionElsewhere
 from graflow_ckpt.stores import open_store, places
 from graflow_ckpt.stores.sqlite_names import folder_of, own_file
 from tests.unit.stores.redis_trios import put
@@ -18,6 +18,7 @@ POSTGRES = "postgresql://me@host/runs"
 def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))  # where tests keep theirs is listed, too
 
 
 def keep(store: str, session: str, **meta: str) -> None:
@@ -59,53 +60,103 @@ def test_a_backend_that_cannot_be_is_refused(env: dict[str, str], words: str) ->
         places.said(env)
 
 
-def test_programs_keep_checkpoints_in_a_folder_and_the_command_line_in_the_users_database() -> None:
-    assert places.for_program(None) == places.for_program("s") == "checkpoints"
-    assert places.for_command_line() == "sqlite://"
-
-    Path("checkpoints").mkdir()
-
-    assert places.for_command_line() == "checkpoints"
-
-
-def test_a_session_stays_where_it_is_whoever_asks() -> None:
+def test_programs_and_the_command_line_keep_checkpoints_in_a_folder_here() -> None:
     keep("sqlite://", "made")
-    keep("checkpoints", "here")
 
-    assert places.for_program("made") == "sqlite://"
-    assert places.for_program("here", default="sqlite://") == "checkpoints"
-    assert places.for_program("new") == "checkpoints"
-    assert places.for_program("new", default="sqlite://") == "sqlite://"
-    assert places.for_program("here", env={"USE_SQLITE_CHECKPOINTS": "true"}) == "checkpoints"
+    assert (
+        places.for_program("new") == places.for_program("made") == places.for_command_line() == "checkpoints"
+    )
 
 
-def test_a_session_of_another_program_is_not_ours(caplog: pytest.LogCaptureFixture) -> None:
-    keep("sqlite://", "made", file="/there/program.py")
+def test_a_session_that_the_program_has_begun_elsewhere_is_refused_with_both_ways_on(tmp_path: Path) -> None:
+    there = str(tmp_path / "there")
+    keep(there, "s", program="/srv/nightly.py")
+    keep(there, "of-another", program="/srv/other.py")
+    places.remember(there, "/srv/nightly.py")
 
-    assert places.for_program("made", "/there/program.py") == "sqlite://"
-    assert places.for_program("made", "/here/program.py", "sqlite://") == "checkpoints"
-    assert "graflow-ckpt resume made --store sqlite://" in caplog.text
+    with pytest.raises(SessionElsewhere, match=f"Session s is in {there}") as refused:
+        places.for_program("s", "/srv/nightly.py")
+
+    assert refused.value.places == [there]
+    assert f"--store {there}" in refused.value.hint
+    assert "--here" in refused.value.hint
+    assert places.for_program("s", "/srv/nightly.py", here=True) == "checkpoints"
+    for session, program in (("s", "/srv/other.py"), ("s", ""), ("of-another", "/srv/nightly.py")):
+        assert places.for_program(session, program) == "checkpoints"
+    keep("checkpoints", "s")
+    assert places.for_program("s", "/srv/nightly.py") == "checkpoints"
+
+
+def test_nothing_is_kept_in_the_root_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/")
+
+    with pytest.raises(CheckpointError, match="The working folder is /") as refused:
+        places.for_program(None)
+
+    assert "GRAFLOW_CKPT_STORE" in refused.value.hint
+    assert places.for_program(None, env={"GRAFLOW_CKPT_STORE": "/srv/a"}) == "/srv/a"
 
 
 def test_to_look_makes_nothing() -> None:
-    places.for_program("s")
+    places.for_program("s", "/srv/nightly.py")
 
     assert places.others("checkpoints") == ()
     assert list(Path().iterdir()) == []
 
 
-def test_other_places_count_only_where_nobody_has_named_one() -> None:
+def test_other_places_are_all_that_were_used_and_are_still_there(tmp_path: Path) -> None:
+    there, gone, here = str(tmp_path / "there"), str(tmp_path / "gone"), str(tmp_path / "checkpoints")
     keep("sqlite://", "made")
+    keep(there, "s")
     keep("checkpoints", "here")
+    for place in (there, gone, here, there):
+        places.remember(place, "/srv/nightly.py")
 
-    assert places.others("checkpoints") == ("sqlite://",)
-    assert places.others("sqlite://") == ("checkpoints",)
-    assert places.others("elsewhere") == ()
-    assert places.others("checkpoints", {"GRAFLOW_CKPT_STORE": "checkpoints"}) == ()
     own = folder_of(own_file())
-    assert [places.goes_without_saying(place) for place in ("checkpoints", own, "other")] == [
-        True, True, False,
+    assert places.others("checkpoints") == (there, own)
+    assert places.others(there) == ()
+    assert places.others("checkpoints", {"GRAFLOW_CKPT_STORE": "checkpoints"}) == ()
+    assert [places.goes_without_saying(place) for place in ("checkpoints", here, own, there)] == [
+        True, True, False, False,
     ]  # fmt: skip
+
+
+def test_a_list_that_is_damaged_or_gone_costs_hints_alone(tmp_path: Path) -> None:
+    there = str(tmp_path / "there")
+    keep(there, "s")
+    file = Path(own_file()).parent / "places"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b'\xff\n["/a"]\n[1, 2]\n"' + b"[" * 100_000 + b'\n["unfinished')
+
+    assert places.others("checkpoints") == ()
+    places.remember(there, "/srv/nightly.py", {})  # behind a line that was cut off
+    places.remember(there, "/srv/nightly.py")
+
+    assert places.others("checkpoints") == (there,)
+    file.unlink()
+    file.mkdir()
+    places.remember(there, "/srv/nightly.py")
+    assert places.others("checkpoints") == ()
+
+
+def test_what_ends_with_the_process_or_the_temporary_files_is_not_listed(tmp_path: Path) -> None:
+    for place in ("memory:", str(tmp_path / "tmp" / "there"), f"sqlite:///{tmp_path}/tmp/a.db"):
+        places.remember(place, "/srv/nightly.py")
+
+    assert not (Path(own_file()).parent / "places").exists()
+
+
+def test_a_long_list_keeps_the_places_that_are_still_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places, "_LONGEST", 1000)
+    (tmp_path / "there").mkdir()
+    places.remember(str(tmp_path / "there"), "/srv/nightly.py")
+    for number in range(100):
+        places.remember(str(tmp_path / f"gone-{number}"), "/srv/nightly.py")
+
+    assert (Path(own_file()).parent / "places").stat().st_size < 2000
+    assert places.others("checkpoints") == (str(tmp_path / "there"),)
 
 
 @pytest.mark.parametrize(("said", "share"), [("10%", 0.1), ("0.5", 0.5), ("25 %", 0.25)])
@@ -169,4 +220,4 @@ def test_a_path_of_that_storage_stays() -> None:
 )
 def test_a_storage_that_is_nowhere_is_refused(storage: str, path: str | None, words: str) -> None:
     with pytest.raises(CheckpointError, match=words):
-        places.path_at(storage, open_store("checkpoints"), AUTO, path, {})
+        places.path_at(storage, open_store("checkpoints"), AUTO, path)

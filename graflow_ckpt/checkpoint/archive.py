@@ -32,6 +32,7 @@ from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
 from graflow_ckpt.checkpoint.snapshot import Snapshot
 from graflow_ckpt.core.errors import CheckpointCorrupt, UnsafeCheckpoint
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, Readable, Sink, Source
+from graflow_ckpt.core.redaction import redacted, redacted_argv
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 _STAGE = re.compile(r"[A-Za-z0-9_-]{0,64}")
@@ -91,6 +92,12 @@ def save(
         "code": program.code,
     }
 
+    shown = replace(
+        metadata, user_metadata=redacted(metadata.user_metadata), argv=redacted_argv(metadata.argv)
+    )
+    if (shown.user_metadata, shown.argv) != (metadata.user_metadata, metadata.argv):
+        payload["secret"] = {"user_metadata": metadata.user_metadata, "argv": metadata.argv}
+
     depositor = Depositor(store, metadata.path, lease, stage, meter.takes)
 
     def values(sink: Sink) -> None:
@@ -111,7 +118,7 @@ def save(
         meter.check()
 
     def meta(sink: Sink) -> None:
-        document = metadata.document() | {
+        document = shown.document() | {
             "stage": stage,
             "host": platform.node(),
             "synced": store.synced,  # by now it may have turned out that it goes somewhere else
@@ -233,9 +240,16 @@ def load(store: Readable, keyring: Keyring, path: str) -> tuple[Found, Any]:
 
     def read(meta: bytes) -> tuple[Found, Any]:
         found = _find(store, keyring, path, meta)
-        return found, open_values(store, found)
+        context = open_values(store, found)
+        return unredacted(found, context.payload), context
 
     return _settled(store, path, read)
+
+
+def unredacted(found: Found, payload: Document) -> Found:
+    """Return a checkpoint whose values were opened with what its metadata do not show."""
+    secret = payload.get("secret")
+    return replace(found, meta=found.meta | secret) if isinstance(secret, dict) else found
 
 
 def check(store: Readable, keyring: Keyring, path: str) -> tuple[Found, int]:

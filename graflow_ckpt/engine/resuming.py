@@ -107,6 +107,7 @@ def load(context: ExecutionContext, found: Found) -> None:
             path=found.path,
         )
     payload = archive.open_values(home.store, found).payload
+    found = archive.unredacted(found, payload)
     state = restore(found.facts, payload)
     home.continue_from(found)
     if not context.rewinds:

@@ -14,6 +14,7 @@ import sys
 import time
 
 from graflow_ckpt.core.protocols import Owner
+from graflow_ckpt.core.redaction import redacted_argv
 
 _ARGV = 1000
 _ENDED = ("Z", "X")  # killed, and not waited for by its parent yet
@@ -79,9 +80,9 @@ def _stat(pid: int) -> tuple[str, str]:
 
 
 def _argv(pid: int) -> str:
-    """As typed, but for the credentials of addresses: this is stored and shown."""
+    """Return the command line as typed, without secrets: this is stored and shown."""
     words = sys.orig_argv if pid == os.getpid() else _read(f"/proc/{pid}/cmdline").rstrip("\0").split("\0")
-    return shlex.join(re.sub(r"(?<=://)[^/\s]*@", "", word) for word in words)
+    return shlex.join(redacted_argv([re.sub(r"(?<=://)[^/\s]*@", "", word) for word in words]))
 
 
 def _boot() -> str:

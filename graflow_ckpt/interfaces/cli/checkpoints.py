@@ -102,7 +102,7 @@ def list_(
     """List checkpoints, the newest first.
 
     As their metadata describe them; whether that is true, `verify` finds out. The exit status is 1 if there
-    are none of the session or workflow that is named.
+    are none of the session that is named.
     """
     from graflow_ckpt.interfaces.cli.listing import listing
 
@@ -124,7 +124,7 @@ def list_(
             for m in (row.metadata,)
         ]  # fmt: skip
         manner.table(COLUMNS, table, right=("step", "age", "size"))
-    return 1 if not rows and (session or its or workflow) else 0
+    return 1 if not rows and (session or its) else 0
 
 
 @command.command("show", epilog=SHOW, short_help="Show what a checkpoint says of itself.")

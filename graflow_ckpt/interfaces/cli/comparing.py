@@ -8,10 +8,10 @@ from typing import Any
 from graflow_ckpt.checkpoint.difference import Change, Difference, difference, inner
 from graflow_ckpt.checkpoint.holdings import Held, Holdings, holdings
 from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.core.redaction import redacted
 from graflow_ckpt.interfaces.cli import drawing, words
 from graflow_ckpt.interfaces.cli.finding import by_session, checkpoint_path
 from graflow_ckpt.interfaces.cli.manner import Document
-from graflow_ckpt.interfaces.cli.redaction import redacted
 from graflow_ckpt.stores import open_store_of
 
 COLUMNS = ("name", "what", "before", "after", "change")

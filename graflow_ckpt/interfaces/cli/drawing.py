@@ -12,8 +12,8 @@ from typing import Any
 
 from graflow_ckpt.checkpoint import inert
 from graflow_ckpt.checkpoint.holdings import Held
+from graflow_ckpt.core.redaction import HIDDEN, redacted
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.redaction import HIDDEN, redacted
 
 _BARS = "▁▂▃▄▅▆▇█"
 _WIDTH = 24

@@ -24,7 +24,7 @@ from graflow_ckpt.interfaces.cli import program, words
 from graflow_ckpt.interfaces.cli.finding import Place, by_session, gone_on, is_kept
 from graflow_ckpt.interfaces.cli.launch import Wishes, conducted, launch
 from graflow_ckpt.interfaces.cli.manner import Manner
-from graflow_ckpt.interfaces.cli.origin import in_its_folder, origin_of
+from graflow_ckpt.interfaces.cli.origin import argv_of, in_its_folder, origin_of
 from graflow_ckpt.interfaces.cli.standing import standing
 
 
@@ -67,7 +67,7 @@ def _with_its_code(manner: Manner, place: Place, wishes: Wishes, why: str) -> in
 
     def execute() -> None:
         main = program.new_main()
-        sys.argv = list(place.found.meta.get("argv") or [""])
+        sys.argv = list(argv_of(place) or [""])
         context = _context(place, wishes)
         main.__file__ = context.home.file = place.found.meta.get("file")
         overrides.executed.append(place.found.meta["workflow"])
@@ -135,7 +135,7 @@ def forked(place: Place, new: str, values: Mapping[str, Any] | None = None) -> P
         raise SessionExists(
             f"Session {new} exists already in {place.store}.", hint="Give another id.", session=new
         )
-    argv, sys.argv = sys.argv, list(place.found.meta.get("argv") or [""])
+    argv, sys.argv = sys.argv, list(argv_of(place) or [""])
     try:
         context = _loaded(place)
         _set(context, place, values or {})
@@ -147,7 +147,7 @@ def forked(place: Place, new: str, values: Mapping[str, Any] | None = None) -> P
         context.home.sequence, context.home.file = 0, place.found.meta.get("file")
         context.home.options = dict(place.found.meta["options"])
         assert old.lease is None or old.session != new
-        context.checkpoint(metadata=dict(place.found.meta["user_metadata"]))
+        context.checkpoint(metadata=dict(context.found.meta["user_metadata"] if context.found else {}))
         old.close()
     finally:
         sys.argv = argv

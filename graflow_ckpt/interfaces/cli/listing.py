@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, parse
 from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.redaction import redacted, redacted_argv
 from graflow_ckpt.interfaces.cli.manner import Document
-from graflow_ckpt.interfaces.cli.redaction import redacted, redacted_argv
 from graflow_ckpt.stores import open_store
 
 _UNREADABLE = "unreadable"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
+from graflow_ckpt.checkpoint import archive, inert
+from graflow_ckpt.core.redaction import HIDDEN
 from graflow_ckpt.interfaces.cli.finding import Place, by_path, by_session
 from graflow_ckpt.interfaces.cli.manner import Manner
 
@@ -36,9 +38,18 @@ def in_its_folder(manner: Manner, place: Place) -> Place:
     return replace(found, store=whole) if found else by_session(whole, place.session)
 
 
+def argv_of(place: Place) -> tuple[str, ...]:
+    """Return the arguments of the program, with the secrets that only the values hold. No code is run."""
+    argv = tuple(place.found.meta.get("argv") or ())
+    if not any(HIDDEN in word for word in argv):
+        return argv
+    payload = archive.open_values(place.kept_in, place.found, inert.load)
+    return tuple(archive.unredacted(place.found, payload).meta["argv"])
+
+
 def origin_of(place: Place) -> Origin:
     """From verified metadata only: what is named here will be run."""
-    file, argv = place.found.meta.get("file"), tuple(place.found.meta.get("argv") or ())
+    file, argv = place.found.meta.get("file"), argv_of(place)
     if file is not None:
         if not os.path.isfile(file):
             return Origin(gone=f"its program {file} is gone")

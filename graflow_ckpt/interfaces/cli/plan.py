@@ -56,13 +56,13 @@ def command(
     """
     from graflow_ckpt.interfaces.cli import program
     from graflow_ckpt.interfaces.cli.finding import by_session, find_place
-    from graflow_ckpt.interfaces.cli.origin import Origin, in_its_folder, origin_of
+    from graflow_ckpt.interfaces.cli.origin import Origin, argv_of, in_its_folder, origin_of
     from graflow_ckpt.interfaces.cli.planning import planned
 
     manner = manner_of(ctx)
     if what is not None and session is not None:
         place = by_session(store, session)
-        origin = Origin(what, arguments or tuple(place.found.meta.get("argv", ())[1:]))
+        origin = Origin(what, arguments or argv_of(place)[1:])
     elif what is not None and what.endswith(".py") and program.is_file(what):
         raise click.UsageError("FILE.py needs --session: graflow-ckpt plan FILE.py --session ID.")
     else:

@@ -6,10 +6,10 @@ import os
 
 import click
 
+from graflow_ckpt.core.redaction import HIDDEN
 from graflow_ckpt.interfaces.cli.configuration import fleet, settings
 from graflow_ckpt.interfaces.cli.manner import Document
 from graflow_ckpt.interfaces.cli.options import common, manner_of
-from graflow_ckpt.interfaces.cli.redaction import HIDDEN
 from graflow_ckpt.interfaces.sources import ALONE, NAMES, Origin, unknown, variable
 from graflow_ckpt.links.addresses import masked
 

@@ -11,9 +11,9 @@ from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.model import Document, parse
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.redaction import redacted, redacted_argv
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.finding import by_session, checkpoint_path, no_checkpoint
-from graflow_ckpt.interfaces.cli.redaction import redacted, redacted_argv
 from graflow_ckpt.stores import open_store_of
 
 _LISTED = 12  # tasks, before it becomes a number

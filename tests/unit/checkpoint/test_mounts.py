@@ -85,9 +85,7 @@ def test_without_a_table_the_kind_of_a_file_system_is_not_known(tmp_path: Path) 
     assert file_system(tmp_path, tmp_path / "none") is None
 
 
-def test_without_a_home_a_place_that_ends_with_it_is_warned_of(
-    table: Path, tmp_path: Path
-) -> None:
+def test_without_a_home_a_place_that_ends_with_it_is_warned_of(table: Path, tmp_path: Path) -> None:
     assert "on overlay" in str(passing_warning(tmp_path / "elsewhere", {}, table))
     assert "on tmpfs" in str(passing_warning(tmp_path / "disk" / "memory", {}, table))
     assert passing_warning(tmp_path / "disk", {}, table) is None

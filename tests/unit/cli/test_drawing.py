@@ -9,8 +9,8 @@ import pytest
 
 from graflow_ckpt.checkpoint import inert
 from graflow_ckpt.checkpoint.holdings import Held
+from graflow_ckpt.core.redaction import HIDDEN
 from graflow_ckpt.interfaces.cli.drawing import change, picture, shown
-from graflow_ckpt.interfaces.cli.redaction import HIDDEN
 from graflow_ckpt.stores.memory import MemorySource
 
 

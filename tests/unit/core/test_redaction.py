@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from graflow_ckpt.interfaces.cli.redaction import HIDDEN, redacted, redacted_argv
+from graflow_ckpt.core.redaction import HIDDEN, redacted, redacted_argv
 
 NAMES = """password db_password PASSWD secret client-secret token access_token accessToken api_key apiKey
-X.Api-Key Authorization credentials session_cookie pass private-key"""
+X.Api-Key tokens token_id tokenIds Authorization credentials session_cookie pass private-key"""
 
 
 @pytest.mark.parametrize("name", NAMES.split())
@@ -17,7 +17,7 @@ def test_values_of_keys_that_name_secrets_are_hidden(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["epoch", "loss", "passed", "compass", "author", "spinner", "keyboard", "path", "tokens", "tokenizer"],
+    ["epoch", "loss", "passed", "compass", "author", "spinner", "keyboard", "path", "tokenizer"],
 )
 def test_other_values_are_shown(name: str) -> None:
     assert redacted({name: "visible"}) == {name: "visible"}
@@ -49,3 +49,10 @@ def test_arguments_after_the_name_of_a_secret_are_hidden() -> None:
     assert redacted_argv(argv) == [
         "train.py", "--password", HIDDEN, f"--token={HIDDEN}", "--epochs", "3", "--api-key", "--verbose", "x",
     ]  # fmt: skip
+
+
+def test_a_number_of_tokens_is_no_secret() -> None:
+    counts = {"tokens": 7, "token_ids": 7.5, "token": 7}
+
+    assert redacted(counts) == counts
+    assert redacted({"pin": 1234}) == {"pin": HIDDEN}

@@ -1,4 +1,7 @@
-"""Redaction: what looks like a secret in a user's metadata is kept in checkpoints and not shown."""
+"""Redaction: what looks like a secret in metadata or arguments is in the sealed values alone, never shown.
+
+Names decide. Under `tokens` and `token_id` a text is a secret and a number is not: `BestOf` reads numbers.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,17 @@ from typing import Any
 
 HIDDEN = "[REDACTED]"
 _SECRET = re.compile(
-    r"(^|_)pass(phrase)?$|password|passwd|passphrase|secret|token$|(api|private|access|secret)_?key|credential|"
+    r"(^|_)pass(phrase)?$|password|passwd|passphrase|secret|(api|private|access|secret)_?key|credential|"
     r"authorization|(^|_)(auth|pin|pwd|dsn|cookies?)$|connection_?string",
     re.IGNORECASE,
 )
+_TOKEN = re.compile(r"tokens?(_?ids?)?$", re.IGNORECASE)
 _IN_URL = re.compile(r"(?<=://)([^/\s:@]*):[^/\s@]+(?=@)")
 
 
 def redacted(value: Any, name: str = "") -> Any:  # Any: JSON
     """The same, with secrets hidden: by the names of keys, and passwords in URLs."""
-    if name and value not in (None, "", True, False) and _SECRET.search(_flat(name)):
+    if name and value not in (None, "", True, False) and _is_secret(name, value):
         return HIDDEN
     if isinstance(value, dict):
         return {key: redacted(item, str(key)) for key, item in value.items()}
@@ -25,6 +29,11 @@ def redacted(value: Any, name: str = "") -> Any:  # Any: JSON
     if isinstance(value, str):
         return _IN_URL.sub(rf"\1:{HIDDEN}", value)
     return value
+
+
+def _is_secret(name: str, value: Any = "") -> bool:
+    flat = _flat(name)
+    return bool(_SECRET.search(flat) or (not isinstance(value, int | float) and _TOKEN.search(flat)))
 
 
 def _flat(name: str) -> str:
@@ -37,7 +46,7 @@ def redacted_argv(argv: list[str]) -> list[str]:
     hide = False
     for word in argv:
         name, equals, _ = word.partition("=")
-        secret = bool(_SECRET.search(_flat(name.lstrip("-"))))
+        secret = _is_secret(name.lstrip("-"))
         if hide and not word.startswith("-"):
             shown.append(HIDDEN)
         elif secret and equals:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from graflow_ckpt.checkpoint.allowance import MB
@@ -37,7 +37,6 @@ class Settings:
     """Everything about a run that is neither the graph nor the session's state."""
 
     workflow: str = "workflow"
-    program: str = ""  # the file that defines it
     durability: Durability = "checkpoint"
     resume: Resume = "auto"
     policy: Policy = field(default_factory=OnRequest)
@@ -56,6 +55,8 @@ class Settings:
     options: tuple[tuple[str, str], ...] = ()  # as somebody typed them; checkpoints keep them for `resume`
     observers: tuple[Observer, ...] = ()
     middleware: tuple[Middleware, ...] = ()
+    # New fields come last: a stored workflow has its settings in this order, and may lack the newest.
+    program: str = ""  # the file that defines the workflow
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -68,6 +69,13 @@ class Settings:
 
         if self.max_checkpoint_size_mb is not None and not self.max_checkpoint_size_mb > 0:
             raise GraphError(f"max_checkpoint_size_mb={self.max_checkpoint_size_mb}: more than 0, or None.")
+
+    def __setstate__(self, state: list[object]) -> None:
+        """Restore what a pickle holds; fields that are newer than the pickle get their defaults."""
+        for known, value in zip(fields(self), state, strict=False):
+            object.__setattr__(self, known.name, value)
+        for known in fields(self)[len(state) :]:
+            object.__setattr__(self, known.name, known.default)
 
     @property
     def size_limit(self) -> int | None:

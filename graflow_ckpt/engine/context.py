@@ -110,6 +110,11 @@ class ExecutionContext(Readable):
         return self.home.last.path if self.home.last else None
 
     @property
+    def last_save_error(self) -> Exception | None:
+        """Why the last save failed; None if it succeeded, or if there was none."""
+        return self.home.save_error
+
+    @property
     def task_queue(self) -> TaskQueue:
         return InMemoryTaskQueue(self.session, self.to_cell, from_cells)
 

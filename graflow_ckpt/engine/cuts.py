@@ -172,6 +172,7 @@ class Cutter:
     def _failed(self, error: Exception, cause: str, seconds: float) -> None:
         """A failed save is an event; with on_save_failure="fail", or a journal that waits, the end."""
         self._cut_steps, self._cut_time = self.session.state.steps, monotonic()
+        self.home.save_error = error
         log.error("checkpoint failed: %s", error, extra={"session": self.session.state.session})
         self._emit(
             "checkpoint_failed",
@@ -217,6 +218,12 @@ class Cutter:
         return metadata
 
     _previous = 0  # the transition of the cut before the last: its journal is kept until the next
+
+    @property
+    def unsaved(self) -> str:
+        """Why the end of a run is not durable; "" if it is, or if nothing durable was asked for."""
+        recorded = self._journal and not self._gap
+        return "" if recorded or self.home.save_error is None else str(self.home.save_error)
 
     # --- the journal -------------------------------------------------------------------
 

@@ -35,7 +35,8 @@ class Ending:
             self._roll_back()
         elif status != "completed" or self._keeps_end():
             self._last_cut("failure" if failed else "end")
-        self.run.announcer.emit("session_ended", status=status, reason=state.reason)
+        unsaved = self.context.cutter.unsaved if self.context.cutter is not None else ""
+        self.run.announcer.emit("session_ended", status=status, reason=state.reason, unsaved=unsaved)
         if status == "completed":
             return self.context.result()
         if status == "stopped":

@@ -53,6 +53,7 @@ class Home:
         self.parent: str | None = None  # the last cut
         self.origin: str | None = None  # the cut that the session was forked from
         self.trace = Trace(session)
+        self.save_error: Exception | None = None  # of the last save, unless a later one has succeeded
         self.told_slow = False  # saves; a session says so once
         self.passed: list[tuple[str, CheckpointError]] = []  # cuts that the last `newest` could not use
         self.last: CheckpointMetadata | None = None
@@ -219,6 +220,7 @@ class Home:
             self.sequence += 1  # it may stand: of two with one number nobody could tell which is the newer
             raise
         self.sequence += 1
+        self.save_error = None
         self.parent = metadata.checkpoint_id
         self.last = metadata
         return metadata

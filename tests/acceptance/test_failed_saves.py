@@ -17,6 +17,7 @@ from graflow_ckpt import (
 )
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.stores.local import LocalStore
+from tests.acceptance.command_line import graflow, program
 from tests.loops import cuts, loop
 from tests.unit.stores.faults import FaultyDisk
 
@@ -102,3 +103,54 @@ def test_a_value_that_has_become_unpicklable_is_named_by_the_failed_save(
 
 class Box:
     """A live value."""
+
+
+def test_a_session_says_why_its_last_save_failed(caplog: pytest.LogCaptureFixture) -> None:
+    flow = loop(3, lambda context: None)
+    on_a_bad_disk(flow, "rename")
+
+    assert flow.execute() == 2
+
+    assert "No space left" in str(flow.execution_context.last_save_error)
+
+
+def test_a_later_save_clears_it() -> None:
+    flow = loop(3, lambda context: context.checkpoint() if context.cycle == 0 else None)
+    on_a_bad_disk(flow, "rename")
+
+    assert flow.execute() == 2
+
+    assert flow.execution_context.last_save_error is None
+    assert cuts("end") == [3]
+
+
+FULL = """
+import errno, os, sys
+from graflow_ckpt import task, workflow
+from graflow_ckpt.stores.local import LocalStore
+
+with workflow("w", "s", durability=sys.argv[1]) as ctx:
+
+    @task
+    def work():
+        print("work")
+        really = os.rename
+
+        def full(source, target, *more, **options):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        os.rename = full
+
+    ctx.add(work)
+    ctx.execute()
+"""
+
+
+@pytest.mark.parametrize(("durability", "status"), [("checkpoint", 74), ("journal", 0), ("none", 0)])
+def test_a_run_whose_end_could_not_be_saved_has_a_status_of_its_own(durability: str, status: int) -> None:
+    program("full.py", FULL)
+
+    ended = graflow("run", "full.py", "--", durability, status=status)
+
+    assert ("its end could not be saved" in ended.err) == (status == 74)
+    assert "work" in ended.out

@@ -2,7 +2,8 @@
 
 Also the one place where errors become messages and exit statuses:
 
-    0 done    1 failed    2 usage    3 waiting for an answer    75 interrupted, try again
+    0 done    1 failed    2 usage    3 waiting for an answer    74 all done, the end not saved
+    75 interrupted, try again
     124 not in time    130 Ctrl-C
 """
 

@@ -16,6 +16,9 @@ from graflow_ckpt.interfaces.cli.manner import Manner
 from graflow_ckpt.interfaces.cli.progress import Reporter, reporter_for
 from graflow_ckpt.interfaces.cli.unfinished import mention
 
+UNSAVED = 74
+"""The exit status (EX_IOERR) of a run that did all its work, and whose end could not be saved."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
@@ -94,6 +97,13 @@ def _concluded(
     elif sandbox.status is None and not tallies and not overrides.executed:
         manner.note(f"{what} executed no workflow. Call its execute(), or: graflow-ckpt run MODULE:WORKFLOW")
         status = 2
+    for tally in tallies:
+        if status == 0 and tally.unsaved:
+            manner.note(
+                f"session {tally.session} ended, and its end could not be saved: {tally.unsaved} "
+                "Run the same command again when the store can be written."
+            )
+            status = UNSAVED
     if manner.json:
         error = sandbox.error
         failure = {} if error is None else {"error": type(error).__name__, "message": str(error)}

@@ -26,6 +26,7 @@ class Tally:
         self.saved_step = 0
         self.saved_path: str | None = event.facts["path"]
         self.failed_saves = 0
+        self.unsaved = ""  # why the end is not durable
         self.began = monotonic()
 
     def add(self, event: Event) -> None:
@@ -51,6 +52,7 @@ class Tally:
                 self.status = "completed"
             case "session_ended":
                 self.status, self.reason = facts["status"], facts.get("reason", "")
+                self.unsaved = facts.get("unsaved", "")
                 self.running.clear()
 
     def _left(self, task: str) -> None:

@@ -165,9 +165,9 @@ def _restore(facts: Document, payload: dict[str, Any]) -> SessionState:
     return state
 
 
-def _gate(values: list[int]) -> Gate:
-    size, need, arrived, ok, fired = values
-    return Gate(size, need, arrived, ok, bool(fired))
+def _gate(values: list[Any]) -> Gate:
+    size, need, arrived, ok, fired, *toward = values
+    return Gate(size, need, arrived, ok, bool(fired), *toward)
 
 
 def _restore_spec(state: SessionState, facts: Document, data: list[Cell], order: int) -> None:

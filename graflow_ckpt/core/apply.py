@@ -135,7 +135,10 @@ def _arrive(state: SessionState, op: Op, now: float, claims: list[Claim]) -> Non
     need, full = gate.need, gate.arrived >= gate.size  # less is needed where some arrived before
     if not gate.fired and (full or 0 < need <= gate.ok):
         gate.fired = True
-        how = "skip" if need == 0 and not gate.ok else "lost" if gate.ok < need else how
+        if gate.toward and gate.ok < max(1, need):
+            how = "jump" + gate.toward
+        else:
+            how = "skip" if need == 0 and not gate.ok else "lost" if gate.ok < need else how
         _enqueue(state, ("enqueue", task, None, priority, retries, queue, how), now, claims)
     if full:
         del state.gates[task]
@@ -147,6 +150,14 @@ def _expect(state: SessionState, op: Op, now: float, claims: list[Claim]) -> Non
     if gate is None:
         gate = state.gates[task] = Gate(size, need)
     gate.size += more
+
+
+def _toward(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
+    _, task, target, size, need = op
+    gate = state.gates.get(task)
+    if gate is None:
+        gate = state.gates[task] = Gate(size, need)
+    gate.jump(target)
 
 
 def _skipped(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
@@ -208,6 +219,7 @@ _APPLY: dict[str, Callable[[SessionState, Op, float, list[Claim]], Any]] = {
     "later": _later,
     "arrive": _arrive,
     "expect": _expect,
+    "toward": _toward,
     "skipped": _skipped,
     "claim": _claim,
     "status": _status,

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 from typing import assert_never
 
+from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.facts import NO_DATA, Cancelled, Claim, Done, Effects, Failed, Next, Op, Outcome
+from graflow_ckpt.core.gate import JUMP
 from graflow_ckpt.core.graph import Route, TaskGraph
 from graflow_ckpt.core.task import OnInterrupted
 from graflow_ckpt.core.values import Cell
@@ -41,6 +43,10 @@ def pass_on(graph: TaskGraph, claim: Claim) -> list[Op]:
     route = graph.routes[spec.task_id]
     if spec.execution_strategy == "skip":
         return [("end", spec.key, number, "skipped"), *graph.not_taken(route, _NOWHERE, True)[1]]
+    how, *targets = spec.execution_strategy.split(JUMP)
+    if how == "jump":
+        gotos = [Next(target, None, True) for target in targets]
+        return [("end", spec.key, number, "skipped"), *_goto(graph, route, gotos)]
     return [("end", spec.key, number, "passed"), *route.done]
 
 
@@ -105,22 +111,67 @@ def _goto(graph: TaskGraph, route: Route, gotos: list[Next]) -> list[Op]:
 
     Going back up sends nothing onward: the way down will be walked again, and joins beside it are
     told to expect that. Going elsewhere skips what is cut off, up to the targets. A target that
-    other branches still lead to is joined there, as if the way that was cut short had arrived.
+    other branches still lead to is joined there, as if the way that was cut short had arrived; so
+    is one below a join that others feed. A target in another branch runs for this one as well, and
+    arrives in its place.
     """
     targets = frozenset(item.task for item in gotos)
-    cut: set[str] = set()
+    cut: list[str] = []
+    partly: dict[str, int] = {}
     ops: list[Op] = []
+    runs: list[Op] = []
     if all(graph.is_ancestor(target, route.name) for target in targets):
         for above in sorted(targets):
             ops += graph.walked_again(route, above)
     else:
-        cut, ops = graph.not_taken(route, targets, True)
+        cut, partly = graph.cut_off(route, targets, True)
+        ops = [("skipped", target) for target in cut]
     for item in gotos:
         target = graph.routes[item.task]
         edges = sum(1 for pred in target.preds if pred == route.name or pred in cut)
+        past = [] if edges else [gate for gate in partly if graph.is_ancestor(gate, target.name)]
         if target.waits and 0 < edges < target.indegree:
-            ops.append(target.arrive(1))
-            ops += [target.arrive(0)] * (edges - 1)
-        else:
-            ops.append(_with_data(target.enqueue(), item.data))
+            runs.append(target.arrive(1))
+            runs += [target.arrive(0)] * (edges - 1)
+            continue
+        if past:
+            ops += _jump_past(graph, route, past, item)
+            continue
+        if not edges and target.name in graph.live and not graph.is_ancestor(target.name, route.name):
+            ops += _arrive_for(graph, route, target, partly)
+        runs.append(_with_data(target.enqueue(), item.data))
+    return [*ops, *graph.missed(partly), *runs]
+
+
+def _jump_past(graph: TaskGraph, route: Route, gates: list[str], item: Next) -> list[Op]:
+    """Joins that other branches feed, and that lead to the target: it must not run before them."""
+    if item.data is not None:
+        raise GraphError(
+            f"next_task({item.task!r}, goto=True): other branches of {gates[0]!r} lead to {item.task!r} as "
+            "well, so it takes no data.",
+            hint="Put the value into the channel.",
+            task=route.name,
+        )
+    joins = [graph.routes[gate] for gate in gates]
+    return [("toward", join.name, item.task, join.indegree, join.need) for join in joins]
+
+
+def _arrive_for(graph: TaskGraph, route: Route, target: Route, partly: dict[str, int]) -> list[Op]:
+    """A target in another branch sends its arrivals twice: once for that branch, once for this one."""
+    ops: list[Op] = []
+    for name, sent in graph.sent_by(target.name).items():
+        join = graph.routes[name]
+        if not graph.is_ancestor(route.name, name):
+            raise GraphError(
+                f"{route.name!r} cannot go to {target.name!r}: that task is in another branch, before "
+                f"the join {name!r}, which does not wait for {route.name!r}.",
+                hint=f"Go to a task after {name!r}, or lead there in the graph: "
+                f"{route.name} >> {target.name}.",
+                task=route.name,
+            )
+        own = min(sent, partly.get(name, 0))
+        if own:
+            partly[name] -= own
+        if sent > own:
+            ops.append(("expect", name, sent - own, join.indegree, join.need))
     return ops

@@ -17,6 +17,7 @@ it asks for. A `Transition` is a list of ops: flat tuples of strings, numbers an
     ("arrive", task, ok, size, need, priority, retries,        one in-edge of a join
                queue, how)
     ("expect", gate, more, size, need)                         the join waits for more
+    ("toward", gate, target, size, need)                       a branch jumps past the join to `target`
     ("skipped", task)                                          cut off: it will not run
     ("claim", limit)                                           hand out the best specs
     ("cap", limit)                                             never more claims than this

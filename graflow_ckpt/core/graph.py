@@ -141,9 +141,7 @@ class TaskGraph:
         for name in self.made:
             del self.nodes[name], self.successors[name]
         self.made.clear()
-        self.starts = tuple(starts)
-        for name in self.starts:
-            self.get_node(name)
+        self.starts = tuple(dict.fromkeys(head for name in starts for head in self._entered_at(name)))
         loops, self.live = self._sort_edges()
         self.looped = {}
         self._refuse_two_entries(loops)
@@ -174,6 +172,37 @@ class TaskGraph:
                 if target not in same:
                     same[target] = self.edge(name, target)
             route.done = tuple([same[target] for target in route.forward])
+
+    def _entered_at(self, name: str) -> list[str]:
+        """The nodes that a start at this one runs first: of a group, what its members begin with."""
+        group = self.get_node(name)
+        if not isinstance(group, Group):
+            return [name]
+        inner = {
+            n for n, node in self.nodes.items() if isinstance(node, Group) and node.inside < group.inside
+        }
+        inside = group.inside | inner
+        led_to = {target for source in inside for target in self.successors[source] if source != target}
+        outside = {target for source, target in self.edges() if source not in inside}
+        tasks = [n for n in self.nodes if n in group.inside]
+        heads: list[str] = []
+        seen: set[str] = set()
+        # a member that is a cycle has no first task by its edges: it is entered from outside, or in order
+        for choice in (lambda n: n not in led_to, lambda n: n in outside, lambda n: True):
+            for head in filter(choice, tasks):
+                if head not in seen:
+                    heads.append(head)
+                    self._mark(head, inside, seen)
+        return heads
+
+    def _mark(self, name: str, within: frozenset[str], seen: set[str]) -> None:
+        """Add what `name` leads to."""
+        work = [name]
+        while work:
+            name = work.pop()
+            if name in within and name not in seen:
+                seen.add(name)
+                work.extend(self.successors[name])
 
     def as_bag(self) -> TaskGraph:
         """Each task stands for any number of copies of it: `resize[0]`, `resize[1]` …"""
@@ -234,18 +263,32 @@ class TaskGraph:
 
     def not_taken(self, route: Route, stop: frozenset[str], groups: bool) -> tuple[set[str], list[Op]]:
         """The nodes that are cut off when `route` does not lead on, and what their joins are told."""
-        cut, partly = self._cut_off(route, stop, groups)
-        ops: list[Op] = [("skipped", target) for target in cut]
-        for target, count in partly.items():
-            ops.extend([self.routes[target].arrive(0)] * count)
-        return set(cut), ops
+        cut, partly = self.cut_off(route, stop, groups)
+        return set(cut), [*(("skipped", target) for target in cut), *self.missed(partly)]
+
+    def missed(self, partly: dict[str, int]) -> list[Op]:
+        """What joins are told of branches that do not come."""
+        return [self.routes[target].arrive(0) for target, count in partly.items() for _ in range(count)]
+
+    def sent_by(self, name: str) -> dict[str, int]:
+        """What one run of a node sends to the joins that it leads to first."""
+        sent: dict[str, int] = {}
+        work = [name]
+        while work:
+            source = work.pop()
+            for target in self.routes[source].forward:
+                if not self.routes[target].waits:
+                    work.append(target)
+                elif self._counts(source, target):
+                    sent[target] = sent.get(target, 0) + 1
+        return sent
 
     def walked_again(self, route: Route, above: str) -> list[Op]:
         """What joins are told when `route` goes back up to `above` instead of leading on.
 
         A join that other branches feed will hear from those twice, of this round and of the next.
         """
-        _, partly = self._cut_off(route, frozenset(), True)
+        _, partly = self.cut_off(route, frozenset(), True)
         ops: list[Op] = []
         for target, missing in partly.items():
             join = self.routes[target]
@@ -254,7 +297,7 @@ class TaskGraph:
                 ops.append(("expect", target, fed - missing, join.indegree, join.need))
         return ops
 
-    def _cut_off(self, route: Route, stop: frozenset[str], groups: bool) -> tuple[list[str], dict[str, int]]:
+    def cut_off(self, route: Route, stop: frozenset[str], groups: bool) -> tuple[list[str], dict[str, int]]:
         """The nodes all of whose edges are cut, and those of which some are, with how many.
 
         Nothing is cut into `stop`. A group that can do without members is cut off itself only if

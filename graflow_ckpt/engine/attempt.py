@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any
 
 from graflow_ckpt.checkpoint.cells import check_storable, to_cell
@@ -50,7 +49,7 @@ class Attempt:
         self.values = values
         self.claim = claim
         self.got: dict[str, Got] = {}
-        self.defaults: dict[str, tuple[Any, bytes]] = {}  # given for what was not there, as they were
+        self.defaults: dict[str, list[tuple[Any, bytes]]] = {}  # given for what was not there, as they were
         self.written: dict[str, Any] = {}
         self.appends: list[Op] = []
         self.digests: dict[str, bytes] = {}  # live values on loan, as they were
@@ -80,6 +79,8 @@ class Attempt:
                 self.got[name] = Got(None, None, 0)
                 return self._default(name, default)
             return default
+        if found is None and (held := self._own_list(name, own, readonly)) is not None:
+            return held
         cell, version, items = found or (EMPTY_LIST, 0, ())
         if readonly:
             return self.look(name, (cell, version, (*items, *own)))
@@ -90,17 +91,47 @@ class Attempt:
         return value
 
     def _default(self, name: str, default: Any) -> Any:
-        """The default of this call, unless an earlier one was changed: then it counts as set."""
-        if name in self.defaults and self._default_changed(name):
-            return self.defaults[name][0]
-        if not is_atom(default):
-            with suppress(NotStorable):  # it need not be: only what is changed is kept
-                self.defaults[name] = (default, _mark(default))
-        return default
+        """The default of this call, unless the body has an equal one in hand, or one that it has changed."""
+        changed = self._changed_default(name)
+        if changed is not None:
+            return changed
+        if is_atom(default):
+            return default
+        try:
+            mark = _mark(default)
+        except NotStorable:  # it need not be: only what is changed is kept
+            return default
+        known = self.defaults.setdefault(name, [])
+        if all(value is not default for value, _ in known):
+            known.append((default, mark))
+        same = (v for v, m in known if m == mark and type(v) is type(default))
+        return next(same, default)
 
-    def _default_changed(self, name: str) -> bool:
-        default, mark = self.defaults[name]
-        return _mark(default, name) != mark
+    def _changed_default(self, name: str) -> Any:
+        """What the body has made of a default; None if it has left all of them alone."""
+        changed = [value for value, mark in self.defaults.get(name, ()) if _mark(value, name) != mark]
+        if len(changed) > 1:
+            raise NotStorable(
+                f"Task {self.claim.spec.task_id!r} got {name!r} several times with different defaults, and "
+                "changed more than one of them.",
+                hint="Get it once, or set the value.",
+                name=name,
+                task=self.claim.spec.task_id,
+            )
+        return changed[0] if changed else None
+
+    def _own_list(self, name: str, own: list[Cell], readonly: bool) -> list[Any] | None:
+        """A default that the body has in hand, with what it has appended: both are one list."""
+        value = self._changed_default(name)
+        if value is None and not readonly:
+            value = next((value for value, _ in self.defaults.get(name, ()) if isinstance(value, list)), None)
+        if value is None:
+            return None
+        whole = _list(name, value)
+        whole += [decode(item) if isinstance(item, bytes) else item.value for item in own]
+        self.appends = [op for op in self.appends if op[1] != name]
+        self.got[name] = Got(None, None, 0)
+        return whole
 
     def look(self, name: str, found: tuple[Cell, int, tuple[Cell, ...]]) -> Any:
         """A value that is not to be changed."""
@@ -158,13 +189,12 @@ class Attempt:
             _list(name, self.written[name]).append(item)
         elif known is not None and known.before is not None:
             _list(name, known.value).append(item)
-        elif name in self.defaults and self._default_changed(name):
-            _list(name, self.defaults[name][0]).append(item)
+        elif (changed := self._changed_default(name)) is not None:
+            _list(name, changed).append(item)
         else:
             found = self.values.read(name)
             if found is not None and not found[2] and not is_list(found[0]):
                 _list(name, from_cells(name, found[0], ()))
-            self.defaults.pop(name, None)
             self.got.pop(name, None)  # it was looked for and not there: an append still never conflicts
             self.appends.append(("append", name, cell))
 
@@ -202,9 +232,12 @@ class Attempt:
                 cell = self._cell(name, got.value)
                 if cell != got.before:
                     ops.append(("put", name, cell, got.version))
+        appended = {op[1] for op in self.appends}
         for name in self.defaults:
-            if name not in self.written and self._default_changed(name):
-                ops.append(("put", name, self._cell(name, self.defaults[name][0]), 0))
+            changed = None if name in self.written else self._changed_default(name)
+            if changed is not None:
+                value = _list(name, changed) if name in appended else changed
+                ops.append(("put", name, self._cell(name, value), 0))
         for name, value in self.written.items():
             known = self.got.get(name)
             ops.append(("put", name, self._cell(name, value), -1 if known is None else known.version))

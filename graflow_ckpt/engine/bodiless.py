@@ -2,6 +2,7 @@
 
 pass    a group is through: its successors are told
 skip    a task that is not taken: what only it leads to is not taken either
+jump    a join that is not taken, because branches jump past it: the session continues where they jump to
 lost    a group with too few successes: it fails, like a body that raises
 again   a group that had failed the session, which goes on: it waits for its lost members once more
 doubt   its worker died while it ran: its task says what then, or somebody who was asked

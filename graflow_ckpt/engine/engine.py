@@ -175,7 +175,7 @@ class _Execution:
             state.starts = starts
             routes = self.graph.routes
             ops: list[Op] = [("clear",), ("reopen", epoch, state.max_steps)]
-            return ops + [routes[name].enqueue() for name in starts]
+            return ops + [routes[name].enqueue() for name in self.graph.starts]
         return self._resume(epoch)
 
     def _move_in(self, fresh: bool) -> None:

@@ -89,7 +89,7 @@ class Client:
             parcels.make(graph, settings.workflow, _manner(settings), program_file(), given=inputs)
         )
         ops: list[Op] = [("put", name, cell, -1) for name, cell in cells.items()]
-        ops += [graph.routes[name].enqueue() for name in starts]
+        ops += [graph.routes[name].enqueue() for name in graph.starts]
         asks = {n: o for n, r in graph.routes.items() if (o := r.options.on_interrupted) != "rerun"}
         facts = {
             "workflow": settings.workflow,

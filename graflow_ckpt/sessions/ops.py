@@ -113,6 +113,7 @@ _MAKE: dict[str, Callable[[Op, Cells], Sequence[Arg]]] = {
     "later": _later,
     "arrive": _arrive,
     "expect": lambda op, cells: ("X", *op[1:]),
+    "toward": lambda op, cells: ("J", *op[1:]),
     "skipped": lambda op, cells: ("S", op[1]),
     "status": lambda op, cells: ("T", op[1], _text(op[2])),
     "task": lambda op, cells: ("M", op[1], cells.seal(op[2], f"task {op[1]}")),

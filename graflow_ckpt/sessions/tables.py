@@ -129,8 +129,10 @@ def _keep(state: SessionState, raw: bytes, cells: Cells) -> TaskSpec:
 
 def _tasks(state: SessionState, tables: Mapping[str, Any], cells: Cells) -> None:
     for name, raw in tables["g"]:
-        size, need, arrived, ok, fired = map(int, raw.split())
-        state.gates[name.decode()] = Gate(size, need, arrived, ok, bool(fired))
+        size, need, arrived, ok, fired = raw.split(b" ", 4)
+        state.gates[name.decode()] = Gate(
+            int(size), int(need), int(arrived), int(ok), fired[:1] == b"1", fired[1:].decode()
+        )
     state.completed = {name.decode(): int(step) for name, step in tables["done"]}
     state.skipped = {name.decode(): int(step) for name, step in tables["sk"]}
     state.passed = {name.decode(): int(step) for name, step in tables["pa"]}
@@ -257,7 +259,7 @@ def _as_tables(
             k: b"%d\x1e%d\x1e%b%b" % (at, len(error.encode()), error.encode(), raw[k])
             for at, (k, error) in enumerate(state.dead.items())
         },
-        "g": {name: " ".join(map(str, gate.facts())) for name, gate in state.gates.items()},
+        "g": {name: " ".join(map(str, gate.facts()[:5])) + gate.toward for name, gate in state.gates.items()},
         "sk": dict(state.skipped),
         "pa": dict(state.passed),
         "er": {name: ("r" if name in retried else "f") + error for name, error in state.errors.items()},

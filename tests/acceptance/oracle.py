@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
@@ -38,7 +39,7 @@ class End:
 
 class Spec(NamedTuple):
     task: str
-    how: str  # "run", "pass", "skip", "lost", "again" (lost, and mended since)
+    how: str  # "run", "pass", "skip", "jump", "lost", "again" (lost, and mended since)
     data: Any
     cycle: int
     tries: int = 0
@@ -51,6 +52,7 @@ class Gate:
     ok: int = 0
     fired: bool = False
     need: int | None = None  # of a group that waits again; else as its policy has it
+    jumps: list[str] = field(default_factory=list)  # where branches jump to, past it
 
 
 class TooLong(Exception):
@@ -119,6 +121,10 @@ class Oracle:
             self.features["skipped at a join"] += 1
             self.end.skipped.add(spec.task)
             self._skip(spec.task, set(), failure=False)
+        elif spec.how == "jump":
+            self.features["all branches of a join jump past it"] += 1
+            self.end.skipped.add(spec.task)
+            self._goto(spec.task, spec.data)
         else:
             self.features[f"group passes: {self.graph.groups[spec.task].policy}"] += 1
             self.passed.add(spec.task)
@@ -181,12 +187,16 @@ class Oracle:
             self.features["late arrival absorbed"] += 1
         elif full or enough:
             gate.fired = True
-            if policy == "all":
+            if gate.jumps and gate.ok < (need or 1 if policy == "least" else 1):
+                self._enqueue(task, tuple(gate.jumps), how="jump")
+                how = ""
+            elif policy == "all":
                 how = "run" if gate.ok else "skip"
                 self.features["join fires"] += group is None
             else:
                 how = "run" if enough or policy == "best" else "lost"
-            self._enqueue(task, how=how)
+            if how:
+                self._enqueue(task, how=how)
         if full:
             del self.gates[task]
 
@@ -234,24 +244,80 @@ class Oracle:
                 self.features["join beside a way back"] += 1
                 self._gate(join).size += fed - missing
 
-    def _goto(self, task: str, target: str) -> None:
+    def _goto(self, task: str, targets: Sequence[str]) -> None:
         graph = self.graph
-        if target in graph.before and graph.leads_to(target, task):
-            self.features["goto back"] += 1
-            self._walk_again(task, target)
-            self._enqueue(target)
+        if all(target in graph.before and graph.leads_to(target, task) for target in targets):
+            for target in targets:
+                self.features["goto back"] += 1
+                self._walk_again(task, target)
+                self._enqueue(target)
             return
-        descendant = task in graph.forward and graph.leads_to(task, target)
-        cut = self._skip(task, {target}, failure=False)
+        cut = graph.cut_off(task, set(targets), failure=False)
+        self.end.skipped |= cut
+        self.features["cut off"] += len(cut)
+        owed = {n: ways for n, ways in self._met(task, cut, set(targets)).items() if n not in cut}
+        runs = [self._go_elsewhere(task, target, cut, owed) for target in targets]
+        for name, ways in owed.items():
+            for _ in range(ways):
+                self.features["skip arrives at a join"] += 1
+                self._arrive(name, 0)
+        for target, arrivals in zip(targets, runs, strict=True):
+            for number in range(arrivals):
+                self._arrive(target, int(number == 0))
+            if arrivals == 0:
+                self._enqueue(target)
+
+    def _go_elsewhere(self, task: str, target: str, cut: set[str], owed: dict[str, int]) -> int:
+        """How often the target is arrived at; 0 if it runs at once, -1 if the joins before it decide."""
+        graph = self.graph
         ways = graph.before.get(target, [])
         closed = sum(1 for way in ways if way == task or way in cut)
-        self.features["goto forward" if descendant else "goto aside"] += 1
-        if descendant and self._waits(target) and 0 < closed < len(ways):
+        past = [name for name in owed if not closed and graph.leads_to(name, target)]
+        if self._waits(target) and 0 < closed < len(ways):
             self.features["goto joins other branches"] += 1
-            for number in range(closed):
-                self._arrive(target, int(number == 0))
-        else:
-            self._enqueue(target)
+            return closed
+        if past:
+            self.features["goto past a join that others feed"] += 1
+            for name in past:
+                gate = self._gate(name)
+                gate.jumps += [] if target in gate.jumps else [target]
+            return -1
+        if not closed and self._is_live(target) and not graph.leads_to(target, task):
+            self.features["goto into another branch"] += 1
+            for name, ways_in in self._first_joins(target).items():
+                own = min(ways_in, owed.get(name, 0))
+                if own:
+                    owed[name] -= own
+                self._gate(name).size += ways_in - own
+        return 0
+
+    def _is_live(self, task: str) -> bool:
+        return task in self.graph.before and self.graph.leads_to(self.program.start, task)
+
+    def _first_joins(self, task: str) -> dict[str, int]:
+        """The joins that a run of this task arrives at, and how often."""
+        met: dict[str, int] = {}
+        walk = [task]
+        while walk:
+            for target in self.graph.forward.get(walk.pop(), ()):
+                if self._waits(target):
+                    met[target] = met.get(target, 0) + 1
+                else:
+                    walk.append(target)
+        return met
+
+    def _cannot_go(self, task: str, target: str) -> bool:
+        """The target is in another branch, before a join that does not wait for this one."""
+        graph = self.graph
+        if not self._is_live(target) or graph.leads_to(target, task) or task not in graph.before:
+            return False
+        cut = graph.cut_off(task, {target}, failure=False)
+        if any(way == task or way in cut for way in graph.before[target]):
+            return False
+        owed = [n for n in self._met(task, cut, {target}) if n not in cut]
+        if any(graph.leads_to(name, target) for name in owed):
+            return False
+        return any(not graph.leads_to(task, join) for join in self._first_joins(target))
 
     # --- one execution -----------------------------------------------------------------
 
@@ -267,7 +333,9 @@ class Oracle:
         asks = body.asks(spec.cycle)
         before = self.rng.getstate()
         written, result = self._interpret(body, spec)
-        if (body.broken and not self.mended) or spec.tries < body.flaky:
+        refused = asks[0] == "goto" and self._cannot_go(spec.task, asks[1])
+        self.features["goto into another branch is refused"] += refused
+        if (body.broken and not self.mended) or spec.tries < body.flaky or refused:
             self.features["attempt fails"] += 1
             if spec.tries < body.retries:
                 self.features["retry"] += 1
@@ -307,7 +375,7 @@ class Oracle:
             self.features["next_iteration with data"] += 1
             self._enqueue(task, asks[1])
         elif verb == "goto":
-            self._goto(task, asks[1])
+            self._goto(task, [asks[1]])
         elif verb == "make goto":
             self.features["dynamic task instead of the successors"] += 1
             self._skip(task, set(), failure=False)

@@ -21,6 +21,8 @@ def _fork(policy: str, need: int, *members: tuple[Part, ...], name: str = "g") -
 
 
 ADDS = {"ops": (("add", "sum", 3),)}
+OWN_JOIN = _fork("all", 0, ("b", "d"), ("c", "d"), ("e",))
+BOTH = _fork("all", 0, ("l",), ("r",))
 NEVER_FULL = _fork("least", 2, ("a",), ("b",))
 FOUR = _fork("all", 0, ("a",), ("b",), ("c",), ("d",))
 FULL_EARLY = _fork("least", 1, ("a",), ("b", "c"))
@@ -36,6 +38,24 @@ RARE = (
         "slrjza", ("s", "l", "j", "z"), ("s", "r", "j"),
         l={"visits": (("goto", "a"),)}, r={"visits": (("goto", "a"),)},
     ),
+    # a goto past a join that the other branch feeds: from one branch, from both, under another group
+    _program("slrmj", ("s", BOTH, "m", "j"), l={"visits": (("goto", "j"),)}),
+    _program("slrmj", ("s", BOTH, "m", "j"), l={"visits": (("goto", "j"),)}, r={"visits": (("goto", "j"),)}),
+    _program("slrj", ("s", BOTH, "j"), l={"visits": (("goto", "j"),)}),
+    _program(
+        "slrqmj", ("s", _fork("all", 0, (BOTH,), ("q",), name="h"), "m", "j"),
+        l={"visits": (("goto", "j"),)}, r={"visits": (("goto", "j"),)},
+    ),
+    _program(
+        "slrmj", ("s", _fork("least", 2, ("l",), ("r",)), "m", "j"), l={"visits": (("goto", "j"),)},
+    ),
+    # a goto into another branch, before and after that has run, and where a join of its own forbids it
+    _program("sbcdej", ("s", _fork("all", 0, ("b", "c", "d"), ("e",)), "j"), e={"visits": (("goto", "d"),)}),
+    _program(
+        "sbcej", ("s", _fork("all", 0, ("b",), ("c", "e")), "j"),
+        s={"visits": (("goto", "b"),)}, b={"visits": (("goto", "c"),)},
+    ),
+    _program("sbcdej", ("s", OWN_JOIN, "j"), e={"visits": (("goto", "b"),)}),
     # a group that can not get enough members any more, also when the program has been mended
     _program("sabz", ("s", NEVER_FULL, "z"), a={"broken": True}),
     _program("sabcz", ("s", FULL_EARLY, "z")),

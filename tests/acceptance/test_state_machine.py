@@ -147,6 +147,8 @@ OCCUR = (
     "late arrival absorbed", "join fires", "cut off", "skip arrives at a join", "skipped at a join",
     "loop edge taken", "next_iteration with data", "next_task with data", "max_cycles exceeded",
     "goto forward", "goto aside", "goto back", "goto joins other branches", "join beside a way back",
+    "goto past a join that others feed", "all branches of a join jump past it", "goto into another branch",
+    "goto into another branch is refused",
     "dynamic task", "dynamic task before a successor", "dynamic task instead of the successors",
     "attempt fails", "retry", "lost, the session goes on", "paused by a failure, mended, resumed",
     "terminate with work left", "status completed", "status failed", "status stalled", "status cancelled",

@@ -11,7 +11,7 @@ end
 local function waiting()
   local names, all = {}, call('HGETALL', P .. 'g')
   for n = 1, #all, 2 do
-    if sub(all[n + 1], -1) == '0' then names[#names + 1] = all[n] end
+    if match(all[n + 1], '^%S+ %S+ %S+ %S+ 0') then names[#names + 1] = all[n] end
   end
   table.sort(names)
   return names

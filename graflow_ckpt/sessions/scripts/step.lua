@@ -172,19 +172,20 @@ while i <= #ARGV do
   elseif op == 'R' then -- an in-edge is through: task ok size need priority retries queue how
     local task = ARGV[i + 1]
     local g = call('HGET', P .. 'g', task)
-    local size, need, arrived, oks, fired = ARGV[i + 3], ARGV[i + 4], 0, 0, '0'
-    if g then size, need, arrived, oks, fired = match(g, '^(%S+) (%S+) (%S+) (%S+) (%S+)$') end
+    local size, need, arrived, oks, fired, toward = ARGV[i + 3], ARGV[i + 4], 0, 0, '0', ''
+    if g then size, need, arrived, oks, fired, toward = match(g, '^(%S+) (%S+) (%S+) (%S+) ([01])(.*)$') end
     size, need, arrived, oks = tonumber(size), tonumber(need), arrived + 1, oks + ARGV[i + 2]
     local full, how = arrived >= size, ARGV[i + 8]
     if fired == '0' and (full or (need > 0 and need <= oks)) then
       fired = '1'
-      if need == 0 and oks == 0 then how = 'skip' elseif oks < need then how = 'lost' end
+      if toward ~= '' and oks < math.max(1, need) then how = 'jump' .. toward
+      elseif need == 0 and oks == 0 then how = 'skip' elseif oks < need then how = 'lost' end
       enqueue(task, '', ARGV[i + 5], ARGV[i + 6], ARGV[i + 7], how)
     end
     if full then
       call('HDEL', P .. 'g', task)
     else
-      call('HSET', P .. 'g', task, size .. ' ' .. need .. ' ' .. arrived .. ' ' .. oks .. ' ' .. fired)
+      call('HSET', P .. 'g', task, size .. ' ' .. need .. ' ' .. arrived .. ' ' .. oks .. ' ' .. fired .. toward)
     end
     i = i + 9
   elseif op == 'P' then -- put: name cell
@@ -238,6 +239,12 @@ while i <= #ARGV do
     local size, rest = ARGV[i + 3], ' ' .. ARGV[i + 4] .. ' 0 0 0'
     if g then size, rest = match(g, '^(%S+)(.*)$') end
     call('HSET', P .. 'g', ARGV[i + 1], (size + ARGV[i + 2]) .. rest)
+    i = i + 5
+  elseif op == 'J' then -- a branch jumps past the join: task target size need
+    local g = call('HGET', P .. 'g', ARGV[i + 1]) or (ARGV[i + 3] .. ' ' .. ARGV[i + 4] .. ' 0 0 0')
+    local to = '\30' .. ARGV[i + 2]
+    if not find(g .. '\30', to .. '\30', 1, true) then g = g .. to end
+    call('HSET', P .. 'g', ARGV[i + 1], g)
     i = i + 5
   elseif op == 'S' then -- cut off: task
     mark()

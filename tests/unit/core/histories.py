@@ -39,7 +39,7 @@ def histories(draw: st.DrawFn, most: int = 15) -> list[Record]:
 @st.composite
 def transitions(draw: st.DrawFn, state: SessionState, now: float) -> list[Op]:
     """One transition that the state as it is takes."""
-    kinds = ["enqueue", "enqueue", "arrive", "claim", "put", "append", "expect", "status", "other"]
+    kinds = ["enqueue", "enqueue", "arrive", "claim", "put", "append", "expect", "toward", "status", "other"]
     if state.claimed:
         kinds += ["end"] * 6 + ["release"]
     ops: list[Op] = []
@@ -101,6 +101,8 @@ def _plain_op(kind: str, state: SessionState) -> st.SearchStrategy[Op]:
             )
         case "expect":
             return task.map(lambda name: ("expect", name, 1, *SIZES[name]))
+        case "toward":
+            return st.tuples(task, task).map(lambda a: ("toward", *a, *SIZES[a[0]]))
         case "claim":
             return st.integers(0, 3).map(lambda limit: ("claim", limit))
         case "status":

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.decide import decide, pass_on
+from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.facts import (
     NO_DATA,
     Cancelled,
@@ -28,6 +29,7 @@ from graflow_ckpt.core.facts import (
     Spawned,
     TaskSpec,
 )
+from graflow_ckpt.core.gate import JUMP
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import All, AtLeast, BestEffort, Group, GroupPolicy, Options, Task
@@ -84,7 +86,7 @@ class Walk:
 
     def _ops(self, claim: Claim) -> list[Op]:
         name = claim.spec.task_id
-        if claim.spec.execution_strategy in ("pass", "skip"):
+        if claim.spec.execution_strategy in ("pass", "skip") or JUMP in claim.spec.execution_strategy:
             return pass_on(self.graph, claim)
         outcomes = self.script.get(name)
         outcome = outcomes.pop(0) if outcomes else OK
@@ -269,6 +271,88 @@ def test_goto_elsewhere_tells_the_join_that_its_branch_does_not_come() -> None:
 
 def test_goto_to_two_tasks_runs_both() -> None:
     assert sorted(ran(graph_of("ab", "x", "y"), a=[goto("x", "y")])) == ["a", "x", "y"]
+
+
+# --- goto and joins that others feed ---------------------------------------------------
+
+ORDERS = st.randoms(use_true_random=False)
+
+
+def order_of(random: object) -> Callable[[int], int]:
+    return lambda n: random.randrange(n)  # type: ignore[attr-defined,no-any-return]
+
+
+@given(ORDERS, st.sampled_from(["l", "r"]))
+def test_goto_out_of_a_group_to_what_follows_it_waits_for_the_other_members(random: object, who: str) -> None:
+    graph = graph_of("sl", "sr", "gj", starts="s", g=(All(), "lr"))
+
+    done = Walk(graph, **{who: [goto("j")]}).go(order_of(random))
+
+    assert (sorted(done.ran), done.ran[-1], done.state.status) == (list("jlrs"), "j", "completed")
+
+
+@given(ORDERS)
+def test_goto_past_what_follows_a_group_is_joined_by_the_members_that_go_there(random: object) -> None:
+    graph = graph_of("sl", "sr", "gmj", starts="s", g=(All(), "lr"))
+
+    done = Walk(graph, l=[goto("j")]).go(order_of(random))
+
+    assert (sorted(done.ran), done.ran[-2:], done.state.status) == (list("jlmrs"), ["m", "j"], "completed")
+
+
+@given(ORDERS)
+@pytest.mark.parametrize("policy", [All(), BestEffort(), AtLeast(1), AtLeast(2)])
+def test_goto_of_all_members_past_what_follows_their_group_runs_the_target_alone_and_once(
+    policy: GroupPolicy, random: object
+) -> None:
+    graph = graph_of("sl", "sr", "gmj", starts="s", g=(policy, "lr"))
+
+    done = Walk(graph, l=[goto("j")], r=[goto("j")]).go(order_of(random))
+
+    assert (sorted(done.ran), done.ran[-1], done.state.status) == (list("jlrs"), "j", "completed")
+    assert {"g", "m"} <= done.state.skipped.keys()
+
+
+def test_goto_of_members_to_different_tasks_past_their_group_runs_both() -> None:
+    graph = graph_of("sl", "sr", "gmjk", starts="s", g=(All(), "lr"))
+
+    done = walk(graph, l=[goto("j")], r=[goto("k")])
+
+    assert done.state.status == "completed"
+    assert sorted(done.ran)[:2] == ["j", "k"]
+    assert "m" not in done.ran
+
+
+def test_goto_past_a_join_that_others_feed_takes_no_data() -> None:
+    graph = graph_of("sl", "sr", "gmj", starts="s", g=(All(), "lr"))
+
+    with pytest.raises(GraphError, match=r"'j', goto=True\): other branches of 'g' lead to 'j'"):
+        walk(graph, l=[goto("j", data=b"\x05")])
+
+
+@given(ORDERS)
+def test_goto_into_another_branch_runs_the_target_for_both_and_their_join_once(random: object) -> None:
+    graph = graph_of("sbcd", "se", "gj", starts="s", g=(All(), "de"))
+
+    done = Walk(graph, e=[goto("c")]).go(order_of(random))
+
+    assert sorted(done.ran) == list("bccddejs")
+    assert (done.ran[-1], done.state.status, done.state.gates) == ("j", "completed", {})
+
+
+def test_goto_from_the_branch_that_was_taken_to_the_one_that_was_not() -> None:
+    graph = graph_of("sb", "sc", "gj", starts="s", g=(All(), "bc"))
+
+    done = walk(graph, s=[goto("b")], b=[goto("c")])
+
+    assert ("".join(done.ran), done.state.status) == ("sbcj", "completed")
+
+
+def test_goto_into_another_branch_above_a_join_of_its_own_is_refused() -> None:
+    graph = graph_of("sbxd", "scxd", "se", "gj", starts="s", g=(All(), "de"))
+
+    with pytest.raises(GraphError, match=r"'e' cannot go to 'b'.*before the join 'x'"):
+        walk(graph, e=[goto("b")])
 
 
 # --- skipped ---------------------------------------------------------------------------

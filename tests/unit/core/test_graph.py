@@ -286,6 +286,22 @@ def cut_off(graph: TaskGraph, name: str, stop: str = "", groups: bool = True) ->
     return cut, [op[1] for op in ops if op[0] == "arrive"]
 
 
+def test_a_start_at_a_group_is_a_start_at_what_its_members_begin_with() -> None:
+    graph = TaskGraph()
+    for name in "sabcxyz":
+        graph.add(Task(name, len))
+    graph.add(Group("inner", All(), ("b", "x"), frozenset("bx")))
+    graph.add(Group("g", All(), ("c", "z"), frozenset("abxcyz")))
+    for edge in ("sa", "sy", "ab", "ax", "yz", "zy"):
+        graph.add_edge(*edge)
+    for source, target in (("b", "inner"), ("x", "inner"), ("inner", "c"), ("c", "g"), ("z", "g")):
+        graph.add_edge(source, target)
+
+    graph.compile(["g"])
+
+    assert graph.starts == ("a", "y")
+
+
 def test_what_only_follows_a_node_is_cut_off_with_it() -> None:
     assert cut_off(graph_of("ab", "bc"), "a") == ({"b", "c"}, [])
 

@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from graflow_ckpt.checkpoint.cells import check_storable
 from graflow_ckpt.core.errors import Fenced, NotStorable, WriteConflict
@@ -203,6 +205,60 @@ def test_an_append_to_a_changed_default_extends_it(session: MemorySession) -> No
     commit(session, one)
 
     assert channel(session).get("x") == [1, 2]
+
+
+Step = tuple[str, int]
+STEPS: st.SearchStrategy[list[Step]] = st.lists(
+    st.tuples(st.sampled_from(["get", "append", "change first", "change last", "look"]), st.integers(0, 9)),
+    max_size=8,
+)
+
+
+@example([("get", 0), ("append", 1), ("change first", 2)])
+@example([("get", 0), ("get", 0), ("change first", 1)])
+@example([("get", 0), ("append", 1), ("look", 0), ("change first", 2), ("look", 0)])
+@example([("get", 0), ("append", 1), ("get", 0), ("change first", 2), ("append", 3)])
+@given(STEPS)
+def test_nothing_is_lost_of_what_is_appended_to_a_default_and_to_its_name(steps: list[Step]) -> None:
+    session = MemorySession(SessionState("s"))
+    one = attempt(session)
+    held: list[list[int]] = []
+    added: list[int] = []
+
+    for number, (step, _) in enumerate(steps):
+        if step == "get":
+            held.append(one.get("x", [], False))
+        elif step == "append":
+            one.append("x", number)
+            added.append(number)
+        elif step.startswith("change") and held:
+            held[0 if step == "change first" else -1].append(number)
+            added.append(number)
+        elif step == "look":
+            assert sorted(one.get("x", [], True)) == sorted(added)
+    commit(session, one)
+
+    assert sorted(channel(session).get("x", [])) == sorted(added)
+
+
+def test_two_different_defaults_that_are_both_changed_are_refused(session: MemorySession) -> None:
+    one = attempt(session)
+    first, second = one.get("x", [], False), one.get("x", {"n": 1}, False)
+    first.append(1)
+    second["n"] = 2
+
+    with pytest.raises(NotStorable, match="'a' got 'x' several times with different defaults"):
+        one.effects()
+
+
+def test_a_default_that_is_no_list_and_was_changed_takes_no_appends(session: MemorySession) -> None:
+    one = attempt(session)
+    default = one.get("x", {}, False)
+    one.append("x", 1)
+    default["n"] = 2
+
+    with pytest.raises(TypeError, match="'x' is a dict"):
+        one.effects()
 
 
 def test_a_set_takes_the_place_of_a_changed_default(session: MemorySession) -> None:

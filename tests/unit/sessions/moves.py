@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeVar
 from hypothesis import strategies as st
 
 from graflow_ckpt.core.facts import RESULT, Op
+from graflow_ckpt.core.gate import JUMP
 from graflow_ckpt.core.state import SessionState
 
 T = TypeVar("T")
@@ -28,7 +29,10 @@ SIZES = {"a": (2, 0), "b": (3, -1), "c": (3, 2), "d|1,2": (1, 0), "über ☂": (
 """Of the gates: size and need."""
 
 _PLAIN = ["enqueue"] * 4 + ["arrive"] * 3 + ["later", "put", "append", "expect", "claim", "status"]
-_RARE = ["skipped", "again", "again", "absorb", "clear", "rng", "task", "reopen", "cap", "status", "answer"]
+_RARE = [
+    "skipped", "again", "again", "absorb", "clear", "rng", "task", "reopen", "cap", "status", "answer",
+    "toward", "toward", "toward", "toward",
+]  # fmt: skip
 _BACK = ["release", "doubt", "quarantine", "answer"]
 
 
@@ -148,6 +152,8 @@ def _op(choose: Chooser, kind: str, state: SessionState, now: float) -> Op:
             return (kind, task, one([0, 1, 1]), *SIZES[task], one([0, 5]), 2, one(QUEUES), how)
         case "expect":
             return (kind, task, one([1, 2]), *SIZES[task])
+        case "toward":
+            return (kind, task, one(TASKS[:2]), *SIZES[task])
         case "claim":
             return (kind, one([0, 1, 2, 3]))
         case "cap":
@@ -203,22 +209,26 @@ def tags(before: dict[str, Any], ops: Sequence[Op], after: SessionState, claims:
         and not after.delayed
     ):
         found.append("promoted")
-    hows = {spec.execution_strategy for key, spec in after.specs.items() if key >= before["next_key"]}
+    hows = {
+        spec.execution_strategy.split(JUMP)[0]
+        for key, spec in after.specs.items()
+        if key >= before["next_key"]
+    }
     found += [f"how {how}" for how in hows]
     return found
 
 
 EVERY = [
     "end completed", "end retry", "end failed", "end lost", "end passed", "end skipped", "end dropped",
-    "enqueue", "later", "arrive", "put", "append", "expect", "claim", "cap", "skipped", "again",
+    "enqueue", "later", "arrive", "put", "append", "expect", "toward", "claim", "cap", "skipped", "again",
     "absorb", "clear", "rng", "task", "reopen", "release", "doubt", "quarantine", "answer", "status closing",
     "status failing", "status cancelled", "status paused", "status running", "running -> completed",
     "running -> stopped", "running -> stalled", "running -> closing", "running -> failing",
     "running -> paused", "running -> cancelled", "running -> failed", "closing -> completed",
     "failing -> failed", "paused -> running", "completed -> running", "stalled -> running",
     "stopped -> running", "failed -> running", "handed out", "held back by the cap",
-    "held back by max_steps", "promoted", "how direct", "how pass", "how skip", "how lost", "sent again",
-    "too late", "Fenced", "WriteConflict",
+    "held back by max_steps", "promoted", "how direct", "how pass", "how skip", "how jump", "how lost",
+    "sent again", "too late", "Fenced", "WriteConflict",
     "another's claim given back", "robbed", "reaped", "rewritten",
 ]  # fmt: skip
 """What has to have happened in enough moves."""

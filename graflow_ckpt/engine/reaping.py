@@ -18,7 +18,7 @@ from graflow_ckpt.engine.run import CRASH_BUDGET
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.processes import is_gone
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.layout import head_of, keys_of
 from graflow_ckpt.sessions.ops import Cells, spec_of
 from graflow_ckpt.sessions.redis import PATIENCE, RedisSession
 
@@ -99,6 +99,7 @@ def owner_of(record: bytes) -> Owner | None:
 def held(link: RedisLink, session: str, token: str, cells: Cells) -> list[TaskSpec]:
     """What a token has claimed, the latest first: so that they are released into their old order."""
     client: Any = link.client
+    head_of(client, link.address, session)  # of an unknown format: nothing in it can be read
     fields: dict[bytes, bytes] = client.hgetall(f"{keys_of(session)}c")
     mine = []
     for record in (record for field, record in fields.items() if field.isdigit()):

@@ -33,7 +33,7 @@ from graflow_ckpt.links.addresses import URL_VARIABLE
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.processes import named
 from graflow_ckpt.links.redis import RedisLink, open_link
-from graflow_ckpt.sessions.layout import CREATE, keys_of
+from graflow_ckpt.sessions.layout import CREATE, head_of, keys_of
 from graflow_ckpt.sessions.names import check_names
 from graflow_ckpt.sessions.shared import SharedTables
 from graflow_ckpt.sessions.tables import parse_line
@@ -98,8 +98,7 @@ class SharedContext(ExecutionContext):
 
     def line(self) -> dict[str, str]:
         """Its counters, as of now."""
-        with translated(self.link.address):
-            line = self._client.hget(f"{self._prefix}c", "c")
+        line = head_of(self._client, self.link.address, self.session_id)
         if line is None:
             raise NoSession(
                 f"There is no session {self.session_id} at {self.link.address}.", session=self.session_id

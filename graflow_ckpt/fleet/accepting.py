@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from operator import index
 from typing import Any, Literal, SupportsIndex, get_args
 
@@ -35,7 +34,7 @@ from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, owner_from
 from graflow_ckpt.links.processes import is_gone, myself
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import CREATE, keys_of, wrong_keys
+from graflow_ckpt.sessions.layout import CREATE, keys_of, source, wrong_keys
 from graflow_ckpt.sessions.names import PRIORITIES
 from graflow_ckpt.sessions.ops import SMALL
 from graflow_ckpt.sessions.redis import RedisSession
@@ -103,8 +102,7 @@ class Acceptance:
     def __init__(self, link: RedisLink) -> None:
         self._link = link
         self._create = link.script(CREATE)
-        script = files("graflow_ckpt.fleet") / "scripts" / "discard.lua"
-        self._discard = link.script(script.read_text(encoding="utf-8"))
+        self._discard = link.script(source("discard", "graflow_ckpt.fleet"))
         self._known_as: tuple[int, str] = (0, "")
 
     def accept(self, draft: Draft, cells: SealedCells, on_emitted: Any) -> bool:

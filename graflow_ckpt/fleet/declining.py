@@ -14,7 +14,6 @@ import logging
 import os
 import platform
 from collections.abc import Sequence
-from importlib.resources import files
 from time import monotonic
 from typing import Any
 
@@ -26,7 +25,7 @@ from graflow_ckpt.fleet.lists import ACTIVE
 from graflow_ckpt.fleet.reaping import OPAQUE
 from graflow_ckpt.fleet.status import ENDED
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.layout import head_of, keys_of, source
 from graflow_ckpt.sessions.redis import RedisSession
 from graflow_ckpt.sessions.tables import parse_line, read_state
 
@@ -52,13 +51,12 @@ class Declining:
         self._link = link
         self._patience = patience
         self._who = f"{platform.node()}/{os.getpid()}"  # a worker's own; its children go by that, too
-        script = files("graflow_ckpt.fleet") / "scripts" / "decline.lua"
-        self._decline = link.script(script.read_text(encoding="utf-8"))
+        self._decline = link.script(source("decline", "graflow_ckpt.fleet"))
         self._said: dict[str, float] = {}
 
     def decline(self, session: RedisSession, error: Exception, ops: Sequence[Op] = ()) -> None:
         """Give the token back, with these ops; `error` says what is lacking here."""
-        self._say(session.id, error)
+        self.say(session.id, error)
         host, why = platform.node(), _sentence(error)
         key = f"{keys_of(session.id)}c"
         args = (session.token, self._who, host, why, int(self._patience * 1000), "", SHORTEST, LONGEST)
@@ -83,7 +81,8 @@ class Declining:
                 client.zadd(tokens, made, xx=True)
             client.zadd(ACTIVE, {session.id: until}, xx=True)
 
-    def _say(self, session: str, error: Exception) -> None:
+    def say(self, session: str, error: Exception) -> None:
+        """Log that a session is left to others, by name."""
         if monotonic() > self._said.get(session, 0.0):  # it may come by every moment
             if len(self._said) > _MANY:
                 self._said.clear()
@@ -129,7 +128,7 @@ def declined(link: RedisLink, session: str) -> dict[str, str]:
     key, line = f"{keys_of(session)}h", f"{keys_of(session)}c"
     with asked(link, **{key: "hash", line: "hash"}):
         client: Any = link.client
-        counters, cold = client.pipeline(transaction=False).hget(line, "c").hgetall(key).execute()
+        counters, cold = head_of(client, link.address, session), client.hgetall(key)
     if counters is None or parse_line(counters)["status"] in ENDED or b"declined" not in cold:
         return {}
     found = {name.decode(): why.decode(errors="replace") for name, why in cold.items()}

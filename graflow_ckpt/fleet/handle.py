@@ -32,7 +32,7 @@ from graflow_ckpt.fleet.failures import Failure, failures
 from graflow_ckpt.fleet.following import Changes, Progress, completions
 from graflow_ckpt.fleet.programs import check_proof
 from graflow_ckpt.fleet.status import Status, read
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.layout import head_of, keys_of
 from graflow_ckpt.sessions.redis import RedisSession
 from graflow_ckpt.sessions.tables import read_state
 
@@ -312,6 +312,7 @@ class Handle:
 
     def purge(self) -> None:
         """Take away all that is kept of it."""
+        head_of(self._redis, self._link.address, self.session)  # nothing is taken away of an unknown format
         with asked(self._link):
             self._redis.delete(f"{self._prefix}c")  # from here on nobody can add to the others
             keys = list(self._redis.scan_iter(match=f"{self._prefix.replace('[', '?')}*", count=1000))

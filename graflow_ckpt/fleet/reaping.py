@@ -143,7 +143,7 @@ def _count_fall(link: RedisLink, session: str, token: str, why: str) -> None:
     prefix = keys_of(session)
     client: Any = link.client
     with translated(link.address):
-        if not client.hexists(f"{prefix}own", token) or held(link, session, token, OPAQUE):
+        if held(link, session, token, OPAQUE) or not client.hexists(f"{prefix}own", token):
             return
         falls = int(client.hincrby(f"{prefix}h", FALLS, 1))
     if falls >= CRASH_BUDGET:

@@ -23,6 +23,7 @@ from graflow_ckpt.core.errors import (
     Fenced,
     GraflowError,
     NoSession,
+    SchemaUnsupported,
     ServerError,
     ServerGone,
     SessionError,
@@ -92,6 +93,8 @@ class Worker:
         self.note(session, token)
         try:
             self._run(session, token)
+        except SchemaUnsupported as error:  # its token stays, for a worker that knows its format
+            self.declining.say(session, error)
         except (Fenced, NoSession) as error:
             log.info("slice %s of session %s: %s", token, session, error, extra=facts)
         except GraflowError as error:

@@ -7,16 +7,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from graflow_ckpt.core.errors import SchemaUnsupported
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.layout import keys_of, whole
 from graflow_ckpt.sessions.tables import parse_line
+
+UNKNOWN = "unknown"
+"""The status of a session whose format this version does not know."""
 
 ENDED = frozenset({"completed", "failed", "cancelled", "stopped", "stalled"})
 
 _FACTS = ("workflow", "reason", "created", "ended", "cut_path", "calls", "tasks")
 _COUNTS = """
 local P = string.sub(KEYS[1], 1, -2)
-local line = redis.call('HGET', KEYS[1], 'c')
+--KNOWN--
 if not line then return {} end
 local function size(command, name) return redis.call(command, P .. name) end
 local queues = string.match(line, '^' .. string.rep('[^|]*|', 9) .. '([^|]*)|')
@@ -72,16 +76,28 @@ class Status:
 
 def read(link: RedisLink, session: str) -> Status | None:
     """One session; None if there is none."""
-    return next(read_all(link, [session]), None)
+    reply = link.script(whole(_COUNTS))([f"{keys_of(session)}c"], _FACTS)
+    return _status(session, *reply) if reply else None
 
 
 def read_all(link: RedisLink, sessions: Iterable[str]) -> Iterator[Status]:
-    """Those of them that are there."""
-    script = link.script(_COUNTS)
+    """Those of them that are there; also one of an unknown format."""
     for session in sessions:
-        reply = script([f"{keys_of(session)}c"], _FACTS)
-        if reply:
-            yield _status(session, *reply)
+        try:
+            found = read(link, session)
+        except SchemaUnsupported as error:
+            found = _unknown(session, error)
+        if found is not None:
+            yield found
+
+
+def _unknown(session: str, error: SchemaUnsupported) -> Status:
+    """A session of a format that is not known here: that is all that can be said of it."""
+    nothing: tuple[tuple[str, int], ...] = ()
+    return Status(
+        session, "", UNKNOWN, error.message, 0, 0, 0, 0, 0, 0, 0, 0.0, None, 0, None, None, None, None, None,
+        nothing, nothing, False,
+    )  # fmt: skip
 
 
 # Any: what the script answers.

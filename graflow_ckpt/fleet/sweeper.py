@@ -15,11 +15,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from importlib.resources import files
 from time import monotonic
 from typing import Any
 
-from graflow_ckpt.core.errors import ServerGone
+from graflow_ckpt.core.errors import SchemaUnsupported, ServerGone
 from graflow_ckpt.fleet.board import Run
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, owner_from
 from graflow_ckpt.fleet.reaping import OPAQUE, Fleet, take
@@ -29,7 +28,7 @@ from graflow_ckpt.links.library import redis, theirs
 from graflow_ckpt.links.processes import is_gone
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.scripts import Script
-from graflow_ckpt.sessions.layout import keys_of, source
+from graflow_ckpt.sessions.layout import head_of, keys_of, source
 from graflow_ckpt.sessions.redis import RedisSession
 from graflow_ckpt.sessions.tables import parse_line
 
@@ -50,7 +49,7 @@ GONE = "its process is gone, and nobody saw how"
 
 
 def script(name: str) -> str:
-    return (files("graflow_ckpt.fleet") / "scripts" / f"{name}.lua").read_text(encoding="utf-8")
+    return source(name, "graflow_ckpt.fleet")
 
 
 @dataclass(slots=True)
@@ -104,7 +103,10 @@ class Sweeper:
             if name in watched and name not in self._suspects:
                 continue  # its parent is about to take it, with more to say about its death
             session, _, token = name.decode().partition(" ")
-            self.swept.taken += take(self._fleet, session, token, GONE, forced=True)
+            try:
+                self.swept.taken += take(self._fleet, session, token, GONE, forced=True)
+            except SchemaUnsupported:
+                continue  # for a steward that knows its format
             with translated(self._link.address):
                 client.hdel(self._host, name)
         self._suspects = gone
@@ -147,6 +149,8 @@ class Sweeper:
                 return ""
             words = [word.decode() for word in found[2:]]
             again = self._repair(session, words)
+        except SchemaUnsupported:
+            return now + TAKEN  # for a steward that knows its format
         except Exception as error:  # noqa: BLE001  a sweeper's pass: one session does not hold up the others
             if isinstance(error, ServerGone):
                 self.was_away()
@@ -244,7 +248,10 @@ class Sweeper:
             noted: list[Any] = []
             missing: dict[bytes, int] = {}
             for name, accepted in page:
-                line = client.hget(f"{keys_of(name.decode())}c", "c")
+                try:
+                    line = head_of(client, self._link.address, name.decode())
+                except SchemaUnsupported:
+                    continue  # it stays listed
                 if line is None:
                     noted += (name, repr(accepted), "")
                 elif "e" not in (c := parse_line(line))["flags"] and "f" in c["flags"]:

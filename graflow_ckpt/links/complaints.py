@@ -13,6 +13,7 @@ from contextlib import contextmanager
 
 from graflow_ckpt.core.errors import (
     KeyTaken,
+    SchemaUnsupported,
     ServerError,
     ServerFull,
     ServerGone,
@@ -50,9 +51,11 @@ _TRANSIENT: Mapping[str, str] = {
 }
 
 
-def in_our_words(error: Exception, address: str) -> ServerError:
+def in_our_words(error: Exception, address: str) -> ServerError | SchemaUnsupported:
     """The error to raise instead of one that redis-py has raised."""
     text, code = str(error).rstrip("."), code_of(error)
+    if code == "FORMAT":
+        return unknown_format(text.rpartition("FORMAT ")[2], address)
     if code in _REFUSALS:
         return ServerRefuses(f"{address} refuses: {text}.", hint=_REFUSED, address=address)
     if code in _OF_A_CLUSTER:  # one that may not say at the door what it is
@@ -85,6 +88,18 @@ def in_our_words(error: Exception, address: str) -> ServerError:
             address=address,
         )
     return ServerError(f"{address} answers with an error: {text}.", address=address, code=code, text=text)
+
+
+def unknown_format(said: str, address: str) -> SchemaUnsupported:
+    """Of a session, as its scripts name it: number and key."""
+    number, _, key = said.partition(" ")
+    session = key.partition("{")[2].partition("}")[0]
+    return SchemaUnsupported(
+        f"Session {session} at {address} has format {number}, which this graflow-ckpt does not know.",
+        hint="Upgrade graflow-ckpt here, or leave it to the version that made it; nothing was changed.",
+        session=session,
+        version=number,
+    )
 
 
 def _passing(error: Exception, code: str, text: str) -> str:

@@ -1,6 +1,6 @@
 """The keys of a session in Redis, and the scripts that change them.
 
-c  counters, replies, claims   h  cold facts             q:QUEUE dl dead  the specs
+c  format, counters, replies, claims   h  cold facts     q:QUEUE dl dead  the specs
 g  gates                     done sk pa er n           what became of the tasks
 v a:NAME t                   values, what was appended to them, tasks made at run time
 tok own qt                   tokens: their leases, owners, those that wait for a worker
@@ -15,8 +15,11 @@ from importlib.resources import files
 from typing import Any
 
 from graflow_ckpt.core.errors import KeyTaken
-from graflow_ckpt.links.complaints import taken, translated
+from graflow_ckpt.links.complaints import taken, translated, unknown_format
 from graflow_ckpt.links.redis import RedisLink
+
+FORMAT = 1
+"""The number of what is described here. Whoever changes what a version before would misread raises it."""
 
 _TYPES = {
     "hash": "c h dead g sk pa er n v t own qt",
@@ -28,6 +31,19 @@ _TYPES = {
 def keys_of(session: str) -> str:
     """What all keys of a session begin with."""
     return f"graflow:{{{session}}}:"
+
+
+def head_of(client: Any, address: str, session: str) -> bytes | None:
+    """The counters of a session; None if there is none, SchemaUnsupported if its format is not known here."""
+    key = f"{keys_of(session)}c"
+    with translated(address):
+        line, number = client.hmget(key, "c", "format")
+    if line is None and number is None:
+        return None
+    if (number or b"1") != b"%d" % FORMAT:
+        raise unknown_format(f"{(number or b'1').decode(errors='replace')} {key}", address)
+    found: bytes | None = line
+    return found
 
 
 def wrong_keys(link: RedisLink, session: str) -> KeyTaken:
@@ -45,10 +61,15 @@ def wrong_keys(link: RedisLink, session: str) -> KeyTaken:
 # --- scripts ---------------------------------------------------------------------------
 
 
-def source(name: str) -> str:
+def source(name: str, package: str = "graflow_ckpt.sessions") -> str:
     """The text of a script, with the parts that it names (--PART--) put in."""
-    text = (files("graflow_ckpt.sessions") / "scripts" / f"{name}.lua").read_text()
-    return re.sub(r"^--([A-Z]+)--$", lambda part: source(part[1].lower()), text, flags=re.MULTILINE)
+    return whole((files(package) / "scripts" / f"{name}.lua").read_text(encoding="utf-8"))
+
+
+def whole(text: str) -> str:
+    """The same of a text."""
+    text = re.sub(r"^--([A-Z]+)--$", lambda part: source(part[1].lower()), text, flags=re.MULTILINE)
+    return text.replace("@FORMAT@", str(FORMAT))
 
 
 CREATE = source("create")

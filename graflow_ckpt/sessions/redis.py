@@ -22,6 +22,7 @@ from graflow_ckpt.core.errors import (
     Fenced,
     KeyTaken,
     NoSession,
+    SchemaUnsupported,
     ServerFull,
     ServerGone,
     ServerReadOnly,
@@ -136,7 +137,7 @@ class RedisSession:
             self._seq += 1
             try:
                 reply = self._send(self._step, [self.token, self._seq, self.stamp, mode, *args])
-            except (SessionBusy, ServerFull):  # nothing was done, and nothing was answered before
+            except (SessionBusy, ServerFull, SchemaUnsupported):  # nothing was done, nothing was answered
                 raise
             except BaseException as error:  # a signal's exception, too: what was sent may have been done
                 self.broken = self._unknown(error)

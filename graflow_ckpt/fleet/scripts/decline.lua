@@ -8,7 +8,8 @@
 -- h: declined (ms since when, 0: nobody is waited for), declined:PLACE (why), decliners (round who who …)
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
-if not call('HGET', KEYS[1], 'c') then return {'gone', 0, 0} end
+--KNOWN--
+if not line then return {'gone', 0, 0} end
 local now = tonumber(ARGV[6])
 if not now then
   local t = call('TIME')

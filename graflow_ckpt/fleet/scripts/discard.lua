@@ -2,7 +2,7 @@
 -- KEYS[1] graflow:{S}:c   ARGV maker, as the session knows it   Reply what is left: "nothing" | "something"
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
-local line = call('HGET', KEYS[1], 'c')
+--KNOWN--
 if not line then return 'nothing' end
 local maker = call('HGET', P .. 'h', 'maker') or ''
 if string.match(line, '^[^|]*') ~= 'init' or maker ~= ARGV[1] then return 'something' end

@@ -8,7 +8,7 @@
 --         f maker         it is frozen by this one
 local call, match, find = redis.call, string.match, string.find
 local P = string.sub(KEYS[1], 1, -2)
-local line = call('HGET', KEYS[1], 'c')
+--KNOWN--
 if not line then return {'gone'} end
 local status = match(line, '^[^|]*')
 local flags, queues = match(line, '^' .. string.rep('[^|]*|', 8) .. '([^|]*)|([^|]*)|')

@@ -7,5 +7,5 @@ redis.call('DEL', h)
 redis.call('HSET', h, unpack(ARGV, 2))
 local t = redis.call('TIME') -- no token of an earlier session of that name is one of this
 redis.call('HSET', h, 'tokens', string.format('%d%03d', t[1], math.floor(tonumber(t[2]) / 1000)))
-redis.call('HSET', KEYS[1], 'c', ARGV[1])
+redis.call('HSET', KEYS[1], 'c', ARGV[1], 'format', '@FORMAT@')
 return 'created'

@@ -6,7 +6,8 @@
 -- Reply "gone" for any of them
 local call = redis.call
 local h = string.sub(KEYS[1], 1, -2) .. 'h'
-if call('EXISTS', KEYS[1]) == 0 then return {'gone'} end
+--KNOWN--
+if not line then return {'gone'} end
 local verb = ARGV[1]
 if verb == 'path' then return {call('HINCRBY', h, 'paths', 1)} end
 if verb == 'number' then

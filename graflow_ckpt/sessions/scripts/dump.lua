@@ -3,7 +3,7 @@
 -- Reply  line, the tables flat, {spec, score, …} per queue, and with values: v flat, {name, item…}…; or "gone"
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
-local line = call('HGET', KEYS[1], 'c')
+--KNOWN--
 if not line then return {'gone'} end
 local reply = {line}
 for name in string.gmatch('h dl c dead g done sk pa er n t', '%S+') do

@@ -2,7 +2,7 @@
 -- KEYS[1] graflow:{S}:c   ARGV maker seconds now   Reply "frozen" | "thawed", or "busy" maker | "gone"
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
-local line = call('HGET', KEYS[1], 'c')
+--KNOWN--
 if not line then return {'gone'} end
 local now = tonumber(ARGV[3])
 if not now then

@@ -3,7 +3,7 @@
 -- void: "1" if the task whose result this is was skipped or has failed since.
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
-local line = call('HGET', KEYS[1], 'c')
+--KNOWN--
 if not line then return {'gone'} end
 local flags = string.match(line, '^' .. string.rep('[^|]*|', 8) .. '([^|]*)|')
 local lists, marks = string.find(flags, 'a', 1, true), string.find(flags, 'm', 1, true)

@@ -2,7 +2,7 @@
 -- KEYS[1] graflow:{S}:c   ARGV token lease_ms now   Reply status, or "fenced" | "gone"
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
-local line = call('HGET', KEYS[1], 'c')
+--KNOWN--
 if not line then return 'gone' end
 if not call('ZSCORE', P .. 'tok', ARGV[1]) or call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 'fenced' end
 local now = ARGV[3] or ''

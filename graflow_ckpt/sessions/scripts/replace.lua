@@ -3,7 +3,7 @@
 --   verb  create | rewind        Reply "done" epoch, or "exists" | "busy" owner | "expired"
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
-local line = call('HGET', KEYS[1], 'c')
+--KNOWN--
 if ARGV[1] == 'create' and line then return {'exists'} end
 local epoch, stage, n = tonumber(ARGV[3]), P .. '~' .. ARGV[4] .. ':', tonumber(ARGV[5])
 for i = 6, 5 + n do
@@ -35,5 +35,5 @@ for i = 6, 5 + n do
 end
 for i = 6 + n, #ARGV, 2 do call('HSET', P .. 'h', ARGV[i], ARGV[i + 1]) end
 call('HSET', P .. 'h', 'epoch', epoch + 1, 'tokens', tokens)
-call('HSET', KEYS[1], 'c', ARGV[2])
+call('HSET', KEYS[1], 'c', ARGV[2], 'format', '@FORMAT@')
 return {'done', epoch + 1}

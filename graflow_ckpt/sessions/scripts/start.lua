@@ -2,7 +2,7 @@
 -- KEYS[1] graflow:{S}:c   ARGV token owner lease_ms now   Reply status token queue, or "gone" | "fenced"
 local call = redis.call
 local P = string.sub(KEYS[1], 1, -2)
-local line = call('HGET', KEYS[1], 'c')
+--KNOWN--
 if not line then return {'gone'} end
 local token, owner, queue = ARGV[1], ARGV[2], '*'
 if string.find(string.match(line, '^' .. string.rep('[^|]*|', 8) .. '([^|]*)|'), 'e', 1, true) then return {'fenced'} end

@@ -10,7 +10,7 @@
 -- Reply    status steps ready tail record…      or "fenced" (the token) | "void" (a claim, or x may not be
 --          reaped) | "conflict" name | "begun" | "frozen" | "gone"
 --
--- c   c -> status|sequence|steps|key|claim|order|max_steps|cap|flags|queues|held|
+-- c   format -> number of the session's format     c -> status|sequence|steps|key|claim|order|max_steps|cap|flags|queues|held|
 --     token -> seq tail keys: its last reply     key -> number token spec: a claim
 --     flags: m errors or skips were noted, a lists, t tasks made at run time, d delayed specs, l ledger, f fleet, z frozen, e it has ended
 -- spec    key task priority retries max how cycle not_before queue crashes data        divided by \31
@@ -21,8 +21,9 @@ local C, ARGV = KEYS[1], ARGV
 local P = sub(C, 1, -2)
 local token, seq, mode = ARGV[1], ARGV[2], ARGV[4]
 local short = sub(mode, 1, 1) == 't'
-local found = call('HMGET', C, 'c', token, ARGV[short and 5 or 6]) -- the counters, its last reply, the claim that it ends if it ends one
-local line, before = found[1], found[2]
+local found = call('HMGET', C, 'c', token, ARGV[short and 5 or 6], 'format') -- the counters, its last reply, the claim that it ends if it ends one
+local line, before, format = found[1], found[2], found[4]
+if (line or format) and (format or '1') ~= '@FORMAT@' then return redis.error_reply('FORMAT ' .. (format or '1') .. ' ' .. C) end
 if not line then return {'gone'} end
 local status, sequence, steps, key, claim, order, max_steps, cap, flags, queues, held =
   match(line, '^([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|([^|]*)|(%d*)')

@@ -13,6 +13,8 @@ for processes of one.
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import random
 import sqlite3
@@ -44,6 +46,8 @@ _KEPT = 4  # idle connections of each kind
 _LOG = 250
 """Pages after which the log begins anew. To sync what takes the place of other bytes takes half as long as
 to sync what makes a file longer, so a short log pays, until carrying it over costs more than that."""
+_INDEX = 32 * 1024
+"""Bytes by which SQLite makes the index of its log longer."""
 _LEAST = (3, 37)  # of SQLite: STRICT tables, RETURNING
 _CANNOT_WRITE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
 _making = threading.Lock()  # nobody opens a database while its file is made, see above
@@ -200,6 +204,8 @@ class Database:
             elif not self.is_there():
                 return None
             identity = _identity(self.file)
+            with refusing_system("open", self.file):
+                _check_room(self.file)
             connection = self._connect(kind)
             if connection is None:
                 return None
@@ -310,6 +316,14 @@ def _identity(file: str) -> Identity | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return (found.st_dev, found.st_ino)
+
+
+def _check_room(file: str) -> None:
+    """Refuse a full file system of small blocks. SQLite maps the index of its log, and makes that longer by one
+    byte in each page: where a page has several blocks, the others are missing, and touching them is SIGBUS."""
+    found = os.statvfs(os.path.dirname(file))
+    if found.f_frsize < mmap.PAGESIZE and found.f_frsize * found.f_bavail < 4 * _INDEX:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)
 
 
 def _has_log(file: str) -> bool:

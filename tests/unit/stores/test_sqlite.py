@@ -292,3 +292,25 @@ def test_probing_leaves_nothing_behind(store: SqliteStore) -> None:
     with closing(sqlite3.connect(store.file)) as connection, connection:
         assert connection.execute("SELECT count(*) FROM chunks").fetchone() == (0,)
     connection.close()
+
+
+@pytest.mark.parametrize(
+    ("block", "free", "refused"), [(1024, 64, True), (1024, 200, False), (4096, 1, False)]
+)
+def test_a_full_file_system_of_small_blocks_is_refused_before_its_memory_is_mapped(
+    block: int, free: int, refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SQLite would touch pages of its index that have no blocks, and the process would end by SIGBUS."""
+    really = os.statvfs
+
+    def small(path: str) -> os.statvfs_result:
+        return os.statvfs_result((block, block, *really(path)[2:4], free, *really(path)[5:]))
+
+    monkeypatch.setattr(os, "statvfs", small)
+    store = open_store(f"sqlite:///{tmp_path}/runs.db")
+
+    if refused:
+        with pytest.raises(CheckpointError, match="No space left"):
+            put(store, own_name("s"), "one")
+    else:
+        put(store, own_name("s"), "one")

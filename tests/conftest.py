@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
+from random import SystemRandom
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -36,13 +37,40 @@ os.environ["GRAFLOW_CKPT_CHECK"] = "1"  # who changes a read-only value is named
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The machine is shared and tests run side by side: a deadline would measure the neighbours. Failures print
-# the blob that reproduces them, since the example database stays behind on the machine of the CI.
-settings.register_profile("graflow_ckpt", deadline=None, print_blob=True)
+# the blob that reproduces them, since the example database stays behind on the machine of the CI, where
+# Hypothesis would try the same examples for ever, were it not told otherwise.
+settings.register_profile("graflow_ckpt", deadline=None, print_blob=True, derandomize=False)
 # For a long look: pytest tests/unit/sessions --hypothesis-profile=thorough
-settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=2000)
+settings.register_profile("thorough", parent=settings.get_profile("graflow_ckpt"), max_examples=2000)
 settings.load_profile("graflow_ckpt")
 
+SEED = "hypothesis_seed"
 _numbers = count()
+
+
+@pytest.hookimpl(tryfirst=True)  # before Hypothesis looks at it
+def pytest_configure(config: pytest.Config) -> None:
+    """Take another seed each time, unless one is asked for; a worker of xdist has that of its controller."""
+    if config.getoption(SEED) is None:
+        given: dict[str, str] = getattr(config, "workerinput", {})
+        setattr(config.option, SEED, given.get(SEED) or str(SystemRandom().randrange(1_000_000)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput[SEED] = node.config.getoption(SEED)
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {_the_same_again(config)}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    terminalreporter.write_line(f"the same examples again: {_the_same_again(config)}")
+
+
+def _the_same_again(config: pytest.Config) -> str:
+    return f"--hypothesis-seed={config.getoption(SEED)}"
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from types import CodeType
 from typing import Any
@@ -25,6 +26,7 @@ from tests.acceptance.oracle import End
 from tests.acceptance.program import Body, Fork, Part, Program, mix
 
 RESULT = ".__result__"
+MEETING = 10.0  # seconds: only a hang takes so long
 
 
 class Death(BaseException):
@@ -59,6 +61,7 @@ class Stage:
         self.queues = queues  # of a fleet
         self.backoff = 0.0  # seconds before a retry
         self.thinks = 0.0  # seconds between looking at a value and setting it
+        self.meeting: threading.Barrier | None = None  # the first two who add look before either of them sets
         self.bodies = {body.name: body for body in (*program.bodies, *program.made)}
         self.deaths = dict(deaths)  # at the n-th execution: True at its end, False at its beginning
         self.die = death  # how: it need not come back
@@ -84,6 +87,14 @@ class Stage:
             if (name, cycle) in self.committed:
                 self.twice.append((name, cycle))
         return self.deaths.pop(number, None)
+
+    def hesitate(self) -> None:
+        """Pass the time between looking at a value and setting it."""
+        time.sleep(self.thinks)
+        if self.meeting is not None:
+            with suppress(threading.BrokenBarrierError):
+                self.meeting.wait(MEETING)
+            self.meeting = None
 
     def observe(self, event: Event) -> None:
         if event.kind == "task_ended" and event.facts["outcome"] == "done":
@@ -134,7 +145,7 @@ def _operate(kind: str, where: str, number: int, context: Any, channel: Any, see
         channel.set(where, mix(number, *seen))
     elif kind == "add":
         known = channel.get(where, 0)
-        time.sleep(current.thinks)
+        current.hesitate()
         channel.set(where, known + number)
     elif kind == "append":
         channel.append(where, item)

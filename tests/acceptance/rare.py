@@ -64,5 +64,13 @@ RARE = (
     # one that comes round too often, also when the program has been mended
     _program("sa", ("s", "a"), s={"visits": (("again", 1),) * 3, "max_cycles": 2}),
     # several that change one value at once
-    replace(_program("sabcd", ("s", FOUR), **dict.fromkeys("sabcd", ADDS)), parallel=True),
+    replace(_program("sabcd", ("s", FOUR), **dict.fromkeys("abcd", ADDS)), parallel=True),
+    # several at once, of which one is tried again later and one asks for a checkpoint
+    replace(
+        _program(
+            "sabcd", ("s", FOUR),
+            a={**ADDS, "flaky": 1, "retries": 2}, b={"ops": (("checkpoint", "", 7),)}, c=ADDS, d=ADDS,
+        ),
+        parallel=True,
+    ),
 )  # fmt: skip

@@ -73,6 +73,7 @@ def test_with_the_other_version_alone_the_session_pauses_and_shows_the_plan(mine
         assert "or submit it anew" in mine.said  # a fork has the program of the session
 
         with pools(pool_on(mine, old)):
+            mine.ready(2)  # the patience of the other one runs from the moment of the resume
             handle.resume()
             assert handle.wait(20).status == "completed", mine.said
 

@@ -7,6 +7,7 @@ with deaths and in slices, and by a fleet whose workers take turns or work side 
 from __future__ import annotations
 
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from itertools import count
@@ -27,7 +28,7 @@ from tests.acceptance.rare import RARE
 from tests.acceptance.test_state_machine import OCCUR as IN_MEMORY
 from tests.acceptance.test_state_machine import Deaths, differences, folder, interruptions  # noqa: F401  a fixture
 
-GRAPHS = int(os.environ.get("GRAFLOW_REDIS_GRAPHS", "60"))
+GRAPHS = int(os.environ.get("GRAFLOW_REDIS_GRAPHS", "30"))
 seen: Counter[str] = Counter()
 numbers = count()
 
@@ -64,7 +65,6 @@ def fates(draw: st.DrawFn, executions: int) -> Fate:
 @settings(
     max_examples=GRAPHS,
     deadline=None,
-    derandomize=GRAPHS == 60,  # the default run is the same everywhere; others look elsewhere each time
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.generate, Phase.shrink),
 )
@@ -75,7 +75,9 @@ def check(here: Here, fleet: Fleet, drawn: tuple[Program, Oracle], data: st.Data
     check_one(here, fleet, program, oracle, data.draw(fates(oracle.executions), "fate"))
 
 
-def check_one(here: Here, fleet: Fleet, program: Program, oracle: Oracle, fate: Fate) -> None:
+def check_one(
+    here: Here, fleet: Fleet, program: Program, oracle: Oracle, fate: Fate, *, meet: bool = False
+) -> None:
     names = [f"s{next(numbers)}" for _ in range(5)]
     stages = [Stage(program, deaths) for deaths in (*fate.deaths, ())]
     at_once, in_slices, by_turns, turns_in_slices, together = stages
@@ -83,6 +85,7 @@ def check_one(here: Here, fleet: Fleet, program: Program, oracle: Oracle, fate: 
         by_turns.queues = together.queues = QUEUES
         turns_in_slices.backoff = together.backoff = 0.005
         together.thinks = 0.002
+        together.meeting = threading.Barrier(2) if meet else None
 
     end = here.run(at_once, names[0], robbed=fate.robbed[0], checkpoint=EveryN(3))
     assert differences(end, oracle) == {}
@@ -145,12 +148,12 @@ def count_features(oracle: Oracle, fate: Fate, stages: list[Stage], workers: lis
     seen["graphs"] += 1
 
 
-OCCUR = (
-    *(name for name in IN_MEMORY if "random" not in name and not name.startswith(("resumed", "died"))),
+OWN = (
     "died by an exception", "died without knowing it", "delayed retry", "several queues",
     "several workers in one session", "several workers at once in one session", "lost a race for a value",
     "checkpoints that were asked for", "edges whose order was looked at",
 )  # fmt: skip
+OCCUR = (*(n for n in IN_MEMORY if "random" not in n and not n.startswith(("resumed", "died"))), *OWN)
 
 
 @pytest.mark.timeout(300 + GRAPHS)
@@ -161,11 +164,13 @@ def test_in_redis_a_program_comes_to_the_same(here: Here, fleet: Fleet) -> None:
         oracle = interpreted(program)
         middle = oracle.executions // 2
         deaths = ((middle, True), (middle + 1, False))
-        check_one(here, fleet, program, oracle, Fate(1, (deaths,) * 4, (True, False, True, False)))
+        fate = Fate(1, (deaths,) * 4, (True, False, True, False))
+        check_one(here, fleet, program, oracle, fate, meet=True)  # or no race would be lost on a busy machine
     check(here, fleet)
 
     print(f"\n{seen['graphs']} graphs, of which this many had")
     for name in OCCUR:
         print(f"{seen[name]:6}  {name}")
     assert seen["graphs"] >= GRAPHS
-    assert GRAPHS < 60 or [name for name in OCCUR if not seen[name]] == []
+    wanted = OCCUR if GRAPHS >= 1000 else OWN  # few do not have all that many have in memory
+    assert [name for name in wanted if not seen[name]] == []

@@ -44,6 +44,11 @@ class Kept(Protocol):
         """Checkpoints of one scope have contents in common. Here all have."""
         return ""
 
+    @staticmethod
+    def finds(name: str) -> bool:
+        """Return whether a save under that name finds what its scope holds."""
+        return True
+
 
 class InMemory(Kept):
     def __init__(self, folder: Path) -> None:
@@ -197,6 +202,11 @@ class InObjects(Kept):
     @staticmethod
     def scope(name: str) -> str:
         return session_of(named(name)) or name
+
+    @staticmethod
+    def finds(name: str) -> bool:
+        """Say no to a user's own name: its saves write everything, also one in the place of another."""
+        return session_of(named(name)) is not None
 
     def stored(self) -> list[int]:
         sizes: Counter[tuple[str, str]] = Counter()

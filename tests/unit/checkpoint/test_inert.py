@@ -33,6 +33,16 @@ class Color(enum.Enum):
     RED = 1
 
 
+class Written:
+    """Pickles as it is said to."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+
+    def __reduce__(self) -> Any:
+        return self.parts
+
+
 class Sums(list[int]):
     pass
 
@@ -74,8 +84,16 @@ def test_classes_are_told_by_name() -> None:
     assert inert.kind_of(read(made_here("Local")(7))) == "__main__.Local"
     assert inert.kind_of(read(Model)).endswith("test_inert.Model")
     assert inert.kind_of(read(np.ones(3))) == "numpy.ndarray"
-    assert inert.kind_of(read(Color.RED)).endswith("test_inert.Color")
     assert inert.kind_of(read({})) == "dict"
+
+
+def test_members_of_an_enum_are_told_as_the_python_that_wrote_them_has_named_them() -> None:
+    """From 3.11.0 to 3.11.3 a member is an attribute of its class, which may be a class just as well."""
+    as_an_instance, as_an_attribute = Written(Color, (1,)), Written(getattr, (Color, "RED"))
+
+    assert inert.kind_of(read(as_an_instance)).endswith("test_inert.Color")
+    assert inert.kind_of(read(as_an_attribute)).endswith("test_inert.Color.RED")
+    assert inert.kind_of(read(Color.RED)).rpartition("test_inert.")[2] in ("Color", "Color.RED")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,8 @@ def test_modules_are_loaded_before_there_are_children(
 ) -> None:
     (tmp_path / "loaded_once.py").write_text("import sys\nsys.loaded_once = True\n")
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "loaded_once", raising=False)  # there is a test for each kind of server
 
     run(PoolSettings(redis_url, preload=("loaded_once",)))
-
-    import sys
 
     assert sys.__dict__.pop("loaded_once")

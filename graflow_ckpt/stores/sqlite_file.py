@@ -319,8 +319,11 @@ def _identity(file: str) -> Identity | None:
 
 
 def _check_room(file: str) -> None:
-    """Refuse a full file system of small blocks. SQLite maps the index of its log, and makes that longer by one
-    byte in each page: where a page has several blocks, the others are missing, and touching them is SIGBUS."""
+    """Refuse a full file system of small blocks.
+
+    SQLite maps the index of its log, and makes it longer by one byte in each page. Where a page has several
+    blocks, the others are missing, and touching them is SIGBUS.
+    """
     found = os.statvfs(os.path.dirname(file))
     if found.f_frsize < mmap.PAGESIZE and found.f_frsize * found.f_bavail < 4 * _INDEX:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), file)

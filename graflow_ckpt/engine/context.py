@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -18,7 +18,7 @@ from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_me
 from graflow_ckpt.checkpoint.program import unpack_code
 from graflow_ckpt.checkpoint.snapshot import BACKEND, capture, no_facts, restore
 from graflow_ckpt.core.errors import CheckpointError, SessionError
-from graflow_ckpt.core.facts import TaskSpec, check_session_id
+from graflow_ckpt.core.facts import Op, TaskSpec, check_session_id
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import EveryN
 from graflow_ckpt.core.state import SessionState
@@ -66,6 +66,7 @@ class ExecutionContext(Readable):
         self.checkpoint_requested = False
         self.checkpoint_request_metadata: dict[str, Any] | None = None
         self.cutter: Cutter | None = None  # while a run is under way
+        self.undriven: list[tuple[int, float, list[Op]]] = []  # transitions that no run has recorded yet
         self.started = False  # what is set before that is an input
         self._payload: dict[str, Any] | None = None
         self._channel: Inputs = Channel(self, self.session)
@@ -142,6 +143,20 @@ class ExecutionContext(Readable):
         }
 
     # --- changes -----------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Keep what is changed while no run drives the session: the next one records it first."""
+
+        def note(state: SessionState, now: float, ops: Sequence[Op]) -> None:
+            self.undriven.append((state.sequence, now, list(ops)))
+
+        self.session.recorder = note
+
+    def collected(self) -> list[tuple[int, float, list[Op]]]:
+        """Return what was changed since the last run, once; the caller drives the session now."""
+        self.session.recorder = None
+        changes, self.undriven = self.undriven, []
+        return changes
 
     def add_to_queue(self, task: TaskSpec | Task | str) -> None:
         """One more execution of a task."""
@@ -317,6 +332,7 @@ class ExecutionContext(Readable):
         self.session = MemorySession(state)
         self._channel = Channel(self, self.session)
         self.found, self.rewinds = found, True
+        self.collect()
         self.checkpoint_metadata = dict(found.metadata.user_metadata)
 
     @property

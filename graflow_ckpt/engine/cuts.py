@@ -71,11 +71,19 @@ class Cutter:
 
     # --- around a commit ---------------------------------------------------------------
 
-    def start(self) -> None:
-        """From here on commits are recorded."""
-        if self._journal:
+    def start(self, undriven: Sequence[tuple[int, float, list[Op]]] = ()) -> None:
+        """From here on commits are recorded; first what was changed while no run drove the session."""
+        if not self._journal:
+            return
+        payloads = [self._payload(*change)[0] for change in undriven]
+        if all(payload is not None for payload in payloads):
+            self.home.open_journal(undriven[0][0] - 1 if undriven else self.session.state.sequence)
+            for payload in payloads:
+                self.home.append(payload or b"")
+        else:  # one of them is too large for a record
+            self.save("journal", None, None)
             self.home.open_journal(self.session.state.sequence)
-            self.session.recorder = self._record
+        self.session.recorder = self._record
 
     def starts(self, number: int, alone: bool) -> None:
         """Called before an attempt: beside others nobody can tell who has used the random state."""
@@ -231,19 +239,23 @@ class Cutter:
         """One record per commit, under the session's lock."""
         if self._gap:
             return
+        payload, name, why = self._payload(state.sequence, now, ops)
+        if payload is not None:
+            self.home.append(payload)
+            return
+        self._warn(name, why)
+        self._gap = True
+
+    def _payload(self, sequence: int, now: float, ops: Sequence[Op]) -> tuple[bytes | None, str, str]:
+        """The record of a transition; or None, the value that no record can hold, and why."""
         kept, name, why = self._changed(ops)
         if name:
-            self._warn(name, why)
-        else:
-            payload = journal.pack(state.sequence, now, kept)
-            if len(payload) <= journal.SIZE_LIMIT:
-                self.home.append(payload)
-                return
-            name = max(
-                (op for op in kept if op[0] in ("put", "append", "end")), key=_weight, default=("", "")
-            )[1]
-            self._warn(name, f"{len(payload)} bytes, too many for a journal record")
-        self._gap = True
+            return None, name, why
+        payload = journal.pack(sequence, now, kept)
+        if len(payload) <= journal.SIZE_LIMIT:
+            return payload, "", ""
+        name = max((op for op in kept if op[0] in ("put", "append", "end")), key=_weight, default=("", ""))[1]
+        return None, name, f"{len(payload)} bytes, too many for a journal record"
 
     def _warn(self, name: str, why: str) -> None:
         """Once per value: it will be so at every commit."""

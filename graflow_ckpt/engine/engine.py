@@ -115,6 +115,7 @@ class _Execution:
             raise
         finally:
             self.context.cutter = None
+            self.context.collect()
             self.home.close()
 
     def _note_late(self, error: Fenced) -> None:
@@ -220,6 +221,7 @@ class _Execution:
     def _set_up(self, ops: list[Op]) -> None:
         """A run over the context's session as it is now, and its first transition."""
         context, session = self.context, self.context.session
+        undriven = context.collected()
         invoker = Invoker(self.graph, session, self.settings, self._loop)
         invoker.bindings = self._bindings
         invoker.went_back = self._went_back
@@ -244,7 +246,7 @@ class _Execution:
                 session.commit(ops)
                 ops = []
                 cutter.save("journal", None, None)  # what the journal's records follow
-            cutter.start()
+            cutter.start(undriven)
         if ops:
             session.commit(ops)
         self._emit("session_started", **context.facts())

@@ -121,6 +121,7 @@ def adopt(
     context.found = found
     context._payload = payload
     context.session = session
+    context.collect()
     context._channel = Channel(context, context.session)
 
 

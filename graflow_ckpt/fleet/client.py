@@ -175,8 +175,7 @@ class Client:
         except RedisError as error:
             said = in_our_words(error, self.rq.address)
             if not isinstance(said, ServerGone | ServerFull | ServerReadOnly):
-                with asked(self.rq, **self.carrier.kinds(queue)):
-                    raise
+                raise said from error
             facts = {"session": session, "token": token}
             log.warning("token %s of session %s waits for a steward: %s", token, session, said, extra=facts)
 

@@ -14,8 +14,6 @@ from time import monotonic
 from typing import Any
 
 from redis import RedisError
-from rq.serializers import JSONSerializer
-from rq.worker import Worker
 
 from graflow_ckpt.core.errors import GraflowError, ServerFull, ServerGone, SessionBusy
 from graflow_ckpt.fleet.board import Run
@@ -84,7 +82,7 @@ class Estate:
                 _return(hands, self._queues)
                 self._left = False
             while self._names:
-                _bury(hands, self._names[0])
+                hands.carrier.bury(self._names[0], self._queues)
                 del self._names[0]
             self._said = False
         except (ServerGone, ServerFull, SessionBusy, RedisError) as error:
@@ -135,11 +133,3 @@ def _return(hands: Hands, queues: Sequence[str]) -> None:
             client: Any = hands.link.client
             if client.zscore(tok, token) is not None and not client.hexists(own, token):
                 hands.carrier.post_again(session, token, queue)
-
-
-def _bury(hands: Hands, name: str) -> None:
-    """RQ lists a dead worker for minutes; it need not."""
-    key = Worker.redis_worker_namespace_prefix + name
-    found = Worker.find_by_key(key, hands.carrier.connection, serializer=JSONSerializer)
-    if found is not None:
-        found.register_death()  # type: ignore[no-untyped-call]

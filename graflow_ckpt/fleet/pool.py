@@ -25,6 +25,8 @@ from importlib import import_module
 from time import monotonic
 from types import FrameType
 
+from rq.version import VERSION
+
 import graflow_ckpt
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.errors import GraflowError, ServerGone
@@ -54,6 +56,9 @@ TOO_SOON = 3
 
 LATEST = 10.0
 """Seconds until a child is started anew, at the latest."""
+
+OLDEST_RQ = (2, 9)
+"""Before, a worker of RQ has no `last_heartbeat`."""
 
 SETTLED = 10.0
 """Seconds after its birth in which a child that dies may have died of its birth."""
@@ -291,6 +296,10 @@ def run(settings: PoolSettings) -> int:
 
 
 def _check(settings: PoolSettings) -> None:
+    if tuple(map(int, VERSION.split(".")[:2])) < OLDEST_RQ:
+        raise GraflowError(
+            f"RQ {VERSION} is too old to run sessions.", hint="Update it: pip install -U 'rq>=2.9,<3'."
+        )
     for queue in settings.queues:
         check_queue(queue)
     if settings.n < 1 or settings.lease <= 0 or not settings.queues:

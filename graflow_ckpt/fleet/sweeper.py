@@ -264,7 +264,9 @@ class Sweeper:
     def tidy_rq(self) -> None:
         """Jobs whose token is void, and were left behind: when it was taken, RQ's server was away."""
         with translated("RQ's server"):
-            begun = self._fleet.carrier.begun()
+            begun, wrong = self._fleet.carrier.begun()
+            self._fleet.carrier.forget_workers()
+        self.swept.failed += wrong
         with translated(self._link.address):
             client = self._link.client
             void = {(s, token) for s, token in begun if client.zscore(f"{keys_of(s)}tok", token) is None}
@@ -273,7 +275,7 @@ class Sweeper:
                 "RQ forgets token %s of session %s, which is void", token, session, extra={"session": session}
             )
             with translated("RQ's server"):
-                self._fleet.carrier.withdraw(session, token)
+                self._fleet.carrier.withdraw(session, token, begun[session, token])
         self._void = void - self._void
 
 

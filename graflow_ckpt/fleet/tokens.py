@@ -3,26 +3,37 @@
 A token says: session S has work in queue Q. It is an RQ job with two strings, carried as JSON; no
 pickle is on the wire. Retries, results, callbacks, dependencies and RQ's own recovery are not used:
 whether a token still counts is for the session to say, which refuses a void one in one round trip.
+
+Promise: of all that RQ keeps in Redis only names are read, here and in listening.py, and a name that is
+none of ours is passed over. No job is restored: a user who can write there could name a function to import
+and call, or an address to send something to.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from redis import Redis, RedisError
 from rq import Queue
-from rq.exceptions import NoSuchJobError
-from rq.intermediate_queue import IntermediateQueue
-from rq.job import Job
 from rq.serializers import JSONSerializer
+from rq.worker_registration import REDIS_WORKER_KEYS, WORKERS_BY_QUEUE_KEY
+
+from graflow_ckpt.core.errors import KeyTaken
+from graflow_ckpt.links.complaints import code_of, taken
 
 log = logging.getLogger("graflow_ckpt.fleet")
 
 RUN_SLICE = "graflow_ckpt.fleet.slice.run_slice"
 FAILURE_TTL = 3600
 PREFIX = "graflow-"
+PLACE = "RQ's server"
+
+_NAME = re.compile(rb"(?P<session>[A-Za-z0-9_-]{1,64})-(?P<token>e\d{1,18}t\d{1,18})")
+_MOST = 1000  # executions of one job that are looked at
 
 
 def queue_name(queue: str) -> str:
@@ -32,6 +43,12 @@ def queue_name(queue: str) -> str:
 
 def job_id(session: str, token: str) -> str:
     return f"{session}-{token}"
+
+
+def token_in(name: bytes) -> tuple[str, str] | None:
+    """Return session and token that the name of a job means; None for any other name."""
+    found = _NAME.fullmatch(name)
+    return (found["session"].decode(), found["token"].decode()) if found else None
 
 
 class Carrier:
@@ -53,21 +70,36 @@ class Carrier:
         return {self.queue(queue).key: "list", Queue.redis_queues_keys: "set"}
 
     def post(self, session: str, token: str, queue: str) -> None:
-        """Somebody who listens on the queue will be given the token."""
-        self.queue(queue).enqueue_call(
-            RUN_SLICE,
-            args=(session, token),
-            timeout=-1,  # a slice keeps its own time
-            result_ttl=0,
-            failure_ttl=FAILURE_TTL,
-            job_id=job_id(session, token),
-        )
+        """Give the token to a worker that listens on the queue."""
+        with self._named(self.kinds(queue)):
+            self.queue(queue).enqueue_call(
+                RUN_SLICE,
+                args=(session, token),
+                timeout=-1,  # a slice keeps its own time
+                result_ttl=0,
+                failure_ttl=FAILURE_TTL,
+                job_id=job_id(session, token),
+            )
+
+    @contextmanager
+    def _named(self, kinds: dict[str, str]) -> Iterator[None]:
+        """Around calls that need these keys: something else under one of them is named."""
+        try:
+            yield
+        except RedisError as error:
+            if code_of(error) != "WRONGTYPE":
+                raise
+            raise self._taken(kinds) from error
+
+    def _taken(self, kinds: dict[str, str]) -> KeyTaken:
+        client: Any = self.connection
+        return taken(PLACE, list(kinds), list(kinds.values()), client.type)
 
     def offer(self, session: str, token: str, queue: str) -> None:
         """The same in mid-work: if RQ's server is away, a steward posts it, for the session knows of it."""
         try:
             self.post(session, token, queue)
-        except RedisError as error:
+        except (RedisError, KeyTaken) as error:
             facts = {"session": session, "token": token}
             log.warning("token %s of session %s waits for a steward: %s", token, session, error, extra=facts)
 
@@ -81,38 +113,98 @@ class Carrier:
         self.post(session, token, queue)
         return True
 
-    def withdraw(self, session: str, token: str) -> None:
-        """Whatever RQ still knows of a token that is void."""
+    def withdraw(self, session: str, token: str, queue: str = "") -> None:
+        """Delete what RQ still knows of a token that is void. `queue`: where it is, if that is known."""
         name = job_id(session, token)
-        try:
-            job = Job.fetch(name, self.connection, serializer=JSONSerializer)
-            IntermediateQueue(Queue.redis_queue_namespace_prefix + job.origin, self.connection).remove(name)
-            job.delete()
-        except (NoSuchJobError, ValueError):  # ValueError: what RQ noted of its execution has expired
-            self.connection.delete(Job.key_for(name))
+        key, executions = f"rq:job:{name}", f"rq:executions:{name}"
+        client: Any = self.connection
+        pipe = client.pipeline(transaction=False).hget(key, "origin").zrange(executions, 0, _MOST)
+        origin, ids = pipe.execute(raise_on_error=False)
+        ours = origin.decode() if isinstance(origin, bytes) and origin.isascii() else ""
+        queues = {queue_name(queue)} if queue else set()
+        queues |= {ours} if ours.startswith(PREFIX) else set()
+        runs = [f"{name}:".encode() + run for run in ids] if isinstance(ids, list) else []
+        pipe = client.pipeline(transaction=False)
+        pipe.delete(key, executions, f"{key}:dependents", *(b"rq:execution:" + run for run in runs))
+        for where in queues:
+            waits = Queue(where, connection=client, serializer=JSONSerializer)
+            pipe.lrem(waits.key, 0, name).lrem(waits.intermediate_queue_key, 0, name)
+            if runs:
+                pipe.zrem(waits.started_job_registry.key, *runs)
+        pipe.execute(raise_on_error=False)  # what is no list holds no job
 
     def ids(self, queue: str) -> set[str]:
         """The jobs that wait in a queue."""
-        return set(self.queue(queue).job_ids)
-
-    def begun(self) -> set[tuple[str, str]]:
-        """Tokens that a worker has begun on, for all that RQ knows."""
+        key = self.queue(queue).key
         client: Any = self.connection
-        found = set()
-        for key in client.smembers(Queue.redis_queues_keys):
-            name = key.decode().removeprefix(Queue.redis_queue_namespace_prefix)
-            if name.startswith(PREFIX):
-                registry = self.queue(name.removeprefix(PREFIX)).started_job_registry
-                for execution in client.zrange(registry.key, 0, -1):
-                    session, _, token = execution.decode().partition(":")[0].rpartition("-")
-                    found.add((session, token))
-        return found
+        with self._named({key: "list"}):
+            return {name.decode(errors="replace") for name in client.lrange(key, 0, -1)}
+
+    def begun(self) -> tuple[dict[tuple[str, str], str], list[KeyTaken]]:
+        """Tokens that a worker has taken or begun on, for all that RQ knows, with their queues.
+
+        And the keys under which something else is kept.
+        """
+        client: Any = self.connection
+        with self._named({Queue.redis_queues_keys: "set"}):
+            names = client.smembers(Queue.redis_queues_keys)
+        prefix = f"{Queue.redis_queue_namespace_prefix}{PREFIX}".encode()
+        queues = [n.removeprefix(prefix).decode() for n in names if n.startswith(prefix) and n.isascii()]
+        found, wrong = dict[tuple[str, str], str](), list[KeyTaken]()
+        for queue in queues:
+            waits = self.queue(queue)
+            kinds: dict[str, str] = {
+                waits.started_job_registry.key: "zset", waits.intermediate_queue_key: "list"
+            }  # fmt: skip
+            begun, taken_off = kinds
+            pipe = client.pipeline(transaction=False).zrange(begun, 0, -1).lrange(taken_off, 0, -1)
+            replies = pipe.execute(raise_on_error=False)
+            if any(isinstance(reply, RedisError) for reply in replies):
+                wrong.append(self._taken(kinds))
+            for names in replies:
+                for name in names if isinstance(names, list) else ():
+                    if (run := token_in(name.partition(b":")[0])) is not None:
+                        found[run] = queue
+        return found, wrong
 
     def taken_by_nobody(self, queue: str) -> list[tuple[str, str]]:
         """Tokens that a worker took from the queue and has not told RQ of: it is about to, or it has died."""
-        found = IntermediateQueue(self.queue(queue).key, self.connection).get_job_ids()
-        return [(session, token) for session, _, token in (name.rpartition("-") for name in found)]
+        key = self.queue(queue).intermediate_queue_key
+        client: Any = self.connection
+        with self._named({key: "list"}):
+            return [run for name in client.lrange(key, 0, -1) if (run := token_in(name)) is not None]
+
+    def forget_workers(self) -> None:
+        """Take workers off RQ's lists whose signs of life have ended."""
+        client: Any = self.connection
+        with self._named({REDIS_WORKER_KEYS: "set"}):
+            names = list(client.smembers(REDIS_WORKER_KEYS))
+        pipe = client.pipeline(transaction=False)
+        for name in names:
+            pipe.exists(name)
+        gone = [name for name, there in zip(names, pipe.execute(), strict=True) if not there]
+        if gone:
+            self._unlist(gone, [name.removeprefix(PREFIX) for name in self._queues])
+
+    def bury(self, worker: str, queues: Sequence[str]) -> None:
+        """Forget a worker that has died: RQ would list it for minutes."""
+        key = f"rq:worker:{worker}".encode()
+        self._unlist([key], queues)
+        self.connection.delete(key)
+
+    def _unlist(self, keys: Sequence[bytes], queues: Iterable[str]) -> None:
+        client: Any = self.connection
+        pipe = client.pipeline(transaction=False)
+        for where in (REDIS_WORKER_KEYS, *(WORKERS_BY_QUEUE_KEY % queue_name(queue) for queue in queues)):
+            pipe.srem(where, *keys)
+        pipe.execute(raise_on_error=False)  # advisory, and where something else is kept nobody is listed
 
     def waiting(self, queues: Iterable[str]) -> dict[str, int]:
-        """How many tokens wait in each queue."""
-        return {queue: len(self.queue(queue)) for queue in queues}
+        """How many tokens wait in each queue; none in one that is no list."""
+        names = list(queues)
+        client: Any = self.connection
+        pipe = client.pipeline(transaction=False)
+        for queue in names:
+            pipe.llen(self.queue(queue).key)
+        counts = pipe.execute(raise_on_error=False) if names else []
+        return {queue: n if isinstance(n, int) else 0 for queue, n in zip(names, counts, strict=True)}

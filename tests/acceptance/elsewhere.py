@@ -18,9 +18,6 @@ from dataclasses import asdict, replace
 from itertools import cycle
 from typing import Any
 
-from rq.job import Job
-from rq.serializers import JSONSerializer
-
 from graflow_ckpt import ExecutionContext
 from graflow_ckpt.core.errors import Fenced, SessionCancelled, Stalled, WorkflowCancelled
 from graflow_ckpt.core.facts import Claim, Outcome
@@ -30,7 +27,7 @@ from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.slice import Worker
 from graflow_ckpt.fleet.status import ENDED, Status
 from graflow_ckpt.fleet.sweeper import Sweeper
-from graflow_ckpt.fleet.tokens import Carrier
+from graflow_ckpt.fleet.tokens import Carrier, token_in
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.layout import keys_of
@@ -249,10 +246,8 @@ class Fleet:
         for name in sorted(redis.smembers("rq:queues")):
             found = redis.lpop(name)
             if found is not None:
-                job = Job.fetch(found.decode(), redis, serializer=JSONSerializer)
-                session, token = job.args
-                job.delete()
-                return session, token
+                redis.delete(b"rq:job:" + found)
+                return token_in(found)
         return None
 
     def _rob(self, session: str) -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graflow_ckpt.interfaces.settings import Resolved
 
 LATE = 5.0  # seconds after which a pool should have given a sign of life
-RQ = ((2, 4), (3,))  # from, and below
+RQ = ((2, 9), (3,))  # from, and below
 _VERDICTS = {"ok": "ok", "warning": "warning", "error": "bad"}
 
 
@@ -66,8 +66,10 @@ def _servers(client: Client, resolved: Resolved) -> Iterator[Finding]:
 def _rq() -> Finding:
     version = metadata.version("rq")
     number = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
-    if not RQ[0] <= number < RQ[1]:
-        return Finding("rq", "warning", f"{version}; from 2.4 on and below 3 is what this is tested with")
+    if number < RQ[0]:
+        return Finding("rq", "bad", f"{version} is too old: pip install -U 'rq>=2.9,<3'")
+    if number >= RQ[1]:
+        return Finding("rq", "warning", f"{version}; from 2.9 on and below 3 is what this is tested with")
     return Finding("rq", "ok", version)
 
 

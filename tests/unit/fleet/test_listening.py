@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import signal
-from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from rq import Queue
 from rq.serializers import JSONSerializer
 
 from graflow_ckpt.fleet.listening import Listening, NoAlarm
-from graflow_ckpt.fleet.tokens import RUN_SLICE
+from graflow_ckpt.fleet.slice import serve
 from graflow_ckpt.links.redis import open_link
 from tests.servers import Server
 
@@ -87,21 +86,66 @@ def test_no_thread_listens_for_orders_of_rq(worker: Listening) -> None:
     assert worker.pubsub_thread is None
 
 
-def test_a_job_that_is_no_token_is_removed_and_never_called(worker: Listening, tmp_path: Path) -> None:
-    queue = Queue("q", connection=worker.connection, serializer=JSONSerializer)
-    worker.register_birth()
-    victim = tmp_path / "precious"
-    victim.touch()
-    for function, args in (
-        ("os.remove", (str(victim),)),
-        (RUN_SLICE, ("no session!", "e1t1")),
-        (RUN_SLICE, ("s", "../e1t1")),
-        (RUN_SLICE, ("s",)),
-        (RUN_SLICE, (["s"], "e1t1")),
-    ):
-        job = queue.enqueue_call(function, args=args)
+JUNK = [
+    b"\xff",
+    b"",
+    b"evil",
+    b"s-e1t1 ",
+    b"s-e1t",
+    b"../s-e1t1",
+    b"s-e1t1\n",
+    b"s" * 65 + b"-e1t1",
+    "s-e1t²".encode(),
+]
 
-        worker.execute_job(job, queue)
 
-        assert not worker.connection.exists(job.key)
-    assert victim.exists()
+@pytest.mark.parametrize("queues", [["q"], ["q", "r"]])
+def test_a_name_that_is_no_token_s_is_removed_and_nothing_is_read_for_it(
+    redis_server: Server, redis_url: str, queues: list[str]
+) -> None:
+    worker = Listening(
+        queues, "w", connection=redis_server.client(), serializer=JSONSerializer, worker_ttl=75
+    )
+    redis: Any = worker.connection
+    redis.rpush("rq:queue:q", *JUNK, "s-e1t1")
+    redis.set("rq:job:s-e1t1", "no hash at all")
+
+    found = worker.dequeue_job_and_maintain_ttl(None)
+
+    assert found is not None
+    job, queue = found
+    assert (job.id, queue.name) == ("s-e1t1", "q")
+    assert redis.lrange("rq:queue:q:intermediate", 0, -1) == ([b"s-e1t1"] if len(queues) == 1 else [])
+
+
+@pytest.mark.parametrize(
+    "key", ["rq:wip:q", "rq:workers", "rq:workers:q", "rq:job:s-e1t1", "rq:executions:s-e1t1", "rq:queue:r"]
+)
+def test_what_cannot_be_written_to_rq_s_lists_is_named_and_the_slice_runs(
+    redis_server: Server, redis_url: str, key: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    connection = redis_server.client()
+    made = Listening(["r", "q"], "w", connection=connection, serializer=JSONSerializer, worker_ttl=75)
+    made.worker = Mute()  # type: ignore[assignment]
+    serve(made.worker)
+    connection.set(key, "junk")
+    connection.rpush("rq:queue:q", "s-e1t1")
+
+    made.register_birth()
+    found = made.dequeue_job_and_maintain_ttl(1)
+    assert found is not None
+    made.execute_job(*found)
+    made.register_death()
+
+    assert Mute.ran == [("s", "e1t1")]
+    assert f"{key} is a string, not a" in caplog.text
+
+
+class Mute:
+    """A worker that notes what it is to run."""
+
+    ran: ClassVar[list[tuple[str, str]]] = []
+    worn = False
+
+    def run(self, session: str, token: str) -> None:
+        self.ran[:] = [(session, token)]

@@ -90,3 +90,12 @@ def test_modules_are_loaded_before_there_are_children(
     run(PoolSettings(redis_url, preload=("loaded_once",)))
 
     assert sys.__dict__.pop("loaded_once")
+
+
+def test_a_version_of_rq_whose_workers_never_start_is_refused_by_name(
+    redis_url: str, keyring: Keyring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools, "VERSION", "2.8.0")
+
+    with pytest.raises(GraflowError, match=r"RQ 2\.8\.0 is too old.*rq>=2\.9"):
+        run(PoolSettings(redis_url))

@@ -87,7 +87,7 @@ def test_what_a_worker_has_begun_on_is_known_in_all_our_queues(carrier: Carrier)
     assert job is not None
     SimpleWorker([queue], connection=carrier.connection, serializer=JSONSerializer).prepare_execution(job)
 
-    assert carrier.begun() == {("a-session-with-dashes", "e1t1")}
+    assert carrier.begun() == ({("a-session-with-dashes", "e1t1"): "gpu"}, [])
 
 
 def test_in_mid_work_a_queue_that_is_away_is_left_to_a_steward(

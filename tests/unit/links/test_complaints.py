@@ -15,7 +15,7 @@ from graflow_ckpt.core.errors import (
     ServerReadOnly,
     ServerRefuses,
 )
-from graflow_ckpt.links.complaints import in_our_words, taken, translated
+from graflow_ckpt.links.complaints import code_of, in_our_words, taken, translated
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,17 @@ def test_each_complaint_has_its_kind(reply: str, kind: type[ServerError]) -> Non
     assert type(said) is kind
     assert said.address == "redis://h:1/0"
     assert str(said).startswith("redis://h:1/0 ")
+
+
+def test_an_error_within_a_pipeline_keeps_its_word(redis_url: str) -> None:
+    client = redis.Redis.from_url(redis_url)
+    client.set("text", "x")
+
+    with pytest.raises(redis.ResponseError) as error:
+        client.pipeline(transaction=False).hget("text", "f").execute()
+
+    assert code_of(error.value) == "WRONGTYPE"
+    client.close()
 
 
 def test_an_error_of_a_script_keeps_its_word() -> None:

@@ -19,9 +19,9 @@ from graflow_ckpt.stores.names import META, PARTS, contents_in_order
 from graflow_ckpt.stores.strays import strays
 
 ADVICE: Final = {
-    "unreadable": "its metadata is damaged: checkpoints repair",
+    "unreadable": "its metadata is damaged: delete it, or copy it from a good store",
     "locked": "it is encrypted with a key that is not here",
-    "lacking": "a part is not there, or has another size: checkpoints repair",
+    "lacking": "a part is not there, or has another size: delete it, or copy it from a good store",
     "part": "nothing refers to it: to be deleted by hand, if no copy of its meta is to be had",
     "staged": "a save was never committed: the next run of the session takes it away",
     "loose": "a save was never committed: the next run of the session takes it away",

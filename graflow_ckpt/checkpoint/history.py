@@ -9,7 +9,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.archive import Found, find
@@ -17,7 +17,13 @@ from graflow_ckpt.checkpoint.inventory import COUNTS
 from graflow_ckpt.checkpoint.model import NOT_JSON
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.apply import apply
-from graflow_ckpt.core.errors import CheckpointError, NoGoodCheckpoint, UnknownKey, UnsafeCheckpoint
+from graflow_ckpt.core.errors import (
+    CheckpointError,
+    JournalDamaged,
+    NoGoodCheckpoint,
+    UnknownKey,
+    UnsafeCheckpoint,
+)
 from graflow_ckpt.core.protocols import Readable
 from graflow_ckpt.core.state import SessionState
 
@@ -91,12 +97,21 @@ def replay(
     session: str,
     *,
     closed: bool = False,
+    at_damage: Callable[[JournalDamaged], object] | None = None,
 ) -> int:
-    """Apply the journal's records after the cut; how many there were. `closed`: opens no pickle."""
+    """Apply the journal's records after the cut; how many there were. `closed`: opens no pickle.
+
+    `at_damage`: the records before a damaged one count, and this is called with the damage.
+    """
     applied = 0
-    for _, record in records(store, keyring, state.sequence, found, session, closed=closed):
-        apply(state, record.ops, record.now)
-        applied += 1
+    try:
+        for _, record in records(store, keyring, state.sequence, found, session, closed=closed):
+            apply(state, record.ops, record.now)
+            applied += 1
+    except JournalDamaged as error:
+        if at_damage is None:
+            raise
+        at_damage(error)
     return applied
 
 

@@ -156,7 +156,8 @@ def _any_frame(raw: bytes, offset: int) -> bool:
 def damaged(session: str, epoch: int, offset: int, why: str) -> JournalDamaged:
     return JournalDamaged(
         f"The journal of session {session} (epoch {epoch}) is damaged at byte {offset}: {why}.",
-        hint="Resume from a checkpoint that you name: graflow-ckpt checkpoints list.",
+        hint=f"Use what stands before it: graflow-ckpt resume {session} --until-damage (in a program: "
+        "until_damage=True). Or resume from a checkpoint that you name: graflow-ckpt checkpoints list.",
         session=session,
         epoch=epoch,
         offset=offset,

@@ -18,6 +18,7 @@ Kind = Literal[
     "checkpoint_saved",
     "checkpoint_failed",
     "checkpoint_restored",
+    "journal_damaged",  # with until_damage: what stands before the damage counts, the rest is lost
     "restore_failed",  # of one checkpoint that was passed over, or of all: then path is ""
     "list_failed",  # retention could not read the store: old checkpoints stay
     "delete_failed",  # of one checkpoint that retention does not keep

@@ -241,6 +241,11 @@ class _Execution:
                 ops = []
                 cutter.save("rewind", None, None)  # a resume looks for it in the store
             self.home.rewound(context.found)
+        if self.home.damage is not None:
+            session.commit(ops)
+            ops = []
+            cutter.save("until-damage", None, None)  # what is damaged is older than this, and read no more
+            self.home.damage = None
         if self.settings.durability == "journal":
             if context.found is None:
                 session.commit(ops)

@@ -29,6 +29,7 @@ from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
     CheckpointError,
     GraflowError,
+    JournalDamaged,
     JournalFailed,
     SaveOutcomeUnknown,
 )
@@ -56,6 +57,7 @@ class Home:
         self.save_error: Exception | None = None  # of the last save, unless a later one has succeeded
         self.told_slow = False  # saves; a session says so once
         self.passed: list[tuple[str, CheckpointError]] = []  # cuts that the last `newest` could not use
+        self.damage: JournalDamaged | None = None  # where the journal that was replayed ends too early
         self.last: CheckpointMetadata | None = None
         self.workflow = ""
         self.allowance = Allowance()

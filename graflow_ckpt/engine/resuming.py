@@ -22,6 +22,7 @@ from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.errors import (
     GraflowError,
     InDoubt,
+    JournalDamaged,
     NoSession,
     SessionCancelled,
     SessionError,
@@ -30,6 +31,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.events import Kind
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.inputs import Channel
@@ -89,6 +91,8 @@ def _newest(context: ExecutionContext) -> Found | None:
     seconds = monotonic() - began
     for path, why in home.passed:
         emit("restore_failed", path=path, error=str(why), error_type=type(why).__name__)
+    if home.damage is not None:
+        emit("journal_damaged", error=str(home.damage), error_type=type(home.damage).__name__)
     if found is not None:
         emit("checkpoint_restored", path=found.path, seconds=seconds, bytes=found.metadata.size)
         tell("LOAD", seconds, found.path, context.session_id, settings.slow_save)
@@ -111,8 +115,26 @@ def load(context: ExecutionContext, found: Found) -> None:
     state = restore(found.facts, payload)
     home.continue_from(found)
     if not context.rewinds:
-        context.replayed = history.replay(home.store, home.keyring, state, found, context.session_id)
+        context.replayed = _replay(context, state, found)
     adopt(context, found, payload, MemorySession(state))
+
+
+def _replay(context: ExecutionContext, state: SessionState, found: Found) -> int:
+    """Apply the journal after the cut; up to a damaged record, if the settings say so."""
+    home = context.home
+    home.damage = None
+
+    def note(error: JournalDamaged) -> None:
+        home.damage = error
+        log.warning(
+            "%s The session continues from step %d: what was committed after it is lost and runs again.",
+            error.message,
+            state.steps,
+            extra={"session": context.session_id, "step": state.steps},
+        )
+
+    at_damage = note if context.settings.until_damage else None
+    return history.replay(home.store, home.keyring, state, found, context.session_id, at_damage=at_damage)
 
 
 def adopt(

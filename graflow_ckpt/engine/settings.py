@@ -50,6 +50,7 @@ class Settings:
     grace: float = 30.0
     unsafe_pickle: bool = False
     take_over: bool = False
+    until_damage: bool = False  # of a damaged journal the records before the damage count
     in_doubt: tuple[tuple[str, str], ...] = ()  # answers for on_interrupted="ask"
     slow_save: float = field(default_factory=slow_after)  # seconds from which on a save is said to be slow
     options: tuple[tuple[str, str], ...] = ()  # as somebody typed them; checkpoints keep them for `resume`

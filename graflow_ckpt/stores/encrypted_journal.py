@@ -17,8 +17,9 @@ import struct
 import threading
 from collections.abc import Iterator
 from typing import Final
+from zlib import crc32
 
-from graflow_ckpt.core.errors import JournalDamaged, UnknownKey, UnsafeCheckpoint
+from graflow_ckpt.core.errors import UnknownKey, UnsafeCheckpoint
 from graflow_ckpt.core.protocols import Journal
 from graflow_ckpt.stores.encryption import AESGCM, InvalidTag, derived
 from graflow_ckpt.stores.keys import Keyring
@@ -30,6 +31,8 @@ _MAGIC: Final = b"GJE\x01"
 _HEAD: Final = struct.Struct("<4s16sB")
 _FRAME: Final = struct.Struct("<2sII12s")
 _MARK: Final = b"GF"
+_DAMAGED: Final = b"?" + struct.pack("<2sII16sB", b"GJ", 1, crc32(b"?"), bytes(16), ord("?"))
+"""A bad frame with one after it that looks good: damage, for whoever reads the journal within."""
 
 
 class Segment:
@@ -57,22 +60,23 @@ class Segment:
 
 
 def read(keyring: Keyring, place: Place, raw: bytes) -> bytes:
-    """The frames of a segment, one after the other."""
+    """Return the frames of a segment, one after the other; at a damaged one end with `_DAMAGED`."""
     if not raw.strip(b"\0") or raw.startswith(bytes(len(_MAGIC))):
         return b""
     found = _opened(keyring, place, raw)
     if found is None:
         return b""  # the first append was cut off
     cipher, at = found
-    frames, number = [], 0
+    frames: list[bytes] = []
+    number = 0
     while (frame := _frame(cipher, raw, at)) is not None:
         found_number, data, end = frame
         if found_number != number:
-            raise _damaged(place, at, f"frame {number} is missing")
+            return b"".join(frames) + _DAMAGED
         frames.append(data)
         number, at = number + 1, end
     if any(_frame(cipher, raw, later) is not None for later in _marks(raw, at)):
-        raise _damaged(place, at, "a damaged frame has good ones after it")
+        return b"".join(frames) + _DAMAGED
     return b"".join(frames)
 
 
@@ -129,14 +133,3 @@ def _marks(raw: bytes, at: int) -> Iterator[int]:
 def _key(secret: bytes, place: Place, salt: bytes) -> bytes:
     session, epoch, after = place
     return derived(secret, "graflow_ckpt 2026 encryption of journals", session, str(epoch), str(after), salt)
-
-
-def _damaged(place: Place, at: int, why: str) -> JournalDamaged:
-    session, epoch, _ = place
-    return JournalDamaged(
-        f"The journal of session {session} (epoch {epoch}) is damaged at byte {at}: {why}.",
-        hint="Resume from a checkpoint that you name: graflow-ckpt checkpoints list.",
-        session=session,
-        epoch=epoch,
-        offset=at,
-    )

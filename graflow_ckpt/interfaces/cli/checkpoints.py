@@ -2,7 +2,7 @@
 
 prune, delete, clear    pruning.py clearing.py        stats           statistics.py
 copy, export, import    travelling.py                 diff, bisect    inquiry.py
-repair, audit           mending.py inspecting.py      fork, sync      forking.py syncing.py
+audit                   inspecting.py                 fork            forking.py
 backup, vacuum          care.py                       sync            syncing.py
 """
 
@@ -17,7 +17,6 @@ from graflow_ckpt.interfaces.cli.configuration import fleet
 from graflow_ckpt.interfaces.cli.forking import fork
 from graflow_ckpt.interfaces.cli.inquiry import bisect, diff
 from graflow_ckpt.interfaces.cli.inspecting import audit
-from graflow_ckpt.interfaces.cli.mending import repair
 from graflow_ckpt.interfaces.cli.options import (
     common,
     complete_places,
@@ -59,14 +58,14 @@ COLUMNS = ("path", "session", "workflow", "step", "status", "cause", "age", "siz
 
 
 @click.group(
-    "checkpoints", short_help="List, compare, copy and mend checkpoints; take one of a fleet's session."
+    "checkpoints", short_help="List, compare, copy and delete checkpoints; take one of a fleet's session."
 )
 def command() -> None:
     """List, show, compare and verify checkpoints, take one of a fleet's session, copy them to another
-    store, mend what is damaged, and delete what is not needed."""
+    store, and delete what is not needed."""
 
 
-for _command in (prune, delete, clear, stats, diff, bisect, fork, copy, export, import_, repair, audit, sync):
+for _command in (prune, delete, clear, stats, diff, bisect, fork, copy, export, import_, audit, sync):
     command.add_command(_command)
 for _command in (backup, vacuum):
     command.add_command(_command)

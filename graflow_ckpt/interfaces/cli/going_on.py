@@ -41,7 +41,8 @@ def go_on(manner: Manner, place: Place, wishes: Wishes, *, rewind: bool, fork: s
         _check_not_gone_on(place, rewind)
         if is_kept(place):
             _rewind(place, wishes.take_over)
-    state, _ = standing(place.kept_in, place.found, journal=not place.named)
+    journal, until_damage = not place.named, wishes.until_damage
+    state, _ = standing(place.kept_in, place.found, journal=journal, until_damage=until_damage)
     if state.status == "completed":
         manner.note(f"session {place.session} is finished ({state.steps} steps); nothing runs")
         if manner.json:

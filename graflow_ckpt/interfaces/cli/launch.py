@@ -35,6 +35,7 @@ class Wishes:
     changed: str | None = None
     in_doubt: tuple[tuple[str, str], ...] = ()
     take_over: bool = False
+    until_damage: bool = False
     inputs: dict[str, Any] = field(default_factory=dict)  # Any: JSON
     log_level: str | None = None
     progress: bool = True
@@ -44,6 +45,7 @@ class Wishes:
         wished = {
             "resume": self.resume, "durability": self.durability, "changed": self.changed,
             "in_doubt": self.in_doubt or None, "take_over": self.take_over or None,
+            "until_damage": self.until_damage or None,
         }  # fmt: skip
         settings = {name: value for name, value in wished.items() if value is not None}
         return {**settings, "options": tuple(self.options().items())}

@@ -101,6 +101,8 @@ def running(function: F) -> F:
         click.option("--in-doubt", multiple=True, callback=words.parse_answers,
                      metavar="TASK=rerun|skip|fail",
                      help="What to do with a task that was running when its process died."),
+        click.option("--until-damage", is_flag=True,
+                     help="Use a damaged journal up to the damage; what was committed after it is lost."),
         click.option("--take-over", is_flag=True, help="Take the session from an owner who is still alive."),
         click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
                      help="Show what the engine logs."),

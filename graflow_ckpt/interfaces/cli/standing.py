@@ -19,13 +19,17 @@ from graflow_ckpt.core.state import SessionState
 _PLACEHOLDER = ("plain", b"\xc0")
 
 
-def standing(store: CheckpointStore, found: Found, *, journal: bool) -> tuple[SessionState, int]:
+def standing(
+    store: CheckpointStore, found: Found, *, journal: bool, until_damage: bool = False
+) -> tuple[SessionState, int]:
     """The state at a cut, and with `journal` what the records after it make of it; how many."""
     state = restore(found.facts, _no_values(found.facts))
     if not journal:
         return state, 0
     session = found.meta["session_id"]
-    return state, history.replay(store, Keyring.for_store(store), state, found, session, closed=True)
+    at_damage = (lambda error: None) if until_damage else None  # the run itself reports it
+    keys = Keyring.for_store(store)
+    return state, history.replay(store, keys, state, found, session, closed=True, at_damage=at_damage)
 
 
 def _no_values(facts: Document) -> dict[str, Any]:

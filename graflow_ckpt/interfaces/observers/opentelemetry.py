@@ -89,7 +89,7 @@ class Tracing(Tracer):
                 self._restored[event.session] = event
             case "session_finished":  # it had ended before: there is nothing to make a span of
                 self._restored.pop(event.session, None)
-            case "session_went_back" | "task_late" | "restore_failed":
+            case "session_went_back" | "task_late" | "restore_failed" | "journal_damaged":
                 self._note(event)
             case _:
                 pass

@@ -90,7 +90,7 @@ class PrometheusObserver:
                 self._errors.labels("save", facts["error_type"]).inc()
             case "checkpoint_restored":
                 self._restores.labels(facts["backend"]).observe(facts["seconds"])
-            case "restore_failed":
+            case "restore_failed" | "journal_damaged":
                 self._errors.labels("restore", facts["error_type"]).inc()
             case "list_failed":
                 self._errors.labels("list", facts["error_type"]).inc()

@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.auditing import audit
+from graflow_ckpt.checkpoint.codec import encode
+from graflow_ckpt.checkpoint.describing import metadata_of
+from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.sqlite import SqliteStore
-from tests.unit.checkpoint import stocked
+from tests.unit.checkpoint import stocked, trios
 from tests.unit.checkpoint.test_copying import append
 
 
@@ -122,3 +126,21 @@ def test_of_other_stores_it_says_that_it_has_not_looked_everywhere() -> None:
 
     assert (found.checkpoints, found.orphans, found.whole) == (1, (), False)
     store.forget()
+
+
+def test_what_a_checkpoint_shares_is_missed(tmp_path: Path) -> None:
+    store = SqliteStore(f"sqlite:///{tmp_path}/shared.db")
+    snapshot = capture(trios.state("s", ("put", "large", encode(b"x" * 100_000), -1)))
+    snapshot.facts["epoch"] = 1
+    path = f"{store.folder}/session_s_step_1_17-1.pkl"
+    meta = metadata_of(snapshot, stocked._program, path=path, sequence=1, cause="policy", user=None)
+    archive.save(store, trios.RING, None, snapshot, stocked._program, meta)
+    assert audit(store).orphans == ()
+    with closing(sqlite3.connect(f"{tmp_path}/shared.db")) as database, database:
+        database.execute("DELETE FROM holds")
+    database.close()
+
+    (orphan,) = audit(store).orphans
+
+    assert orphan.kind == "lacking"
+    assert orphan.why.startswith("content ")

@@ -21,7 +21,6 @@ from graflow_ckpt.checkpoint.digest import CHUNK
 from graflow_ckpt.checkpoint.inventory import inventory
 from graflow_ckpt.checkpoint.portable import PortableFile, PortableWriter
 from graflow_ckpt.checkpoint.pruning import Guard, carry_out, plan
-from graflow_ckpt.checkpoint.repairing import Repair
 from graflow_ckpt.checkpoint.retention import KeepLast, KeepWithin, OfAll
 from graflow_ckpt.checkpoint.sizes import bytes_of
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, TooLarge
@@ -358,12 +357,10 @@ def test_a_content_that_is_damaged_in_a_bucket_is_found_and_stored_anew_by_the_n
     assert audit(bucket.store).orphans == ()
     bucket.damage()
 
-    (damage,) = Repair(bucket.store, RING, str(tmp_path / "aside")).look([found.path])
     with pytest.raises(CheckpointCorrupt):
         load(bucket.store, first)
     save(bucket.store, second, sequence=2, x=array(1))
 
-    assert damage.path == found.path
     assert (load(bucket.store, second)["x"] == array(1)).all()
     assert bucket.stored() == [100_000] * 2  # the damaged one is the first one's
     bucket.store.delete(found.path)
@@ -466,25 +463,6 @@ def test_what_pruning_frees_is_what_nobody_else_holds(store: CheckpointStore) ->
     assert len(what.cuts) == 2
     assert 200_000 < what.size < 250_000
     assert carry_out(store, what).size == what.size
-
-
-def test_repairing_keeps_what_a_damaged_checkpoint_held_aside(
-    store: CheckpointStore, kept: Kept, tmp_path: Path
-) -> None:
-    found = save(store, "a.pkl", x=[array(1), array(2)])
-    names = {entry["name"] for entry in found.meta["contents"]}
-    kept.damage()
-    repair = Repair(store, RING, str(tmp_path / "aside"))
-
-    (damage,) = repair.look([found.path])
-    done = repair.mend(damage)
-
-    assert done.done == "set aside"
-    aside = [path for name in names for path in (tmp_path / "aside").rglob(f"*{name}*")]
-    assert len(aside) == len(names)
-    assert {str(path) for path in aside} <= set(done.kept)
-    assert {path.stat().st_size for path in aside} == {100_000}
-    assert kept.stored() == []
 
 
 def test_an_audit_finds_what_a_killed_save_has_left_and_not_what_is_held(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -386,7 +387,7 @@ def test_a_frame_with_good_ones_after_it_is_damage_if_it_is_changed_or_missing(s
         raw[:third] + raw[first:],
     ):
         with pytest.raises(JournalDamaged):
-            frames_of(damaged, epoch)
+            list(journal.read(OLD, "s", epoch, 3, frames_of(damaged, epoch)))
 
 
 def test_a_segment_opens_at_its_place_only(store: Encrypted) -> None:

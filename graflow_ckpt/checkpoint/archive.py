@@ -26,7 +26,14 @@ from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.bringing import alone
 from graflow_ckpt.checkpoint.contents import Depositor, put_together
 from graflow_ckpt.checkpoint.digest import Digest, DigestingSink, VerifyingSource
-from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_schema, parse, upgrade
+from graflow_ckpt.checkpoint.model import (
+    CheckpointMetadata,
+    Document,
+    check_needs,
+    check_schema,
+    parse,
+    upgrade,
+)
 from graflow_ckpt.checkpoint.program import Program
 from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
 from graflow_ckpt.checkpoint.snapshot import Snapshot
@@ -198,6 +205,7 @@ def _find(store: Readable, keyring: Keyring, path: str, raw: bytes) -> Found:
         raise type(error)(
             f"Checkpoint {path}: {error.message}", hint=error.hint, path=path, **error.ids
         ) from None
+    check_needs(path, meta)
     stage = _stage_in(path, meta)
     body = _read(store, path, meta, "state.json", stage)
     facts = parse(path, body, ".state.json")
@@ -277,7 +285,7 @@ def taken(
     def read(raw: bytes) -> T:
         meta = parse(path, raw, ".meta.json")
         if keyring is None:
-            check_schema(path, meta.get("schema_version"))
+            check_needs(path, meta)
         else:
             _find(store, keyring, path, raw)
         stage = str(meta.get("stage", ""))
@@ -296,7 +304,7 @@ def described(store: Readable, path: str) -> Document:
 
     def read(raw: bytes) -> Document:
         meta = parse(path, raw, ".meta.json")
-        check_schema(path, meta.get("schema_version"))
+        check_needs(path, meta)
         stage = _stage_in(path, meta)
         _read(store, path, meta, "state.json", stage)
         check_values(store, Found(path, meta, {}, stage))

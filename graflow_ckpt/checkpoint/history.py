@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.archive import Found, find
@@ -21,6 +22,7 @@ from graflow_ckpt.core.errors import (
     CheckpointError,
     JournalDamaged,
     NoGoodCheckpoint,
+    SchemaUnsupported,
     UnknownKey,
     UnsafeCheckpoint,
 )
@@ -32,7 +34,8 @@ _NO_META = (*NOT_JSON, TypeError, KeyError)
 
 def newest(store: Readable, keyring: Keyring, session: str) -> Iterator[tuple[str, Found | CheckpointError]]:
     """A session's checkpoints of the current line of history, newest first, each verified or with
-    the reason why not."""
+    the reason why not. SchemaUnsupported at one that this version cannot read: what is below it is older
+    than what the session has done."""
     lines = store.lines(session)
     metas: list[tuple[int, int, str, bytes]] = []
     for path, raw in store.list(session):
@@ -42,6 +45,8 @@ def newest(store: Readable, keyring: Keyring, session: str) -> Iterator[tuple[st
     for _, _, path, raw in sorted(metas, key=lambda m: (m[0], m[1], m[2]), reverse=True):
         try:
             found = find(store, keyring, path, raw)
+        except SchemaUnsupported:
+            raise  # what is newer than this version is not gone back behind
         except CheckpointError as error:
             yield path, error
         else:
@@ -127,6 +132,7 @@ def records(
     """What the journal has after the cut, whose state is that of transition `after`: each record, and its
     payload. One that is missing is `JournalDamaged`."""
     base_epoch = int(found.meta["epoch"]) if found else 0
+    python = str(found.meta.get("python", "")) if found else ""
     sequence = int(found.meta["sequence"]) if found else 0
     opened = [line.epoch for line in store.lines(session) if line.sequence == sequence]
     floor = max([base_epoch, *(epoch for epoch in opened if epoch > base_epoch)])
@@ -134,7 +140,7 @@ def records(
     for number, (epoch, start, raw) in enumerate(segments):
         void = min((s[1] for s in segments[number + 1 :] if s[0] > epoch), default=sys.maxsize)
         for payload in journal.read(keyring, session, epoch, start, raw):
-            record = journal.unpack(payload, closed=closed)
+            record = journal.unpack(payload, closed=closed, python=python if epoch == base_epoch else "")
             if record.sequence <= after or record.sequence > void:
                 continue
             if record.sequence != after + 1:
@@ -153,9 +159,10 @@ def cause_of(raw: bytes) -> str:
 
 def newest_path(store: Readable, keyring: Keyring, session: str, beside: str = "") -> str | None:
     """The path of a session's newest good checkpoint other than `beside`."""
-    for path, found in newest(store, keyring, session):
-        if isinstance(found, Found) and path != beside:
-            return path
+    with suppress(SchemaUnsupported):
+        for path, found in newest(store, keyring, session):
+            if isinstance(found, Found) and path != beside:
+                return path
     return None
 
 

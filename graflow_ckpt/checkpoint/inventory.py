@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from graflow_ckpt.checkpoint.model import NOT_JSON, size_of
+from graflow_ckpt.checkpoint.model import NOT_JSON, lacking, size_of
 from graflow_ckpt.checkpoint.retention import Cut
 from graflow_ckpt.checkpoint.sizes import bytes_of, shared_in
 from graflow_ckpt.core.errors import BadSessionId
@@ -51,8 +51,11 @@ def inventory(store: Readable, session: str | None = None) -> Inventory:
         if cut is None:
             named = _OWN_NAME.match(os.path.basename(path))
             unreadable.append(
-                Cut(path, named[1] if named else "", status=UNREADABLE, cause="", size=len(raw))
-            )
+                Cut(
+                    path, named[1] if named else "", status=UNREADABLE, cause="", size=len(raw),
+                    lacks=_lacking(raw),
+                )
+            )  # fmt: skip
         elif session in (None, cut.session):  # else a copy of another one's, under this one's name
             cuts.append(cut)
     return Inventory(tuple(cuts), tuple(unreadable))
@@ -81,9 +84,19 @@ def cut_of(path: str, raw: bytes, place: Contents | None = None) -> Cut | None:
             metrics=_numbers(meta.get("user_metadata")),
             parent=_text(meta.get("parent")) or None,
             origin=_text(meta.get("origin")) or None,
+            lacks=lacking(meta),
         )
     except (*NOT_JSON, KeyError, TypeError, OverflowError, BadSessionId):
         return None
+
+
+def _lacking(raw: bytes) -> tuple[str, ...]:
+    """Of a meta that says nothing else: it may be of a later version."""
+    try:
+        meta = json.loads(raw)
+    except NOT_JSON:
+        return ()
+    return lacking(meta) if isinstance(meta, dict) and "schema_version" in meta else ()
 
 
 def seconds(created_at: object) -> float:

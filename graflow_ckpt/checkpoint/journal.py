@@ -1,6 +1,7 @@
 """The journal: the transitions since a cut, one sealed record each.
 
-    segment  frames; the first one's payload is the id of the key
+    segment  frames; the first one's payload is the id of the key, a zero byte, and the number of the format
+             (the id alone: format 1)
     frame    "GJ"  length:u32  crc32:u32  mac:16  payload          (little endian)
     payload  msgpack [sequence, now, op, …]; a live cell is an extension of type 1, its pickle
 
@@ -14,15 +15,19 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgpack
 
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
 from graflow_ckpt.checkpoint.seal import Chain, Keyring
-from graflow_ckpt.core.errors import JournalDamaged, UnknownKey
+from graflow_ckpt.core.errors import JournalDamaged, SchemaUnsupported, UnknownKey
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.values import Live
+
+FORMAT = 1
+"""The number of what is described here; a reader refuses another one by name."""
 
 MAGIC = b"GJ"
 _HEAD = struct.Struct("<2sII16s")
@@ -46,7 +51,7 @@ class Writer:
     def __init__(self, keyring: Keyring, session: str, epoch: int, after: int) -> None:
         key_id, secret = keyring.signing
         self._chain = Chain(secret, start(session, epoch, after))
-        self.head = self.frame(key_id.encode())
+        self.head = self.frame(b"%b\0%d" % (key_id.encode(), FORMAT))
 
     def frame(self, payload: bytes) -> bytes:
         mac = self._chain.next(payload)
@@ -70,20 +75,21 @@ def _pack_live(value: Any) -> msgpack.ExtType:
     raise TypeError(f"an op holds a {type(value).__name__}")
 
 
-def unpack(payload: bytes, *, closed: bool = False) -> Record:
+def unpack(payload: bytes, *, closed: bool = False, python: str = "") -> Record:
     """The record of a payload; opens pickles, so only for payloads whose mac has been checked.
 
     `closed` leaves them closed: the live values are None then, for whoever wants the facts alone.
+    `python`: the version that wrote it, if that is known.
     """
-    hook = _leave_live if closed else _unpack_live
+    hook = _leave_live if closed else partial(_unpack_live, python)
     sequence, now, *ops = msgpack.unpackb(
         payload, ext_hook=hook, use_list=False, strict_map_key=False, unicode_errors="surrogatepass"
     )
     return Record(sequence, now, list(ops))
 
 
-def _unpack_live(code: int, data: bytes) -> Any:
-    return Live(load_live(data)) if code == _LIVE else msgpack.ExtType(code, data)
+def _unpack_live(python: str, code: int, data: bytes) -> Any:
+    return Live(load_live(data, python)) if code == _LIVE else msgpack.ExtType(code, data)
 
 
 def _leave_live(code: int, data: bytes) -> Any:
@@ -103,6 +109,8 @@ def read(keyring: Keyring, session: str, epoch: int, after: int, raw: bytes) -> 
             raise damaged(session, epoch, offset, "a record was changed, moved or sealed with another key")
         if not first:
             yield payload
+        elif (number := _format(payload)) != b"%d" % FORMAT:
+            raise unknown_format(session, epoch, number)
         offset += _HEAD.size + len(payload)
     if _any_frame(raw, offset):
         raise damaged(session, epoch, offset, "a damaged record has good ones after it")
@@ -111,11 +119,36 @@ def read(keyring: Keyring, session: str, epoch: int, after: int, raw: bytes) -> 
 def key_of(raw: bytes) -> str | None:
     """The id of the key that a segment says it is sealed with; None, if it has no frame."""
     found = _frame(raw, 0)
-    return found[0].decode(errors="replace") if found is not None else None
+    return _key_id(found[0]) if found is not None else None
+
+
+def is_known(raw: bytes) -> bool:
+    """Whether a segment says that it has a format that can be read here; unverified."""
+    found = _frame(raw, 0)
+    return found is None or _format(found[0]) == b"%d" % FORMAT
+
+
+def unknown_format(session: str, epoch: int, number: bytes) -> SchemaUnsupported:
+    return SchemaUnsupported(
+        f"The journal of session {session} (epoch {epoch}) has format {number.decode(errors='replace')}, "
+        "which this graflow-ckpt does not know.",
+        hint="Upgrade graflow-ckpt here. Nothing was changed.",
+        session=session,
+        epoch=epoch,
+        version=number.decode(errors="replace"),
+    )
+
+
+def _key_id(head: bytes) -> str:
+    return head.partition(b"\0")[0].decode(errors="replace")
+
+
+def _format(head: bytes) -> bytes:
+    return head.partition(b"\0")[2] or b"1"
 
 
 def _secret(keyring: Keyring, payload: bytes, session: str, epoch: int) -> bytes:
-    key_id = payload.decode(errors="replace")
+    key_id = _key_id(payload)
     secret = keyring.secret(key_id)
     if secret is None:
         raise UnknownKey(

@@ -21,6 +21,9 @@ Document = dict[str, Any]  # JSON as parsed
 NOT_JSON = (ValueError, RecursionError)
 """What parsing raises; the second one for brackets nested by the thousand."""
 
+NEEDS: frozenset[str] = frozenset()
+"""What of a meta's `needs` this version knows: features without which a checkpoint would be misread."""
+
 UPGRADES: dict[str, tuple[str, Callable[[Document, Document], tuple[Document, Document]]]] = {}
 """schema -> (next schema, (meta, state) -> (meta, state)); values are never touched."""
 
@@ -67,6 +70,7 @@ class CheckpointMetadata:
     origin: str | None = None  # the checkpoint that the session was forked from
     trace_context: dict[str, str] | None = None  # W3C headers of the run that has saved it
     original_trace_id: str | None = None  # of the session's first run
+    needs: list[str] = field(default_factory=list)  # what a reader has to know
     size: int = 0  # bytes of its values and control facts
 
     @classmethod
@@ -170,6 +174,27 @@ def check_schema(path: str, version: object) -> None:
             f"Migration required: upgrade graflow_ckpt to read {path}.",
             path=path,
             version=version,
+        )
+
+
+def lacking(meta: Document) -> tuple[str, ...]:
+    """What a reader of a checkpoint has to know and this version does not; good for unverified metas, too."""
+    version, needs = meta.get("schema_version"), meta.get("needs", [])
+    schema = () if version in supported() else (f"schema {version}",)
+    if not isinstance(needs, list):
+        return (*schema, "needs")
+    return (*schema, *(str(need) for need in needs if not isinstance(need, str) or need not in NEEDS))
+
+
+def check_needs(path: str, meta: Document) -> None:
+    """Refuse what this version of the package would misread."""
+    check_schema(path, meta.get("schema_version"))
+    if lacks := lacking(meta):
+        raise SchemaUnsupported(
+            f"Checkpoint {path} needs {', '.join(lacks)}, which this graflow-ckpt does not know.",
+            hint=f"Upgrade graflow-ckpt here: version {meta.get('library')} wrote it. Nothing was changed.",
+            path=path,
+            needs=lacks,
         )
 
 

@@ -5,6 +5,7 @@
     newest   the newest good one of a session that can go on; of one that is finished, if any of it is
              kept at all
     busy     of a session that somebody runs now: who runs it looks after it
+    later    of a session of which a later version has written something: only that knows what it needs
     doubt    none of the session's checkpoints verifies: nobody knows which one will be needed
 
 Promise: as long as something of a session is to stay, a checkpoint goes only after one that stays was read
@@ -21,7 +22,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint import archive, journal
 from graflow_ckpt.checkpoint.inventory import Inventory
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.retention import FINISHED, IN_SESSION, Cut, Retention, forked_from
@@ -31,7 +32,7 @@ from graflow_ckpt.core.protocols import CheckpointStore, Lease, Line
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
-Reason = Literal["paused", "forked", "newest", "busy", "doubt"]
+Reason = Literal["paused", "forked", "newest", "busy", "later", "doubt"]
 WAITS = frozenset({"paused", "waiting"})
 EVERYTHING = 2**62
 """Behind the last transition of any journal."""
@@ -96,6 +97,7 @@ class Guard:
         self._good = good
         self._forked = forked_from(known.cuts, going)
         self._cuts = _by_session(known.cuts)
+        self._later = {cut.session: True for cut in (*known.cuts, *known.unreadable) if cut.lacks}
         self._busy = {own: False, "": False}  # unreadable ones may name no session
         self._lines: dict[str, list[Cut]] = {}
         self.back: dict[str, tuple[Line, ...]] = {}  # by session, as far as it was asked
@@ -107,7 +109,7 @@ class Guard:
         if held is not None:
             return held
         if self.finished(cut.session) and cut.session not in meant:
-            return None
+            return "later" if self._goes_on_later(cut.session) else None
         newest = self.newest(cut.session)
         return "doubt" if newest is None else "newest" if newest == cut.path else None
 
@@ -115,6 +117,8 @@ class Guard:
         """Why it stays even if somebody has named it."""
         if self.busy(cut.session):
             return "busy"
+        if self._later.get(cut.session):
+            return "later"
         if cut.status in WAITS:
             return "paused"
         return "forked" if cut.id in self._forked else None
@@ -123,6 +127,12 @@ class Guard:
         if session not in self._busy:
             self._busy[session] = self.store.owner(session) is not None
         return self._busy[session]
+
+    def _goes_on_later(self, session: str) -> bool:
+        """Whether its journal is of a later version, which went on with what is finished here."""
+        if session not in self._later:
+            self._later[session] = has_later_journal(self.store, session)
+        return self._later[session]
 
     def finished(self, session: str) -> bool:
         """Whether nobody goes on with it."""
@@ -285,6 +295,14 @@ def sweep_contents(store: CheckpointStore) -> None:
         log.warning("contents that nobody holds stay in %s: %s", store.url, error)
 
 
+def has_later_journal(store: CheckpointStore, session: str) -> bool:
+    """Whether a segment says that it has a format that is not known here."""
+    try:
+        return any(not journal.is_known(raw) for _, _, raw in store.segments(session))
+    except (GraflowError, OSError):
+        return False  # it cannot be read for another reason, which whoever resumes is told
+
+
 def forget_journal(store: CheckpointStore, session: str, lease: Lease | None = None) -> None:
     """Of a session that has no checkpoint any more: its records lead on from nothing, and may hold values.
 
@@ -292,7 +310,7 @@ def forget_journal(store: CheckpointStore, session: str, lease: Lease | None = N
     """
     mine = lease
     try:
-        if not any(raw for _, _, raw in store.segments(session)):
+        if not any(raw for _, _, raw in store.segments(session)) or has_later_journal(store, session):
             return
         mine = mine or store.acquire(session)
         store.journal(mine, EVERYTHING).close()

@@ -53,6 +53,7 @@ class Cut:
     metrics: Mapping[str, float] = field(default_factory=dict)  # numbers in the user's metadata
     parent: str | None = None
     origin: str | None = None  # what its session was forked from
+    lacks: tuple[str, ...] = ()  # what a reader has to know and this version does not
 
 
 class Retention:

@@ -42,6 +42,7 @@ _WHY: dict[Reason, str] = {
     "paused": "paused",
     "forked": "another session was forked from it",
     "busy": "its session is being run",
+    "later": "a later version of graflow-ckpt has written to its session",
     "doubt": "none of its session verifies",
 }
 _COLUMNS = ("path", "session", "workflow", "status", "age", "size")

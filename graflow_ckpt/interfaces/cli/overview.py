@@ -7,13 +7,13 @@ status says so.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from graflow_ckpt.checkpoint import history
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.seal import Keyring
-from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.errors import CheckpointError, SchemaUnsupported
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.interfaces.cli import words
@@ -64,7 +64,9 @@ def _row(place: CheckpointStore, keyring: Keyring, session: str, count: int) -> 
     holder = place.owner(session)
     owner = f"{holder.pid}@{holder.host}" if holder is not None else ""
     reasons: list[str] = []
-    for _, found in history.newest(place, keyring, session):
+    for found in _newest(place, keyring, session):
+        if isinstance(found, SchemaUnsupported):
+            return Row(session, "", "unknown", 0, None, None, count, "", "", owner, found.message)
         if isinstance(found, CheckpointError):
             reasons.append(found.message)
             continue
@@ -76,6 +78,14 @@ def _row(place: CheckpointStore, keyring: Keyring, session: str, count: int) -> 
             count, found.path, found.metadata.created_at, owner, "; ".join(notes),
         )  # fmt: skip
     return Row(session, "", "bad", 0, None, None, count, "", "", owner, "; ".join(reasons[:1]))
+
+
+def _newest(place: CheckpointStore, keyring: Keyring, session: str) -> Iterator[Found | CheckpointError]:
+    """One that a later version has written is the last thing that can be said."""
+    try:
+        yield from (found for _, found in history.newest(place, keyring, session))
+    except SchemaUnsupported as error:
+        yield error
 
 
 def _state(place: CheckpointStore, found: Found, notes: list[str]) -> SessionState:

@@ -8,29 +8,28 @@ only where /proc/mounts is; elsewhere nothing is known and nothing is said.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
 from graflow_ckpt.checkpoint.keys import local_key_path, uses_local_key
+from graflow_ckpt.stores.mounts import TABLE, file_system, kind_at, mounted
 
 _PASSING: Final = frozenset({"tmpfs", "ramfs", "overlay", "aufs", "rootfs", "squashfs"})
-_TABLE: Final = Path("/proc/mounts")
 
 
 def key_storage_warning(
-    target: str | os.PathLike[str], env: Mapping[str, str] = os.environ, table: Path = _TABLE
+    target: str | os.PathLike[str], env: Mapping[str, str] = os.environ, table: Path = TABLE
 ) -> str | None:
     """What to tell the user if the local key will be gone before the checkpoints at `target`."""
     if not uses_local_key(env):
         return None
     try:
-        mounts = _mounts(table.read_text(encoding="utf-8", errors="surrogateescape"))
+        mounts = mounted(table.read_text(encoding="utf-8", errors="surrogateescape"))
     except OSError:
         return None
     key = local_key_path(env)
-    key_on, target_on = _file_system(key, mounts), _file_system(Path(target), mounts)
+    key_on, target_on = kind_at(key, mounts), kind_at(Path(target), mounts)
     if key_on not in _PASSING or target_on is None or target_on in _PASSING:
         return None
     return (
@@ -41,7 +40,7 @@ def key_storage_warning(
 
 
 def passing_warning(
-    target: str | os.PathLike[str], env: Mapping[str, str] = os.environ, table: Path = _TABLE
+    target: str | os.PathLike[str], env: Mapping[str, str] = os.environ, table: Path = TABLE
 ) -> str | None:
     """Return what to say where there is no home, as in a container, and `target` ends with it."""
     kind = None if env.get("HOME") else file_system(target, table)
@@ -51,33 +50,3 @@ def passing_warning(
         f"The checkpoints in {target} are on {kind}, which ends with this container or boot."
         " Name a folder of a volume: --store or GRAFLOW_CKPT_STORE."
     )
-
-
-def file_system(target: str | os.PathLike[str], table: Path = _TABLE) -> str | None:
-    """The kind of file system that `target` is on, or will be made on; None: not known."""
-    try:
-        mounts = _mounts(table.read_text(encoding="utf-8", errors="surrogateescape"))
-    except OSError:
-        return None
-    return _file_system(Path(target), mounts)
-
-
-def _mounts(table: str) -> list[tuple[Path, str]]:
-    found: list[tuple[Path, str]] = []
-    for line in table.splitlines():
-        fields = line.split(" ")
-        if len(fields) >= 3:
-            # Spaces, tabs and newlines of a name are octal.
-            name = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1])
-            found.append((Path(name), fields[2]))
-    return found
-
-
-def _file_system(path: Path, mounts: list[tuple[Path, str]]) -> str | None:
-    path = Path(os.path.realpath(path))  # of what does not exist yet, as far as it does
-    best: tuple[int, str] | None = None
-    for place, kind in mounts:
-        # The last one of several at one place hides the others.
-        if path.is_relative_to(place) and (best is None or len(place.parts) >= best[0]):
-            best = len(place.parts), kind
-    return best[1] if best else None

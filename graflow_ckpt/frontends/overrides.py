@@ -8,7 +8,7 @@ that asks; further ones get ids made from it.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -55,6 +55,8 @@ class Overrides:
         self.max_steps: int | None = None
         self.policy: Policy | None = None
         self.settings: dict[str, Any] = {}  # fields of Settings
+        # ends the owner of a session at an address; False if the store there can fence it instead
+        self.take_over: Callable[[str, str], bool] = lambda store, session: False
         self.observers: tuple[Observer, ...] = ()
         self.met: list[Any] = []  # the workflows of the program, for a command line that runs them
         self.executed: list[str] = []
@@ -102,7 +104,10 @@ class Overrides:
         if self.observers:
             changes["observers"] = (*settings.observers, *self.observers)
         settings = replace(settings, **changes) if changes else settings
-        return session, settings, self.store or store or self._usual(session, settings)
+        where = self.store or store or self._usual(session, settings)
+        if changes.get("take_over") and session is not None:
+            settings = replace(settings, take_over=not self.take_over(where, session))
+        return session, settings, where
 
     def _usual(self, session: str | None, settings: Settings) -> str:
         return for_program(session, settings.program, here=self.here)

@@ -1,7 +1,7 @@
 """Processes: who one is, so that it can be told from another that was given its pid later.
 
 Promise: `is_gone` is true only of a process that has certainly ended: one of this machine (the boot
-id says so) and of this pid namespace. Of any other nothing is known, and somebody has to wait.
+id says so) and of this pid namespace. Of any other nothing is known, and a user has to wait.
 Outside Linux nothing is known of any. Not here: what a dead process leaves behind.
 """
 
@@ -10,8 +10,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
 import sys
 import time
+from contextlib import suppress
 
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.core.redaction import redacted_argv
@@ -57,6 +59,68 @@ def is_myself(owner: Owner) -> bool:
     return (owner.pid, owner.started, owner.boot) == (os.getpid(), _stat(os.getpid())[1], _boot())
 
 
+def user_of(owner: Owner) -> int | None:
+    """The user that a process of this machine runs as; None if it has ended."""
+    try:
+        return os.stat(f"/proc/{owner.pid}").st_uid
+    except OSError:
+        return None
+
+
+def end(owner: Owner, grace: float) -> bool:
+    """End that process, with SIGKILL if SIGTERM has not helped in time; True if it has ended.
+
+    Its pid may be another process's in any moment; a handle is not, if the start time is right after it
+    was opened. Where there are no handles the pid is looked at before each signal.
+    """
+    try:
+        handle = os.pidfd_open(owner.pid)
+    except ProcessLookupError:
+        return True
+    except (AttributeError, OSError):
+        handle = -1
+    try:
+        _signal(owner, handle, signal.SIGTERM)
+        _signal(owner, handle, signal.SIGCONT)  # one that is stopped hears SIGTERM only when it runs again
+        if not _has_ended(owner, grace):
+            _signal(owner, handle, signal.SIGKILL)
+        return _has_ended(owner, grace)
+    finally:
+        if handle >= 0:
+            os.close(handle)
+
+
+def _signal(owner: Owner, handle: int, number: signal.Signals) -> None:
+    if not is_near(owner) or is_gone(owner):
+        return
+    with suppress(ProcessLookupError):
+        if handle >= 0:
+            signal.pidfd_send_signal(handle, number)
+        else:
+            os.kill(owner.pid, number)
+
+
+def _has_ended(owner: Owner, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while not is_gone(owner):
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def holders(path: str) -> list[Owner]:
+    """The processes that have the file open, as far as this user may know; not this one."""
+    found, there = [], os.stat(path)
+    for pid in (int(name) for name in _names("/proc") if name.isdigit()):
+        for fd in _names(f"/proc/{pid}/fd") if pid != os.getpid() else ():
+            with suppress(OSError):
+                if os.path.samestat(os.stat(f"/proc/{pid}/fd/{fd}"), there):
+                    found.append(describe(pid))
+                    break
+    return found
+
+
 def named(owner: Owner | None) -> str:
     """As errors speak of it."""
     if owner is None:
@@ -95,6 +159,13 @@ def _read(path: str) -> str:
             return file.read().strip()
     except OSError:
         return ""
+
+
+def _names(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
 
 
 def _link(path: str) -> str:

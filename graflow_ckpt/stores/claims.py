@@ -7,13 +7,21 @@ another error, and no owner whose fields are something else than they say. Not h
 from __future__ import annotations
 
 import json
+import logging
+import os
+import shlex
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any, Final
 
-from graflow_ckpt.core.errors import CheckpointCorrupt
+from graflow_ckpt.core.errors import CheckpointCorrupt, Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Line, Owner
+from graflow_ckpt.links.processes import is_myself, named
+
+_logger = logging.getLogger(__name__)
 
 _FIELDS: Final = tuple(field.name for field in fields(Owner))
+_RANKS: Final = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 _PIDS: Final = range(1, 2**31)
 _NUMBERS: Final = range(2**63)
 
@@ -52,6 +60,15 @@ def lines_of(found: Any, where: str) -> tuple[Line, ...]:
     return lines
 
 
+def still_needed(lines: tuple[Line, ...]) -> tuple[Line, ...]:
+    """Without those that a later line says as well: it goes back as far or further."""
+    kept: list[Line] = []
+    for line in reversed(lines):
+        if not kept or line.sequence < kept[-1].sequence:
+            kept.append(line)
+    return tuple(reversed(kept))
+
+
 def number(found: Any, where: str) -> int:
     """A count of this package: not negative, and of no size that nothing ever reaches."""
     try:
@@ -69,4 +86,62 @@ def nonsense(where: str) -> CheckpointCorrupt:
         hint="Find out who else can write there. The checkpoints are not in it: each can still be looked at, "
         "and another session can be forked from it.",
         where=where,
+    )
+
+
+# --- what is said of them ------------------------------------------------------------------
+
+
+def lost(session: str, epoch: int, found: int, owner: Owner | None) -> Fenced:
+    """What to raise where the store has another claim than that of this owner. `found`: its epoch."""
+    if found > epoch:
+        said = f"Session {session!r} was taken over by {named(owner)}."
+    elif found == epoch:
+        said = (
+            f"Session {session!r} belongs to {named(owner)} under the same epoch, {epoch}: "
+            "the store has forgotten this owner (a restored backup, a failover), and gave it out once more."
+        )
+        _logger.warning("a write was refused: %s", said, extra={"session": session})
+    else:
+        said = (
+            f"The store has forgotten epoch {epoch} of session {session!r}, and knows {found} as the last: "
+            "it is in an older state (a restored backup, a failover)."
+        )
+    hint = "Nothing that this process does counts any more; it should end."
+    return Fenced(said, hint=hint, session=session, epoch=epoch, owner=owner)
+
+
+def busy(session: str, owner: Owner | None) -> SessionBusy:
+    if owner is not None and is_myself(owner):
+        whom, hint = f"this process itself (since {owner.since})", "Leave or release it there first."
+    else:
+        whom, hint = named(owner), "Wait for it, end it, or take the session over (--take-over)."
+    return SessionBusy(
+        f"Session {session!r} is in use by {whom}.",
+        hint=_rank_hint(session, [name for name in _RANKS if name in os.environ]) or hint,
+        session=session,
+        owner=owner,
+    )
+
+
+def no_take_over(session: str, url: str) -> SessionBusy:
+    """What a store of files raises: its owners cannot be fenced, only ended, and that is asked first."""
+    command = f"graflow-ckpt resume {session} --take-over --store {shlex.quote(url)}"
+    return SessionBusy(
+        f"take_over=True is not possible for session {session!r}: in a folder an owner keeps it for life.",
+        hint=f"End the owner, or run this command, which names it and asks first: {command}",
+        session=session,
+        owner=None,
+    )
+
+
+def _rank_hint(session: str, ranks: Sequence[str]) -> str:
+    if not ranks and "WORLD_SIZE" not in os.environ:
+        return ""
+    name = ranks[0] if ranks else "RANK"
+    rank = os.environ.get(name, "")
+    example = f' (here "{session}-rank{rank}")' if rank else ""
+    return (
+        f"{name} is set, so this program seems to run once per rank: give each its own session, "
+        f'session_id=f"{session}-rank{{r}}" with r from {name}{example}.'
     )

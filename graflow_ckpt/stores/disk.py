@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shlex
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -61,7 +62,7 @@ class Disk:
 
     def open_to_update(self, path: str) -> int:
         """A file for reading and writing in place, made if it is not there."""
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        return open_own(path, os.O_RDWR | os.O_CREAT)
 
     def open(self, path: str) -> int:
         # O_NONBLOCK: a pipe that somebody put there must not hang the reader
@@ -140,6 +141,39 @@ class Disk:
             return b"".join(iter(lambda: os.read(fd, max(size, 1 << 16)), b""))
         finally:
             self.close(fd)
+
+
+def open_own(path: str, flags: int) -> int:
+    """Open a file that this package alone may have made: a regular one of this user, never through a link.
+
+    Else a link under a name that can be guessed would lead a write into another file of the user.
+    """
+    try:
+        fd = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP and os.path.islink(path):
+            raise _not_own(path, "is a symbolic link") from error
+        raise
+    try:
+        found = os.fstat(fd)
+        if stat.S_ISDIR(found.st_mode):
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+        if not stat.S_ISREG(found.st_mode):
+            raise _not_own(path, "is not a regular file")
+        if os.geteuid() not in (0, found.st_uid):
+            raise _not_own(path, f"belongs to user {found.st_uid}")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _not_own(path: str, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is not used: it {why}.",
+        hint=f"Find out who made it, then remove it: rm {shlex.quote(path)}",
+        path=path,
+    )
 
 
 def regular_size(fd: int, path: str) -> int:

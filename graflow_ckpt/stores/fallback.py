@@ -80,7 +80,7 @@ class Fallback(Wrapper):
         """Also takes over what waits of the session: its former owner may have been killed."""
         lease = FallbackLease(self, self.asked(lambda: self.inner.acquire(session, take_over=take_over)))
         try:
-            self._take_in(lease, take_over)
+            self._take_in(lease)
         except BaseException:
             lease.let_go()
             raise
@@ -228,13 +228,13 @@ class Fallback(Wrapper):
                 raise
             log.warning("what waits in %s stays there: %s", self.waits.where, error)
 
-    def _take_in(self, lease: FallbackLease, take_over: bool) -> None:
+    def _take_in(self, lease: FallbackLease) -> None:
         """What a former owner has left; nothing, if somebody has written since."""
         own = [entry for entry in self.waits.of_owners() if entry.session == lease.session]
         if not own:
             return
         try:
-            lease.local(take_over=take_over)
+            lease.local()
         except SessionBusy as error:
             log.warning(
                 "what waits of session %s stays: %s", lease.session, error, extra={"session": lease.session}

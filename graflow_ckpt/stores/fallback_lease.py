@@ -55,11 +55,11 @@ class FallbackLease:
                 epoch=self.epoch,
             )
 
-    def local(self, *, take_over: bool = False) -> Lease:
+    def local(self) -> Lease:
         """That of the folder: one process keeps and hands over what is saved of a session."""
         with self._mutex:
             if self._local is None:
-                self._local = self.store.waits.owned.acquire(self.session, take_over=take_over)
+                self._local = self.store.waits.owned.acquire(self.session)
             return self._local
 
     def release(self) -> None:

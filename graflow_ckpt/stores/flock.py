@@ -21,6 +21,8 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from graflow_ckpt.stores.disk import open_own
+
 _BUSY = {errno.EAGAIN, errno.EACCES}
 
 _gate = threading.RLock()  # nobody forks between the opening of a lock file and its registration
@@ -32,13 +34,17 @@ class Flock:
 
     __slots__ = ("__weakref__", "fd", "path")
 
-    def __init__(self, path: str, *, create: bool = True) -> None:
+    def __init__(self, path: str, *, create: bool = True, look: bool = False) -> None:
+        """Open the lock file. `look`: only to see whether it is held, on a read-only file system, too."""
         self.path = path
         self.fd = -1
+        flags = os.O_RDONLY if look else os.O_RDWR | (os.O_CREAT if create else 0)
         with _gate:
-            flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-            self.fd = os.open(path, flags, 0o600)
+            self.fd = open_own(path, flags)
             _open.add(self)
+
+    def __del__(self) -> None:
+        self.close()  # a lease that was dropped without a release must not keep its session
 
     def take(self) -> None:
         """Wait for it."""
@@ -64,6 +70,14 @@ class Flock:
             pause = min(pause * 2, 0.05)
         return True
 
+    def is_in_place(self) -> bool:
+        """Return True while the path still names the file that is open."""
+        try:
+            there = os.lstat(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return os.path.samestat(os.fstat(self.fd), there)
+
     def drop(self) -> None:
         if self.fd >= 0:
             fcntl.flock(self.fd, fcntl.LOCK_UN)
@@ -85,54 +99,54 @@ class Flock:
 
 @contextmanager
 def held(path: str, *, wait: bool = True) -> Iterator[bool]:
-    """Hold the lock file at `path` for the block, and take it away afterwards.
+    """Hold the lock file at `path` for the block, and delete it afterwards.
 
-    Without `wait` the block runs also if somebody else holds it, and is told so (False).
+    Without `wait` the block also runs if another owner holds it, and gets False.
     """
-    lock, ours = _locked(path, wait=wait)
+    lock = locked(path, patience=None if wait else 0)
     try:
-        yield ours
+        yield lock is not None
     finally:
-        if ours and lock.fd >= 0:  # not in a child that was forked inside the block
-            with suppress(OSError):
-                os.unlink(path)  # before the lock goes: after it, the file is somebody else's
-        lock.close()
+        if lock is not None:
+            if lock.fd >= 0:  # not in a child that was forked inside the block
+                with suppress(OSError):
+                    os.unlink(path)  # before the lock goes: after it, the file is another owner's
+            lock.close()
 
 
-def _locked(path: str, *, wait: bool) -> tuple[Flock, bool]:
+def locked(path: str, *, patience: float | None, create: bool = True) -> Flock | None:
+    """Lock the file that `path` names. None if it is still held after `patience` seconds, or is not there."""
     while True:
-        lock = Flock(path)
         try:
-            if not lock.try_take():
-                if not wait:
-                    return lock, False
+            lock = Flock(path, create=create)
+        except FileNotFoundError:
+            if create:
+                raise
+            return None
+        try:
+            if patience is None:
                 lock.take()
-            if _is_at(lock.fd, path):
-                return lock, True
+            elif not lock.take_within(patience):
+                lock.close()
+                return None
+            if lock.is_in_place():
+                return lock
         except BaseException:
             lock.close()
             raise
-        lock.close()  # it was taken away while we waited: a lock that nobody else will look at
+        lock.close()  # it was deleted while we waited: a lock that no other process will look at
 
 
 def is_held(path: str) -> bool:
-    """Whether somebody holds the lock file at `path` now."""
+    """Return True while any process holds the lock file at `path`."""
     try:
-        lock = Flock(path, create=False)
-    except FileNotFoundError:
+        lock = Flock(path, look=True)
+    except (FileNotFoundError, NotADirectoryError):
         return False
     try:
         return not lock.is_free()
     finally:
         lock.close()
-
-
-def _is_at(fd: int, path: str) -> bool:
-    try:
-        there = os.stat(path)
-    except FileNotFoundError:
-        return False
-    return os.path.samestat(os.fstat(fd), there)
 
 
 def _close_in_child() -> None:

@@ -26,9 +26,10 @@ from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
 from graflow_ckpt.stores import batches, segments, trio
+from graflow_ckpt.stores.claims import no_take_over
 from graflow_ckpt.stores.disk import Disk, refusing
 from graflow_ckpt.stores.files import FileSource
-from graflow_ckpt.stores.flock import Flock, held
+from graflow_ckpt.stores.flock import held
 from graflow_ckpt.stores.local_contents import LocalContents
 from graflow_ckpt.stores.ownership import LocalLease, Ownership
 
@@ -99,9 +100,10 @@ class LocalStore:
 
     def acquire(self, session: str, *, take_over: bool = False) -> LocalLease:
         check_session_id(session)
+        if take_over:
+            raise no_take_over(session, self.url)
         self._settle(self._root)
-        floor = 0 if self._ownership.has_record(session) else self._highest_epoch(session)
-        lease = self._ownership.acquire(session, take_over=take_over, floor=floor)
+        lease = self._ownership.acquire(session, partial(self._highest_epoch, session))
         try:
             with lease.locked():
                 lease.check()
@@ -130,7 +132,9 @@ class LocalStore:
     ) -> None:
         target = self._target(path)
         mine = self._own(lease) if lease is not None else None
-        guard: Callable[[], AbstractContextManager[None]] = partial(_fenced, mine) if mine else nullcontext
+        guard: Callable[[], AbstractContextManager[None]] = (
+            partial(_committing, mine, target) if mine is not None else nullcontext
+        )
         if len(parts) == 1:
             guard = partial(_standing, guard, partial(trio.check_stands, self._disk, target, stage))
         self._settle(target.folder)
@@ -199,11 +203,14 @@ class LocalStore:
         return batches.newest(self.list(session), limit, workflow=workflow, status=status)
 
     def delete(self, path: str) -> bool:
-        return self._delete(self._target(path))
+        return self.delete_many([path]) == 1
 
     def delete_many(self, paths: Iterable[str]) -> int:
         """One after the other; how many there were."""
-        return sum(map(self._delete, [self._target(path) for path in paths]))
+        gone = [target for target in list(map(self._target, paths)) if self._delete(target)]
+        for session in {self._session_of(target) for target in gone} - {None}:
+            self._ownership.forget(str(session))
+        return len(gone)
 
     # --- journal -----------------------------------------------------------------------
 
@@ -239,12 +246,9 @@ class LocalStore:
     def _delete(self, target: trio.Target) -> bool:
         with ExitStack() as locks:
             with refusing("lock", target.lock):
-                if (session := self._session_of(target)) is None:
-                    if not os.path.lexists(target.final(trio.META)):
-                        return False
-                    locks.enter_context(held(target.lock))
-                else:
-                    locks.enter_context(_held_if_there(f"{self._root}/.{session}.lock"))
+                if not os.path.lexists(target.final(trio.META)):
+                    return False
+                locks.enter_context(held(target.lock))
             return trio.delete(self._disk, target)
 
     def _own(self, lease: Lease) -> LocalLease:
@@ -290,15 +294,18 @@ class LocalStore:
                 return []
 
     def _highest_epoch(self, session: str) -> int:
-        """From the session's metas, should its lock file have been lost (a copy without dot files)."""
-        epochs = (_field_in(raw, "epoch") for _, raw in self.list(session))
-        return max((epoch for epoch in epochs if isinstance(epoch, int)), default=0)
+        """Return the highest one under which anything of the session was written."""
+        metas = (_field_in(raw, "epoch") for _, raw in self.list(session))
+        found = [epoch for epoch in metas if type(epoch) is int]
+        return max(found + segments.epochs(self._disk, self._root, session), default=0)
 
 
 @contextmanager
-def _fenced(lease: LocalLease) -> Iterator[None]:
-    with lease.locked():
+def _committing(lease: LocalLease, target: trio.Target) -> Iterator[None]:
+    with lease.locked(), ExitStack() as locks:
         lease.check()
+        if os.path.lexists(target.final(trio.META)):  # else there is nothing that another process deletes
+            locks.enter_context(held(target.lock))
         yield
 
 
@@ -307,21 +314,6 @@ def _standing(guard: Callable[[], AbstractContextManager[None]], check: Callable
     with guard():
         check()
         yield
-
-
-@contextmanager
-def _held_if_there(path: str) -> Iterator[None]:
-    """The session's lock, if it has one. It is nobody's to make but its owner's."""
-    try:
-        lock = Flock(path, create=False)
-    except FileNotFoundError:
-        yield
-        return
-    try:
-        lock.take()
-        yield
-    finally:
-        lock.close()
 
 
 def _age(path: str) -> tuple[str, int, str]:

@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, JournalFailed
 from graflow_ckpt.core.protocols import Line, Owner
 from graflow_ckpt.links.processes import myself
-from graflow_ckpt.stores.ownership import busy, lost
+from graflow_ckpt.stores.claims import busy, lost
 
 _logger = logging.getLogger(__name__)
 

@@ -23,11 +23,10 @@ from datetime import UTC, datetime, timedelta
 from graflow_ckpt.core.errors import Fenced, GraflowError, ServerError, ServerGone
 from graflow_ckpt.core.protocols import Line, Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself, named
-from graflow_ckpt.stores.ledger import still_needed
+from graflow_ckpt.stores.claims import busy, lost, still_needed
 from graflow_ckpt.stores.objects_bucket import Bucket, Patience
 from graflow_ckpt.stores.objects_head import Change, Head, Heads, Seen
 from graflow_ckpt.stores.objects_names import alive_key
-from graflow_ckpt.stores.ownership import busy, lost
 
 LEASE = 30.0
 

@@ -27,8 +27,8 @@ from graflow_ckpt.core.errors import Fenced, GraflowError
 from graflow_ckpt.core.protocols import Line, Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself, named
 from graflow_ckpt.stores import claims
-from graflow_ckpt.stores.ownership import busy
-from graflow_ckpt.stores.ownership import lost as lost_to
+from graflow_ckpt.stores.claims import busy
+from graflow_ckpt.stores.claims import lost as lost_to
 from graflow_ckpt.stores.postgres_link import Connection, Link
 
 LEASE = 15.0

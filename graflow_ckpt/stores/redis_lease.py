@@ -28,8 +28,8 @@ from graflow_ckpt.links.processes import is_gone, is_near, myself, named
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.scripts import Argument
 from graflow_ckpt.stores import claims
-from graflow_ckpt.stores.ownership import busy
-from graflow_ckpt.stores.ownership import lost as lost_to
+from graflow_ckpt.stores.claims import busy
+from graflow_ckpt.stores.claims import lost as lost_to
 from graflow_ckpt.stores.redis_names import NAMED, Keys
 from graflow_ckpt.stores.redis_scripts import Scripts
 

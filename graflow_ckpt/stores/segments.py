@@ -152,6 +152,11 @@ def drop_segments(disk: Disk, folder: str, session: str, before: int) -> None:
                 disk.unlink(path)
 
 
+def epochs(disk: Disk, folder: str, session: str) -> list[int]:
+    """Return those under which segments were begun."""
+    return [epoch for epoch, _ in _segments(disk, folder, session)]
+
+
 def _segments(disk: Disk, folder: str, session: str) -> list[tuple[int, int]]:
     pattern = re.compile(rf"\.{re.escape(session)}\.(\d+)\.(\d+)\.journal\Z")
     with refusing("look into", folder):

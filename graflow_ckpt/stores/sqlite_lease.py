@@ -28,8 +28,7 @@ from graflow_ckpt.core.errors import Fenced, GraflowError
 from graflow_ckpt.core.protocols import Line, Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself, named
 from graflow_ckpt.stores import claims
-from graflow_ckpt.stores.ledger import still_needed
-from graflow_ckpt.stores.ownership import busy, lost
+from graflow_ckpt.stores.claims import busy, lost, still_needed
 from graflow_ckpt.stores.sqlite_file import Database
 
 LEASE = 15.0

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
         ContentContract,
         ContentProcessContract,
         Contract,
+        FencingContract,
+        FencingProcessContract,
         JournalContract,
         ListingContract,
         NamesContract,
@@ -40,8 +42,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchContract", "BytesContract", "ContentContract", "ContentProcessContract", "Contract",
-    "JournalContract", "ListingContract", "NamesContract", "Opener", "OwnershipContract", "ProcessContract",
-    "RestoredContract", "Snapshot", "StoreContract", "ThreadContract", "TrioContract", "names_of_tests",
+    "FencingContract", "FencingProcessContract", "JournalContract", "ListingContract", "NamesContract",
+    "Opener", "OwnershipContract", "ProcessContract", "RestoredContract", "Snapshot", "StoreContract",
+    "ThreadContract", "TrioContract", "names_of_tests",
 ]  # fmt: skip
 
 

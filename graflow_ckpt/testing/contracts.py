@@ -28,6 +28,7 @@ _PIECES = (
     "names",
     "listing",
     "ownership",
+    "fencing",
     "journal",
     "threads",
     "processes",
@@ -40,6 +41,7 @@ from graflow_ckpt.testing.contract import Contract, Opener  # noqa: E402
 from graflow_ckpt.testing.store_batches import BatchContract  # noqa: E402
 from graflow_ckpt.testing.store_bytes import BytesContract  # noqa: E402
 from graflow_ckpt.testing.store_contents import ContentContract, ContentProcessContract  # noqa: E402
+from graflow_ckpt.testing.store_fencing import FencingContract, FencingProcessContract  # noqa: E402
 from graflow_ckpt.testing.store_journal import JournalContract  # noqa: E402
 from graflow_ckpt.testing.store_listing import ListingContract  # noqa: E402
 from graflow_ckpt.testing.store_names import NamesContract  # noqa: E402
@@ -51,8 +53,9 @@ from graflow_ckpt.testing.store_trio import TrioContract  # noqa: E402
 
 __all__ = [
     "BatchContract", "BytesContract", "ContentContract", "ContentProcessContract", "Contract",
-    "JournalContract", "ListingContract", "NamesContract", "Opener", "OwnershipContract", "ProcessContract",
-    "RestoredContract", "Snapshot", "StoreContract", "ThreadContract", "TrioContract", "names_of_tests",
+    "FencingContract", "FencingProcessContract", "JournalContract", "ListingContract", "NamesContract",
+    "Opener", "OwnershipContract", "ProcessContract", "RestoredContract", "Snapshot", "StoreContract",
+    "ThreadContract", "TrioContract", "names_of_tests",
 ]  # fmt: skip
 
 

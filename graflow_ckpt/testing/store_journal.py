@@ -58,7 +58,7 @@ class JournalContract(Contract):
         for _ in range(2):
             with owning(store) as lease:
                 for after in (0, 9, 10, 100):
-                    _append(store, lease, after, b"after %d" % after)
+                    append(store, lease, after, b"after %d" % after)
                     expected.append((lease.epoch, after, b"after %d" % after))
 
         assert segments(opener()) == expected
@@ -76,7 +76,7 @@ class JournalContract(Contract):
     def test_a_segment_with_frames_is_not_begun_again(self, opener: Opener) -> None:
         store = opener()
         with owning(store) as lease:
-            _append(store, lease, 4, b"frame")
+            append(store, lease, 4, b"frame")
 
             for handle in (store, opener()):
                 with pytest.raises(JournalFailed):
@@ -101,7 +101,7 @@ class JournalContract(Contract):
         store = opener()
         with owning(store) as lease:
             for after in (0, 5, 10):
-                _append(store, lease, after, b"after %d" % after)
+                append(store, lease, after, b"after %d" % after)
 
         def kept(before: int) -> list[int]:
             store.drop_segments("s", before)
@@ -119,7 +119,7 @@ class JournalContract(Contract):
         for session in sessions:
             with owning(store, session) as lease:
                 for after in (0, 5):
-                    _append(store, lease, after, f"{session} {after}".encode())
+                    append(store, lease, after, f"{session} {after}".encode())
 
         store.drop_segments("a_b", 5)
 
@@ -132,7 +132,7 @@ class JournalContract(Contract):
     def test_an_open_segment_goes_on_when_older_ones_are_dropped(self, opener: Opener) -> None:
         store = opener()
         with owning(store) as lease:
-            _append(store, lease, 0, b"old;")
+            append(store, lease, 0, b"old;")
             journal = store.journal(lease, 5)
             journal.append(b"one;")
             opener().drop_segments("s", 5)
@@ -144,39 +144,12 @@ class JournalContract(Contract):
     def test_a_journal_is_no_checkpoint_and_a_checkpoint_no_journal(self, opener: Opener) -> None:
         store = opener()
         with owning(store) as lease:
-            _append(store, lease, 0, b"frame;")
+            append(store, lease, 0, b"frame;")
             assert listed(store) == []
             path = put_own(store, lease, 1)
             store.delete(path)
 
             assert segments(store) == [(lease.epoch, 0, b"frame;")]
-
-    def test_who_was_taken_over_appends_nothing(self, opener: Opener) -> None:
-        store, other = opener(), opener()
-        old = store.acquire("s")
-        journal = store.journal(old, 0)
-        journal.append(b"frame;")
-
-        with owning(other, take_over=True) as new:
-            with pytest.raises(Fenced):
-                journal.append(b"late;")
-            _append(other, new, 7, b"newer;")
-            with pytest.raises((Fenced, JournalFailed)):
-                journal.append(b"late;")
-
-            expected = [(old.epoch, 0, b"frame;"), (new.epoch, 7, b"newer;")]
-            assert segments(store) == segments(other) == expected
-        journal.close()
-
-    def test_who_was_taken_over_begins_no_segment(self, opener: Opener) -> None:
-        store, other = opener(), opener()
-        old = store.acquire("s")
-
-        with owning(other, take_over=True):
-            with pytest.raises(Fenced):
-                store.journal(old, 0)
-
-            assert segments(other) == []
 
     def test_who_has_released_appends_nothing(self, opener: Opener) -> None:
         store = opener()
@@ -199,7 +172,7 @@ def segments(store: CheckpointStore, session: str = "s") -> list[tuple[int, int,
     return [segment for segment in found if segment[2]]
 
 
-def _append(store: CheckpointStore, lease: Lease, after: int, frame: bytes) -> None:
+def append(store: CheckpointStore, lease: Lease, after: int, frame: bytes) -> None:
     journal = store.journal(lease, after)
     journal.append(frame)
     journal.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from graflow_ckpt.core.errors import BadSessionId, CheckpointNotFound, Fenced
+from graflow_ckpt.core.errors import BadSessionId, CheckpointNotFound
 from graflow_ckpt.testing.contract import Contract, Opener
 from graflow_ckpt.testing.trios import listed, named, own_name, owning, path_of, put, put_own, read
 
@@ -102,19 +102,3 @@ class NamesContract(Contract):
         for gone in ALIKE[::2]:
             store.delete(path_of(store, own_name(gone)))
         assert sorted(listed(store)) == sorted(named(own_name(session)) for session in ALIKE[1::2])
-
-    def test_sessions_whose_ids_are_alike_have_owners_of_their_own(self, opener: Opener) -> None:
-        store = opener()
-        leases = [store.acquire(session) for session in ALIKE]
-
-        again = [store.acquire(session, take_over=True) for session in ALIKE[::2]]
-
-        assert all(new.epoch > old.epoch for old, new in zip(leases[::2], again, strict=True))
-        for lease in [*leases[1::2], *again]:
-            lease.check()
-        for lease in leases[::2]:
-            with pytest.raises(Fenced):
-                lease.check()
-        for lease in [*leases, *again]:
-            lease.release()
-        assert [store.owner(session) for session in ALIKE] == [None] * len(ALIKE)

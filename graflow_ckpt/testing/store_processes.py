@@ -125,48 +125,6 @@ class ProcessContract(Contract):
             assert other.wait() == 0
         assert store.owner("s") is None
 
-    def test_an_owner_that_was_stopped_and_taken_over_writes_nothing_when_it_wakes(
-        self, opener: Opener
-    ) -> None:
-        store = opener()
-        with Companion(opener, "own") as other:
-            epoch = other.hear()
-            other.stop()
-            new = store.acquire("s", take_over=True)
-            time.sleep(self.lease_seconds * 1.2)
-            assert new.taken_from is not None
-            assert new.taken_from.pid == other.pid
-            before = list(store.list()), segments(store)
-
-            other.wake()
-            other.say()
-
-            assert set(other.hear()) == {"fenced"}
-            assert other.wait() == 0
-        assert (list(store.list()), segments(store)) == before
-        assert segments(store) == [(epoch, 0, b"in time;")]
-        assert store.lines("s") == ()
-        new.check()
-        put_own(store, new, 2)
-        new.release()
-
-    def test_a_put_that_was_stopped_in_its_middle_commits_nothing_after_a_takeover(
-        self, opener: Opener
-    ) -> None:
-        store = opener()
-        with Companion(opener, "alone") as other:
-            assert other.hear() == "in the put"
-            other.stop()
-            new = store.acquire("s", take_over=True)
-            put_own(store, new, 1, "newer")
-
-            other.wake()
-            other.say()
-
-            assert other.hear() == "fenced"
-        assert read(store, path_of(store, own_name())).stage == "newer"
-        new.release()
-
     def test_of_many_processes_one_is_the_owner(self, opener: Opener) -> None:
         with ExitStack() as stack:
             others = [stack.enter_context(Companion(opener, "compete")) for _ in range(3)]

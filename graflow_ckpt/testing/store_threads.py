@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
 
-from graflow_ckpt.core.errors import CheckpointNotFound, Fenced, SessionBusy
-from graflow_ckpt.core.protocols import CheckpointStore, Lease
+from graflow_ckpt.core.errors import CheckpointNotFound, SessionBusy
+from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.testing.contract import Contract, Opener
 from graflow_ckpt.testing.store_journal import segments
 from graflow_ckpt.testing.trios import listed, meta_of, named, own_name, owning, path_of, put, put_own, read
@@ -126,40 +126,6 @@ class ThreadContract(Contract):
         leases[0].release()
         assert opener().owner("s") is None
 
-    def test_of_many_who_take_over_at_once_one_is_left(self, opener: Opener) -> None:
-        def take() -> Lease | None:
-            try:
-                return opener().acquire("s", take_over=True)
-            except (SessionBusy, Fenced):
-                return None  # somebody else was taking it in that moment, or has taken it already
-
-        store = opener()
-        leases = [lease for lease in at_once([take] * 6) if lease]
-
-        epochs = [lease.epoch for lease in leases]
-        assert len(epochs) == len(set(epochs))
-        newest = max(leases, key=lambda lease: lease.epoch)
-        newest.check()
-        for lease in leases:
-            if lease is not newest:
-                assert _is_fenced(lease)
-        for lease in leases:
-            lease.release()
-        assert store.owner("s") is None
-
-    def test_after_a_takeover_nothing_of_the_former_owner_appears(self, opener: Opener) -> None:
-        store, other = opener(), opener()
-        for turn in range(8):
-            session, begun = f"s{turn}", threading.Event()
-            old = store.acquire(session)
-            jobs = [partial(_put_until_fenced, store, old, begun), partial(_take_over, other, session, begun)]
-
-            committed, found = at_once(jobs)
-
-            assert found == listed(store, session)
-            assert found[-len(committed) :] == committed
-            assert len(found) - len(committed) in (0, 1)  # the last answer may be lost, no commit
-
     def test_frames_of_many_threads_stay_whole(self, opener: Opener) -> None:
         store = opener()
         with owning(store) as lease:
@@ -216,36 +182,8 @@ def at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
         return [future.result() for future in [threads.submit(run, job) for job in jobs]]
 
 
-def _put_until_fenced(store: CheckpointStore, lease: Lease, begun: threading.Event) -> list[str]:
-    """The names that were confirmed, newest first."""
-    committed: list[str] = []
-    try:
-        for sequence in range(1, 200):
-            put_own(store, lease, sequence)
-            committed.insert(0, named(own_name(lease.session, sequence)))
-            begun.set()
-    except Fenced:
-        pass
-    return committed
-
-
-def _take_over(store: CheckpointStore, session: str, begun: threading.Event) -> list[str]:
-    """What is listed in the moment in which the session is ours."""
-    begun.wait(20)
-    with owning(store, session, take_over=True):
-        return listed(store, session)
-
-
 def _read_if_there(opener: Opener, path: str) -> str | None:
     try:
         return read(opener(), path).stage
     except CheckpointNotFound:
         return None
-
-
-def _is_fenced(lease: Lease) -> bool:
-    try:
-        lease.check()
-    except Fenced:
-        return True
-    return False

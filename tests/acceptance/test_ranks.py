@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -127,23 +128,25 @@ def test_a_killed_owner_is_taken_over_without_a_word(program: Path) -> None:
     assert "result:" in run(program)
 
 
-def test_who_was_stopped_and_taken_over_writes_nothing_when_it_wakes(program: Path) -> None:
+def test_a_stopped_owner_is_ended_by_the_command_and_by_no_setting(program: Path) -> None:
     with started(program, "wait") as old:
         old.hear("at work")
         old.signal(signal.SIGSTOP)
         assert "in use by" in run(program, status=1)
+        assert "graflow-ckpt resume s --take-over" in run(program, "take", status=1)
 
-        taken = run(program, "take")
-        before = sorted(os.listdir("checkpoints"))
-        old.signal(signal.SIGCONT)
-        old.tell()
-        status = old.wait()
+        command = (sys.executable, "-m", "graflow_ckpt", "run", str(program), "--session", "s", "--take-over")
+        asked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        taken = subprocess.run([*command, "--yes"], capture_output=True, text=True)
+        old.wait()
 
-    assert "result:" in taken
-    assert status == 1
-    assert "Fenced" in old.text
-    assert "was taken over by another owner" in old.text  # who has ended meanwhile
-    assert [name for name in sorted(os.listdir("checkpoints")) if name not in before] == []
+    assert asked.returncode == 2
+    assert f"in use by process {old.pid}" in asked.stderr
+    assert str(program) in asked.stderr
+    assert "--yes" in asked.stderr
+    assert taken.returncode == 0, taken.stderr
+    assert f"process {old.pid} has ended; session s is taken over" in taken.stderr
+    assert "result:" in taken.stdout
     by = {m.user_metadata.get("by") for m in CheckpointManager.list_checkpoints("s")}
     assert old.pid not in by
 

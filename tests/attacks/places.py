@@ -10,7 +10,6 @@ import json
 import os
 import sqlite3
 import uuid
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -49,8 +48,7 @@ def local(folder: Path) -> Iterator[Scene]:
         (folder / "checkpoints" / f".{session}.{epoch}.{after}.journal").write_bytes(raw)
 
     def owner(session: str, raw: bytes) -> None:
-        slot = b"%08x %s\n" % (zlib.crc32(raw), raw)
-        (folder / "checkpoints" / f".{session}.lock").write_bytes(slot.ljust(8192, b"\0") + slot)
+        (folder / "checkpoints" / f".{session}.owner").write_bytes(raw)
 
     yield _InFolder(store, journal, owner)
 

@@ -13,6 +13,8 @@ from graflow_ckpt.stores import trio
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.ownership import LocalLease
 from graflow_ckpt.stores.segments import Segment
+from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.stores.sqlite_lease import SqliteLease
 from graflow_ckpt.testing.trios import writer
 from tests.conformance.broken_trios import written
 
@@ -73,12 +75,12 @@ class ForgetsDurableFrames(LocalStore):
         return Waiting()
 
 
-class KnowsItsOwnEpochs(LocalStore):
+class KnowsItsOwnEpochs(SqliteStore):
     """Fences by what this process knows: a take-over in another one is not seen."""
 
     _newest: dict[str, int] = {}  # noqa: RUF012
 
-    def acquire(self, session: str, *, take_over: bool = False) -> LocalLease:
+    def acquire(self, session: str, *, take_over: bool = False) -> SqliteLease:
         lease = super().acquire(session, take_over=take_over)
         self._newest[session] = lease.epoch
         return lease
@@ -94,7 +96,7 @@ class HoldsForEver(LocalStore):
 
     def acquire(self, session: str, *, take_over: bool = False) -> LocalLease:
         held = Path(self.folder, f".{session}.held")
-        if held.exists() and not take_over:
+        if held.exists():
             raise SessionBusy(f"{session} is held.", hint="Wait.", owner=self.owner(session))
         lease = super().acquire(session, take_over=take_over)
         held.touch()

@@ -18,7 +18,10 @@ from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.testing import (
+    FencingContract,
+    FencingProcessContract,
     Opener,
     ProcessContract,
     RestoredContract,
@@ -107,7 +110,7 @@ IN_MEMORY: list[tuple[type[MemoryStore], str]] = [
     (batches.LooksWhenItComesToIt, "test_a_list_with_something_that_is_no_checkpoint_deletes_nothing"),
     (batches.KeepsPartsOfLists, "test_parts_of_what_a_list_has_deleted_do_not_come_back"),
 ]
-ON_DISK: list[tuple[type[LocalStore], str]] = [
+ON_DISK: list[tuple[type[LocalStore | SqliteStore], str]] = [
     (folders.WritesBehind, "test_what_was_confirmed_survives_a_kill"),
     (folders.ForgetsDurableFrames, "test_what_was_confirmed_survives_a_kill"),
     (folders.WritesOverFiles, "test_a_writer_that_is_killed_leaves_the_former_trios"),
@@ -123,7 +126,7 @@ ON_DISK: list[tuple[type[LocalStore], str]] = [
 CONVICTION = (AssertionError, pytest.fail.Exception, GraflowError)
 
 
-class Impatient(StoreContract, RestoredContract, ProcessContract):
+class Impatient(StoreContract, FencingContract, RestoredContract, ProcessContract, FencingProcessContract):
     """The tests to convict with. Not collected: they run on the broken stores only."""
 
     patience = 0.4
@@ -164,7 +167,7 @@ def test_a_broken_store_is_convicted(broken: type[MemoryStore], test: str) -> No
 
 @pytest.mark.parametrize(("broken", "test"), ON_DISK, ids=named)
 def test_a_store_that_is_wrong_about_processes_is_convicted(
-    broken: type[LocalStore], test: str, tmp_path: Path
+    broken: type[LocalStore | SqliteStore], test: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CONVICTION):
         convict(partial(broken, f"{tmp_path}/checkpoints"), test, in_folder(tmp_path / "checkpoints"))

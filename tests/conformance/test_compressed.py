@@ -11,8 +11,8 @@ import pytest
 from graflow_ckpt.stores.compressed import Compressed
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.testing import Opener, RestoredContract, Snapshot, StoreContract
-from tests.conformance.restoring import in_folder, in_memory
+from graflow_ckpt.testing import FencingContract, Opener, RestoredContract, Snapshot, StoreContract
+from tests.conformance.restoring import in_memory
 
 
 def compressed_memory() -> Compressed:
@@ -23,7 +23,7 @@ def compressed_folder(folder: Path) -> Compressed:
     return Compressed(LocalStore(folder))
 
 
-class TestCompressedMemory(StoreContract, RestoredContract):
+class TestCompressedMemory(StoreContract, FencingContract, RestoredContract):
     @pytest.fixture
     def opener(self) -> Iterator[Opener]:
         yield compressed_memory
@@ -34,11 +34,7 @@ class TestCompressedMemory(StoreContract, RestoredContract):
         return in_memory("memory://compressed")
 
 
-class TestCompressedLocal(StoreContract, RestoredContract):
+class TestCompressedLocal(StoreContract):
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Opener:
         return partial(compressed_folder, tmp_path / "checkpoints")
-
-    @pytest.fixture
-    def snapshot(self, tmp_path: Path) -> Snapshot:
-        return in_folder(tmp_path / "checkpoints")

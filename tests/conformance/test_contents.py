@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.postgres import PostgresStore
@@ -25,12 +24,6 @@ class TestMemory(ContentContract):
     def opener(self) -> Iterator[Opener]:
         yield partial(MemoryStore, "memory://contents")
         MemoryStore("memory://contents").forget()
-
-
-class TestLocal(ContentContract, ContentProcessContract):
-    @pytest.fixture
-    def opener(self, tmp_path: Path) -> Opener:
-        return partial(LocalStore, tmp_path / "checkpoints", share=True)
 
 
 class TestSqlite(ContentContract, ContentProcessContract):
@@ -69,7 +62,6 @@ class TestObjects(ContentContract, ContentProcessContract):
     ("suite", "number"),
     [
         (TestMemory, IN_PROCESS),
-        (TestLocal, WITH_PROCESSES),
         (TestSqlite, WITH_PROCESSES),
         (TestPostgres, WITH_PROCESSES),
         (TestRedis, WITH_PROCESSES),

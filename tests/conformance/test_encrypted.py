@@ -16,8 +16,8 @@ from graflow_ckpt.stores.encrypted import Encrypted
 from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.testing import Opener, RestoredContract, Snapshot, StoreContract
-from tests.conformance.restoring import in_folder, in_memory
+from graflow_ckpt.testing import FencingContract, Opener, RestoredContract, Snapshot, StoreContract
+from tests.conformance.restoring import in_memory
 
 KEYRING = Keyring({"conformance": bytes(range(32))})
 
@@ -30,7 +30,7 @@ def encrypted_folder(folder: Path) -> Encrypted:
     return Encrypted(LocalStore(folder), KEYRING)
 
 
-class TestEncryptedMemory(StoreContract, RestoredContract):
+class TestEncryptedMemory(StoreContract, FencingContract, RestoredContract):
     @pytest.fixture
     def opener(self) -> Iterator[Opener]:
         yield encrypted_memory
@@ -41,11 +41,7 @@ class TestEncryptedMemory(StoreContract, RestoredContract):
         return in_memory("memory://encrypted")
 
 
-class TestEncryptedLocal(StoreContract, RestoredContract):
+class TestEncryptedLocal(StoreContract):
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Opener:
         return partial(encrypted_folder, tmp_path / "checkpoints")
-
-    @pytest.fixture
-    def snapshot(self, tmp_path: Path) -> Snapshot:
-        return in_folder(tmp_path / "checkpoints")

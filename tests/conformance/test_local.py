@@ -1,4 +1,4 @@
-"""The folder keeps the contract of every store."""
+"""The folder keeps the contract of every store; its owners cannot lose a session while they live."""
 
 from __future__ import annotations
 
@@ -8,15 +8,10 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.testing import Opener, ProcessContract, RestoredContract, Snapshot, StoreContract
-from tests.conformance.restoring import in_folder
+from graflow_ckpt.testing import Opener, ProcessContract, StoreContract
 
 
-class TestLocal(StoreContract, RestoredContract, ProcessContract):
+class TestLocal(StoreContract, ProcessContract):
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Opener:
         return partial(LocalStore, tmp_path / "checkpoints")
-
-    @pytest.fixture
-    def snapshot(self, tmp_path: Path) -> Snapshot:
-        return in_folder(tmp_path / "checkpoints")

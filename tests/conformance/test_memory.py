@@ -8,11 +8,11 @@ from functools import partial
 import pytest
 
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.testing import Opener, RestoredContract, Snapshot, StoreContract
+from graflow_ckpt.testing import FencingContract, Opener, RestoredContract, Snapshot, StoreContract
 from tests.conformance.restoring import in_memory
 
 
-class TestMemory(StoreContract, RestoredContract):
+class TestMemory(StoreContract, FencingContract, RestoredContract):
     @pytest.fixture
     def opener(self) -> Iterator[Opener]:
         yield partial(MemoryStore, "memory://conformance")
@@ -23,7 +23,7 @@ class TestMemory(StoreContract, RestoredContract):
         return in_memory("memory://conformance")
 
 
-class TestBoundedMemory(StoreContract, RestoredContract):
+class TestBoundedMemory(StoreContract, FencingContract, RestoredContract):
     @pytest.fixture
     def opener(self) -> Iterator[Opener]:
         yield partial(MemoryStore, "memory://bounded?max_bytes=100000000&max_checkpoints=2000")

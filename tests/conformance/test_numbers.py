@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import pytest
 
-from graflow_ckpt.testing import Contract, ProcessContract, RestoredContract, StoreContract, names_of_tests
+from graflow_ckpt.testing import (
+    Contract,
+    FencingContract,
+    FencingProcessContract,
+    ProcessContract,
+    RestoredContract,
+    StoreContract,
+    names_of_tests,
+)
 from tests.conformance import test_local, test_memory, test_objects, test_postgres, test_redis, test_sqlite
 
 # More is good news: change the numbers. Fewer is what this file is for.
-IN_PROCESS = 107
-WITH_PROCESSES = 119
+IN_PROCESS = 109
+WITH_PROCESSES = 121
+IN_A_FOLDER = 96
+IN_A_FOLDER_IN_PROCESS = 86
 
 
 @pytest.mark.parametrize(
@@ -17,7 +27,7 @@ WITH_PROCESSES = 119
     [
         (test_memory.TestMemory, IN_PROCESS),
         (test_memory.TestBoundedMemory, IN_PROCESS),
-        (test_local.TestLocal, WITH_PROCESSES),
+        (test_local.TestLocal, IN_A_FOLDER),
         (test_objects.TestObjects, WITH_PROCESSES),
         (test_redis.TestRedis, WITH_PROCESSES),
         (test_postgres.TestPostgres, WITH_PROCESSES),
@@ -29,7 +39,9 @@ def test_a_store_has_as_many_tests_as_it_had(suite: type[Contract], number: int)
 
 
 def test_no_piece_hides_a_test_of_another() -> None:
-    pieces = [*StoreContract.__bases__, RestoredContract, ProcessContract]
+    pieces = [
+        *StoreContract.__bases__, FencingContract, RestoredContract, ProcessContract, FencingProcessContract,
+    ]  # fmt: skip
 
     assert sum(len(names_of_tests(piece)) for piece in pieces) == WITH_PROCESSES
 

@@ -7,11 +7,19 @@ from functools import partial
 import pytest
 
 from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.testing import Opener, ProcessContract, RestoredContract, Snapshot, StoreContract
+from graflow_ckpt.testing import (
+    FencingContract,
+    FencingProcessContract,
+    Opener,
+    ProcessContract,
+    RestoredContract,
+    Snapshot,
+    StoreContract,
+)
 from tests.conformance.restoring import in_head
 
 
-class TestObjects(StoreContract, RestoredContract, ProcessContract):
+class TestObjects(StoreContract, FencingContract, RestoredContract, ProcessContract, FencingProcessContract):
     lease_seconds = 0.5
 
     @pytest.fixture

@@ -7,11 +7,19 @@ from functools import partial
 import pytest
 
 from graflow_ckpt.stores.postgres import PostgresStore
-from graflow_ckpt.testing import Opener, ProcessContract, RestoredContract, Snapshot, StoreContract
+from graflow_ckpt.testing import (
+    FencingContract,
+    FencingProcessContract,
+    Opener,
+    ProcessContract,
+    RestoredContract,
+    Snapshot,
+    StoreContract,
+)
 from tests.conformance.restoring import in_postgres
 
 
-class TestPostgres(StoreContract, RestoredContract, ProcessContract):
+class TestPostgres(StoreContract, FencingContract, RestoredContract, ProcessContract, FencingProcessContract):
     lease_seconds = 1.0
 
     @pytest.fixture

@@ -8,7 +8,15 @@ from functools import partial
 import pytest
 
 from graflow_ckpt.stores.redis import RedisStore
-from graflow_ckpt.testing import Opener, ProcessContract, RestoredContract, Snapshot, StoreContract
+from graflow_ckpt.testing import (
+    FencingContract,
+    FencingProcessContract,
+    Opener,
+    ProcessContract,
+    RestoredContract,
+    Snapshot,
+    StoreContract,
+)
 from tests.conformance.restoring import in_redis
 from tests.servers import Server, binaries
 
@@ -21,7 +29,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Server]:
         yield server
 
 
-class TestRedis(StoreContract, RestoredContract, ProcessContract):
+class TestRedis(StoreContract, FencingContract, RestoredContract, ProcessContract, FencingProcessContract):
     lease_seconds = 1.0
 
     @pytest.fixture

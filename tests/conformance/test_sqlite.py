@@ -8,11 +8,19 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.stores.sqlite import SqliteStore
-from graflow_ckpt.testing import Opener, ProcessContract, RestoredContract, Snapshot, StoreContract
+from graflow_ckpt.testing import (
+    FencingContract,
+    FencingProcessContract,
+    Opener,
+    ProcessContract,
+    RestoredContract,
+    Snapshot,
+    StoreContract,
+)
 from tests.conformance.restoring import in_sqlite
 
 
-class TestSqlite(StoreContract, RestoredContract, ProcessContract):
+class TestSqlite(StoreContract, FencingContract, RestoredContract, ProcessContract, FencingProcessContract):
     lease_seconds = 1.0
 
     @pytest.fixture

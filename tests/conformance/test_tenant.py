@@ -11,9 +11,9 @@ import pytest
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.tenant import Tenant
-from graflow_ckpt.testing import Opener, RestoredContract, Snapshot, StoreContract
+from graflow_ckpt.testing import FencingContract, Opener, RestoredContract, Snapshot, StoreContract
 from graflow_ckpt.testing.trios import own_name, put
-from tests.conformance.restoring import in_folder, in_memory
+from tests.conformance.restoring import in_memory
 
 
 def tenant_in_memory(name: str = "acme") -> Tenant:
@@ -34,7 +34,7 @@ def fill(store: Tenant) -> None:
         put(store, name, "elses")
 
 
-class TestTenantInMemory(StoreContract, RestoredContract):
+class TestTenantInMemory(StoreContract, FencingContract, RestoredContract):
     @pytest.fixture
     def opener(self) -> Iterator[Opener]:
         MemoryStore("memory://tenants").forget()
@@ -47,12 +47,8 @@ class TestTenantInMemory(StoreContract, RestoredContract):
         return in_memory("memory://tenants")
 
 
-class TestTenantInFolder(StoreContract, RestoredContract):
+class TestTenantInFolder(StoreContract):
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Opener:
         fill(tenant_in_folder(tmp_path / "checkpoints", "acm"))
         return partial(tenant_in_folder, tmp_path / "checkpoints")
-
-    @pytest.fixture
-    def snapshot(self, tmp_path: Path) -> Snapshot:
-        return in_folder(tmp_path / "checkpoints")

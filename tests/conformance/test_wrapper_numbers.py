@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from graflow_ckpt.testing import Contract, ProcessContract, StoreContract, names_of_tests
+from graflow_ckpt.testing import Contract, FencingContract, ProcessContract, StoreContract, names_of_tests
 from tests.conformance import test_compressed, test_encrypted, test_tenant, test_wrappers_around
-from tests.conformance.test_numbers import IN_PROCESS, WITH_PROCESSES
+from tests.conformance.test_numbers import IN_A_FOLDER, IN_A_FOLDER_IN_PROCESS, IN_PROCESS
 
 SUITES: list[type[Contract]] = [
     test_encrypted.TestEncryptedMemory,
@@ -22,7 +22,8 @@ SUITES: list[type[Contract]] = [
 
 @pytest.mark.parametrize("suite", SUITES)
 def test_a_wrapper_has_as_many_tests_as_it_had(suite: type[Contract]) -> None:
-    number = WITH_PROCESSES if issubclass(suite, ProcessContract) else IN_PROCESS
+    in_a_folder = IN_A_FOLDER if issubclass(suite, ProcessContract) else IN_A_FOLDER_IN_PROCESS
+    number = IN_PROCESS if issubclass(suite, FencingContract) else in_a_folder
 
     assert issubclass(suite, StoreContract)
     assert len(names_of_tests(suite)) == number

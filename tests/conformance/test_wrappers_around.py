@@ -14,8 +14,15 @@ from graflow_ckpt.stores.fallback import Fallback
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.retrying import Retrying
-from graflow_ckpt.testing import Opener, ProcessContract, RestoredContract, Snapshot, StoreContract
-from tests.conformance.restoring import in_folder, in_memory
+from graflow_ckpt.testing import (
+    FencingContract,
+    Opener,
+    ProcessContract,
+    RestoredContract,
+    Snapshot,
+    StoreContract,
+)
+from tests.conformance.restoring import in_memory
 from tests.servers import Server, binaries
 
 
@@ -29,17 +36,13 @@ def all_but_the_cache(folder: Path) -> CheckpointStore:
     return Retrying(Fallback(LocalStore(folder / "checkpoints"), str(folder / "folder")))
 
 
-class TestAroundAFolder(StoreContract, RestoredContract, ProcessContract):
+class TestAroundAFolder(StoreContract, ProcessContract):
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Opener:
         return partial(all_but_the_cache, tmp_path)
 
-    @pytest.fixture
-    def snapshot(self, tmp_path: Path) -> Snapshot:
-        return in_folder(tmp_path / "checkpoints")
 
-
-class TestCached(StoreContract, RestoredContract):
+class TestCached(StoreContract, FencingContract, RestoredContract):
     @pytest.fixture
     def opener(self, server: Server) -> Iterator[Opener]:
         server.ask("FLUSHALL")

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.core.protocols import Lease, PartWriter
-from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.sqlite import SqliteStore
 from tests.crash.histories import PLACES, Opener, run
 
@@ -26,7 +25,7 @@ def test_two_workers_at_random_end_in_one_line_of_epochs(place: str, tmp_path: P
     assert found.results["owner"] >= 4
 
 
-class Unfenced(LocalStore):
+class Unfenced(SqliteStore):
     """Asks nobody before it saves."""
 
     def put(

@@ -15,7 +15,9 @@ from typing import IO, Any
 import pytest
 
 from graflow_ckpt.core.errors import CheckpointNotFound, SessionBusy
+from graflow_ckpt.links.processes import end
 from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.testing.trios import owning
 from tests.crash.victims import own_path
 
 pytestmark = pytest.mark.crash
@@ -80,21 +82,38 @@ def test_a_killed_owner_is_taken_over_at_once(tmp_path: Path) -> None:
     lease.release()
 
 
-def test_a_stopped_owner_that_wakes_up_after_a_take_over_can_write_nothing(tmp_path: Path) -> None:
+def test_a_stopped_owner_keeps_its_session_until_it_is_ended(tmp_path: Path) -> None:
     with victim("owner", str(tmp_path)) as process:
         hear(process)
         assert ask(process, "put") == {"done": "put"}
+        process.send_signal(signal.SIGSTOP)
+        store = LocalStore(tmp_path)
+
+        with pytest.raises(SessionBusy):
+            store.acquire("s")
+        owner = store.owner("s")
+        assert owner is not None
+        assert end(owner, 10)
+
+        with owning(store) as lease:
+            assert lease.epoch == 2
+        assert process.wait() == -signal.SIGTERM
+
+
+def test_an_owner_whose_lock_file_was_removed_while_it_was_stopped_writes_nothing(tmp_path: Path) -> None:
+    with victim("owner", str(tmp_path)) as process:
+        hear(process)
         assert ask(process, "append") == {"done": "append"}
         process.send_signal(signal.SIGSTOP)
-
+        (tmp_path / ".s.lock").unlink()
         store = LocalStore(tmp_path)
-        lease = store.acquire("s", take_over=True)
+        lease = store.acquire("s")
         process.send_signal(signal.SIGCONT)
 
         assert ask(process, "put") == {"refused": "Fenced"}
         assert ask(process, "append") == {"refused": "Fenced"}
         with pytest.raises(CheckpointNotFound):
-            store.meta(own_path(str(tmp_path), 2))
+            store.meta(own_path(str(tmp_path), 1))
         assert [raw.rstrip(b"\0") for _, _, raw in store.segments("s")] == [b"frame"]
         assert not list(tmp_path.glob("*.tmp"))
         lease.check()
@@ -129,4 +148,4 @@ def test_of_two_who_race_for_a_dead_session_exactly_one_wins(tmp_path: Path) -> 
     assert all(found["busy_with_the_winner"] == [True] for found in rounds)
     epochs = [found["won"][0] for found in rounds]
     assert epochs == sorted(set(epochs))
-    assert len(list(tmp_path.glob(".s.*.alive"))) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".s.lock", ".s.owner"]

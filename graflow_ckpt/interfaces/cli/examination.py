@@ -12,7 +12,7 @@ from importlib import metadata
 
 from graflow_ckpt.checkpoint import metrics
 from graflow_ckpt.checkpoint.keys import Keyring, local_key_path, uses_local_key
-from graflow_ckpt.checkpoint.mounts import file_system, key_storage_warning
+from graflow_ckpt.checkpoint.mounts import key_storage_warning
 from graflow_ckpt.core.errors import CheckpointError, ServerError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli.encryption import encryption
@@ -20,6 +20,7 @@ from graflow_ckpt.interfaces.cli.findings import Finding
 from graflow_ckpt.interfaces.cli.measuring import costs
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import folder_on_disk, open_store
+from graflow_ckpt.stores.mounts import file_system
 from graflow_ckpt.stores.prefixes import prefix_of, unwrapped
 from graflow_ckpt.stores.redis_names import is_redis
 from graflow_ckpt.stores.sqlite_names import file_of, is_sqlite

@@ -20,7 +20,7 @@ from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.resuming import open_session
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.frontends.overrides import overrides
-from graflow_ckpt.interfaces.cli import program, words
+from graflow_ckpt.interfaces.cli import program, takeover, words
 from graflow_ckpt.interfaces.cli.finding import Place, by_session, gone_on, is_kept
 from graflow_ckpt.interfaces.cli.launch import Wishes, conducted, launch
 from graflow_ckpt.interfaces.cli.manner import Manner
@@ -40,7 +40,8 @@ def go_on(manner: Manner, place: Place, wishes: Wishes, *, rewind: bool, fork: s
     elif place.named:
         _check_not_gone_on(place, rewind)
         if is_kept(place):
-            _rewind(place, wishes.take_over)
+            at = place.kept_in, [place.session]
+            _rewind(place, takeover.may_fence(manner, *at, take_over=wishes.take_over, yes=wishes.yes))
     journal, until_damage = not place.named, wishes.until_damage
     state, _ = standing(place.kept_in, place.found, journal=journal, until_damage=until_damage)
     if state.status == "completed":

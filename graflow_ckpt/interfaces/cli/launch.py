@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from graflow_ckpt.core.policy import Policy
 from graflow_ckpt.frontends.overrides import overrides
-from graflow_ckpt.interfaces.cli import program, words
+from graflow_ckpt.interfaces.cli import program, takeover, words
 from graflow_ckpt.interfaces.cli.manner import Manner
 from graflow_ckpt.interfaces.cli.progress import Reporter, reporter_for
 from graflow_ckpt.interfaces.cli.unfinished import mention
@@ -36,6 +37,7 @@ class Wishes:
     in_doubt: tuple[tuple[str, str], ...] = ()
     take_over: bool = False
     until_damage: bool = False
+    yes: bool = False
     inputs: dict[str, Any] = field(default_factory=dict)  # Any: JSON
     log_level: str | None = None
     progress: bool = True
@@ -76,7 +78,7 @@ def conducted(manner: Manner, wishes: Wishes, body: Callable[[], object], *, wha
     if manner.json:
         _set_documents_apart(manner)
     reporter = reporter_for(manner, mention(manner, wishes.session), progress=wishes.progress)
-    _fill(wishes, reporter)
+    _fill(manner, wishes, reporter)
     sandbox = program.Sandbox()
     try:
         with sandbox:
@@ -114,7 +116,7 @@ def _concluded(
     return status
 
 
-def _fill(wishes: Wishes, reporter: Reporter) -> None:
+def _fill(manner: Manner, wishes: Wishes, reporter: Reporter) -> None:
     overrides.session = wishes.session
     overrides.target = wishes.workflow
     overrides.store = wishes.store
@@ -123,6 +125,7 @@ def _fill(wishes: Wishes, reporter: Reporter) -> None:
     overrides.max_steps = wishes.max_steps
     overrides.policy = wishes.policy
     overrides.settings = wishes.settings()
+    overrides.take_over = partial(takeover.ended_at, manner, yes=wishes.yes)
     overrides.observers = (reporter,)
 
 

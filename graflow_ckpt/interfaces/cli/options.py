@@ -14,6 +14,7 @@ from graflow_ckpt.interfaces.cli.manner import Manner
 
 # Any: click's decorators take whatever functions commands are.
 F = TypeVar("F", bound=Callable[..., Any])
+TAKE_OVER = "Take the session from a living owner; in a folder that process is ended, after a question."
 
 
 def _manner(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
@@ -103,7 +104,8 @@ def running(function: F) -> F:
                      help="What to do with a task that was running when its process died."),
         click.option("--until-damage", is_flag=True,
                      help="Use a damaged journal up to the damage; what was committed after it is lost."),
-        click.option("--take-over", is_flag=True, help="Take the session from an owner who is still alive."),
+        click.option("--take-over", is_flag=True, help=TAKE_OVER),
+        click.option("--yes", is_flag=True, help="With --take-over: do not ask before a process is ended."),
         click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]),
                      help="Show what the engine logs."),
         click.option("--progress/--no-progress", default=True, help="Show what goes on while it runs."),

@@ -140,7 +140,7 @@ class Sandbox:
                 return False
             case GraflowError():
                 return False
-            case Exception() if not isinstance(error, (click.ClickException, BrokenPipeError)):
+            case Exception() if not isinstance(error, (click.ClickException, click.Abort, BrokenPipeError)):
                 self.status, self.error = 1, error
                 sys.stderr.write("".join(own_frames(error)))
             case _:

@@ -9,6 +9,7 @@ import click
 
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.options import (
+    TAKE_OVER,
     common,
     complete_files,
     complete_folders,
@@ -36,7 +37,6 @@ Examples:
   graflow-ckpt checkpoints import night.ckpt --store sqlite:///runs.db
   graflow-ckpt checkpoints import night.ckpt --trust             made with a key that is not here
 """
-TAKE_OVER = "Take a session from an owner who is still alive there."
 
 
 @click.command("copy", epilog=COPY, short_help="Copy sessions or checkpoints to another store.")
@@ -48,6 +48,7 @@ TAKE_OVER = "Take a session from an owner who is still alive there."
               help="Where they are to go.", shell_complete=complete_folders)  # fmt: skip
 @click.option("--workflow", metavar="NAME", help="Only sessions of this workflow.")
 @click.option("--take-over", is_flag=True, help=TAKE_OVER)
+@click.option("--yes", is_flag=True, help="With --take-over: do not ask before a process is ended.")
 @common
 @click.pass_context
 def copy(
@@ -58,6 +59,7 @@ def copy(
     target: str,
     workflow: str | None,
     take_over: bool,
+    yes: bool,
 ) -> int:
     """Copy sessions with their journals, or single checkpoints; without a name all that there is.
 
@@ -70,6 +72,7 @@ def copy(
     from graflow_ckpt.core.errors import NoSession
     from graflow_ckpt.interfaces.cli.finding import checkpoint_path
     from graflow_ckpt.interfaces.cli.journey import Luggage, travel, unveiled
+    from graflow_ckpt.interfaces.cli.takeover import may_fence
     from graflow_ckpt.stores import open_store, store_of
 
     if what and workflow is not None:
@@ -87,7 +90,9 @@ def copy(
         if here.takes(path) is None:
             raise click.UsageError(f"{path} is not in {here.url}: --from {store_of(path)}.")
     there.probe()
-    move = Move(here, there, keys, ring, take_over)
+    move = Move(
+        here, there, keys, ring, may_fence(manner, there, going.sessions, take_over=take_over, yes=yes)
+    )
     if veil := unveiled(here.url, there.url):
         manner.note(veil)
     return travel(move, going, watched=not manner.json, what="copying").tell(manner)
@@ -146,6 +151,7 @@ def import_(ctx: click.Context, /, file: str, trust: bool, take_over: bool, yes:
     from graflow_ckpt.checkpoint.portable import PortableFile
     from graflow_ckpt.interfaces.cli.exporting import contents
     from graflow_ckpt.interfaces.cli.journey import Luggage, travel
+    from graflow_ckpt.interfaces.cli.takeover import may_fence
     from graflow_ckpt.stores import open_store
 
     manner = manner_of(ctx)
@@ -159,8 +165,9 @@ def import_(ctx: click.Context, /, file: str, trust: bool, take_over: bool, yes:
                 manner.note(maker)
             manner.ask("Resuming from them runs the code in them. Seal them with the key of this machine?")
         target.probe()
-        move = Move(origin, target, keys, ring, take_over)
         known = survey(origin)
+        fencing = may_fence(manner, target, whole, take_over=take_over, yes=yes)
+        move = Move(origin, target, keys, ring, fencing)
         going = Luggage({session: known.get(session) for session in whole}, paths)
         journey = travel(move, going, watched=not manner.json, what="importing")
         if trust and any(any(origin.segments(session)) for session in whole):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.checkpoint.mounts import file_system, key_storage_warning, passing_warning
+from graflow_ckpt.checkpoint.mounts import key_storage_warning, passing_warning
+from graflow_ckpt.stores.mounts import file_system
 
 
 @pytest.fixture

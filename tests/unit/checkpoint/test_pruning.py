@@ -174,7 +174,7 @@ def test_the_journal_goes_with_the_last_checkpoint(tmp_path: Path) -> None:
     pruned(store, DeleteOnSuccess())
 
     assert left(store) == []
-    assert [raw for _, _, raw in store.segments("a")] == [b""]
+    assert not any(raw for _, _, raw in store.segments("a"))
     assert store.owner("a") is None
 
 

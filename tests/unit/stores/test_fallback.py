@@ -401,7 +401,9 @@ def test_an_owner_that_was_taken_over_meanwhile_is_refused_and_so_is_what_it_has
     assert listed(store.waits.refused) == names(1)
 
 
-def test_a_takeover_takes_what_waits_too(store: Fallback, far: Far, tmp_path: Path, clock: Clock) -> None:
+def test_after_a_takeover_what_waits_stays_until_its_owner_has_ended(
+    store: Fallback, far: Far, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
     old = store.acquire("s")
     far.cable.cut()
     put_of(store, old, 1)
@@ -409,14 +411,15 @@ def test_a_takeover_takes_what_waits_too(store: Fallback, far: Far, tmp_path: Pa
     clock.now = 5.0
 
     with owning(opened(far, tmp_path, clock), take_over=True):
-        assert listed(far.inner) == names(1)
-        far.cable.cut()
+        assert listed(far.inner) == []
+        assert "what waits of session s stays" in caplog.text
         with pytest.raises(Fenced):
             put_of(store, old, 2)
-        far.cable.mend()
-        clock.now = 10.0
+        old.release()
+
+    with owning(opened(far, tmp_path, clock)):
+        assert listed(far.inner) == names(1)
     assert waiting(store) == []
-    old.release()
 
 
 def test_a_store_that_has_lost_everything_gets_what_waits(

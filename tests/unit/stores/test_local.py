@@ -195,15 +195,15 @@ def test_a_path_called_like_the_session_has_another_lock(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", [OWN, "best"])
-def test_who_was_fenced_puts_nothing(name: str, tmp_path: Path) -> None:
+def test_an_owner_whose_lock_file_was_removed_puts_nothing(name: str, tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
-    old, new = store.acquire("s"), store.acquire("s", take_over=True)
+    lease = store.acquire("s")
+    (tmp_path / ".s.lock").unlink()
 
     with pytest.raises(Fenced):
-        store.put(f"{tmp_path}/{name}.pkl", parts("one"), lease=old, stage="one")
+        store.put(f"{tmp_path}/{name}.pkl", parts("one"), lease=lease, stage="one")
 
     assert not list(tmp_path.glob(f"{name}*"))
-    new.release()
 
 
 def test_a_lease_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -274,7 +274,7 @@ def test_deleting_takes_all_three_and_says_whether_there_was_one(tmp_path: Path)
             store.meta(f"{tmp_path}/{name}.pkl")
     lease.release()
 
-    assert [path.name for path in tmp_path.iterdir()] == [".s.lock"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".s.lock", ".s.owner"]
 
 
 def test_busy_is_raised_before_anything_is_tidied(tmp_path: Path) -> None:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -13,6 +18,7 @@ from graflow_ckpt.core.protocols import Line
 from graflow_ckpt.stores import ownership
 from graflow_ckpt.stores.flock import Flock
 from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.testing.trios import put_own
 
 
 @pytest.fixture
@@ -33,14 +39,16 @@ def test_a_first_owner_has_epoch_one_and_took_it_from_nobody(store: LocalStore) 
     assert store.owner("s") is None
 
 
-def test_the_epoch_grows_and_only_the_living_have_an_alive_file(store: LocalStore, tmp_path: Path) -> None:
+def test_the_epoch_grows_and_the_lock_file_stays_the_same_file(store: LocalStore, tmp_path: Path) -> None:
+    found = set()
     for epoch in (1, 2, 3):
         lease = store.acquire("s")
         assert lease.epoch == epoch
-        assert [path.name for path in tmp_path.glob(".s.*.alive")] == [f".s.{epoch}.alive"]
+        found.add((tmp_path / ".s.lock").stat().st_ino)
         lease.release()
 
-    assert list(tmp_path.glob("*.alive")) == []
+    assert len(found) == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".s.lock", ".s.owner"]
 
 
 def test_this_process_cannot_open_a_session_twice(store: LocalStore) -> None:
@@ -62,20 +70,22 @@ def test_sessions_do_not_know_each_other(store: LocalStore) -> None:
         lease.release()
 
 
-def test_a_take_over_fences_the_old_owner_for_good(store: LocalStore) -> None:
-    old = store.acquire("s")
+def test_a_living_owner_is_never_fenced_and_the_refusal_names_the_command(store: LocalStore) -> None:
+    lease = store.acquire("s")
 
-    new = store.acquire("s", take_over=True)
+    with pytest.raises(SessionBusy, match="graflow-ckpt resume s --take-over --store file://"):
+        store.acquire("s", take_over=True)
 
-    for _ in range(2):
-        with pytest.raises(Fenced, match="taken over by process"):
-            old.check()
-    assert new.taken_from is not None
-    old.release()  # says nothing and undoes nothing
-    new.check()
-    found = store.owner("s")
-    assert found is not None
-    new.release()
+    lease.check()
+    lease.release()
+
+
+def test_a_lease_that_was_dropped_without_a_release_does_not_keep_its_session(store: LocalStore) -> None:
+    lease = store.acquire("s")
+
+    del lease
+
+    store.acquire("s").release()
 
 
 def test_a_released_lease_is_of_no_use(store: LocalStore) -> None:
@@ -153,28 +163,94 @@ def test_a_removed_lock_file_stops_the_owner_and_does_not_take_the_epoch_back(
 
     with pytest.raises(Fenced, match="removed"):
         lease.check()
-    with pytest.raises(SessionBusy):
-        store.acquire("s")
-    again = store.acquire("s", take_over=True)
+    again = store.acquire("s")
 
     assert again.epoch == 2
-    lease.release()
+    with pytest.raises(Fenced, match="taken over by process"):
+        lease.check()
+    lease.release()  # undoes nothing
+    again.check()
     again.release()
 
 
-def test_a_holder_that_never_ends_its_commit_is_told_instead_of_waited_for(
-    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_look_at_the_lock_keeps_no_owner_out(store: LocalStore, tmp_path: Path) -> None:
+    store.acquire("s").release()
+    look = Flock(f"{tmp_path}/.s.lock", look=True)
+    fcntl.flock(look.fd, fcntl.LOCK_SH)
+    timer = threading.Timer(0.03, look.close)
+    timer.start()
+
+    store.acquire("s").release()
+
+    timer.join()
+
+
+def test_a_child_that_keeps_the_lock_of_an_owner_that_has_ended_is_named(
+    store: LocalStore, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(ownership, "_PATIENCE", 0.02)
-    store.acquire("s").release()
-    stuck = Flock(f"{tmp_path}/.s.lock")
-    stuck.take()
+    program = (
+        "import os, subprocess, sys\n"
+        "from graflow_ckpt.stores.local import LocalStore\n"
+        "lease = LocalStore(sys.argv[1]).acquire('s')\n"
+        "fd = lease._lock.fd\n"
+        "null = subprocess.DEVNULL\n"
+        "child = subprocess.Popen(['sleep', '60'], pass_fds=[fd], stdout=null, stderr=null)\n"
+        "print(child.pid, flush=True)\n"
+        "os._exit(0)\n"
+    )
+    child = int(subprocess.run([sys.executable, "-c", program, tmp_path], capture_output=True).stdout)
+    try:
+        with pytest.raises(SessionBusy, match=rf"has ended: process {child} .* keeps the lock"):
+            store.acquire("s")
+    finally:
+        os.kill(child, signal.SIGKILL)
 
-    with pytest.raises(SessionBusy, match="locked for a commit"):
-        store.acquire("s", take_over=True)
 
-    stuck.close()
-    store.acquire("s").release()
+def test_the_files_of_a_session_go_with_the_last_of_it_and_not_before_its_owner(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    lease = store.acquire("s")
+    path = put_own(store, lease, 1)
+    lease.release()
+    again = store.acquire("s")
+
+    store.delete(path)
+
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".s.lock", ".s.owner"]
+    again.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_reading_needs_no_lock_and_writes_nothing(store: LocalStore, tmp_path: Path) -> None:
+    lease = store.acquire("s")
+    path = put_own(store, lease, 1)
+    store.journal(lease, 1).append(b"frame")
+    before = {found.name: found.stat().st_mtime_ns for found in [tmp_path, *tmp_path.iterdir()]}
+
+    reader = LocalStore(tmp_path)
+    assert len(list(reader.list("s"))) == len(list(reader.segments("s"))) == 1
+    assert reader.meta(path)
+    assert reader.owner("s") is not None
+
+    assert {found.name: found.stat().st_mtime_ns for found in [tmp_path, *tmp_path.iterdir()]} == before
+    lease.release()
+
+
+def test_on_a_network_file_system_a_run_is_warned_and_an_epoch_of_another_host_counts(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ownership, "network_file_system", lambda folder: "nfs4")
+    lease = store.acquire("s")
+    lease.check()
+    record = json.loads((tmp_path / ".s.owner").read_text())
+    record["epoch"], record["owner"]["host"] = 2, "another"  # whose lock did not reach this one
+    (tmp_path / ".s.owner").write_text(json.dumps(record))
+
+    with pytest.raises(Fenced, match="on another"):
+        put_own(store, lease, 1)
+
+    assert "network file system (nfs4)" in caplog.text
+    lease.release()
 
 
 def test_rewinds_are_remembered_by_later_owners(store: LocalStore) -> None:
@@ -188,18 +264,6 @@ def test_rewinds_are_remembered_by_later_owners(store: LocalStore) -> None:
 
     assert store.lines("s") == (Line(1, 7), Line(2, 3))
     assert store.lines("other") == ()
-
-
-def test_who_was_fenced_cannot_rewind(store: LocalStore) -> None:
-    old = store.acquire("s")
-    new = store.acquire("s", take_over=True)
-
-    with pytest.raises(Fenced):
-        store.rewound(old, 1)
-
-    assert store.lines("s") == ()
-    old.release()
-    new.release()
 
 
 @pytest.mark.parametrize("session", ["", "a/b", "a.b", "..", "x" * 65, "a b"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import sqlite3
 import zlib
 from collections.abc import Callable
@@ -12,17 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, Fenced, JournalFailed, SessionBusy
+from graflow_ckpt.core.errors import Fenced, JournalFailed, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.links.processes import myself
+from graflow_ckpt.stores.claims import lost
+from graflow_ckpt.stores.flock import Flock
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.stores.ownership import lost
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.redis import RedisStore
 from graflow_ckpt.stores.redis_names import NAMED, Keys
 from graflow_ckpt.stores.sqlite import SqliteStore
-from graflow_ckpt.testing.trios import listed, own_name, put, put_own
+from graflow_ckpt.testing.trios import listed, own_name, owning, put, put_own
 from tests.postgres_servers import PostgresServer
 from tests.servers import Server
 
@@ -244,43 +246,66 @@ def test_in_a_bucket_that_was_put_back_as_a_whole_nobody_reads_what_a_forgotten_
 # --- a folder --------------------------------------------------------------------------
 
 
-def slot(**said: object) -> bytes:
-    body = json.dumps(said).encode()
-    return b"%08x %s\n" % (zlib.crc32(body), body)
+def test_the_lock_file_of_an_earlier_commit_is_read_and_the_session_continued(tmp_path: Path) -> None:
+    def slot(**said: object) -> bytes:
+        body = json.dumps(said).encode()
+        return (b"%08x %s\n" % (zlib.crc32(body), body)).ljust(8192, b"\0")
 
-
-def test_a_lock_file_of_an_earlier_version_has_no_claim_and_gets_one(tmp_path: Path) -> None:
-    store, file = LocalStore(tmp_path), tmp_path / ".s.lock"
-    file.write_bytes(slot(turn=3, epoch=4, owner=None, lines=[[2, 1]]))
-
-    lease = store.acquire("s")
-
-    assert lease.epoch == 5
-    assert b'"claim":"' + lease._record.claim.encode() + b'"' in file.read_bytes()
-    assert len(lease._record.claim) == 32
-    assert [line.epoch for line in store.lines("s")] == [2]
-    lease.release()
-
-
-def test_a_claim_that_is_no_text_is_nonsense(tmp_path: Path) -> None:
-    (tmp_path / ".s.lock").write_bytes(slot(turn=3, epoch=4, claim=7, owner=None, lines=[]))
-
-    with pytest.raises(CheckpointCorrupt):
-        LocalStore(tmp_path).lines("s")
-
-
-def test_a_lock_file_that_was_put_back_alone_gives_no_epoch_out_twice(tmp_path: Path) -> None:
+    former = slot(turn=4, epoch=5, owner=None, lines=[[2, 1]])
+    newer = slot(turn=5, epoch=6, claim="c", owner=None, lines=[[2, 1], [6, 4]])
+    (tmp_path / ".s.lock").write_bytes(former + newer)
+    (tmp_path / ".s.6.alive").touch()
     store = LocalStore(tmp_path)
-    store.acquire("s").release()
-    former = (tmp_path / ".s.lock").read_bytes()
-    first = store.acquire("s")
-    (tmp_path / ".s.lock").write_bytes(former)
+
+    assert [line.epoch for line in store.lines("s")] == [2, 6]
+    with owning(store) as lease:
+        assert (lease.epoch, lease.taken_from) == (7, None)
+        put_own(store, lease, 1)
+
+    assert [line.epoch for line in store.lines("s")] == [2, 6]
+    assert [path.name for path in tmp_path.glob(".s*")] == [".s.lock", ".s.owner"]
+
+
+def test_a_living_owner_of_an_earlier_commit_keeps_its_session(tmp_path: Path) -> None:
+    alive = Flock(f"{tmp_path}/.s.6.alive")
+    alive.take()
 
     with pytest.raises(SessionBusy):
-        store.acquire("s")
-    second = store.acquire("s", take_over=True)
+        LocalStore(tmp_path).acquire("s")
 
-    assert (first.epoch, second.epoch) == (2, 3)
-    with pytest.raises(Fenced):
-        put_own(store, first, 1)
-    second.release()
+    alive.close()
+    LocalStore(tmp_path).acquire("s").release()
+
+
+@pytest.mark.parametrize("raw", [b"", b"[]", b'{"epoch": 4', b'{"epoch": -1, "owner": null, "lines": []}'])
+def test_a_damaged_record_is_no_obstacle_and_no_epoch_is_given_out_again(raw: bytes, tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    with owning(store):
+        pass
+    with owning(store) as lease:
+        put_own(store, lease, 1)
+    with owning(store) as lease:
+        store.journal(lease, 1).append(b"frame")
+    (tmp_path / ".s.owner").write_bytes(raw)
+
+    with owning(store) as lease:
+        assert lease.epoch == 4
+
+
+def test_an_owner_whose_folder_was_put_back_with_other_files_is_fenced(tmp_path: Path) -> None:
+    store, copy = LocalStore(tmp_path / "c"), tmp_path / "copy"
+    with owning(store) as lease:
+        put_own(store, lease, 1)
+    shutil.copytree(tmp_path / "c", copy)
+    first = store.acquire("s")
+    shutil.rmtree(tmp_path / "c")
+    copy.rename(tmp_path / "c")
+
+    with owning(store) as second:
+        assert second.epoch == first.epoch
+        with pytest.raises(Fenced, match="under the same epoch"):
+            put_own(store, first, 2)
+        with pytest.raises(Fenced):
+            store.journal(first, 2)
+        first.release()
+        second.check()

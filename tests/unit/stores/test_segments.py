@@ -106,10 +106,11 @@ def test_no_room_in_advance_is_no_failure(store: LocalStore, disk: FaultyDisk, l
     journal.close()
 
 
-def test_who_was_fenced_appends_nothing(store: LocalStore, lease: LocalLease) -> None:
+def test_an_owner_whose_lock_file_was_replaced_appends_nothing(store: LocalStore, lease: LocalLease) -> None:
     journal = store.journal(lease, 0)
     journal.append(b"mine")
-    new = store.acquire("s", take_over=True)
+    Path(store.folder, ".s.lock").unlink()
+    new = store.acquire("s")
 
     with pytest.raises(Fenced):
         journal.append(b"late")

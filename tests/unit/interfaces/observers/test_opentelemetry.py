@@ -185,11 +185,13 @@ def test_no_span_and_no_checkpoint_is_left_open_by_a_session_that_is_fenced() ->
     from graflow_ckpt.stores import open_store
 
     recorded = Recorded()
-    with workflow("etl", session_id="s", checkpoint=EveryTask(), observers=[recorded.observer]) as flow:
+    with workflow(
+        "etl", session_id="s", store="sqlite:///s.db", checkpoint=EveryTask(), observers=[recorded.observer]
+    ) as flow:
 
         @task
         def a() -> None:
-            open_store("checkpoints").acquire("s", take_over=True).release()
+            open_store("sqlite:///s.db").acquire("s", take_over=True).release()
 
         with pytest.raises(Fenced):
             flow.execute()

@@ -1,0 +1,56 @@
+"""Mounts: the kind of file system that a path is on.
+
+Answers only where /proc/mounts is; elsewhere nothing is known. Not here: what follows from it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+TABLE: Final = Path("/proc/mounts")
+_NETWORK: Final = frozenset({
+    "nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "glusterfs", "lustre", "beegfs", "gpfs",
+    "gfs2", "ocfs2", "orangefs", "fuse.sshfs", "fuse.ceph", "fuse.glusterfs", "fuse.s3fs", "fuse.gcsfuse",
+    "fuse.juicefs", "fuse.mount-s3",
+})  # fmt: skip
+
+
+def file_system(target: str | os.PathLike[str], table: Path = TABLE) -> str | None:
+    """The kind of file system that `target` is on, or will be made on; None: not known."""
+    try:
+        mounts = mounted(table.read_text(encoding="utf-8", errors="surrogateescape"))
+    except OSError:
+        return None
+    return kind_at(Path(target), mounts)
+
+
+def network_file_system(target: str | os.PathLike[str], table: Path = TABLE) -> str | None:
+    """The same, if other hosts can write there, too; else None."""
+    kind = file_system(target, table)
+    return kind if kind in _NETWORK else None
+
+
+def mounted(table: str) -> list[tuple[Path, str]]:
+    """Where something is mounted, and what."""
+    found: list[tuple[Path, str]] = []
+    for line in table.splitlines():
+        fields = line.split(" ")
+        if len(fields) >= 3:
+            # Spaces, tabs and newlines of a name are octal.
+            name = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1])
+            found.append((Path(name), fields[2]))
+    return found
+
+
+def kind_at(path: Path, mounts: list[tuple[Path, str]]) -> str | None:
+    """What the deepest mount above `path` is."""
+    path = Path(os.path.realpath(path))  # of what does not exist yet, as far as it does
+    best: tuple[int, str] | None = None
+    for place, kind in mounts:
+        # The last one of several at one place hides the others.
+        if path.is_relative_to(place) and (best is None or len(place.parts) >= best[0]):
+            best = len(place.parts), kind
+    return best[1] if best else None

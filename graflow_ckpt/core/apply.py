@@ -26,7 +26,7 @@ def apply(state: SessionState, ops: Sequence[Op], now: float) -> list[Claim]:
         kind = op[0]
         if kind == "end" and state.claimed.get(op[1]) != op[2]:
             raise Fenced("The attempt is over; what it did is not committed.", session=state.session)
-        if kind == "put" and op[3] >= 0:
+        if kind == "put" and op[3] != -1:
             _check_base(state, op)
     state.sequence += 1
     claims: list[Claim] = []

@@ -23,3 +23,6 @@ class Live:
 
 
 Cell = bytes | Live
+
+Version = int | bytes
+"""What tells one write of a value from every other: compared, and nothing else. 0: there is no value."""

@@ -17,7 +17,7 @@ from graflow_ckpt.checkpoint.kinds.builtin import FORGOTTEN
 from graflow_ckpt.checkpoint.pickles import live_digest
 from graflow_ckpt.core.errors import GraflowError, NotStorable, ResultForgotten
 from graflow_ckpt.core.facts import RESULT, Claim, Effects, Next, Op, Request, Spawned
-from graflow_ckpt.core.values import Cell, Live
+from graflow_ckpt.core.values import Cell, Live, Version
 from graflow_ckpt.engine.checks import Watch
 from graflow_ckpt.sessions.protocol import Values
 
@@ -29,7 +29,7 @@ class Got:
 
     __slots__ = ("before", "value", "version")
 
-    def __init__(self, value: Any, before: Cell | None, version: int) -> None:
+    def __init__(self, value: Any, before: Cell | None, version: Version) -> None:
         self.value = value
         self.before = before
         self.version = version
@@ -133,7 +133,7 @@ class Attempt:
         self.got[name] = Got(None, None, 0)
         return whole
 
-    def look(self, name: str, found: tuple[Cell, int, tuple[Cell, ...]]) -> Any:
+    def look(self, name: str, found: tuple[Cell, Version, tuple[Cell, ...]]) -> Any:
         """A value that is not to be changed."""
         value = self._kept(name, from_cells(name, found[0], found[2]))
         if self.watch is not None and any(isinstance(cell, Live) for cell in (found[0], *found[2])):
@@ -167,7 +167,7 @@ class Attempt:
             raise self.over
         return value
 
-    def _take(self, name: str, value: Any, before: Cell, version: int) -> None:
+    def _take(self, name: str, value: Any, before: Cell, version: Version) -> None:
         """From here on the attempt works on a copy or a loan of its own."""
         self.got[name] = Got(value, before, version)
         self.appends = [op for op in self.appends if op[1] != name]

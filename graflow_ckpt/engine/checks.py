@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from graflow_ckpt.checkpoint.pickles import live_digest
 from graflow_ckpt.core.errors import NotStorable, ReadOnlyChanged
-from graflow_ckpt.core.values import Cell
+from graflow_ckpt.core.values import Cell, Version
 
 
 def enabled() -> bool:
@@ -21,7 +21,7 @@ def enabled() -> bool:
 class Values(Protocol):
     """What is asked of a session."""
 
-    def read(self, name: str) -> tuple[Cell, int, tuple[Cell, ...]] | None: ...
+    def read(self, name: str) -> tuple[Cell, Version, tuple[Cell, ...]] | None: ...
 
     def on_loan(self) -> list[str]: ...
 
@@ -32,9 +32,9 @@ class Watch:
     def __init__(self, values: Values, task: str) -> None:
         self._values = values
         self._task = task
-        self._given: dict[str, tuple[Any, int, bytes]] = {}
+        self._given: dict[str, tuple[Any, Version, bytes]] = {}
 
-    def given(self, name: str, value: Any, version: int) -> None:
+    def given(self, name: str, value: Any, version: Version) -> None:
         if name not in self._given and name not in self._values.on_loan():
             digest = _digest(value)
             if digest:

@@ -164,7 +164,9 @@ class Invoker:
     def _attempt(self, claim: Claim) -> Attempt:
         # Whatever may follow its failure but the end has to know whether it has changed a live value.
         goes_on = claim.spec.max_retries > 0 or self._goes_on or self.graph.routes[claim.spec.task_id].lenient
-        return Attempt(self.session.reader(), claim, check=self._check, digest=goes_on, watch=self._watch)
+        return Attempt(
+            self.session.reader(claim.spec.key), claim, check=self._check, digest=goes_on, watch=self._watch
+        )
 
     def _arguments(
         self, claim: Claim, attempt: Attempt, binding: Binding, lent: Callable[[str], Any] | None = None
@@ -290,7 +292,7 @@ class Invoker:
     def _start_child(self, running: Running, binding: Binding, post: Post) -> None:
         from graflow_ckpt.engine.children import Child, FromChannel
 
-        child = Child(self.session.reader(), self.host)
+        child = Child(self.session.reader(running.claim.spec.key), self.host)
         running.kill = child.kill
 
         def body(claim: Claim) -> Outcome:

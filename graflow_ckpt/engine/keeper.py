@@ -100,7 +100,7 @@ class Keeper:
         if now >= kept.renew_at:
             kept.renew_at = now + min(self._lease / 3, NEWS)
             key = keys_of(session.id) + "c"
-            status = self._renew([key], [session.token, int(self._lease * 1000)]).decode()
+            status = self._renew([key], [session.token, session.sender, int(self._lease * 1000)]).decode()
             if status != "running" and self._kept is kept:
                 kept.on_news(status)
             kept.look_around()

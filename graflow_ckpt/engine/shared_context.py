@@ -84,9 +84,11 @@ class SharedContext(ExecutionContext):
             "store": store,
         }  # fmt: skip
         pairs = [item for pair in facts.items() for item in pair]
-        reply = context.link.script(CREATE)([f"{context._prefix}c"], [line, *pairs])
+        sender = context.tables.sender
+        reply = context.link.script(CREATE)([f"{context._prefix}c"], [line, *sender.begins(), *pairs])
         context.attached = reply == b"exists"
         if context.attached:
+            sender.begin_anew()
             context.home.inputs = json.loads(context.facts_of("inputs")["inputs"] or "{}")
         return context
 

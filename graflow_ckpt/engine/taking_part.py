@@ -34,7 +34,7 @@ from graflow_ckpt.engine.shared_context import SharedContext
 from graflow_ckpt.engine.signals import Stop, handled
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.sessions.layout import START, keys_of
-from graflow_ckpt.sessions.redis import POLL, RedisSession
+from graflow_ckpt.sessions.redis import POLL, RedisSession, new_nonce
 
 if TYPE_CHECKING:
     from graflow_ckpt.engine.coroutines import Loop
@@ -85,10 +85,12 @@ class TakingPart:
         """A token of our own; None if the session has ended."""
         owner = json.dumps(asdict(myself()), separators=(",", ":"))
         key = f"{keys_of(self.session)}c"
-        reply = self.context.link.script(START)([key], ["", owner, int(LEASE * 1000), ""])
+        reply = self.context.link.script(START)([key], ["", owner, int(LEASE * 1000), "", new_nonce()])
         if len(reply) < 3:
             return None
-        return RedisSession(self.context.link, self.session, self.context.cells, reply[1].decode())
+        return RedisSession(
+            self.context.link, self.session, self.context.cells, reply[1].decode(), reply[3].decode()
+        )
 
     def _set_up(self, mine: RedisSession, bindings: Any) -> Run:
         context, home = self.context, self.context.cuts_at()

@@ -114,7 +114,7 @@ class Acceptance:
         made = False
         try:
             self.enlist(session)
-            made = self._made(draft)
+            made = self._made(draft, sender)
             if not made:
                 return self._there(draft)
             for ops in _with_end(draft.pages):
@@ -154,10 +154,10 @@ class Acceptance:
             client.zadd(SESSIONS, {session: now}, nx=True)
             client.zadd(ACTIVE, {session: now})
 
-    def _made(self, draft: Draft) -> bool:
+    def _made(self, draft: Draft, sender: RedisSession) -> bool:
         terms = draft.terms
         cold: dict[str, str | bytes] = {
-            **draft.facts, "epoch": "1", "tokens": "0", "created": repr(time.time()), "maker": self._maker,
+            **draft.facts, "epoch": "1", "created": repr(time.time()), "maker": self._maker,
             "store": terms.store or self._link.address,
             "ttl": str(int(terms.ttl)), "kept": str(int(terms.kept)),
             "host": platform.node(), "python": platform.python_version(),
@@ -170,9 +170,12 @@ class Acceptance:
         pairs = [item for pair in cold.items() for item in pair]
         key = f"{keys_of(draft.session)}c"
         try:
-            if self._create([key], [line, *pairs]) != b"exists":
+            if self._create([key], [line, *sender.begins(), *pairs]) != b"exists":
                 return True
-            return self._abandoned(draft.session) and self._create([key], [line, *pairs]) != b"exists"
+            return (
+                self._abandoned(draft.session)
+                and self._create([key], [line, *sender.begins(), *pairs]) != b"exists"
+            )
         except KeyTaken as error:
             raise wrong_keys(self._link, draft.session) from error
 

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from redis import RedisError
 
-from graflow_ckpt.core.errors import ServerGone
+from graflow_ckpt.core.errors import ServerGone, ServerRefuses
 from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import keys_of
@@ -46,6 +46,7 @@ class Changes:
         self._channel = f"{keys_of(session)}ev"
         self._deadline = None if timeout is None else monotonic() + timeout
         self._bell: Any = None  # a redis.client.PubSub
+        self._deaf = False  # the user may read no channels: a look now and then has to do
         self._away: float | None = None  # until when the server is waited for
 
     def __iter__(self) -> Iterator[None]:
@@ -74,15 +75,24 @@ class Changes:
         self._away = None
 
     def _listen(self) -> None:
-        with asked(self._link):
-            self._bell = self._link.client.pubsub(ignore_subscribe_messages=True)
-            self._bell.subscribe(self._channel)
-            self._bell.get_message(timeout=1.0)
+        if self._deaf:
+            return
+        try:
+            with asked(self._link):
+                self._bell = self._link.client.pubsub(ignore_subscribe_messages=True)
+                self._bell.subscribe(self._channel)
+                self._bell.get_message(timeout=1.0)
+        except ServerRefuses:
+            self._deaf = True
+            self._hang_up()
 
     def _wait(self, seconds: float) -> None:
         try:
             if self._bell is None:
                 self._listen()
+            if self._deaf:
+                sleep(min(seconds, 0.1))
+                return
             self._bell.get_message(timeout=seconds)
             while self._bell.get_message(timeout=0) is not None:
                 pass  # many commits, one look

@@ -44,7 +44,7 @@ from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import START, keys_of
 from graflow_ckpt.sessions.redis import PATIENCE as SERVER_PATIENCE
-from graflow_ckpt.sessions.redis import RedisSession
+from graflow_ckpt.sessions.redis import RedisSession, new_nonce
 
 log = logging.getLogger("graflow_ckpt.fleet")
 
@@ -117,7 +117,8 @@ class Worker:
                 )
             return
         cells = SealedCells(session, self.keyring, int(facts[4] or LIMIT))
-        mine = RedisSession(self.link, session, cells, token, queue=reply[2].decode(), retires=True)
+        queue, began = reply[2].decode(), reply[3].decode()
+        mine = RedisSession(self.link, session, cells, token, began, queue=queue, retires=True)
         mine.on_emitted = lambda other, where: self.carrier.offer(session, other, where)
         try:
             loaded = self._program(mine, facts, cells)
@@ -131,7 +132,7 @@ class Worker:
 
     def _begin(self, session: str, token: str) -> tuple[list[Any], list[Any]]:
         """What is known of the session, and whether the token counts; a server that is away is waited for."""
-        prefix = keys_of(session)
+        prefix, nonce = keys_of(session), new_nonce()
         client: Any = self.link.client
         deadline = monotonic() + SERVER_PATIENCE
         while True:
@@ -141,7 +142,9 @@ class Worker:
                     self._presence.begin(session, token, pipe)
                     facts = pipe.hmget(f"{prefix}h", *_FACTS).execute()[-1]
                 # asked again by the same owner it answers the same, until the first commit
-                return facts, self._start([f"{prefix}c"], [token, self.owner, int(self.lease * 1000), ""])
+                return facts, self._start(
+                    [f"{prefix}c"], [token, self.owner, int(self.lease * 1000), "", nonce]
+                )
             except ServerGone:
                 if self.draining or monotonic() > deadline:
                     raise

@@ -32,7 +32,7 @@ FAILURE_TTL = 3600
 PREFIX = "graflow-"
 PLACE = "RQ's server"
 
-_NAME = re.compile(rb"(?P<session>[A-Za-z0-9_-]{1,64})-(?P<token>e\d{1,18}t\d{1,18})")
+_NAME = re.compile(rb"(?P<session>[A-Za-z0-9_-]{1,64})-(?P<token>e\d{1,18}t\d{1,18}(?:_[a-z0-9_]{1,80})?)")
 _MOST = 1000  # executions of one job that are looked at
 
 

@@ -18,7 +18,7 @@ from graflow_ckpt.core.errors import KeyTaken
 from graflow_ckpt.links.complaints import taken, translated, unknown_format
 from graflow_ckpt.links.redis import RedisLink
 
-FORMAT = 1
+FORMAT = 2
 """The number of what is described here. Whoever changes what a version before would misread raises it."""
 
 _TYPES = {

@@ -119,7 +119,7 @@ class MemorySession:
 
     # --- values ------------------------------------------------------------------------
 
-    def reader(self) -> MemorySession:
+    def reader(self, key: int = 0) -> MemorySession:
         """The values as one attempt sees them: as they are."""
         return self
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from graflow_ckpt.core.facts import Claim, Op, TaskSpec
-from graflow_ckpt.core.values import Cell
+from graflow_ckpt.core.values import Cell, Version
 from graflow_ckpt.sessions.names import check_spec, check_value
 
 Arg = bytes | str | int | float
@@ -70,10 +70,28 @@ def arguments(ops: Sequence[Op], cells: Cells, queue: str) -> list[Arg]:
         elif kind == "claim":
             args += ("C", op[1], queue)
         else:
-            if kind == "put" and op[3] >= 0:
+            if kind == "put" and op[3] != -1:
                 bases += (op[1], op[3])
             args += _MAKE[kind](op, cells)
     return [len(ends) // 2, *ends, len(bases) // 2, *bases, *args]
+
+
+def in_full(args: Sequence[Arg]) -> list[Arg]:
+    """What `turn` has made, as step.lua reads it."""
+    key, number, queue, cell, *new = args
+    spec = ("N", new[0], "", *new[1:], "direct") if new else ()
+    return [1, key, number, 0, "E", key, cell, *spec, "C", 1, queue]
+
+
+def strictly(args: Sequence[Arg], seen: Sequence[tuple[str, Version]]) -> list[Arg]:
+    """What `arguments` has made, refused unless these values are what they were."""
+    at = 1 + 2 * int(args[0])
+    bases = [item for name, version in seen for item in (name, b"=" + _raw(version))]
+    return [*args[:at], int(args[at]) + len(seen), *bases, *args[at + 1 :]]
+
+
+def _raw(version: Version) -> bytes:
+    return version if isinstance(version, bytes) else b"%d" % version
 
 
 def _other_end(op: Op) -> tuple[Arg, ...]:

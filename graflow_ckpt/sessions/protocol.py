@@ -7,9 +7,9 @@ from typing import Protocol
 
 from graflow_ckpt.core.facts import Claim, Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Cell, Live
+from graflow_ckpt.core.values import Cell, Live, Version
 
-Found = tuple[Cell, int, tuple[Cell, ...]]
+Found = tuple[Cell, Version, tuple[Cell, ...]]
 """A value's cell, its version, and the items appended to it."""
 
 
@@ -65,7 +65,7 @@ class Session(Protocol):
 
     def known(self) -> SessionState: ...  # of its tasks, as of now; values need not be in it
 
-    def reader(self) -> Values: ...  # the values as one attempt sees them
+    def reader(self, key: int = 0) -> Values: ...  # the values as the attempt of that spec sees them
 
     def on_loan(self) -> list[str]: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from graflow_ckpt.core.facts import RESULT
+from graflow_ckpt.core.values import Version
 from graflow_ckpt.sessions.protocol import Found
 
 Look = tuple[Found | None, bool]
@@ -16,14 +17,27 @@ class Reader:
 
     shares = False
 
-    def __init__(self, look: Callable[[Sequence[str]], list[Look]], names: Callable[[], list[str]]) -> None:
+    def __init__(
+        self,
+        look: Callable[[Sequence[str]], list[Look]],
+        names: Callable[[], list[str]],
+        connections: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._look_up = look
         self._names = names
+        self._connections = connections  # how many were opened by now
+        self._since = 0  # the number of the one that the first value came by
         self._found: dict[str, Look] = {}
+
+    def seen_before(self, connection: int) -> list[tuple[str, Version]]:
+        """What was read if some of it came by an earlier connection: names and versions, 0 for nothing."""
+        if self._since >= connection or not self._found:
+            return []
+        return [(name, 0 if found is None else found[1]) for name, (found, _) in self._found.items()]
 
     def prefetch(self, names: Sequence[str]) -> None:
         """These will be read: one round trip for all."""
-        self._found.update(zip(names, self._look_up(names), strict=True))
+        self._look_for(names)
 
     def read(self, name: str) -> Found | None:
         return self._look(name)[0]
@@ -34,8 +48,14 @@ class Reader:
     def _look(self, name: str) -> Look:
         found = self._found.get(name)
         if found is None:
-            found = self._found[name] = self._look_up([name])[0]
+            self._look_for([name])
+            found = self._found[name]
         return found
+
+    def _look_for(self, names: Sequence[str]) -> None:
+        if not self._found:
+            self._since = self._connections()  # before it is asked: another thread may reconnect meanwhile
+        self._found.update(zip(names, self._look_up(names), strict=True))
 
     def names(self) -> list[str]:
         return self._names()

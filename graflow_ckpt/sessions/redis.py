@@ -1,8 +1,15 @@
 """The session in Redis, as one worker sees it: every commit is one script that does all or nothing.
 
 Promise: what `commit` returns has been applied once, also if a reply was lost on the way: the same
-transition is sent again under its number, and answered from the record. Who has lost the token is
+transition is sent again under its nonce, and answered from the record. Who has lost the token is
 refused (`Fenced`). A server that is away is waited for.
+
+A server that comes back may have another history: a replica that lagged, an older snapshot. So each
+transition names the one before it, and follows only that: a sender whose last one was lost is refused.
+What an attempt has read before the connection broke has to be there as it was.
+
+    nonce     TRY_NUMBER_SENDER, different for each request that is sent: it stands in what the request writes
+    version   SEQUENCE_NONCE of the transition that wrote a value: equal only where it is the same write
 
 Values are bytes there: what a body gets is its own copy, and there are no loans. Not here: leases
 (the keeper renews them), tokens on their way (the fleet carries them), whole tables (tables.py).
@@ -11,8 +18,8 @@ Values are bytes there: what a body gets is its own copy, and there are no loans
 from __future__ import annotations
 
 import logging
+import secrets
 import threading
-import uuid
 from collections.abc import Callable, Sequence
 from time import monotonic, sleep, time
 from typing import Any, TypeVar
@@ -33,11 +40,12 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.facts import Claim, Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Live
+from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.scripts import Script
 from graflow_ckpt.links.wire import Wire
 from graflow_ckpt.sessions.layout import READ, RENEW, START, STEP, keys_of, wrong_keys
-from graflow_ckpt.sessions.ops import Arg, Cells, arguments, claim_of, turn
+from graflow_ckpt.sessions.ops import Arg, Cells, arguments, claim_of, in_full, strictly, turn
 from graflow_ckpt.sessions.patience import patiently
 from graflow_ckpt.sessions.protocol import Found
 from graflow_ckpt.sessions.reading import Look, Reader
@@ -58,6 +66,23 @@ QUICK = 0.005
 
 PATIENCE = 60.0
 """Seconds that a commit waits for a server that is away."""
+
+MEMORY = 600
+"""Seconds for which a session knows the last reply to a sender without a token (step.lua)."""
+
+_QUIET = (
+    MEMORY / 2
+)  # seconds after which such a sender begins anew: what it did before is no part of what it does
+
+
+def new_nonce() -> str:
+    """The nonce of somebody who begins: on a token, or on a session that it makes."""
+    return f"1_0_{_name()}"
+
+
+def _name() -> str:
+    """Of a sender; as long as every other, so that no nonce begins with another one."""
+    return secrets.token_hex(5)
 
 
 def fenced(session: str) -> Fenced:
@@ -80,12 +105,14 @@ class RedisSession:
         session: str,
         cells: Cells,
         token: str = "",
+        began: str = "",
         *,
         queue: str = "*",
         retires: bool = False,
     ) -> None:
         self.id = session
-        self.token = token or f"!{uuid.uuid4().hex}"  # nobody else's: replies are kept by it
+        self.sender = began.rpartition("_")[2] or _name()
+        self.token = token or f"!{self.sender}"  # nobody else's: replies are kept by it
         self.queue = queue
         self.status = "running"
         self.steps = 0
@@ -109,7 +136,14 @@ class RedisSession:
         self._step, self._read = link.script(STEP), link.script(READ)
         self._wire: Wire | None = None
         self._lock = threading.Lock()
-        self._seq = 0
+        self._outside = not token
+        self._number = 0  # of the last request
+        self._tries = 0
+        self._first_sent = (0.0, 0.0)  # when, by two clocks
+        self._nonce = ""  # of the last request as it was sent
+        self._follows = began  # the nonce of the last one that was answered
+        self._connections = 0  # so many were opened: a server that has another history is met on a new one
+        self._readers: dict[int, Reader] = {}  # of attempts, by the key of their spec
         self._ahead: float | None = None  # the server's clock before ours
         self._said = b"running"  # the status, as it came
 
@@ -124,6 +158,8 @@ class RedisSession:
             ops, asks = [*ops[:-1], ("claim", 0)], False
         if asks and self._retires and self._ends_all(ops):
             mode += "r"
+        if self._outside and self._follows and monotonic() > self.answered + _QUIET:
+            self.begin_anew()
         quick = asks and monotonic() < self.answered + self.quick
         args = turn(ops, self._cells, self.queue) if quick else None
         if args is not None:
@@ -134,16 +170,66 @@ class RedisSession:
             mode += "s"
             self.help_after = monotonic() + HELP
         with self._lock:
-            self._seq += 1
+            self._number += 1
+            self._tries = 1
+            self._nonce = f"1_{self._number}_{self.sender}"
+            words = [self.token, self._nonce, self.stamp, mode, self._follows, *args]
+            if self._connections > 1:
+                words = self._strictly(words, ops)
+            if self._outside:
+                self._first_sent = monotonic(), time()
             try:
-                reply = self._send(self._step, [self.token, self._seq, self.stamp, mode, *args])
+                reply = self._send(self._step, words, ops)
             except (SessionBusy, ServerFull, SchemaUnsupported):  # nothing was done, nothing was answered
                 raise
             except BaseException as error:  # a signal's exception, too: what was sent may have been done
                 self.broken = self._unknown(error)
                 raise
+            if len(reply) >= 4:
+                self._follows = _applied(reply[3]) if reply[3] and _NONCE in reply[3] else self._nonce
         self.answered = monotonic()
         return self._take(reply, ops)
+
+    def _once_more(self, words: Sequence[Arg], ops: Sequence[Op]) -> list[Arg]:
+        """The same request on another connection: what was sent before may have been carried out.
+
+        One that follows nothing could be carried out twice, once its answer is forgotten: so it says until
+        when it may be carried out.
+        """
+        self._tries += 1
+        self._nonce = f"{self._tries}_{self._number}_{self.sender}"
+        again = self._strictly([words[0], self._nonce, *words[2:]], ops)
+        if self._outside and not self._follows:
+            now = float(self.stamp) if self.stamp else self._server_time()
+            passed = max(
+                monotonic() - self._first_sent[0], time() - self._first_sent[1]
+            )  # one may stand still
+            again[3] = f"{str(again[3]).partition('U')[0]}U{int((now - passed + MEMORY - 10) * 1000)}"
+        return again
+
+    def _strictly(self, words: list[Arg], ops: Sequence[Op]) -> list[Arg]:
+        """Refused unless what its attempts read on an earlier connection is there as it was."""
+        ended = (self._readers.get(op[1]) for op in ops if op[0] == "end")
+        seen = [
+            one for reader in ended if reader is not None for one in reader.seen_before(self._connections)
+        ]
+        if not seen:
+            return words
+        mode, args = str(words[3]), words[5:]
+        if mode[:1] == "t":
+            mode, args = mode[1:], in_full(args)
+        return [*words[:3], mode, words[4], *strictly(args, seen)]
+
+    def begins(self) -> tuple[str, str]:
+        """Token and nonce of somebody outside who makes the session: what it sends follows that."""
+        self._follows = f"1_0_{self.sender}"
+        self.answered = monotonic()
+        return self.token, self._follows
+
+    def begin_anew(self) -> None:
+        """Somebody outside whose requests stand for themselves: another sender from here on."""
+        self.sender = _name()
+        self.token, self._follows, self._number = f"!{self.sender}", "", 0
 
     def _ends_all(self, ops: Sequence[Op]) -> bool:
         """Whether nothing is held after these."""
@@ -163,6 +249,8 @@ class RedisSession:
             for op in ops:
                 if op[0] in _GIVES_UP:
                     held.pop(op[1], None)
+                    if self._readers:
+                        self._readers.pop(op[1], None)
         try:
             claims = [claim_of(record, self._cells) for record in reply[4:]]
         except CheckpointError:
@@ -189,6 +277,8 @@ class RedisSession:
         if retired == "retired":
             self.retired = True
         for token, queue in zip(emitted[::2], emitted[1::2], strict=True):
+            if token == "nonce":
+                continue
             if token == "made":
                 if self.made != int(queue):
                     self.made = int(queue)
@@ -207,10 +297,30 @@ class RedisSession:
             )
         if why == "void":  # the claim of an attempt that is over, or a token that is alive after all
             raise Fenced("The attempt is over; what it did is not committed.", session=self.id)
+        if why == "stale":
+            raise Fenced(
+                f"{reply[1].decode()!r} is not what this attempt has read before the server was away: it was "
+                "changed, or a change is lost. What the attempt did is not committed.",
+                hint="The task runs again.",
+                session=self.id,
+            )
+        if why == "lost":
+            raise self._lost()
         if why == "gone":
             raise self._gone()
         self.broken = fenced(self.id)
         raise self.broken
+
+    def _lost(self) -> SessionError:
+        """Of somebody outside: what its request was to follow, or its reply, is not there any more."""
+        known = "is not committed" if self._tries == 1 else "may be committed, or not"
+        self.begin_anew()
+        return SessionError(
+            f"Session {self.id} does not know the last change of this process: a failover or the restore of "
+            f"an older copy has lost it, or it was too long ago. What was to follow it {known}.",
+            hint="Look at what the session has (graflow-ckpt status), and make again what it lacks.",
+            session=self.id,
+        )
 
     def _gone(self) -> NoSession:
         return NoSession(f"There is no session {self.id} at {self._link.address}.", session=self.id)
@@ -222,17 +332,18 @@ class RedisSession:
             session=self.id,
         )
 
-    def _send(self, script: Script, args: Sequence[Arg]) -> Any:
-        """One call; sent again as it was if the server went away before its reply came."""
+    def _send(self, script: Script, args: Sequence[Arg], ops: Sequence[Op] | None = None) -> Any:
+        """One call; sent again if the server went away before its reply came. `ops`: of a transition."""
         deadline, pause, lost = None, 0.02, False
         while True:
             try:
-                if self._wire is None:
-                    self._wire = self._link.connection()
-                elif lost:
-                    self._wire.reconnect()  # the key may be served elsewhere now
+                wire = self._wire
+                if wire is None or lost:
+                    wire = self._connect()
+                    if ops is not None and self._connections > 1:
+                        args = self._once_more(args, ops)
                 lost = False
-                reply = self._wire.call(script, (self._key,), args)
+                reply = wire.call(script, (self._key,), args)
                 if reply != [b"frozen"]:
                     return reply
                 if not self.patience:
@@ -250,6 +361,14 @@ class RedisSession:
             sleep(pause)
             pause = min(pause * 2, 1.0)
 
+    def _connect(self) -> Wire:
+        if self._wire is None:
+            self._wire = self._link.connection()
+        else:
+            self._wire.reconnect()  # the key may be served elsewhere now
+        self._connections += 1
+        return self._wire
+
     def close(self) -> None:
         if self._wire is not None:
             self._link.done_with(self._wire)
@@ -265,8 +384,12 @@ class RedisSession:
 
     def _difference(self) -> float:
         before = time()
-        seconds, micros = self._link.client.time()
-        return float(seconds + micros / 1e6 - (before + time()) / 2)
+        return self._server_time() - (before + time()) / 2
+
+    def _server_time(self) -> float:
+        with translated(self._link.address):
+            seconds, micros = self._link.client.time()
+        return float(seconds + micros / 1e6)
 
     @property
     def pending(self) -> int:
@@ -306,9 +429,14 @@ class RedisSession:
 
     # --- values ------------------------------------------------------------------------
 
-    def reader(self) -> Reader:
-        """The values as one attempt sees them."""
-        return Reader(self.read_all, self.names)
+    def reader(self, key: int = 0) -> Reader:
+        """The values as one attempt sees them, that of the spec with this key."""
+        reader = self._readers.get(key)
+        if reader is None:
+            reader = Reader(self.read_all, self.names, lambda: self._connections)
+            if key in self.held:
+                self._readers[key] = reader
+        return reader
 
     def read_all(self, names: Sequence[str]) -> list[Look]:
         """Values as of one moment; and of results, whether there is none this time."""
@@ -325,7 +453,7 @@ class RedisSession:
         if not version:
             return None, void == b"1"
         unpack = self._cells.unpack
-        return (unpack(name, cell), int(version), tuple(unpack(name, i) for i in items)), void == b"1"
+        return (unpack(name, cell), version, tuple(unpack(name, i) for i in items)), void == b"1"
 
     def read(self, name: str) -> Found | None:
         return self.read_all([name])[0][0]
@@ -338,6 +466,14 @@ class RedisSession:
         client: Any = self._link.client
         fields: list[bytes] = client.hkeys(keys_of(self.id) + "v")
         return fields
+
+
+_NONCE = b"\x1fnonce\x1f"
+
+
+def _applied(tail: bytes) -> str:
+    """The nonce of the try that was carried out, of a request that was sent more than once."""
+    return tail.partition(_NONCE)[2].partition(b"\x1f")[0].decode()
 
 
 _GIVES_UP = frozenset({"end", "release", "doubt", "quarantine", "answer"})

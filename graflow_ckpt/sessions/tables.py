@@ -148,7 +148,7 @@ def _values(
     for field, data in fields.items():
         if field[:1] == b"=":
             name = field[1:].decode()
-            state.values[name] = (cells.unpack(name, data), int(fields[b"#" + field[1:]]))
+            state.values[name] = (cells.unpack(name, data), int(fields[b"#" + field[1:]].partition(b"_")[0]))
     for raw, *items in lists:
         name = raw.decode()
         state.appended[name] = [cells.unpack(name, item) for item in items]
@@ -209,7 +209,7 @@ def write_state(
 def _stage(link: RedisLink, key: str, stage: str, state: SessionState, cells: Cells) -> list[str]:
     """Every table page by page, each page with its end: a writer may die at any moment."""
     put = link.script(_STAGE)
-    hashes, sets = _as_tables(state, cells)
+    hashes, sets = _as_tables(state, cells, stage)
     tables: list[tuple[str, str, Iterable[Sequence[Arg]]]] = [
         *(("HSET", name, table.items()) for name, table in hashes.items()),
         *(
@@ -246,7 +246,7 @@ def _pages(rows: Iterable[Sequence[Arg]]) -> Iterator[list[Arg]]:
 
 
 def _as_tables(
-    state: SessionState, cells: Cells
+    state: SessionState, cells: Cells, stage: str
 ) -> tuple[dict[str, dict[Any, Any]], dict[str, dict[Any, float]]]:
     raw = {key: spec_bytes(spec, cells) for key, spec in state.specs.items()}
     retried = {
@@ -269,7 +269,7 @@ def _as_tables(
     }
     for name, (cell, version) in state.values.items():
         hashes["v"]["=" + name] = cells.pack(name, cell)
-        hashes["v"]["#" + name] = version
+        hashes["v"]["#" + name] = f"{version}_{stage}"  # of this writing and of no other
     sets: dict[str, dict[Any, float]] = {"done": dict(state.completed), "dl": {}}
     for due, key in state.delayed:
         sets["dl"][raw[key]] = due

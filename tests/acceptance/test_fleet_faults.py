@@ -32,7 +32,7 @@ from tests.proxy import Proxy
 pytestmark = pytest.mark.crash
 
 LEASE = 2.0
-BY_TOKEN = b"{one}:c\r\n$16\r\ne1t"
+BY_TOKEN = b"\r\ne1t"
 """On the wire: a script that works on the session in the name of a token. It begins, commits or renews."""
 
 

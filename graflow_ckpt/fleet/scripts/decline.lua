@@ -21,7 +21,7 @@ local h = P .. 'h'
 local function at_work()
   for _, token in ipairs(call('HKEYS', P .. 'own')) do
     local last = token ~= ARGV[1] and call('HGET', KEYS[1], token)
-    if last and string.sub(last, 1, 2) ~= '0\30' then return true end
+    if last and string.sub(last, 1, 4) ~= '1_0_' then return true end
   end
   return false
 end

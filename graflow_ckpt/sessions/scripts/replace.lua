@@ -11,7 +11,6 @@ for i = 6, 5 + n do
 end
 local t = call('TIME')
 local now = string.format('%d%03d', t[1], math.floor(tonumber(t[2]) / 1000))
-local tokens = now -- no token of an earlier session of that name is one of this
 if line then
   local frozen = tonumber(call('HGET', P .. 'h', 'frozen') or '0') * 1000 -- somebody reads it page by page
   if string.find(line, '^' .. string.rep('[^|]*|', 8) .. '[^|]*z') and frozen > tonumber(now) then
@@ -34,6 +33,6 @@ for i = 6, 5 + n do
   call('PERSIST', P .. ARGV[i])
 end
 for i = 6 + n, #ARGV, 2 do call('HSET', P .. 'h', ARGV[i], ARGV[i + 1]) end
-call('HSET', P .. 'h', 'epoch', epoch + 1, 'tokens', tokens)
+call('HSET', P .. 'h', 'epoch', epoch + 1)
 call('HSET', KEYS[1], 'c', ARGV[2], 'format', '@FORMAT@')
 return {'done', epoch + 1}

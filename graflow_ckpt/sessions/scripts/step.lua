@@ -1,27 +1,33 @@
 -- One transition of a session: replay, check, apply, hand out, and say whether help is wanted.
 --
 -- KEYS[1]  graflow:{S}:c    all other keys of the session have its tag and are derived from it
--- ARGV     token seq now mode  n (key number)*n  m (name base)*m  op…
+-- ARGV     token nonce now mode prev  n (key number)*n  m (name base)*m  op…
 --   token  of a slice, or "!id" of somebody outside, who claims nothing
---   seq    of this sender; the last one is answered again instead of being applied again, older ones are void
+--   nonce  TRY_NUMBER_SENDER, of this request and of no other: the last one is answered again instead of being
+--          applied again. It makes what the transition writes different from what another history wrote there
+--   prev   the nonce of the sender's transition before this one. If the session does not know it as its last one,
+--          a failover or a restore has lost it, or this request is late: nothing of it is applied
 --   now    seconds, or "" for the server's clock
 --   mode   t few words (turn.lua) · r retire if nothing is handed out · q retire · s help is wanted · B only if nothing was ever enqueued
 --          Tx only if token x may be reaped: its lease is over, or ! says that its owner is dead
+--          Ums only until then (server's clock), if it is the first of a sender that is not known
+--   base   a version that a value has to have if it is there; =version: that it has to have (=0: not there)
 -- Reply    status steps ready tail record…      or "fenced" (the token) | "void" (a claim, or x may not be
---          reaped) | "conflict" name | "begun" | "frozen" | "gone"
+--          reaped) | "conflict" name | "stale" name | "lost" (prev, of somebody outside) | "begun" | "frozen" | "gone"
 --
 -- c   format -> number of the session's format     c -> status|sequence|steps|key|claim|order|max_steps|cap|flags|queues|held|
---     token -> seq tail keys: its last reply     key -> number token spec: a claim
+--     token -> nonce tail keys: its last reply     key -> number token spec: a claim
 --     flags: m errors or skips were noted, a lists, t tasks made at run time, d delayed specs, l ledger, f fleet, z frozen, e it has ended
 -- spec    key task priority retries max how cycle not_before queue crashes data        divided by \31
 -- q:QUEUE spec, its score order - priority * 2^33
+-- v   =NAME -> cell     #NAME -> version: sequence_nonce of the transition that wrote it last
 
 local call, match, find, sub = redis.call, string.match, string.find, string.sub
 local C, ARGV = KEYS[1], ARGV
 local P = sub(C, 1, -2)
-local token, seq, mode = ARGV[1], ARGV[2], ARGV[4]
+local token, nonce, mode, prev = ARGV[1], ARGV[2], ARGV[4], ARGV[5]
 local short = sub(mode, 1, 1) == 't'
-local found = call('HMGET', C, 'c', token, ARGV[short and 5 or 6], 'format') -- the counters, its last reply, the claim that it ends if it ends one
+local found = call('HMGET', C, 'c', token, ARGV[short and 6 or 7], 'format') -- the counters, its last reply, the claim that it ends if it ends one
 local line, before, format = found[1], found[2], found[4]
 if (line or format) and (format or '1') ~= '@FORMAT@' then return redis.error_reply('FORMAT ' .. (format or '1') .. ' ' .. C) end
 if not line then return {'gone'} end
@@ -36,12 +42,14 @@ local function ready_in(names)
   return n
 end
 
--- what was answered before is answered again
-local outside = sub(token, 1, 1) == '!'
-local past = not before and call('GET', P .. 'x:' .. token) -- nobody has to take these away: they expire
-if before or past then
-  local last, tail, keys = match(before or past, '^(%d+)\30([^\30]*)\30(.*)$')
-  if last == seq then
+-- what was answered before is answered again; what follows something else than the last that is known is refused
+local outside, new = sub(token, 1, 1) == '!', false
+if not before or find(before, prev, 1, true) ~= 1 then
+  local past = before or call('GET', P .. 'x:' .. token) -- nobody has to take these away: they expire
+  local last, tail, keys = match(past or '', '^([^\30]*)\30([^\30]*)\30(.*)$')
+  local request = match(nonce, '_.*') -- without the number of its try
+  if last and sub(last, -#request) == request then
+    if last ~= nonce then tail = tail .. '\31nonce\31' .. last end
     local reply = {status, tonumber(steps), ready_in(queues), tail}
     for k in string.gmatch(keys, '[^,]+') do
       local rec = call('HGET', C, k)
@@ -49,10 +57,9 @@ if before or past then
     end
     return reply
   end
-  -- a request that was under way for longer than its sender has waited comes after its successors
-  if tonumber(seq) < tonumber(last) or (past and not outside) then return {'fenced'} end
-elseif not outside then
-  return {'fenced'}
+  if not outside then return {'fenced'} end
+  if (last or '') ~= prev then return {'lost'} end
+  new = not last
 end
 
 --TURN--
@@ -75,14 +82,16 @@ if find(flags, 'z', 1, true) then
   flags = string.gsub(flags, 'z', '') -- whoever froze it has died
 end
 if find(mode, 'B', 1, true) and key ~= '1' then return {'begun'} end
-local reaped = match(mode, 'T(e%d+t%d+)')
+local limit = new and match(mode, 'U(%d+)') -- after that what was answered may have been forgotten
+if limit and now() * 1000 > tonumber(limit) then return {'lost'} end
+local reaped = match(mode, 'T(e[%w_]+)')
 if reaped then
   local lease = call('ZSCORE', P .. 'tok', reaped)
   if not lease or (tonumber(lease) > now() * 1000 and not find(mode, '!', 1, true)) then return {'void'} end
 end
 
 -- nothing is applied if a claim is void or a base is stale
-local i, recs, ends = 5, {}, tonumber(ARGV[5])
+local i, recs, ends = 6, {}, tonumber(ARGV[6])
 for _ = 1, ends do
   local k = ARGV[i + 1]
   local rec, want = call('HGET', C, k), ARGV[i + 2] .. '\31' .. token .. '\31'
@@ -92,8 +101,12 @@ for _ = 1, ends do
 end
 i = i + 1
 for _ = 1, tonumber(ARGV[i]) do
-  local version = call('HGET', V, '#' .. ARGV[i + 1])
-  if version and version ~= ARGV[i + 2] then return {'conflict', ARGV[i + 1]} end
+  local version, base = call('HGET', V, '#' .. ARGV[i + 1]), ARGV[i + 2]
+  if sub(base, 1, 1) == '=' then
+    if (version or '0') ~= sub(base, 2) then return {'stale', ARGV[i + 1]} end
+  elseif version and version ~= base then
+    return {'conflict', ARGV[i + 1]}
+  end
   i = i + 2
 end
 i = i + 1
@@ -101,6 +114,7 @@ i = i + 1
 sequence, steps, key, claim, order =
   tonumber(sequence) + 1, tonumber(steps), tonumber(key), tonumber(claim), tonumber(order)
 held = tonumber(held) or 0
+local version = sequence .. '_' .. nonce
 local marks, lists = find(flags, 'm', 1, true), find(flags, 'a', 1, true)
 local was, reason, out, keys, elsewhere, deaths = status, nil, {}, {}, false, 0
 local own = ARGV[#ARGV - 2] == 'C' and ARGV[#ARGV] or '*' -- the queue that its sender claims from
@@ -127,7 +141,7 @@ while i <= #ARGV do
     steps = steps + 1
     drop(k)
     call('ZADD', P .. 'done', steps, task)
-    call('HSET', V, '=' .. name, ARGV[i + 2], '#' .. name, sequence)
+    call('HSET', V, '=' .. name, ARGV[i + 2], '#' .. name, version)
     if lists then call('DEL', P .. 'a:' .. name) end
     if marks then
       local less = call('HDEL', P .. 'er', task) + call('HDEL', P .. 'sk', task)
@@ -190,14 +204,14 @@ while i <= #ARGV do
     end
     i = i + 9
   elseif op == 'P' then -- put: name cell
-    call('HSET', V, '=' .. ARGV[i + 1], ARGV[i + 2], '#' .. ARGV[i + 1], sequence)
+    call('HSET', V, '=' .. ARGV[i + 1], ARGV[i + 2], '#' .. ARGV[i + 1], version)
     if lists then call('DEL', P .. 'a:' .. ARGV[i + 1]) end
     i = i + 3
   elseif op == 'A' then -- append: name cell
     local name = ARGV[i + 1]
     if not lists then lists, flags = true, flags .. 'a' end
     call('HSETNX', V, '=' .. name, '\144') -- the plain empty list
-    call('HSET', V, '#' .. name, sequence)
+    call('HSET', V, '#' .. name, version)
     call('RPUSH', P .. 'a:' .. name, ARGV[i + 2])
     i = i + 3
   elseif op == 'e' then -- another end: key how due error
@@ -281,14 +295,14 @@ end
 
 line = table.concat({status, sequence, steps, key, claim, order, max_steps, cap, flags, queues, held, ''}, '|')
 if reason then call('HSET', P .. 'h', 'reason', reason) end
-local record = seq .. '\30' .. tail .. '\30' .. table.concat(keys, ',')
+local record = nonce .. '\30' .. tail .. '\30' .. table.concat(keys, ',')
 if outside or sub(tail, 1, 7) == 'retired' then
   call('HSET', C, 'c', line)
   call('SET', P .. 'x:' .. token, record, 'EX', 600)
 else
   call('HSET', C, 'c', line, token, record)
 end
-call('PUBLISH', P .. 'ev', sequence)
+redis.pcall('PUBLISH', P .. 'ev', sequence) -- a bell, no more: the user may have no channels, and all is written
 if expires and expires ~= '' then
   local function set(name)
     if expires == 'never' then call('PERSIST', P .. name) else call('EXPIRE', P .. name, expires) end

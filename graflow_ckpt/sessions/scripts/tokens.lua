@@ -52,7 +52,8 @@ else
       local head = (all or name ~= own) and call('ZRANGE', P .. 'q:' .. name, 0, 0)[1]
       local waits = head and call('HGET', P .. 'qt', name)
       if head and (left or not find(head, DIRECT)) and not (waits and call('ZSCORE', P .. 'tok', waits)) then
-        local id = 'e' .. (call('HGET', P .. 'h', 'epoch') or '0') .. 't' .. call('HINCRBY', P .. 'h', 'tokens', 1)
+        local number = call('HINCRBY', P .. 'h', 'tokens', 1)
+        local id = 'e' .. (call('HGET', P .. 'h', 'epoch') or '0') .. 't' .. number .. '_' .. nonce
         call('ZADD', P .. 'tok', math.floor(now() * 1000) + 1000, id)
         call('HSET', P .. 'qt', name, id)
         tail = tail .. '\31' .. id .. '\31' .. name

@@ -1,19 +1,19 @@
 -- The everyday transition, in few words: one body succeeded, it may enqueue one successor, and one spec is
 -- handed out. What is not as usual goes on below, in full.
 --
--- ARGV     token seq now t(mode) key number queue cell [task priority retries queue]
+-- ARGV     token nonce now t(mode) prev key number queue cell [task priority retries queue]
 if short then
-  local k, queue, task = ARGV[5], ARGV[7], ARGV[9]
+  local k, queue, task = ARGV[6], ARGV[8], ARGV[10]
   if status == 'running' and not outside and (flags == 'f' or flags == '') and cap == '' and max_steps == ''
     and (mode == 'tr' or mode == 't') and (queue == queues or (queue == '*' and not find(queues, ',', 1, true)))
-    and (not task or ARGV[12] == queues) then
-    local rec, own, ready = found[3], ARGV[6] .. '\31' .. token .. '\31', P .. 'q:' .. queues
+    and (not task or ARGV[13] == queues) then
+    local rec, own, ready = found[3], ARGV[7] .. '\31' .. token .. '\31', P .. 'q:' .. queues
     if rec and sub(rec, 1, #own) == own then
       if task then
-        local priority = ARGV[10]
+        local priority = ARGV[11]
         local cycle = call('HINCRBY', P .. 'n', task, 1) - 1
         call('ZADD', ready, order - priority * 8589934592, key .. '\31' .. task .. '\31' .. priority .. '\0310\31'
-          .. ARGV[11] .. '\31direct\31' .. cycle .. '\0310\31' .. queues .. '\0310\31')
+          .. ARGV[12] .. '\31direct\31' .. cycle .. '\0310\31' .. queues .. '\0310\31')
         key, order = key + 1, order + 1
       end
       local spec = call('ZPOPMIN', ready)[1]
@@ -23,15 +23,15 @@ if short then
         sequence, steps = sequence + 1, steps + 1
         call('HDEL', C, k)
         call('ZADD', P .. 'done', steps, ended)
-        call('HSET', V, '=' .. name, ARGV[8], '#' .. name, sequence)
+        call('HSET', V, '=' .. name, ARGV[9], '#' .. name, sequence .. '_' .. nonce)
         call('HSET', C, 'c', 'running|' .. sequence .. '|' .. steps .. '|' .. key .. '|' .. claim + 1 .. '|' .. order
-          .. '|||' .. flags .. '|' .. queues .. '|' .. held .. '|', token, seq .. '\30\30' .. k2, k2, took)
+          .. '|||' .. flags .. '|' .. queues .. '|' .. held .. '|', token, nonce .. '\30\30' .. k2, k2, took)
         return {status, steps, -1, '', took} -- whether more is ready is not looked at
       end
     end
   end
-  local full = {token, seq, ARGV[3], sub(mode, 2), 1, k, ARGV[6], 0, 'E', k, ARGV[8]}
-  for _, word in ipairs(task and {'N', task, '', ARGV[10], ARGV[11], ARGV[12], 'direct'} or {}) do
+  local full = {token, nonce, ARGV[3], sub(mode, 2), prev, 1, k, ARGV[7], 0, 'E', k, ARGV[9]}
+  for _, word in ipairs(task and {'N', task, '', ARGV[11], ARGV[12], ARGV[13], 'direct'} or {}) do
     full[#full + 1] = word
   end
   for _, word in ipairs({'C', 1, queue}) do full[#full + 1] = word end

@@ -10,7 +10,7 @@ from graflow_ckpt.core.facts import Claim, Op
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_context import SharedContext
 from graflow_ckpt.sessions.layout import START
-from graflow_ckpt.sessions.redis import RedisSession
+from graflow_ckpt.sessions.redis import RedisSession, new_nonce
 
 RAN: list[str] = []
 
@@ -49,8 +49,9 @@ class Holder:
 
     def __init__(self, context: SharedContext, lease: float = 15.0, owner: str = "{}") -> None:
         key = f"{context._prefix}c"
-        reply = context.link.script(START)([key], ["", owner, int(lease * 1000), ""])
-        self.session = RedisSession(context.link, context.session_id, context.cells, reply[1].decode())
+        reply = context.link.script(START)([key], ["", owner, int(lease * 1000), "", new_nonce()])
+        token, began = reply[1].decode(), reply[3].decode()
+        self.session = RedisSession(context.link, context.session_id, context.cells, token, began)
 
     def commit(self, ops: Sequence[Op], **options: Any) -> list[Claim]:
         return self.session.commit(ops, **options)

@@ -14,7 +14,7 @@ from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.sessions.layout import START, keys_of
-from graflow_ckpt.sessions.redis import RedisSession
+from graflow_ckpt.sessions.redis import RedisSession, new_nonce
 
 
 def bag(client: Client, session: str, tasks: int = 3, **options: Any) -> Handle:
@@ -57,11 +57,12 @@ class Player:
             name = next(name for name in queue.job_ids if name.startswith(f"{session}-"))
             queue.remove(name)
             token = name.rpartition("-")[2]
-        reply = client.link.script(START)([key], [token, self.owner, int(lease * 1000), ""])
+        reply = client.link.script(START)([key], [token, self.owner, int(lease * 1000), "", new_nonce()])
         assert reply[0] != b"fenced", "the token is taken"
         self.token = token
         cells = SealedCells(session, client.keyring)
-        self.session = RedisSession(client.link, session, cells, token, queue=reply[2].decode(), retires=True)
+        where, began = reply[2].decode(), reply[3].decode()
+        self.session = RedisSession(client.link, session, cells, token, began, queue=where, retires=True)
         self.session.on_emitted = lambda other, queue: client.carrier.post(session, other, queue)
 
     def claim(self) -> Claim:

@@ -29,6 +29,7 @@ from graflow_ckpt.fleet.accepting import Acceptance, Draft, Terms
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.redis import RedisSession
 from tests.servers import Server
 from tests.unit.fleet.played import dead
 
@@ -60,9 +61,9 @@ def test_it_is_listed_before_it_is_there_and_runs_when_its_last_spec_is_in(clien
     redis: Any = client.link.client
 
     class Watched(Acceptance):
-        def _made(self, draft: Draft) -> bool:
+        def _made(self, draft: Draft, sender: RedisSession) -> bool:
             seen.append((client.sessions(), redis.exists(f"{keys_of('s')}c")))
-            return super()._made(draft)
+            return super()._made(draft, sender)
 
     def pages() -> Iterator[list[Op]]:
         for n in range(3):

@@ -16,6 +16,7 @@ from graflow_ckpt.core.facts import Claim, Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import RENEW, START, STEP, keys_of
+from graflow_ckpt.sessions.redis import new_nonce
 from graflow_ckpt.sessions.tables import FIELDS, write_state
 from tests.unit.sessions.moves import Chooser
 from tests.unit.sessions.pair import ENDS, SESSION, Plain, Recorded
@@ -119,8 +120,8 @@ class Crew:
 
     # --- what they do ------------------------------------------------------------------
 
-    def sender(self, token: str, queue: str = "*") -> Recorded:
-        one = Recorded(self.link, SESSION, Plain(), token, queue=queue, retires=bool(token))
+    def sender(self, token: str, queue: str = "*", began: str = "") -> Recorded:
+        one = Recorded(self.link, SESSION, Plain(), token, began, queue=queue, retires=bool(token))
         one._step = self._step
         return one
 
@@ -155,7 +156,8 @@ class Crew:
         self.commit(self.outside, list(ops), mode)
 
     def start(self, token: str, owner: str) -> list[bytes]:
-        reply: list[bytes] = self._start([self._key], [token, owner, int(LEASE * 1000), int(self.now * 1000)])
+        lease, now = int(LEASE * 1000), int(self.now * 1000)
+        reply: list[bytes] = self._start([self._key], [token, owner, lease, now, new_nonce()])
         return reply
 
     def begin(self, at: int = 0, *, twice: bool = False, slots: int = 1) -> Worker | None:
@@ -166,11 +168,11 @@ class Crew:
         if reply[0] in (b"fenced", b"gone"):
             self.counts["not begun"] += 1
             return None
-        assert reply[1:] == [token.encode(), queue.encode()]
+        assert reply[1:3] == [token.encode(), queue.encode()]
         found = self.peek()
         assert found.leases[token] == (self.now + LEASE) * 1000
         assert token not in found.unbegun
-        worker = Worker(self.sender(token, queue), slots=slots)
+        worker = Worker(self.sender(token, queue, reply[3].decode()), slots=slots)
         self.workers.append(worker)
         self.work(worker, [])
         return worker
@@ -213,7 +215,8 @@ class Crew:
         """What the keepers of those that are alive do."""
         found = self.peek()
         for worker in [worker for worker in self.workers if worker.alive]:
-            said = self._renew([self._key], [worker.token, int(LEASE * 1000), int(self.now * 1000)])
+            words = [worker.token, worker.session.sender, int(LEASE * 1000), int(self.now * 1000)]
+            said = self._renew([self._key], words)
             assert said.decode() == (found.status if worker.token in found.leases else "fenced")
 
     def reap(self, token: str, *, forced: bool = False) -> None:

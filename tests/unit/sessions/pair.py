@@ -17,10 +17,11 @@ from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import Fenced, WriteConflict
 from graflow_ckpt.core.facts import RESULT, Claim, Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Cell
+from graflow_ckpt.core.values import Cell, Version
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import START, keys_of
-from graflow_ckpt.sessions.redis import RedisSession
+from graflow_ckpt.sessions.ops import arguments, strictly
+from graflow_ckpt.sessions.redis import RedisSession, new_nonce
 from graflow_ckpt.sessions.tables import read_state, write_state
 from tests.unit.core.histories import dump
 from tests.unit.sessions.moves import NAMES, SCENES, TASKS, Chooser, in_one_queue, tags, transition, turn
@@ -54,17 +55,18 @@ class Recorded(RedisSession):
     sent: tuple[Any, ...] = ()
     reply: Any = None
 
-    def _send(self, script: Any, args: Any) -> Any:
-        reply = super()._send(script, args)
+    def _send(self, script: Any, args: Any, ops: Any = None) -> Any:
+        reply = super()._send(script, args, ops)
         if script is self._step:
             self.sent, self.reply = (script, (self._key,), args), reply
         return reply
 
-    def send_again(self, sequence: int = 0) -> Any:
-        """The same request once more, or one of another number."""
+    def send_again(self, nonce: str = "", follows: str | None = None) -> Any:
+        """The same request once more, or one of another nonce, or one that follows another one."""
         script, keys, args = self.sent
+        follows = args[4] if follows is None else follows
         assert self._wire is not None
-        return self._wire.call(script, keys, [args[0], args[1] + sequence, *args[2:]])
+        return self._wire.call(script, keys, [args[0], nonce or args[1], *args[2:4], follows, *args[5:]])
 
 
 class Pair:
@@ -90,11 +92,11 @@ class Pair:
     def join(self) -> Recorded:
         """Somebody with a token of his own; without one if the session has ended."""
         key = keys_of(SESSION) + "c"
-        reply = self.link.script(START)([key], ["", "me", LEASE, int(self.now * 1000)])
-        return self.sender(reply[1].decode() if len(reply) > 1 else "")
+        reply = self.link.script(START)([key], ["", "me", LEASE, int(self.now * 1000), new_nonce()])
+        return self.sender(*(reply[n].decode() for n in (1, 3))) if len(reply) > 1 else self.sender("")
 
-    def sender(self, token: str) -> Recorded:
-        one = Recorded(self.link, SESSION, Plain(), token, queue=self.queue)
+    def sender(self, token: str, began: str = "") -> Recorded:
+        one = Recorded(self.link, SESSION, Plain(), token, began, queue=self.queue)
         if self.step:
             one._step = self.link.script(self.step)
         return one
@@ -120,9 +122,10 @@ class Pair:
             self.senders[at] = self.join()
         sender, state = self.senders[at], self.state
         before = dump(state)
+        sent = [self.based(op) for op in ops]
         claims = apply(state, ops, self.now)
         sender.stamp = repr(self.now)
-        found = sender.commit([*ignored, *ops], mode)
+        found = sender.commit([*ignored, *sent], mode)
         assert found == claims
         assert (sender.status, sender.steps) == (state.status, state.steps)
         assert sender.ready in (-1, len(state.ready))  # -1: it was not looked at
@@ -149,7 +152,7 @@ class Pair:
         if not sender.retired:
             sender.stamp = repr(self.now)
             with pytest.raises(error):
-                sender.commit(ops)
+                sender.commit([self.based(op) for op in ops])
             assert sender.broken is None
         assert dump(self.state) == before
         self.counts[error.__name__] += 1
@@ -174,6 +177,37 @@ class Pair:
         if others and not self.senders[at].token.startswith("!"):
             self.commit(at, [], ignored=[("release", others[0], 1), ("quarantine", others[-1], "E: no")])
             self.counts["another's claim given back"] += 1
+
+    def based(self, op: Op) -> Op:
+        """As Redis is told it: a version has the nonce of a request beside the number of its transition."""
+        if op[0] != "put" or op[3] <= 0:
+            return op
+        known: Any = self.link.client.hget(f"{keys_of(SESSION)}v", f"#{op[1]}")
+        if known is None or int(known.partition(b"_")[0]) != op[3]:
+            return (*op[:3], b"%d_1_other_1" % op[3])
+        return (*op[:3], known)
+
+    def of_another_history(self, at: int) -> None:
+        """Nothing follows what the session does not have; no base is one of another write of that number."""
+        sender, before = self.senders[at], dump(self.state)
+        if not sender.sent or sender.retired or len(sender.reply) < 4:
+            return
+        _, number, name = sender.sent[2][1].split("_")
+        mine, others = f"1_{int(number) + 1}_{name}", f"1_{number}_{name[::-1]}x"
+        assert sender.send_again(mine, others) == [b"lost" if sender.token.startswith("!") else b"fenced"]
+        for value, (_, version) in list(self.state.values.items())[:1]:
+            with pytest.raises(WriteConflict):
+                sender.commit([("put", value, b"\x05", b"%d_%b" % (version, others.encode()))])
+            args = strictly(arguments([("claim", 0)], Plain(), self.queue), [(value, b"%d_x_1" % version)])
+            script, keys, words = sender.sent
+            assert sender._wire is not None
+            found = sender._wire.call(
+                script, keys, [words[0], f"1_{number}9_{name}", *words[2:4], sender._follows, *args]
+            )
+            assert found == [b"stale", value.encode()]
+        assert dump(self.state) == before
+        self.check()
+        self.counts["of another history"] += 1
 
     def rob(self, at: int) -> None:
         """What a sender was given is taken from him and is another's before his request is sent again."""
@@ -205,9 +239,12 @@ class Pair:
         held = {b"%d" % self.state.claimed[key] for key in self.mine(sender)}
         assert claims == [record for record in sender.reply[4:] if record.split(b"\x1f")[0] in held]
         self.counts["sent again"] += 1
-        if sender.sent[2][1] > 1:
-            assert sender.send_again(-1) == [b"fenced"]
-            self.counts["too late"] += 1
+        tries, number, name = sender.sent[2][1].split("_")
+        again = sender.send_again(f"{int(tries) + 1}_{number}_{name}")  # another try of it is the same
+        assert again[3] == tail + f"\x1fnonce\x1f{sender.sent[2][1]}".encode()
+        late = sender.send_again(f"1_{int(number) - 1}_{name}")  # and what came before it is too late
+        assert late == [b"lost" if sender.token.startswith("!") else b"fenced"]
+        self.counts["too late"] += 1
 
     # --- comparing ---------------------------------------------------------------------
 
@@ -221,13 +258,19 @@ class Pair:
         for name, (found, _) in zip(names, reader, strict=False):
             value = self.state.values.get(name)
             items = tuple(self.state.appended.get(name, ()))
-            assert found == (None if value is None else (*value, items))
+            assert (found and (found[0], _number(found[1]), found[2])) == (value and (*value, items))
         for task, (_, nothing) in zip(TASKS, reader[len(names) :], strict=True):
             if task not in self.several:  # two specs, one retried and one failed: the last word counts there
                 assert nothing is self.state.gave_nothing(task), task
 
 
+def _number(version: Version) -> int:
+    assert isinstance(version, bytes)
+    return int(version.partition(b"_")[0])
+
+
 _KINDS = ["commit"] * 16 + [
+    "history",
     "again",
     "again",
     "refused",
@@ -256,6 +299,8 @@ def play(pair: Pair, choose: Chooser, moves: int) -> None:
                     pair.refuse(at, [*transition(choose, pair.state, [], pair.now), stale], WriteConflict)
             case "reap":
                 pair.reap(choose.one([0, 1]), choose.one(["release", "doubt", "quarantine"]))
+            case "history":
+                pair.of_another_history(at)
             case "another":
                 pair.give_back_anothers(at)
             case "rob":

@@ -90,6 +90,10 @@ class Machine(RuleBasedStateMachine):
         self.pair.give_back_anothers(at)
         self.pair.check()
 
+    @rule(at=AT)
+    def another_history_is_refused(self, at: int) -> None:
+        self.pair.of_another_history(at)
+
     @rule()
     def rewritten(self) -> None:
         self.pair.rewrite()

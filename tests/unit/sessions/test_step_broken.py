@@ -17,21 +17,35 @@ from tests.unit.sessions.pair import Pair, play, play_scenes, play_turns
 
 BROKEN = {
     # replays and refusals
-    "the last request is applied again": ("if last == seq then", "if last == seq .. '!' then"),
+    "the last request is not answered again": (
+        "if last and sub(last, -#request) == request then",
+        "if false then",
+    ),
+    "another try is not answered": ("match(nonce, '_.*')", "nonce"),
+    "another try is not named": ("if last ~= nonce then tail = tail .. '\\31nonce\\31' .. last end", ""),
     "a replay hands out what is held no more": ("== token then reply[", "~= '' then reply["),
     "a replay forgets its claims": (
         "string.gmatch(keys, '[^,]+') do\n      local rec",
         "string.gmatch('', '[^,]+') do\n      local rec",
     ),
-    "a late request is applied": ("if tonumber(seq) < tonumber(last) or", "if"),
+    "a request follows anything": (
+        "if not before or find(before, prev, 1, true) ~= 1 then",
+        "if not before then",
+    ),
+    "a request from outside follows anything": ("if (last or '') ~= prev then return {'lost'} end", ""),
     "any claim may be ended": (
         "if not rec or sub(rec, 1, #want) ~= want then return {'void'} end",
         "if not rec then return {'void'} end",
     ),
-    "any base will do": ("if version and version ~= ARGV[i + 2] then", "if version and false then"),
+    "any base will do": ("elseif version and version ~= base then", "elseif false then"),
+    "a base of another history will do": (
+        "elseif version and version ~= base then",
+        "elseif version and match(version, '^%d+') ~= match(base, '^%d+') then",
+    ),
+    "what was read may have changed": ("if (version or '0') ~= sub(base, 2) then", "if false then"),
     "a value that is not there conflicts": (
-        "if version and version ~= ARGV[i + 2]",
-        "if version ~= ARGV[i + 2]",
+        "elseif version and version ~= base",
+        "elseif version ~= base",
     ),
     # counters
     "no transition is counted": ("tonumber(sequence) + 1", "tonumber(sequence)"),
@@ -49,12 +63,12 @@ BROKEN = {
         "    call('ZADD', P .. 'done', 0, task)\n    call('HSET', V",
     ),
     "a result has an old version": (
-        "ARGV[i + 2], '#' .. name, sequence)\n    if lists",
-        "ARGV[i + 2], '#' .. name, sequence - 1)\n    if lists",
+        "ARGV[i + 2], '#' .. name, version)\n    if lists",
+        "ARGV[i + 2], '#' .. name, sequence - 1 .. '_' .. nonce)\n    if lists",
     ),
     "a result keeps what was appended": (
-        "sequence)\n    if lists then call('DEL', P .. 'a:' .. name) end",
-        "sequence)",
+        "'#' .. name, version)\n    if lists then call('DEL', P .. 'a:' .. name) end",
+        "'#' .. name, version)",
     ),
     "a completion leaves its error": (
         "call('HDEL', P .. 'er', task) + call('HDEL', P .. 'sk', task)",
@@ -149,14 +163,14 @@ BROKEN = {
     ),
     # values
     "a put keeps what was appended": ("    if lists then call('DEL', P .. 'a:' .. ARGV[i + 1]) end\n", ""),
-    "a put keeps its version": ("ARGV[i + 2], '#' .. ARGV[i + 1], sequence)", "ARGV[i + 2])"),
+    "a put keeps its version": ("ARGV[i + 2], '#' .. ARGV[i + 1], version)", "ARGV[i + 2])"),
     "the first append takes the value away": (
         "call('HSETNX', V, '=' .. name, '\\144')",
         "call('HSET', V, '=' .. name, '\\144')",
     ),
     "an append has no version": (
-        "    call('HSET', V, '#' .. name, sequence)\n",
-        "    call('HSETNX', V, '#' .. name, sequence)\n",
+        "    call('HSET', V, '#' .. name, version)\n",
+        "    call('HSETNX', V, '#' .. name, version)\n",
     ),
     "what is appended comes first": ("call('RPUSH', P .. 'a:'", "call('LPUSH', P .. 'a:'"),
     "lists are not noted": ("if not lists then lists, flags = true, flags .. 'a' end", ""),
@@ -280,7 +294,7 @@ BROKEN = {
         "call('ZADD', ready, order - priority * 8589934592",
         "call('ZADD', ready, order",
     ),
-    "a turn loses retries": ("          .. ARGV[11] .. '\\31direct", "          .. '0\\31direct"),
+    "a turn loses retries": ("          .. ARGV[12] .. '\\31direct", "          .. '0\\31direct"),
     "a turn gives a key twice": ("key, order = key + 1, order + 1", "order = order + 1"),
     "a turn gives an order twice": ("key, order = key + 1, order + 1", "key = key + 1"),
     "a turn is no transition": ("sequence, steps = sequence + 1, steps + 1", "steps = steps + 1"),
@@ -291,10 +305,10 @@ BROKEN = {
         "        call('ZADD', P .. 'done', steps, ended)\n        call('HSET', V",
         "        call('HSET', V",
     ),
-    "a turn has no result": ("'=' .. name, ARGV[8], '#' .. name, sequence)", "'#' .. name, sequence)"),
+    "a turn has no result": ("'=' .. name, ARGV[9], '#' .. name, sequence", "'#' .. name, sequence"),
     "a turn gives a claim's number twice": ("'|' .. claim + 1 .. '|'", "'|' .. claim .. '|'"),
-    "a turn is not answered again": ("token, seq .. '\\30\\30' .. k2, k2", "token, '0\\30\\30' .. k2, k2"),
-    "a turn's claim is not answered again": ("seq .. '\\30\\30' .. k2, k2", "seq .. '\\30\\30', k2"),
+    "a turn is not answered again": ("token, nonce .. '\\30\\30' .. k2, k2", "token, '0\\30\\30' .. k2, k2"),
+    "a turn's claim is not answered again": ("nonce .. '\\30\\30' .. k2, k2", "nonce .. '\\30\\30', k2"),
     "what runs again is claimed": ("*\\31(.*)$'))[2]] then drop(k) end", "*\\31(.*)$'))[2]] then end"),
     "what runs again is set aside": (
         "if gone[fields(of_dead(all[n + 1]))[2]] then call('HDEL', P .. 'dead', all[n]) end",

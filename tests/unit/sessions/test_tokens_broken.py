@@ -37,11 +37,11 @@ BROKEN = {
     ),
     "the dead are not reaped before their time": (" and not find(mode, '!', 1, true)", ""),
     "who is not there is reaped": ("if not lease or (", "if lease and ("),
-    "the void go on": ("or (past and not outside) then return {'fenced'} end", "then return {'fenced'} end"),
-    "nobody is fenced": (
-        "elseif not outside then\n  return {'fenced'}",
-        "elseif false then\n  return {'fenced'}",
+    "the void go on": (
+        "  if not outside then return {'fenced'} end\n",
+        "  if not outside and not past then return {'fenced'} end\n",
     ),
+    "nobody is fenced": ("  if not outside then return {'fenced'} end\n", ""),
     # who is called
     "nobody is called": (
         "if status == 'running' and (all or elsewhere or ends > #out)",
@@ -82,10 +82,10 @@ BROKEN = {
     "being written is an end": ("' init paused", "' paused"),
     "a pause is an end": ("' init paused closing", "' init closing"),
     "a turn enqueues for its own queue": (
-        "(not task or ARGV[12] == queues)",
+        "(not task or ARGV[13] == queues)",
         "true",
     ),
-    "in full a turn does not retire": ("sub(mode, 2), 1, k", "'', 1, k"),
+    "in full a turn does not retire": ("sub(mode, 2), prev, 1, k", "'', prev, 1, k"),
     "nobody can help": ("local all = #out == 0 or find(mode, 's', 1, true)", "local all = #out == 0"),
     "somebody is called who may not claim": (
         "held < (tonumber(cap) or math.huge) and queues or ''",

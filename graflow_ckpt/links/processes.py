@@ -1,8 +1,9 @@
 """Processes: who one is, so that it can be told from another that was given its pid later.
 
 Promise: `is_gone` is true only of a process that has certainly ended: one of this machine (the boot
-id says so) and of this pid namespace. Of any other nothing is known, and a user has to wait.
-Outside Linux nothing is known of any. Not here: what a dead process leaves behind.
+id says so) and of this pid namespace, of which the kernel says that it is not there. Of any other nothing is
+known, and a user has to wait. A process that /proc does not show may belong to another user (hidepid, systemd's
+`ProtectProc`). Outside Linux nothing is known of any. Not here: what a dead process leaves behind.
 """
 
 from __future__ import annotations
@@ -52,7 +53,20 @@ def is_gone(owner: Owner) -> bool:
     if not is_near(owner):
         return False
     state, started = _stat(owner.pid)
-    return state in ("", *_ENDED) or (bool(owner.started) and started != owner.started)
+    if not state:
+        return not _exists(owner.pid)
+    return state in _ENDED or (bool(owner.started) and started != owner.started)
+
+
+def _exists(pid: int) -> bool:
+    """Ask the kernel, which knows also of those that /proc does not show."""
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass  # another user's
+    return True
 
 
 def is_myself(owner: Owner) -> bool:
@@ -60,7 +74,7 @@ def is_myself(owner: Owner) -> bool:
 
 
 def user_of(owner: Owner) -> int | None:
-    """The user that a process of this machine runs as; None if it has ended."""
+    """The user that a process of this machine runs as; None if it has ended, or if /proc does not show it."""
     try:
         return os.stat(f"/proc/{owner.pid}").st_uid
     except OSError:
@@ -93,7 +107,7 @@ def end(owner: Owner, grace: float) -> bool:
 def _signal(owner: Owner, handle: int, number: signal.Signals) -> None:
     if not is_near(owner) or is_gone(owner):
         return
-    with suppress(ProcessLookupError):
+    with suppress(ProcessLookupError, PermissionError):  # another user's is not ended, and the caller says so
         if handle >= 0:
             signal.pidfd_send_signal(handle, number)
         else:

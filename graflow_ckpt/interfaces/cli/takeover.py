@@ -85,4 +85,6 @@ def _out_of_reach(owner: Owner) -> str | None:
     user = user_of(owner)
     if user is not None and os.geteuid() not in (0, user):
         return f"it belongs to user {user}"
+    if user is None and not is_gone(owner):
+        return "it belongs to another user"
     return None

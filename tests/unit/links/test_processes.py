@@ -7,10 +7,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
+from graflow_ckpt.links import processes
 from graflow_ckpt.links.processes import describe, is_gone, is_myself, myself, named
 
 
@@ -67,6 +68,55 @@ def test_a_killed_process_is_gone_before_its_parent_has_noticed(other: subproces
 
 def test_a_pid_that_another_process_has_now_is_a_process_that_is_gone() -> None:
     assert is_gone(replace(myself(), started="1"))
+
+
+def test_a_living_process_that_proc_does_not_show_is_not_gone(
+    other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user's under hidepid=2: its files in /proc are not there."""
+    owner, read = describe(other.pid), processes._read
+    monkeypatch.setattr(
+        processes, "_read", lambda path: "" if path.startswith(f"/proc/{other.pid}/") else read(path)
+    )
+
+    assert not is_gone(owner)
+
+    other.kill()
+    other.wait()
+    assert is_gone(owner)
+
+
+HIDDEN = """
+import ctypes, os, sys
+from dataclasses import replace
+from graflow_ckpt.core.protocols import Owner
+from graflow_ckpt.links.processes import is_gone
+owner = Owner(int(sys.argv[1]), *sys.argv[2:])
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.unshare(0x20000) or libc.mount(b"none", b"/", None, 0x44000, None):
+    raise SystemExit(77)
+if libc.mount(b"proc", b"/proc", b"proc", 0, b"hidepid=2"):
+    raise SystemExit(77)
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+assert not os.path.exists(f"/proc/{owner.pid}")
+assert not is_gone(owner)
+assert is_gone(replace(owner, pid=(1 << 22) - 1))
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")
+def test_another_user_s_process_is_not_gone_where_proc_hides_it(other: subprocess.Popen[bytes]) -> None:
+    owner = [str(fact) for fact in asdict(describe(other.pid)).values()]
+
+    found = subprocess.run(
+        [sys.executable, "-c", HIDDEN, *owner], capture_output=True, text=True, check=False
+    )
+
+    if found.returncode == 77:
+        pytest.skip("this user may not make a mount namespace")
+    assert found.returncode == 0, found.stderr
 
 
 @pytest.mark.parametrize("unlike", ["boot", "pid_ns"])

@@ -2,9 +2,8 @@
 
 Method: a session holds 256 MB in 64 numpy arrays, in a dict. It is saved, one array is changed, and it is
 saved again: wall time of the second `checkpoint()`, and the bytes by which the store has grown, in SQLite,
-in a folder that shares contents, in a bucket (the S3 server of the tests), and in Redis (what its keys take
-in memory; that server has no disk); the time in Postgres, too. The first save of such a folder is held
-against one that shares nothing.
+in a bucket (the S3 server of the tests), and in Redis (what its keys take
+in memory; that server has no disk); the time in Postgres, too.
 Unit: ms and MB. The floor of the second save is the first one in the same store, and, to look at, the digests
 alone.
 A regression: unchanged arrays that are written or copied, a look-up for each array, a second digest.
@@ -52,10 +51,6 @@ def state(run: Run) -> dict[str, Any]:
 
 def sqlite(run: Run) -> str:
     return f"sqlite:///{run.folder}/checkpoints.db"
-
-
-def folder(run: Run) -> str:
-    return f"file://{run.folder}/checkpoints?share=true"
 
 
 @cache
@@ -109,10 +104,6 @@ def bucket(run: Run) -> str:
 def in_bucket(run: Run) -> float:
     objects = ObjectStore(object_server().at(PREFIX))._all.bucket
     return float(sum(entry.size for entry in objects.list("")))
-
-
-def alone(run: Run) -> str:
-    return f"file://{run.folder}/checkpoints"
 
 
 Where = Callable[[Run], str]
@@ -210,7 +201,6 @@ def cases(name: str, where: Where, taken: Taken = on_disk) -> list[Case]:
 
 CASES = [
     *cases("SQLite", sqlite),
-    *cases("folder", folder),
     *cases("Redis", redis, in_redis),
     *cases("bucket", bucket, in_bucket),
     Case(
@@ -218,13 +208,6 @@ CASES = [
         partial(second, postgres),
         partial(first, postgres),
         Ratio(1 / 3),
-        disk=True,
-    ),
-    Case(
-        "folder: first save of 256 MB, sharing",
-        partial(first, folder),
-        partial(first, alone),
-        None,
         disk=True,
     ),
 ]

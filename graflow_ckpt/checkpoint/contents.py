@@ -253,7 +253,11 @@ def put_together(store: Readable, path: str, meta: Document, stage: str, inline:
         place = store.contents
         if contents and place is None:
             raise CheckpointCorrupt(
-                f"Checkpoint {path} holds contents of another store: it was copied without them.", path=path
+                f"Checkpoint {path} shares {len(contents)} values with others that are not in its .pkl, and "
+                "its store has no shared values: it was copied without them, or written into a folder with "
+                "share=true, which this version does not read.",
+                hint="Copy it from its own store: graflow-ckpt checkpoints copy --from URL --to FOLDER.",
+                path=path,
             )
     except BaseException:
         inline.close()

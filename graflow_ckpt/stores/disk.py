@@ -109,17 +109,6 @@ class Disk:
     def unlink(self, path: str) -> None:
         os.unlink(path)
 
-    def link(self, source: str, target: str) -> None:
-        """One more name for a file; refused if the name exists."""
-        os.link(source, target)
-
-    def links(self, path: str) -> int:
-        """How many names a file has."""
-        return os.lstat(path).st_nlink
-
-    def remove_folder(self, path: str) -> None:
-        os.rmdir(path)
-
     def make_folder(self, path: str) -> None:
         os.mkdir(path, 0o700)
 

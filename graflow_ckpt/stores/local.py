@@ -30,34 +30,28 @@ from graflow_ckpt.stores.claims import no_take_over
 from graflow_ckpt.stores.disk import Disk, refusing
 from graflow_ckpt.stores.files import FileSource
 from graflow_ckpt.stores.flock import held
-from graflow_ckpt.stores.local_contents import LocalContents
 from graflow_ckpt.stores.ownership import LocalLease, Ownership
 
 _logger = logging.getLogger(__name__)
 _OWN_NAME = re.compile(r"session_(?P<session>[A-Za-z0-9_-]{1,64})_step_\d+_\d+-(?P<sequence>\d+)\Z")
-_SHARE = "?share=true"
 _SUFFIXES = tuple(f".{part}" for part in trio.PARTS)
 
 
 class LocalStore:
-    """The folder is made at the first write, not before.
-
-    `share` (in a URL: file:///FOLDER?share=true): large values that checkpoints have in common are stored
-    once, and a .pkl that has some is no plain pickle. What was begun so goes on so.
-    """
+    """The folder is made at the first write, not before. Each .pkl is complete by itself."""
 
     shared = False
+    contents = None
 
-    def __init__(
-        self,
-        folder: str | os.PathLike[str] = "checkpoints",
-        *,
-        share: bool = False,
-        disk: Disk | None = None,
-    ) -> None:
+    def __init__(self, folder: str | os.PathLike[str] = "checkpoints", *, disk: Disk | None = None) -> None:
         text = os.fspath(folder)
         if text[:7].lower() == "file://":
-            text, share = text[7:].removesuffix(_SHARE), share or text.endswith(_SHARE)
+            text = text[7:]
+        if text.endswith("?share=true"):
+            raise CheckpointError(
+                f"{text} asks for values that checkpoints of a folder share, which folders do not have.",
+                hint="Each checkpoint of a folder is complete by itself. For shared values: sqlite:///FILE.",
+            )
         if not text:
             raise CheckpointError("The path for the checkpoints is empty: no folder.", hint="Give a folder.")
         self.folder = text.rstrip("/") or "/"
@@ -66,7 +60,6 @@ class LocalStore:
         self._disk = disk or Disk()
         self._ownership = Ownership(self._disk, self._root)
         self._settled: set[str] = set()
-        self.contents = LocalContents(self._disk, self._root, self._target, self._settle, share=share)
 
     @property
     def url(self) -> str:
@@ -108,7 +101,6 @@ class LocalStore:
             with lease.locked():
                 lease.check()
                 trio.sweep(self._disk, self._root, partial(self._left_by, session))
-                self.contents.sweep()
         except OSError as error:
             _logger.warning("leftovers of session %s stay: %s", session, error, extra={"session": session})
         except BaseException:
@@ -138,7 +130,6 @@ class LocalStore:
         if len(parts) == 1:
             guard = partial(_standing, guard, partial(trio.check_stands, self._disk, target, stage))
         self._settle(target.folder)
-        parts = [*parts[:-1], self.contents.checked(target, stage, *parts[-1])] if parts else parts
         if mine is not None and self._session_of(target) == mine.session:
             former = os.path.lexists(target.final(trio.META))
             self.synced &= trio.write(self._disk, target, parts, stage, guard)

@@ -30,7 +30,6 @@ from graflow_ckpt.stores.trio import stage_of
 _STAGED: Final = re.compile(
     r"(?P<base>.+)\.(?P<stage>[A-Za-z0-9_-]+)\.(?P<part>pkl|state\.json|meta\.json)\.tmp\Z"
 )
-_CONTENTS: Final = re.compile(r"(?P<base>.+)\.(?P<stage>[A-Za-z0-9_-]+)\.contents\Z")
 _JOURNAL: Final = re.compile(r"\.(?P<session>[A-Za-z0-9_-]{1,64})\.\d+\.\d+\.journal\Z")
 
 
@@ -91,12 +90,6 @@ def _stray(
             if f"{base}.{META}" in there:
                 return None
             return Stray("part", name, _size(folder, name), session_of(base) or "")
-    if match := _CONTENTS.match(name):
-        session = session_of(match["base"]) or ""
-        if _is_current(folder, match["base"], match["stage"]) or _is_run(store, session):
-            return None
-        size = sum(_size(folder, f"{name}/{one}") for one in _within(folder, name))
-        return Stray("staged", name, size, session)
     if name.startswith("."):
         return None  # locks, and what parts of this package keep beside the checkpoints
     return Stray("foreign", name, _size(folder, name))
@@ -126,12 +119,6 @@ def _size(folder: str, name: str) -> int:
     with suppress(OSError):
         return os.lstat(f"{folder}/{name}").st_size
     return 0
-
-
-def _within(folder: str, name: str) -> list[str]:
-    with suppress(OSError):
-        return os.listdir(f"{folder}/{name}")
-    return []
 
 
 # --- a database ----------------------------------------------------------------------------

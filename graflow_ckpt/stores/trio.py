@@ -13,7 +13,6 @@ when `write` has returned it is this one. `delete` leaves all of a checkpoint or
 Meta names the staging id. Between W4 and W6 it stands alone under its final name, so a reader looks
 for the other two under their staged names first. Readers never rename: one that completes W6 without
 the lock could put old files over new ones. Who holds which lock meanwhile is the caller's (local.py).
-What a trio shares with others is in {base}.{stage}.contents (local_contents.py); it goes with its stage.
 Not here: what is in the files (the digests that tell whether they belong together are above).
 """
 
@@ -30,7 +29,6 @@ from dataclasses import dataclass
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, SaveOutcomeUnknown
 from graflow_ckpt.core.protocols import PartWriter
-from graflow_ckpt.stores import hard_links
 from graflow_ckpt.stores.disk import Disk, refusal, refusing
 from graflow_ckpt.stores.files import FileSink, FileSource
 from graflow_ckpt.stores.names import replaced
@@ -41,7 +39,6 @@ PARTS = ("pkl", "state.json", META)
 _logger = logging.getLogger(__name__)
 _STAGE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _STAGED = re.compile(r"(?P<base>.+)\.(?P<stage>[A-Za-z0-9_-]+)\.(?P<part>pkl|state\.json|meta\.json)\.tmp\Z")
-_CONTENTS = re.compile(rf"(?P<base>.+)\.(?P<stage>[A-Za-z0-9_-]+){re.escape(hard_links.SUFFIX)}\Z")
 _DELETED = "deleted"  # the staging id that a meta gets when its checkpoint is being deleted
 
 
@@ -57,9 +54,6 @@ class Target:
 
     def staged(self, part: str, stage: str) -> str:
         return f"{self.folder}/{self.base}.{stage}.{part}.tmp"
-
-    def contents(self, stage: str) -> str:
-        return f"{self.folder}/{self.base}.{stage}{hard_links.SUFFIX}"
 
     @property
     def lock(self) -> str:
@@ -280,8 +274,6 @@ def delete(disk: Disk, target: Target) -> bool:
 
 
 def _delete_rest(disk: Disk, target: Target, stage: str | None) -> None:
-    for folder in [target.contents(stage)] if stage else _contents(disk, target) if stage is None else []:
-        hard_links.take_away(disk, folder)
     for part in PARTS[:-1]:
         names = (target.staged(part, stage), target.final(part)) if stage else (target.final(part),)
         for name in names:
@@ -289,12 +281,6 @@ def _delete_rest(disk: Disk, target: Target, stage: str | None) -> None:
                 disk.unlink(name)
     with suppress(FileNotFoundError):
         disk.unlink(target.staged(META, _DELETED))  # last: it says that there is a rest to delete
-
-
-def _contents(disk: Disk, target: Target) -> list[str]:
-    """The folders of all stages."""
-    found = ((name, _CONTENTS.match(name)) for name in disk.names(target.folder))
-    return [f"{target.folder}/{name}" for name, match in found if match and match["base"] == target.base]
 
 
 def sweep(disk: Disk, folder: str, entered: Callable[[Target], AbstractContextManager[bool]]) -> None:
@@ -308,8 +294,6 @@ def sweep(disk: Disk, folder: str, entered: Callable[[Target], AbstractContextMa
     for name in disk.names(folder):
         if match := _STAGED.match(name):
             staged.setdefault(match["base"], []).append((match["stage"], match["part"]))
-        elif match := _CONTENTS.match(name):
-            staged.setdefault(match["base"], []).append((match["stage"], hard_links.SUFFIX))
     for base, found in staged.items():
         target = Target(folder, base)
         with entered(target) as ours:
@@ -330,11 +314,9 @@ def _sweep_one(disk: Disk, target: Target, found: Sequence[tuple[str, str]]) -> 
     if current is None:
         return
     if current:
-        ours = [part for stage, part in found if stage == current and part in PARTS]
+        ours = [part for stage, part in found if stage == current]
         roll_forward(disk, target, ours, current)
     for stage, part in found:
-        if stage != current and part == hard_links.SUFFIX:
-            hard_links.take_away(disk, target.contents(stage))
-        elif stage != current:
+        if stage != current:
             with suppress(FileNotFoundError):
                 disk.unlink(target.staged(part, stage))  # W7

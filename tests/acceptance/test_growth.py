@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from pathlib import Path
 
@@ -11,16 +12,18 @@ import pytest
 import graflow_ckpt
 from graflow_ckpt import CheckpointManager, ExecutionContext, KeepLast, task, workflow
 from graflow_ckpt.checkpoint.keys import new_key
-from graflow_ckpt.core.errors import CheckpointCorrupt
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_names import place_of
 from graflow_ckpt.testing.holdings import contents_of
+from graflow_ckpt.testing.trios import all_of, writer
 
 ROWS = 50_000
 
 
-@pytest.fixture(params=["sqlite:///{}/runs.db", "file://{}/runs?share=true", "{}/runs"])
+@pytest.fixture(params=["sqlite:///{}/runs.db", "{}/runs"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return str(request.param).format(tmp_path)
 
@@ -64,7 +67,7 @@ def test_every_checkpoint_of_a_loop_loads_with_the_values_of_its_step(place: str
     assert (resumed.get_channel().get("model")["head"] == 2).all()
 
 
-@pytest.mark.parametrize("place", ["sqlite:///{}/runs.db", "file://{}/runs?share=true"], indirect=True)
+@pytest.mark.parametrize("place", ["sqlite:///{}/runs.db"], indirect=True)
 def test_what_does_not_change_is_stored_once_and_goes_with_the_last_that_holds_it(
     place: str, tmp_path: Path
 ) -> None:
@@ -100,7 +103,7 @@ def test_in_a_bucket_a_session_stores_once_what_does_not_change(
     assert list(bucket.list("data")) == []
 
 
-def test_a_folder_that_does_not_share_keeps_plain_pickles(tmp_path: Path) -> None:
+def test_a_folder_keeps_plain_pickles(tmp_path: Path) -> None:
     (path,) = trained(f"{tmp_path}/runs", 1)
 
     with open(path, "rb") as file:
@@ -108,12 +111,22 @@ def test_a_folder_that_does_not_share_keeps_plain_pickles(tmp_path: Path) -> Non
     assert not list((tmp_path / "runs").glob("*contents*"))
 
 
-def test_a_checkpoint_that_was_copied_without_its_contents_says_so(tmp_path: Path) -> None:
-    (path,) = trained(f"file://{tmp_path}/runs?share=true", 1)
-    (tmp_path / "copy").mkdir()
-    for file in (tmp_path / "runs").glob("session*"):
-        if file.is_file():
-            (tmp_path / "copy" / file.name).write_bytes(file.read_bytes())
+def test_a_folder_that_is_to_share_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="which folders do not have") as refused:
+        open_store(f"file://{tmp_path}/runs?share=true")
 
-    with pytest.raises(CheckpointCorrupt, match="lacks its content"):
-        graflow_ckpt.load(str(tmp_path / "copy" / Path(path).name))
+    assert "sqlite:///" in refused.value.hint
+
+
+def test_a_trio_of_a_folder_that_shared_is_refused_by_name(tmp_path: Path) -> None:
+    """Such as an earlier commit wrote: the meta names contents, and the pickle lacks them."""
+    (path,) = trained(f"sqlite:///{tmp_path}/runs.db", 1)
+    store = open_store(path.rpartition("/")[0])
+    own = LocalStore(tmp_path / "runs")
+    stage = json.loads(store.meta(path))["stage"]
+    parts = [(part, writer(all_of(store.open(path, part, stage)))) for part in ("pkl", "state.json")]
+    there = str(tmp_path / "runs" / path.rpartition("/")[2])
+    own.put(f"{there}.pkl", [*parts, ("meta.json", writer(store.meta(path)))], lease=None, stage=stage)
+
+    with pytest.raises(CheckpointCorrupt, match=r"shares 1 values with others .* share=true"):
+        graflow_ckpt.load(f"{there}.pkl")

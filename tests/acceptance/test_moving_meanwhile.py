@@ -47,7 +47,7 @@ def standing(store: CheckpointStore, ring: Keyring) -> tuple[Any, int]:
 
 def test_a_session_is_copied_again_and_again_while_it_goes_on(url: str, tmp_path: Path) -> None:
     origin = open_store(url)
-    target = open_store(f"file://{tmp_path}/target{'?share=true' if shares(origin) else ''}")
+    target = open_store(f"sqlite:///{tmp_path}/target.db" if shares(origin) else f"file://{tmp_path}/target")
     begun = threading.Semaphore(0)  # copies that the session may still go on beside
     failed: list[BaseException] = []
 

@@ -46,18 +46,7 @@ class Rename:
 
 
 @dataclass(frozen=True)
-class Link:
-    source: str
-    target: str
-
-
-@dataclass(frozen=True)
 class Unlink:
-    path: str
-
-
-@dataclass(frozen=True)
-class RemoveFolder:
     path: str
 
 
@@ -85,7 +74,7 @@ class Note:
     what: object
 
 
-Call = MakeFolder | RemoveFolder | Create | Rename | Link | Unlink | Write | Sync | SyncFolder | Note
+Call = MakeFolder | Create | Rename | Unlink | Write | Sync | SyncFolder | Note
 
 
 class Killed(BaseException):
@@ -163,16 +152,6 @@ class RecordingDisk(Disk):
             self._note(Rename(self._at(source), self._at(target)))
         super().rename(source, target)
 
-    def link(self, source: str, target: str) -> None:
-        if os.path.lexists(source) and not os.path.lexists(target):
-            self._note(Link(self._at(source), self._at(target)))
-        super().link(source, target)
-
-    def remove_folder(self, path: str) -> None:
-        if os.path.isdir(path) and not os.listdir(path):
-            self._note(RemoveFolder(self._at(path)))
-        super().remove_folder(path)
-
     def unlink(self, path: str) -> None:
         if os.path.lexists(path):
             self._note(Unlink(self._at(path)))
@@ -230,7 +209,6 @@ class _Change:
 
     folder: str
     made: str | None = None
-    unmade: str | None = None
     gone: str | None = None
     put: tuple[str, _FileId] | None = None
 
@@ -279,10 +257,6 @@ class _History:
             case Create(path, file):
                 self._same[file] = names.get(path, file)
                 return None if path in names else _Change(_above(path), put=(path, file))
-            case RemoveFolder(path):
-                return _Change(_above(path), unmade=path)
-            case Link(source, target):
-                return _Change(_above(target), put=(target, names[source]))
             case Unlink(path):
                 return _Change(_above(path), gone=path)
             case Rename(source, target):
@@ -313,8 +287,6 @@ class _History:
         for change in changes:
             if change.made:
                 folders.add(change.made)
-            if change.unmade:
-                folders.discard(change.unmade)
             if change.gone:
                 files.pop(change.gone, None)
             if change.put:

@@ -161,7 +161,7 @@ class _Count:
 
 _CALLS = {
     "local": (Disk, ("create", "open_to_update", "open", "write", "write_at", "truncate", "sync", "sync_data",
-                     "sync_folder", "rename", "unlink", "link", "make_folder", "remove_folder", "read")),
+                     "sync_folder", "rename", "unlink", "make_folder", "read")),
     "sqlite": (Connection, ("execute", "executemany")),
 }  # fmt: skip
 

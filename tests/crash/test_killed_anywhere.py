@@ -89,8 +89,8 @@ def test_nothing_is_left_of_what_was_being_deleted(tmp_path: Path, monkeypatch: 
 
 @pytest.fixture
 def filled(way: Way, tmp_path: Path) -> CheckpointStore:
-    """A folder with a session: checkpoints, and a journal after the newest. It shares if the store does."""
-    folder = open_store(f"file://{tmp_path}/other{'?share=true' if shares(way.store) else ''}")
+    """Another store with checkpoints, and a journal after the newest. It shares if the first one does."""
+    folder = open_store(f"sqlite:///{tmp_path}/other.db" if shares(way.store) else f"file://{tmp_path}/other")
     fill(folder)
     return folder
 
@@ -125,7 +125,7 @@ def test_a_copy_from_it_that_is_killed_changes_nothing_there_and_is_ended_by_the
     before, pieces = parts(way.store), way.pieces()
     status = -1
     for at in way.steps(EVERY):
-        url = f"file://{tmp_path}/to-{at}{'?share=true' if shares(way.store) else ''}"
+        url = f"sqlite:///{tmp_path}/to-{at}.db" if shares(way.store) else f"file://{tmp_path}/to-{at}"
         target = open_store(url)
 
         status = way.killed("copy", at, origin=way.far, store=url)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
 from collections import Counter
 from contextlib import closing
@@ -14,7 +13,6 @@ import psycopg
 import redis
 
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.names import base_of, session_of
 from graflow_ckpt.stores.objects import ObjectStore
@@ -82,22 +80,6 @@ class InSqlite(Kept):
         with closing(sqlite3.connect(self._file)) as connection, connection:
             changed = "UPDATE chunks SET bytes = CAST(x'21' || substr(bytes, 2) AS BLOB) WHERE id >> 20 >= ?"
             connection.execute(changed, (FIRST_CONTENT,))
-
-
-class InFolder(Kept):
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder / "checkpoints"
-        self.store: CheckpointStore = LocalStore(self._folder, share=True)
-
-    def stored(self) -> list[int]:
-        found = [os.stat(path) for path in self._folder.glob("*.contents/*")]
-        found += [os.stat(path) for path in self._folder.glob(".contents/*")]
-        return sorted({status.st_ino: status.st_size for status in found}.values())
-
-    def damage(self) -> None:
-        for path in self._folder.glob(".contents/*"):
-            with path.open("r+b") as file:
-                file.write(b"!")
 
 
 class InPostgres(Kept):
@@ -223,4 +205,4 @@ class InObjects(Kept):
                 self._bucket.put(each.entry.key, b"!" + found.data[1:])
 
 
-KINDS: list[type[Kept]] = [InMemory, InSqlite, InFolder]
+KINDS: list[type[Kept]] = [InMemory, InSqlite]

@@ -28,7 +28,6 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.values import Live
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.strays import strays
 from graflow_ckpt.testing.trios import all_of, own_name
 from tests.servers import Server
 from tests.unit.checkpoint import trios
@@ -463,16 +462,3 @@ def test_what_pruning_frees_is_what_nobody_else_holds(store: CheckpointStore) ->
     assert len(what.cuts) == 2
     assert 200_000 < what.size < 250_000
     assert carry_out(store, what).size == what.size
-
-
-def test_an_audit_finds_what_a_killed_save_has_left_and_not_what_is_held(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path / "runs", share=True)
-    save(store, "a.pkl", x=array(1))
-    assert list(strays(store) or ()) == []
-
-    saving = store.contents.saving(f"{tmp_path}/runs/b", lease=None, stage="dead")
-    saving.add("0" * 64, 3, [b"abc"])
-
-    assert [(one.kind, one.name, one.size) for one in strays(store) or ()] == [
-        ("staged", "b.dead.contents", 3)
-    ]

@@ -29,7 +29,7 @@ from graflow_ckpt.testing.holdings import (
     there,
 )  # fmt: skip
 from graflow_ckpt.testing.trios import listed, named, own_name, path_of, put_meta, writer
-from tests.unit.checkpoint.kept import InFolder, InMemory, InObjects, InPostgres, InRedis, InSqlite, Kept
+from tests.unit.checkpoint.kept import InMemory, InObjects, InPostgres, InRedis, InSqlite, Kept
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 NAMES = [own_name("s", 9), own_name("f", 9), "asking"]
@@ -169,7 +169,7 @@ def run(kind: type[Kept], examples: int, steps: int = 18) -> None:
     machine().runTest()
 
 
-@pytest.mark.parametrize("kind", [InMemory, InSqlite, InFolder])
+@pytest.mark.parametrize("kind", [InMemory, InSqlite])
 def test_whatever_happens_what_is_kept_is_whole_and_nothing_else_stays(kind: type[Kept]) -> None:
     run(kind, 20)
 

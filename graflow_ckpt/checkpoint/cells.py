@@ -11,7 +11,7 @@ from typing import Any
 
 from graflow_ckpt.checkpoint.codec import encode
 from graflow_ckpt.checkpoint.kinds import NotPlain
-from graflow_ckpt.checkpoint.pickles import check_picklable
+from graflow_ckpt.checkpoint.pickles import check_picklable, live_bytes, load_live
 from graflow_ckpt.core.values import Cell, Live
 
 
@@ -30,3 +30,8 @@ def check_storable(name: str, value: Any) -> Cell:
     if isinstance(cell, Live):
         check_picklable(value, name)
     return cell
+
+
+def apart(cell: Cell) -> Cell:
+    """The cell with an object of its own: what is done to the one that it was made from stays outside."""
+    return cell if isinstance(cell, bytes) else Live(load_live(live_bytes(cell.value)))

@@ -22,6 +22,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import cloudpickle
+from cloudpickle.cloudpickle import _make_function
 
 from graflow_ckpt import _restore
 from graflow_ckpt.core.task import Task
@@ -81,6 +82,11 @@ def _by_name(obj: Any) -> tuple[Any, ...] | None:
     elif isinstance(found, Task) and found.func is obj:
         return _restore.body, (module, name)
     return None
+
+
+def by_copy(reduced: Any) -> bool:
+    """Whether a reduced function is its code, and not a name."""
+    return reduced[0] is _make_function
 
 
 def by_value(module: str) -> bool:

@@ -3,7 +3,10 @@
     segment  frames; the first one's payload is the id of the key, a zero byte, and the number of the format
              (the id alone: format 1)
     frame    "GJ"  length:u32  crc32:u32  mac:16  payload          (little endian)
-    payload  msgpack [sequence, now, op, …]; a live cell is an extension of type 1, its pickle
+    payload  msgpack [sequence, now, op, …]; a live cell is an extension
+             type 1  its pickle
+             type 2  index:u32 and the pickle of a list: that item of it        (from format 2 on)
+             type 3  which:u32 index:u32: an item of the which-th list of this record
 
 A record's mac covers the mac before it, so that none can be taken out, moved or added. Zeros
 where a frame should begin are the end. A bad frame with a good one after it is damage; a bad
@@ -15,7 +18,6 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import msgpack
@@ -26,12 +28,14 @@ from graflow_ckpt.core.errors import JournalDamaged, SchemaUnsupported, UnknownK
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.values import Live
 
-FORMAT = 1
-"""The number of what is described here; a reader refuses another one by name."""
+FORMAT = 2
+"""The number of what is described here; a reader refuses one that it does not know by name."""
+_KNOWN = (b"1", b"2")
 
 MAGIC = b"GJ"
 _HEAD = struct.Struct("<2sII16s")
-_LIVE = 1
+_LIVE, _LIST, _ITEM = 1, 2, 3
+_U32 = struct.Struct("<I")
 SIZE_LIMIT = 1 << 20
 """What a record may hold; a larger change is made durable by a cut."""
 _SEARCHED = 64 << 20  # what a torn tail can never have under headers that look like good ones
@@ -63,16 +67,35 @@ def start(session: str, epoch: int, after: int) -> bytes:
     return f"{session}/{epoch}/{after}".encode()
 
 
+class Part:
+    """A live cell that has been pickled: the value of a pickle, or one item of the list that it holds."""
+
+    __slots__ = ("index", "pickle")
+
+    def __init__(self, pickle: bytes, index: int | None = None) -> None:
+        self.pickle = pickle
+        self.index = index
+
+
 def pack(sequence: int, now: float, ops: Sequence[Op]) -> bytes:
     """The payload of a record."""
-    packed: bytes = msgpack.packb([sequence, now, *ops], default=_pack_live, unicode_errors="surrogatepass")
+    lists: list[bytes] = []
+
+    def pack_live(value: Any) -> msgpack.ExtType:
+        if isinstance(value, Live):
+            return msgpack.ExtType(_LIVE, live_bytes(value.value))
+        if not isinstance(value, Part):
+            raise TypeError(f"an op holds a {type(value).__name__}")
+        if value.index is None:
+            return msgpack.ExtType(_LIVE, value.pickle)
+        for which, known in enumerate(lists):
+            if known is value.pickle:
+                return msgpack.ExtType(_ITEM, _U32.pack(which) + _U32.pack(value.index))
+        lists.append(value.pickle)
+        return msgpack.ExtType(_LIST, _U32.pack(value.index) + value.pickle)
+
+    packed: bytes = msgpack.packb([sequence, now, *ops], default=pack_live, unicode_errors="surrogatepass")
     return packed
-
-
-def _pack_live(value: Any) -> msgpack.ExtType:
-    if isinstance(value, Live):
-        return msgpack.ExtType(_LIVE, live_bytes(value.value))
-    raise TypeError(f"an op holds a {type(value).__name__}")
 
 
 def unpack(payload: bytes, *, closed: bool = False, python: str = "") -> Record:
@@ -81,19 +104,24 @@ def unpack(payload: bytes, *, closed: bool = False, python: str = "") -> Record:
     `closed` leaves them closed: the live values are None then, for whoever wants the facts alone.
     `python`: the version that wrote it, if that is known.
     """
-    hook = _leave_live if closed else partial(_unpack_live, python)
+    lists: list[list[Any]] = []
+
+    def unpack_live(code: int, data: bytes) -> Any:
+        if code not in (_LIVE, _LIST, _ITEM):
+            return msgpack.ExtType(code, data)
+        if closed:
+            return Live(None)
+        if code == _LIVE:
+            return Live(load_live(data, python))
+        if code == _LIST:
+            lists.append(load_live(data[_U32.size :], python))
+            return Live(lists[-1][_U32.unpack_from(data)[0]])
+        return Live(lists[_U32.unpack_from(data)[0]][_U32.unpack_from(data, _U32.size)[0]])
+
     sequence, now, *ops = msgpack.unpackb(
-        payload, ext_hook=hook, use_list=False, strict_map_key=False, unicode_errors="surrogatepass"
+        payload, ext_hook=unpack_live, use_list=False, strict_map_key=False, unicode_errors="surrogatepass"
     )
     return Record(sequence, now, list(ops))
-
-
-def _unpack_live(python: str, code: int, data: bytes) -> Any:
-    return Live(load_live(data, python)) if code == _LIVE else msgpack.ExtType(code, data)
-
-
-def _leave_live(code: int, data: bytes) -> Any:
-    return Live(None) if code == _LIVE else msgpack.ExtType(code, data)
 
 
 def read(keyring: Keyring, session: str, epoch: int, after: int, raw: bytes) -> Iterator[bytes]:
@@ -109,7 +137,7 @@ def read(keyring: Keyring, session: str, epoch: int, after: int, raw: bytes) -> 
             raise damaged(session, epoch, offset, "a record was changed, moved or sealed with another key")
         if not first:
             yield payload
-        elif (number := _format(payload)) != b"%d" % FORMAT:
+        elif (number := _format(payload)) not in _KNOWN:
             raise unknown_format(session, epoch, number)
         offset += _HEAD.size + len(payload)
     if _any_frame(raw, offset):
@@ -125,7 +153,7 @@ def key_of(raw: bytes) -> str | None:
 def is_known(raw: bytes) -> bool:
     """Whether a segment says that it has a format that can be read here; unverified."""
     found = _frame(raw, 0)
-    return found is None or _format(found[0]) == b"%d" % FORMAT
+    return found is None or _format(found[0]) in _KNOWN
 
 
 def unknown_format(session: str, epoch: int, number: bytes) -> SchemaUnsupported:

@@ -17,7 +17,7 @@ import io
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from blake3 import blake3
 
@@ -29,6 +29,9 @@ from graflow_ckpt.core.protocols import Buffer, Sink, Source
 SLICE: Final = 8 << 20
 LARGE: Final = 64 << 10
 """From here on a payload is written outside of all frames: Python's number, not ours."""
+
+Memo = dict[int, tuple[int, Any]]
+"""A pickler's: by id, the number of an object, and itself."""
 
 _FRAME: Final = b"\x95"
 _HEADER: Final = 16  # more than any opcode with a size has
@@ -85,6 +88,38 @@ def live_digest(value: Any, root: str = "value") -> bytes:
     return blake3(stream.hash.digest() + buffers.digest()).digest(16)
 
 
+class Once(NamedTuple):
+    """What one pass of pickling has made."""
+
+    digest: bytes
+    size: int
+    data: bytes | None  # None: more than was asked for
+    pickler: pickle.Pickler
+
+    def memo(self) -> Memo:
+        """What the pickle keeps as one. It can be taken once, and is all that holds it then."""
+        memo = _memo_of(self.pickler)
+        self.pickler.clear_memo()
+        return memo
+
+
+def pickle_once(value: Any, limit: int, root: str = "value") -> Once:
+    """The pickle of a value, if it has no more than `limit` bytes, and its digest in any case."""
+    out = _Kept(limit)
+    pickler = _pickle(value, out, None, root)
+    return Once(out.hash.digest(16), out.size, out.data(), pickler)
+
+
+def pickled_with(kind: type[Any], value: Any, root: str) -> Memo:
+    """What a pickler of that kind has met, kept alive."""
+    return _memo_of(_pickle(value, _Nothing(), lambda _: None, root, kind))
+
+
+def _memo_of(pickler: Any) -> Memo:
+    memo: Memo = pickler.memo.copy()
+    return memo
+
+
 def check_picklable(value: Any, root: str) -> None:
     """NotStorable with the path to what cannot be pickled. Big buffers are not touched."""
     _pickle(value, _Nothing(), lambda _: None, root)
@@ -94,18 +129,24 @@ def check_picklable(value: Any, root: str) -> None:
 
 
 def _pickle(
-    value: Any, out: _Out, take_buffer: Callable[[pickle.PickleBuffer], None] | None, root: str
-) -> None:
+    value: Any,
+    out: _Out,
+    take_buffer: Callable[[pickle.PickleBuffer], None] | None,
+    root: str,
+    kind: type[Any] | None = None,
+) -> pickle.Pickler:
     from graflow_ckpt.checkpoint.code import Pickler
 
+    pickler: pickle.Pickler = (kind or Pickler)(out, protocol=5, buffer_callback=take_buffer)
     try:
-        Pickler(out, protocol=5, buffer_callback=take_buffer).dump(value)
+        pickler.dump(value)
     except MemoryError:
         raise
     except Exception as error:  # a save: the value's own code runs in here, and may raise anything
         if error is out.failure:
             raise
         raise _not_storable(value, root, error) from error
+    return pickler
 
 
 def _not_storable(value: Any, root: str, error: Exception) -> NotStorable:
@@ -148,6 +189,29 @@ class _Digesting(_Out):
         with memoryview(data) as view:
             self.hash.update(view)
         return 0
+
+
+class _Kept(_Digesting):
+    """A digest of the stream, and the stream itself as long as it is small."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.size = 0
+        self._limit = limit
+        self._parts: list[bytes] = []
+
+    def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
+        with memoryview(data) as view:
+            self.size += view.nbytes
+            self.hash.update(view)
+            if self.size <= self._limit:
+                self._parts.append(bytes(data))
+            else:
+                self._parts.clear()
+            return view.nbytes
+
+    def data(self) -> bytes | None:
+        return b"".join(self._parts) if self.size <= self._limit else None
 
 
 class _Slices(_Out):

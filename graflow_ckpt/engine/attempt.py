@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from graflow_ckpt.checkpoint.cells import check_storable, to_cell
+from graflow_ckpt.checkpoint.cells import apart, check_storable, to_cell
 from graflow_ckpt.checkpoint.codec import decode, is_atom
 from graflow_ckpt.checkpoint.kinds.builtin import FORGOTTEN
 from graflow_ckpt.checkpoint.pickles import live_digest
@@ -215,10 +215,11 @@ class Attempt:
 
     def effects(self) -> Effects:
         """Everything that the commit has to carry out; raises NotStorable for what it cannot keep."""
-        ops = self._changes()
-        return Effects(
-            tuple(ops), tuple(self.nexts), tuple(self.spawned), self.again, self.terminate, self.request
-        )
+        ops, nexts, again = self._changes(), self.nexts, self.again
+        if self.values.shares:  # what a task is given is a copy, as it is in Redis
+            nexts = [one._replace(data=apart(one.data)) if one.data else one for one in nexts]
+            again = apart(again) if again else again
+        return Effects(tuple(ops), tuple(nexts), tuple(self.spawned), again, self.terminate, self.request)
 
     def _changes(self) -> list[Op]:
         ops: list[Op] = []

@@ -13,22 +13,21 @@ the session.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Container, Sequence
 from functools import partial
 from time import monotonic
 from typing import Any
 
 from graflow_ckpt.checkpoint import journal
-from graflow_ckpt.checkpoint.pickles import live_bytes, live_digest
+from graflow_ckpt.checkpoint.journal import Part
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError
-from graflow_ckpt.core.facts import RESULT, Claim, Done, Failed, Op, Outcome, Request
+from graflow_ckpt.core.facts import Claim, Done, Failed, Op, Outcome, Request
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import Since
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Live
 from graflow_ckpt.engine import rng
-from graflow_ckpt.engine.aliases import Aliases
+from graflow_ckpt.engine.bundles import Bundles, Unrecordable, plain, too_large
 from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.slowness import tell
@@ -64,8 +63,9 @@ class Cutter:
         self._cut_time = monotonic()
         self._journal = settings.durability == "journal"
         self._gap = False  # the journal waits for a cut
-        self._digests: dict[str, bytes] = {}  # live values as the journal last wrote them
-        self._aliases = Aliases(session.state)
+        self._bundles: Bundles  # from `start` on
+        self._replaced = session.replaced  # when the bundles were looked at
+        self._loans: Collection[str] = ()  # of the attempt that commits
         self._warned: set[str] = set()
         self._before: tuple[int, Callable[[], None]] | None = None  # an attempt, and how to undo its draws
 
@@ -75,14 +75,15 @@ class Cutter:
         """From here on commits are recorded; first what was changed while no run drove the session."""
         if not self._journal:
             return
-        payloads = [self._payload(*change)[0] for change in undriven]
-        if all(payload is not None for payload in payloads):
-            self.home.open_journal(undriven[0][0] - 1 if undriven else self.session.state.sequence)
-            for payload in payloads:
-                self.home.append(payload or b"")
-        else:  # one of them is too large for a record
+        try:
+            payloads = [_payload(sequence, now, plain(ops)) for sequence, now, ops in undriven]
+        except Unrecordable:
             self.save("journal", None, None)
-            self.home.open_journal(self.session.state.sequence)
+            payloads, undriven = [], ()
+        self.home.open_journal(undriven[0][0] - 1 if undriven else self.session.state.sequence)
+        for payload in payloads:
+            self.home.append(payload)
+        self._bundles = Bundles(self.session.state)
         self.session.recorder = self._record
 
     def starts(self, number: int, alone: bool) -> None:
@@ -102,8 +103,9 @@ class Cutter:
         if self._before is not None and self._before[0] == claim.number and not retried:
             self._before[1]()
 
-    def before_commit(self, ops: list[Op]) -> None:
-        """With a journal, random state is part of what a commit has changed."""
+    def before_commit(self, ops: list[Op], loans: Collection[str] = ()) -> None:
+        """With a journal, random state is part of what a commit has changed. `loans`: the attempt's own."""
+        self._loans = loans
         if self._journal and self.settings.rng and ops[0][0] != "claim":
             state = rng.capture()
             if state != self.session.state.rng:  # which a commit that is refused has not changed
@@ -238,24 +240,20 @@ class Cutter:
     def _record(self, state: SessionState, now: float, ops: Sequence[Op]) -> None:
         """One record per commit, under the session's lock."""
         if self._gap:
+            self._bundles.forget(ops)
             return
-        payload, name, why = self._payload(state.sequence, now, ops)
-        if payload is not None:
-            self.home.append(payload)
-            return
-        self._warn(name, why)
-        self._gap = True
+        if self._replaced != self.session.replaced:
+            self._bundles, self._replaced = Bundles(state), self.session.replaced
+        try:
+            with self.session.lending_nothing():
+                kept = self._bundles.record(ops, self._is_elsewhere)
+            self.home.append(_payload(state.sequence, now, kept))
+        except Unrecordable as why:
+            self._warn(why.name, why.why)
+            self._gap = True
 
-    def _payload(self, sequence: int, now: float, ops: Sequence[Op]) -> tuple[bytes | None, str, str]:
-        """The record of a transition; or None, the value that no record can hold, and why."""
-        kept, name, why = self._changed(ops)
-        if name:
-            return None, name, why
-        payload = journal.pack(sequence, now, kept)
-        if len(payload) <= journal.SIZE_LIMIT:
-            return payload, "", ""
-        name = max((op for op in kept if op[0] in ("put", "append", "end")), key=_weight, default=("", ""))[1]
-        return None, name, f"{len(payload)} bytes, too many for a journal record"
+    def _is_elsewhere(self, name: str) -> bool:
+        return self.session.on_loan_beside(name, int(name in self._loans))
 
     def _warn(self, name: str, why: str) -> None:
         """Once per value: it will be so at every commit."""
@@ -268,39 +266,16 @@ class Cutter:
                 extra={"session": self.session.state.session},
             )
 
-    def _changed(self, ops: Sequence[Op]) -> tuple[list[Op], str, str]:
-        """The ops as they were applied: no bases to check, no live values that the journal has so
-        already; and a live value that no record can hold, with the reason."""
-        kept: list[Op] = []
-        for op in ops:
-            name, live = self._live(op)
-            if live is not None and (other := self._aliases.beside(name, live)):
-                return kept, name, f"of an object that stands under {other!r}, too"
-            if op[0] == "put":
-                if isinstance(op[2], Live):
-                    if self.session.on_loan_beside(op[1]):
-                        return kept, op[1], "of a value on loan to another task"
-                    digest = live_digest(op[2].value)
-                    if self._digests.get(op[1]) == digest:
-                        continue
-                    self._digests[op[1]] = digest
-                else:
-                    self._digests.pop(op[1], None)
-                op = ("put", op[1], op[2], -1)
-            elif op[0] == "append":  # what the journal has is no longer what it wrote
-                self._digests.pop(op[1], None)
-            kept.append(op)
-        return kept, "", ""
 
-    def _live(self, op: Op) -> tuple[str, Live | None]:
-        """The live value that an op has stored, and its name; the op has been applied."""
-        if op[0] == "put":
-            return op[1], op[2] if isinstance(op[2], Live) else None
-        if op[0] == "end" and op[3] == "completed" and isinstance(op[4], Live):
-            return next(reversed(self.session.state.completed)) + RESULT, op[4]
-        return "", None
+def _payload(sequence: int, now: float, ops: Sequence[Op]) -> bytes:
+    """The record of a transition; Unrecordable if it is too large."""
+    payload = journal.pack(sequence, now, ops)
+    if len(payload) > journal.SIZE_LIMIT:
+        name = max((op for op in ops if op[0] in ("put", "append", "end")), key=_weight, default=("", ""))[1]
+        raise too_large(name, len(payload))
+    return payload
 
 
 def _weight(op: Op) -> int:
     cell = op[4] if op[0] == "end" and op[3] == "completed" else op[2]
-    return len(live_bytes(cell.value)) if isinstance(cell, Live) else len(cell) if type(cell) is bytes else 0
+    return len(cell.pickle) if isinstance(cell, Part) else len(cell) if type(cell) is bytes else 0

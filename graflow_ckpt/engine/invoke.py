@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from graflow_ckpt.checkpoint.cells import check_storable, to_cell
 from graflow_ckpt.checkpoint.codec import decode
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
+from graflow_ckpt.checkpoint.sharing import bundles
 from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, ReadOnlyChanged, WorkflowCancelled
 from graflow_ckpt.core.facts import RESULT, Cancelled, Claim, Done, Failed, Outcome
 from graflow_ckpt.core.graph import Node, TaskGraph
@@ -201,25 +202,35 @@ class Invoker:
     def let_go(self, attempt: Attempt) -> list[str]:
         """Live values of a failed attempt: those it may have changed.
 
-        A body that still runs keeps its object. If that is as it was, the session takes a copy;
-        not if siblings work on the same object, which they would put back.
+        A body that still runs keeps its objects. If those are as they were, the session takes copies of
+        them and of what shares with them; not if siblings work on one, which they would put back.
         """
         if attempt.over is None:
             return attempt.torn()
-        return [name for name in attempt.loans() if not self._copied(attempt, name)]
-
-    def _copied(self, attempt: Attempt, name: str) -> bool:
-        value = attempt.got[name].value
-        if name not in attempt.digests or self.session.on_loan_beside(name):
-            return False
+        held = {name: attempt.got[name].value for name in attempt.loans()}
+        if not held:
+            return []
+        if any(name not in attempt.digests for name in held):
+            return [*held]
         try:
-            copy = load_live(live_bytes(value))
+            return self._copied(attempt, held)
         except CheckpointError:  # it is being changed right now
-            return False
-        if attempt.changed(name, copy):
-            return False
-        self.session.replace_live(name, value, Live(copy))
-        return True
+            return [*held]
+
+    def _copied(self, attempt: Attempt, held: dict[str, Any]) -> list[str]:
+        """Have the session keep copies of what the body holds, and of all that shares with it."""
+        live = self.session.live()
+        roots = {name: [cell.value for cell in cells] for name, cells in live.items()}
+        bound = next(names for names in bundles({"": [*held.values()]} | roots) if "" in names)
+        beside = [name for name in bound if name and self.session.on_loan_beside(name, int(name in held))]
+        if beside:
+            return beside
+        members = [cell for name in bound if name for cell in live[name]]
+        copies = load_live(live_bytes(([cell.value for cell in members], [*held.values()])))
+        changed = [name for name, copy in zip(held, copies[1], strict=True) if attempt.changed(name, copy)]
+        if not changed:
+            self.session.replace_live(dict(zip(members, map(Live, copies[0]), strict=True)))
+        return changed
 
     # --- elsewhere ---------------------------------------------------------------------
 

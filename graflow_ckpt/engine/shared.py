@@ -7,7 +7,7 @@ committed the request, or by whoever finds first that a policy is due.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -58,7 +58,7 @@ class SharedCuts:
     def failed(self, claim: Claim, outcome: Failed) -> None:
         """See starts."""
 
-    def before_commit(self, ops: list[Op]) -> None:
+    def before_commit(self, ops: list[Op], loans: Collection[str] = ()) -> None:
         """See starts."""
 
     def timer(self) -> float | None:

@@ -13,7 +13,7 @@ new loans wait.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import time
 
@@ -38,6 +38,7 @@ class MemorySession:
         self.broken: GraflowError | None = None
         self.clock = clock
         self._lock = threading.RLock()
+        self.replaced = 0  # how often objects were, beside all commits
         self._changes = 0  # odd while a commit changes the state
         self._loans: dict[str, int] = {}
         self._loan_lock = threading.Lock()
@@ -161,16 +162,34 @@ class MemorySession:
                 else:
                     del self._loans[name]
 
-    def on_loan_beside(self, name: str) -> bool:
-        """Whether somebody else than the attempt that commits holds the value."""
-        return self._loans.get(name, 0) > 1
+    def on_loan_beside(self, name: str, own: int = 1) -> bool:
+        """Whether another attempt holds the value than the one that has `own` loans of it."""
+        return self._loans.get(name, 0) > own
 
-    def replace_live(self, name: str, old: object, new: Live) -> None:
-        """The session lets go of an object that a body still holds, and keeps a copy of it."""
+    @contextmanager
+    def lending_nothing(self) -> Iterator[None]:
+        """Nothing is lent meanwhile, so that what is on loan to nobody stays as it is."""
+        with self._loan_lock:
+            yield
+
+    def live(self) -> dict[str, list[Live]]:
+        """The live cells, by the names that they stand under."""
         with self._lock:
-            cell, version = self.state.values.get(name, (None, 0))
-            if isinstance(cell, Live) and cell.value is old:
-                self.state.values[name] = (new, version)
+            appended = self.state.appended
+            cells = {name: [cell, *appended.get(name, ())] for name, (cell, _) in self.state.values.items()}
+        found = {name: [cell for cell in of if isinstance(cell, Live)] for name, of in cells.items()}
+        return {name: of for name, of in found.items() if of}
+
+    def replace_live(self, copies: Mapping[Live, Live]) -> None:
+        """The session lets go of objects that a body still holds, and keeps copies of them."""
+        with self._lock:
+            values, appended = self.state.values, self.state.appended
+            for name, (cell, version) in values.items():
+                if isinstance(cell, Live) and cell in copies:
+                    values[name] = (copies[cell], version)
+            for items in appended.values():
+                items[:] = [copies.get(item, item) if isinstance(item, Live) else item for item in items]
+            self.replaced += 1
 
     def on_loan(self) -> list[str]:
         """What stands in the way of a picture."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from graflow_ckpt.core.facts import Claim, Op
@@ -69,6 +69,8 @@ class Session(Protocol):
 
     def on_loan(self) -> list[str]: ...
 
-    def on_loan_beside(self, name: str) -> bool: ...
+    def on_loan_beside(self, name: str, own: int = 1) -> bool: ...
 
-    def replace_live(self, name: str, old: object, new: Live) -> None: ...
+    def live(self) -> dict[str, list[Live]]: ...  # what bodies may share with the session itself
+
+    def replace_live(self, copies: Mapping[Live, Live]) -> None: ...

@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import monotonic, sleep, time
 from typing import Any, TypeVar
 
@@ -421,10 +421,13 @@ class RedisSession:
     def on_loan(self) -> list[str]:
         return []  # what a body gets is a copy
 
-    def on_loan_beside(self, name: str) -> bool:
+    def on_loan_beside(self, name: str, own: int = 1) -> bool:
         return False
 
-    def replace_live(self, name: str, old: object, new: Live) -> None:
+    def live(self) -> dict[str, list[Live]]:
+        return {}
+
+    def replace_live(self, copies: Mapping[Live, Live]) -> None:
         """There is nothing to let go of."""
 
     # --- values ------------------------------------------------------------------------

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graflow_ckpt.checkpoint.journal import Record, Writer, pack, read, unpack
+from graflow_ckpt.checkpoint.journal import Part, Record, Writer, pack, read, unpack
 from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.checkpoint.pickles import live_bytes
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import JournalDamaged, NotStorable, UnknownKey
+from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Live
 from tests.unit.core.histories import Record as Step
@@ -53,6 +55,26 @@ def test_a_live_value_comes_back_as_an_equal_one() -> None:
 
     assert record.ops[0][2].value == {1, (2, 3)}
     assert record.ops[1][2].value == [1.5]
+
+
+def test_live_values_of_one_pickle_come_back_as_one() -> None:
+    inner = [1]
+    two, one, other = live_bytes([inner, {"a": inner}]), live_bytes({3}), live_bytes([inner, [inner]])
+    ops: list[Op] = [
+        ("put", "x", Part(two, 0), -1), ("put", "alone", Part(one), -1), ("append", "y", Part(other, 1)),
+        ("put", "z", Part(two, 1), -1), ("end", 1, 1, "completed", Part(other, 0)),
+    ]  # fmt: skip
+
+    x, alone, y, z, result = (op[-1] if op[0] != "put" else op[2] for op in unpack(pack(1, 0.0, ops)).ops)
+
+    assert alone.value == {3}
+    assert z.value == {"a": [1]}
+    assert z.value["a"] is x.value
+    assert y.value == [[1]]
+    assert y.value[0] is result.value
+    assert result.value is not x.value
+    assert pack(1, 0.0, ops).count(two) == 1
+    assert all(isinstance(op[2], Live) for op in unpack(pack(1, 0.0, ops[:4]), closed=True).ops)
 
 
 def test_a_record_can_be_read_without_opening_its_pickles() -> None:

@@ -174,15 +174,14 @@ def test_a_value_is_on_loan_beside_if_two_have_it() -> None:
 
 def test_the_session_lets_go_of_an_object_that_a_late_body_keeps() -> None:
     mine = session()
-    old, new = object(), Live(object())
-    mine.commit([("put", "x", Live(old), -1), ("put", "y", b"\x01", -1)])
+    old, item, other = Live(object()), Live(object()), Live(object())
+    mine.commit(
+        [("put", "x", old, -1), ("put", "y", b"\x01", -1), ("append", "z", other), ("append", "z", item)]
+    )
+    copies = {old: Live(object()), item: Live(object())}
 
-    mine.replace_live("x", object(), new)  # another one meanwhile: nothing to do
-    assert mine.state.values["x"][0] is not new
-    mine.replace_live("x", old, new)
-    mine.replace_live("y", old, new)
-    mine.replace_live("z", old, new)
+    mine.replace_live(copies)
 
-    assert mine.state.values["x"] == (new, 1)
+    assert mine.state.values["x"] == (copies[old], 1)
     assert mine.state.values["y"] == (b"\x01", 1)
-    assert "z" not in mine.state.values
+    assert mine.state.appended["z"] == [other, copies[item]]

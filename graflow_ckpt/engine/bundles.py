@@ -1,0 +1,404 @@
+"""Bundles: the names of a session whose live values share, and what of them a journal record holds.
+
+    channel.set("model", model)                   # a bundle of one
+    channel.set("opt", SGD(model.parameters()))   # one bundle of both: one pickle with two roots
+
+Promise: what is one object in the session is one after a replay. A bundle is recorded as a whole, at
+one moment, or not at all: while another attempt holds one of its values, a checkpoint takes its place.
+A name leaves its bundle when another object is set under it. What is only rewired inside stays in it,
+which costs a larger record and is never wrong.
+
+Sharing is looked for when a value is written: a table holds the ids that each bundle had in its last
+pickle. An id that is known from another bundle is a suspicion, and a walk of both decides. Values that
+were not pickled in this process are walked once. While there is one live value there is no table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Sequence
+from operator import is_
+from typing import Any
+
+from graflow_ckpt.checkpoint.journal import SIZE_LIMIT, Part
+from graflow_ckpt.checkpoint.pickles import Memo, Once, pickle_once
+from graflow_ckpt.checkpoint.sharing import lasting, reach, shares
+from graflow_ckpt.core.errors import NotStorable
+from graflow_ckpt.core.facts import RESULT, Op
+from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.core.values import Cell, Live
+
+Elsewhere = Callable[[str], bool]
+"""Tells if an attempt other than the one that commits holds the value of that name."""
+
+
+class Unrecordable(Exception):
+    """No record can hold a change: a checkpoint has to."""
+
+    def __init__(self, name: str, why: str) -> None:
+        super().__init__(name, why)
+        self.name = name
+        self.why = why
+
+
+class Bundle:
+    """Names that are written together, and what their last pickle was."""
+
+    __slots__ = ("digest", "ids", "names", "shape")
+
+    def __init__(self, *names: str) -> None:
+        self.names = [*names]
+        self.ids: set[int] | None = None  # None: not walked
+        self.shape: int | None = None
+        self.digest: bytes | None = None  # of what the journal has
+
+
+class Bundles:
+    """The bundles of one session, and the table of what they hold."""
+
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
+        self._of: dict[str, Bundle] = {}
+        self._roots: dict[str, list[Any]] = {}  # as they were last written
+        self._at: dict[int, Bundle] = {}
+        self._unwalked: dict[Bundle, None] = {}
+        for name in state.values:
+            if self.objects([name]):
+                self._enter(name)
+
+    def forget(self, ops: Sequence[Op]) -> None:
+        """These are not in the journal: a checkpoint will have them."""
+        for name in self._touched(ops):
+            for bundle in self.written(name):
+                self._unknown(bundle)
+
+    def record(self, ops: Sequence[Op], elsewhere: Elsewhere) -> list[Op]:
+        """The ops, already applied, as a record holds them; Unrecordable if none can."""
+        touched = self._touched(ops)
+        if not touched:
+            return [*ops]
+        commit = _Commit(self, elsewhere)
+        try:
+            return commit.record(ops, touched)
+        except BaseException:
+            for bundle in commit.dirty:
+                self._unknown(bundle)
+            raise
+
+    def _touched(self, ops: Sequence[Op]) -> dict[str, bool]:
+        """The names that ops have written, in order; True for a result, which is recorded in any case."""
+        names: dict[str, bool] = {}
+        for op in ops:
+            kind = op[0]
+            if kind in ("put", "append"):
+                names[op[1]] = False
+            elif kind == "end" and op[3] == "completed" and (self._of or isinstance(op[4], Live)):
+                names[next(reversed(self._state.completed)) + RESULT] = True
+            elif kind == "again":
+                names |= dict.fromkeys((f"{task}{RESULT}" for task in op[1:]), False)
+        return names
+
+    # --- what stands under a name ------------------------------------------------------
+
+    def cells(self, name: str) -> list[Cell]:
+        found = self._state.values.get(name)
+        return [] if found is None else [found[0], *self._state.appended.get(name, ())]
+
+    def objects(self, names: Iterable[str]) -> list[Any]:
+        return [cell.value for name in names for cell in self.cells(name) if isinstance(cell, Live)]
+
+    def of(self, name: str) -> Bundle | None:
+        return self._of.get(name)
+
+    def roots(self, name: str) -> list[Any]:
+        """The objects as they were when they were last written."""
+        return self._roots.get(name, [])
+
+    @property
+    def many(self) -> bool:
+        """Whether live values stand under several names."""
+        return len(self._of) > 1
+
+    def is_alone(self, bundle: Bundle) -> bool:
+        """Whether nothing live stands under another name."""
+        return len(self._of) == len(bundle.names)
+
+    def written(self, name: str) -> list[Bundle]:
+        """The bundles that a write of the name concerns: its own, if anything live stands under it, and the
+        rest of the one that it leaves, because another object stands there now."""
+        bundle = self._of.get(name)
+        roots = self.objects([name])
+        if bundle is None:
+            return [self._enter(name)] if roots else []
+        before = self._roots[name]
+        if len(roots) >= len(before) and all(map(is_, before, roots)):
+            self._roots[name] = roots
+            return [bundle]
+        del self._of[name], self._roots[name]
+        bundle.names.remove(name)
+        bundle.digest = bundle.shape = None
+        if not bundle.names:
+            self._drop(bundle)
+        rest = [bundle] if bundle.names else []
+        return [self._enter(name), *rest] if roots else rest
+
+    def _enter(self, name: str) -> Bundle:
+        self._roots[name] = self.objects([name])
+        bundle = self._of[name] = Bundle(name)
+        self._unwalked[bundle] = None
+        return bundle
+
+    # --- the table ---------------------------------------------------------------------
+
+    def suspects(self, bundle: Bundle, ids: set[int], own: bool = False) -> list[Bundle]:
+        """The bundles that have met one of these ids, which this one has not had yet; `own`: itself, too."""
+        new = ids if own else ids - (bundle.ids or set())
+        found = dict.fromkeys(self._at[number] for number in self._at.keys() & new)
+        return [one for one in found if own or one is not bundle]
+
+    def index(self, bundle: Bundle, ids: set[int] | None) -> None:
+        """These are the ids of the bundle now; None: they are not known."""
+        for number in (bundle.ids or set()) - (ids or set()):
+            if self._at.get(number) is bundle:
+                del self._at[number]
+        bundle.ids = ids
+        if ids is None:
+            self._unwalked[bundle] = None
+        else:
+            self._at.update(dict.fromkeys(ids, bundle))
+            self._unwalked.pop(bundle, None)
+
+    def walk_others(self, dirty: Container[Bundle]) -> None:
+        """Look once at what has not been pickled in this process, but for what will be now."""
+        for bundle in [*self._unwalked]:
+            while bundle.names and bundle not in dirty:
+                ids = lasting(self.reach(bundle.names[0], self.objects(bundle.names)))
+                suspects = self.suspects(bundle, ids)
+                for other in suspects:
+                    if other in dirty:  # it will find this one
+                        self.index(other, None)
+                        other.shape = None
+                if not self.joins(bundle, [one for one in suspects if one not in dirty]):
+                    self.index(bundle, ids)
+                    break
+
+    def joins(self, bundle: Bundle, suspects: Sequence[Bundle]) -> bool:
+        """Take in those that share; the ids of the others are those that are found now."""
+        if not suspects:
+            return False
+        joined = False
+        mine = self.reach(bundle.names[0], self.objects(bundle.names))
+        for other in suspects:
+            theirs = self.reach(other.names[0], self.objects(other.names))
+            if shares(mine, theirs):
+                joined = True
+                self._join(bundle, other)
+            else:
+                self.index(other, lasting(theirs))
+                other.shape = None
+        return joined
+
+    def reach(self, name: str, roots: Sequence[Any]) -> Memo:
+        try:
+            return reach(roots, name)
+        except NotStorable as error:  # an attempt is changing it
+            raise Unrecordable(name, "beside a value on loan to another task") from error
+
+    def _join(self, bundle: Bundle, other: Bundle) -> None:
+        bundle.names += other.names
+        bundle.digest = bundle.shape = None
+        self._of.update(dict.fromkeys(other.names, bundle))
+        self._drop(other)
+        other.names = []
+
+    def _drop(self, bundle: Bundle) -> None:
+        self.index(bundle, set())
+
+    def _unknown(self, bundle: Bundle) -> None:
+        if bundle.names:
+            self.index(bundle, None)
+            bundle.digest = bundle.shape = None
+
+
+class _Commit:
+    """What one record holds of which bundle."""
+
+    def __init__(self, bundles: Bundles, elsewhere: Elsewhere) -> None:
+        self.dirty: dict[Bundle, Once | None] = {}  # that are pickled, and their pickles
+        self._bundles = bundles
+        self._elsewhere = elsewhere
+        self._left: dict[str, list[Any]] = {}  # objects that stand under these names no more
+        self._items: dict[str, list[Part]] = {}  # that were appended, and share with nothing
+
+    def record(self, ops: Sequence[Op], touched: dict[str, bool]) -> list[Op]:
+        grown = _grown(ops, touched)
+        for name in touched:
+            if name not in grown:
+                self._write(name)
+        self.dirty = {bundle: None for bundle in self.dirty if bundle.names}
+        if self._bundles.many or any(grown.values()):
+            self._bundles.walk_others(self.dirty)
+            self._find_left()
+        for bundle in [*self.dirty]:
+            if bundle.names:
+                self._settle(bundle)
+        for name, count in grown.items():
+            self._grow(name, count)
+        parts = self._parts(touched)
+        kept = [self._kept(op, parts) for op in ops]
+        return [op for op in kept if op is not None] + self._canonical(parts, touched)
+
+    # --- pickling ----------------------------------------------------------------------
+
+    def _write(self, name: str) -> None:
+        bundle, roots = self._bundles.of(name), self._bundles.roots(name)
+        known = bundle is not None and bundle.ids is not None
+        self.dirty |= dict.fromkeys(self._bundles.written(name))
+        if bundle is None or name in bundle.names:
+            return
+        if bundle.names and self._elsewhere(name):
+            raise _on_loan(name)  # the attempt that has it may be changing what the others hold
+        if not known:
+            self._left[name] = roots
+
+    def _find_left(self) -> None:
+        """What shares with an object that has been replaced, and was not looked at before."""
+        for name, roots in self._left.items():
+            mine = self._bundles.reach(name, roots)
+            for other in self._bundles.suspects(Bundle(), lasting({**mine})):
+                if shares(mine, self._bundles.reach(other.names[0], self._bundles.objects(other.names))):
+                    if self._elsewhere(name):
+                        raise _on_loan(name)
+                    self.dirty[other] = None
+
+    def _settle(self, bundle: Bundle) -> None:
+        """Pickle a bundle, with all that shares with it."""
+        bundles = self._bundles
+        while True:
+            once = self.dirty[bundle] = self._pickled(bundle)
+            if bundles.is_alone(bundle):
+                return
+            memo = once.memo()
+            shape = hash(tuple(memo))
+            if shape == bundle.shape and once.digest == bundle.digest:
+                return
+            ids = lasting(memo)
+            if not bundles.joins(bundle, bundles.suspects(bundle, ids)):
+                bundles.index(bundle, ids)
+                bundle.shape = shape
+                return
+            self.dirty = {one: once for one, once in self.dirty.items() if one.names}
+
+    def _pickled(self, bundle: Bundle) -> Once:
+        for name in bundle.names:
+            if self._elsewhere(name):
+                raise _on_loan(name)
+        roots = self._bundles.objects(bundle.names)
+        return pickle_once(roots if len(roots) > 1 else roots[0], SIZE_LIMIT, bundle.names[0])
+
+    def _grow(self, name: str, count: int) -> None:
+        """Items that were appended are recorded alone, unless they share with anything."""
+        bundles = self._bundles
+        if not count:
+            for bundle in bundles.written(name):
+                bundle.digest = None  # what the journal has is no longer what it wrote
+            return
+        (bundle,) = bundles.written(name)
+        bundle.digest = bundle.shape = None
+        roots = bundles.objects([name])
+        body, items = roots[:-count], roots[-count:]
+        once = pickle_once(items if count > 1 else items[0], SIZE_LIMIT, name)
+        if body or not bundles.is_alone(bundle):
+            ids = lasting(once.memo())
+            mine = bundles.reach(name, items)
+            for other in bundles.suspects(bundle, ids, own=True):
+                rest = [body] if other is bundle else []
+                rest += [bundles.objects([one]) for one in other.names if one != name]
+                if shares(mine, bundles.reach(name, [root for roots in rest for root in roots])):
+                    self.dirty[bundle] = None
+                    self._settle(bundle)
+                    return
+            bundles.index(bundle, (bundle.ids or set()) | ids)
+        if once.data is None:
+            raise too_large(name, once.size)
+        self._items[name] = _parts_of(once.data, count)
+
+    # --- ops ---------------------------------------------------------------------------
+
+    def _parts(self, touched: dict[str, bool]) -> dict[str, list[Part]]:
+        """The pickled cells of all names that the record has to hold."""
+        parts: dict[str, list[Part]] = {}
+        large: tuple[str, int] | None = None
+        for bundle, once in self.dirty.items():
+            assert once is not None
+            cells = {name: self._bundles.objects([name]) for name in bundle.names}
+            if once.digest == bundle.digest and not any(touched.get(name) for name in cells):
+                parts |= {name: [] for name in cells}
+                continue
+            plain = any(len(self._bundles.cells(name)) > 1 for name in cells)
+            bundle.digest = None if plain else once.digest
+            if once.data is None:
+                large = (next((name for name in cells if name in touched), bundle.names[0]), once.size)
+                continue
+            found = iter(_parts_of(once.data, sum(map(len, cells.values()))))
+            parts |= {name: [next(found) for _ in objects] for name, objects in cells.items()}
+        if large is not None:
+            raise too_large(*large)
+        return parts
+
+    def _kept(self, op: Op, parts: dict[str, list[Part]]) -> Op | None:
+        """An op as it is recorded: no base to check; None for what follows as a whole."""
+        if op[0] == "put":
+            return None if op[1] in parts else (*op[:3], -1)
+        if op[0] == "append":
+            if op[1] in parts:
+                return None
+            return (*op[:2], self._items[op[1]].pop(0)) if isinstance(op[2], Live) else op
+        if op[0] == "end" and op[3] == "completed" and isinstance(op[4], Live):
+            part = next((parts[one][0] for one in parts if parts[one] and self._is_of(one, op[4])), op[4])
+            return (*op[:4], part)
+        return op
+
+    def _is_of(self, name: str, cell: Cell) -> bool:
+        return name.endswith(RESULT) and self._bundles.cells(name)[0] is cell
+
+    def _canonical(self, parts: dict[str, list[Part]], touched: dict[str, bool]) -> list[Op]:
+        """The ops that put names as they are now: those of a bundle that were not touched are as new."""
+        ops: list[Op] = []
+        for name, pickled in parts.items():
+            if not pickled or touched.get(name):
+                continue
+            found, cells = iter(pickled), self._bundles.cells(name)
+            first, *items = [next(found) if isinstance(cell, Live) else cell for cell in cells]
+            ops.append(("put", name, first, -1))
+            ops += [("append", name, item) for item in items]
+        return ops
+
+
+def _grown(ops: Sequence[Op], touched: dict[str, bool]) -> dict[str, int]:
+    """Names that were only appended to, and the number of live items."""
+    put = {op[1] for op in ops if op[0] == "put"} | {name for name, result in touched.items() if result}
+    grown: dict[str, int] = {}
+    for op in ops:
+        if op[0] == "append" and op[1] not in put:
+            grown[op[1]] = grown.get(op[1], 0) + isinstance(op[2], Live)
+    return grown
+
+
+def _parts_of(pickle: bytes, count: int) -> list[Part]:
+    return [Part(pickle, index if count > 1 else None) for index in range(count)]
+
+
+def plain(ops: Sequence[Op]) -> list[Op]:
+    """The ops of a transition that has written nothing live, as they are recorded."""
+    for op in ops:
+        if op[0] in ("put", "append") and isinstance(op[2], Live):
+            raise Unrecordable(op[1], "made while no run drove the session")
+    return [(*op[:3], -1) if op[0] == "put" else op for op in ops]
+
+
+def _on_loan(name: str) -> Unrecordable:
+    return Unrecordable(name, "of a value on loan to another task")
+
+
+def too_large(name: str, size: int) -> Unrecordable:
+    return Unrecordable(name, f"{size} bytes, too many for a journal record")

@@ -1,0 +1,295 @@
+"""Objects that several values share stay one: in a process, after a kill, in a child, after a timeout."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graflow_ckpt import EveryTask, task, workflow
+from tests.acceptance.processes import LONG
+from tests.sharing import ACTIONS, PROGRAMS, SGD, Killed, Node, model, picture, randomly, run
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("durability", ["checkpoint", "journal"])
+def test_killed_at_each_round_it_comes_to_the_same(
+    name: str, durability: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    rounds = PROGRAMS[name]()
+    whole = run(rounds, durability="none")
+
+    options = {"checkpoint": EveryTask()} if durability == "checkpoint" else {}
+    killed = run(rounds, set(range(len(rounds))), durability=durability, **options)
+
+    assert killed == whole
+    assert not caplog.records  # no checkpoint has stood in for a record
+
+
+_ACTION = st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3), st.integers(0, 3))
+_STEPS = st.lists(st.lists(_ACTION, min_size=1, max_size=4), min_size=1, max_size=8)
+
+
+@given(_STEPS, st.sets(st.integers(0, 9)))
+@settings(max_examples=60)
+def test_graphs_that_are_rewired_at_random_and_killed_anywhere_come_to_the_same(
+    steps: list[list[tuple[str, int, int]]], dies: set[int]
+) -> None:
+    rounds = randomly(steps)
+    whole = run(rounds, durability="none")
+
+    with TemporaryDirectory() as folder:
+        killed = run(rounds, dies, durability="journal", store=folder)
+
+    assert killed == whole
+
+
+# --- tasks of a workflow ---------------------------------------------------------------
+
+
+def results_as_values(dies: set[str], **options: Any) -> Any:
+    """A model and an optimizer that are results: nothing was ever set."""
+    with workflow("results", session_id="s", **options) as flow:
+
+        def alive(name: str) -> None:
+            if name in dies:
+                dies.remove(name)
+                raise Killed
+
+        @task
+        def build() -> Any:
+            return model()
+
+        @task
+        def make(build: Any) -> Any:
+            alive("make")
+            return SGD(build.edges)
+
+        @task(inject_context=True)
+        def train(context: Any) -> None:
+            alive("train")
+            context.channel.get("make.__result__").step()
+
+        @task(inject_context=True)
+        def forget(context: Any) -> None:
+            alive("forget")
+            context.channel.set("kept", context.channel.get("build.__result__"))
+            context.forget("build")
+
+        @task(inject_context=True)
+        def more(context: Any) -> None:
+            alive("more")
+            context.channel.get("make.__result__").step()
+
+        @task(inject_context=True)
+        def look(context: Any) -> Any:
+            alive("look")
+            return picture({name: context.channel.get(name) for name in ("kept", "make.__result__")})
+
+        build >> make >> train >> forget >> more >> look
+    try:
+        return flow.execute()
+    except Killed:
+        return results_as_values(dies, **options)
+
+
+def test_results_that_share_stay_one_when_they_are_changed_and_when_one_is_forgotten() -> None:
+    whole = results_as_values(set(), durability="none")
+
+    killed = results_as_values({"make", "train", "forget", "more", "look"}, durability="journal")
+
+    assert killed == whole
+
+
+def training(dies: set[str], body: Callable[[Any], None], **options: Any) -> Any:
+    """A model and its optimizer; the `step` between is given, and the look may die first."""
+    own = {name: options.pop(name) for name in ("timeout", "max_retries") if name in options}
+    with workflow("training", session_id="s", **options) as flow:
+
+        @task(inject_context=True)
+        def begin(context: Any) -> None:
+            made = model()
+            context.channel.set("model", made)
+            context.channel.set("opt", SGD(made.edges))
+            context.channel.set("layer", made.edges[0])
+
+        step = task(id="step", inject_context=True, **own)(body)
+
+        @task(inject_context=True)
+        def again(context: Any) -> None:
+            context.channel.get("layer").value += 1.0
+
+        @task(inject_context=True)
+        def look(context: Any) -> Any:
+            if "look" in dies:
+                dies.remove("look")
+                raise Killed
+            return picture({name: context.channel.get(name) for name in ("model", "opt", "layer")})
+
+        begin >> step >> again >> look
+    try:
+        return flow.execute()
+    except Killed:
+        return training(dies, body, **own, **options)
+
+
+def one_step(context: Any) -> None:
+    context.channel.get("opt").step()
+
+
+@pytest.mark.parametrize("durability", ["none", "journal"])
+def test_after_a_timeout_the_session_keeps_copies_that_share(durability: Any) -> None:
+    whole = training(set(), one_step, durability="none")
+    release, tries = threading.Event(), []
+
+    def late(context: Any) -> None:
+        optimizer = context.channel.get("opt")
+        tries.append(optimizer)
+        if len(tries) == 1:
+            release.wait(LONG)  # past the deadline, and with objects that the session has let go of
+        optimizer.step()
+
+    try:
+        dies = {"look"} if durability == "journal" else set()
+        found = training(dies, late, durability=durability, timeout=0.5, max_retries=1)
+    finally:
+        release.set()
+
+    assert found == whole
+    assert tries[0] is not tries[1]
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "journal"])
+def test_a_session_that_went_back_has_values_that_share(durability: Any) -> None:
+    whole = training(set(), one_step, durability="none")
+    tries: list[int] = []
+
+    def torn(context: Any) -> None:
+        optimizer = context.channel.get("opt")
+        tries.append(1)
+        optimizer.step()
+        if len(tries) == 1:
+            raise OSError("half way")
+
+    found = training({"look"}, torn, durability=durability, checkpoint=EveryTask(), max_retries=1)
+
+    assert found == whole
+    assert len(tries) == 2
+
+
+def test_a_member_on_loan_to_a_sibling_is_made_durable_by_a_checkpoint(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    meeting = threading.Barrier(2, timeout=LONG)
+    dies = {"look"}
+
+    def run_it(durability: Any) -> Any:
+        with workflow("siblings", session_id="s", durability=durability) as flow:
+
+            @task(inject_context=True)
+            def begin(context: Any) -> None:
+                made = model()
+                context.channel.set("model", made)
+                context.channel.set("opt", SGD(made.edges))
+
+            @task(inject_context=True)
+            def left(context: Any) -> None:
+                optimizer = context.channel.get("opt")
+                meeting.wait()
+                optimizer.step()
+
+            @task(inject_context=True)
+            def right(context: Any) -> None:
+                made = context.channel.get("model")
+                meeting.wait()
+                made.value += 1.0
+
+            @task(inject_context=True)
+            def look(context: Any) -> Any:
+                if durability == "journal" and dies:
+                    dies.clear()
+                    raise Killed
+                return picture({name: context.channel.get(name) for name in ("model", "opt")})
+
+            begin >> (left | right) >> look
+        return flow.execute()
+
+    whole = run_it("none")
+    with pytest.raises(Killed):
+        run_it("journal")
+
+    assert run_it("journal") == whole
+    assert any("on loan" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("size", [(1 << 20) - 4096, (1 << 20) - 64, 1 << 20, (1 << 20) + 4096])
+def test_about_a_record_s_limit_a_bundle_is_in_a_record_or_in_a_checkpoint(size: int) -> None:
+    def begin(channel: Any) -> None:
+        made = model()
+        made.edges[0].edges.append(b"." * size)
+        channel.set("model", made)
+        channel.set("opt", SGD(made.edges))
+        channel.set("small", Node(1.0))
+
+    def step(channel: Any) -> None:
+        channel.get("opt").step()
+
+    def small(channel: Any) -> None:
+        channel.get("small").value += 1.0
+
+    def share(channel: Any) -> None:
+        channel.get("small").edges.append(channel.get("model").edges[1])
+
+    rounds = [begin, step, small, share, step, small]
+    whole = run(rounds, durability="none")
+
+    assert run(rounds, set(range(len(rounds))), durability="journal") == whole
+
+
+@pytest.mark.parametrize("durability", ["none", "journal"])
+def test_what_a_task_is_given_as_data_is_a_copy(durability: Any) -> None:
+    seen: list[float] = []
+    dies = {"killed"} if durability == "journal" else set()
+
+    def run_it() -> None:
+        with workflow("data", session_id="s", durability=durability) as flow:
+
+            @task(inject_context=True)
+            def turn(context: Any, data: Any = None) -> None:
+                if data is None:
+                    given = Node(1.0)
+                    context.channel.set("model", given)
+                    context.next_iteration(given)
+                    context.next_task("change", data=None)
+                    return
+                if dies:
+                    dies.clear()
+                    raise Killed
+                seen.append(data.value)
+
+            @task(inject_context=True, priority=5)
+            def change(context: Any, data: Any = None) -> None:
+                context.channel.get("model").value += 1.0
+
+        flow.execute("turn")
+
+    try:
+        run_it()
+    except Killed:
+        run_it()
+
+    assert seen == [1.0]

@@ -18,6 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Self
 from unittest.mock import patch
 
 from benchmarks.harness import AtMost, Case, Ratio, Run
@@ -101,6 +102,11 @@ class _Passing:
 
     def finish(self) -> Digest:
         return Digest(0, ())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
 
 
 @contextmanager

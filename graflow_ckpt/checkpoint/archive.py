@@ -108,12 +108,10 @@ def save(
     depositor = Depositor(store, metadata.path, lease, stage, meter.takes)
 
     def values(sink: Sink) -> None:
-        digesting = DigestingSink(meter.sink(sink))
-        try:
+        with DigestingSink(meter.sink(sink)) as digesting:
             depositor.begin()
             pickles.dump(_Payload(payload), digesting, aside=depositor)
             depositor.settle()
-        finally:
             digests["pkl"] = digesting.finish()
         meter.check()
 

@@ -26,7 +26,7 @@ from blake3 import blake3
 
 from graflow_ckpt.checkpoint.digest import CHUNK, Digest, Hasher, VerifyingSource, digest_of
 from graflow_ckpt.checkpoint.model import Document
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, GraflowError
+from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, Readable, Saving, Source
 from graflow_ckpt.stores.names import is_content
 
@@ -144,21 +144,37 @@ class Depositor:
         if self._saving is None:
             path, lease, stage = self._place
             self._saving = self._contents.saving(path, lease=lease, stage=stage)
-        payloads = [payload for _, payload in pending]
-        new = dict[str, tuple[Content, memoryview]]()
-        for (at, payload), chunks in zip(pending, _digests(payloads), strict=True):
-            content = Content(at, name_of(chunks), Digest(payload.nbytes, chunks))
-            self.found.append(content)
-            if content.name not in self._there:
-                new[content.name] = (content, payload)
-        if new:
-            self._there.update(self._saving.hold(list(new)))
-        for name, (content, payload) in new.items():
-            if name not in self._there:
-                self._saving.add(name, payload.nbytes, _pieces(content, payload))
-                self._there.add(name)
-        for payload in payloads:
-            payload.release()
+        places, payloads = [at for at, _ in pending], [payload for _, payload in pending]
+        while payloads:
+            changed = self._store(places, payloads)
+            # a thread writes to these while they are saved: what is saved is what they are in one moment
+            places, payloads = [at for at, _ in changed], [memoryview(bytes(each)) for _, each in changed]
+
+    def _store(self, places: list[int], payloads: list[memoryview]) -> list[tuple[int, memoryview]]:
+        """Store each once; what was changed after it was digested comes back."""
+        assert self._saving is not None
+        contents = [
+            Content(at, name_of(chunks), Digest(payload.nbytes, chunks))
+            for at, payload, chunks in zip(places, payloads, _digests(payloads), strict=True)
+        ]
+        if new := list({content.name for content in contents} - self._there):
+            self._there.update(self._saving.hold(new))
+        changed = []
+        for content, payload in zip(contents, payloads, strict=True):
+            try:
+                if content.name not in self._there:
+                    self._saving.add(content.name, payload.nbytes, _pieces(content, payload))
+                    self._there.add(content.name)
+            except _Changed:
+                changed.append((content.at, payload))
+            else:
+                self.found.append(content)
+        self.found.sort(key=lambda content: content.at)
+        return changed
+
+
+class _Changed(Exception):
+    """A payload is not any more what was digested."""
 
 
 def _cut(payload: memoryview) -> Iterator[memoryview]:
@@ -195,10 +211,7 @@ def _pieces(content: Content, payload: memoryview) -> Iterator[bytes]:
         piece = bytes(chunk)
         chunk.release()
         if digest_of([memoryview(piece)]) != expected:
-            raise CheckpointError(
-                f"A value of {content.digest.size} bytes was changed while it was saved.",
-                hint="Something changes it in a thread of its own: stop that while its task is not running.",
-            )
+            raise _Changed
         yield piece
 
 

@@ -1,10 +1,10 @@
 """Digests of parts: taken while a part is written, checked before its bytes are handed out.
 
 A part is digested with blake3 in chunks of 4 MiB: in a second thread, while the caller writes or
-reads the next chunk, or by the caller if there is one chunk only. Nothing large is copied. Who
-writes leaves large buffers alone until `finish`; who reads gets the bytes in its own buffer, and
-`readinto` returns when the digests of all of them have been compared. One pass, so that what was
-checked is what is used.
+reads the next chunk, or by the caller if there is one chunk only. What is written goes through a
+buffer, since a value may change while it is saved, and the digest has to be that of what goes out. Who
+reads gets the bytes in its own buffer, and `readinto` returns when the digests of all of them have been
+compared. One pass, so that what was checked is what is used.
 
 Not here: who vouches for the digests (seal.py).
 """
@@ -23,7 +23,6 @@ from graflow_ckpt.core.protocols import Buffer, Sink, Source
 
 CHUNK: Final = 4 << 20
 _AHEAD: Final = 4  # chunks on their way to the thread: if it is slow, its caller waits
-_SMALL: Final = 64 << 10
 
 Pieces = list[memoryview]
 
@@ -41,33 +40,43 @@ class Digest:
 
 
 class DigestingSink:
-    """Passes on what is written, and digests it. As a context it ends its thread in any case."""
+    """Passes on what is written, and digests it. As a context it ends its thread in any case.
+
+    All of it goes through a buffer of one chunk: what is digested and what goes out are the same bytes, also
+    where another thread changes the value meanwhile. A second buffer is filled while the thread digests.
+    """
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._size = self._filled = 0
-        self._pieces: Pieces = []
+        self._buffer = bytearray()  # of a part of one chunk no more than it needs
+        self._spare: bytearray | None = None
         self._chunks: list[str] = []
         self._hasher: Hasher | None = None
 
     def write(self, data: Buffer, /) -> int:
         view = memoryview(data).cast("B")
-        if view.nbytes < _SMALL and type(data) is not bytes:
-            view = memoryview(bytes(view))  # who wrote it may use it again before the thread has seen it
         start = 0
         while start < view.nbytes:
             if self._filled == CHUNK:
                 self._hand_over()
             piece = view[start : start + CHUNK - self._filled]
-            self._pieces.append(piece)
+            if self._spare is None:
+                self._buffer += piece
+            else:
+                self._buffer[self._filled : self._filled + piece.nbytes] = piece
             self._filled += piece.nbytes
             start += piece.nbytes
         self._size += view.nbytes
-        return self._sink.write(data)
+        return view.nbytes
 
     def finish(self) -> Digest:
-        """The digest of all that was written."""
-        last = [digest_of(self._pieces)] if self._pieces else []
+        """Pass on the rest; the digest of all that was written."""
+        last = []
+        if self._filled:
+            with memoryview(self._buffer)[: self._filled] as rest:
+                last = [digest_of([rest])]
+                self._sink.write(rest)
         if self._hasher:
             self._chunks += self._hasher.results(leave=0)
         self.close()
@@ -87,9 +96,11 @@ class DigestingSink:
     # A full chunk is handed over when something follows it: a part of one chunk starts no thread.
     def _hand_over(self) -> None:
         self._hasher = self._hasher or Hasher()
-        self._hasher.take(self._pieces)
-        self._chunks += self._hasher.results(leave=_AHEAD)
-        self._pieces, self._filled = [], 0
+        self._hasher.take([memoryview(self._buffer)])
+        self._sink.write(memoryview(self._buffer))
+        self._chunks += self._hasher.results(leave=1)  # the spare one has been digested
+        self._buffer, self._spare = self._spare or bytearray(CHUNK), self._buffer
+        self._filled = 0
 
 
 class VerifyingSource:

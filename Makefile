@@ -83,6 +83,10 @@ attacks: .venv/.stamp  ## 100,000 attacks on what is stored: each is refused by 
 histories: .venv/.stamp  ## 1,000 random histories of two workers, stopped and woken, on every store: one line of epochs
 	@$(BIN)/python -m tests.crash.histories $(if $(SEED),--seed $(SEED)) $(ARGS)
 
+.PHONY: failovers
+failovers: .venv/.stamp  ## 1,000 random histories of a session in Redis whose server goes back: nothing is twice, or of two histories
+	@$(BIN)/python -m tests.crash.failovers $(if $(SEED),--seed $(SEED)) $(ARGS)
+
 .PHONY: test-azure
 test-azure: .venv/.stamp .bench/azurite/.stamp  ## the tests of the object store once more, on an emulator of Azure (needs npm)
 	@AZURITE=$(CURDIR)/.bench/azurite/node_modules/.bin/azurite-blob $(BIN)/python -m pytest tests/unit/stores/test_objects*.py tests/conformance/test_objects.py $(ARGS)

@@ -2,8 +2,8 @@
 
 Promise: `is_gone` is true only of a process that has certainly ended: one of this machine (the boot
 id says so) and of this pid namespace, of which the kernel says that it is not there. Of any other nothing is
-known, and a user has to wait. A process that /proc does not show may be another user's (hidepid, `ProtectProc`
-of systemd). Outside Linux nothing is known of any. Not here: what a dead process leaves behind.
+known, and a user has to wait. A process that /proc does not show may be another user's (`hidepid=2`,
+systemd's `ProtectProc`). Outside Linux nothing is known of any. Not here: what a dead process leaves behind.
 """
 
 from __future__ import annotations

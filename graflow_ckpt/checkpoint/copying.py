@@ -12,7 +12,7 @@ continues the same history. Journal records after the newest cut are framed anew
 segment that voids what an earlier attempt has left. Cuts that the session has gone back behind stay where
 they are, and copies of them that were made before are taken away: the target could not tell them from those
 that count.
-Not here: how the journal is read and written (tail.py), the file that checkpoints travel in (portable.py).
+Not here: how the journal is read and written (tail.py).
 """
 
 from __future__ import annotations

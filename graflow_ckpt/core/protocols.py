@@ -110,7 +110,7 @@ class Contents(Protocol):
 
 
 class Readable(Protocol):
-    """What is needed of a store to read from it: a file that checkpoints travel in has that much, too."""
+    """What is needed of a store to read from it."""
 
     @property
     def url(self) -> str: ...

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +107,8 @@ def test_a_session_travels_in_a_file(killed: list[str]) -> None:
     told = inside("checkpoints", "export", "s", "s.ckpt")
     done = inside("checkpoints", "import", "s.ckpt", "--store", DATABASE, "--json").document
 
-    assert f"{len(killed)} checkpoints of 1 session in s.ckpt" in told.err
+    assert f"{len(killed)} checkpoints copied" in told.err
+    assert list(Path().glob("s.ckpt-*")) == []  # nothing lies beside it that would have to be carried, too
     assert {cut["state"] for cut in done["checkpoints"]} == {"copied"}
     graflow("resume", "s", "--store", DATABASE)
     assert steps() == [0, 1, 2, 3, 4, 4, 5]
@@ -130,13 +130,11 @@ def test_single_checkpoints_and_all_of_a_store_are_exported(cuts: list[str]) -> 
     one = inside("checkpoints", "export", cuts[0], "one.ckpt", "--json").document
     everything = inside("checkpoints", "export", "--all", "all.ckpt", "--json").document
 
-    assert (one["sessions"], one["checkpoints"]) == ([], 1)
-    assert (everything["sessions"], everything["checkpoints"]) == (["s"], len(cuts))
-    assert everything["size"] == os.path.getsize("all.ckpt")
+    assert [cut["state"] for cut in one["checkpoints"]] == ["copied"]
+    assert [(one["session"], one["copied"]) for one in everything["sessions"]] == [("s", len(cuts))]
     done = inside("checkpoints", "import", "one.ckpt", "--store", "new", "--json").document
     assert [cut["state"] for cut in done["checkpoints"]] == ["copied"]
-    assert "is there already" in inside("checkpoints", "export", "s", "one.ckpt", status=1).err
-    inside("checkpoints", "export", "s", "one.ckpt", "--force")
+    assert f"{len(cuts) - 1} checkpoints copied" in inside("checkpoints", "export", "s", "one.ckpt").err
     assert "give --all" in inside("checkpoints", "export", "x.ckpt", status=2).err
 
 
@@ -181,5 +179,5 @@ def test_what_is_not_encrypted_any_more_is_told(cuts: list[str]) -> None:
 
     assert "in the clear" not in veiled.err
     assert "is in the clear in file://" in clear.err
-    assert f"what is encrypted in {secret} is in the clear in s.ckpt" in file.err
+    assert f"is in the clear in sqlite:///{Path.cwd()}/s.ckpt" in file.err
     inside("checkpoints", "verify", "--all", "--store", "clear", GRAFLOW_CKPT_KEY=key)

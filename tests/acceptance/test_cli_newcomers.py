@@ -142,7 +142,6 @@ def test_no_key_is_put_first_for_a_store_that_could_not_be_sealed_with_it(counte
     ("command", "hint"),
     [
         (("show", "nihgt"), "graflow-ckpt sessions lists those that have"),
-        (("export", "s", "nowhere/x.ckpt"), "is not there: is the path right"),
         (("import", "nowhere.ckpt"), "is not there: is the path right"),
         (("list", "--store", "encryptd+sqlite:///runs.db"), "encrypted+"),
     ],

@@ -5,6 +5,10 @@ No pickle is opened. What arrives has the digests that it had, and the seal of w
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
 import click
 
 from graflow_ckpt.interfaces.cli import words
@@ -19,6 +23,10 @@ from graflow_ckpt.interfaces.cli.options import (
     manner_of,
     store,
 )
+
+if TYPE_CHECKING:
+    from graflow_ckpt.core.protocols import CheckpointStore
+    from graflow_ckpt.interfaces.cli.manner import Manner
 
 COPY = """\b
 Examples:
@@ -67,34 +75,45 @@ def copy(
     interrupt it, and call it again; copy what is still being run once more when it has stopped. A session
     that has gone on by itself at the target is refused. What a session has gone back behind is left out.
     """
+    from graflow_ckpt.stores import open_store
+
+    if what and workflow is not None:
+        raise click.UsageError("--workflow is for all sessions of a store; what is named is copied anyway.")
+    here, there = open_store(origin), open_store(target)
+    if here.url == there.url:
+        raise click.UsageError(f"--from and --to are the same place: {there.url}.")
+    return _copied(manner_of(ctx), here, there, what, workflow=workflow, take_over=take_over)
+
+
+def _copied(
+    manner: Manner,
+    here: CheckpointStore,
+    there: CheckpointStore,
+    what: Sequence[str],
+    *,
+    workflow: str | None = None,
+    take_over: bool = False,
+) -> int:
+    """Copy what is named, or all; the exit status."""
     from graflow_ckpt.checkpoint.copying import Move
     from graflow_ckpt.checkpoint.keys import Keyring
     from graflow_ckpt.core.errors import NoSession
     from graflow_ckpt.interfaces.cli.finding import checkpoint_path
     from graflow_ckpt.interfaces.cli.journey import Luggage, travel, unveiled
-    from graflow_ckpt.interfaces.cli.takeover import may_fence
-    from graflow_ckpt.stores import open_store, store_of
+    from graflow_ckpt.stores import store_of
 
-    if what and workflow is not None:
-        raise click.UsageError("--workflow is for all sessions of a store; what is named is copied anyway.")
-    manner = manner_of(ctx)
-    here, there = open_store(origin), open_store(target)
-    if here.url == there.url:
-        raise click.UsageError(f"--from and --to are the same place: {there.url}.")
     keys, ring = Keyring.reading(shared=here.shared), Keyring.for_store(there)
-    going = Luggage.named(here, origin, what, checkpoint_path) if what else Luggage.all(here, workflow)
+    going = Luggage.named(here, here.url, what, checkpoint_path) if what else Luggage.all(here, workflow)
     if not (what or going.sessions or going.damaged):
         of = f" of workflow {workflow!r}" if workflow is not None else ""
-        raise NoSession(f"There are no checkpoints{of} in {origin}.", hint="--from names another place.")
+        raise NoSession(f"There are no checkpoints{of} in {here.url}.", hint="--from names another place.")
     for path in going.paths:
         if here.takes(path) is None:
             raise click.UsageError(f"{path} is not in {here.url}: --from {store_of(path)}.")
     there.probe()
-    move = Move(
-        here, there, keys, ring, may_fence(manner, there, going.sessions, take_over=take_over, yes=yes)
-    )
     if veil := unveiled(here.url, there.url):
         manner.note(veil)
+    move = Move(here, there, keys, ring, take_over)
     return travel(move, going, watched=not manner.json, what="copying").tell(manner)
 
 
@@ -102,34 +121,25 @@ def copy(
 @click.argument("what", nargs=-1, metavar="[SESSION|PATH]…", shell_complete=complete_places)
 @click.argument("file", shell_complete=complete_files)
 @click.option("--all", "everything", is_flag=True, help="All sessions of the store.")
-@click.option("--force", is_flag=True, help="Take the place of a file that is there.")
 @found_store
 @common
 @click.pass_context
-def export(
-    ctx: click.Context, /, what: tuple[str, ...], file: str, everything: bool, force: bool, store: str
-) -> int:  # fmt: skip
-    """Write sessions with their journals, or single checkpoints, into one file.
+def export(ctx: click.Context, /, what: tuple[str, ...], file: str, everything: bool, store: str) -> int:
+    """Copy sessions with their journals, or single checkpoints, into one file: a SQLite store.
 
-    All of it is verified on the way, and one that is bad is an error: then there is no file. `import` puts it
+    The same as `copy --to sqlite:///FILE`: what is in the file already is not copied again. `import` puts it
     into any store, here or on another machine; that one needs the key, or --trust.
     """
-    from graflow_ckpt.interfaces.cli.exporting import exported
-    from graflow_ckpt.interfaces.cli.journey import unveiled
+    from graflow_ckpt.stores import open_store
+    from graflow_ckpt.stores.sqlite import SqliteStore
 
     if bool(what) == everything:
         raise click.UsageError("Name sessions or checkpoints, or give --all; the file comes last.")
-    manner = manner_of(ctx)
-    if veil := unveiled(store, file):
-        manner.note(veil)
-    document = exported(store, what, file, replace=force, watched=not manner.json)
-    if manner.json:
-        manner.document(document)
-    else:
-        counted = words.counted(document["checkpoints"], "checkpoint")
-        manner.note(f"{counted} of {words.counted(len(document['sessions']), 'session')} "
-                    f"in {file} ({words.size(document['size'])})")  # fmt: skip
-    return 0
+    there = SqliteStore(file)
+    try:
+        return _copied(manner_of(ctx), open_store(store), there, what)
+    finally:
+        there.close()  # what is in the log beside the file goes into it, so that it can be carried away
 
 
 @click.command("import", epilog=IMPORT)
@@ -146,30 +156,38 @@ def import_(ctx: click.Context, /, file: str, trust: bool, take_over: bool, yes:
     Seals and digests are verified; what is there already is left alone. To resume from a checkpoint runs the
     code in it: use --trust only if you know who wrote the file. The journals in it stay out then.
     """
-    from graflow_ckpt.checkpoint.copying import Move, survey
+    from graflow_ckpt.checkpoint.copying import Move
     from graflow_ckpt.checkpoint.keys import Keyring
-    from graflow_ckpt.checkpoint.portable import PortableFile
-    from graflow_ckpt.interfaces.cli.exporting import contents
     from graflow_ckpt.interfaces.cli.journey import Luggage, travel
-    from graflow_ckpt.interfaces.cli.takeover import may_fence
     from graflow_ckpt.stores import open_store
+    from graflow_ckpt.stores.disk import refusing
+    from graflow_ckpt.stores.sqlite import SqliteStore
 
     manner = manner_of(ctx)
-    with PortableFile(file) as origin:
-        target = open_store(store)
-        ring = Keyring.for_store(target)
-        keys = None if trust else Keyring.reading(shared=False)
-        whole, paths, makers = contents(origin)
-        if trust and not yes:
-            for maker in makers:
-                manner.note(maker)
-            manner.ask("Resuming from them runs the code in them. Seal them with the key of this machine?")
-        target.probe()
-        known = survey(origin)
-        fencing = may_fence(manner, target, whole, take_over=take_over, yes=yes)
-        move = Move(origin, target, keys, ring, fencing)
-        going = Luggage({session: known.get(session) for session in whole}, paths)
-        journey = travel(move, going, watched=not manner.json, what="importing")
-        if trust and any(any(origin.segments(session)) for session in whole):
-            manner.note("the journals in it were left out: only their key could tell whether they are whole")
-        return journey.tell(manner)
+    with refusing("open", file):
+        os.stat(file)
+    origin, target = SqliteStore(file), open_store(store)
+    keys = None if trust else Keyring.reading(shared=False)
+    if trust and not yes:
+        for maker in _makers(origin):
+            manner.note(maker)
+        manner.ask("Resuming from them runs the code in them. Seal them with the key of this machine?")
+    target.probe()
+    move = Move(origin, target, keys, Keyring.for_store(target), take_over)
+    going = Luggage.all(origin)
+    journey = travel(move, going, watched=not manner.json, what="importing")
+    if trust and any(any(origin.segments(session)) for session in going.sessions):
+        manner.note("the journals in it were left out: only their key could tell whether they are whole")
+    return journey.tell(manner)
+
+
+def _makers(origin: CheckpointStore) -> list[str]:
+    """The programs that say to have written the checkpoints of a file, and with which key."""
+    from graflow_ckpt.checkpoint.model import parse
+
+    makers: dict[str, None] = {}
+    for path, raw in origin.list():
+        meta = parse(path, raw, ".meta.json")
+        said = f"session {meta.get('session_id')}: {meta.get('file')} on {meta.get('host')}"
+        makers[f"{said}, key {meta.get('key_id') or 'none'}"] = None
+    return list(makers)

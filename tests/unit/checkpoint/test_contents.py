@@ -19,7 +19,6 @@ from graflow_ckpt.checkpoint.auditing import audit
 from graflow_ckpt.checkpoint.copying import Move
 from graflow_ckpt.checkpoint.digest import CHUNK
 from graflow_ckpt.checkpoint.inventory import inventory
-from graflow_ckpt.checkpoint.portable import PortableFile, PortableWriter
 from graflow_ckpt.checkpoint.pruning import Guard, carry_out, plan
 from graflow_ckpt.checkpoint.retention import KeepLast, KeepWithin, OfAll
 from graflow_ckpt.checkpoint.sizes import bytes_of
@@ -366,21 +365,6 @@ def test_a_content_that_is_damaged_in_a_bucket_is_found_and_stored_anew_by_the_n
     bucket.store.delete(found.path)
     assert bucket.stored() == [100_000]
     assert audit(bucket.store).orphans == ()
-
-
-def test_exported_to_a_file_it_is_whole_and_comes_back(
-    store: CheckpointStore, kept: Kept, tmp_path: Path
-) -> None:
-    found = save(store, "a.pkl", x=[array(1), array(2)])
-    with PortableWriter(tmp_path / "file") as writer:
-        writer.cut(store, RING, found.path)
-    other = type(kept)(tmp_path / "other")
-
-    with PortableFile(tmp_path / "file") as file:
-        (path,) = [path for path, _ in file.list()]
-        assert Move(file, other.store, RING, RING).cut(path).state == "copied"
-
-    assert (load(other.store, "a.pkl")["x"][0] == array(1)).all()
 
 
 def test_a_damaged_content_is_not_copied(store: CheckpointStore, kept: Kept, tmp_path: Path) -> None:

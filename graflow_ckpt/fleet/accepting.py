@@ -48,6 +48,9 @@ KEPT = 30 * 24 * 3600
 PATIENCE = 10.0
 """Seconds for which a submission that has begun waits for a server that is away."""
 
+GIVEN = "given"
+"""In the facts of a session that was named: the digest of the arguments that it was submitted with."""
+
 Existing = Literal["refuse", "return"]
 
 
@@ -139,12 +142,26 @@ class Acceptance:
 
     def _there(self, draft: Draft) -> bool:
         if draft.terms.existing == "return":
+            self._same(draft)
             return False
         raise SessionExists(
             f"There is a session {draft.session} already.",
             hint='Give another key or session id, or existing="return" to get that one.',
             session=draft.session,
         )
+
+    def _same(self, draft: Draft) -> None:
+        """Refuse to return what other arguments have come to."""
+        key = f"{keys_of(draft.session)}h"
+        client: Any = self._link.client
+        with asked(self._link, **{key: "hash"}):
+            theirs: bytes | None = client.hget(key, GIVEN)
+        if theirs is not None and theirs.decode(errors="replace") != draft.facts.get(GIVEN):
+            raise SessionExists(
+                f"Session {draft.session} was submitted with other arguments; its result is not theirs.",
+                hint="Give each call a key of its own, or no key.",
+                session=draft.session,
+            )
 
     def enlist(self, session: str) -> None:
         """Before it is there: what is not listed would be found by nobody, should this process die."""

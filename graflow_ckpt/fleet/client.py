@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from blake3 import blake3
 from redis import RedisError
 
 from graflow_ckpt.checkpoint import parcel as parcels
@@ -34,7 +35,7 @@ from graflow_ckpt.engine.inputs import digest_of
 from graflow_ckpt.engine.preflight import check_graph
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.fleet import moves
-from graflow_ckpt.fleet.accepting import KEPT, TTL, Acceptance, Draft, Terms
+from graflow_ckpt.fleet.accepting import GIVEN, KEPT, TTL, Acceptance, Draft, Terms
 from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.calls import Call, data_of, pages
 from graflow_ckpt.fleet.handle import Handle
@@ -97,6 +98,8 @@ class Client:
             "io": json.dumps(asks),
             "inputs": json.dumps({name: digest_of(cell) for name, cell in cells.items()}),
         }
+        if terms.session is not None:
+            facts[GIVEN] = _digest([[name, digest_of(cells[name])] for name in sorted(cells)])
         return self._accept(packed, starts, facts, [ops], settings.max_parallel, terms)
 
     # --- single tasks ------------------------------------------------------------------
@@ -125,6 +128,8 @@ class Client:
         if terms.delay > 0:
             rest.append(self._now() + terms.delay)
         kind = "later" if terms.delay > 0 else "enqueue"
+        if terms.session is not None:
+            facts[GIVEN] = _digest([[one, "" if cell is None else digest_of(cell)] for one, cell in data])
         ops = ((kind, one, cell, *rest) for one, cell in data)
         return self._accept(
             self._pack(task, graph, calls is not None), (name,), facts, pages(ops), None, terms
@@ -227,6 +232,10 @@ class Client:
         self.link.close()
         if self.rq is not self.link:
             self.rq.close()
+
+
+def _digest(given: list[list[str]]) -> str:
+    return blake3(json.dumps(given).encode()).hexdigest(16)
 
 
 def _manner(settings: Settings) -> Settings:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from graflow_ckpt import task, workflow
 from graflow_ckpt.checkpoint.sealed import SealedCells
 from graflow_ckpt.core.errors import (
     BadSessionId,
@@ -27,6 +28,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.fleet.accepting import Acceptance, Draft, Terms
 from graflow_ckpt.fleet.client import Client
+from graflow_ckpt.fleet.door import Fleet
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.redis import RedisSession
@@ -391,3 +393,39 @@ def test_a_session_that_is_gone_cannot_be_looked_at(client: Client) -> None:
 def test_a_priority_that_is_no_whole_number_is_named(given: Any) -> None:
     with pytest.raises(TypeError, match=f"priority={given!r}: it is a whole number"):
         Terms(priority=given)
+
+
+# --- the same once more --------------------------------------------------------------------
+
+
+@task
+def priced(item: str, count: int = 1) -> str:
+    return f"{count} {item}"
+
+
+def test_a_key_with_other_arguments_is_refused_instead_of_giving_what_the_first_have_come_to(
+    client: Client,
+) -> None:
+    fleet = Fleet(client)
+    again: Any = {"url": fleet, "key": "order-7", "existing": "return"}
+    first = priced.submit("tea", count=2, **again)
+
+    assert priced.submit("tea", count=2, **again).session == first.session
+    with pytest.raises(SessionExists, match="other arguments"):
+        priced.submit("coffee", count=2, **again)
+    with pytest.raises(SessionExists, match="other arguments"):
+        priced.submit_many([("tea", 2)], **again)
+
+
+def test_inputs_of_a_workflow_under_an_id_are_compared_too(client: Client) -> None:
+    def flow() -> Any:
+        with workflow("flow", session_id="one") as made:
+            made.add(priced)
+        return made
+
+    again: Any = {"existing": "return"}
+    flow().submit(Fleet(client), inputs={"item": "tea"}, **again)
+
+    assert flow().submit(Fleet(client), inputs={"item": "tea"}, **again).session == "one"
+    with pytest.raises(SessionExists, match="other arguments"):
+        flow().submit(Fleet(client), inputs={"item": "coffee"}, **again)

@@ -158,6 +158,10 @@ class NoSession(SessionError):
     """`resume="must"`, and the id has none."""
 
 
+class SessionDamaged(SessionError):
+    """Something stands in a session's tables that no version has written."""
+
+
 class SessionCancelled(SessionError):
     """The session was cancelled for good."""
 

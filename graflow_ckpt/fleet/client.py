@@ -39,7 +39,7 @@ from graflow_ckpt.fleet.accepting import GIVEN, KEPT, TTL, Acceptance, Draft, Te
 from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.calls import Call, data_of, pages
 from graflow_ckpt.fleet.handle import Handle
-from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS
+from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, sessions_in
 from graflow_ckpt.fleet.programs import Packed, Programs, proof
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.complaints import in_our_words
@@ -215,14 +215,14 @@ class Client:
     def sessions(self) -> list[str]:
         """The ids of all that are there, the newest first."""
         with asked(self.link, **{SESSIONS: "zset"}):
-            return [name.decode() for name in self._client.zrevrange(SESSIONS, 0, -1)]
+            return sessions_in(self._client.zrevrange(SESSIONS, 0, -1))
 
     def lately(self, newest: int) -> list[str]:
         """The ids of all that stewards look at, and of the newest."""
         with asked(self.link, **{SESSIONS: "zset", ACTIVE: "zset"}):
             active = self._client.zrange(ACTIVE, 0, -1)
             found = [*active, *self._client.zrevrange(SESSIONS, 0, newest - 1)]
-        return list(dict.fromkeys(name.decode() for name in found))
+        return list(dict.fromkeys(sessions_in(found)))
 
     @property
     def _client(self) -> Any:  # a redis.Redis, whose types allow a coroutine

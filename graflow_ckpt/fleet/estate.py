@@ -15,7 +15,8 @@ from typing import Any
 
 from redis import RedisError
 
-from graflow_ckpt.core.errors import GraflowError, ServerFull, ServerGone, SessionBusy
+from graflow_ckpt.core.errors import GraflowError, KeyTaken, ServerFull, ServerGone, SessionBusy
+from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.board import Run
 from graflow_ckpt.fleet.health import sign_off
 from graflow_ckpt.fleet.reaping import Hands, take
@@ -127,9 +128,14 @@ def _return(hands: Hands, queues: Sequence[str]) -> None:
 
     One that another worker is about to begin on is posted twice then; the second time it is refused.
     """
+    client: Any = hands.link.client
     for queue in queues:
-        for session, token in hands.carrier.taken_by_nobody(queue):
-            own, tok = f"{keys_of(session)}own", f"{keys_of(session)}tok"
-            client: Any = hands.link.client
-            if client.zscore(tok, token) is not None and not client.hexists(own, token):
-                hands.carrier.post_again(session, token, queue)
+        try:
+            for session, token in hands.carrier.taken_by_nobody(queue):
+                own, tok = f"{keys_of(session)}own", f"{keys_of(session)}tok"
+                with asked(hands.link, **{own: "hash", tok: "zset"}):
+                    lost = client.zscore(tok, token) is not None and not client.hexists(own, token)
+                if lost:
+                    hands.carrier.post_again(session, token, queue)
+        except KeyTaken as error:  # the stewards look at each session by itself
+            log.warning("what a dead process had taken is left to the stewards: %s", error)

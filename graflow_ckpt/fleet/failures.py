@@ -9,10 +9,13 @@ Read in pages, since each may have a traceback. Changes nothing and opens no val
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.engine.account import Account
+from graflow_ckpt.fleet.status import damaged
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import keys_of
@@ -39,7 +42,7 @@ def failures(link: RedisLink, session: str) -> Iterator[Failure]:
     """Those of one session, by the names of their tasks within a page."""
     prefix = keys_of(session)
     client: Any = link.client
-    with translated(link.address):
+    with _readable(link, session), translated(link.address):
         aside = dict(_spec(record) for record in client.hvals(f"{prefix}dead"))
         cursor: int | None = None
         seen: set[str] = set()
@@ -49,6 +52,16 @@ def failures(link: RedisLink, session: str) -> Iterator[Failure]:
             for task in sorted(found.keys() - seen):
                 yield _failure(session, task, found[task], aside.get(task))
             seen |= found.keys()
+
+
+@contextmanager
+def _readable(link: RedisLink, session: str) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, LookupError) as error:
+        if isinstance(error, GraflowError):
+            raise
+        raise damaged(session, link.address, error) from error
 
 
 def _spec(record: bytes) -> tuple[str, tuple[int, int, str]]:

@@ -15,8 +15,9 @@ from typing import Any
 
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.core.protocols import Owner
+from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.board import Line, Order
-from graflow_ckpt.fleet.lists import POOLS, pool_key
+from graflow_ckpt.fleet.lists import POOLS, made_of, pool_key
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.processes import describe, is_gone, is_near
 from graflow_ckpt.links.redis import RedisLink, open_link
@@ -102,21 +103,32 @@ def pools(link: RedisLink) -> list[PoolFacts]:
     """All that have given a sign of life lately."""
     client: Any = link.client
     found = []
-    with translated(link.address):
+    with asked(link, **{POOLS: "zset"}):
         seconds, micros = client.time()
         now = seconds + micros / 1e6
-        for name, at in client.zrange(POOLS, 0, -1, withscores=True):
-            text = client.get(pool_key(name.decode()))
-            if text is not None:
-                found.append(replace(_facts(text), age=max(0.0, now - at / 1000)))
+        listed = client.zrange(POOLS, 0, -1, withscores=True)
+        pipe = client.pipeline(transaction=False)
+        for name, _ in listed:
+            pipe.get(pool_key(name.decode(errors="replace")))
+        texts = pipe.execute(raise_on_error=False) if listed else []
+    for (_, at), text in zip(listed, texts, strict=True):
+        if isinstance(text, bytes) and (facts := _facts(text)) is not None:
+            found.append(replace(facts, age=max(0.0, now - at / 1000)))
     return found
 
 
-def _facts(text: bytes) -> PoolFacts:
-    known = json.loads(text)
-    workers = [WorkerFacts(**{**worker, "owner": Owner(**worker["owner"])}) for worker in known["workers"]]
-    owners = {name: Owner(**known[name]) for name in ("owner", "steward")}
-    return PoolFacts(**{**known, **owners, "queues": tuple(known["queues"]), "workers": tuple(workers)})
+def _facts(text: bytes) -> PoolFacts | None:
+    """What a pool says of itself; None if no pool says that."""
+    try:
+        known = json.loads(text)
+        workers = tuple(
+            made_of(WorkerFacts, {**w, "owner": made_of(Owner, w["owner"])}) for w in known["workers"]
+        )
+        owners = {name: made_of(Owner, known[name]) for name in ("owner", "steward")}
+        queues = tuple(map(str, known["queues"]))
+        return made_of(PoolFacts, {**known, **owners, "queues": queues, "workers": workers})
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
 
 
 def health(url: str, queues: Sequence[str] = ()) -> tuple[bool, str]:

@@ -12,19 +12,24 @@ namespace: where a pid means the same process to everybody.
 from __future__ import annotations
 
 import json
+import logging
 import re
+from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 from redis import RedisError
 
-from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.core.errors import BadSessionId, GraflowError
+from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import keys_of
+
+log = logging.getLogger("graflow_ckpt.fleet")
 
 SESSIONS = "graflow:sessions"
 ACTIVE = "graflow:active"
@@ -49,6 +54,19 @@ def pool_key(pool: str) -> str:
     return f"graflow:pool:{pool}"
 
 
+def session_in(name: bytes) -> str | None:
+    """Return the session that a member of a list names; None for anything else that stands there."""
+    try:
+        return check_session_id(name.decode())
+    except (BadSessionId, UnicodeDecodeError):
+        return None
+
+
+def sessions_in(names: Iterable[bytes]) -> list[str]:
+    """Return the sessions that are named, without what names none."""
+    return [session for name in names if (session := session_in(name)) is not None]
+
+
 def owner_text(owner: Owner) -> str:
     """A process, as a session keeps it."""
     return json.dumps(asdict(owner), separators=(",", ":"))
@@ -57,9 +75,27 @@ def owner_text(owner: Owner) -> str:
 def owner_from(text: str | bytes) -> Owner | None:
     """The process that a text names; None if it names none."""
     try:
-        return Owner(**json.loads(text))
-    except (TypeError, ValueError):
+        return made_of(Owner, json.loads(text))
+    except (TypeError, ValueError, AttributeError, RecursionError):
         return None
+
+
+_KINDS: dict[Any, type | tuple[type, ...]] = {
+    "str": str, "int": int, "bool": bool, "float": (int, float)
+}  # fmt: skip
+T = TypeVar("T")
+
+
+def made_of(kind: type[T], known: dict[str, Any]) -> T:
+    """Return a record of the fields that this version knows: a process of the next one may say more.
+
+    TypeError if one of them is not of its type.
+    """
+    types = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    for name, value in known.items():
+        if not isinstance(value, _KINDS.get(types.get(name), object)):
+            raise TypeError(f"{name} is a {type(value).__name__}")
+    return kind(**{name: value for name, value in known.items() if name in types})
 
 
 class Presence:
@@ -69,10 +105,17 @@ class Presence:
         self._link = link
         self._owner = owner
         self._key = host_key(place())
+        self._said = False
 
     def begin(self, session: str, token: str, pipe: Any) -> None:
         """Add it to `pipe`: the worker's first look at the session is the same round trip."""
         pipe.hset(self._key, f"{session} {token}", self._owner)
+
+    def noted(self, reply: Any) -> None:
+        """What came of it. Without the list a steward takes over when the lease runs out, and not at once."""
+        if isinstance(reply, Exception) and not self._said:
+            self._said = True
+            log.error("%s cannot be written to: %s", self._key, reply)
 
     def end(self, session: str, token: str) -> None:
         """The slice is over. What is delayed by less than a steward's round is announced."""

@@ -140,7 +140,10 @@ class Worker:
                 with translated(self.link.address):
                     pipe = client.pipeline(transaction=False)
                     self._presence.begin(session, token, pipe)
-                    facts = pipe.hmget(f"{prefix}h", *_FACTS).execute()[-1]
+                    listed, facts = pipe.hmget(f"{prefix}h", *_FACTS).execute(raise_on_error=False)
+                    if isinstance(facts, Exception):
+                        raise facts
+                self._presence.noted(listed)
                 # asked again by the same owner it answers the same, until the first commit
                 return facts, self._start(
                     [f"{prefix}c"], [token, self.owner, int(self.lease * 1000), "", nonce]

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from graflow_ckpt.core.errors import SchemaUnsupported
+from graflow_ckpt.core.errors import GraflowError, KeyTaken, SchemaUnsupported, ServerError, SessionDamaged
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import keys_of, whole
 from graflow_ckpt.sessions.tables import parse_line
 
 UNKNOWN = "unknown"
-"""The status of a session whose format this version does not know."""
+"""The status of a session that cannot be read: its format is not known here, or its tables are damaged."""
 
 ENDED = frozenset({"completed", "failed", "cancelled", "stopped", "stalled"})
 
@@ -76,23 +76,41 @@ class Status:
 
 def read(link: RedisLink, session: str) -> Status | None:
     """One session; None if there is none."""
-    reply = link.script(whole(_COUNTS))([f"{keys_of(session)}c"], _FACTS)
-    return _status(session, *reply) if reply else None
+    try:
+        reply = link.script(whole(_COUNTS))([f"{keys_of(session)}c"], _FACTS)
+        return _status(session, *reply) if reply else None
+    except (ValueError, LookupError, TypeError, ArithmeticError) as error:
+        if isinstance(error, GraflowError):
+            raise
+        raise damaged(session, link.address, error) from error
+    except ServerError as error:
+        if type(error) is not ServerError:
+            raise
+        raise damaged(session, link.address, error) from error
+
+
+def damaged(session: str, address: str, error: Exception) -> SessionDamaged:
+    """Return the error for a session in whose tables something stands that no version has written."""
+    return SessionDamaged(
+        f"Session {session} at {address} cannot be read: {error}.".replace("..", "."),
+        hint=f"Its tables were changed by something else. Delete it: graflow-ckpt sessions purge {session}.",
+        session=session,
+    )
 
 
 def read_all(link: RedisLink, sessions: Iterable[str]) -> Iterator[Status]:
-    """Those of them that are there; also one of an unknown format."""
+    """Those of them that are there; also one of an unknown format, and one that is damaged."""
     for session in sessions:
         try:
             found = read(link, session)
-        except SchemaUnsupported as error:
+        except (SchemaUnsupported, SessionDamaged, KeyTaken) as error:
             found = _unknown(session, error)
         if found is not None:
             yield found
 
 
-def _unknown(session: str, error: SchemaUnsupported) -> Status:
-    """A session of a format that is not known here: that is all that can be said of it."""
+def _unknown(session: str, error: GraflowError) -> Status:
+    """A session that cannot be read here: why is all that can be said of it."""
     nothing: tuple[tuple[str, int], ...] = ()
     return Status(
         session, "", UNKNOWN, error.message, 0, 0, 0, 0, 0, 0, 0, 0.0, None, 0, None, None, None, None, None,

@@ -16,8 +16,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 
+from redis import RedisError
+
 from graflow_ckpt import __version__
-from graflow_ckpt.core.errors import ServerGone
+from graflow_ckpt.core.errors import GraflowError, KeyTaken, ServerGone, SessionDamaged
 from graflow_ckpt.fleet.board import Line, Order, Run, State
 from graflow_ckpt.fleet.forks import deaf
 from graflow_ckpt.fleet.health import PoolFacts, is_draining, sign, worker_facts
@@ -36,6 +38,7 @@ SIGN = 1.0
 TIDY = 10.0
 AWAY = 0.5  # seconds until a server that is away is asked again
 SAID = 60.0  # seconds until the same trouble is said again
+_MANY = 1000  # kinds of trouble that are remembered
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +62,17 @@ class Complaints:
         self._said: dict[str, tuple[float, int]] = {}
 
     def say(self, where: str, error: Exception) -> None:
-        kind = f"{where} {type(error).__name__}"
+        named = isinstance(error, KeyTaken | SessionDamaged)  # each of them is something else
+        kind = f"{where} {error if named else type(error).__name__}"
+        if len(self._said) > _MANY:
+            self._said.clear()
         at, before = self._said.get(kind, (-SAID, 0))
         if monotonic() < at + SAID:
             self._said[kind] = (at, before + 1)
             return
         self._said[kind] = (monotonic(), 0)
         often = f" ({before} more times in the last minute)" if before else ""
-        known = isinstance(error, ServerGone)
+        known = isinstance(error, GraflowError | RedisError)
         log.warning("%s failed: %s%s", where, error, often, exc_info=None if known else error)
 
 

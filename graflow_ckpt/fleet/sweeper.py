@@ -13,16 +13,19 @@ Not here: the loop, and what is done about errors (steward.py).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from graflow_ckpt.core.errors import SchemaUnsupported, ServerGone
+from graflow_ckpt.core.errors import GraflowError, SchemaUnsupported, ServerError, ServerGone
+from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.board import Run
-from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, owner_from
+from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, owner_from, session_in
 from graflow_ckpt.fleet.reaping import OPAQUE, Fleet, take
-from graflow_ckpt.fleet.tokens import job_id
+from graflow_ckpt.fleet.status import damaged
+from graflow_ckpt.fleet.tokens import job_id, token_in
 from graflow_ckpt.links.complaints import in_our_words, translated
 from graflow_ckpt.links.library import redis, theirs
 from graflow_ckpt.links.processes import is_gone
@@ -102,14 +105,30 @@ class Sweeper:
         for name in gone:
             if name in watched and name not in self._suspects:
                 continue  # its parent is about to take it, with more to say about its death
-            session, _, token = name.decode().partition(" ")
-            try:
-                self.swept.taken += take(self._fleet, session, token, GONE, forced=True)
-            except SchemaUnsupported:
-                continue  # for a steward that knows its format
-            with translated(self._link.address):
-                client.hdel(self._host, name)
+            with self._alone(name), suppress(SchemaUnsupported):  # for a steward that knows its format
+                if (run := token_in(b"-".join(name.rpartition(b" ")[::2]))) is None:
+                    log.warning("%.100r in %s names no slice, and is removed", name, self._host)
+                else:
+                    self.swept.taken += take(self._fleet, *run, GONE, forced=True)
+                with translated(self._link.address):
+                    client.hdel(self._host, name)
         self._suspects = gone
+
+    @contextmanager
+    def _alone(self, name: bytes) -> Iterator[None]:
+        """Around what concerns one session: what is wrong with it does not hold up the others."""
+        try:
+            yield
+        except ServerGone:
+            raise
+        except Exception as error:  # noqa: BLE001  a sweeper's pass
+            self._failed(name.partition(b" ")[0].decode(errors="replace"), error)
+
+    def _failed(self, session: str, error: Exception) -> None:
+        known = isinstance(error, GraflowError)
+        if type(error) is ServerError or (isinstance(error, ValueError | LookupError) and not known):
+            error = damaged(session, self._link.address, error)  # of what stands in its tables
+        self.swept.failed.append(error)
 
     # --- active sessions -----------------------------------------------------------------
 
@@ -120,17 +139,21 @@ class Sweeper:
         if monotonic() > self._forget:
             self._waiting.clear()
             self._forget = monotonic() + 0.2
-        for name, found in zip(names, self._looks(names), strict=True):
-            self._note(name, now + TAKEN, self._see_to(name.decode(), found, now))
+        known = {session: name for name in names if (session := session_in(name)) is not None}
+        for junk in set(names) - set(known.values()):
+            log.warning("%.100r in %s is no session, and is removed", junk, ACTIVE)
+            self._note(junk, now + TAKEN, "")
+        for session, found in zip(known, self._looks(known), strict=True):
+            self._note(known[session], now + TAKEN, self._see_to(session, found, now))
         if len(names) == BATCH:
             return 0.0
         nexts = [float(at) for at in self._noted[2::3] if at != ""]
         earliest: float = min([*nexts, float(first or "inf")])
         return max(TICK, (earliest - float(now)) / 1000)
 
-    def _looks(self, names: Iterable[bytes]) -> list[Any]:
+    def _looks(self, sessions: Iterable[str]) -> list[Any]:
         """What there is to do in each; an error where one cannot be looked at."""
-        keys = [f"{keys_of(name.decode())}c" for name in names]
+        keys = [f"{keys_of(session)}c" for session in sessions]
         with translated(self._link.address):
             return _pipelined(self._link.client, self._look, keys) if keys else []
 
@@ -149,14 +172,14 @@ class Sweeper:
                 return ""
             words = [word.decode() for word in found[2:]]
             again = self._repair(session, words)
+            return min(now + (ROUND if what == "running" else SLOW), max(now + 1, int(found[1])), now + again)
         except SchemaUnsupported:
             return now + TAKEN  # for a steward that knows its format
         except Exception as error:  # noqa: BLE001  a sweeper's pass: one session does not hold up the others
             if isinstance(error, ServerGone):
                 self.was_away()
-            self.swept.failed.append(error)
+            self._failed(session, error)
             return now + ROUND
-        return min(now + (ROUND if what == "running" else SLOW), max(now + 1, int(found[1])), now + again)
 
     def _repair(self, session: str, words: list[str]) -> int:
         """Each thing that was found; ms after which that has to be looked at again."""
@@ -241,21 +264,23 @@ class Sweeper:
 
     def tidy(self) -> None:
         """A page of all sessions: those that are gone leave the list, those that run are looked at."""
-        with translated(self._link.address):
+        with asked(self._link, **{SESSIONS: "zset", ACTIVE: "zset"}):
             client: Any = self._link.client
             page = client.zrange(SESSIONS, self._page, self._page + _PAGE - 1, withscores=True)
             self._page = self._page + _PAGE if len(page) == _PAGE else 0
             noted: list[Any] = []
             missing: dict[bytes, int] = {}
             for name, accepted in page:
-                try:
-                    line = head_of(client, self._link.address, name.decode())
-                except SchemaUnsupported:
-                    continue  # it stays listed
-                if line is None:
+                if (session := session_in(name)) is None:
+                    log.warning("%.100r in %s is no session, and is removed", name, SESSIONS)
                     noted += (name, repr(accepted), "")
-                elif "e" not in (c := parse_line(line))["flags"] and "f" in c["flags"]:
-                    missing[name] = int(accepted)
+                    continue
+                with self._alone(name), suppress(SchemaUnsupported):  # of an unknown format: it stays listed
+                    line = head_of(client, self._link.address, session)
+                    if line is None:
+                        noted += (name, repr(accepted), "")
+                    elif "e" not in (c := parse_line(line))["flags"] and "f" in c["flags"]:
+                        missing[name] = int(accepted)
             if missing:
                 client.zadd(ACTIVE, missing, nx=True)
         if noted:  # taken off only if it is still the one that was accepted then

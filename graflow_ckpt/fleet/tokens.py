@@ -71,15 +71,28 @@ class Carrier:
 
     def post(self, session: str, token: str, queue: str) -> None:
         """Give the token to a worker that listens on the queue."""
-        with self._named(self.kinds(queue)):
-            self.queue(queue).enqueue_call(
-                RUN_SLICE,
-                args=(session, token),
-                timeout=-1,  # a slice keeps its own time
-                result_ttl=0,
-                failure_ttl=FAILURE_TTL,
-                job_id=job_id(session, token),
-            )
+        pipe = self.connection.pipeline()
+        self.queue(queue).enqueue_call(
+            RUN_SLICE,
+            args=(session, token),
+            timeout=-1,  # a slice keeps its own time
+            result_ttl=0,
+            failure_ttl=FAILURE_TTL,
+            job_id=job_id(session, token),
+            pipeline=pipe,
+        )
+        for reply in pipe.execute(raise_on_error=False):
+            if isinstance(reply, RedisError):
+                self._not_written(reply, {**self.kinds(queue), f"rq:job:{job_id(session, token)}": "hash"})
+
+    def _not_written(self, error: RedisError, kinds: dict[str, str]) -> None:
+        """A worker needs the queue alone; what cannot be written besides is for those who look on."""
+        if code_of(error) != "WRONGTYPE":
+            raise error
+        wrong = self._taken(kinds)
+        if any(kind == "list" for key, kind in kinds.items() if key in wrong.ids["keys"]):
+            raise wrong
+        log.error("%s", wrong)
 
     @contextmanager
     def _named(self, kinds: dict[str, str]) -> Iterator[None]:

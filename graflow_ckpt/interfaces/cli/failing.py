@@ -6,11 +6,11 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
-from graflow_ckpt.core.errors import SessionError
+from graflow_ckpt.core.errors import KeyTaken, SessionDamaged, SessionError
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.failures import Failure, failures
 from graflow_ckpt.fleet.handle import Handle
-from graflow_ckpt.fleet.status import Status, read_all
+from graflow_ckpt.fleet.status import UNKNOWN, Status, read_all
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.connecting import session_at
 from graflow_ckpt.interfaces.cli.fleet_rows import shortened
@@ -59,12 +59,23 @@ def failed_at(client: Client, session: str | None, task: str | None, limit: int)
         session_at(client, session)
     rows: list[Row] = []
     for status in read_all(client.link, client.sessions() if session is None else [session]):
-        for failure in failures(client.link, status.session):
+        for failure in _of(client, status, session is None):
             if task in (None, failure.task):
                 if len(rows) == limit:
                     return rows, True
                 rows.append(Row(failure, status))
     return rows, False
+
+
+def _of(client: Client, status: Status, many: bool) -> Iterator[Failure]:
+    """Those of one session; among many, one that cannot be read is a row with the reason."""
+    try:
+        if status.status != UNKNOWN:
+            yield from failures(client.link, status.session)
+    except (SessionDamaged, KeyTaken) as error:
+        if not many:
+            raise
+        yield Failure(status.session, "-", type(error).__name__, error.message, "", None, 0, None, False)
 
 
 def requeued(client: Client, handle: Handle, tasks: Sequence[str]) -> Document:

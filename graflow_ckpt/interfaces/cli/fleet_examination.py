@@ -75,6 +75,7 @@ def _rq() -> Finding:
 
 def _work(client: Client) -> Iterator[Finding]:
     from graflow_ckpt.fleet.health import pools
+    from graflow_ckpt.fleet.status import UNKNOWN
     from graflow_ckpt.interfaces.cli.outlook import Overview
 
     alive = pools(client.link)
@@ -90,6 +91,9 @@ def _work(client: Client) -> Iterator[Finding]:
             said = f"{words.counted(queue.ready, 'task')} in queue {queue.name}, which no worker serves"
             yield Finding("queues", "bad", said)
     for row in outlook.sessions:
+        if row.status == UNKNOWN:
+            yield Finding("sessions", "bad", row.reason)
+            continue
         for host, why in client.session(row.session).declined().items():
             yield Finding("code", "warning", f"session {row.session}, {host}: {why}")
 

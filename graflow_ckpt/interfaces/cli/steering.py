@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from graflow_ckpt.core.errors import SessionBusy, SessionError
+from graflow_ckpt.core.errors import SessionBusy, SessionDamaged, SessionError
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.handle import Handle
-from graflow_ckpt.fleet.status import Status
+from graflow_ckpt.fleet.status import UNKNOWN, Status, read_all
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.connecting import session_at
 from graflow_ckpt.interfaces.cli.fleet_rows import FINISHED
@@ -59,8 +59,7 @@ def gone_on(
 
 def purged(client: Client, sessions: Sequence[str], *, yes: bool) -> list[Document]:
     """All of them, or none if one of them is refused."""
-    handles = [session_at(client, session) for session in dict.fromkeys(sessions)]
-    found = [(handle, handle.status()) for handle in handles]
+    found = [_found(client, session) for session in dict.fromkeys(sessions)]
     unfinished = [status for _, status in found if status.status not in FINISHED]
     if unfinished and not yes:
         names = ", ".join(f"{status.session} ({status.status})" for status in unfinished)
@@ -70,10 +69,19 @@ def purged(client: Client, sessions: Sequence[str], *, yes: bool) -> list[Docume
             sessions=[status.session for status in unfinished],
         )
     for handle, status in found:
-        if status.status not in FINISHED:
+        if status.status not in (*FINISHED, UNKNOWN):
             handle.cancel("purged", hard=True)  # who runs a task of it has lost its token before the keys go
         handle.purge()
     return [{"session": status.session, "status": status.status, "purged": True} for _, status in found]
+
+
+def _found(client: Client, session: str) -> tuple[Handle, Status]:
+    """A session that is to be deleted, also one that cannot be read."""
+    try:
+        handle = session_at(client, session)
+        return handle, handle.status()
+    except SessionDamaged:
+        return client.session(session), next(read_all(client.link, [session]))
 
 
 def _cannot(status: Status, what: str) -> SessionError:

@@ -271,7 +271,7 @@ def test_a_session_frozen_by_the_living_is_left_alone(client: Client, sweeper: S
 
     look(client, sweeper, "s")
 
-    assert sweeper._looks([b"s"])[0][2] == b"f"
+    assert sweeper._looks(["s"])[0][2] == b"f"
 
 
 def test_a_submission_that_was_cut_short_is_cleared_away_after_its_hour(

@@ -9,8 +9,8 @@
              type 3  which:u32 index:u32: an item of the which-th list of this record
 
 A record's mac covers the mac before it, so that none can be taken out, moved or added. Zeros
-where a frame should begin are the end. A bad frame with a good one after it is damage; a bad
-frame with nothing after it is what a crash left of an append, and is cut off.
+where a frame should begin are the end. A bad frame with a record after it is damage; a bad frame
+with nothing after it, or with what only looks like a record, is what a crash left of an append.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ _KNOWN = (b"1", b"2")
 
 MAGIC = b"GJ"
 _HEAD = struct.Struct("<2sII16s")
+_MAC = _HEAD.size - 16  # where it is within a frame's head
+_FIRST = 16  # bytes of a payload that hold its length and the sequence
 _LIVE, _LIST, _ITEM = 1, 2, 3
 _U32 = struct.Struct("<I")
 SIZE_LIMIT = 1 << 20
@@ -127,7 +129,7 @@ def unpack(payload: bytes, *, closed: bool = False, python: str = "") -> Record:
 def read(keyring: Keyring, session: str, epoch: int, after: int, raw: bytes) -> Iterator[bytes]:
     """The payloads of one segment; JournalDamaged where more than a torn tail is missing."""
     chain = None
-    offset = 0
+    offset, last = 0, after
     while (found := _frame(raw, offset)) is not None:
         payload, mac = found
         first = chain is None
@@ -136,11 +138,12 @@ def read(keyring: Keyring, session: str, epoch: int, after: int, raw: bytes) -> 
         if not chain.check(payload, mac):
             raise damaged(session, epoch, offset, "a record was changed, moved or sealed with another key")
         if not first:
+            last = _sequence(payload, last)
             yield payload
         elif (number := _format(payload)) not in _KNOWN:
             raise unknown_format(session, epoch, number)
         offset += _HEAD.size + len(payload)
-    if _any_frame(raw, offset):
+    if _any_later(raw, offset, chain, last):
         raise damaged(session, epoch, offset, "a damaged record has good ones after it")
 
 
@@ -199,19 +202,40 @@ def _frame(raw: bytes, offset: int) -> tuple[bytes, bytes] | None:
     return (payload, mac) if zlib.crc32(payload) == crc else None
 
 
-def _any_frame(raw: bytes, offset: int) -> bool:
-    """Whether a good frame begins anywhere after `offset`, or somebody has made it too dear to find out."""
+def _any_later(raw: bytes, offset: int, chain: Chain | None, last: int) -> bool:
+    """Return True if a record was appended after the bad one at `offset`, or if it is too dear to find out.
+
+    A frame by itself proves nothing: a torn record may hold a user's bytes that look like one. One whose mac
+    follows from the frame before it was made with the key, and is later than others if its sequence is.
+    Without a `chain` the bad one is the first, and a torn one of those holds the id of a key only.
+    """
     searched = 0
-    at = raw.find(MAGIC, offset + 1)
+    before = raw[offset + _MAC : offset + _HEAD.size]  # as the bad one says
+    at = raw.find(MAGIC, offset)
     while at >= 0:
-        if _frame(raw, at) is not None:
-            return True
         size = int.from_bytes(raw[at + 2 : at + 6], "little")
+        following = at + _HEAD.size + size
+        for place, mac in ((at, before), (following, raw[at + _MAC : at + _HEAD.size])):
+            if place == offset or (found := _frame(raw, place)) is None:
+                continue
+            if chain is None or (chain.follows(mac, *found) and _sequence(found[0], last + 1) > last):
+                return True
         searched += size if size <= len(raw) - at else 0
         if searched > _SEARCHED:
             return True  # headers in headers: each costs a checksum over all that follows
         at = raw.find(MAGIC, at + 1)
     return False
+
+
+def _sequence(payload: bytes, unknown: int) -> int:
+    """The sequence of a record; nothing else of it is looked at."""
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(payload[:_FIRST])
+    try:
+        unpacker.read_array_header()
+        return int(unpacker.unpack())
+    except (ValueError, TypeError, msgpack.UnpackException):
+        return unknown
 
 
 def damaged(session: str, epoch: int, offset: int, why: str) -> JournalDamaged:

@@ -105,6 +105,10 @@ class Chain:
         self.last = expected
         return True
 
+    def follows(self, before: bytes, payload: bytes, mac: bytes) -> bool:
+        """Return True if a record comes right after the one with the seal `before`."""
+        return compare_digest(blake3(before + payload, key=self._key).digest(MAC_SIZE), mac)
+
     def _after(self, payload: bytes) -> bytes:
         return blake3(self.last + payload, key=self._key).digest(MAC_SIZE)
 

@@ -31,8 +31,8 @@ _MAGIC: Final = b"GJE\x01"
 _HEAD: Final = struct.Struct("<4s16sB")
 _FRAME: Final = struct.Struct("<2sII12s")
 _MARK: Final = b"GF"
-_DAMAGED: Final = b"?" + struct.pack("<2sII16sB", b"GJ", 1, crc32(b"?"), bytes(16), ord("?"))
-"""A bad frame with one after it that looks good: damage, for whoever reads the journal within."""
+_DAMAGED: Final = struct.pack("<2sII16sB", b"GJ", 1, crc32(b"?"), bytes(16), ord("?"))
+"""A record with a seal that cannot be: damage, for whoever reads the journal within."""
 
 
 class Segment:
@@ -72,12 +72,17 @@ def read(keyring: Keyring, place: Place, raw: bytes) -> bytes:
     while (frame := _frame(cipher, raw, at)) is not None:
         found_number, data, end = frame
         if found_number != number:
-            return b"".join(frames) + _DAMAGED
+            return _damaged(frames)
         frames.append(data)
         number, at = number + 1, end
     if any(_frame(cipher, raw, later) is not None for later in _marks(raw, at)):
-        return b"".join(frames) + _DAMAGED
+        return _damaged(frames)
     return b"".join(frames)
+
+
+def _damaged(frames: list[bytes]) -> bytes:
+    # the first frame holds the id of a key, and this one must not be taken for it
+    return b"".join(frames or [b"?"]) + _DAMAGED
 
 
 def _opened(keyring: Keyring, place: Place, raw: bytes) -> tuple[AESGCM, int] | None:

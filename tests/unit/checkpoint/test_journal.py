@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from typing import Any
+from zlib import crc32
 
 import msgpack
 import pytest
@@ -145,7 +146,7 @@ def test_a_torn_tail_is_cut_off(payloads: list[bytes], data: st.DataObject) -> N
 def test_a_changed_bit_before_the_last_record_is_damage_that_is_named(
     payloads: list[bytes], data: st.DataObject
 ) -> None:
-    frames = segment(*payloads)
+    frames = segment(*(pack(8 + n, 0.0, [("put", "x", each, -1)]) for n, each in enumerate(payloads)))
     raw = bytearray(b"".join(frames))
     bit = data.draw(st.integers(0, 8 * (len(raw) - len(frames[-1])) - 1))
     raw[bit // 8] ^= 1 << bit % 8
@@ -208,6 +209,40 @@ def test_what_only_looks_like_a_frame_after_a_torn_one_is_part_of_the_tail() -> 
     head, one, two = segment(b"1", b"GJ" * 30)
 
     assert records(head + one + two[:-1]) == [b"1"]
+
+
+@pytest.mark.parametrize("torn", ["cut", "hole", "head"])
+def test_a_torn_record_that_holds_frames_is_a_torn_tail(torn: str) -> None:
+    made_up = zlib_frame(b"x") + zlib_frame(b"y")
+    own = b"".join(segment(pack(7, 0.0, []), pack(8, 0.0, [])))  # a task that stored its own journal
+    head, one, two = segment(pack(8, 0.0, []), pack(9, 0.0, [("put", "page", made_up + own + bytes(90), -1)]))
+    if torn == "cut":
+        two = two[:-80]
+    elif torn == "hole":
+        two = two[:-20] + bytes(20)[:-1] + b"x"
+    else:
+        two = bytes(512) + two[512:] if len(two) > 512 else bytes(26) + two[26:]
+
+    assert records(head + one + two) == [pack(8, 0.0, [])]
+
+
+@given(st.integers(0, 1), st.data())
+def test_damage_of_a_record_that_others_follow_is_found_although_its_head_says_anything(
+    which: int, data: st.DataObject
+) -> None:
+    head, *frames = segment(*(pack(number, 0.0, [("put", "x", 7, -1)]) for number in range(8, 12)))
+    start = data.draw(st.integers(0, 25))
+    broken = bytearray(frames[which])
+    broken[start:] = data.draw(st.binary(min_size=len(broken) - start, max_size=len(broken) - start))
+    frames[which] = bytes(broken)
+
+    with suppress(JournalDamaged):
+        assert len(records(head + b"".join(frames))) == 4  # it was drawn as it was
+
+
+def zlib_frame(payload: bytes) -> bytes:
+    size, crc = len(payload).to_bytes(4, "little"), crc32(payload).to_bytes(4, "little")
+    return b"GJ" + size + crc + bytes(16) + payload
 
 
 # --- keys ------------------------------------------------------------------------------

@@ -5,8 +5,7 @@
 
 Its own option `--json` covers jobs and queues. The list of workers goes on unpickling the job that a busy one
 runs (0.9.0), and is empty for as long as there is one; with this file it reads JSON there too, and unpickles
-nothing that it finds in Redis. Counting running jobs would have RQ call what an abandoned one names; here it
-only counts. The address comes from the environment, since `ps` shows `--redis-url`.
+nothing that it finds in Redis. The address comes from the environment, since `ps` shows `--redis-url`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import os
 from typing import Any
 
 from rq import Worker
-from rq.registry import BaseRegistry, StartedJobRegistry
 from rq.serializers import JSONSerializer
 from rq_dashboard import web  # type: ignore[import-untyped]
 
@@ -32,6 +30,5 @@ class JSONWorker(Worker):
         return super().all(*args, **options | {"serializer": JSONSerializer})
 
 
-StartedJobRegistry.cleanup = BaseRegistry.cleanup  # type: ignore[method-assign]
 web.config.serializer = JSONSerializer
 web.Worker = JSONWorker

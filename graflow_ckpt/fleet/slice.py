@@ -22,6 +22,7 @@ from graflow_ckpt.checkpoint.sealed import LIMIT, SealedCells
 from graflow_ckpt.core.errors import (
     Fenced,
     GraflowError,
+    KeyTaken,
     NoSession,
     SchemaUnsupported,
     ServerError,
@@ -162,9 +163,9 @@ class Worker:
             if not self.programs.knows(digest, start):  # to import a module may take longer than a lease
                 self.keeper.keep(Kept(mine, lambda news: None, lambda: None))
             loaded = mine.patiently(lambda: self.programs.load(digest, start, mine.id))
-        except (ServerError, NoSession):
-            raise
-        except Exception as error:  # noqa: BLE001  a worker's loop: what a module does when it is imported
+        except Exception as error:
+            if isinstance(error, ServerError | NoSession) and not isinstance(error, KeyTaken):
+                raise
             self.declining.decline(mine, error)
             return None
         if any(fact is not None for fact in facts[5:]):

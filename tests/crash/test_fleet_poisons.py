@@ -24,10 +24,10 @@ def test_poisoned_keys_stop_no_takeover_and_are_named(
 ) -> None:
     link = open_link(redis_url)
     poison(link.client)
-    with pool(redis_url, tmp_path / "one", n=1, lease=1.0) as first:
+    with pool(redis_url, tmp_path / "one", n=1, lease=3.0) as first:
         held = tasks.call(tasks.held, redis_url, tmp_path, "held")
         noted(tmp_path, "held")
-        with pool(redis_url, tmp_path / "two", n=1, lease=1.0) as second:
+        with pool(redis_url, tmp_path / "two", n=1, lease=3.0) as second:
             killed(first.pid)
             noted(tmp_path, "held", 2)
             go(tmp_path)
@@ -41,3 +41,28 @@ def test_poisoned_keys_stop_no_takeover_and_are_named(
     assert "Traceback" not in text
     assert "\x1b" not in text
     assert not re.search(r"worker-\d \(process \d+\) is gone", text)
+
+
+@pytest.mark.parametrize("junk", [b"junk", {"a": "hash"}])
+def test_a_program_that_is_junk_pauses_its_own_sessions_and_names_the_key(
+    redis_url: str, tmp_path: Path, junk: Any
+) -> None:
+    link = open_link(redis_url)
+    redis: Any = link.client
+    bad = tasks.call(tasks.quick, redis_url, tmp_path, "bad")
+    (key,) = redis.keys("graflow:code:*")
+    redis.delete(key)
+    if isinstance(junk, bytes):
+        redis.set(key, junk)
+    else:
+        redis.hset(key, mapping=junk)
+    with pool(redis_url, tmp_path, n=1, lease=300.0, code_patience=0.5) as fleet:
+        good = tasks.call(tasks.held, redis_url, tmp_path, "good")
+        go(tmp_path)
+
+        assert good.result(30) == "good"
+        found = bad.wait(30)
+
+        assert found.status == "paused"
+        assert "Traceback" not in fleet.said()
+    link.close()

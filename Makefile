@@ -9,7 +9,13 @@ SHELL := /bin/sh
 
 # The newest usable Python of this machine; override with `make PYTHON=/path/to/python3.12 …`.
 PYTHON ?= $(shell sh .ci/pythons | head -n 1 | cut -d ' ' -f 2-)
+OLDEST = $(shell sh .ci/pythons | tail -n 1 | cut -d ' ' -f 2-)
 VERSIONS = $(shell sh .ci/pythons | cut -d ' ' -f 1)
+# $(call python,3.11): the newest of that version, which may name a patch release
+python = $(shell sh .ci/pythons | awk -v wanted='$(1).' 'index($$1 ".", wanted) == 1 { print $$2; exit }')
+
+# Of what is random: another one each time, unless it is given.
+SEED ?=
 
 # More for pytest or the benchmarks: `make test ARGS="-k trio"`, `make bench ARGS=import`.
 ARGS ?=
@@ -21,11 +27,11 @@ PIP_INSTALL := -m pip install --disable-pip-version-check -q
 comma := ,
 EVERYTHING := demo$(comma)test$(comma)check$(comma)bench
 
-# $(call environment,folder,python,extras): make it unless it is there and runs, then install
+# $(call environment,folder,python,extras,options of pip): make it unless it is there and runs, then install
 define environment
 	@test -n "$(2)" || { echo "no Python 3.11 or newer was found; name one with PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(1)/bin/python -c '' 2>/dev/null || { echo "making $(1) with $(2)"; rm -rf $(1); "$(2)" -m venv $(1); }
-	@$(1)/bin/python $(PIP_INSTALL) -e '.[$(3)]'
+	@$(1)/bin/python $(PIP_INSTALL) $(4) -e '.[$(3)]'
 	@touch $@
 endef
 
@@ -57,19 +63,38 @@ fleet-env: .venv-demo/.stamp  ## .env for docker compose, with a fresh key and p
 			"GRAFLOW_CKPT_REDIS_URL=redis://:$$password@127.0.0.1:6379/0" > .env
 	@echo "wrote .env; next: docker compose up -d --build --wait"
 
+PYTEST := -m pytest -n 2 --dist worksteal
+SHORT := -m 'not crash and not slow'
+
 .PHONY: test
-test: .venv/.stamp  ## all tests, on the newest Python of this machine
-	@$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+test: .venv/.stamp  ## all tests, on the newest Python of this machine; prints the seed of what is generated
+	@$(BIN)/python $(PYTEST) $(ARGS)
+
+# What needs no server and no other process of a test's own; whole files, so that a change is seen where it is made.
+FAST := $(addprefix tests/unit/,core engine checkpoint frontends interfaces test_layers.py test_public_names.py) tests/golden
+
+.PHONY: test-fast
+test-fast: .venv/.stamp  ## within a minute: what a person runs before a commit
+	@$(BIN)/python $(PYTEST) --hypothesis-profile=fast $(SHORT) $(FAST) $(ARGS)
+
+# State machines with many examples, attacks, histories and chaos, in turns and with other seeds; `make test-long SEED=7`.
+MINUTES ?= 60
+.PHONY: test-long
+test-long: .venv/.stamp  ## for an hour what `make test` does for a moment; MINUTES= for another time
+	@$(BIN)/python -m tests.long --minutes $(MINUTES) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+.PHONY: test-lowest
+test-lowest: .venv-lowest/.stamp  ## unit tests and a fleet, with the lowest declared version of every dependency
+	@.venv-lowest/bin/python $(PYTEST) $(SHORT) tests/unit tests/acceptance/test_fleet_spreading.py $(ARGS)
 
 .PHONY: test-all
 test-all:  ## all tests, on every Python of this machine from 3.11 on
 	@set -e; for version in $(VERSIONS); do $(MAKE) --no-print-directory test-$$version; done
 
-test-3.%: .venv-3.%/.stamp  ## all tests, on one Python: test-3.11, test-3.12, …
-	@.venv-3.$*/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
+test-3.%: .venv-3.%/.stamp  ## all tests, on one Python: test-3.12, or its patch release: test-3.11.2
+	@.venv-3.$*/bin/python $(PYTEST) $(ARGS)
 
 # Another DAG and other blows every time; `make chaos SEED=7` is the run that has printed that seed.
-SEED ?=
 .PHONY: chaos
 chaos: .venv/.stamp  ## kills workers, stewards, pools and Redis under a DAG of 1,500 tasks; SEED= for the same again
 	@$(BIN)/python -m tests.chaos.run $(if $(SEED),--seed $(SEED)) $(ARGS)
@@ -137,12 +162,17 @@ bench-smoke: .venv/.stamp  ## all benchmarks, small and short; fails on errors a
 
 .PHONY: clean
 clean:  ## removes environments, caches and what runs left behind
-	rm -rf .venv .venv-demo .venv-demo-fleet .venv-3.* .bench build dist htmlcov .coverage .coverage.* \
+	rm -rf .venv .venv-demo .venv-demo-fleet .venv-lowest* .venv-3.* .bench build dist htmlcov .coverage .coverage.* \
 		.hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache checkpoints
 	find graflow_ckpt tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 .venv/.stamp: pyproject.toml
 	$(call environment,.venv,$(PYTHON),$(EVERYTHING))
+
+# Not $(EVERYTHING): checks and benchmarks have lowest versions of their own.
+.venv-lowest/.stamp: pyproject.toml .ci/lowest
+	@"$(OLDEST)" .ci/lowest > .venv-lowest.txt
+	$(call environment,.venv-lowest,$(OLDEST),test,-c .venv-lowest.txt)
 
 .venv-demo/.stamp: pyproject.toml
 	$(call environment,.venv-demo,$(PYTHON),demo)
@@ -151,4 +181,4 @@ clean:  ## removes environments, caches and what runs left behind
 	$(call environment,.venv-demo-fleet,$(PYTHON),demo-fleet)
 
 .venv-3.%/.stamp: pyproject.toml
-	$(call environment,.venv-3.$*,$(shell sh .ci/pythons | sed -n 's|^3[.]$* ||p'),$(EVERYTHING))
+	$(call environment,.venv-3.$*,$(call python,3.$*),$(EVERYTHING))

@@ -42,6 +42,8 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("graflow_ckpt", deadline=None, print_blob=True, derandomize=False)
 # For a long look: pytest tests/unit/sessions --hypothesis-profile=thorough
 settings.register_profile("thorough", parent=settings.get_profile("graflow_ckpt"), max_examples=2000)
+settings.register_profile("long", parent=settings.get_profile("graflow_ckpt"), max_examples=500)
+settings.register_profile("fast", parent=settings.get_profile("graflow_ckpt"), max_examples=20)
 settings.load_profile("graflow_ckpt")
 
 SEED = "hypothesis_seed"

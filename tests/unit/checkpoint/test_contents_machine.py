@@ -161,7 +161,7 @@ class Machine(RuleBasedStateMachine):
 def run(kind: type[Kept], examples: int, steps: int = 18) -> None:
     machine = type("Machine", (Machine,), {"kind": kind}).TestCase
     machine.settings = settings(
-        max_examples=examples,
+        max_examples=-(-examples * settings.default.max_examples // 100),  # as the profile has it
         stateful_step_count=steps,
         deadline=None,
         suppress_health_check=list(HealthCheck),

@@ -150,5 +150,7 @@ class Machines(RuleBasedStateMachine):
         self.seen = there
 
 
-Machines.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+Machines.TestCase.settings = settings(
+    max_examples=-(-60 * settings.default.max_examples // 100), stateful_step_count=25, deadline=None
+)
 TestMachines = Machines.TestCase

@@ -22,6 +22,7 @@ from io import BytesIO
 from typing import Any, Final
 
 from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.task import Task
 
 MOVED: Final[dict[str, str]] = {}
 """Where names are now: "module:name" to "module:name", or a whole module to a module."""
@@ -109,7 +110,7 @@ def of_main(name: str, copy: bytes) -> Any:
         if not copy:  # it would have taken large global data with it
             raise AttributeError(f"__main__ has no {name!r}, and the checkpoint has only its name")
         return Unpickler(BytesIO(copy)).load()
-    return getattr(found, "func", found)  # a task's name stands for the task, not for its body
+    return _body_of(found)
 
 
 def body(module: str, name: str) -> Any:
@@ -117,7 +118,12 @@ def body(module: str, name: str) -> Any:
     found = walk(import_module(module), name)
     if found is _NOTHING:
         raise AttributeError(f"module {module!r} has no {name!r}")
-    return getattr(found, "func", found)  # it may not be decorated there, which a comparison will tell
+    return _body_of(found)  # it may not be decorated there, which a comparison will tell
+
+
+def _body_of(found: Any) -> Any:
+    """A task's name stands for the task, not for its body; other objects are not asked for anything."""
+    return found.func if issubclass(type(found), Task) else found
 
 
 def memo(func: Any, parameters: dict[str, Any]) -> Any:

@@ -74,12 +74,12 @@ def _by_name(obj: Any) -> tuple[Any, ...] | None:
         return None
     found = _restore.walk(sys.modules.get(module), name)
     if module == "__main__":
-        if found is obj or (isinstance(found, Task) and found.func is obj):
+        if found is obj or _is_body(found, obj):
             copy = _copy(obj)
             if not copy and whole.get():
                 raise ValueError(f"{name} of __main__ uses more than {COPY_LIMIT >> 20} MiB of global data")
             return _restore.of_main, (name, copy)
-    elif isinstance(found, Task) and found.func is obj:
+    elif _is_body(found, obj):
         return _restore.body, (module, name)
     return None
 
@@ -87,6 +87,11 @@ def _by_name(obj: Any) -> tuple[Any, ...] | None:
 def by_copy(reduced: Any) -> bool:
     """Whether a reduced function is its code, and not a name."""
     return reduced[0] is _make_function
+
+
+def _is_body(found: Any, obj: Any) -> bool:
+    """Whether an object is a task of that function, without asking it for anything."""
+    return issubclass(type(found), Task) and found.func is obj
 
 
 def by_value(module: str) -> bool:

@@ -59,6 +59,8 @@ def _is_decorated(body: FunctionType, inner: Callable[[object], object | None]) 
 
 def _place(name: str) -> str:
     top = name.partition(".")[0]
+    if not top:  # imported relatively
+        return OWN
     if top in sys.stdlib_module_names or top == "graflow_ckpt":
         return QUIET
     module = sys.modules.get(name, sys.modules.get(top))

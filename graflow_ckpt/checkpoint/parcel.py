@@ -123,11 +123,7 @@ def summary_by_name(graph: TaskGraph, values: Iterable[str]) -> str:
     """One digest for all tasks of a graph that are looked up by name."""
     travel = set(values)
     return summary(
-        {
-            name: node.func
-            for name, node in graph.nodes.items()
-            if isinstance(node, Task) and name not in travel
-        }
+        {name: node for name, node in graph.nodes.items() if isinstance(node, Task) and name not in travel}
     )
 
 

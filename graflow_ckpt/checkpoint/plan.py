@@ -226,7 +226,9 @@ _OPEN = {"failed": "failed before", "running": "was interrupted", "waiting": "wa
 def _why_unknown(was: SavedTask, task: CurrentTask) -> str:
     if was.fingerprint is None or task.fingerprint is None:
         return f"no fingerprint {'saved' if was.fingerprint is None else 'now'}: taken as unchanged"
-    return f"fingerprint of Python {was.fingerprint.python}, not comparable: taken as unchanged"
+    minor, older, _ = was.fingerprint.python.partition("/")
+    kind = f"older fingerprint (Python {minor})" if older else f"fingerprint of Python {minor}"
+    return f"{kind}, not comparable: taken as unchanged"
 
 
 def _moved(was: SavedTask, task: CurrentTask) -> str:

@@ -10,18 +10,24 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
+from graflow_ckpt.checkpoint.codec import encode
 from graflow_ckpt.checkpoint.fingerprint import Fingerprint, fingerprints, summary
-from graflow_ckpt.checkpoint.model import Document
+from graflow_ckpt.checkpoint.kinds import NotPlain
+from graflow_ckpt.checkpoint.model import NOT_JSON, Document
 from graflow_ckpt.checkpoint.pickles import check_picklable, live_bytes, load_live
 from graflow_ckpt.checkpoint.plan import CurrentTask, SavedTask, State
 from graflow_ckpt.core.errors import CheckpointError, NotStorable
 from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.redaction import redacted
 from graflow_ckpt.core.task import Group, Task
 from graflow_ckpt.core.values import Cell, Live
+
+SHOWN: Final = 1000
+"""Characters of a bound argument that are shown in the control facts."""
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -58,26 +64,46 @@ class Missing:
 
 def describe(graph: TaskGraph, current: Sequence[CurrentTask]) -> Document:
     """The control facts of a compiled graph and its tasks."""
-    tasks = {
+    tasks: Document = {
         task.name: {"after": task.after, "print": task.fingerprint and task.fingerprint.to_record()}
         for task in current
     }
+    for name in tasks:
+        node = graph.nodes[name]
+        if isinstance(node, Task) and node.arguments:
+            tasks[name]["arguments"] = shown(node.arguments)
     edges = json.dumps([sorted(graph.nodes), sorted(graph.edges())])
     digest = hashlib.blake2b(edges.encode(), digest_size=16).hexdigest()
     return {"tasks": tasks, "digest": digest}
 
 
+def shown(arguments: Mapping[str, Any]) -> Document:
+    """Bound arguments for the control facts: the value where JSON holds it as it is, else its type."""
+    found: Document = {}
+    for name, value in arguments.items():
+        try:
+            encode(value)  # of plain types only, so that nothing of the user's runs
+            text = json.dumps(value, allow_nan=False)
+            if len(text) <= SHOWN and json.loads(text) == value:
+                found[name] = {"value": redacted(value, name)}
+                continue
+        except (NotPlain, TypeError, *NOT_JSON):
+            pass
+        found[name] = {"type": f"{type(value).__module__}.{type(value).__qualname__}"}
+    return found
+
+
 def current_tasks(graph: TaskGraph) -> list[CurrentTask]:
     """The nodes of a compiled graph, for a plan; a group has no body and no fingerprint."""
     own = [node for name, node in graph.nodes.items() if name not in graph.made]
-    prints = fingerprints({node.name: node.func for node in own if isinstance(node, Task)})
+    prints = fingerprints({node.name: node for node in own if isinstance(node, Task)})
     return [CurrentTask(n.name, prints.get(n.name), graph.routes[n.name].preds) for n in own]
 
 
 def summary_of(graph: TaskGraph) -> str:
     """One digest for graph and tasks: if a checkpoint has the same, nothing has to be compared."""
     own = [node for name, node in graph.nodes.items() if name not in graph.made]
-    code = summary({node.name: node.func for node in own if isinstance(node, Task)})
+    code = summary({node.name: node for node in own if isinstance(node, Task)})
     edges = [(node.name, [t for t in graph.successors[node.name] if t not in graph.made]) for node in own]
     whole = repr((code, graph.starts, edges))
     return hashlib.blake2b(whole.encode(errors="surrogatepass"), digest_size=16).hexdigest()

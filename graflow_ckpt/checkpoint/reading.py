@@ -1,64 +1,231 @@
 """What one value contributes to a fingerprint.
 
-A `Reading` has three parts: a digest of what can be compared here and now (code, constants), the
-values that it leads to (helpers and classes of the user's own modules, to be read in their turn),
-and the names of what cannot be seen. The rules are the ones that fingerprint.py promises.
+A `Reading` has three parts: texts that can be compared here and now (a digest of code, constants), the values
+that it leads to (functions and classes of the user's own modules, to be read in their turn), and the names of
+what cannot be seen.
 
-The reader never follows anything itself: that a helper calls its caller is no trouble here.
-Not here: instructions (bytecode.py), constants (constants.py), one digest of all (fingerprint.py).
+Promise: no code of the user runs here. Attributes are looked up where Python has stored them, because
+`__getattr__`, properties and metaclasses may do anything. Not here: one digest of all (fingerprint.py).
 """
 
 from __future__ import annotations
 
 import builtins
 import functools
-from collections.abc import Callable, Collection
+import opcode
+import sys
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum
-from types import BuiltinFunctionType, FunctionType, GenericAlias, MethodType, ModuleType, UnionType
-from typing import Any
+from hashlib import blake2b
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    GenericAlias,
+    GetSetDescriptorType,
+    MethodType,
+    ModuleType,
+    UnionType,
+)
+from typing import Any, NamedTuple
 
-from graflow_ckpt.checkpoint.bytecode import Shape, Shapes, pack
-from graflow_ckpt.checkpoint.constants import amounts_to, contents_of, is_constant
+from graflow_ckpt.checkpoint.codec import encode
+from graflow_ckpt.checkpoint.kinds import NotPlain
 from graflow_ckpt.checkpoint.origins import OWN, QUIET, Origins, declaring
+from graflow_ckpt.core.task import Task
 
 Unwrap = Callable[[object], object | None]
 
 _ABSENT = object()
+_ATOMS = frozenset({type(None), bool, int, float, complex, str, bytes, type(...), range})
+_FROZEN = frozenset(
+    {
+        "datetime.date", "datetime.datetime", "datetime.time", "datetime.timedelta", "decimal.Decimal",
+        "fractions.Fraction", "pathlib.PosixPath", "pathlib.PurePosixPath", "pathlib.PureWindowsPath",
+        "pathlib._local.PosixPath", "pathlib._local.PurePosixPath", "re.Pattern", "uuid.UUID",
+    }
+)  # fmt: skip
 _PLACE = frozenset({"__name__", "__file__", "__doc__", "__package__", "__spec__", "__loader__"})
-_PLACE |= {"__builtins__", "__cached__", "__path__"}
+_PLACE |= {"__builtins__", "__cached__", "__path__", "__annotations__"}
 _BLIND = frozenset({"eval", "exec", "globals", "__import__"})  # what they reach is known only when they run
-_DIRECT = frozenset({"func", "__call__", "__wrapped__"})
+_HANDS_ON = "next_task"
 _HINTS = (GenericAlias, UnionType)
 _QUIET_TYPES = frozenset({"logging", "typing", "dataclasses"})  # nothing of theirs is in a result
 _DESCRIPTORS = (staticmethod, classmethod)
-_NO_TASKS = (type, ModuleType, functools.partial, MethodType, *_DESCRIPTORS)
 _MADE = frozenset({"_abc_impl", "_field_defaults", "__annotate__", "__annotate_func__"})  # by Python itself
 
 
+# --- looking without running ---------------------------------------------------------------
+
+
+def state_of(value: object) -> dict[str, Any]:
+    """What an object has in its `__dict__`, without asking the object."""
+    for kind in type.__dict__["__mro__"].__get__(type(value)):
+        found = type.__dict__["__dict__"].__get__(kind).get("__dict__")
+        if type(found) is GetSetDescriptorType:
+            state = found.__get__(value)
+            return state if type(state) is dict else {}
+    return {}
+
+
+def is_a(value: object, *kinds: type) -> bool:
+    """`isinstance`, without asking the object for its `__class__`."""
+    return issubclass(type(value), kinds)
+
+
 def task_body(value: object) -> object | None:
-    """The function behind a decorated task: an object that has `func`, and maybe `arguments`
-    bound to it. None if it is no such thing. Looks at what is declared and calls nothing."""
+    """The function behind a decorated task; None if it is no such thing."""
+    if not is_a(value, Task):
+        return None
+    task: Any = value
+    return functools.partial(task.func, **task.arguments) if task.arguments else task.func
+
+
+# --- code ----------------------------------------------------------------------------------
+
+
+def _numbers(*names: str) -> frozenset[int]:
+    return frozenset(opcode.opmap[name] for name in names if name in opcode.opmap)
+
+
+_GLOBAL = _numbers("LOAD_GLOBAL")
+_NAME = _numbers("LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
+_IMPORT = _numbers("IMPORT_NAME")
+_REBIND = _numbers("STORE_GLOBAL", "DELETE_GLOBAL")
+_STORE_NAME = _numbers("STORE_NAME")
+_CONST = frozenset(opcode.hasconst)
+_EXTENDED = _numbers("EXTENDED_ARG")
+_HAS_DOCSTRING, _NESTED, _OPTIMIZED = 0x4000000, 0x10, 0x1
+
+
+class Operands(NamedTuple):
+    """What the instructions name: globals, those bound anew, modules, and how often each constant."""
+
+    loads: set[str]
+    rebinds: set[str]
+    imports: set[str]
+    consts: Counter[int]
+
+
+class Shape(NamedTuple):
+    """What code says, code inside of it included, and the names that it goes by."""
+
+    digest: bytes
+    loads: tuple[str, ...]  # globals
+    rebinds: frozenset[str]  # those that it binds anew: state, not something that was written
+    names: frozenset[str]  # attributes too
+    imports: frozenset[str]
+
+
+def shape_of(code: CodeType, known: dict[int, tuple[CodeType, Shape]]) -> Shape:
+    """Neither lines nor docstrings nor names of locals count. `known` is a memory, by id."""
+    if (found := known.get(id(code))) is not None:
+        return found[1]
+    own = _operands(code)
+    inner = [shape_of(const, known) for const in code.co_consts if type(const) is CodeType]
+    nested = iter(inner)
+    consts = [next(nested).digest.hex() if type(c) is CodeType else constant(c) for c in code.co_consts]
+    if not own.consts[0] and _documented(code):
+        consts[0] = ""
+    for index in (i for i, value in enumerate(code.co_consts) if value == code.co_firstlineno):
+        if own.consts[index] == 1 and "__firstlineno__" in code.co_names:
+            consts[index] = ""  # what a class notes about its own place
+    count = code.co_argcount + code.co_kwonlyargcount + (code.co_flags >> 2 & 1) + (code.co_flags >> 3 & 1)
+    flags = code.co_flags & ~(_HAS_DOCSTRING | _NESTED)
+    said = (
+        code.co_code, consts, code.co_names, code.co_varnames[:count], code.co_argcount,
+        code.co_posonlyargcount, flags, code.co_freevars, code.co_exceptiontable,
+    )  # fmt: skip
+    shape = Shape(
+        digest_of(map(repr, said)),
+        tuple(sorted(own.loads.union(*(each.loads for each in inner)))),
+        frozenset(own.rebinds).union(*(each.rebinds for each in inner)),
+        frozenset(code.co_names).union(*(each.names for each in inner)),
+        frozenset(own.imports).union(*(each.imports for each in inner)),
+    )
+    known[id(code)] = (code, shape)
+    return shape
+
+
+def _operands(code: CodeType) -> Operands:
+    found, stored, high = Operands(set(), set(), set(), Counter()), set[str](), 0
+    raw, names = code.co_code, code.co_names
+    for at in range(0, len(raw), 2):
+        op, argument, high = raw[at], high | raw[at + 1], 0
+        if op in _CONST:
+            found.consts[argument] += 1
+        elif op in _GLOBAL:
+            found.loads.add(names[argument >> 1])
+        elif op in _NAME:
+            found.loads.add(names[argument])
+        elif op in _EXTENDED:
+            high = argument << 8
+        elif op in _STORE_NAME:
+            stored.add(names[argument])
+        elif op in _REBIND:
+            found.rebinds.add(names[argument])
+        elif op in _IMPORT:
+            found.imports.add("." * _level(code, at) + names[argument])
+    found.loads.difference_update(stored)  # locals of a class body
+    return found
+
+
+def _level(code: CodeType, at: int) -> int:
+    """How many dots an import has: the level is loaded two instructions before."""
+    op, argument = code.co_code[at - 4 : at - 2]
+    level = code.co_consts[argument] if op in _CONST else argument
+    return level if type(level) is int else 0
+
+
+def _documented(code: CodeType) -> bool:
+    if not code.co_consts or type(code.co_consts[0]) is not str:
+        return False
+    if sys.version_info >= (3, 14):  # which says so
+        return bool(code.co_flags & _HAS_DOCSTRING)
+    return bool(code.co_flags & _OPTIMIZED) and not code.co_name.startswith("<")
+
+
+def constant(value: Any) -> str:
+    """An immutable value as text, the same in every process."""
     kind = type(value)
-    if getattr(kind, "func", None) is None and "func" not in _state(value):
-        return None
-    body: object = getattr(value, "func", None)
-    if not callable(body):
-        return None
-    arguments = getattr(value, "arguments", None) if getattr(kind, "arguments", None) is not None else None
-    return functools.partial(body, **arguments) if isinstance(arguments, dict) and arguments else body
+    if kind is tuple:
+        return f"({','.join(map(constant, value))})"
+    if kind is frozenset:
+        return f"{{{','.join(sorted(map(constant, value)))}}}"
+    return f"{kind.__name__}:{value!r}"
+
+
+def is_constant(value: Any) -> bool:
+    """Cannot change, and is nothing but itself. Exact types: a subclass has code."""
+    kind = type(value)
+    if kind is tuple or kind is frozenset:
+        return all(map(is_constant, value))
+    return kind in _ATOMS or f"{_module(kind)}.{_qualname(kind)}" in _FROZEN
+
+
+def digest_of(texts: Iterable[str]) -> bytes:
+    """Sixteen bytes for a list of texts."""
+    found = blake2b(digest_size=16)
+    for text in texts:
+        data = text.encode(errors="surrogatepass")
+        found.update(b"%d " % len(data))
+        found.update(data)
+    return found.digest()
+
+
+# --- values --------------------------------------------------------------------------------
 
 
 class Reading:
     """What has been read off one value."""
 
-    __slots__ = ("digest", "leads", "not_seen", "parts", "plain")
+    __slots__ = ("leads", "not_seen", "parts")
 
-    def __init__(self, *, plain: bool = False) -> None:
-        self.plain = plain  # of code that has no code inside
-        self.parts: list[object] = []
+    def __init__(self) -> None:
+        self.parts: list[str] = []
         self.leads: list[object] = []
         self.not_seen: list[str] = []
-        self.digest = b""
 
     def blind(self, name: str) -> None:
         self.parts.append("not seen")
@@ -66,16 +233,14 @@ class Reading:
 
 
 class Reader:
-    """Reads values, with a memory for code and modules. `tasks` are the tasks of the graph, `packages`
-    are the user's own beside those that decorate them."""
+    """Reads values, with a memory for code. `tasks` are the tasks of the graph, `packages` are the user's own
+    beside those that decorate them."""
 
     def __init__(self, unwrap: Unwrap, tasks: Collection[object], packages: Collection[str] = ()) -> None:
         self._unwrap = unwrap
-        self._shapes = Shapes()
-        # By id; what is kept in the value keeps the id from being given to something else.
-        self._named: dict[tuple[int, int], tuple[object, dict[str, Any], Reading]] = {}
-        self._rebound: dict[int, tuple[dict[str, Any], frozenset[str]]] = {}
+        self._shapes: dict[int, tuple[CodeType, Shape]] = {}  # by id; the code keeps its id its own
         self._kept = [body for task in tasks for body in (task, self.body(task))]
+        self._kept += [task.func for task in tasks if isinstance(task, Task)]
         self._tasks = frozenset(map(id, self._kept))
         self._origin = Origins([*packages, *declaring(self._kept, self._inner)]).of
 
@@ -89,167 +254,110 @@ class Reader:
         return task
 
     def _inner(self, value: object) -> object | None:
-        if isinstance(value, _NO_TASKS):
+        if is_a(value, type, ModuleType, functools.partial, MethodType, *_DESCRIPTORS):
             return None
         inner = self._unwrap(value)
-        return _state(value).get("__wrapped__") if inner is None else inner
+        return state_of(value).get("__wrapped__") if inner is None else inner
 
     def read(self, value: object) -> Reading:
+        """What a value says by itself; it is followed by whoever asked."""
         reading = Reading()
         if type(value) is FunctionType and self._origin(_home(value)) == OWN:
             self._function(reading, value)
-        elif isinstance(value, type) and self._origin(value.__module__) == OWN:
+        elif is_a(value, type) and self._origin(_module(value)) == OWN:
             self._class(reading, value)
         else:
             self._refer(reading, "", value)
-        reading.digest = pack(tuple(reading.parts))
         return reading
-
-    def digest_of(self, function: FunctionType) -> bytes:
-        return self._shapes.of(function.__code__).digest
-
-    def names_of(self, function: FunctionType) -> Reading | None:
-        """The globals that the user's own code names, read once for all that differs in constants only."""
-        code, module = function.__code__, function.__globals__
-        uses = self._shapes.plain_uses(code)
-        names: object = code if uses is None else uses
-        known = self._named.get((id(names), id(module)))
-        if known is None:
-            if self._origin(_home(function)) != OWN:
-                return None
-            known = self._named[id(names), id(module)] = (names, module, Reading(plain=uses is not None))
-            self._globals(known[2], self._shapes.of(code), module)
-        return known[2]
 
     # --- functions and classes of the user's own modules ---
 
     def _function(self, reading: Reading, function: FunctionType) -> None:
         code = function.__code__
-        shape = self._shapes.of(code)
-        reading.parts.append(shape.digest)
-        defaults, keywords = function.__defaults__, function.__kwdefaults__
-        named = self.names_of(function) if shape.uses or shape.imports else None
-        if named is not None:
-            reading.parts += named.parts
-            reading.leads += named.leads
-            reading.not_seen += named.not_seen
-        if defaults:
-            first = code.co_argcount - len(defaults)
-            for name, value in zip(code.co_varnames[first : code.co_argcount], defaults, strict=True):
-                self._default(reading, name, value)
-        if keywords:
-            for name in sorted(keywords):
-                reading.parts.append(name)
-                self._default(reading, name, keywords[name])
+        shape = shape_of(code, self._shapes)
+        reading.parts.append(shape.digest.hex())
+        for name in shape.loads:
+            self._global(reading, name, function.__globals__, shape)
+        for name in sorted(shape.imports):
+            self._foreign(reading, name, name)
+        defaults = function.__defaults__ or ()
+        first = code.co_argcount - len(defaults)
+        given = dict(zip(code.co_varnames[first : code.co_argcount], defaults, strict=True))
+        for name, value in (given | (function.__kwdefaults__ or {})).items():
+            reading.parts.append(name)
+            self._content(reading, f"{name} (default)", value)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            if name in shape.rebinds_free:
-                reading.blind(name)
-                continue
             try:
                 value = cell.cell_contents
             except ValueError:  # nothing in it yet
                 reading.blind(name)
-                continue
-            self._refer(reading, name, value, called=name in shape.calls_free)
-        wrapped = getattr(function, "__wrapped__", None)
+            else:
+                self._refer(reading, name, value, shape)
+        wrapped = function.__dict__.get("__wrapped__")
         if wrapped is not None:
             self._refer(reading, "__wrapped__", wrapped)
 
-    def _default(self, reading: Reading, name: str, value: object) -> None:
-        contents = contents_of(value)
-        if contents is None:
-            self._refer(reading, f"{name} (default)", value)
-        else:
-            reading.parts.append(contents)
+    def _content(self, reading: Reading, label: str, value: object) -> None:
+        """A default or a bound argument: the function's own, so that lists and dicts count as they are."""
+        if is_constant(value):
+            reading.parts.append(constant(value))
+            return
+        try:
+            reading.parts.append(encode(value).hex())
+        except NotPlain:
+            self._refer(reading, label, value)
 
-    def _globals(self, reading: Reading, shape: Shape, module: dict[str, Any]) -> None:
-        """What the names in the code are bound to now."""
-        for use in shape.uses:
-            if use.name in shape.rebinds:
-                reading.blind(use.name)
-            else:
-                called = use.called or not _DIRECT.isdisjoint(use.attributes)
-                self._global(reading, use.name, module, use.name, called, use.attributes)
-        for name in shape.imports:
-            if name.startswith("."):
-                reading.not_seen.append(name)
-            elif self._origin(name) != QUIET:
-                reading.not_seen.append(name.partition(".")[0])
-
-    def _global(
-        self,
-        reading: Reading,
-        label: str,
-        module: dict[str, Any],
-        name: str,
-        called: bool,
-        attributes: tuple[str, ...],
-    ) -> None:
+    def _global(self, reading: Reading, name: str, module: dict[str, Any], shape: Shape) -> None:
+        """What a name in the code is bound to now."""
         value = module.get(name, _ABSENT)
-        if value is _ABSENT:
+        if name in shape.rebinds:
+            reading.blind(name)
+        elif value is _ABSENT:
             if name in _BLIND or not (name in vars(builtins) or name in _PLACE):
-                reading.blind(label)
+                reading.blind(name)
         elif name in _PLACE:
             return
-        elif type(value) is ModuleType and self._origin(value.__name__) == OWN and "" not in attributes:
-            for attribute in attributes:
-                self._global(reading, f"{label}.{attribute}", vars(value), attribute, False, ("",))
-        elif self._may_be_state(value) and name in self._rebinds(module):
-            reading.blind(label)
+        elif type(value) is ModuleType and self._origin(value.__name__) == OWN:
+            for attribute in sorted(shape.names & value.__dict__.keys() - _PLACE):
+                self._refer(reading, f"{name}.{attribute}", value.__dict__[attribute], shape)
         else:
-            self._refer(reading, label, value, called=called)
+            reading.parts.append(name)
+            self._refer(reading, name, value, shape)
 
-    def _may_be_state(self, value: object) -> bool:
-        return not (isinstance(value, (FunctionType, ModuleType, type)) or id(value) in self._tasks)
-
-    def _rebinds(self, module: dict[str, Any]) -> frozenset[str]:
-        """The globals that functions of the module rebind: state, not something that was written."""
-        known = self._rebound.get(id(module))
-        if known is None:
-            found: set[str] = set()
-            for value in list(module.values()):
-                for member in vars(value).values() if isinstance(value, type) else (value,):
-                    for part in _parts(member):
-                        body = part if type(part) is FunctionType else self.body(part)
-                        if type(body) is FunctionType and body.__globals__ is module:
-                            found |= self._shapes.rebinds(body.__code__)
-            known = self._rebound[id(module)] = (module, frozenset(found))
-        return known[1]
-
-    def _class(self, reading: Reading, cls: type) -> None:
-        for base in cls.__mro__[1:]:
+    def _class(self, reading: Reading, cls: Any) -> None:
+        for base in type.__dict__["__mro__"].__get__(cls)[1:]:
             self._refer(reading, base.__name__, base)
-        members = dict(vars(cls))
-        if issubclass(cls, Enum):
-            for name, member in cls.__members__.items():
+        members = dict(type.__dict__["__dict__"].__get__(cls))
+        if is_a(cls, type(Enum)):
+            for name, member in members["_member_map_"].items():
                 reading.parts.append(name)
-                self._refer(reading, f"{cls.__name__}.{name}", member._value_)
-            members = {name: value for name, value in members.items() if name not in cls.__members__}
+                self._refer(reading, f"{cls.__name__}.{name}", state_of(member).get("_value_"))
+            members = {name: value for name, value in members.items() if name not in members["_member_map_"]}
         for name in sorted(members):
             value = members[name]
             parts = _parts(value)
             made = name[0] == name[-1] == "_" or self._is_slot(value)
             if name in _MADE or (made and not any(type(part) is FunctionType for part in parts)):
                 continue
-            reading.parts.append((name, type(value).__name__))
+            reading.parts.append(f"{name} {type(value).__name__}")
             for part in parts:
                 self._refer(reading, f"{cls.__name__}.{name}", part)
 
     def _is_slot(self, value: object) -> bool:
         """A descriptor that Python made: a slot, a field of a named tuple."""
         kind = type(value)
-        return "__set__" in vars(kind) and self._origin(kind.__module__) == QUIET
+        return "__set__" in type.__dict__["__dict__"].__get__(kind) and self._origin(_module(kind)) == QUIET
 
     # --- everything else ---
 
-    def _refer(self, reading: Reading, label: str, value: Any, *, called: bool = True) -> None:
-        """Notes a value of any type that a name, a cell, a default or a member is bound to."""
+    def _refer(self, reading: Reading, label: str, value: Any, shape: Shape | None = None) -> None:
+        """Note a value of any type that a name, a cell, a default or a member is bound to."""
         kind = type(value)
         if is_constant(value):
-            reading.parts.append((value,))
-        elif not called and id(value) in self._tasks:
+            reading.parts.append(constant(value))
+        elif shape is not None and _HANDS_ON in shape.names and self._is_task(value):
             reading.parts.append("task")  # handed on: it has a row of its own
-        elif kind is FunctionType or isinstance(value, type):
+        elif kind is FunctionType or is_a(value, type):
             self._code(reading, value)
         elif kind is ModuleType:
             self._foreign(reading, label, value.__name__)
@@ -258,30 +366,36 @@ class Reader:
             if kind is MethodType:
                 self._refer(reading, label, value.__func__)
             self._refer(reading, f"{label}.self" if label else "self", value.__self__)
-        elif isinstance(value, functools.partial):
-            reading.parts.append("partial")
-            self._refer(reading, label, value.func, called=called)
-            for index, argument in enumerate(value.args):
-                self._default(reading, str(index), argument)
-            for name in sorted(value.keywords):
-                reading.parts.append(name)
-                self._default(reading, name, value.keywords[name])
+        elif is_a(value, functools.partial):
+            self._bound(reading, label, value)
         elif (inner := self._inner(value)) is not None:
-            self._refer(reading, label, inner, called=called)
+            self._refer(reading, label, inner)
         else:
             self._object(reading, label, value)
 
+    def _is_task(self, value: Any) -> bool:
+        """Whether it is a task of the graph, or one from which a task was made by binding arguments."""
+        return id(value) in self._tasks or (is_a(value, Task) and id(value.func) in self._tasks)
+
+    def _bound(self, reading: Reading, label: str, value: functools.partial[Any]) -> None:
+        reading.parts.append("partial")
+        self._refer(reading, label, value.func)
+        for name, argument in [*enumerate(value.args), *sorted(value.keywords.items())]:
+            reading.parts.append(str(name))
+            self._content(reading, f"{name} (bound)", argument)
+
     def _code(self, reading: Reading, value: Any) -> None:  # a function or a class
-        home = _home(value) if type(value) is FunctionType else value.__module__
+        home = _home(value) if type(value) is FunctionType else _module(value)
         if self._origin(home) == OWN:
             reading.parts.append("code")
             reading.leads.append(value)
             return
-        reading.parts.append(value.__qualname__)
-        self._foreign(reading, value.__qualname__, home)
-        wrapped = vars(value).get("__wrapped__")
-        if wrapped is not None and not isinstance(value, type):  # decorated by somebody else's code
-            self._refer(reading, value.__name__, wrapped)
+        qualname = value.__qualname__ if type(value) is FunctionType else _qualname(value)
+        reading.parts.append(qualname)
+        self._foreign(reading, qualname, home)
+        wrapped = value.__dict__.get("__wrapped__") if type(value) is FunctionType else None
+        if wrapped is not None:  # decorated by somebody else's code
+            self._refer(reading, qualname, wrapped)
 
     def _foreign(self, reading: Reading, label: str, home: str) -> None:
         reading.parts.append(home)
@@ -291,38 +405,44 @@ class Reader:
 
     def _object(self, reading: Reading, label: str, value: Any) -> None:
         kind = type(value)
-        home = str(kind.__module__)
-        if (constant := amounts_to(value)) is not None:
-            reading.parts.append(constant)
-        elif isinstance(value, Enum):
-            reading.parts.append(str(value._name_))
+        home = _module(kind)
+        if is_a(value, Enum):
+            reading.parts.append(str(state_of(value).get("_name_")))
             self._code(reading, kind)
-        elif home == "builtins" and callable(value):  # written in C
+        elif home == "builtins" and "__call__" in type.__dict__["__dict__"].__get__(kind):  # written in C
             reading.parts.append(value.__qualname__)
-            owner = getattr(value, "__objclass__", value)
-            self._foreign(reading, label, str(getattr(owner, "__module__", home)))
-        elif kind is not object and home not in _QUIET_TYPES and not isinstance(value, _HINTS):
+            owner = value.__objclass__ if hasattr(kind, "__objclass__") else value
+            self._foreign(reading, label, str(getattr(owner, "__module__", None) or home))
+        elif kind is not object and home not in _QUIET_TYPES and kind not in _HINTS:
             if home.partition(".")[0] == "graflow_ckpt":
                 return
             reading.blind(label or "self")
             if self._origin(home) == OWN:
                 self._code(reading, kind)
+                for held in state_of(value).values():
+                    if type(held) is FunctionType:
+                        self._code(reading, held)
 
 
 def _home(function: FunctionType) -> str:
     return str(function.__globals__.get("__name__", ""))
 
 
-def _state(value: object) -> dict[str, Any]:
-    state = getattr(value, "__dict__", None)
-    return state if type(state) is dict else {}
+def _module(kind: Any) -> str:
+    """Of a class, as `type` knows it: a metaclass may say anything."""
+    found = type.__dict__["__module__"].__get__(kind)
+    return found if type(found) is str else ""
+
+
+def _qualname(kind: type) -> str:
+    return str(type.__dict__["__qualname__"].__get__(kind))
 
 
 def _parts(member: object) -> tuple[object, ...]:
     """What a member of a class is made of."""
-    if isinstance(member, property):
+    if type(member) is property:
         return (member.fget, member.fset, member.fdel)
-    return (member.__func__,) if isinstance(member, _DESCRIPTORS) else (member,)
+    return (member.__func__,) if type(member) in _DESCRIPTORS else (member,)  # type: ignore[attr-defined]
 
 
 def _is_bound(builtin: Any) -> bool:  # to an object, as `items.append` is

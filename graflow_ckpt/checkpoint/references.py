@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from graflow_ckpt import _restore
 from graflow_ckpt.checkpoint.code import by_value
 from graflow_ckpt.checkpoint.fingerprint import Fingerprint, compare, fingerprint
-from graflow_ckpt.checkpoint.reading import Reader, task_body
+from graflow_ckpt.checkpoint.reading import Reader, is_a, task_body
 from graflow_ckpt.core.task import Task
 
 
@@ -70,7 +70,8 @@ def _uses(bodies: list[Any]) -> dict[str, Fingerprint]:
 
 
 def _print(module: str, value: Any) -> Fingerprint:
-    return fingerprint(getattr(value, "func", value), packages=(module.partition(".")[0],))
+    body = value.func if is_a(value, Task) else value
+    return fingerprint(body, packages=(module.partition(".")[0],))
 
 
 def _has_name(value: Any) -> bool:
@@ -83,4 +84,4 @@ def _has_name(value: Any) -> bool:
     if by_value(module):
         return False
     found = _restore.walk(sys.modules.get(module), name)
-    return found is value or (isinstance(found, Task) and found.func is value)
+    return found is value or (is_a(found, Task) and found.func is value)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
+from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint.cells import check_storable, to_cell
@@ -343,8 +344,8 @@ class Invoker:
 
 
 def is_coroutine(func: Callable[..., Any]) -> bool:
-    code = getattr(func, "__code__", None)
-    return code is not None and bool(code.co_flags & _COROUTINE)
+    func = func.__func__ if type(func) is MethodType else func
+    return type(func) is FunctionType and bool(func.__code__.co_flags & _COROUTINE)
 
 
 def _open(cell: Cell) -> Any:

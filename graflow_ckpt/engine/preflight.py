@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from graflow_ckpt.core.errors import GraphError
@@ -57,11 +57,11 @@ def takes_cuts(settings: Settings, bindings: dict[str, Binding]) -> bool:
 
 def _names(func: Callable[..., Any]) -> set[str]:
     """The names that a body uses, nested functions and helpers of its module included."""
-    code = getattr(func, "__code__", None)
-    if code is None:
+    func = func.__func__ if type(func) is MethodType else func
+    if type(func) is not FunctionType:
         return set()
-    helpers = [getattr(func.__globals__.get(n), "__code__", None) for n in code.co_names]
-    codes = [code, *(h for h in helpers if h is not None)]
+    helpers = [func.__globals__.get(name) for name in func.__code__.co_names]
+    codes = [func.__code__, *(h.__code__ for h in helpers if type(h) is FunctionType)]
     names: set[str] = set()
     while codes:
         code = codes.pop()

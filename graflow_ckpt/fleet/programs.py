@@ -264,7 +264,7 @@ def _differences(parcel: Parcel, graph: TaskGraph) -> list[PlanRow]:
     if parcels.summary_by_name(graph, parcel.values) == parcel.summary:
         return rows
     known = parcel.program.facts["tasks"]
-    here = fingerprints({name: node.func for name, node in graph.nodes.items() if isinstance(node, Task)})
+    here = fingerprints({name: node for name, node in graph.nodes.items() if isinstance(node, Task)})
     for name in (name for name in here if name not in parcel.values):
         was = Fingerprint.from_record(known[name]["print"])
         if compare(was, here[name]) == "changed":

@@ -42,6 +42,7 @@ _BY_CLASS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...]
     ((redis.ConnectionError, redis.TimeoutError), "GONE"),
 )
 _IN_A_PIPELINE = " of pipeline caused error: "
+_IN_A_SCRIPT = "ACL failure in script"
 _REFUSALS = ("NOAUTH", "WRONGPASS", "NOPERM", "DENIED")
 _OF_A_CLUSTER = ("MOVED", "ASK", "CLUSTERDOWN", "CROSSSLOT")
 _TRANSIENT: Mapping[str, str] = {
@@ -119,6 +120,8 @@ def code_of(error: Exception) -> str:
     for kinds, code in _BY_CLASS:
         if isinstance(error, kinds):
             return code
+    if _IN_A_SCRIPT in str(error):
+        return "NOPERM"
     text = str(error).rpartition(_IN_A_PIPELINE)[2]  # redis-py puts the command before what the server said
     codes = _CODE.findall(text)
     return codes[-1] if codes else ""

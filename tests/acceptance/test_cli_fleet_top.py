@@ -99,7 +99,7 @@ def test_a_healthy_fleet_has_a_server_a_key_and_workers(fleet: Fleet) -> None:
         assert f"\n{what} " in told
     assert "2 workers on default" in told
     found = findings(fleet, "--url", fleet.url)
-    assert list(found) == ["server"]
+    assert list(found) == ["server"], found
     assert "appendonly no" in found["server"][0]
 
 

@@ -74,7 +74,8 @@ class Client:
         pool.reset()
         wire: Any = self.session._wire if self.session is not None else None
         if wire is not None and wire._connection is not None:
-            wire._connection._sock.shutdown(2)
+            with suppress(OSError):  # the server has gone, and it has noticed
+                wire._connection._sock.shutdown(2)
 
     def leave(self) -> None:
         if self.session is not None:

@@ -37,6 +37,7 @@ def examine_fleet(resolved: Resolved) -> Iterator[Finding]:
     except CheckpointError:  # the key, which has been told already
         return
     yield from _servers(client, resolved)
+    yield from _rights(client)
     yield _rq()
     yield from _work(client)
 
@@ -61,6 +62,22 @@ def _servers(client: Client, resolved: Resolved) -> Iterator[Finding]:
     for what, link in links.items():
         for one in examine(link):
             yield Finding(what, _VERDICTS[one.level], f"{one.what} {one.hint}".strip())
+
+
+def _rights(client: Client) -> Iterator[Finding]:
+    """Sessions and queues are tried, with the rights of this user."""
+    from graflow_ckpt.fleet.trial import hears, try_queue, try_session
+
+    try:
+        try_session(client.link)
+        try_queue(client.carrier)
+    except ServerError as error:
+        yield Finding("rights", "bad", f"a trial session was refused: {error}")
+        return
+    yield Finding("rights", "ok", "a trial session was made, worked on and taken away")
+    if not hears(client.link):
+        said = "this user may not use channels (&graflow:*): who follows a session looks ten times a second"
+        yield Finding("rights", "warning", said)
 
 
 def _rq() -> Finding:

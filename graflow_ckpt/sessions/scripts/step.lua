@@ -305,7 +305,7 @@ end
 redis.pcall('PUBLISH', P .. 'ev', sequence) -- a bell, no more: the user may have no channels, and all is written
 if expires and expires ~= '' then
   local function set(name)
-    if expires == 'never' then call('PERSIST', P .. name) else call('EXPIRE', P .. name, expires) end
+    if expires == 'never' then redis.pcall('PERSIST', P .. name) else redis.pcall('EXPIRE', P .. name, expires) end
   end
   for name in string.gmatch('c h dl dead g done sk pa er n v t ledger', '%S+') do set(name) end
   for name in string.gmatch(queues, '[^,]+') do set('q:' .. name) end

@@ -31,6 +31,7 @@ from graflow_ckpt.checkpoint.bringing import Bringing, pour, shares
 from graflow_ckpt.checkpoint.inventory import Inventory, inventory
 from graflow_ckpt.checkpoint.model import NOT_JSON, Document
 from graflow_ckpt.checkpoint.retention import Cut
+from graflow_ckpt.checkpoint.rewinds import former_lines, is_superseded
 from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
 from graflow_ckpt.checkpoint.tail import Tail, at_one_moment, tail, two_newest, write_segment
 from graflow_ckpt.core.errors import (
@@ -108,7 +109,7 @@ class Move:
         journal, known = at_one_moment(self.origin, self.keys, session, known, running=running)
         known_there = known_there if known_there is not None else inventory(self.target, session)
         cuts, there = sorted(known.cuts, key=_order), sorted(known_there.cuts, key=_order)
-        old = frozenset(_superseded(self.origin, session, cuts))
+        old = frozenset(_superseded(self.origin, self.keys, session, cuts))
         going = [cut for cut in cuts if cut.path not in old]
         self._check_same_line(session, cuts, there)
         done = [Copied(cut.path, "superseded", cut.size) for cut in cuts if cut.path in old]
@@ -317,10 +318,14 @@ def _sealed(place: Readable, keys: Keyring, path: str) -> Document | None:
     return meta
 
 
-def _superseded(place: Readable, session: str, cuts: Sequence[Cut]) -> Iterator[str]:
-    lines = place.lines(session)
+def _superseded(place: Readable, keys: Keyring | None, session: str, cuts: Sequence[Cut]) -> Iterator[str]:
+    lines = former_lines(place, session)
+    for cut in reversed(cuts):
+        if keys is None or _sealed(place, keys, cut.path) is not None:
+            lines += tuple(cut.rewinds)
+            break
     for cut in cuts:
-        if any(line.epoch > cut.epoch and cut.sequence > line.sequence for line in lines):
+        if is_superseded(lines, cut.epoch, cut.sequence):
             yield cut.path
 
 

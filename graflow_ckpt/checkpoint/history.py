@@ -16,6 +16,7 @@ from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.archive import Found, find
 from graflow_ckpt.checkpoint.inventory import COUNTS
 from graflow_ckpt.checkpoint.model import NOT_JSON
+from graflow_ckpt.checkpoint.rewinds import former_lines, is_superseded, sealed_lines
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import (
@@ -36,13 +37,13 @@ def newest(store: Readable, keyring: Keyring, session: str) -> Iterator[tuple[st
     """A session's checkpoints of the current line of history, newest first, each verified or with
     the reason why not. SchemaUnsupported at one that this version cannot read: what is below it is older
     than what the session has done."""
-    lines = store.lines(session)
-    metas: list[tuple[int, int, str, bytes]] = []
-    for path, raw in store.list(session):
-        epoch, sequence = order_of(raw, session)
-        if not any(line.epoch > epoch and sequence > line.sequence for line in lines):
-            metas.append((epoch, sequence, path, raw))
-    for _, _, path, raw in sorted(metas, key=lambda m: (m[0], m[1], m[2]), reverse=True):
+    former, lines = former_lines(store, session), None
+    metas = [(*order_of(raw, session), path, raw) for path, raw in store.list(session)]
+    for epoch, sequence, path, raw in sorted(metas, key=lambda m: (m[0], m[1], m[2]), reverse=True):
+        if is_superseded((*former, *(lines or ())), epoch, sequence):
+            continue
+        if lines is None:  # the newest whose seal holds says what has been gone back behind
+            lines = sealed_lines(raw, keyring, session)
         try:
             found = find(store, keyring, path, raw)
         except SchemaUnsupported:
@@ -134,7 +135,7 @@ def records(
     base_epoch = int(found.meta["epoch"]) if found else 0
     python = str(found.meta.get("python", "")) if found else ""
     sequence = int(found.meta["sequence"]) if found else 0
-    opened = [line.epoch for line in store.lines(session) if line.sequence == sequence]
+    opened = [line.epoch for line in former_lines(store, session) if line.sequence == sequence]
     floor = max([base_epoch, *(epoch for epoch in opened if epoch > base_epoch)])
     segments = [s for s in store.segments(session) if s[0] >= floor]
     for number, (epoch, start, raw) in enumerate(segments):

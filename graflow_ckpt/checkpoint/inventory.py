@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 
 from graflow_ckpt.checkpoint.model import NOT_JSON, lacking, size_of
 from graflow_ckpt.checkpoint.retention import Cut
+from graflow_ckpt.checkpoint.rewinds import lines_in
 from graflow_ckpt.checkpoint.sizes import bytes_of, shared_in
 from graflow_ckpt.core.errors import BadSessionId
 from graflow_ckpt.core.facts import check_session_id
@@ -85,8 +86,9 @@ def cut_of(path: str, raw: bytes, place: Contents | None = None) -> Cut | None:
             parent=_text(meta.get("parent")) or None,
             origin=_text(meta.get("origin")) or None,
             lacks=lacking(meta),
+            rewinds=lines_in(meta),
         )
-    except (*NOT_JSON, KeyError, TypeError, OverflowError, BadSessionId):
+    except (*NOT_JSON, KeyError, TypeError, AttributeError, OverflowError, BadSessionId):
         return None
 
 

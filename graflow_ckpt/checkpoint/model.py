@@ -21,7 +21,7 @@ Document = dict[str, Any]  # JSON as parsed
 NOT_JSON = (ValueError, RecursionError)
 """What parsing raises; the second one for brackets nested by the thousand."""
 
-NEEDS: frozenset[str] = frozenset()
+NEEDS: frozenset[str] = frozenset({"rewinds"})
 """What of a meta's `needs` this version knows: features without which a checkpoint would be misread."""
 
 UPGRADES: dict[str, tuple[str, Callable[[Document, Document], tuple[Document, Document]]]] = {}
@@ -70,6 +70,7 @@ class CheckpointMetadata:
     origin: str | None = None  # the checkpoint that the session was forked from
     trace_context: dict[str, str] | None = None  # W3C headers of the run that has saved it
     original_trace_id: str | None = None  # of the session's first run
+    rewinds: list[list[int]] | None = None  # [epoch, sequence]: later cuts of earlier epochs are superseded
     needs: list[str] = field(default_factory=list)  # what a reader has to know
     size: int = 0  # bytes of its values and control facts
 
@@ -115,7 +116,7 @@ class CheckpointMetadata:
 
 
 _DERIVED = frozenset({"path", "size"})
-_YOUNGER = ("cwd", "program", "origin", "trace_context", "original_trace_id")
+_YOUNGER = ("cwd", "program", "origin", "trace_context", "original_trace_id", "rewinds")
 """Fields that the schema is older than: they are there only if they say something."""
 
 _SORTED_BY = {"epoch": int, "sequence": int, "steps": int, "created_at": str, "session_id": str}

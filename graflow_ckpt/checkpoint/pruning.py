@@ -17,18 +17,19 @@ Not here: which ones are too many (retention.py), and when somebody asks (the en
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from graflow_ckpt.checkpoint import archive, journal
 from graflow_ckpt.checkpoint.inventory import Inventory
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.retention import FINISHED, IN_SESSION, Cut, Retention, forked_from
+from graflow_ckpt.checkpoint.rewinds import Lines, former_lines, is_superseded, sealed_lines
 from graflow_ckpt.checkpoint.sizes import bytes_of
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
-from graflow_ckpt.core.protocols import CheckpointStore, Lease, Line
+from graflow_ckpt.core.protocols import CheckpointStore, Lease
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -47,9 +48,6 @@ class Plan:
     cuts: tuple[Cut, ...]
     spared: tuple[tuple[Cut, Reason], ...] = ()
     emptied: frozenset[str] = frozenset()  # sessions of which nothing stays
-    lines: Mapping[str, tuple[Line, ...]] = field(
-        default_factory=dict, compare=False
-    )  # how far sessions had gone back then
 
     @property
     def size(self) -> int:
@@ -100,7 +98,6 @@ class Guard:
         self._later = {cut.session: True for cut in (*known.cuts, *known.unreadable) if cut.lacks}
         self._busy = {own: False, "": False}  # unreadable ones may name no session
         self._lines: dict[str, list[Cut]] = {}
-        self.back: dict[str, tuple[Line, ...]] = {}  # by session, as far as it was asked
         self._newest: dict[str, str | None] = {}
 
     def reason(self, cut: Cut, meant: Collection[str] = ()) -> Reason | None:
@@ -142,14 +139,26 @@ class Guard:
     def line(self, session: str) -> list[Cut]:
         """The session's checkpoints that a resume looks at, newest first."""
         if session not in self._lines:
-            back = self.back[session] = self.store.lines(session)
-            counts = [
-                cut
-                for cut in self._cuts.get(session, ())
-                if not any(line.epoch > cut.epoch and cut.sequence > line.sequence for line in back)
-            ]
-            self._lines[session] = sorted(counts, key=IN_SESSION, reverse=True)
+            cuts = sorted(self._cuts.get(session, ()), key=IN_SESSION, reverse=True)
+            back = self._gone_back(session, cuts)
+            self._lines[session] = [cut for cut in cuts if not is_superseded(back, cut.epoch, cut.sequence)]
         return self._lines[session]
+
+    def _gone_back(self, session: str, cuts: Sequence[Cut]) -> Lines:
+        """What the session has gone back behind, by the newest of its cuts that is sealed."""
+        former = former_lines(self.store, session)
+        for cut in cuts:
+            if is_superseded(former, cut.epoch, cut.sequence):
+                continue
+            if not cut.rewinds:
+                break
+            if cut.path in self._good:
+                return (*former, *cut.rewinds)
+            with suppress(CheckpointError):
+                lines = sealed_lines(self.store.meta(cut.path), self._keyring(), session)
+                if lines is not None:
+                    return (*former, *lines)
+        return former
 
     def newest(self, session: str) -> str | None:
         """The newest one that is good to its last byte."""
@@ -221,7 +230,7 @@ def _plan(guard: Guard, candidates: Iterable[Cut], why: Callable[[Cut], Reason |
         held = {name for cut in stay for name in cut.shared}
         gone = [replace(cut, shared={n: cut.shared[n] for n in cut.shared if n not in held}) for cut in gone]
     emptied = frozenset(cut.session for cut in gone) - staying
-    return Plan(tuple(gone), tuple(spared), emptied, guard.back)
+    return Plan(tuple(gone), tuple(spared), emptied)
 
 
 def carry_out(
@@ -243,17 +252,14 @@ def carry_out(
         if session not in ("", own) and store.owner(session) is not None:  # it was taken since
             failed += [(cut, f"session {session} is being run") for cut in cuts]
             continue
-        if session in what.lines and store.lines(session) != what.lines[session]:
-            # what it goes on from now may be among them, and what was to stay for it does not count any more
-            failed += [(cut, f"session {session} has gone back meanwhile") for cut in cuts]
-            continue
         waiting += cuts
         while len(waiting) >= _AT_ONCE:
             _delete(store, waiting[:_AT_ONCE], seen, stays, gone, failed)
             del waiting[:_AT_ONCE]
     _delete(store, waiting, seen, stays, gone, failed)
     for session in sorted(what.emptied - {"", *(cut.session for cut, _ in failed)}):
-        forget_journal(store, session)
+        if not any(store.list(session)):  # else somebody has gone back to one of them meanwhile
+            forget_journal(store, session)
     return Pruned(tuple(gone), tuple(failed), what.spared)
 
 

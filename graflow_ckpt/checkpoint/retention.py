@@ -19,6 +19,7 @@ from typing import Literal, get_args
 
 from graflow_ckpt.checkpoint.sizes import Taken
 from graflow_ckpt.core.errors import GraphError
+from graflow_ckpt.core.protocols import Line
 
 Per = Literal["session", "workflow", "tenant", "store"]
 """What is counted together. A store is what one sees of it, and a tenant sees its own checkpoints only: where
@@ -54,6 +55,7 @@ class Cut:
     parent: str | None = None
     origin: str | None = None  # what its session was forked from
     lacks: tuple[str, ...] = ()  # what a reader has to know and this version does not
+    rewinds: tuple[Line, ...] = ()  # what the session had gone back behind
 
 
 class Retention:

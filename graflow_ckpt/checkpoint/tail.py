@@ -34,14 +34,19 @@ def at_one_moment(
 
     `known`: what somebody has seen before, and what counts if it cannot have changed since.
     """
+    before = known if known is not None else inventory(place, session)
     while True:
-        lines = place.lines(session)
         journal = _tail_or_error(place, keys, session)
-        if known is None or running or journal != _NOTHING:
-            known = inventory(place, session)
-        if lines == place.lines(session):
+        if known is not None and not running and journal == _NOTHING:
             return journal, known
-        running = True  # it was taken back between the two
+        after = inventory(place, session)
+        if _gone_back(before) == _gone_back(after):
+            return journal, after
+        before, running = after, True  # it was taken back between the two
+
+
+def _gone_back(known: Inventory) -> object:
+    return max(((cut.epoch, cut.sequence, cut.rewinds) for cut in known.cuts), default=(0, 0, ()))[2]
 
 
 def _tail_or_error(place: Readable, keys: Keyring | None, session: str) -> Tail | CheckpointError:

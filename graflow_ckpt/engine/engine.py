@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint import attachments
 from graflow_ckpt.checkpoint.allowance import Allowance
+from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.pickles import collector_at_rest
 from graflow_ckpt.core.errors import (
     Fenced,
@@ -235,12 +236,11 @@ class _Execution:
             run.stop()
         if self.settings.rng and isinstance(session.state.rng, bytes):
             rng.restore(session.state.rng)
-        if context.rewinds and context.found is not None:
-            if not self.home.finds(context.found.path):
-                session.commit(ops)
-                ops = []
-                cutter.save("rewind", None, None)  # a resume looks for it in the store
-            self.home.rewound(context.found)
+        if context.rewinds and context.found is not None and self._goes_back(context.found):
+            self.home.go_back_to(context.found)
+            session.commit(ops)
+            ops = []
+            cutter.save("rewind", None, None)  # the first of this epoch: what came later is superseded by it
         if self.home.damage is not None:
             session.commit(ops)
             ops = []
@@ -258,6 +258,10 @@ class _Execution:
         if context.checkpoint_requested:
             context.checkpoint_requested = False
             cutter.now("request", context.checkpoint_request_metadata)
+
+    def _goes_back(self, found: Found) -> bool:
+        """Return True if the session does not stand at that cut, or looks for its cuts in another place."""
+        return not self.home.finds(found.path) or not self.home.stands_at(found)
 
     # --- going back --------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from graflow_ckpt.checkpoint import archive, history, journal, program
+from graflow_ckpt.checkpoint import archive, history, journal, program, rewinds
 from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.describing import metadata_of
@@ -34,7 +34,7 @@ from graflow_ckpt.core.errors import (
     SaveOutcomeUnknown,
 )
 from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease
+from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line
 from graflow_ckpt.engine.tidying import Tidier
 from graflow_ckpt.engine.tracing import Trace
 from graflow_ckpt.stores import folder_on_disk, open_beside, places, store_of
@@ -53,6 +53,7 @@ class Home:
         self._reserved = 0  # the last number that a path has
         self.parent: str | None = None  # the last cut
         self.origin: str | None = None  # the cut that the session was forked from
+        self.rewinds: rewinds.Lines = ()  # what the session has gone back behind
         self.trace = Trace(session)
         self.save_error: Exception | None = None  # of the last save, unless a later one has succeeded
         self.told_slow = False  # saves; a session says so once
@@ -129,6 +130,7 @@ class Home:
         self.sequence = max(self.sequence, self.highest_sequence())
         self.parent = found.meta["checkpoint_id"]
         self.origin = found.meta.get("origin")
+        self.rewinds = rewinds.lines_in(found.meta)
         self.trace.goes_on(found.meta)
         self.last = found.metadata
         self.inputs = dict(found.meta.get("inputs", {}))
@@ -213,6 +215,9 @@ class Home:
             user=user,
         )
         metadata.parent, metadata.origin = self.parent, self.origin
+        if self.rewinds:
+            metadata.rewinds = [[line.epoch, line.sequence] for line in self.rewinds]
+            metadata.needs = [*metadata.needs, "rewinds"]
         metadata.trace_context, metadata.original_trace_id = self.trace.now()
         metadata.home = self.store.url
         program = self.describe_program(graph)
@@ -227,10 +232,26 @@ class Home:
         self.last = metadata
         return metadata
 
-    def rewound(self, found: Found) -> None:
-        """Give up what came after a cut that was named: nothing can refuse any more."""
+    def stands_at(self, found: Found) -> bool:
+        """Return True if the session has nothing after that cut: no later one, and no record."""
+        for _, newest in history.newest(self.store, self.keyring, self.session):
+            if isinstance(newest, Found):
+                if newest.meta["checkpoint_id"] != found.meta["checkpoint_id"]:
+                    return False
+                break
+        after = int(found.facts["transition"])
+        records = history.records(self.store, self.keyring, after, found, self.session, closed=True)
+        try:
+            return next(records, None) is None
+        except JournalDamaged:
+            return False
+
+    def go_back_to(self, found: Found) -> None:
+        """Supersede what came after a cut that was named; the next cut, of its state, says so."""
         assert self.lease is not None
-        self.store.rewound(self.lease, int(found.meta["sequence"]))
+        line = Line(self.lease.epoch, int(found.meta["sequence"]))
+        cuts = (history.order_of(raw, self.session) for _, raw in self.store.list(self.session))
+        self.rewinds = rewinds.with_line(self.rewinds, line, cuts)
 
     def _place(self, path: str) -> tuple[CheckpointStore, str]:
         """The store that a path leads to, and the path as it is written there."""

@@ -139,7 +139,6 @@ def entries(store: LocalStore) -> Iterator[Waiting]:
 def highest_epoch(store: CheckpointStore, session: str, without: int) -> int:
     """Under which others have written something of a session; 0: nobody has."""
     found = [_facts(raw).get("epoch") for _, raw in store.list(session)]
-    found += [line.epoch for line in store.lines(session)]
     found += [epoch for epoch, _, raw in store.segments(session) if raw]
     return max((epoch for epoch in found if type(epoch) is int and epoch != without), default=0)
 

@@ -114,6 +114,10 @@ class LocalStore:
     def lines(self, session: str) -> tuple[Line, ...]:
         return self._ownership.lines(check_session_id(session))
 
+    def former_lines(self, session: str) -> tuple[Line, ...]:
+        """What earlier commits noted of rewinds beside the checkpoints; now their metas list it."""
+        return self._ownership.lines(check_session_id(session))
+
     def rewound(self, lease: Lease, sequence: int) -> None:
         self._own(lease).rewound(sequence)
 

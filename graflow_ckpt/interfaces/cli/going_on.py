@@ -11,6 +11,7 @@ from typing import Any
 
 from graflow_ckpt.checkpoint.codec import encode
 from graflow_ckpt.checkpoint.manager import CheckpointManager
+from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import CheckpointError, SessionError, SessionExists
 from graflow_ckpt.core.facts import RESULT, check_session_id
@@ -121,13 +122,22 @@ def _check_not_gone_on(place: Place, rewind: bool) -> None:
 
 
 def _rewind(place: Place, take_over: bool) -> None:
-    """From here on the session's history ends with this cut; recorded before anything runs."""
-    store = place.kept_in
-    lease = store.acquire(place.session, take_over=take_over)
+    """Write the named cut again as the first one of a new epoch, before anything runs."""
+    argv, sys.argv = sys.argv, list(place.found.meta.get("argv") or [""])
     try:
-        store.rewound(lease, int(place.found.meta["sequence"]))
+        context = _loaded(place)
+        home, graph = context.home, context.graph
+        home.open(take_over=take_over)
+        try:
+            if not home.stands_at(place.found):
+                home.file, home.options = place.found.meta.get("file"), dict(place.found.meta["options"])
+                graph.compile(context.state.starts or graph.roots())
+                home.go_back_to(place.found)
+                home.cut(graph, capture(context.state, context.state.rng), "rewind", None)
+        finally:
+            home.close()
     finally:
-        lease.release()
+        sys.argv = argv
 
 
 def forked(place: Place, new: str, values: Mapping[str, Any] | None = None) -> Place:

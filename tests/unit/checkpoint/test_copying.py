@@ -268,10 +268,7 @@ def test_a_session_that_is_run_at_the_target_is_refused(origin: LocalStore, targ
 
 def test_what_was_gone_back_behind_stays_where_it_is(origin: LocalStore, target: MemoryStore) -> None:
     stocked.line(origin, "s", 3)
-    lease = origin.acquire("s")
-    origin.rewound(lease, 1)
-    lease.release()
-    stocked.save(origin, "s", 4, epoch=lease.epoch)
+    stocked.save(origin, "s", 4, epoch=2, rewinds=[[2, 1]])
 
     moved = move(origin, target).session("s")
 
@@ -285,13 +282,11 @@ def test_copies_of_what_was_gone_back_behind_since_are_taken_away(
 ) -> None:
     stocked.line(origin, "s", 3)
     states(move(origin, target))
-    lease = origin.acquire("s")
-    origin.rewound(lease, 1)
-    lease.release()
+    stocked.save(origin, "s", 4, epoch=2, rewinds=[[2, 1]])
 
-    assert states(move(origin, target)) == ["superseded", "superseded", "there"]
-    assert [meta["sequence"] for meta in metas(target)] == [1]
-    assert len(metas(origin)) == 3
+    assert states(move(origin, target)) == ["superseded", "superseded", "there", "copied"]
+    assert sorted(meta["sequence"] for meta in metas(target)) == [1, 4]
+    assert len(metas(origin)) == 4
 
 
 def test_a_damaged_one_is_told_and_the_others_are_copied(origin: LocalStore, target: MemoryStore) -> None:

@@ -37,13 +37,15 @@ class Session:
     chance: random.Random
     transition: int = 0
     sequence: int = 0
+    rewinds: list[list[int]] = field(default_factory=list)
     cuts: list[tuple[int, int]] = field(default_factory=list)  # of the line that counts: sequence, transition
 
     def own(self, rewind_to: int | None = None) -> None:
         self.lease = self.store.acquire("s")
-        if rewind_to is not None:
-            self.store.rewound(self.lease, rewind_to)
         self.open_journal()
+        if rewind_to is not None:
+            self.rewinds.append([self.lease.epoch, rewind_to])
+            self.cut()
 
     def open_journal(self) -> None:
         self.after = self.transition
@@ -69,6 +71,7 @@ class Session:
         snapshot.facts["epoch"] = self.lease.epoch
         path = f"{self.store.folder}/session_s_step_1_17-{self.sequence}.pkl"
         meta = metadata_of(snapshot, _program, path=path, sequence=self.sequence, cause="policy", user=None)
+        meta.rewinds = list(self.rewinds) or None
         archive.save(self.store, trios.RING, self.lease, snapshot, _program, meta)
         before = self.cuts[-1][1] if self.cuts else 0
         self.cuts.append((self.sequence, self.transition))

@@ -18,7 +18,7 @@ from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Live
 from graflow_ckpt.stores.local import LocalStore
-from tests.unit.checkpoint import trios
+from tests.unit.checkpoint import stocked, trios
 from tests.unit.checkpoint.trios import RING
 
 
@@ -54,15 +54,24 @@ def test_cuts_come_newest_first_by_epoch_and_then_by_sequence(store: LocalStore)
 def test_what_an_owner_has_gone_back_behind_does_not_count(store: LocalStore) -> None:
     for sequence in (1, 2, 3):
         cut(store, sequence, epoch=1)
-    store.acquire("s").release()
-    lease = store.acquire("s")
-    assert lease.epoch > 1
-    store.rewound(lease, 1)
-    lease.release()
+    rewound = stocked.save(store, "s", 4, epoch=2, rewinds=[[2, 1]])
 
-    assert newest(store) == [(1, "")]
-    cut(store, 4, epoch=lease.epoch)
     assert newest(store) == [(4, ""), (1, "")]
+    stocked.save(store, "s", 5, epoch=2, rewinds=[[2, 1]])
+    assert store.delete(rewound.path)  # what follows it says the same
+    assert newest(store) == [(5, ""), (1, "")]
+
+
+def test_a_damaged_rewind_supersedes_as_long_as_its_meta_is_sealed(store: LocalStore) -> None:
+    for sequence in (1, 2):
+        cut(store, sequence, epoch=1)
+    rewound = stocked.save(store, "s", 3, epoch=2, rewinds=[[2, 1]])
+    Path(rewound.path.replace(".pkl", ".state.json")).write_bytes(b"damaged")
+
+    assert newest(store) == [(3, "CheckpointCorrupt"), (1, "")]
+    meta = Path(rewound.path.replace(".pkl", ".meta.json"))
+    meta.write_text(meta.read_text().replace('"rewinds":[[2,1]]', '"rewinds":[[2,0]]'))
+    assert newest(store) == [(3, "UnsafeCheckpoint"), (2, ""), (1, "")]
 
 
 def test_bad_ones_are_mentioned_where_they_stand(store: LocalStore) -> None:

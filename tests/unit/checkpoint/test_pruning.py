@@ -29,6 +29,7 @@ from graflow_ckpt.checkpoint.retention import (
 from graflow_ckpt.core.errors import CheckpointError, NoKey
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.testing.trios import put_meta
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import left, line, save
 
@@ -235,12 +236,21 @@ def test_a_shared_store_without_a_key_is_not_pruned(redis_url: str, monkeypatch:
 
 def test_after_a_rewind_the_newest_is_that_of_the_current_line(store: CheckpointStore) -> None:
     line(store, "a", 3, days=30)
-    lease = store.acquire("a")
-    store.rewound(lease, 1)
-    lease.release()
+    save(store, "a", 4, days=30, epoch=2, rewinds=[[2, 1]])
+    damage = save(store, "a", 5, days=30, epoch=2, rewinds=[[2, 1]])
+    assert store.delete(damage.path)
 
-    assert pruned(store, KeepFor(days=7)) == {"a1": "newest"}
-    assert left(store) == ["a1"]
+    assert pruned(store, KeepFor(days=7)) == {"a4": "newest"}
+    assert left(store) == ["a4"]
+
+
+def test_a_meta_that_nobody_has_sealed_supersedes_nothing(store: CheckpointStore) -> None:
+    made = line(store, "a", 3, days=30)
+    forged = json.loads(store.meta(made[0].path)) | {"epoch": 9, "sequence": 9, "rewinds": [[9, 1]]}
+    put_meta(store, "session_a_step_9_17-9", json.dumps(forged).encode(), stage=forged["stage"])
+
+    assert pruned(store, KeepFor(days=7)) == {"a3": "newest"}
+    assert "a3" in left(store)
 
 
 @pytest.mark.parametrize("status", ["paused", "waiting"])
@@ -417,19 +427,15 @@ def test_what_is_named_goes_even_if_a_retention_would_keep_it(store: CheckpointS
 
 
 def test_a_session_that_has_gone_back_since_it_was_planned_loses_nothing(store: CheckpointStore) -> None:
-    """What it goes on from now was one of too many then; what was spared for it does not count any more."""
+    """What it continues from is a checkpoint of its own, which was not planned for."""
     line(store, "a", 4)
     line(store, "b", 4)
     what = plan(Guard(store, inventory(store), lambda: trios.RING), KeepLast(2), 0.0)
-    store.acquire("a").release()
-    lease = store.acquire("a")  # above the epoch of the cuts
-    store.rewound(lease, 1)
-    lease.release()
+    save(store, "a", 5, epoch=2, rewinds=[[2, 1]])
 
     done = carry_out(store, what)
 
-    assert left(store) == ["a1", "a2", "a3", "a4", "b3", "b4"]
-    assert {why for _, why in done.failed} == {"session a has gone back meanwhile"}
-    what = plan(Guard(store, inventory(store), lambda: trios.RING), KeepLast(2), 0.0)
+    assert (left(store), done.failed) == (["a3", "a4", "a5", "b3", "b4"], ())
+    what = plan(Guard(store, inventory(store), lambda: trios.RING), KeepLast(1), 0.0)
     carry_out(store, what, own="a")
-    assert "a1" in left(store)
+    assert left(store) == ["a5", "b4"]

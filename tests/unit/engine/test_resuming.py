@@ -247,10 +247,12 @@ def test_a_named_checkpoint_means_that_state_and_opens_a_new_line() -> None:
     assert (metadata.steps, context.completed_tasks) == (1, {"a"})
     assert WorkflowEngine().execute(context) == 2
 
-    newest = CheckpointManager.list_checkpoints("s")[0]
-    assert newest.epoch > first.epoch
-    assert newest.sequence > first.sequence
-    assert newest.parent == first.checkpoint_id
+    newest, *_ = found = CheckpointManager.list_checkpoints("s")
+    (rewind,) = [one for one in found if one.cause == "rewind"]
+    assert (rewind.parent, rewind.transition) == (first.checkpoint_id, first.transition + 1)
+    assert newest.epoch == rewind.epoch > first.epoch
+    assert newest.sequence > rewind.sequence > first.sequence
+    assert newest.rewinds == rewind.rewinds == [[rewind.epoch, first.sequence]]
 
 
 def test_the_names_of_the_context_do_the_same(tmp_path: Path) -> None:

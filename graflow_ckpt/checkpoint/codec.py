@@ -28,7 +28,10 @@ _KEPT: Final = 1 << 16  # a packer keeps the largest buffer that it ever had
 
 # Extension code -1 is decoded by msgpack itself, before anybody is asked.
 _TIMESTAMPS: Final = (b"\xd6\xff", b"\xd7\xff", b"\xc7\x0c\xff")
-_BROKEN: Final = (ValueError, TypeError, LookupError, ArithmeticError, struct.error, msgpack.UnpackException)
+_BROKEN: Final = (
+    ValueError, TypeError, LookupError, ArithmeticError, struct.error, msgpack.UnpackException,
+    SyntaxError, OSError, RuntimeError, AttributeError,  # of a dtype or a time zone that is none
+)  # fmt: skip
 
 take_in(*builtin.KINDS)
 

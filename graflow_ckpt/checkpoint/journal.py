@@ -24,7 +24,7 @@ import msgpack
 
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
 from graflow_ckpt.checkpoint.seal import Chain, Keyring
-from graflow_ckpt.core.errors import JournalDamaged, SchemaUnsupported, UnknownKey
+from graflow_ckpt.core.errors import CheckpointError, JournalDamaged, SchemaUnsupported, UnknownKey
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.values import Live
 
@@ -120,9 +120,18 @@ def unpack(payload: bytes, *, closed: bool = False, python: str = "") -> Record:
             return Live(lists[-1][_U32.unpack_from(data)[0]])
         return Live(lists[_U32.unpack_from(data)[0]][_U32.unpack_from(data, _U32.size)[0]])
 
-    sequence, now, *ops = msgpack.unpackb(
-        payload, ext_hook=unpack_live, use_list=False, strict_map_key=False, unicode_errors="surrogatepass"
-    )
+    try:
+        sequence, now, *ops = msgpack.unpackb(
+            payload,
+            ext_hook=unpack_live,
+            use_list=False,
+            strict_map_key=False,
+            unicode_errors="surrogatepass",
+        )
+    except (ValueError, TypeError, LookupError, struct.error, msgpack.UnpackException) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise JournalDamaged(f"A record of a journal cannot be decoded: {error!r}.") from error
     return Record(sequence, now, list(ops))
 
 

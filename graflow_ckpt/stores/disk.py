@@ -51,6 +51,12 @@ SMALL = 64 << 20
 """What is read in one piece is smaller, whatever somebody has put in its place."""
 
 
+HOLE = 4 << 20
+"""Bytes: more than a record of a journal has."""
+
+_CHUNK = 1 << 20
+
+
 class Disk:
     """The real thing. It keeps nothing, so one instance serves all threads."""
 
@@ -128,6 +134,24 @@ class Disk:
                     f"{path} has {size} bytes: nothing of that name is that large.", path=path, size=size
                 )
             return b"".join(iter(lambda: os.read(fd, max(size, 1 << 16)), b""))
+        finally:
+            self.close(fd)
+
+    def read_filled(self, path: str) -> bytes:
+        """All of a regular file up to the last chunk that is not zeros. A hole takes no memory: of a longer
+        one than any record `HOLE` bytes are given."""
+        fd = self.open(path)
+        try:
+            regular_size(fd, path)
+            found, zeros = bytearray(), 0
+            while chunk := os.read(fd, _CHUNK):
+                if chunk.count(0) == len(chunk):
+                    zeros += len(chunk)
+                    continue
+                found += bytes(min(zeros, HOLE))
+                found += chunk
+                zeros = 0
+            return bytes(found)
         finally:
             self.close(fd)
 

@@ -136,7 +136,7 @@ def read_segments(disk: Disk, folder: str, session: str) -> Iterator[tuple[int, 
         path = f"{folder}/.{session}.{epoch}.{after}.journal"
         with refusing("read the journal", path):
             try:
-                raw = disk.read(path, None)  # it grows until the next cut, which may never come
+                raw = disk.read_filled(path)  # it grows until the next cut, which may never come
             except FileNotFoundError:
                 continue  # dropped meanwhile: a cut covers it
         yield epoch, after, raw

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,3 +175,32 @@ def test_what_many_appends_have_made_large_is_read(store: LocalStore, lease: Loc
     found = frames(store)
 
     assert found == [(1, 0, b"x" * SMALL + b"y")]
+
+
+def test_a_hole_behind_the_records_takes_no_memory(
+    store: LocalStore, lease: LocalLease, tmp_path: Path
+) -> None:
+    journal = store.journal(lease, 0)
+    journal.append(b"frame")
+    os.truncate(tmp_path / ".s.1.0.journal", 1 << 30)
+
+    tracemalloc.start()
+    ((_, _, raw),) = store.segments("s")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert raw.rstrip(b"\0") == b"frame"
+    assert peak < 16 << 20
+
+
+def test_what_follows_a_hole_is_still_found(store: LocalStore, lease: LocalLease, tmp_path: Path) -> None:
+    store.journal(lease, 0).append(b"frame")
+    with (tmp_path / ".s.1.0.journal").open("r+b") as file:
+        file.seek(64 << 20)
+        file.write(b"behind")
+
+    ((_, _, raw),) = store.segments("s")
+
+    assert raw.startswith(b"frame\0")
+    assert raw.endswith(b"behind")
+    assert len(raw) < 8 << 20

@@ -20,7 +20,7 @@ def findings(*arguments: str, status: int | None = 0, **environment: str) -> dic
     return {finding["what"]: finding for finding in found}
 
 
-def test_a_healthy_machine_is_told_what_durability_costs_and_keeps_nothing_of_it() -> None:
+def test_a_healthy_machine_is_told_so_and_keeps_nothing_of_it() -> None:
     Path("checkpoints").rmdir()
     found = findings("--store", "checkpoints")
 
@@ -28,8 +28,6 @@ def test_a_healthy_machine_is_told_what_durability_costs_and_keeps_nothing_of_it
         ("python", "blake3", "store", "key"), "ok"
     )
     assert "will be made by the first save" in found["store"]["found"]
-    for cost in ("fsync of 30 kB", "checkpoint of 30 kB", "journal record"):
-        assert found[cost]["found"].split()[1] == "ms"
     assert os.listdir() == []
 
 
@@ -54,7 +52,7 @@ def test_a_store_that_is_no_folder_is_bad() -> None:
 
 def test_a_key_that_others_can_read_is_bad(tmp_path: Path) -> None:
     state = {"XDG_STATE_HOME": str(tmp_path / "state")}
-    findings(**state)
+    graflow("run", program("count.py", COUNT), "--session", "s", **state)
     key = tmp_path / "state" / "graflow_ckpt" / "key"
     key.chmod(0o644)
 
@@ -69,7 +67,7 @@ def test_for_people_it_is_a_table() -> None:
     lines = graflow("doctor").out.splitlines()
 
     assert lines[0].split() == ["WHAT", "VERDICT", "FOUND"]
-    assert any(line.startswith("journal record") for line in lines)
+    assert any(line.startswith("store") for line in lines)
 
 
 def test_a_database_that_has_grown_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ COMMANDS = {
     "key": "Make, list and replace the keys that seal checkpoints.",
     "db": "Make, change and look at the tables of a store in a database.",
     "settings": "Show what is set, and where it comes from.",
-    "doctor": "What is installed, writable and safe, and what durability costs here.",
+    "doctor": "What is installed, writable and safe here, and reached.",
     "completion": "Print the completion script of a shell.",
 }
 

@@ -1,4 +1,4 @@
-"""`graflow-ckpt doctor`: what is installed, writable and safe here, what durability costs, and the fleet."""
+"""`graflow-ckpt doctor`: what is installed, writable and safe here, and the fleet."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Examples:
 
 
 @click.command(
-    "doctor", epilog=EXAMPLES, short_help="What is installed, writable and safe, what durability costs."
+    "doctor", epilog=EXAMPLES, short_help="What is installed, writable and safe here, and reached."
 )
 @store
 @fleet
 @common
 @click.pass_context
 def command(ctx: click.Context, /, store: str) -> int:
-    """Say what is installed, writable and safe here, and measure what each durability costs.
+    """Say what is installed, writable and safe here.
 
     Of a fleet that is set up also: how its server keeps what it is told, whether there is a key, who works,
     and which tasks nobody can work on. The exit status is 1 if something would keep a session from being

@@ -17,7 +17,6 @@ from graflow_ckpt.core.errors import CheckpointError, ServerError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli.encryption import encryption
 from graflow_ckpt.interfaces.cli.findings import Finding
-from graflow_ckpt.interfaces.cli.measuring import costs
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import folder_on_disk, open_store
 from graflow_ckpt.stores.mounts import file_system
@@ -37,11 +36,11 @@ NETWORK = frozenset(
 
 
 def examine(store: str) -> list[Finding]:
-    """All of it; measures on the disk of the store, in a folder that is taken away again."""
+    """Look at what is installed, and at a store and its key; nothing is written to it."""
     place = open_store(store)
     if place.shared:
         return [*_versions(), *_server(place), *_waiting(place), *_shared_key(place), *encryption(place)]
-    return [*_versions(), *_store(store), *_waiting(place), *_key(store), *encryption(place), *_costs(store)]
+    return [*_versions(), *_store(store), *_waiting(place), *_key(store), *encryption(place)]
 
 
 def _versions() -> Iterator[Finding]:
@@ -190,17 +189,3 @@ def _key(store: str) -> Iterator[Finding]:
     warning = key_storage_warning(folder_on_disk(open_store(store)))
     if warning:
         yield Finding("key storage", "warning", warning)
-
-
-# --- what it costs -------------------------------------------------------------------------
-
-
-def _costs(store: str) -> Iterator[Finding]:
-    folder = folder_on_disk(open_store(store))
-    try:
-        measured = costs(existing(folder))
-    except (CheckpointError, OSError) as error:
-        yield Finding("costs", "bad", str(error))
-        return
-    for name, cost in measured.items():
-        yield Finding(name, "ok", cost.text())

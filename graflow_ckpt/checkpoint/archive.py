@@ -35,7 +35,7 @@ from graflow_ckpt.checkpoint.model import (
     upgrade,
 )
 from graflow_ckpt.checkpoint.program import Program
-from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
+from graflow_ckpt.checkpoint.seal import Keyring, sealed_bytes, verify
 from graflow_ckpt.checkpoint.snapshot import Snapshot
 from graflow_ckpt.core.errors import CheckpointCorrupt, UnsafeCheckpoint
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, Readable, Sink, Source
@@ -129,7 +129,7 @@ def save(
             "synced": store.synced,  # by now it may have turned out that it goes somewhere else
             "parts": {part: digest.document() for part, digest in digests.items()},
         }
-        sink.write(json.dumps(seal(document | depositor.listed(), keyring), separators=(",", ":")).encode())
+        sink.write(sealed_bytes(document | depositor.listed(), keyring, metadata.path))
 
     parts = [("pkl", values), ("state.json", facts), ("meta.json", meta)]
     try:

@@ -32,7 +32,7 @@ from graflow_ckpt.checkpoint.inventory import Inventory, inventory
 from graflow_ckpt.checkpoint.model import NOT_JSON, Document
 from graflow_ckpt.checkpoint.retention import Cut
 from graflow_ckpt.checkpoint.rewinds import former_lines, is_superseded
-from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
+from graflow_ckpt.checkpoint.seal import Keyring, sealed_bytes, verify
 from graflow_ckpt.checkpoint.tail import Tail, at_one_moment, tail, two_newest, write_segment
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
@@ -156,10 +156,10 @@ class Move:
         if former is not None:
             _check_older(where, former, meta)
         stage = uuid.uuid4().hex
-        sealed = seal(self._as_at_target(meta, stage), self.ring)
+        sealed = sealed_bytes(self._as_at_target(meta, stage), self.ring, where)
 
         def write_meta(sink: Sink) -> None:
-            sink.write(json.dumps(sealed, separators=(",", ":")).encode())
+            sink.write(sealed)
 
         bringing = Bringing(self.origin, path, meta)
 

@@ -88,8 +88,8 @@ def none_good(session: str, skipped: list[tuple[str, CheckpointError]]) -> NoGoo
     return NoGoodCheckpoint(
         f"Session {session} has {len(skipped)} checkpoints and none of them verifies: {reasons}",
         hint=skipped[0][1].hint
-        if all(isinstance(error, UnknownKey) for _, error in skipped)
-        else "Nothing was started. See graflow-ckpt checkpoints verify, or use a new session.",
+        if all(isinstance(error, (UnknownKey, UnsafeCheckpoint)) for _, error in skipped)
+        else "Nothing was started. Find out more: graflow-ckpt checkpoints verify.",
         session=session,
         skipped=skipped,
     )

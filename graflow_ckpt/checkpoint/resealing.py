@@ -19,7 +19,7 @@ from operator import itemgetter
 
 from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.model import NOT_JSON, Document, parse
-from graflow_ckpt.checkpoint.seal import Keyring, seal, verify
+from graflow_ckpt.checkpoint.seal import Keyring, sealed_bytes, verify
 from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError, SessionBusy
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, Sink
@@ -91,10 +91,11 @@ def put_sealed(
     store: CheckpointStore, keyring: Keyring, path: str, meta: Document, lease: Lease | None
 ) -> None:
     """Write a meta with a seal of the newest key; the parts stay as they are."""
-    sealed = seal({name: value for name, value in meta.items() if name not in ("seal", "key_id")}, keyring)
+    own = {name: value for name, value in meta.items() if name not in ("seal", "key_id")}
+    sealed = sealed_bytes(own, keyring, path)
 
     def write(sink: Sink) -> None:
-        sink.write(json.dumps(sealed, separators=(",", ":")).encode())
+        sink.write(sealed)
 
     store.put(path, [(META, write)], lease=lease, stage=str(meta["stage"]))
 

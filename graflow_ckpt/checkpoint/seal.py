@@ -19,7 +19,7 @@ from typing import Any, Final
 from blake3 import blake3
 
 from graflow_ckpt.checkpoint.keys import Keyring
-from graflow_ckpt.core.errors import CheckpointCorrupt, UnknownKey, UnsafeCheckpoint
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, UnknownKey, UnsafeCheckpoint
 
 __all__ = ["MAC_SIZE", "Chain", "Keyring", "canonical", "seal", "verify"]
 
@@ -81,6 +81,24 @@ def verify(meta: Meta, keyring: Keyring) -> None:
             hint="Use another checkpoint of the session; this one is not opened.",
             key_id=key_id,
         )
+
+
+META_LIMIT = 32 << 20
+"""Bytes of a meta at most: readers take no more than twice as many, and a wrapper makes it longer."""
+
+
+def sealed_bytes(meta: Meta, keyring: Keyring, path: str) -> bytes:
+    """A meta as it is stored, sealed. Refuse one that no reader would take."""
+    found = json.dumps(seal(meta, keyring), separators=(",", ":")).encode()
+    if len(found) > META_LIMIT:
+        raise CheckpointError(
+            f"Checkpoint {path} was not written: its metadata have {len(found)} bytes, and the limit is "
+            f"{META_LIMIT}.",
+            hint="Keep large values in the session (set, or a task's result), and only short ones here.",
+            path=path,
+            size=len(found),
+        )
+    return found
 
 
 class Chain:

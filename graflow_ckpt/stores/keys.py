@@ -78,7 +78,7 @@ class Keyring:
             return cls(_parse(text, _VARIABLE))
         if named := env.get(_FILE_VARIABLE, "").strip():
             path = Path(named)
-            return cls(_parse(_read(path, 0o022), str(path)))
+            return cls(_parse(_read(path, 0o027), str(path)))  # of a group of workers, say
         if not local:
             raise NoKey(
                 "A shared store needs a key that all who use it have, and none is set.",
@@ -164,13 +164,15 @@ def _read(path: Path, forbidden: int) -> str:
             f"The key file {path} cannot be read: {error.strerror}.", path=str(path)
         ) from error
     with open(fd, encoding="utf-8", errors="replace") as file:
+        if os.fstatvfs(fd).f_flag & os.ST_RDONLY:  # a secret that is mounted, where no mode can be changed
+            forbidden &= 0o022
         _check_owner(path, os.fstat(fd), forbidden)  # of what is open, not of what the name means by now
         return file.read(1 << 16)
 
 
 def _check_owner(path: Path, found: os.stat_result, forbidden: int) -> None:
     if stat.S_IMODE(found.st_mode) & forbidden:
-        can = "read" if forbidden & 0o044 else "change"
+        can = "read" if found.st_mode & forbidden & 0o044 else "change"
         raise UnsafeCheckpoint(
             f"Others can {can} {path}, so what its key has sealed proves nothing.",
             hint=f"If nobody has: chmod go= {path}. If in doubt, remove it: a new key is made, and"

@@ -17,12 +17,13 @@ import json
 import logging
 import os
 import re
+import shlex
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 
-from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.errors import CheckpointError, UnsafeCheckpoint
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
 from graflow_ckpt.stores import batches, segments, trio
@@ -69,6 +70,7 @@ class LocalStore:
         """Do once what saving will do, and take it away again."""
         made = not os.path.isdir(self._root)
         self._settle(self._root)
+        self._check_folder()
         path = f"{self._root}/.probe.{os.getpid()}.tmp"
         with refusing("write into", self._root), held(f"{path}.lock"):
             with suppress(FileNotFoundError):
@@ -160,10 +162,7 @@ class LocalStore:
                 mode = os.stat(target.final(part)).st_mode
                 if mode & stat.S_IWOTH:
                     return f"{target.final(part)} can be written by everybody (mode {stat.S_IMODE(mode):04o})"
-        mode = os.stat(target.folder).st_mode
-        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-            return f"everybody can put files into {target.folder} (mode {stat.S_IMODE(mode):04o})"
-        return None
+        return _open_to_all(target.folder)
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
         """Whatever has a meta: damaged ones with their bytes, unreadable ones with none at all.
@@ -251,6 +250,17 @@ class LocalStore:
             raise TypeError(f"a lease of this store is needed, not {type(lease).__name__}")
         return lease
 
+    def _check_folder(self) -> None:
+        """The look that a reader takes, before anything is written that no reader would open."""
+        if (why := _open_to_all(self._root)) is not None:
+            own = f"{self._root}/{os.environ.get('USER') or 'own'}"
+            raise UnsafeCheckpoint(
+                f"The folder {self._root} is not used: {why}, so nothing in it could be trusted.",
+                hint=f"Take that permission away: chmod o-w {shlex.quote(self._root)}. Where you may not, as "
+                f"in a volume of a container, name a folder in it: {own} is made with mode 0700.",
+                path=self._root,
+            )
+
     def _settle(self, folder: str) -> None:
         if folder in self._settled and os.path.isdir(folder):
             return
@@ -293,6 +303,14 @@ class LocalStore:
         metas = (_field_in(raw, "epoch") for _, raw in self.list(session))
         found = [epoch for epoch in metas if type(epoch) is int]
         return max(found + segments.epochs(self._disk, self._root, session), default=0)
+
+
+def _open_to_all(folder: str) -> str | None:
+    """Why everybody could put files there, or replace them; None if not."""
+    mode = os.stat(folder).st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        return f"everybody can put files into {folder} (mode {stat.S_IMODE(mode):04o})"
+    return None
 
 
 @contextmanager

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,6 +35,7 @@ def test_the_first_of_several_keys_seals_and_all_verify() -> None:
 def test_a_key_in_the_environment_comes_before_a_file_and_a_file_before_the_local_key(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(TWO + "\n")
+    file.chmod(0o600)
     env = {**state(tmp_path), "GRAFLOW_CKPT_KEY_FILE": str(file)}
 
     assert Keyring.load({**env, "GRAFLOW_CKPT_KEY": ONE}).ids == ("one",)
@@ -124,16 +126,32 @@ def test_a_local_key_in_a_folder_that_others_can_change_is_refused(tmp_path: Pat
         Keyring.load(env)
 
 
-def test_a_named_file_may_be_readable_and_not_writable_by_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("mode", [0o644, 0o444, 0o620, 0o602])
+def test_a_named_file_that_others_can_read_or_change_is_refused_with_the_command(
+    mode: int, tmp_path: Path
+) -> None:
     file = tmp_path / "keys"
     file.write_text(ONE)
     env = {"GRAFLOW_CKPT_KEY_FILE": str(file)}
 
-    file.chmod(0o444)
-    assert Keyring.load(env).ids == ("one",)
-    file.chmod(0o664)
-    with pytest.raises(UnsafeCheckpoint, match="change"):
+    file.chmod(mode)
+    with pytest.raises(UnsafeCheckpoint, match=f"chmod go= {file}"):
         Keyring.load(env)
+    for sound in (0o600, 0o640, 0o400):
+        file.chmod(sound)
+        assert Keyring.load(env).ids == ("one",)
+
+
+def test_a_secret_that_is_mounted_read_only_may_be_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text(ONE)
+    file.chmod(0o444)
+    mounted = SimpleNamespace(f_flag=os.ST_RDONLY)
+    monkeypatch.setattr(os, "fstatvfs", lambda fd: mounted)
+
+    assert Keyring.load({"GRAFLOW_CKPT_KEY_FILE": str(file)}).ids == ("one",)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +219,7 @@ def test_a_ring_without_keys_is_refused() -> None:
 def test_a_new_key_is_put_before_the_others_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"{new_key()}, {new_key()}")
-    file.chmod(0o640)
+    file.chmod(0o400)
     before = Keyring.load({"GRAFLOW_CKPT_KEY_FILE": str(file)})
 
     made = put_first(file)
@@ -210,7 +228,7 @@ def test_a_new_key_is_put_before_the_others_of_a_file(tmp_path: Path) -> None:
     assert after.signing[0] == made
     assert after.ids == (made, *before.ids)
     assert all(after.secret(key_id) == before.secret(key_id) for key_id in before.ids)
-    assert file.stat().st_mode & 0o777 == 0o640
+    assert file.stat().st_mode & 0o777 == 0o400
     assert [each.name for each in tmp_path.iterdir()] == ["keys"]
 
 
@@ -218,6 +236,7 @@ def test_a_link_to_the_file_stays_a_link(tmp_path: Path) -> None:
     file, link = tmp_path / "real" / "keys", tmp_path / "keys"
     file.parent.mkdir()
     file.write_text(new_key())
+    file.chmod(0o600)
     link.symlink_to(file)
 
     put_first(link)
@@ -229,6 +248,7 @@ def test_a_link_to_the_file_stays_a_link(tmp_path: Path) -> None:
 def test_of_many_who_put_one_first_at_once_none_is_lost(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(new_key())
+    file.chmod(0o600)
 
     with ThreadPoolExecutor(6) as threads:
         made = list(threads.map(lambda _: put_first(file), range(12)))

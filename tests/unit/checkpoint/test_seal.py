@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graflow_ckpt.checkpoint.keys import Keyring
-from graflow_ckpt.checkpoint.seal import Chain, canonical, seal, verify
-from graflow_ckpt.core.errors import CheckpointCorrupt, UnknownKey, UnsafeCheckpoint
+from graflow_ckpt.checkpoint.seal import META_LIMIT, Chain, canonical, seal, sealed_bytes, verify
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, UnknownKey, UnsafeCheckpoint
 
 RING = Keyring({"k1": b"1" * 32, "k0": b"0" * 32})
 META = {
@@ -153,3 +153,12 @@ def test_a_record_cannot_be_taken_for_the_start_of_another_chain() -> None:
 
 def test_the_seals_of_a_chain_never_change() -> None:
     assert Chain(b"1" * 32, b"s/1/0").next(b"a").hex() == "765b09f7f603a905a680a923937da45b"
+
+
+def test_metadata_that_no_reader_would_take_are_refused_when_they_are_written() -> None:
+    ring = Keyring({"k1": b"1" * 32})
+
+    with pytest.raises(CheckpointError, match=r"its metadata have \d+ bytes, and the limit is"):
+        sealed_bytes({"user_metadata": {"text": "x" * META_LIMIT}}, ring, "a.pkl")
+
+    assert len(sealed_bytes({"user_metadata": {"text": "x"}}, ring, "a.pkl")) < 1000

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, Fenced, SessionBusy
+from graflow_ckpt.core.errors import (
+    CheckpointError,
+    CheckpointNotFound,
+    Fenced,
+    SessionBusy,
+    UnsafeCheckpoint,
+)
 from graflow_ckpt.core.protocols import CheckpointStore, PartWriter, Sink
 from graflow_ckpt.stores.flock import held
 from graflow_ckpt.stores.local import LocalStore
@@ -287,3 +294,41 @@ def test_busy_is_raised_before_anything_is_tidied(tmp_path: Path) -> None:
 
     assert (tmp_path / f"{OWN}.mine.pkl.tmp").exists()
     lease.release()
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_no_file_is_written_or_locked_that_is_not_this_packages_own(kind: str, tmp_path: Path) -> None:
+    other, store = tmp_path / "mine.txt", LocalStore(tmp_path / "c")
+    other.touch()
+    store.probe()
+
+    def plant(name: str) -> Path:
+        planted = tmp_path / "c" / name
+        planted.symlink_to(other) if kind == "link" else os.mkfifo(planted)
+        return planted
+
+    lock = plant(".s.lock")
+    with pytest.raises(CheckpointError, match=r"is not used: it is (a symbolic link|not a regular file)"):
+        store.acquire("s")
+    lock.unlink()
+    lease = store.acquire("s")
+    plant(".s.1.0.journal")
+    with pytest.raises(CheckpointError, match=r"a symbolic link|not a regular file"):
+        store.journal(lease, 0)
+
+    assert other.read_bytes() == b""
+    lease.release()
+
+
+def test_a_folder_that_everybody_can_write_to_is_refused_before_the_first_task(tmp_path: Path) -> None:
+    folder = tmp_path / "volume"
+    folder.mkdir()
+    folder.chmod(0o777)
+
+    with pytest.raises(UnsafeCheckpoint, match="mode 0777") as refused:
+        LocalStore(folder).probe()
+
+    assert f"chmod o-w {folder}" in refused.value.hint
+    LocalStore(folder / "own").probe()
+    folder.chmod(0o1777)
+    LocalStore(folder).probe()

@@ -28,6 +28,7 @@ from tests.chaos.model import expected
 from tests.chaos.pools import is_alive, pools, until
 from tests.chaos.records import lines, session_of, tokens_left
 from tests.proxy import Proxy
+from tests.stretch import stretched
 
 pytestmark = pytest.mark.crash
 
@@ -249,4 +250,4 @@ def test_a_token_that_got_lost_on_its_way_is_posted_again_soon(mine: Fleet) -> N
     with pools(mine.pool()):
         assert handle.wait(30).status == "completed", mine.said
 
-    assert mine.wait_for("began", "a").at - lost < 3.5
+    assert mine.wait_for("began", "a").at - lost < stretched(3.5)

@@ -12,6 +12,7 @@ from graflow_ckpt import group
 from tests.acceptance.fleet_tasks import compute, make, named, wait
 from tests.acceptance.fleets import Fleet, fleet, intervals, most_at_once
 from tests.chaos.pools import pools, until
+from tests.stretch import stretched
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def test_two_workers_share_tasks_of_five_milliseconds(mine: Fleet) -> None:
 
 
 def test_the_members_of_a_group_run_on_several_workers_at_the_same_time(mine: Fleet) -> None:
-    members = [named(f"m{n}", seconds=0.5) for n in range(4)]
+    members = [named(f"m{n}", seconds=stretched(0.5)) for n in range(4)]
 
     with pools(mine.pool(workers="4")):
         mine.ready(4)
@@ -95,7 +96,7 @@ def test_a_retry_waits_for_its_time_while_others_run(mine: Fleet) -> None:
         assert handle.wait(30).status == "completed", mine.said
 
     failed, began = mine.wait_for("failed", "later"), mine.wait_for("began", "later", 2)
-    assert 0.55 < began.at - failed.at < 2.0
+    assert 0.55 < began.at - failed.at < stretched(2.0)
     assert [commit.how for commit in mine.ledger() if commit.task == "later"] == ["retry", "completed"]
     assert mine.completed()[-1] == "later"
 

@@ -10,7 +10,7 @@ task runs again. What "completed" means is precise:
 A start of the same task and cycle after either is a violation. A task that was killed before its commit
 was durable may run again; those are counted and shown.
 
-GRAFLOW_KILL_POINTS asks for other than 150 points for each of the two durabilities.
+GRAFLOW_KILL_POINTS asks for other than 75 points for each of the two durabilities.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import pytest
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
-POINTS = int(os.environ.get("GRAFLOW_KILL_POINTS", "150"))
+POINTS = int(os.environ.get("GRAFLOW_KILL_POINTS", "75"))
 PROGRAMS = ["orders", "training", "etl", "shared", "loading"]
 DURABILITIES = ["checkpoint", "journal"]
 HEAD = "program      durability   lines  points   kills  differences  run twice  against the promise"

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from graflow_ckpt import EveryTask, task, workflow
 from tests.acceptance.processes import LONG
 from tests.sharing import ACTIONS, PROGRAMS, SGD, Killed, Node, model, picture, randomly, run
+from tests.stretch import stretched
 
 
 @pytest.fixture(autouse=True)
@@ -164,7 +165,7 @@ def test_after_a_timeout_the_session_keeps_copies_that_share(durability: Any) ->
 
     try:
         dies = {"look"} if durability == "journal" else set()
-        found = training(dies, late, durability=durability, timeout=0.5, max_retries=1)
+        found = training(dies, late, durability=durability, timeout=stretched(0.5), max_retries=1)
     finally:
         release.set()
 

@@ -18,6 +18,7 @@ from graflow_ckpt import Backoff, Event, task, workflow
 from graflow_ckpt.core.errors import TaskTimeout
 from tests.acceptance.places import Make
 from tests.acceptance.processes import LONG, gone, run
+from tests.stretch import stretched
 
 
 def pids_in(file: Path) -> list[int]:
@@ -75,9 +76,10 @@ BODIES = [stubborn, in_c, on_a_lock, busy_in_c, with_children]
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.__name__)
 def test_a_timeout_ends_the_code_in_a_child_within_a_second(body, tmp_path: Path) -> None:
     file = tmp_path / "pids"
+    limit = stretched(1.5)  # a child is started in it
 
     with workflow("w") as flow:
-        task(id="hang", isolation="process", timeout=1.5)(body)
+        task(id="hang", isolation="process", timeout=limit)(body)
         flow.get_channel().set("file", str(file))
         began = time.monotonic()
         with pytest.raises(TaskTimeout):
@@ -85,7 +87,7 @@ def test_a_timeout_ends_the_code_in_a_child_within_a_second(body, tmp_path: Path
         took = time.monotonic() - began
 
     pids = pids_in(file)
-    assert took < 2.5
+    assert took < limit + stretched(1.0)
     assert len(pids) == (3 if body is with_children else 1)
     assert all(gone(pid, 1) for pid in pids)
 
@@ -94,7 +96,7 @@ def test_a_retry_runs_in_a_process_of_its_own_after_a_timeout(tmp_path: Path, wo
     with workflow("w") as flow:
         flow.get_channel().set("file", str(tmp_path / "pids"))
 
-        @task(isolation="process", inject_context=True, timeout=1.5, max_retries=1)
+        @task(isolation="process", inject_context=True, timeout=stretched(1.5), max_retries=1)
         def a(context, file: str) -> str:
             context.get_channel().set(f"trace{context.attempt}", 1)
             if context.attempt == 1:
@@ -148,7 +150,7 @@ def test_a_thread_that_hangs_holds_up_neither_a_retry_nor_the_end(body) -> None:
     with workflow("w") as flow:
         flow.get_channel().set("file", "")
 
-        @task(inject_context=True, timeout=0.2, max_retries=1)
+        @task(inject_context=True, timeout=stretched(0.2), max_retries=1)
         def hang(context, file: str) -> str:
             attempts.append(context.attempt)
             if context.attempt == 1:
@@ -160,7 +162,7 @@ def test_a_thread_that_hangs_holds_up_neither_a_retry_nor_the_end(body) -> None:
         took = time.monotonic() - began
 
     assert attempts == [1, 2]
-    assert took < 2
+    assert took < stretched(2)
 
 
 def test_a_timeout_in_a_thread_says_how_code_can_be_ended() -> None:
@@ -284,7 +286,7 @@ def test_a_coroutine_that_swallows_its_cancellation_is_fenced(workflow: Make) ->
 
     with workflow("w") as flow:
 
-        @task(inject_context=True, timeout=0.1, max_retries=1)
+        @task(inject_context=True, timeout=stretched(0.1), max_retries=1)
         async def stubborn(context) -> str:
             if context.attempt == 2:
                 finish.set()
@@ -309,7 +311,7 @@ def test_a_coroutine_is_retried_after_its_timeout_with_backoff(workflow: Make) -
 
     with workflow("w") as flow:
 
-        @task(inject_context=True, timeout=0.1, max_retries=1, backoff=Backoff(0.05))
+        @task(inject_context=True, timeout=stretched(0.1), max_retries=1, backoff=Backoff(0.05))
         async def slow(context) -> str:
             attempts.append(context.attempt)
             if context.attempt == 1:

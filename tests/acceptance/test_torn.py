@@ -11,6 +11,7 @@ import pytest
 from graflow_ckpt import CheckpointManager, EveryTask, task, workflow
 from graflow_ckpt.core.errors import ValueTorn, WorkflowCancelled
 from tests.acceptance.live import LONG, Box, Seen
+from tests.stretch import stretched
 
 
 def training(fails: bool, **options: Any) -> tuple[list[Any], Any, list[int]]:
@@ -177,7 +178,7 @@ def test_a_thread_past_its_deadline_keeps_only_what_the_session_has_let_go_of() 
     with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
         flow.get_channel().set("box", Box(1))
 
-        @task(inject_context=True, timeout=0.1, max_retries=1)
+        @task(inject_context=True, timeout=stretched(0.1), max_retries=1)
         def slow(context) -> None:
             box = context.get_channel().get("box")
             boxes.append(box)
@@ -208,7 +209,7 @@ def test_a_thread_past_its_deadline_that_shares_with_a_sibling_takes_the_session
         def make(context) -> None:
             context.get_channel().set("box", Box())
 
-        @task(inject_context=True, timeout=0.3, max_retries=1)
+        @task(inject_context=True, timeout=stretched(0.3), max_retries=1)
         def slow(context) -> None:
             box = context.get_channel().get("box")
             boxes.append(box)

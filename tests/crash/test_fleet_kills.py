@@ -17,6 +17,7 @@ from tests.crash import fleet_tasks as tasks
 from tests.crash.fleet import alive, go, killed, noted, pool, until
 from tests.crash.fleet_poison import innocent
 from tests.crash.takeover import said, takeovers
+from tests.stretch import stretched
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("fleet_key")]
 
@@ -39,7 +40,7 @@ def test_what_a_killed_process_ran_is_gone_on_with_at_once(redis_url: str, tmp_p
         go(tmp_path)
         assert handle.result(10) == "a"
         assert other != victim
-        assert began - at < 1.0
+        assert began - at < stretched(1.0)
         fleet.ready()  # all seats are taken again
         assert [word for word, _, _ in noted(tmp_path, "a-over")] == ["a-over"]
 
@@ -78,7 +79,7 @@ def test_all_die_with_their_parent_and_another_pool_of_the_machine_goes_on(
             assert first.nobody_is_left(1.0)
             _, other, began = noted(tmp_path, "a", 2)[1]
             assert other in second.workers()
-            assert began - at < 1.5
+            assert began - at < stretched(1.5)
             go(tmp_path)
             handle.result(10)
 

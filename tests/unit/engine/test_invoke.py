@@ -16,6 +16,7 @@ from graflow_ckpt.core.values import Live
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.invoke import spread
 from graflow_ckpt.sessions.memory import MemorySession
+from tests.stretch import stretched
 
 LONG = 20.0  # seconds: only a hang takes so long
 COLOURS = ["inline", "thread", "async", "process"]
@@ -219,7 +220,7 @@ def test_a_value_that_is_being_changed_at_the_deadline_counts_as_torn() -> None:
         def make(context) -> None:
             context.get_channel().set("slow", Slow())
 
-        @task(inject_context=True, timeout=0.1, max_retries=1)
+        @task(inject_context=True, timeout=stretched(0.1), max_retries=1)
         def use(context) -> bool:
             attempts.append(context.attempt)
             slow = context.get_channel().get("slow")

@@ -11,6 +11,7 @@ from graflow_ckpt import Backoff, Event, task, workflow
 from graflow_ckpt.core.errors import (
     TaskTimeout,
 )
+from tests.stretch import stretched
 
 LONG = 20.0  # seconds: only a hang takes so long
 
@@ -269,7 +270,7 @@ def test_a_late_result_is_fenced_and_reported_once(caplog: pytest.LogCaptureFixt
 
     with workflow("w", observers=[seen.append]) as flow:
 
-        @task(inject_context=True, timeout=0.1, max_retries=1)
+        @task(inject_context=True, timeout=stretched(0.1), max_retries=1)
         def slow(context) -> str:
             if context.attempt == 2:
                 release.set()

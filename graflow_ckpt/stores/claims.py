@@ -60,15 +60,6 @@ def lines_of(found: Any, where: str) -> tuple[Line, ...]:
     return lines
 
 
-def still_needed(lines: tuple[Line, ...]) -> tuple[Line, ...]:
-    """Without those that a later line says as well: it goes back as far or further."""
-    kept: list[Line] = []
-    for line in reversed(lines):
-        if not kept or line.sequence < kept[-1].sequence:
-            kept.append(line)
-    return tuple(reversed(kept))
-
-
 def number(found: Any, where: str) -> int:
     """A count of this package: not negative, and of no size that nothing ever reaches."""
     try:

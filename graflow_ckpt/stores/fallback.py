@@ -34,7 +34,7 @@ from graflow_ckpt.core.errors import (
     SessionBusy,
     SessionError,
 )
-from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line, Owner, PartWriter, Source
+from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Owner, PartWriter, Source
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores.batches import newest
 from graflow_ckpt.stores.fallback_folder import Folder, Waiting, highest_epoch
@@ -88,13 +88,6 @@ class Fallback(Wrapper):
 
     def owner(self, session: str) -> Owner | None:
         return self.asked(lambda: self.inner.owner(session))
-
-    def lines(self, session: str) -> tuple[Line, ...]:
-        return self.asked(lambda: self.inner.lines(session))
-
-    def rewound(self, lease: Lease, sequence: int) -> None:
-        mine = self._own(lease)
-        self.asked(lambda: self.inner.rewound(mine.remote, sequence))
 
     def journal(self, lease: Lease, after: int) -> Journal:
         mine = self._own(lease)

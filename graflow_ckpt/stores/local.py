@@ -113,15 +113,9 @@ class LocalStore:
     def owner(self, session: str) -> Owner | None:
         return self._ownership.owner(check_session_id(session))
 
-    def lines(self, session: str) -> tuple[Line, ...]:
-        return self._ownership.lines(check_session_id(session))
-
     def former_lines(self, session: str) -> tuple[Line, ...]:
         """What earlier commits noted of rewinds beside the checkpoints; now their metas list it."""
         return self._ownership.lines(check_session_id(session))
-
-    def rewound(self, lease: Lease, sequence: int) -> None:
-        self._own(lease).rewound(sequence)
 
     # --- checkpoints -------------------------------------------------------------------
 

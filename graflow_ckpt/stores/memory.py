@@ -22,7 +22,7 @@ from urllib.parse import parse_qsl
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, TooLarge
 from graflow_ckpt.core.facts import check_session_id
-from graflow_ckpt.core.protocols import Buffer, Lease, Line, Owner, PartWriter
+from graflow_ckpt.core.protocols import Buffer, Lease, Owner, PartWriter
 from graflow_ckpt.stores import batches
 from graflow_ckpt.stores.memory_contents import MemoryContents, MemorySource, hold
 from graflow_ckpt.stores.memory_room import (
@@ -95,12 +95,6 @@ class MemoryStore:
 
     def owner(self, session: str) -> Owner | None:
         return self._holding(session).owner
-
-    def lines(self, session: str) -> tuple[Line, ...]:
-        return self._holding(session).lines
-
-    def rewound(self, lease: Lease, sequence: int) -> None:
-        self._own(lease).rewound(sequence)
 
     # --- checkpoints -------------------------------------------------------------------
 

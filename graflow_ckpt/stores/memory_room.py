@@ -21,7 +21,7 @@ from itertools import pairwise
 from weakref import WeakValueDictionary
 
 from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, JournalFailed
-from graflow_ckpt.core.protocols import Line, Owner
+from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores.claims import busy, lost
 
@@ -56,7 +56,6 @@ class Holding:
 
     epoch: int = 0
     owner: Owner | None = None
-    lines: tuple[Line, ...] = ()
     claim: str = ""
 
 
@@ -126,15 +125,6 @@ class MemoryLease:
         held = self.room.holdings.get(self.session, Holding())
         if (held.epoch, held.claim) != (self.epoch, self.claim):
             raise lost(self.session, self.epoch, held.epoch, held.owner)
-
-    def rewound(self, sequence: int) -> None:
-        """Write down that this epoch goes on from `sequence`."""
-        self._of_this_process()
-        with self.room.locked():
-            self.hold()
-            held = self.room.holdings[self.session]
-            lines = (*held.lines, Line(self.epoch, sequence))
-            self.room.holdings[self.session] = replace(held, lines=lines)
 
     def release(self) -> None:
         """Let the session go, unless somebody else has it by now."""

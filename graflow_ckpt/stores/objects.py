@@ -23,7 +23,7 @@ from itertools import chain
 
 from graflow_ckpt.core.errors import CheckpointError, ServerError
 from graflow_ckpt.core.facts import check_session_id
-from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
+from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import batches, objects_journal, objects_orphans
 from graflow_ckpt.stores.names import check_own
@@ -113,12 +113,6 @@ class ObjectStore:
 
     def owner(self, session: str) -> Owner | None:
         return self._all.leases.owner(check_session_id(session))
-
-    def lines(self, session: str) -> tuple[Line, ...]:
-        return self._all.heads.read(check_session_id(session)).head.lines
-
-    def rewound(self, lease: Lease, sequence: int) -> None:
-        self._own(lease).rewound(sequence)
 
     # --- checkpoints -------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """The head of a session: one small object that says who owns it and what it has.
 
-    sessions/{id}   {write, epoch, claim, owner, seconds, lines, commits, announced, segments} \n inline
+    sessions/{id}   {write, epoch, claim, owner, seconds, commits, announced, segments} \n inline
                     and contents {mark: [[name, size], …]}, bad [number, …], pins {mark: [at, [number, …]]}
 
 Promise: whatever must not happen after a session was lost is a change of its head, and a head changes
@@ -26,7 +26,7 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, ServerGone
-from graflow_ckpt.core.protocols import Line, Owner
+from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.stores import claims
 from graflow_ckpt.stores.objects_bucket import Bucket, Patience, Tag
 from graflow_ckpt.stores.objects_names import head_key, segment_name
@@ -77,7 +77,6 @@ class Head:
     claim: str = ""
     owner: Owner | None = None
     seconds: float = 0.0  # after which a silent owner counts as dead
-    lines: tuple[Line, ...] = ()
     commits: Mapping[str, Record] = field(default_factory=dict)
     announced: Mapping[str, Announced] = field(default_factory=dict)  # by the mark of the write
     segments: Mapping[tuple[int, int], Span] = field(default_factory=dict)  # by epoch and after
@@ -132,7 +131,6 @@ class Head:
             "claim": self.claim,
             "owner": asdict(self.owner) if self.owner else None,
             "seconds": self.seconds,
-            "lines": [[line.epoch, line.sequence] for line in self.lines],
             "commits": {name: document_of(record, numbers) for name, record in self.commits.items()},
             "announced": dict(self.announced),
             "segments": [[*segment, *span] for segment, span in self.segments.items()],
@@ -224,7 +222,6 @@ def _decode(session: str, raw: bytes) -> Head:
             claim=said["claim"],
             owner=claims.owner_of(said["owner"], where) if said["owner"] else None,
             seconds=float(said["seconds"]),
-            lines=claims.lines_of(said["lines"], where),
             commits=dict(commits),
             announced={mark: Announced(n, tuple(former)) for mark, (n, former) in said["announced"].items()},
             segments={(epoch, after): Span(*span) for epoch, after, *span in said["segments"]},

@@ -21,9 +21,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from graflow_ckpt.core.errors import Fenced, GraflowError, ServerError, ServerGone
-from graflow_ckpt.core.protocols import Line, Owner
+from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself, named
-from graflow_ckpt.stores.claims import busy, lost, still_needed
+from graflow_ckpt.stores.claims import busy, lost
 from graflow_ckpt.stores.objects_bucket import Bucket, Patience
 from graflow_ckpt.stores.objects_head import Change, Head, Heads, Seen
 from graflow_ckpt.stores.objects_names import alive_key
@@ -85,17 +85,6 @@ class ObjectLease:
         if seen is known:  # there was nothing to write, so nobody could refuse it
             self.check()
         return seen
-
-    def rewound(self, sequence: int) -> None:
-        """Write down that this epoch goes on from `sequence`."""
-        line = Line(self.epoch, sequence)
-
-        def add(head: Head) -> Head | None:
-            if head.lines and head.lines[-1] == line:
-                return None
-            return replace(head, lines=still_needed((*head.lines, line)))
-
-        self.change(add)
 
     def forget(self, *marks: str) -> None:
         """Announced writes that are over, one way or the other."""

@@ -88,13 +88,6 @@ class LocalLease:
         if self._ownership.is_remote and self._ownership.read(self.session) != self._record:
             self._lost()
 
-    def rewound(self, sequence: int) -> None:
-        """Write down that this epoch goes on from `sequence`."""
-        with self.locked():
-            self.check()
-            lines = (*self._record.lines, Line(self.epoch, sequence))
-            self._write(replace(self._record, lines=lines))
-
     def release(self) -> None:
         """Let the session go. What cannot be written then does not matter: the lock ends anyway."""
         if self._lock.fd < 0 or os.getpid() != self._process:

@@ -22,7 +22,7 @@ from fnmatch import fnmatchcase
 
 from graflow_ckpt.core.errors import CheckpointError, ServerError
 from graflow_ckpt.core.facts import check_session_id
-from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
+from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import postgres_journal
 from graflow_ckpt.stores.names import check_own
@@ -123,12 +123,6 @@ class PostgresStore:
 
     def owner(self, session: str) -> Owner | None:
         return self._all.leases.owner(check_session_id(session))
-
-    def lines(self, session: str) -> tuple[Line, ...]:
-        return self._all.leases.lines(check_session_id(session))
-
-    def rewound(self, lease: Lease, sequence: int) -> None:
-        self._own(lease).rewound(sequence)
 
     # --- checkpoints -------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from dataclasses import asdict
 from datetime import datetime
 
 from graflow_ckpt.core.errors import Fenced, GraflowError
-from graflow_ckpt.core.protocols import Line, Owner
+from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself, named
 from graflow_ckpt.stores import claims
 from graflow_ckpt.stores.claims import busy
@@ -72,17 +72,6 @@ class PostgresLease:
         found = self._link.sure(lambda connection: connection.execute(asked, [self.session]).fetchone())
         if found is None or found[:2] != (self.epoch, self.claim):
             raise self._lost(*((found[0], found[2]) if found else (None, None)))
-
-    def rewound(self, sequence: int) -> None:
-        """Write down that this epoch goes on from `sequence`."""
-        self.not_released()
-        asked, args = "select graflow_ckpt.line(session, epoch, %s)" + HELD, [sequence, *self.fence]
-
-        def ask(connection: Connection) -> bool:
-            return connection.execute(asked.encode(), args).fetchone() == (True,)
-
-        if not self._link.sure(ask):
-            self.lost()
 
     def release(self) -> None:
         """Let the session go. What cannot be written then does not matter: the lease runs out."""
@@ -177,11 +166,6 @@ class Leases:
         found = self._link.sure(lambda connection: connection.execute(asked, [session]).fetchone())
         owner = owner_of(found[0] if found else None)
         return None if owner is None or is_gone(owner) else owner
-
-    def lines(self, session: str) -> tuple[Line, ...]:
-        asked = "select epoch, sequence from graflow_ckpt.lines where session = %s order by number"
-        found = self._link.sure(lambda connection: connection.execute(asked, [session]).fetchall())
-        return tuple(Line(epoch, sequence) for epoch, sequence in found)
 
     def known(self, session: str) -> bool:
         """Whether the server remembers an epoch."""

@@ -22,7 +22,7 @@ from dataclasses import asdict
 from typing import Any
 
 from graflow_ckpt.core.errors import Fenced, GraflowError
-from graflow_ckpt.core.protocols import Line, Owner
+from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.processes import is_gone, is_near, myself, named
 from graflow_ckpt.links.redis import RedisLink
@@ -78,13 +78,6 @@ class RedisLease:
         held = self._scripts["hold"]([self.keys.lease], [*self.fenced, ""])
         if not held[0]:
             raise self.lost(held[1], held[2])
-
-    def rewound(self, sequence: int) -> None:
-        """Write down that this epoch goes on from `sequence`."""
-        self.not_released()
-        keys = [self.keys.lease, self.keys.lines]
-        if not self._scripts.sure("line", keys, [*self.fenced, f"{self.epoch}:{sequence}"]):
-            self.check()
 
     def release(self) -> None:
         """Let the session go. What cannot be written then does not matter: the lease runs out."""
@@ -184,13 +177,6 @@ class Leases:
         if owner is None or int(until or 0) <= seconds * 1000 + micros // 1000 or is_gone(owner):
             return None
         return owner
-
-    def lines(self, session: str) -> tuple[Line, ...]:
-        key = Keys(session).lines
-        with translated(self._link.address):
-            client: Any = self._link.client
-            found = client.lrange(key, 0, -1)
-        return claims.lines_of([line.split(b":") for line in found], key)
 
     def known(self, session: str) -> bool:
         """Whether the server remembers an epoch."""

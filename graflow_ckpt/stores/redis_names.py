@@ -6,7 +6,7 @@
     redis://host:port/db/session_{id}_step_{n}_{time}-{sequence}.pkl
                                       a session's own
 
-    graflow:ck:{id}:…    lease, lines, journal and own checkpoints of a session
+    graflow:ck:{id}:…    lease, journal and own checkpoints of a session
     graflow:ck:{@}:…     all checkpoints under other names, with epoch and claim of each session
 
 Nothing is asked here, and no name is a pattern.
@@ -39,11 +39,6 @@ class Keys:
     def lease(self) -> str:
         """Of a session: who owns it."""
         return self._key("lease")
-
-    @property
-    def lines(self) -> str:
-        """Of a session: how far its history was taken back."""
-        return self._key("lines")
 
     @property
     def journal(self) -> str:

@@ -26,7 +26,6 @@ _TYPES = {
     "hold": ("hash",),
     "release": ("hash",),
     "raise": ("hash", "hash"),
-    "line": ("hash", "list"),
     "stage": ("hash", "hash"),
     "commit": ("hash", "hash", "hash", "zset", "hash", "hash", "set"),
     "look": ("hash", "hash"),

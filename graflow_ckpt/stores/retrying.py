@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any, Self, TypeVar
 
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
-from graflow_ckpt.core.protocols import CheckpointStore, Lease, Line, Owner, PartWriter, Source
+from graflow_ckpt.core.protocols import CheckpointStore, Lease, Owner, PartWriter, Source
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores.passing import Attempt, Breaker, Patience, may_pass
 from graflow_ckpt.stores.wrapping import Wrapper
@@ -63,9 +63,6 @@ class Retrying(Wrapper):
 
     def owner(self, session: str) -> Owner | None:
         return self._again(lambda: self.inner.owner(session))
-
-    def lines(self, session: str) -> tuple[Line, ...]:
-        return self._again(lambda: self.inner.lines(session))
 
     def meta(self, path: str) -> bytes:
         return self._again(lambda: super(Retrying, self).meta(path))
@@ -112,13 +109,6 @@ class Retrying(Wrapper):
             self.inner.put(self._inner(path), attempt.parts, lease=lease, stage=stage)
 
         self._again(write, done=lambda: self._is_there(path, attempt), hopeless=lambda: attempt.own_fault)
-
-    def rewound(self, lease: Lease, sequence: int) -> None:
-        line = Line(lease.epoch, sequence)
-        self._again(
-            lambda: self.inner.rewound(lease, sequence),
-            done=lambda: line in self.inner.lines(lease.session),
-        )
 
     def delete(self, path: str) -> bool:
         """If an error came between, what is gone counts as deleted by this call."""

@@ -18,7 +18,7 @@ from contextlib import suppress
 
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.facts import check_session_id
-from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
+from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
 from graflow_ckpt.stores import sqlite_chunks, sqlite_contents, sqlite_journal
 from graflow_ckpt.stores.names import check_own
 from graflow_ckpt.stores.sqlite_chunks import ChunkSource
@@ -92,12 +92,6 @@ class SqliteStore:
 
     def owner(self, session: str) -> Owner | None:
         return self._leases.owner(check_session_id(session))
-
-    def lines(self, session: str) -> tuple[Line, ...]:
-        return self._leases.lines(check_session_id(session))
-
-    def rewound(self, lease: Lease, sequence: int) -> None:
-        self._own(lease).rewound(sequence)
 
     # --- checkpoints -------------------------------------------------------------------
 

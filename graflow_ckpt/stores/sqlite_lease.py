@@ -1,7 +1,6 @@
 """Leases in a SQLite store: one owner per session, under an epoch that only grows.
 
-    leases    session, epoch, owner (as JSON, with the id of the claim), ends, ends_by_date (milliseconds),
-              lines (as JSON)
+    leases    session, epoch, owner (as JSON, with the id of the claim), ends, ends_by_date (milliseconds)
 
 Promise: of several who acquire a session at once exactly one gets it, and who has lost it finds out at the
 next write, which is refused by its epoch and claim in the same transaction: by both, since a database that
@@ -25,10 +24,10 @@ import time
 from dataclasses import asdict
 
 from graflow_ckpt.core.errors import Fenced, GraflowError
-from graflow_ckpt.core.protocols import Line, Owner
+from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself, named
 from graflow_ckpt.stores import claims
-from graflow_ckpt.stores.claims import busy, lost, still_needed
+from graflow_ckpt.stores.claims import busy, lost
 from graflow_ckpt.stores.sqlite_file import Database
 
 LEASE = 15.0
@@ -36,7 +35,6 @@ _WAITED = 4  # lease times: an end that is further off comes of a clock that was
 _WHERE = "the table of leases"
 
 _POLL = 0.1
-_LINES = 100  # more of them than this are thinned out
 _Row = tuple[int, str | None, int, int]
 _logger = logging.getLogger(__name__)
 
@@ -79,16 +77,6 @@ class SqliteLease:
             found = _row(connection, self.session)
         if found is None or found[:2] != (self.epoch, self._claimed):
             raise self._lost(found)
-
-    def rewound(self, sequence: int) -> None:
-        """Write down that this epoch goes on from `sequence`."""
-        with self._database.writing() as connection:
-            self.hold(connection)
-            lines = (*lines_of(connection, self.session), Line(self.epoch, sequence))
-            if len(lines) > _LINES:
-                lines = still_needed(lines)
-            said = json.dumps([[line.epoch, line.sequence] for line in lines])
-            connection.execute("UPDATE leases SET lines = ? WHERE session = ?", (said, self.session))
 
     def release(self) -> None:
         """Let the session go. What cannot be written then does not matter: the lease runs out."""
@@ -184,15 +172,6 @@ class Leases:
             found = _row(connection, session) if connection is not None else None
         owner = _owner_of(found)
         return owner if found is not None and owner is not None and _is_alive(owner, found) else None
-
-    def lines(self, session: str) -> tuple[Line, ...]:
-        with self._database.reading() as connection:
-            return lines_of(connection, session) if connection is not None else ()
-
-
-def lines_of(connection: sqlite3.Connection, session: str) -> tuple[Line, ...]:
-    found = connection.execute("SELECT lines FROM leases WHERE session = ?", (session,)).fetchone()
-    return claims.lines_of(claims.parsed(found[0], _WHERE), _WHERE) if found else ()
 
 
 def _row(connection: sqlite3.Connection, session: str) -> _Row | None:

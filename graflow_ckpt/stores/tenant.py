@@ -32,7 +32,7 @@ from graflow_ckpt.core.errors import (
     UnsafeCheckpoint,
 )
 from graflow_ckpt.core.facts import check_session_id
-from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line, Owner, PartWriter, Sink
+from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Owner, PartWriter, Sink
 from graflow_ckpt.stores import envelope
 from graflow_ckpt.stores.names import META, base_of, session_of
 from graflow_ckpt.stores.prefixes import unwrapped
@@ -99,12 +99,6 @@ class Tenant(Wrapper):
 
     def owner(self, session: str) -> Owner | None:
         return self.inner.owner(self._session(session))
-
-    def lines(self, session: str) -> tuple[Line, ...]:
-        return self.inner.lines(self._session(session))
-
-    def rewound(self, lease: Lease, sequence: int) -> None:
-        self.inner.rewound(self._own(lease), sequence)
 
     # --- checkpoints -------------------------------------------------------------------
 

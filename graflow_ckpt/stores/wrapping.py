@@ -24,7 +24,6 @@ from graflow_ckpt.core.protocols import (
     Contents,
     Journal,
     Lease,
-    Line,
     Owner,
     PartWriter,
     Saving,
@@ -90,12 +89,6 @@ class Wrapper:
 
     def owner(self, session: str) -> Owner | None:
         return self.inner.owner(session)
-
-    def lines(self, session: str) -> tuple[Line, ...]:
-        return self.inner.lines(session)
-
-    def rewound(self, lease: Lease, sequence: int) -> None:
-        self.inner.rewound(lease, sequence)
 
     # --- checkpoints -------------------------------------------------------------------
 

@@ -50,7 +50,6 @@ def put_and_die(store: CheckpointStore, say: Say, heard: Heard) -> None:
     put(store, "best", "best", lease=lease)
     store.delete(put(store, "gone", "gone"))
     store.journal(lease, 1).append(b"frame;")
-    store.rewound(lease, 1)
     say(lease.epoch)
     _die()
 
@@ -119,7 +118,6 @@ def own(store: CheckpointStore, say: Say, heard: Heard) -> None:
         lambda: put_own(store, lease, 1, "late"),
         lambda: put(store, "best", "late", lease=lease),
         lambda: journal.append(b"late;"),
-        lambda: store.rewound(lease, 0),
         lease.check,
     ):
         try:

@@ -121,19 +121,6 @@ class FencingContract(Contract):
         taken[0].check()
         taken[0].release()
 
-    def test_who_was_taken_over_rewinds_nothing(self, opener: Opener) -> None:
-        store, other = opener(), opener()
-        old = store.acquire("s")
-        store.rewound(old, 2)
-        before = other.lines("s")
-
-        with owning(other, take_over=True):
-            for sequence in (2, 1):  # also where there would be nothing to write
-                with pytest.raises(Fenced):
-                    store.rewound(old, sequence)
-
-            assert other.lines("s") == before
-
     def test_who_was_taken_over_cannot_let_the_session_go(self, opener: Opener) -> None:
         store, other = opener(), opener()
         old = store.acquire("s")
@@ -255,7 +242,6 @@ class FencingProcessContract(Contract):
             assert other.wait() == 0
         assert (list(store.list()), segments(store)) == before
         assert segments(store) == [(epoch, 0, b"in time;")]
-        assert store.lines("s") == ()
         new.check()
         put_own(store, new, 2)
         new.release()

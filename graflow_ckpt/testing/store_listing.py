@@ -33,7 +33,6 @@ class ListingContract(Contract):
         assert listed(store) == listed(store, "s") == []
         assert listed(store, None, path_of(store, "*")) == []
         assert store.owner("s") is None
-        assert store.lines("s") == ()
         assert list(store.segments("s")) == []
         store.drop_segments("s", 10)
 

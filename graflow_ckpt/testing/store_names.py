@@ -86,7 +86,7 @@ class NamesContract(Contract):
     def test_what_is_no_session_id_is_refused(self, opener: Opener, session: str) -> None:
         store = opener()
 
-        for ask in (store.acquire, store.owner, store.lines, lambda of: list(store.segments(of))):
+        for ask in (store.acquire, store.owner, lambda of: list(store.segments(of))):
             with pytest.raises(BadSessionId):
                 ask(session)
 

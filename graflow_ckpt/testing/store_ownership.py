@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 
 from graflow_ckpt.core.errors import Fenced, SessionBusy
-from graflow_ckpt.core.protocols import Lease, Line, Owner
+from graflow_ckpt.core.protocols import Lease, Owner
 from graflow_ckpt.testing.contract import Contract, Opener
 from graflow_ckpt.testing.trios import (
     listed,
@@ -74,10 +74,7 @@ class OwnershipContract(Contract):
         for name in (own_name(), "best"):
             with pytest.raises(Fenced):
                 put(store, name, "late", lease=lease)
-        with pytest.raises(Fenced):
-            store.rewound(lease, 1)
         assert listed(store) == []
-        assert store.lines("s") == ()
 
     def test_who_has_released_does_not_come_back_with_the_next_owner(self, opener: Opener) -> None:
         store = opener()
@@ -91,25 +88,6 @@ class OwnershipContract(Contract):
             old.release()
             new.check()
             assert store.owner("s") is not None
-
-    def test_lines_are_kept_in_their_order(self, opener: Opener) -> None:
-        store, expected = opener(), []
-        for sequence in (3, 7, 12):
-            with owning(store) as lease:
-                store.rewound(lease, sequence)
-                expected.append(Line(lease.epoch, sequence))
-
-        assert opener().lines("s") == tuple(expected)
-        assert store.lines("t") == ()
-
-    def test_a_line_that_goes_back_further_may_stand_for_those_before(self, opener: Opener) -> None:
-        store, lines = opener(), []
-        for sequence in (3, 12, 7):
-            with owning(store) as lease:
-                store.rewound(lease, sequence)
-                lines.append(Line(lease.epoch, sequence))
-
-        assert opener().lines("s") in (tuple(lines), (lines[0], lines[2]))
 
     def test_no_step_of_this_machines_clock_changes_the_owner(self, opener: Opener) -> None:
         store, other = opener(), opener()
@@ -138,7 +116,6 @@ class OwnershipContract(Contract):
 
         for write in (
             lambda: put(store, "best", "one", lease=foreign),
-            lambda: store.rewound(foreign, 1),
             lambda: store.journal(foreign, 0),
         ):
             with pytest.raises(TypeError, match="lease"):

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from graflow_ckpt.core.errors import CheckpointNotFound, SessionBusy
-from graflow_ckpt.core.protocols import CheckpointStore, Lease, Line
+from graflow_ckpt.core.protocols import CheckpointStore, Lease
 from graflow_ckpt.testing.companion import Companion
 from graflow_ckpt.testing.contract import Contract, Opener
 from graflow_ckpt.testing.store_journal import segments
@@ -44,7 +44,6 @@ class ProcessContract(Contract):
         assert read(store, path_of(store, "best")).stage == "best"
         assert sorted(listed(store)) == ["best", named(own_name())]
         assert segments(store) == [(epoch, 1, b"frame;")]
-        assert store.lines("s") == (Line(epoch, 1),)
 
     def test_the_session_of_a_killed_process_becomes_free(self, opener: Opener) -> None:
         with Companion(opener, "put_and_die") as other:

@@ -111,17 +111,6 @@ class RestoredContract(Contract):
         put_own(other, second[0], 2)
         second[0].release()
 
-    def test_who_was_forgotten_rewinds_nothing(self, opener: Opener, snapshot: Snapshot) -> None:
-        store, other = opener(), opener()
-        put_back, first = begun(store, snapshot)
-        put_back()
-
-        with owning(other, take_over=True):
-            with pytest.raises(Fenced):
-                store.rewound(first, 1)
-
-            assert other.lines("s") == ()
-
     def test_who_was_forgotten_cannot_let_the_session_go(self, opener: Opener, snapshot: Snapshot) -> None:
         store, other = opener(), opener()
         put_back, first = begun(store, snapshot)

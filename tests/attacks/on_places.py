@@ -8,7 +8,6 @@ from random import Random
 
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.core.errors import GraflowError
-from graflow_ckpt.core.protocols import Line
 from graflow_ckpt.stores import open_store_of, store_of
 from graflow_ckpt.testing.trios import path_of
 from tests.attacks.attempts import SAME, Breach, attack
@@ -41,11 +40,9 @@ def owner(scene: Scene, rng: Random) -> str:
     )()
     scene.plant_owner("attacked", raw)
     first: GraflowError | None = None
-    for look in (scene.store.owner, scene.store.lines, scene.store.acquire):
+    for look in (scene.store.owner, scene.store.acquire):
         try:
             found = look("attacked")
-            if look == scene.store.lines and not all(type(line) is Line for line in found):  # type: ignore[union-attr]
-                raise Breach(f"lines are {found!r}")
             if look == scene.store.acquire:
                 found.release()  # type: ignore[union-attr]
         except GraflowError as error:
@@ -78,7 +75,7 @@ def named(scene: Scene, rng: Random) -> str:
 @attack("a session that is called like a path")
 def session_named(scene: Scene, rng: Random) -> str:
     name = rng.choice((*_NAMES, "*", "a:b", "{x}", "é", "a" * 65, "a b"))
-    look = rng.choice((scene.store.acquire, scene.store.owner, scene.store.lines, scene.store.segments))
+    look = rng.choice((scene.store.acquire, scene.store.owner, scene.store.segments))
     found = look(name)
     list(found) if hasattr(found, "__next__") else None
     raise Breach(f"a session may be called {name!r}")

@@ -143,8 +143,6 @@ def on_redis(folder: Path) -> Iterator[Scene]:
         def owner(session: str, raw: bytes) -> None:
             of = f"graflow:ck:{{{session}}}"
             client.hset(f"{of}:lease", mapping={"epoch": 3, "owner": raw, "until": 0, "nonce": "x"})
-            client.delete(f"{of}:lines")
-            client.rpush(f"{of}:lines", raw)
 
         with contextlib.closing(client):
             yield Scene(store, journal, owner)
@@ -199,7 +197,7 @@ def objects(folder: Path) -> Iterator[Scene]:
         yield Scene(store, None, owner)
 
 
-_FIELDS = ("owner", "lines", "epoch", "commits", "announced", "segments", "seconds")  # of a head
+_FIELDS = ("owner", "epoch", "commits", "announced", "segments", "seconds")  # of a head
 
 PLACES: dict[str, Callable[[Path], contextlib.AbstractContextManager[Scene]]] = {
     "local": local,

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from graflow_ckpt.core.errors import Fenced, JournalFailed, SessionBusy
-from graflow_ckpt.core.protocols import Lease, Line, PartWriter
+from graflow_ckpt.core.protocols import Lease, PartWriter
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.memory_room import Holding, MemoryLease, MemorySegment
 from graflow_ckpt.stores.names import session_of
@@ -57,15 +57,6 @@ class FencesAfterTheFact(MemoryStore):
             lease.check()
 
 
-class FencesNoRewind(MemoryStore):
-    """Anybody may say that the history goes on from somewhere else."""
-
-    def rewound(self, lease: Lease, sequence: int) -> None:
-        held = self._holding(lease.session)
-        line = Line(lease.epoch, sequence)
-        self._room.holdings[lease.session] = replace(held, lines=(*held.lines, line))
-
-
 class FencesByTheEpochAlone(MemoryStore):
     """Whoever has the number of the owner may write, also if a restored backup has given it out once more."""
 
@@ -97,7 +88,7 @@ class ForgetsEpochs(MemoryStore):
     def acquire(self, session: str, *, take_over: bool = False) -> MemoryLease:
         held = self._holding(session)
         if held.owner is None:
-            self._room.holdings[session] = Holding(lines=held.lines)
+            self._room.holdings[session] = Holding()
         return super().acquire(session, take_over=take_over)
 
 
@@ -166,13 +157,6 @@ class OwnsAllOrNothing(MemoryStore):
         if held:
             raise SessionBusy("Somebody is writing.", hint="Wait.", owner=self._holding(held[0]).owner)
         return super().acquire(session, take_over=take_over)
-
-
-class ForgetsLines(MemoryStore):
-    """Knows only the last line."""
-
-    def lines(self, session: str) -> tuple[Line, ...]:
-        return super().lines(session)[-1:]
 
 
 class NamesNobody(MemoryStore):

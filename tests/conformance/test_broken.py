@@ -66,14 +66,12 @@ IN_MEMORY: list[tuple[type[MemoryStore], str]] = [
     (owners.FencesAtTheStart, "test_a_put_that_began_before_the_takeover_ends_without_a_trace"),
     (owners.FencesOwnNamesOnly, "test_who_was_taken_over_puts_nothing"),
     (owners.FencesAfterTheFact, "test_who_was_taken_over_replaces_nothing"),
-    (owners.FencesNoRewind, "test_who_was_taken_over_rewinds_nothing"),
     *(
         (owners.FencesByTheEpochAlone, f"test_{test}")
         for test in (
             "who_was_forgotten_finds_out_and_is_told_who_the_owner_is",
             "who_was_forgotten_puts_nothing",
             "a_put_that_began_before_ends_without_a_trace",
-            "who_was_forgotten_rewinds_nothing",
             "who_was_forgotten_cannot_let_the_session_go",
             "who_was_forgotten_appends_nothing",
             "who_was_forgotten_begins_no_segment",
@@ -88,7 +86,6 @@ IN_MEMORY: list[tuple[type[MemoryStore], str]] = [
     (owners.ExpiresByThisClock, "test_no_step_of_this_machines_clock_changes_the_owner"),
     (owners.NeverRenews, "test_an_owner_that_does_nothing_stays_the_owner"),
     (owners.OwnsAllOrNothing, "test_sessions_are_owned_one_by_one"),
-    (owners.ForgetsLines, "test_lines_are_kept_in_their_order"),
     (owners.NamesNobody, "test_a_second_owner_is_refused_and_told_who_the_first_is"),
     (owners.AppendsUnfenced, "test_who_was_taken_over_appends_nothing"),
     (owners.BuffersFrames, "test_a_frame_is_there_when_append_returns"),

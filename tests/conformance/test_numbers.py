@@ -16,10 +16,10 @@ from graflow_ckpt.testing import (
 from tests.conformance import test_local, test_memory, test_objects, test_postgres, test_redis, test_sqlite
 
 # More is good news: change the numbers. Fewer is what this file is for.
-IN_PROCESS = 109
-WITH_PROCESSES = 121
-IN_A_FOLDER = 96
-IN_A_FOLDER_IN_PROCESS = 86
+IN_PROCESS = 105
+WITH_PROCESSES = 117
+IN_A_FOLDER = 94
+IN_A_FOLDER_IN_PROCESS = 84
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ def tenant_in_folder(folder: Path, name: str = "acme") -> Tenant:
 def fill(store: Tenant) -> None:
     """What is not to be seen. The lease is kept."""
     lease = store.acquire("s")
-    store.rewound(lease, 1)
     journal = store.journal(lease, 0)
     journal.append(b"of somebody else;")
     for name in ("best", own_name()):

@@ -167,7 +167,6 @@ _OPS = (
     "put_old",
     "append_old",
     "check",
-    "rewound",
     "release",
 )
 
@@ -185,7 +184,7 @@ def play(workers: list[Worker], session: str, rng: Random, step: Step | None) ->
             step(session, rng.choice((-(10**6), -1000, 1000, 10**6)))
         if worker.stopped:
             if rng.random() < 0.5 and not worker.pending:
-                history.tell(worker, rng.choice(("put", "append", "check", "rewound")))  # what it wakes up to
+                history.tell(worker, rng.choice(("put", "append", "check")))  # what it wakes up to
             elif rng.random() < 0.5:
                 worker.wake()
                 _settled(history, workers, worker)

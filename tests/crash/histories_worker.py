@@ -48,8 +48,6 @@ class Holder:
                     journal.append(b"e%dn%d;" % (lease.epoch, number))
                 case "check":
                     lease.check()
-                case "rewound":
-                    self.store.rewound(lease, 0)
                 case "release":
                     lease.release()
         except Fenced:

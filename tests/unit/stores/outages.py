@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from graflow_ckpt.core.errors import ServerGone
-from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line, Owner, PartWriter, Source
+from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Owner, PartWriter, Source
 from graflow_ckpt.stores.wrapping import Wrapper
 
 T = TypeVar("T")
@@ -66,12 +66,6 @@ class Far(Wrapper):
 
     def owner(self, session: str) -> Owner | None:
         return self.over("owner", lambda: self.inner.owner(session))
-
-    def lines(self, session: str) -> tuple[Line, ...]:
-        return self.over("lines", lambda: self.inner.lines(session))
-
-    def rewound(self, lease: Lease, sequence: int) -> None:
-        self.over("rewound", lambda: self.inner.rewound(lease, sequence))
 
     def put(
         self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str

@@ -299,14 +299,14 @@ def test_a_head_that_nobody_can_have_written_hides_no_other_session(
 
     assert listed == [f"{store.folder}/{own_name(1)}"]
     assert "What says who owns session 'bad' is damaged" in caplog.text
-    for look in (store.owner, store.lines, store.acquire, lambda session: list(store.list(session))):
+    for look in (store.owner, store.acquire, lambda session: list(store.list(session))):
         with pytest.raises(CheckpointCorrupt, match="is damaged"):
             look("bad")
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("commits", []), ("commits", {"x": 1}), ("epoch", 1e999), ("epoch", -1), ("lines", [[1]]),
+    [("commits", []), ("commits", {"x": 1}), ("epoch", 1e999), ("epoch", -1),
      ("segments", 7), ("announced", 7), ("owner", {"pid": "../x"}), ("owner", 7), ("seconds", {})],
 )  # fmt: skip
 def test_a_head_with_a_field_of_another_kind_is_damaged(store: ObjectStore, field: str, value: Any) -> None:
@@ -314,4 +314,4 @@ def test_a_head_with_a_field_of_another_kind_is_damaged(store: ObjectStore, fiel
     store._all.bucket.swap(head_key("bad"), json.dumps(said).encode() + b"\n", None)
 
     with pytest.raises(CheckpointCorrupt, match="is damaged"):
-        store.lines("bad")
+        store.owner("bad")

@@ -102,7 +102,7 @@ def test_a_lease_that_was_released_is_worth_nothing(store: ObjectStore) -> None:
     lease.release()
     lease.release()
 
-    for call in (lease.check, lambda: lease.rewound(1), lambda: put(store, "best", "x", lease)):
+    for call in (lease.check, lambda: put(store, "best", "x", lease)):
         with pytest.raises(Fenced, match="was released"):
             call()
 
@@ -112,9 +112,8 @@ def test_a_takeover_fences_the_former_owner(store: ObjectStore) -> None:
     new = store.acquire("s", take_over=True)
 
     assert (new.epoch, new.taken_from and new.taken_from.pid) == (2, os.getpid())
-    for call in (old.check, lambda: old.rewound(1)):
-        with pytest.raises(Fenced, match="taken over by process"):
-            call()
+    with pytest.raises(Fenced, match="taken over by process"):
+        old.check()
     old.release()  # and this changes nothing
     new.check()
     new.release()
@@ -254,20 +253,6 @@ def test_the_owner_shows_itself_while_it_lives(store: ObjectStore) -> None:
     assert list(store._all.bucket.list("alive/s")) == []
 
 
-def test_how_far_history_was_taken_back_is_remembered(store: ObjectStore) -> None:
-    lease = store.acquire("s")
-    lease.rewound(5)
-    lease.rewound(5)
-    lease.release()
-    lease = store.acquire("s")
-    lease.rewound(9)
-    lease.rewound(3)
-    lease.release()
-
-    assert [(line.epoch, line.sequence) for line in store.lines("s")] == [(2, 3)]
-    assert store.lines("t") == ()
-
-
 def test_a_session_whose_head_is_gone_is_not_written_by_its_owner(store: ObjectStore) -> None:
     lease = store.acquire("s")
     put(store, own_name(), "one", lease, size=20_000)
@@ -300,7 +285,7 @@ def test_a_session_that_has_lost_everything_has_one_owner_still(store: ObjectSto
 def test_a_damaged_head_is_said_to_be_one(store: ObjectStore) -> None:
     store._all.bucket.put(head_key("s"), b'{"epoch": 3')
 
-    for call in (lambda: store.acquire("s"), lambda: store.lines("s"), lambda: list(store.list("s"))):
+    for call in (lambda: store.acquire("s"), lambda: list(store.list("s"))):
         with pytest.raises(CheckpointCorrupt, match="who owns session 's' is damaged"):
             call()
 

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.core.errors import BadSessionId, Fenced, SessionBusy
-from graflow_ckpt.core.protocols import Line
 from graflow_ckpt.stores import ownership
 from graflow_ckpt.stores.flock import Flock
 from graflow_ckpt.stores.local import LocalStore
@@ -253,22 +252,9 @@ def test_on_a_network_file_system_a_run_is_warned_and_an_epoch_of_another_host_c
     lease.release()
 
 
-def test_rewinds_are_remembered_by_later_owners(store: LocalStore) -> None:
-    lease = store.acquire("s")
-    store.rewound(lease, 7)
-    lease.check()
-    lease.release()
-    lease = store.acquire("s")
-    store.rewound(lease, 3)
-    lease.release()
-
-    assert store.lines("s") == (Line(1, 7), Line(2, 3))
-    assert store.lines("other") == ()
-
-
 @pytest.mark.parametrize("session", ["", "a/b", "a.b", "..", "x" * 65, "a b"])
 def test_a_bad_id_is_refused_everywhere(session: str, store: LocalStore) -> None:
-    for call in (store.acquire, store.owner, store.lines):
+    for call in (store.acquire, store.owner):
         with pytest.raises(BadSessionId):
             call(session)
 
@@ -277,5 +263,4 @@ def test_asking_for_an_owner_makes_no_file(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "not there")
 
     assert store.owner("s") is None
-    assert store.lines("s") == ()
     assert list(tmp_path.iterdir()) == []

@@ -21,7 +21,6 @@ import psycopg
 import pytest
 
 from graflow_ckpt.core.errors import BadSessionId, Fenced, SessionBusy
-from graflow_ckpt.core.protocols import Line
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores import postgres_chunks
 from graflow_ckpt.stores.postgres import PostgresStore
@@ -197,14 +196,13 @@ def test_of_many_who_acquire_at_once_one_gets_it(postgres_url: str) -> None:
 
 @pytest.mark.parametrize("session", ["", "a/b", "a.b", "..", "x" * 65, "a b", "@"])
 def test_a_bad_id_is_refused_everywhere(session: str, store: PostgresStore) -> None:
-    for call in (store.acquire, store.owner, store.lines, lambda s: list(store.segments(s))):
+    for call in (store.acquire, store.owner, lambda s: list(store.segments(s))):
         with pytest.raises(BadSessionId):
             call(session)
 
 
 def test_asking_for_an_owner_makes_no_row(store: PostgresStore, clock: Clock) -> None:
     assert store.owner("s") is None
-    assert store.lines("s") == ()
     assert clock.ask("select count(*) from graflow_ckpt.sessions") == [(0,)]
 
 
@@ -610,30 +608,3 @@ def test_random_histories_of_two_workers_end_in_one_line_of_epochs(
                 lease.release()
         standing = [json.loads(raw)["epoch"] for _, raw in store.list(session)]
         assert standing[::-1] == sorted(written) == written
-
-
-# --- lines -----------------------------------------------------------------------------
-
-
-def test_rewinds_are_remembered_by_later_owners(store: PostgresStore) -> None:
-    lease = store.acquire("s")
-    store.rewound(lease, 7)
-    store.rewound(lease, 7)
-    lease.release()
-    lease = store.acquire("s")
-    store.rewound(lease, 3)
-    lease.release()
-
-    assert store.lines("s") == (Line(1, 7), Line(2, 3))
-    assert store.lines("other") == ()
-
-
-def test_who_was_fenced_cannot_rewind(store: PostgresStore) -> None:
-    old = store.acquire("s")
-    new = store.acquire("s", take_over=True)
-
-    with pytest.raises(Fenced):
-        store.rewound(old, 1)
-
-    assert store.lines("s") == ()
-    new.release()

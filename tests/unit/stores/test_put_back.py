@@ -257,12 +257,12 @@ def test_the_lock_file_of_an_earlier_commit_is_read_and_the_session_continued(tm
     (tmp_path / ".s.6.alive").touch()
     store = LocalStore(tmp_path)
 
-    assert [line.epoch for line in store.lines("s")] == [2, 6]
+    assert [line.epoch for line in store.former_lines("s")] == [2, 6]
     with owning(store) as lease:
         assert (lease.epoch, lease.taken_from) == (7, None)
         put_own(store, lease, 1)
 
-    assert [line.epoch for line in store.lines("s")] == [2, 6]
+    assert [line.epoch for line in store.former_lines("s")] == [2, 6]
     assert [path.name for path in tmp_path.glob(".s*")] == [".s.lock", ".s.owner"]
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.core.errors import BadSessionId, Fenced, SessionBusy
-from graflow_ckpt.core.protocols import Line
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores.redis import RedisStore
 from graflow_ckpt.stores.redis_chunks import CHUNK
@@ -146,14 +145,13 @@ def test_of_many_who_acquire_at_once_one_gets_it(redis_url: str) -> None:
 
 @pytest.mark.parametrize("session", ["", "a/b", "a.b", "..", "x" * 65, "a b", "@"])
 def test_a_bad_id_is_refused_everywhere(session: str, store: RedisStore) -> None:
-    for call in (store.acquire, store.owner, store.lines, lambda s: list(store.segments(s))):
+    for call in (store.acquire, store.owner, lambda s: list(store.segments(s))):
         with pytest.raises(BadSessionId):
             call(session)
 
 
 def test_asking_for_an_owner_makes_no_key(store: RedisStore, redis_server: Server) -> None:
     assert store.owner("s") is None
-    assert store.lines("s") == ()
     assert redis_server.ask("DBSIZE") == 0
 
 
@@ -415,33 +413,6 @@ def test_a_claim_whose_reply_is_lost_is_the_same_claim_when_it_is_asked_for_agai
         assert lease.epoch == 2
         lease.check()
         lease.release()
-
-
-# --- lines -----------------------------------------------------------------------------
-
-
-def test_rewinds_are_remembered_by_later_owners(store: RedisStore) -> None:
-    lease = store.acquire("s")
-    store.rewound(lease, 7)
-    store.rewound(lease, 7)
-    lease.release()
-    lease = store.acquire("s")
-    store.rewound(lease, 3)
-    lease.release()
-
-    assert store.lines("s") == (Line(1, 7), Line(2, 3))
-    assert store.lines("other") == ()
-
-
-def test_who_was_fenced_cannot_rewind(store: RedisStore) -> None:
-    old = store.acquire("s")
-    new = store.acquire("s", take_over=True)
-
-    with pytest.raises(Fenced):
-        store.rewound(old, 1)
-
-    assert store.lines("s") == ()
-    new.release()
 
 
 def test_a_lease_that_ends_in_years_is_not_waited_for(store: RedisStore, redis_server: Server) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.core.errors import CheckpointError, ServerGone
-from graflow_ckpt.core.protocols import Line, Sink
+from graflow_ckpt.core.protocols import Sink
 from graflow_ckpt.stores import open_store, store_of
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.passing import Breaker, Patience
@@ -143,16 +143,6 @@ def test_what_a_writer_raises_is_the_writers_even_if_it_looks_like_a_server(
         store.put(path_of(store, "best"), [("pkl", fails), *parts_of("x")[1:]], lease=None, stage="x")
 
     assert time.pauses == 0
-
-
-def test_a_line_of_history_is_written_once(store: Retrying, far: Far) -> None:
-    with owning(store) as lease:
-        far.fails = [("rewound", True)]
-        store.rewound(lease, 3)
-        far.fails = [("rewound", False)]
-        store.rewound(lease, 4)
-
-        assert store.lines("s") == (Line(lease.epoch, 3), Line(lease.epoch, 4))
 
 
 @pytest.mark.parametrize("arrived", [True, False])

@@ -42,7 +42,7 @@ def test_a_database_is_a_store_that_is_made_by_the_first_write(
     assert isinstance(store, SqliteStore)
     assert store.url == store.folder == f"sqlite:///{tmp_path}/new/x.db"
     assert (store.shared, store.synced) == (False, True)
-    assert (list(store.list()), store.newest(50), store.owner("s"), store.lines("s")) == ([], [], None, ())
+    assert (list(store.list()), store.newest(50), store.owner("s")) == ([], [], None)
     assert (list(store.segments("s")), store.delete("best"), store.delete_many(["best"])) == ([], False, 0)
     store.drop_segments("s", 1)
     with pytest.raises(CheckpointNotFound):

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from graflow_ckpt.core.errors import BadSessionId, CheckpointError, Fenced, SessionBusy
-from graflow_ckpt.core.protocols import Line
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.sqlite_chunks import HELD
@@ -161,7 +160,7 @@ def test_of_many_who_acquire_at_once_one_gets_it(store: SqliteStore) -> None:
 @pytest.mark.parametrize("session", ["", "a/b", "a.b", "..", "x" * 65, "a b", "@"])
 def test_a_bad_id_is_refused_everywhere(session: str, store: SqliteStore) -> None:
     drop = lambda s: store.drop_segments(s, 1)  # noqa: E731  one of five calls
-    for call in (store.acquire, store.owner, store.lines, lambda s: list(store.segments(s)), drop):
+    for call in (store.acquire, store.owner, lambda s: list(store.segments(s)), drop):
         with pytest.raises(BadSessionId):
             call(session)
 
@@ -178,27 +177,6 @@ def test_a_program_that_runs_once_per_rank_is_told_so(
     lease.release()
 
 
-def test_how_far_history_was_taken_back_is_kept_in_order(store: SqliteStore) -> None:
-    lease = store.acquire("s")
-    store.rewound(lease, 7)
-    lease.release()
-    lease = store.acquire("s")
-    store.rewound(lease, 3)
-
-    assert store.lines("s") == (Line(1, 7), Line(2, 3))
-    assert store.lines("t") == ()
-    lease.release()
-
-
-def test_lines_that_a_later_one_says_as_well_make_room_when_there_are_many(store: SqliteStore) -> None:
-    lease = store.acquire("s")
-    for sequence in (1, *range(400, 300, -1)):
-        store.rewound(lease, sequence)
-
-    assert store.lines("s") == (Line(1, 1), Line(1, 301))
-    lease.release()
-
-
 # --- who has lost it -------------------------------------------------------------------
 
 
@@ -208,7 +186,7 @@ def test_a_take_over_fences_the_old_owner_for_good(store: SqliteStore) -> None:
 
     new = store.acquire("s", take_over=True)
 
-    calls = (old.check, lambda: store.rewound(old, 1), lambda: store.journal(old, 1))
+    calls = (old.check, lambda: store.journal(old, 1))
     for call in (*calls, lambda: segment.append(b"x"), *calls):
         with pytest.raises(Fenced, match="taken over by process"):
             call()
@@ -216,7 +194,7 @@ def test_a_take_over_fences_the_old_owner_for_good(store: SqliteStore) -> None:
     old.release()  # says nothing and undoes nothing
     new.check()
     assert store.owner("s") is not None
-    assert (store.lines("s"), list(store.segments("s"))) == ((), [(1, 0, b"")])
+    assert list(store.segments("s")) == [(1, 0, b"")]
     new.release()
 
 
@@ -227,7 +205,7 @@ def test_a_released_lease_is_of_no_use(store: SqliteStore) -> None:
     lease.release()
 
     put_it, append = (lambda: put(store, own_name(), "one", lease)), (lambda: segment.append(b"x"))
-    for call in (lease.check, put_it, append, lambda: store.rewound(lease, 1)):
+    for call in (lease.check, put_it, append):
         with pytest.raises(Fenced, match="released"):
             call()
 

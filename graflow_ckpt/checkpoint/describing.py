@@ -40,6 +40,8 @@ def metadata_of(
         graph=program.facts.get("digest", ""),
         inputs=dict(program.inputs or {}),
         options=dict(program.options or {}),
+        settings=program.settings,
+        run=facts.get("run"),
     )
 
 

@@ -87,6 +87,7 @@ def cut_of(path: str, raw: bytes, place: Contents | None = None) -> Cut | None:
             origin=_text(meta.get("origin")) or None,
             lacks=lacking(meta),
             rewinds=lines_in(meta),
+            run=_whole(meta.get("run", 1)),
         )
     except (*NOT_JSON, KeyError, TypeError, AttributeError, OverflowError, BadSessionId):
         return None

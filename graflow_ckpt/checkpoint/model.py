@@ -66,6 +66,8 @@ class CheckpointMetadata:
     options: dict[str, str] = field(default_factory=dict)  # of the command line
     cwd: str | None = None  # the working folder of the program
     program: str | None = None  # the file that defines the workflow
+    settings: Document | None = None  # with which the session is run
+    run: int | None = None  # from the second run of a session on
     home: str = ""  # the store in which the session lives; the path may be elsewhere
     origin: str | None = None  # the checkpoint that the session was forked from
     trace_context: dict[str, str] | None = None  # W3C headers of the run that has saved it
@@ -116,7 +118,7 @@ class CheckpointMetadata:
 
 
 _DERIVED = frozenset({"path", "size"})
-_YOUNGER = ("cwd", "program", "origin", "trace_context", "original_trace_id", "rewinds")
+_YOUNGER = ("cwd", "program", "settings", "run", "origin", "trace_context", "original_trace_id", "rewinds")
 """Fields that the schema is older than: they are there only if they say something."""
 
 _SORTED_BY = {"epoch": int, "sequence": int, "steps": int, "created_at": str, "session_id": str}

@@ -70,6 +70,7 @@ class Parcel:
             "uses": {name: print_.to_record() for name, print_ in self.uses},
             "summary": self.summary,
             "python": self.python,
+            "settings": program.settings,
         }
         text = json.dumps(head, separators=(",", ":")).encode()
         return b"%d\n%b%b%b" % (len(text), text, program.code, self.manner)
@@ -101,11 +102,12 @@ def make(
     *,
     calls: bool = False,
     given: Iterable[str] = (),
+    settings: Document | None = None,
 ) -> Parcel:
     """The parcel of a compiled graph; NotStorable names the task whose code cannot travel."""
     facts: Document = describe(graph, current_tasks(graph))
     facts["summary"] = summary_of(graph)
-    program = Program(facts, pack_whole_code(graph), file, (), workflow)
+    program = Program(facts, pack_whole_code(graph), file, (), workflow, settings=settings)
     bodies = {name: node.func for name, node in graph.nodes.items() if isinstance(node, Task)}
     values, uses = references(bodies)
     return Parcel(
@@ -145,7 +147,10 @@ def unpack(packed: bytes) -> Parcel:
 def _of(head: Document, body: bytes) -> Parcel:
     code, manner = body[: head["code"]], body[head["code"] :]
     argv, given = tuple(head["argv"]), tuple(head["given"])
-    program = Program(head["facts"], code, head["file"], argv, head["workflow"], head["inputs"])
+    program = Program(
+        head["facts"], code, head["file"], argv, head["workflow"], head["inputs"],
+        settings=head.get("settings"),
+    )  # fmt: skip
     uses = tuple((name, Fingerprint.from_record(record)) for name, record in head["uses"].items())
     return Parcel(
         program, manner, bool(head["calls"]), given, frozenset(head["values"]), uses,

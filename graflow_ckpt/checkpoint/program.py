@@ -45,6 +45,7 @@ class Program:
     options: dict[str, str] | None = None
     cwd: str | None = None  # the working folder
     defined: str = ""  # the file that defines the workflow
+    settings: Document | None = None  # with which the session is run
 
 
 class Missing:

@@ -56,6 +56,7 @@ class Cut:
     origin: str | None = None  # what its session was forked from
     lacks: tuple[str, ...] = ()  # what a reader has to know and this version does not
     rewinds: tuple[Line, ...] = ()  # what the session had gone back behind
+    run: int = 1  # of its session
 
 
 class Retention:
@@ -325,9 +326,9 @@ def _combined(kind: type[Both | Either], first: Retention, second: Retention) ->
 
 def _grouped(cuts: Sequence[Cut], per: Per) -> Iterator[list[Cut]]:
     """What is counted together, each group newest first."""
-    groups: dict[str, list[Cut]] = {}
-    for cut in cuts:
-        key = cut.session if per == "session" else cut.workflow if per == "workflow" else ""
+    groups: dict[object, list[Cut]] = {}
+    for cut in cuts:  # the runs of a session are counted apart
+        key = (cut.session, cut.run) if per == "session" else cut.workflow if per == "workflow" else ""
         groups.setdefault(key, []).append(cut)
     order = IN_SESSION if per == "session" else attrgetter("created", "epoch", "sequence")
     for group in groups.values():

@@ -85,6 +85,8 @@ def capture(state: SessionState, rng: Cell | None = None, begun: Container[int] 
         "made": list(state.tasks),
         "errors": dict(state.errors),
     }
+    if state.run > 1:
+        facts["run"] = state.run
     return Snapshot(
         facts,
         {name: cell for name, (cell, _) in state.values.items()},
@@ -142,6 +144,7 @@ def restore(facts: Document, payload: dict[str, Any]) -> SessionState:
 
 def _restore(facts: Document, payload: dict[str, Any]) -> SessionState:
     state = SessionState(facts["session_id"], facts["starts"], facts["max_steps"])
+    state.run = facts.get("run", 1)
     state.steps, state.status, state.reason = facts["steps"], facts["status"], facts["reason"]
     state.epoch, state.sequence = facts["epoch"], facts["transition"]
     state.next_key, state.next_claim, state.next_order = facts["counters"]

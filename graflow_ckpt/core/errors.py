@@ -150,6 +150,14 @@ class SessionExists(SessionError):
     """`resume="never"`, and the id has state."""
 
 
+class SessionFinished(SessionError):
+    """`on_finished="error"`, and the session is finished."""
+
+
+class OtherWorkflow(SessionError):
+    """The session belongs to another workflow. `.workflow` and `.other` name both."""
+
+
 class SessionElsewhere(SessionError):
     """The program has begun the session in another place. `.places` lists where it is."""
 

@@ -25,6 +25,7 @@ class SessionState:
 
     def __init__(self, session: str, starts: Sequence[str] = (), max_steps: int | None = None) -> None:
         self.session = session
+        self.run = 1  # a finished session that begins again has the next number
         self.starts = tuple(starts)
         self.max_steps = max_steps
         self.cap: int | None = None  # how many claims there may be at once

@@ -34,7 +34,9 @@ def attach(found: Found, graph: TaskGraph, store: str) -> SharedContext:
 
 def _looked_for(found: Found, graph: TaskGraph, store: str) -> SharedContext:
     session = found.facts["session_id"]
-    settings = Settings(workflow=found.meta.get("workflow", "workflow"))
+    settings = Settings(workflow=found.meta.get("workflow", "workflow")).with_stored(
+        found.meta.get("settings")
+    )
     own = found.facts["redis"]["address"]
     named = os.environ.get(URL_VARIABLE, "").strip()
     away: ServerGone | None = None

@@ -33,8 +33,8 @@ class Parent:
 
     shares = True  # the parent knows by the digests what was changed
 
-    def __init__(self, pipe: Pipe, session: str) -> None:
-        self.session_id = session
+    def __init__(self, pipe: Pipe, session: str, execution: str) -> None:
+        self.session_id, self.execution = session, execution
         self._pipe = pipe
         self._lock = threading.Lock()
         self.digests: dict[str, bytes] = {}
@@ -102,11 +102,11 @@ def main(read: int, write: int, parent: int) -> None:
     """Run one body and send its outcome."""
     _die_with(parent)
     pipe = Pipe(read, write)
-    path, folder, session, claim, check = pipe.receive()
+    path, folder, session, execution, claim, check = pipe.receive()
     sys.path[:] = path
     os.chdir(folder)
     func, arguments, context = pipe.receive()
-    host = Parent(pipe, session)
+    host = Parent(pipe, session, execution)
     attempt = Attempt(host, claim, check=check, watch=checks.enabled())
     os.register_at_fork(after_in_child=pipe.close)  # else our death would not be noticed before theirs
     if context is not None:

@@ -90,7 +90,8 @@ class Child:
             context = None
             if binding.context is not None:
                 context = (binding.context, arguments.pop(binding.context).attempt)
-            pipe.send((sys.path, os.getcwd(), self._host.session_id, claim, attempt.checks))
+            host = self._host
+            pipe.send((sys.path, os.getcwd(), host.session_id, host.execution, claim, attempt.checks))
             pipe.send((binding.func, arguments, context))
             while True:
                 kind, *rest = pipe.receive()

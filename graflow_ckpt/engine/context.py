@@ -50,15 +50,19 @@ class ExecutionContext(Readable):
         settings: Settings | None = None,
         store: str = "checkpoints",
         state: SessionState | None = None,
+        auto_checkpoint_interval: int | None = None,
     ) -> None:
         self.graph = graph
         self.settings = settings or Settings()
+        if auto_checkpoint_interval is not None:
+            self.settings = replace(self.settings, policy=EveryN(auto_checkpoint_interval))
         self.named = session_id is not None  # somebody will come back for it
         self.session_id = check_session_id(session_id or uuid.uuid4().hex[:12])
         self.session = MemorySession(state or SessionState(self.session_id))
         self.home = Home(open_store(store), self.session_id)
         self.home.workflow, self.home.program = self.settings.workflow, self.settings.program
         self.found: Found | None = None  # the cut that this session goes on from
+        self.again = False  # it was finished, and begins its next run
         self.rewinds = False  # it was named: what came after it does not count
         self.replayed = 0  # journal records after the cut
         self.created_at = time.time()
@@ -137,6 +141,7 @@ class ExecutionContext(Readable):
             "pending": len(self.state.specs),
             "max_steps": self.max_steps,
             "kept": self.home.lease is not None,
+            "saved": self.home.last is not None,
             "store": getattr(self.home.store, "folder", self.home.store.url),
             "trace_context": self.home.trace.former,
             "original_trace_id": self.home.trace.original,
@@ -146,15 +151,15 @@ class ExecutionContext(Readable):
 
     def collect(self) -> None:
         """Keep what is changed while no run drives the session: the next one records it first."""
+        self.session.recorder = self._note_undriven
 
-        def note(state: SessionState, now: float, ops: Sequence[Op]) -> None:
-            self.undriven.append((state.sequence, now, list(ops)))
-
-        self.session.recorder = note
+    def _note_undriven(self, state: SessionState, now: float, ops: Sequence[Op]) -> None:
+        self.undriven.append((state.sequence, now, list(ops)))
 
     def collected(self) -> list[tuple[int, float, list[Op]]]:
         """Return what was changed since the last run, once; the caller drives the session now."""
-        self.session.recorder = None
+        if self.session.recorder == self._note_undriven:
+            self.session.recorder = None
         changes, self.undriven = self.undriven, []
         return changes
 
@@ -322,10 +327,21 @@ class ExecutionContext(Readable):
         self.return_to(found, restore(found.facts, self.payload), store)
         return self
 
+    def begins_again(self, session: MemorySession) -> None:
+        """Become the next run of a finished session: nothing of the former run is in it."""
+        self.again, self.found, self.replayed = True, None, 0
+        self._payload = None
+        self.undriven.clear()
+        self.session = session
+        self.home.inputs = {}
+        self._channel = Channel(self, session)
+
     def return_to(self, found: Found, state: SessionState, store: str) -> None:
         """Become the session as it was at a checkpoint that somebody named."""
         self.graph = self.graph_from_code()
-        self.settings = Settings(workflow=found.meta.get("workflow", "workflow"))
+        self.settings = Settings(workflow=found.meta.get("workflow", "workflow")).with_stored(
+            found.meta.get("settings")
+        )
         self.named = True
         self.home = Home(open_store(store), self.session_id)
         self.home.continue_from(found)

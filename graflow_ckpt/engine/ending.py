@@ -40,8 +40,8 @@ class Ending:
         if status == "completed":
             return self.context.result()
         if status == "stopped":
-            goes_on = self._command()
-            log.info("session %s: %s; resume with a larger one: %s", state.session, state.reason, goes_on)
+            goes_on = f"; resume with a larger one: {self._command()}" if self.home.last is not None else ""
+            log.info("session %s: %s%s", state.session, state.reason, goes_on)
             return self.context.result()
         if status == "cancelled":
             raise WorkflowCancelled(state.reason, session=state.session)
@@ -51,9 +51,11 @@ class Ending:
         """Stopped by a signal: cut if nothing is on loan, and say what goes on from where."""
         self._last_cut("signal")
         session, last = self.context.session_id, self.home.last
-        saved = f"at step {last.steps} ({last.path})" if last is not None else "nowhere: nothing was saved"
+        saved = f"at step {last.steps} ({last.path})" if last is not None else "and was not saved"
         ended = self.context.status == "completed"
         message = f"session {session} stopped; it goes on {saved} with: {self._command()}"
+        if last is None:
+            message = f"session {session} stopped; nothing of it was saved"
         if ended:
             message = f"session {session} is completed, {saved}"
         self.run.announcer.emit("session_ended", status="completed" if ended else "interrupted")

@@ -26,7 +26,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.engine import preflight, resuming, rng
+from graflow_ckpt.engine import notice, preflight, resuming, rng
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.cuts import Cutter
@@ -82,9 +82,21 @@ class WorkflowEngine:
             return await on_a_thread(partial(execution.run, start_task_id), execution.stop.ask)
 
     def _runs_nothing(self, context: ExecutionContext, start: str | None) -> bool:
-        if context.found is None or start is not None or not resuming.runs_nothing(context):
+        if context.found is None:
             return False
-        Announcer(context.session, context.settings.observers).emit("session_finished", **context.facts())
+        if not context.rewinds:
+            try:
+                resuming.check_workflow(context, context.state, context.found.meta.get("workflow"))
+            except BaseException:
+                context.home.close()
+                raise
+        if start is not None or not resuming.runs_nothing(context):
+            return False
+        line = notice.finished(context, context.state)
+        notice.tell(context, line)
+        Announcer(context.session, context.settings.observers).emit(
+            "session_finished", **context.facts(), line=line
+        )
         context.home.close()
         return True
 
@@ -100,6 +112,7 @@ class _Execution:
         self._loop = loop
         self._went_back: dict[tuple[str, int], int] = {}  # task and cycle -> how often
         self._run: Run | None = None
+        self._line = ""  # how a run begins that is not simply new
         self.stop = Stop(context.session_id, self.settings.grace, self._stop_run)
 
     def run(self, start: str | None) -> Any:
@@ -160,6 +173,7 @@ class _Execution:
         if not starts:
             raise GraphError("The workflow has no task to start with.", hint="Decorate functions with @task.")
         self.graph.compile(starts)
+        preflight.check_answers(self.graph, context.state.tasks, self.settings)
         fresh = context.found is None
         if fresh and not context.started:
             context.note_inputs()
@@ -167,6 +181,7 @@ class _Execution:
         self.home.trace.follow(self.settings.observers)
         self._bindings = preflight.check_graph(self.graph, self.settings, self.home.inputs)
         self.home.workflow, self.home.options = self.settings.workflow, dict(self.settings.options)
+        self.home.settings = self.settings.document()
         self.home.allowance = Allowance(self.settings.size_limit)
         if not fresh or preflight.wants_home(context, self._bindings):
             self._move_in(fresh)
@@ -175,6 +190,9 @@ class _Execution:
             return [("reopen", epoch, state.max_steps)]  # somebody has queued what is to run
         if fresh or start is not None:
             state.starts = starts
+            if context.again:
+                self._line = notice.again(context)
+                notice.tell(context, self._line)
             routes = self.graph.routes
             ops: list[Op] = [("clear",), ("reopen", epoch, state.max_steps)]
             return ops + [routes[name].enqueue() for name in self.graph.starts]
@@ -192,19 +210,11 @@ class _Execution:
         context = self.context
         plan = self._plan()
         resuming.remake_tasks(context)
+        self._line = notice.continuing(context, context.state)
         ops = resuming.reopen(context, plan, epoch, context.state.max_steps, died=died)
-        found = context.found
-        assert found is not None
-        log.info(
-            "session %s goes on from step %d (%s%s): %d tasks completed, %d pending",
-            context.session_id,
-            context.steps,
-            found.path,
-            f" and {context.replayed} journal records" if context.replayed else "",
-            len(context.state.completed),
-            len(context.state.specs),
-            extra={"session": context.session_id, "step": context.steps},
-        )
+        if died:
+            notice.tell(context, self._line)
+            resuming.report_settings(context)
         return ops
 
     def _plan(self) -> Plan:
@@ -240,21 +250,30 @@ class _Execution:
             self.home.go_back_to(context.found)
             session.commit(ops)
             ops = []
+            undriven.clear()
             cutter.save("rewind", None, None)  # the first of this epoch: what came later is superseded by it
         if self.home.damage is not None:
             session.commit(ops)
             ops = []
+            undriven.clear()  # a checkpoint has them
             cutter.save("until-damage", None, None)  # what is damaged is older than this, and read no more
             self.home.damage = None
+        if context.again:  # before its first task: else after a crash the former run would be the newest
+            session.commit(ops)
+            ops = []
+            undriven.clear()
+            cutter.save("again", None, None)
         if self.settings.durability == "journal":
-            if context.found is None:
+            if context.found is None and not context.again:
                 session.commit(ops)
                 ops = []
+                undriven.clear()
                 cutter.save("journal", None, None)  # what the journal's records follow
             cutter.start(undriven)
+        context.again = False
         if ops:
             session.commit(ops)
-        self._emit("session_started", **context.facts())
+        self._emit("session_started", **context.facts(), line=self._line)
         if context.checkpoint_requested:
             context.checkpoint_requested = False
             cutter.now("request", context.checkpoint_request_metadata)

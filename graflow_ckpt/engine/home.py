@@ -63,6 +63,7 @@ class Home:
         self.workflow = ""
         self.allowance = Allowance()
         self.options: dict[str, str] = {}
+        self.settings: Document | None = None  # what a checkpoint keeps of them
         self.file = program_file()
         self.cwd = os.getcwd()
         self.program = ""  # the file that defines the workflow
@@ -135,6 +136,7 @@ class Home:
         self.last = found.metadata
         self.inputs = dict(found.meta.get("inputs", {}))
         self.workflow = found.meta.get("workflow", "")
+        self.settings = found.meta.get("settings")
         self.program = self.program or found.meta.get("program", "")
 
     def highest_sequence(self) -> int:
@@ -181,6 +183,7 @@ class Home:
                 self.options,
                 self.cwd,
                 self.program,
+                self.settings,
             )
         return self._program
 

@@ -25,6 +25,8 @@ class RunHost:
     def __init__(self, context: ExecutionContext, run: Run) -> None:
         self.execution_context = self._context = context
         self.session_id = context.session_id
+        run_number = context.state.run
+        self.execution = self.session_id if run_number == 1 else f"{self.session_id}#{run_number}"
         self._run = run
         self._graph = context.graph
 

@@ -15,7 +15,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -150,7 +150,8 @@ def _where(opened: Opened, redis_url: str | None) -> str:
 
 def _context(opened: Opened, to: Destination, session: str) -> SharedContext:
     carried = opened.carried
-    settings = Settings(workflow=carried["workflow"], max_parallel=opened.state.cap)
+    settings = Settings(workflow=carried["workflow"]).with_stored(opened.found.meta.get("settings"))
+    settings = replace(settings, max_parallel=opened.state.cap)
     context = SharedContext(
         opened.graph, session, to.link, settings=settings, store=carried["store"], keyring=to.keyring
     )

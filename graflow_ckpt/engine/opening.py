@@ -14,7 +14,7 @@ from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.bind import Binding
 from graflow_ckpt.engine.bodiless import ANSWERS
-from graflow_ckpt.engine.preflight import check_graph, takes_cuts
+from graflow_ckpt.engine.preflight import check_answers, check_graph, takes_cuts
 from graflow_ckpt.engine.reaping import release_the_dead
 from graflow_ckpt.engine.resuming import changes_of
 from graflow_ckpt.engine.shared_context import SharedContext
@@ -37,6 +37,7 @@ class Opening:
         if not starts:
             raise GraphError("The workflow has no task to start with.", hint="Decorate functions with @task.")
         context.graph.compile(starts)
+        check_answers(context.graph, state.tasks, self.settings)
         bindings = check_graph(context.graph, self.settings, context.tables.names(), shared=True)
         if takes_cuts(self.settings, bindings):  # no save fails for these later
             home = context.cuts_at()
@@ -59,7 +60,8 @@ class Opening:
                 context.tables.commit([reopen])
         elif start is not None:
             context.note_start()
-            context.tables.commit([("clear",), reopen, context.graph.routes[start].enqueue()])
+            begun = [context.graph.routes[name].enqueue() for name in context.graph.starts]
+            context.tables.commit([("clear",), reopen, *begun])
         else:
             changes = [*self._changes(state), *self._answers(state)]
             if changes or state.status != "running" or limit != state.max_steps:

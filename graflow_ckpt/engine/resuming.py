@@ -15,6 +15,7 @@ from typing import Any
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
+from graflow_ckpt.checkpoint.inventory import cut_of
 from graflow_ckpt.checkpoint.pickles import collector_at_rest
 from graflow_ckpt.checkpoint.plan import CurrentTask, Plan, make_plan
 from graflow_ckpt.checkpoint.program import saved_tasks, unpack_task
@@ -24,14 +25,17 @@ from graflow_ckpt.core.errors import (
     InDoubt,
     JournalDamaged,
     NoSession,
+    OtherWorkflow,
     SessionCancelled,
     SessionError,
     SessionExists,
+    SessionFinished,
 )
 from graflow_ckpt.core.events import Kind
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.engine import notice
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.inputs import Channel
@@ -69,10 +73,57 @@ def open_session(
                 hint="Use another session id, or resume='auto'.",
                 session=session_id,
             )
+        if found is not None and context.status == "completed" and settings.on_finished != "return":
+            _finished(context, found)
     except BaseException:
         context.home.close()
         raise
     return context
+
+
+def _finished(context: ExecutionContext, found: Found) -> None:
+    """Refuse to execute a finished session, or begin its next run; the former one stays as history."""
+    if not is_finished(context):
+        return
+    if context.settings.on_finished == "error":
+        raise SessionFinished(
+            f"Session {context.session_id} was finished {notice.since(found.meta)} and on_finished='error'.",
+            hint="Use another session id, or on_finished='again'.",
+            session=context.session_id,
+        )
+    check_workflow(context, context.state, found.meta.get("workflow"))
+    last = max((_run_of(raw) for _, raw in context.home.store.list(context.session_id)), default=1)
+    state = SessionState(context.session_id)
+    state.run = max(last, context.state.run) + 1
+    state.epoch = context.state.epoch
+    context.begins_again(MemorySession(state))
+
+
+def _run_of(raw: bytes) -> int:
+    cut = cut_of("", raw)
+    return 1 if cut is None else cut.run
+
+
+def check_workflow(context: ExecutionContext, state: SessionState, known: str | None) -> None:
+    """Refuse to continue a session of another workflow: one of another name, or without a task in common."""
+    own = context.settings.workflow
+    tasks = state.completed.keys() - state.tasks.keys()
+    common = tasks & context.graph.nodes.keys()
+    if common or not tasks:
+        if not known or known == own or context.settings.changed == "reuse":
+            return
+        why = f"belongs to workflow {known!r}, and this one is {own!r}"
+        hint = "Use another session id. If the workflow was renamed: --changed reuse."
+    else:
+        why = (
+            f"has completed {notice.some(tasks)} of workflow {known or 'unknown'!r}; workflow {own!r} has "
+            f"{notice.some(context.graph.task_names())}"
+        )
+        hint = "Use another session id for another workflow."
+    raise OtherWorkflow(
+        f"Session {context.session_id} {why}.", hint=hint,
+        session=context.session_id, workflow=own, other=known,
+    )  # fmt: skip
 
 
 def _newest(context: ExecutionContext) -> Found | None:
@@ -156,10 +207,13 @@ def runs_nothing(context: ExecutionContext) -> bool:
             hint="Start a new session, or resume from one of its checkpoints by path.",
             session=context.session_id,
         )
-    if status == "completed" and not (context.state.ready or context.state.delayed):
-        log.info("session %s is finished; nothing runs", context.session_id)
-        return True
-    return False
+    return is_finished(context)
+
+
+def is_finished(context: ExecutionContext) -> bool:
+    """Return whether nothing is left to do in a session that has ended well."""
+    state = context.state
+    return state.status == "completed" and not (state.ready or state.delayed)
 
 
 def plan_for(context: ExecutionContext, *, noted: bool = False) -> Plan:
@@ -189,6 +243,24 @@ def plan_for(context: ExecutionContext, *, noted: bool = False) -> Plan:
         same = [CurrentTask(t.name, t.fingerprint, t.after) for t in saved if t.name in graph.nodes]
         return make_plan(saved, same, changed)
     return make_plan(saved_tasks(facts), context.home.tasks_of(graph), changed)
+
+
+def report_settings(context: ExecutionContext) -> None:
+    """Log how the settings differ from those of the checkpoint, and which of those no checkpoint keeps."""
+    assert context.found is not None
+    session, stored = context.session_id, context.found.meta.get("settings")
+    changed = context.settings.differences(stored)
+    if changed:
+        log.warning(
+            "session %s continues with other settings: %s", session, "; ".join(changed),
+            extra={"session": session},
+        )  # fmt: skip
+    missing = set((stored or {}).get("lost", ())) - set(context.settings.document().get("lost", ()))
+    if missing:
+        log.warning(
+            "session %s continues without what no checkpoint keeps: %s", session, ", ".join(sorted(missing)),
+            extra={"session": session},
+        )  # fmt: skip
 
 
 def remake_tasks(context: ExecutionContext) -> None:

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, field, fields
-from typing import Literal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
+from graflow_ckpt.checkpoint import retention
 from graflow_ckpt.checkpoint.allowance import MB
-from graflow_ckpt.checkpoint.retention import DEFAULT, Retention
-from graflow_ckpt.core.errors import GraphError
+from graflow_ckpt.checkpoint.retention import (
+    DEFAULT,
+    BestOf,
+    DeleteOnSuccess,
+    KeepEvery,
+    KeepFor,
+    KeepLast,
+    KeepWithin,
+    LastSuccessful,
+    OfAll,
+    Retention,
+)
+from graflow_ckpt.core import policy
+from graflow_ckpt.core.errors import CheckpointError, GraphError
 from graflow_ckpt.core.events import Observer
 from graflow_ckpt.core.facts import Claim, Outcome
-from graflow_ckpt.core.policy import OnRequest, Policy
+from graflow_ckpt.core.policy import EveryN, EverySeconds, OnRequest, Policy, WhenIdle
 from graflow_ckpt.engine.slowness import slow_after
 
 Durability = Literal["checkpoint", "journal", "none"]
@@ -20,6 +33,7 @@ Resume = Literal["auto", "never", "must"]
 OnFailure = Literal["pause", "continue", "rollback"]
 OnSaveFailure = Literal["event", "fail"]
 Changed = Literal["reuse", "rerun"]
+OnFinished = Literal["return", "again", "error"]
 Invoke = Callable[[Claim], Outcome]
 Middleware = Callable[[Claim, Invoke], Outcome]
 
@@ -29,7 +43,25 @@ _CHOICES = {
     "on_failure": ("pause", "continue", "rollback"),
     "on_save_failure": ("event", "fail"),
     "changed": (None, "reuse", "rerun"),
+    "on_finished": ("return", "again", "error"),
 }
+
+_STORED = (
+    "durability", "policy", "keep", "on_failure", "on_save_failure", "max_checkpoint_size_mb", "max_parallel",
+    "rng", "grace",
+)  # fmt: skip
+"""What a session is continued with where no program says otherwise."""
+
+_POLICIES: tuple[type[Policy], ...] = (OnRequest, EveryN, EverySeconds, WhenIdle, policy.Either)
+_RETENTIONS: tuple[type[Retention], ...] = (
+    KeepLast, KeepFor, KeepEvery, BestOf, KeepWithin, LastSuccessful, DeleteOnSuccess, OfAll,
+    retention.Automatic, retention.Both, retention.Either,
+)  # fmt: skip
+_VALUES: dict[str, Callable[..., Any]] = {f"policy.{kind.__name__}": kind for kind in _POLICIES} | {
+    f"retention.{kind.__name__}": kind for kind in _RETENTIONS
+}
+_NAMES = {kind: name for name, kind in _VALUES.items()}
+"""Policies and retentions that a checkpoint names: the file and the class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +90,8 @@ class Settings:
     middleware: tuple[Middleware, ...] = ()
     # New fields come last: a stored workflow has its settings in this order, and may lack the newest.
     program: str = ""  # the file that defines the workflow
+    on_finished: OnFinished = "return"
+    told: bool = False  # the command line says how a run begins
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -78,6 +112,37 @@ class Settings:
         for known in fields(self)[len(state) :]:
             object.__setattr__(self, known.name, known.default)
 
+    # --- as part of a session ----------------------------------------------------------
+
+    def document(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps of them; `lost` names what it cannot keep."""
+        kept: dict[str, Any] = {}
+        own = "graflow_ckpt.interfaces.cli."  # the command line brings its observers along
+        lost = [f"observer {_name_of(one)}" for one in self.observers if not _module_of(one).startswith(own)]
+        lost += [f"middleware {_name_of(one)}" for one in self.middleware]
+        for name in _STORED:
+            try:
+                kept[name] = _written(getattr(self, name))
+            except TypeError as error:
+                lost.append(f"{name} {error}")
+        return {**kept, "lost": lost} if lost else kept
+
+    def with_stored(self, document: Mapping[str, Any] | None) -> Settings:
+        """Return these settings with what a checkpoint keeps in their place."""
+        known = {name: value for name, value in (document or {}).items() if name in _STORED}
+        return replace(self, **{name: _read(value) for name, value in known.items()})
+
+    def differences(self, document: Mapping[str, Any] | None) -> list[str]:
+        """Say how these settings differ from those that a checkpoint keeps."""
+        if document is None:  # an older checkpoint
+            return []
+        own = self.document()
+        return [
+            f"{name} was {_shown(document[name])} and is {_shown(own[name])}"
+            for name in _STORED
+            if name in document and name in own and document[name] != own[name]
+        ]
+
     @property
     def size_limit(self) -> int | None:
         """In bytes."""
@@ -86,3 +151,49 @@ class Settings:
     @property
     def slots(self) -> int:
         return self.max_parallel or min(32, (os.cpu_count() or 1) + 4)
+
+
+def _module_of(value: object) -> str:
+    return type(value).__module__
+
+
+def _name_of(value: object) -> str:
+    return getattr(value, "__qualname__", type(value).__qualname__)
+
+
+def _written(value: Any) -> Any:
+    """A setting as JSON; TypeError names the class that no checkpoint can hold."""
+    if isinstance(value, (Policy, Retention)):
+        name = _NAMES.get(type(value))
+        if name is None:
+            raise TypeError(type(value).__qualname__)
+        own: Any = value  # each of the table is a dataclass
+        return {"is": name, **{f.name: _written(getattr(own, f.name)) for f in fields(own)}}
+    if isinstance(value, tuple):
+        return [_written(item) for item in value]
+    return value
+
+
+def _read(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_read(item) for item in value)
+    if not isinstance(value, dict):
+        return value
+    kind = _VALUES.get(value["is"])
+    if kind is None:
+        raise CheckpointError(
+            f"The session was run with {value['is']!r}, which this version of graflow-ckpt does not know.",
+            hint="Upgrade it, or continue from the program, whose settings win.",
+        )
+    return kind(**{name: _read(item) for name, item in value.items() if name != "is"})
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        if value == _written(DEFAULT):
+            return "the default"
+        inner = ", ".join(f"{n}={_shown(v)}" for n, v in value.items() if n != "is")
+        return f"{value['is'].rpartition('.')[2]}({inner})"
+    if isinstance(value, list):
+        return " and ".join(map(_shown, value))
+    return repr(value)

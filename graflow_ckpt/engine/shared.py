@@ -159,7 +159,7 @@ class SharedHost(RunHost):
         self, graph: TaskGraph, session: RedisSession, run: Run, home: SharedHome, cells: Cells
     ) -> None:
         self.execution_context = None  # the caller has it, in another process
-        self.session_id = session.id
+        self.session_id = self.execution = session.id
         self._run = run
         self._graph = graph
         self._session = session

@@ -157,7 +157,14 @@ class SharedContext(ExecutionContext):
         if self._program is None:
             facts = describe(self.graph, current_tasks(self.graph))
             facts["summary"] = summary_of(self.graph)
-            self._program = Program(facts, pack_code(self.graph), program_file(), (), self.settings.workflow)
+            self._program = Program(
+                facts,
+                pack_code(self.graph),
+                program_file(),
+                (),
+                self.settings.workflow,
+                settings=self.settings.document(),
+            )
         return self._program
 
     def cuts_at(self) -> SharedHome:

@@ -19,15 +19,18 @@ from graflow_ckpt.core.errors import (
     GraflowError,
     Interrupted,
     SessionCancelled,
+    SessionFinished,
     Stalled,
     TaskError,
     WorkflowCancelled,
 )
 from graflow_ckpt.core.facts import Op
+from graflow_ckpt.engine import notice
 from graflow_ckpt.engine.invoke import Invoker
 from graflow_ckpt.engine.keeper import Keeper, Kept
 from graflow_ckpt.engine.opening import Opening, doubts, in_doubt, paused
 from graflow_ckpt.engine.reaping import release_the_dead
+from graflow_ckpt.engine.resuming import check_workflow
 from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.shared import SharedCuts, SharedHost
 from graflow_ckpt.engine.shared_context import SharedContext
@@ -56,11 +59,20 @@ class TakingPart:
         self._keeper = Keeper(context.link, LEASE)
         self.stop = Stop(self.session, self.settings.grace, self._stop)
         self._run: Run | None = None
+        self._line = ""  # how a run begins that is not simply new
 
     def run(self, start: str | None) -> Any:
         context = self.context
-        if start is None and context.status in ("completed", "cancelled"):
-            return self._result(context.status)
+        state, status = context.state, context.status
+        check_workflow(context, state, context.facts_of("workflow")["workflow"])
+        if start is None and status in ("completed", "cancelled"):
+            if status == "completed":
+                self._check_finished()
+                notice.tell(context, notice.finished(context, state))
+            return self._result(status)
+        if state.next_key > 1:
+            self._line = notice.continuing(context, state)
+            notice.tell(context, self._line)
         opening = Opening(context)
         bindings = opening.prepare(start)
         opening.open(start)
@@ -80,6 +92,22 @@ class TakingPart:
             self._keeper.close()
             self._leave(mine)
             mine.close()
+
+    def _check_finished(self) -> None:
+        """Refuse what is not to be executed twice, and what Redis cannot begin again."""
+        match self.settings.on_finished:
+            case "error":
+                raise SessionFinished(
+                    f"Session {self.session} was finished and on_finished='error'.",
+                    hint="Use another session id.",
+                    session=self.session,
+                )
+            case "again":
+                raise SessionFinished(
+                    f"Session {self.session} was finished: a session in Redis has one run.",
+                    hint="Use another session id.",
+                    session=self.session,
+                )
 
     def _begin(self) -> RedisSession | None:
         """A token of our own; None if the session has ended."""
@@ -111,7 +139,10 @@ class TakingPart:
             home.trace.goes_on_from_text(context.facts_of("trace")["trace"])
             home.trace.follow(self.settings.observers)
         former, original = home.trace.former, home.trace.original
-        self._emit("session_started", **self._facts(), trace_context=former, original_trace_id=original)
+        self._emit(
+            "session_started", **self._facts(), trace_context=former, original_trace_id=original,
+            line=self._line, saved=True,
+        )  # fmt: skip
         context.begin_trace(home.trace)
         if context.checkpoint_requested:
             context.checkpoint_requested = False

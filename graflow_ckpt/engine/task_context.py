@@ -67,6 +67,7 @@ class Host(Protocol):
     """What a task context asks of the run that it belongs to."""
 
     session_id: str
+    execution: str  # the session, and the number of its run from the second on
 
     def task_of(self, name: str) -> Task | None: ...
 
@@ -124,7 +125,7 @@ class TaskExecutionContext:
         self.cycle = spec.cycle
         self.attempt = spec.retry_count + spec.crashes + extra_attempts + 1
         self.session_id = host.session_id
-        self.idempotency_key = f"{host.session_id}/{spec.task_id}/{spec.cycle}"
+        self.idempotency_key = f"{host.execution}/{spec.task_id}/{spec.cycle}"
         self.start_time = monotonic()
         self.channel = TaskChannel(attempt)
         self._attempt = attempt

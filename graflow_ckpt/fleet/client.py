@@ -87,7 +87,14 @@ class Client:
         check_graph(graph, settings, inputs, shared=True)
         cells = {name: check_storable(name, value) for name, value in inputs.items()}
         packed = Packed.of(
-            parcels.make(graph, settings.workflow, _manner(settings), program_file(), given=inputs)
+            parcels.make(
+                graph,
+                settings.workflow,
+                _manner(settings),
+                program_file(),
+                given=inputs,
+                settings=settings.document(),
+            )
         )
         ops: list[Op] = [("put", name, cell, -1) for name, cell in cells.items()]
         ops += [graph.routes[name].enqueue() for name in graph.starts]
@@ -141,7 +148,9 @@ class Client:
         if known is not None:
             return known
         settings = Settings(workflow=task.name, on_failure="continue" if many else "pause")
-        parcel = parcels.make(graph, task.name, settings, program_file(), calls=True)
+        parcel = parcels.make(
+            graph, task.name, settings, program_file(), calls=True, settings=settings.document()
+        )
         packed = Packed.of(parcel)
         if not parcel.bound:  # what travels by value may use what has changed meanwhile
             self._packed.setdefault(task, {})[many] = packed

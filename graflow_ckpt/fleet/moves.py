@@ -14,6 +14,7 @@ import json
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from graflow_ckpt.checkpoint import parcel as parcels
@@ -83,10 +84,20 @@ def _program(client: Client, opened: Opened, keyring: Keyring) -> str:
         with suppress(ProgramMissing, UnknownKey, UnsafeCheckpoint):
             client.programs.parcel(digest)
             return digest
-    settings = Settings(workflow=carried["workflow"], max_parallel=opened.state.cap)
+    settings = Settings(workflow=carried["workflow"]).with_stored(opened.found.meta.get("settings"))
+    settings = replace(settings, max_parallel=opened.state.cap)
     calls, given = "bag" in carried, tuple(opened.state.values)
     if not calls:
         check_graph(opened.graph, settings, given, shared=True)
-    packed = Packed.of(parcels.make(opened.graph, carried["workflow"], settings, calls=calls, given=given))
+    packed = Packed.of(
+        parcels.make(
+            opened.graph,
+            carried["workflow"],
+            settings,
+            calls=calls,
+            given=given,
+            settings=settings.document(),
+        )
+    )
     client.programs.store(packed, keyring)
     return packed.digest

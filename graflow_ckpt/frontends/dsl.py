@@ -27,6 +27,7 @@ from graflow_ckpt.engine.settings import (
     Durability,
     Middleware,
     OnFailure,
+    OnFinished,
     OnSaveFailure,
     Resume,
     Settings,
@@ -108,6 +109,7 @@ class Workflow:
         self._session_id = session_id
         self._store = store
         self._context: ExecutionContext | None = None
+        self.inputs: frozenset[str] | None = None  # the names that are declared; None: any
         self._tokens: list[Token[Collector | None]] = []
         overrides.meet(self)
 
@@ -224,6 +226,7 @@ class Workflow:
         """
         starts = self._starts(start)
         inputs = {**self._put_before(), **(inputs or {})}
+        self._check_inputs(inputs, True)
         if overrides.planning:
             if overrides.wants(self):
                 overrides.prepared(self, starts, inputs, max_steps)
@@ -260,6 +263,9 @@ class Workflow:
         try:
             context = self.execution_context
             ours = overrides.concerns(self)
+            self._check_inputs(
+                {**(inputs or {}), **(overrides.inputs if ours else {})}, context.found is None
+            )
             for key, value in {**(inputs or {}), **(overrides.inputs if ours else {})}.items():
                 context.channel.set(key, value)
         except BaseException:
@@ -273,6 +279,12 @@ class Workflow:
         if limit is not None:
             state.max_steps = limit
         return context
+
+    def _check_inputs(self, given: Mapping[str, Any], new: bool) -> None:
+        from graflow_ckpt.engine.preflight import check_inputs
+
+        if given and new:  # a session that continues compares them with those that it has
+            check_inputs(self.graph, given, self.inputs)
 
     def _put_before(self) -> dict[str, Any]:
         """What was put into its channel before anything ran: inputs, wherever it runs."""
@@ -324,6 +336,8 @@ def workflow(
     max_checkpoint_size_mb: float | None = None,
     changed: Changed | None = None,
     until_damage: bool = False,
+    on_finished: OnFinished = "return",
+    inputs: Sequence[str] | None = None,
     rng: bool = True,
     grace: float = 30.0,
     observers: Sequence[Observer] = (),
@@ -344,13 +358,16 @@ def workflow(
         max_checkpoint_size_mb=max_checkpoint_size_mb,
         changed=changed,
         until_damage=until_damage,
+        on_finished=on_finished,
         max_parallel=max_parallel,
         rng=rng,
         grace=grace,
         observers=tuple(observers),
         middleware=tuple(middleware),
     )
-    return Workflow(name, session_id, None if store is None else address_of(store, name), settings)
+    made = Workflow(name, session_id, None if store is None else address_of(store, name), settings)
+    made.inputs = None if inputs is None else frozenset(inputs)
+    return made
 
 
 def _file_of(defined: str) -> str:

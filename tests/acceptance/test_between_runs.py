@@ -35,7 +35,7 @@ def main(place: str, change: str, step: str) -> None:
         with log.open("a") as file:
             file.write(f"{name}\n")
 
-    with workflow("w", "s", durability="journal", store=f"{place}/checkpoints") as flow:
+    with workflow("w", "s", durability="journal", max_parallel=1, store=f"{place}/checkpoints") as flow:
 
         @task
         def a() -> None:

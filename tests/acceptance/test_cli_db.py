@@ -90,7 +90,7 @@ def test_a_killed_program_goes_on_from_what_is_in_the_database(url: str) -> None
     assert [row["verdict"] for row in verified] == ["good", "good"]
     done = graflow("run", "count.py", "--session", "s", "--every", "2", "--", "4", **settings)
 
-    assert "goes on from step 4" in done.err
+    assert "continues from step 4" in done.err
     assert "result 6" in done.out
     assert graflow("sessions", "--json", **settings).document[0]["session"] == "s"
     shows = graflow("checkpoints", "show", row["path"], **settings)

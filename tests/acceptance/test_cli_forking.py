@@ -36,7 +36,7 @@ def test_a_fork_begins_where_the_checkpoint_is_with_the_values_that_were_set(cut
     assert (made["session"], made["from"], made["set"]) == ("fast", cuts[0], ["rate"])
     assert done.out == "result 301\n"
     assert checkpoints("s") == cuts
-    assert "session s is finished" in graflow("resume", "s").err
+    assert "session s was finished" in graflow("resume", "s").err
 
 
 def test_it_gets_a_name_and_runs_nothing(cuts: list[str]) -> None:

@@ -30,7 +30,7 @@ def killed() -> list[str]:
 def test_a_session_is_found_by_its_id_by_its_workflow_or_as_the_only_one(what: list[str]) -> None:
     done = graflow("resume", *what)
 
-    assert "goes on from step 4" in done.err
+    assert "continues from step 4" in done.err
     assert done.out == "result 6\n"
     assert steps() == [0, 1, 2, 3, 4, 4, 5]
 
@@ -48,7 +48,7 @@ def test_two_sessions_of_a_workflow_are_an_error_that_lists_both() -> None:
     assert "s (count, interrupted)" in unnamed
     assert "t (count, interrupted)" in unnamed
 
-    assert "session t (count): goes on" in graflow("resume", "count", "--latest").err
+    assert "session t continues" in graflow("resume", "count", "--latest").err
 
 
 def test_a_session_that_is_called_like_a_checkpoint_is_an_error_that_lists_both(killed: list[str]) -> None:
@@ -92,7 +92,8 @@ def test_a_finished_session_runs_nothing_not_even_its_program() -> None:
 
     done = graflow("resume", "s")
 
-    assert (done.out, done.err) == ("", "graflow-ckpt: session s is finished (6 steps); nothing runs\n")
+    assert done.out == ""
+    assert "(6 steps); nothing is run; to run it again: graflow-ckpt run … --session s --again" in done.err
 
 
 def test_durability_and_policy_of_the_run_are_those_of_the_resume() -> None:
@@ -103,7 +104,7 @@ def test_durability_and_policy_of_the_run_are_those_of_the_resume() -> None:
 
     again = graflow("resume", "s", status=KILLED)
     assert "and 3 journal records" in again.err
-    assert "goes on from step 4" in graflow("resume", "s").err, "nothing that was committed is lost"
+    assert "continues from step 4" in graflow("resume", "s").err, "nothing that was committed is lost"
     assert steps() == [0, 1, 2, 2, 3, 4, 4, 5]
 
 
@@ -137,7 +138,7 @@ def test_the_journal_counts_also_if_the_program_is_gone() -> None:
     graflow("run", "count.py", "--session", "s", "--durability", "journal", "--", "4", status=KILLED)
     Path("count.py").unlink()
 
-    assert "goes on from step 4" in graflow("resume", "s").err
+    assert "continues from step 4" in graflow("resume", "s").err
     assert steps() == [0, 1, 2, 3, 4, 4, 5]
 
 
@@ -187,14 +188,14 @@ def test_of_several_workflows_of_a_program_the_one_of_the_session_goes_on() -> N
 
 
 def test_the_newest_checkpoint_is_gone_on_from_by_its_path(killed: list[str]) -> None:
-    assert "goes on from step 4" in graflow("resume", killed[-1]).err
+    assert "continues from step 4" in graflow("resume", killed[-1]).err
 
 
 @pytest.mark.parametrize("suffix", ["", ".meta.json", ".state.json"])
 def test_any_file_of_a_checkpoint_names_it(killed: list[str], suffix: str) -> None:
     path = killed[-1].removesuffix(".pkl") + suffix
 
-    assert "goes on from step 4" in graflow("resume", path).err
+    assert "continues from step 4" in graflow("resume", path).err
 
 
 def test_a_session_that_has_gone_on_is_not_taken_back_by_chance(killed: list[str]) -> None:
@@ -212,23 +213,23 @@ def test_a_journal_after_the_checkpoint_is_going_on_too() -> None:
     first = checkpoints("s")[0]
 
     assert "journal records" in graflow("resume", first, status=1).err
-    assert "goes on from step 0" in graflow("resume", first, "--rewind").err
+    assert "continues from step 0" in graflow("resume", first, "--rewind").err
     assert steps() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 5]
 
 
 def test_a_rewound_session_goes_on_from_there_and_stays_there(killed: list[str]) -> None:
     done = graflow("resume", killed[0], "--rewind", "--max-steps", "3")
-    assert "goes on from step 2" in done.err
+    assert "continues from step 2" in done.err
     assert steps() == [0, 1, 2, 3, 4, 2]
 
-    assert "goes on from step 3" in graflow("resume", "s", "--max-steps", "9").err
+    assert "continues from step 3" in graflow("resume", "s", "--max-steps", "9").err
     assert steps() == [0, 1, 2, 3, 4, 2, 3, 4, 5]
 
 
 def test_a_fork_is_another_session_and_leaves_the_first_alone(killed: list[str]) -> None:
     done = graflow("resume", killed[0], "--fork", "other")
 
-    assert "session other (count): goes on from step 2" in done.err
+    assert "session other continues from step 2" in done.err
     assert done.out == "result 6\n"
     rows = {row["session"]: (row["status"], row["steps"]) for row in graflow("sessions", "--json").document}
     assert rows == {"s": ("interrupted", 4), "other": ("completed", 6)}
@@ -239,8 +240,8 @@ def test_a_fork_of_a_journaled_session_has_all_that_was_committed() -> None:
     program("count.py", COUNT)
     graflow("run", "count.py", "--session", "s", "--durability", "journal", "--", "4", status=KILLED)
 
-    assert "session other (count): goes on from step 4" in graflow("resume", "s", "--fork", "other").err
-    assert "goes on from step 4" in graflow("resume", "s").err
+    assert "session other continues from step 4" in graflow("resume", "s", "--fork", "other").err
+    assert "continues from step 4" in graflow("resume", "s").err
 
 
 def test_a_copy_elsewhere_is_run_with_its_own_code(killed: list[str]) -> None:
@@ -267,7 +268,7 @@ def test_a_damaged_checkpoint_names_the_newest_good_one(killed: list[str]) -> No
 
     assert killed[0] in refused.err
     assert "Traceback" not in refused.err
-    assert "goes on from step 2" in graflow("resume", "s").err
+    assert "continues from step 2" in graflow("resume", "s").err
 
 
 @pytest.mark.parametrize("called", ["module:ctx", "module:count", "below/program.py"])

@@ -130,7 +130,8 @@ def test_killed_and_typed_again_it_goes_on_from_its_newest_checkpoint() -> None:
     again = graflow(*command)
 
     newest = checkpoints("s")[1]
-    assert f"session s (count): goes on from step 4 ({newest}), 1 task completed, 1 pending" in again.err
+    assert "session s continues from step 4: 1 of 1 task completed, saved " in again.err
+    assert f" ago ({newest})" in again.err
     assert again.out == "result 6\n"
     assert steps() == [0, 1, 2, 3, 4, 4, 5]
 
@@ -141,23 +142,36 @@ def test_a_finished_session_says_so_and_runs_nothing() -> None:
 
     again = graflow("run", "count.py", "--session", "s")
 
-    assert again.err == "graflow-ckpt: session s (count) is finished (6 steps); nothing runs\n"
+    assert again.err.startswith("graflow-ckpt: session s was finished ")
+    assert "(1 task completed); nothing is run. To run it again: " in again.err
+    assert again.err.count("\n") == 1
     assert again.out == "result 6\n"
     assert len(steps()) == 6
+
+
+def test_a_session_that_has_kept_nothing_names_no_command_to_resume_it() -> None:
+    program("count.py", COUNT)
+
+    killed = graflow("run", "count.py", "--session", "s", "--", "3", status=KILLED)
+
+    assert "session s (count): new; nothing is saved before its first checkpoint" in killed.err
+    assert "graflow-ckpt resume" not in killed.err
+    assert graflow("run", "count.py", "--session", "s").out == "result 6\n"
 
 
 def test_without_a_session_each_run_is_new_and_says_how_to_resume_it() -> None:
     program("count.py", COUNT)
     killed = graflow("run", "count.py", "--every", "1", "--", "3", status=KILLED)
-    found = re.search(r"session (\w+) \(count\): new; .*: (graflow-ckpt resume \w+)", killed.err)
-    assert found is not None
+    assert re.search(r"session (\w+) \(count\): new; ", killed.err)
 
     fresh = graflow("run", "count.py", "--", "-")
-    assert f"session {found[1]} of count is interrupted at step 3; to go on with it: {found[2]}" in fresh.err
+    said = r"session (\w+) of count is interrupted at step 3; to go on with it: (graflow-ckpt resume \w+)"
+    found = re.search(said, fresh.err)
+    assert found is not None
     assert fresh.out == "result 6\n"
 
     done = graflow(*found[2].split()[1:])
-    assert "goes on from step 3" in done.err
+    assert "continues from step 3" in done.err
     assert done.out == "result 6\n"
 
 
@@ -282,7 +296,7 @@ def test_the_only_workflow_of_a_module_needs_no_name_and_can_be_resumed() -> Non
     program("one.py", COUNT.replace('print("result", ctx.execute())', ""))
     graflow("run", "one", "--session", "s", "--every", "2", "--", "4", status=KILLED)
 
-    assert "goes on from step 4" in graflow("resume", "s").err
+    assert "continues from step 4" in graflow("resume", "s").err
     assert steps() == [0, 1, 2, 3, 4, 4, 5]
 
 

@@ -71,7 +71,7 @@ def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals, key: str) 
     assert terminal.end() == 75
     told = re.search(r"it goes on at step (\d+) \(\S+\) with:\s+graflow-ckpt resume s", terminal.text)
     assert told is not None
-    assert f"goes on from step {told[1]}" in graflow("resume", "s").err
+    assert f"continues from step {told[1]}" in graflow("resume", "s").err
 
 
 def test_a_second_ctrl_c_leaves_at_once() -> None:

@@ -35,7 +35,7 @@ def test_a_trusted_checkpoint_is_one_s_own(foreign: list[str]) -> None:
     assert [row["verdict"] for row in graflow("checkpoints", "verify", "s", "--json", status=1).document] == [
         "bad", "good",
     ]  # fmt: skip
-    assert "goes on from step 4" in graflow("resume", "s").err
+    assert "continues from step 4" in graflow("resume", "s").err
 
 
 def test_somebody_is_asked_first(foreign: list[str]) -> None:

@@ -191,7 +191,7 @@ def test_a_session_goes_on_from_what_pruning_has_left() -> None:
 
     assert "1 checkpoint kept: the newest good one of a session" in text
     assert checkpoints("s") == [newest]
-    assert "goes on from step 4" in graflow("resume", "s").err
+    assert "continues from step 4" in graflow("resume", "s").err
 
 
 def test_deleting_needs_an_answer() -> None:

@@ -18,6 +18,7 @@ from graflow_ckpt.core.facts import RESULT, check_session_id
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.engine import WorkflowEngine
 from graflow_ckpt.engine.home import Home
+from graflow_ckpt.engine.notice import since
 from graflow_ckpt.engine.resuming import open_session
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.frontends.overrides import overrides
@@ -46,7 +47,9 @@ def go_on(manner: Manner, place: Place, wishes: Wishes, *, rewind: bool, fork: s
     journal, until_damage = not place.named, wishes.until_damage
     state, _ = standing(place.kept_in, place.found, journal=journal, until_damage=until_damage)
     if state.status == "completed":
-        manner.note(f"session {place.session} is finished ({state.steps} steps); nothing runs")
+        how = f"; to run it again: graflow-ckpt run … --session {place.session} --again"
+        when = since(place.found.meta)
+        manner.note(f"session {place.session} was finished {when} ({state.steps} steps); nothing is run{how}")
         if manner.json:
             manner.document({"event": "exit", "code": 0, "session": place.session, "status": "completed"})
         return 0
@@ -83,8 +86,9 @@ def _context(place: Place, wishes: Wishes) -> ExecutionContext:
     """Code from the cut; state from it, or with the journal, from the newest one."""
     program.looked_for(place.found.meta.get("file"))
     context, metadata = CheckpointManager.resume_from_checkpoint(place.found.path)
-    journal = any(place.kept_in.segments(place.session))
-    settings = Settings(workflow=metadata.workflow, durability="journal" if journal else "checkpoint")
+    settings = context.settings
+    if "settings" not in place.found.meta and any(place.kept_in.segments(place.session)):
+        settings = replace(settings, durability="journal")  # an older checkpoint does not say so
     _, settings, store = overrides.apply(_Named(metadata.workflow), place.session, settings, place.store)
     if place.named and not is_kept(place):
         context.settings = settings
@@ -158,6 +162,7 @@ def forked(place: Place, new: str, values: Mapping[str, Any] | None = None) -> P
         context.home.origin = place.found.meta["checkpoint_id"]
         context.home.sequence, context.home.file = 0, place.found.meta.get("file")
         context.home.options = dict(place.found.meta["options"])
+        context.home.settings = place.found.meta.get("settings")
         assert old.lease is None or old.session != new
         context.checkpoint(metadata=dict(context.found.meta["user_metadata"] if context.found else {}))
         old.close()

@@ -34,6 +34,7 @@ class Wishes:
     policy: Policy | None = None
     max_steps: int | None = None
     changed: str | None = None
+    again: bool = False  # a finished session begins its next run
     in_doubt: tuple[tuple[str, str], ...] = ()
     take_over: bool = False
     until_damage: bool = False
@@ -48,6 +49,7 @@ class Wishes:
             "resume": self.resume, "durability": self.durability, "changed": self.changed,
             "in_doubt": self.in_doubt or None, "take_over": self.take_over or None,
             "until_damage": self.until_damage or None,
+            "on_finished": "again" if self.again else None, "told": True,
         }  # fmt: skip
         settings = {name: value for name, value in wished.items() if value is not None}
         return {**settings, "options": tuple(self.options().items())}

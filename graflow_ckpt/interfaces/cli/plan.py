@@ -80,6 +80,6 @@ def command(
         manner.table(("task", "verdict", "state", "note"), plan.as_rows())
         counts = ", ".join(f"{count} {verdict}" for verdict, count in plan.counts().items())
         manner.note(f"{words.counted(len(plan.rows), 'task')}: {counts}")
-        if plan.refused:
+        if outlook.refused:
             manner.note(outlook.refusal())
-    return 1 if outlook.plan.refused else 0
+    return 1 if outlook.refused else 0

@@ -50,6 +50,11 @@ class Outlook:
         owner = self.place.kept_in.owner(self.place.session)
         return status_now(self.state.status, alive=owner is not None)
 
+    @property
+    def refused(self) -> bool:
+        """Whether a resume would be refused; of a finished session nothing is run, so nothing is."""
+        return self.plan.refused and self.state.status != "completed"
+
     def refusal(self) -> str:
         names = ", ".join(row.task for row in self.plan.offending)
         return f"a resume is refused because of: {names}. {HINT}"
@@ -64,6 +69,7 @@ class Outlook:
             "steps": self.state.steps,
             "program_gone": self.gone or None,
             **self.plan.as_json(),
+            "refused": self.refused,
         }
 
 

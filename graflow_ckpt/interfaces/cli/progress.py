@@ -56,7 +56,7 @@ class Reporter:
                 self.went_on(event, tally)
 
     def started(self, event: Event, tally: Tally) -> None:
-        self.manner.note(f"session {tally.session} ({tally.workflow}): {opening(event, tally)}")
+        self.manner.note(tally.line or f"session {tally.session} ({tally.workflow}): {opening(event, tally)}")
         if not event.facts["resumed"]:
             self._mention(tally)
 
@@ -68,27 +68,19 @@ class Reporter:
             self.manner.note(f"session {tally.session}: {closing(tally)}")
 
     def finished(self, tally: Tally) -> None:
-        self.manner.note(
-            f"session {tally.session} ({tally.workflow}) is finished ({tally.step} steps); nothing runs"
-        )
+        self.manner.note(tally.line)
 
     def close(self) -> None:
         pass
 
 
 def opening(event: Event, tally: Tally) -> str:
-    """What this run is going to be."""
-    facts = event.facts
-    command = words.resume_command(tally.session, tally.store)
-    if facts["resumed"]:
-        journal = f" and {words.counted(facts['replayed'], 'journal record')}" if facts["replayed"] else ""
-        return (
-            f"goes on from step {event.step} ({facts['path']}{journal}), "
-            f"{words.counted(facts['completed'], 'task')} completed, {facts['pending']} pending"
-        )
-    if facts["kept"]:
-        return f"new; if it is interrupted, go on with: {command}"
-    return f"new; a checkpoint is made only if it is stopped or fails (--every, --session), then: {command}"
+    """What a new session is going to be; a command to resume it only if that would find something."""
+    if event.facts.get("saved"):
+        return f"new; if it is interrupted: {words.resume_command(tally.session, tally.store)}"
+    if event.facts["kept"]:
+        return "new; nothing is saved before its first checkpoint"
+    return "new; a checkpoint is made only if it is stopped or fails (--every, --session)"
 
 
 def closing(tally: Tally) -> str:

@@ -52,6 +52,9 @@ Examples:
     shell_complete=complete_folders,
     help="Where to keep checkpoints, instead of where the program says.",
 )
+@click.option(
+    "--again", is_flag=True, help="If the session is finished: run it again; the former run is kept."
+)
 @click.option("--here", is_flag=True, help="Begin a new session, although this one is in another place.")
 @common
 @click.pass_context

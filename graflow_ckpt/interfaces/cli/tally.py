@@ -15,6 +15,7 @@ class Tally:
         self.session = event.session
         self.workflow: str = event.facts["workflow"]
         self.store: str = event.facts["store"]
+        self.line: str = event.facts.get("line", "")  # how it begins, if it is not simply new
         self.status = ""  # as it ended
         self.reason = ""
         self.step = self.first_step = event.step

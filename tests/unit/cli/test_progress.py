@@ -39,16 +39,13 @@ def ended(status: str, step: int = 4, reason: str = "") -> Event:
 @pytest.mark.parametrize(
     ("start", "said"),
     [
-        ({}, "new; if it is interrupted, go on with: graflow-ckpt resume s"),
-        ({"store": "x"}, "graflow-ckpt resume s --store x"),
-        ({"kept": False}, "only if it is stopped or fails (--every, --session), then: graflow-ckpt resume s"),
+        ({"saved": True}, "new; if it is interrupted: graflow-ckpt resume s"),
+        ({"saved": True, "store": "x"}, "graflow-ckpt resume s --store x"),
+        ({}, "new; nothing is saved before its first checkpoint"),
+        ({"kept": False}, "new; a checkpoint is made only if it is stopped or fails (--every, --session)"),
         (
-            {"resumed": True, "path": "p.pkl", "completed": 1},
-            "from step 0 (p.pkl), 1 task completed, 1 pending",
-        ),
-        (
-            {"resumed": True, "path": "p.pkl", "replayed": 3},
-            "(p.pkl and 3 journal records), 0 tasks completed",
+            {"resumed": True, "path": "p.pkl", "line": "session s continues"},
+            "graflow-ckpt: session s continues",
         ),
     ],
 )
@@ -134,9 +131,11 @@ def test_without_progress_there_is_a_start_and_an_end(capsys: pytest.CaptureFixt
 
 
 def test_a_finished_session_says_that_nothing_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    told_by(PlainLines(Manner(), nothing), event("session_finished", 4, **START))
+    told_by(
+        PlainLines(Manner(), nothing), event("session_finished", 4, **START, line="session s was finished")
+    )
 
-    assert capsys.readouterr().err == "graflow-ckpt: session s (w) is finished (4 steps); nothing runs\n"
+    assert capsys.readouterr().err == "graflow-ckpt: session s was finished\n"
 
 
 def test_unfinished_ones_are_mentioned_at_a_fresh_start_only() -> None:
@@ -153,13 +152,13 @@ def test_unfinished_ones_are_mentioned_at_a_fresh_start_only() -> None:
 
 
 def test_a_session_that_went_back_is_not_announced_again(capsys: pytest.CaptureFixture[str]) -> None:
-    resumed = event("session_started", 2, **{**START, "resumed": True, "path": "p"})
+    resumed = event("session_started", 2, **{**START, "resumed": True, "path": "p", "line": "s continues"})
     back = event("session_went_back", 4, "a", step=2, path="p")
 
     told_by(PlainLines(Manner(), nothing), resumed, event("task_started", 2, "a"), back, resumed)
 
     lines = capsys.readouterr().err.splitlines()
-    assert [line for line in lines if "goes on from" in line] == lines[:1]
+    assert [line for line in lines if "continues" in line] == lines[:1]
     assert lines[1].endswith("went back to step 2")
 
 

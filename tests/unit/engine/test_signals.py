@@ -157,7 +157,7 @@ def test_a_commit_that_was_interrupted_half_way_is_not_saved(caplog: pytest.LogC
             raise Interrupted("in the middle of a commit", "s")
 
     flow.execution_context.session.recorder = recorder
-    with pytest.raises(Interrupted, match="nothing was saved"):
+    with pytest.raises(Interrupted, match="nothing of it was saved"):
         flow.execute()
 
     assert "A commit was interrupted half way" in caplog.text

@@ -18,6 +18,8 @@ from operator import attrgetter
 from typing import Literal, get_args
 
 from graflow_ckpt.checkpoint.sizes import Taken
+from graflow_ckpt.core import arguments
+from graflow_ckpt.core.arguments import real, text, whole
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.protocols import Line
 
@@ -88,6 +90,7 @@ class KeepLast(Retention):
     per: Per = "session"
 
     def __post_init__(self) -> None:
+        whole("KeepLast", self.count)
         if self.count < 1:
             raise GraphError(
                 f"KeepLast({self.count}) would keep nothing to resume from.",
@@ -113,6 +116,8 @@ class KeepFor(Retention):
     seconds: float = 0
 
     def __post_init__(self) -> None:
+        for name in ("days", "hours", "minutes", "seconds"):
+            real(f"KeepFor({name}=)", getattr(self, name))
         if not self.period > 0:
             raise GraphError(f"KeepFor: a period of {self.period:g} seconds would keep nothing.")
 
@@ -131,6 +136,7 @@ class KeepEvery(Retention):
     n: int
 
     def __post_init__(self) -> None:
+        whole("KeepEvery", self.n)
         if self.n < 1:
             raise GraphError(f"KeepEvery({self.n}): every how many is a number from 1 on.")
 
@@ -151,6 +157,8 @@ class BestOf(Retention):
     per: Per = "session"
 
     def __post_init__(self) -> None:
+        text("BestOf(metric=)", self.metric)
+        whole("BestOf(n=)", self.n)
         if self.n < 1 or self.mode not in ("min", "max"):
             raise GraphError(
                 f"BestOf({self.metric!r}, {self.n!r}, {self.mode!r}): at least 1, and min or max."
@@ -184,6 +192,8 @@ class KeepWithin(Retention):
     per: Per = "store"
 
     def __post_init__(self) -> None:
+        for name in ("gb", "mb", "kb"):
+            real(f"KeepWithin({name}=)", getattr(self, name))
         if not self.budget > 0:
             raise GraphError(f"KeepWithin: a budget of {self.budget} bytes would keep nothing.")
         _check_per(self)
@@ -216,6 +226,7 @@ class LastSuccessful(Retention):
     per: Per = "workflow"
 
     def __post_init__(self) -> None:
+        whole("LastSuccessful", self.count)
         if self.count < 1:
             raise GraphError(f"LastSuccessful({self.count}): at least 1.")
         _check_per(self)
@@ -275,6 +286,9 @@ class OfAll(Retention):
 
     of: Retention
 
+    def __post_init__(self) -> None:
+        arguments.kind(type(self).__name__, self.of, Retention, "a retention such as KeepLast(10)")
+
     def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
         return self.of.keeps(cuts, now)
 
@@ -288,6 +302,9 @@ class Automatic(Retention):
     """What a task has asked for stays and counts for nothing; of all others what `of` keeps."""
 
     of: Retention
+
+    def __post_init__(self) -> None:
+        arguments.kind(type(self).__name__, self.of, Retention, "a retention such as KeepLast(10)")
 
     def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
         others = [cut for cut in cuts if cut.cause != REQUESTED]
@@ -317,6 +334,7 @@ def forked_from(cuts: Sequence[Cut], going: Collection[str] = ()) -> frozenset[s
 
 
 def _combined(kind: type[Both | Either], first: Retention, second: Retention) -> Retention:
+    arguments.kind("&, |", second, Retention, "a retention such as KeepLast(10)")
     if isinstance(first, OfAll) or isinstance(second, OfAll):
         plain = [one.of if isinstance(one, OfAll) else one for one in (first, second)]
         return OfAll(_combined(kind, *plain))

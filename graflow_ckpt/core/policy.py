@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from graflow_ckpt.core.arguments import kind, real, whole
 from graflow_ckpt.core.errors import GraphError
 
 
@@ -29,6 +30,7 @@ class Policy:
         raise NotImplementedError
 
     def __or__(self, other: Policy) -> Policy:
+        kind("|", other, Policy, "a policy such as EveryN(10)")
         return Either((self, other))
 
     @property
@@ -61,6 +63,7 @@ class EveryN(Policy):
     steps: int
 
     def __post_init__(self) -> None:
+        whole("EveryN", self.steps)
         if self.steps < 1:
             raise GraphError(f"EveryN({self.steps}): a cut needs at least one step before it.")
 
@@ -80,6 +83,7 @@ class EverySeconds(Policy):
     seconds: float
 
     def __post_init__(self) -> None:
+        real("EverySeconds", self.seconds)
         if self.seconds <= 0:
             raise GraphError(f"EverySeconds({self.seconds}) is not a positive number.")
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from graflow_ckpt.core.arguments import flag, kind, real, text, whole
 from graflow_ckpt.core.errors import GraphError
 
 OnInterrupted = Literal["rerun", "skip", "fail", "ask"]
@@ -25,6 +26,8 @@ class Backoff:
     jitter: float = 0.1
 
     def __post_init__(self) -> None:
+        for name in ("base", "factor", "limit", "jitter"):
+            real(f"Backoff({name}=)", getattr(self, name))
         if self.base < 0 or self.factor < 1 or self.limit < 0 or not 0 <= self.jitter <= 1:
             raise GraphError(
                 f"{self} makes no delays.", hint="base and limit >= 0, factor >= 1, jitter from 0 to 1."
@@ -54,6 +57,15 @@ class Options:
     queue: str = "default"
 
     def __post_init__(self) -> None:
+        flag("inject_context", self.inject_context)
+        whole("max_retries", self.max_retries, least=0)
+        kind("backoff", self.backoff, Backoff, "a number of seconds or a Backoff")
+        if self.timeout is not None:
+            real("timeout", self.timeout, above=0)
+        whole("priority", self.priority)
+        if self.max_cycles is not None:
+            whole("max_cycles", self.max_cycles, least=1)
+        text("queue", self.queue)
         if self.on_interrupted not in ("rerun", "skip", "fail", "ask"):
             raise GraphError(
                 f"on_interrupted={self.on_interrupted!r} is none of rerun, skip, fail, ask.",
@@ -61,12 +73,6 @@ class Options:
             )
         if self.isolation not in ("thread", "process"):
             raise GraphError(f"isolation={self.isolation!r} is neither thread nor process.")
-        if self.max_retries < 0:
-            raise GraphError(f"max_retries={self.max_retries} is negative.")
-        if self.timeout is not None and self.timeout <= 0:
-            raise GraphError(f"timeout={self.timeout} is not a positive number of seconds.")
-        if self.max_cycles is not None and self.max_cycles < 1:
-            raise GraphError(f"max_cycles={self.max_cycles} would never let the task run.")
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -112,6 +118,7 @@ class AtLeast:
     count: int
 
     def __post_init__(self) -> None:
+        whole("AtLeast", self.count)
         if self.count < 1:
             raise GraphError(f"AtLeast({self.count}) asks for nothing; use BestEffort().")
 

@@ -21,7 +21,7 @@ from graflow_ckpt.checkpoint.retention import (
     OfAll,
     Retention,
 )
-from graflow_ckpt.core import policy
+from graflow_ckpt.core import arguments, policy
 from graflow_ckpt.core.errors import CheckpointError, GraphError
 from graflow_ckpt.core.events import Observer
 from graflow_ckpt.core.facts import Claim, Outcome
@@ -96,14 +96,24 @@ class Settings:
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
-            if value not in choices:
+            if not isinstance(value, str | None) or value not in choices:
                 words = ", ".join(repr(c) for c in choices if c is not None)
                 raise GraphError(f"{name}={value!r} is none of {words}.", setting=name)
-        if self.max_parallel is not None and self.max_parallel < 1:
-            raise GraphError(f"max_parallel={self.max_parallel}: at least one task has to run.")
-
-        if self.max_checkpoint_size_mb is not None and not self.max_checkpoint_size_mb > 0:
-            raise GraphError(f"max_checkpoint_size_mb={self.max_checkpoint_size_mb}: more than 0, or None.")
+        if not isinstance(self.workflow, str):
+            raise arguments.refused("workflow", self.workflow, "a name")
+        arguments.kind("checkpoint", self.policy, Policy, "a policy such as EveryN(10)")
+        arguments.kind("keep", self.keep, Retention, "a retention such as KeepLast(10)")
+        if self.max_parallel is not None:
+            arguments.whole("max_parallel", self.max_parallel, least=1)
+        if self.max_checkpoint_size_mb is not None:
+            arguments.real("max_checkpoint_size_mb", self.max_checkpoint_size_mb, above=0)
+        arguments.real("grace", self.grace, least=0)
+        for name in ("rng", "unsafe_pickle", "take_over"):
+            arguments.flag(name, getattr(self, name))
+        for name in ("observers", "middleware"):
+            for one in getattr(self, name):
+                if not callable(one):
+                    raise arguments.refused(name, one, "a list of callables")
 
     def __setstate__(self, state: list[object]) -> None:
         """Restore what a pickle holds; fields that are newer than the pickle get their defaults."""

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import Token
-from dataclasses import replace
+from dataclasses import fields, replace
+from difflib import get_close_matches
+from numbers import Real
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from graflow_ckpt.checkpoint.retention import DEFAULT, Retention
+from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.events import Observer
 from graflow_ckpt.core.graph import Node, TaskGraph
@@ -77,8 +80,20 @@ def task(
 
 def task(func: Callable[..., Any] | None = None, /, *, id: str | None = None, **options: Any) -> Any:  # noqa: A002
     """Make a task of a function: `@task`, or `@task(max_retries=3, timeout=60)`."""
+    known = [field.name for field in fields(Options)] + ["jitter"]
+    for name in options.keys() - known:
+        near = get_close_matches(name, known, 1)
+        raise GraphError(
+            f"@task has no option {name!r}.",
+            hint=f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(sorted(known))}.",
+            option=name,
+        )
+    if func is not None and not callable(func):
+        raise arguments.refused("@task", func, "a function; a name is given as @task(id=...)")
+    if id is not None:
+        arguments.text("id", id)
     backoff = options.get("backoff")
-    if isinstance(backoff, (int, float)):
+    if not isinstance(backoff, bool) and isinstance(backoff, Real):
         options["backoff"] = Backoff(float(backoff))
     if (jitter := options.pop("jitter", None)) is not None:
         options["backoff"] = replace(options.get("backoff", Backoff()), jitter=jitter)
@@ -346,13 +361,19 @@ def workflow(
     """A workflow; tasks that are made and joined in its `with` block belong to it."""
     import graflow_ckpt.engine.engine  # noqa: F401 - it will be run: better now than between call and first task
 
+    arguments.text("workflow", name)
+    if session_id is not None:
+        arguments.kind("session_id", session_id, str, "a session id")
+    for what, value in (("observers", observers), ("middleware", middleware), ("inputs", inputs or ())):
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise arguments.refused(what, value, "a list")
     settings = Settings(
         workflow=name,
         program=_file_of(sys._getframe(1).f_code.co_filename),
         durability=durability or cast(Any, os.environ.get("GRAFLOW_CKPT_DURABILITY", "checkpoint")),
         resume=resume,
-        policy=checkpoint or OnRequest(),
-        keep=keep or DEFAULT,
+        policy=OnRequest() if checkpoint is None else checkpoint,
+        keep=DEFAULT if keep is None else keep,
         on_failure=on_failure,
         on_save_failure=on_save_failure,
         max_checkpoint_size_mb=max_checkpoint_size_mb,

@@ -207,7 +207,7 @@ def test_values_travel_and_are_equal() -> None:
         (lambda: KeepLast(0), "nothing to resume from"),
         (lambda: KeepFor(), "would keep nothing"),
         (lambda: KeepFor(days=-1), "would keep nothing"),
-        (lambda: KeepFor(days=float("nan")), "would keep nothing"),
+        (lambda: KeepFor(days=float("nan")), "nan is not a finite number"),
         (lambda: KeepEvery(0), "from 1 on"),
         (lambda: KeepWithin(), "would keep nothing"),
         (lambda: BestOf("loss", 0), "at least 1"),

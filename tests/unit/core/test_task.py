@@ -46,9 +46,9 @@ def test_a_task_may_retry_for_ever_without_an_overflow() -> None:
     [
         ({"on_interrupted": "rerum"}, "on_interrupted='rerum' is none of rerun, skip, fail, ask"),
         ({"isolation": "fiber"}, "isolation='fiber' is neither thread nor process"),
-        ({"max_retries": -1}, "max_retries=-1 is negative"),
-        ({"timeout": 0}, "timeout=0 is not a positive number of seconds"),
-        ({"max_cycles": 0}, "max_cycles=0 would never let the task run"),
+        ({"max_retries": -1}, "max_retries: -1 is not a whole number from 0 on"),
+        ({"timeout": 0}, "timeout: 0 is not a finite number above 0"),
+        ({"max_cycles": 0}, "max_cycles: 0 is not a whole number from 1 on"),
     ],
 )
 def test_options_that_mean_nothing_are_refused_by_name(options: dict[str, Any], words: str) -> None:

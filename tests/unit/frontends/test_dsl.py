@@ -70,7 +70,7 @@ def test_a_backoff_is_a_number_of_seconds_or_a_value_and_has_a_jitter(
 
 
 def test_an_option_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(TypeError, match="max_retrys"):
+    with pytest.raises(GraphError, match="Did you mean 'max_retries'"):
         task(max_retrys=3)  # type: ignore[call-overload]
 
 

@@ -1,0 +1,57 @@
+"""Arguments: what users give to constructors, checked where it is given.
+
+    whole("EveryN", steps, least=1)         EveryN: '10' is not a whole number from 1 on.
+    real("timeout", timeout, above=0)       timeout: nan is not a finite number above 0.
+    kind("checkpoint", policy, Policy, "a policy such as EveryN(10)")
+
+Numbers of numpy count as numbers; True and False do not. NaN and infinity are no amounts of anything.
+"""
+
+from __future__ import annotations
+
+from math import isfinite
+from numbers import Integral, Real
+
+from graflow_ckpt.core.errors import GraphError
+
+
+def whole(name: str, value: object, *, least: int | None = None) -> None:
+    """Refuse what is not a whole number, or is too small."""
+    if not isinstance(value, bool) and isinstance(value, Integral) and (least is None or int(value) >= least):
+        return
+    raise refused(name, value, f"a whole number{'' if least is None else f' from {least} on'}")
+
+
+def real(name: str, value: object, *, least: float | None = None, above: float | None = None) -> None:
+    """Refuse what is not a finite number, or is too small."""
+    if not isinstance(value, bool) and isinstance(value, Real) and isfinite(value):
+        number = float(value)
+        if (least is None or number >= least) and (above is None or number > above):
+            return
+    limit = f" from {least:g} on" if least is not None else f" above {above:g}" if above is not None else ""
+    raise refused(name, value, f"a finite number{limit}")
+
+
+def flag(name: str, value: object) -> None:
+    """Refuse what is neither True nor False."""
+    if not isinstance(value, bool):
+        raise refused(name, value, "True or False")
+
+
+def text(name: str, value: object) -> None:
+    """Refuse what is not a text, or is empty."""
+    if not isinstance(value, str) or not value:
+        raise refused(name, value, "a text that is not empty")
+
+
+def kind(name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:
+    """Refuse what is not of one of these classes."""
+    if not isinstance(value, kinds):
+        raise refused(name, value, expected)
+
+
+def refused(name: str, value: object, expected: str) -> GraphError:
+    """Return the error for a value that cannot be used."""
+    shown = repr(value)
+    shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
+    return GraphError(f"{name}: {shown} is not {expected}.", setting=name)

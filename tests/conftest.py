@@ -1,4 +1,4 @@
-"""What holds for every test: no key, session id or setting of the user's reaches it, and values are checked.
+"""What holds for every test: nothing of the user's or the terminal's reaches it, and values are checked.
 Servers for those that ask for one.
 
 Set in the environment, before anything is imported, so that the processes which tests start inherit it.
@@ -29,8 +29,24 @@ from tests.servers import Server, binaries
 if TYPE_CHECKING:
     from tests.postgres_servers import PostgresServer
 
-for name in [name for name in os.environ if name.startswith("GRAFLOW_CKPT_")]:
-    del os.environ[name]
+# Settings, ours and those of libraries that speak to servers; the terminal, the language, the zone; proxies,
+# which would be asked for servers of this machine.
+OTHERS = ("GRAFLOW_CKPT_", "AWS_", "AZURE_", "GOOGLE_", "OTEL_", "PG", "RQ_", "LC_")
+TERMINAL = {
+    "TERM",
+    "COLUMNS",
+    "LINES",
+    "NO_COLOR",
+    "FORCE_COLOR",
+    "TTY_COMPATIBLE",
+    "TTY_INTERACTIVE",
+    "LANG",
+    "TZ",
+}
+for name in list(os.environ):
+    if name.startswith(OTHERS) or name in {*TERMINAL, "LANG", "TZ"} or name.lower().endswith("_proxy"):
+        del os.environ[name]
+os.umask(0o022)  # some tests look at the modes of files
 os.environ["GRAFLOW_CKPT_SLOW_SAVE"] = "3600"  # the machine is shared: a slow save is no news
 os.environ["GRAFLOW_CKPT_CHECK"] = "1"  # who changes a read-only value is named
 # A shell that starts us in the background has it ignored, and so would every process that a test interrupts.

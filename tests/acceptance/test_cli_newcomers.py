@@ -82,7 +82,8 @@ def test_a_workflow_that_nobody_knows_is_an_error_and_not_nothing(
 def test_where_nothing_is_nothing_is_copied_and_that_is_said() -> None:
     told = inside("checkpoints", "copy", "--from", "chekpoints", "--to", "x", status=1).err
 
-    assert "There are no checkpoints in chekpoints. --from names another place." in " ".join(told.split())
+    place = f"file://{Path.cwd()}/chekpoints"
+    assert f"There are no checkpoints in {place}. --from names another place." in " ".join(told.split())
 
 
 def test_a_limit_may_be_larger_than_any_store(counted: list[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graflow_ckpt.fleet.lists import ACTIVE, POOLS, SESSIONS, host_key, place
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.layout import FORMAT, keys_of
 
 WRONG_TYPES = (
     "rq:queues", "rq:workers", "rq:workers:graflow-default", "rq:wip:graflow-default",
@@ -21,7 +21,7 @@ def wrong_types(redis: Any) -> None:
     redis.set(host_key(place()), "junk")
     for name, part in (("bad-c", "c"), ("bad-tok", "tok"), ("bad-own", "own"), ("bad-h", "h")):
         prefix = keys_of(name)
-        redis.hset(f"{prefix}c", "c", "running|1|1|1|1|1|||f|default|0|")
+        redis.hset(f"{prefix}c", mapping={"c": "running|1|1|1|1|1|||f|default|0|", "format": FORMAT})
         redis.delete(f"{prefix}{part}")
         redis.set(f"{prefix}{part}", "junk")
         redis.zadd(ACTIVE, {name: 1})
@@ -43,6 +43,6 @@ def junk(redis: Any) -> None:
         redis.sadd("rq:workers", name)
         redis.set(b"graflow:pool:" + name, b"[" * 5000)
     for n, line in enumerate((b"", b"junk", b"running|x|||||||f||", b"\xff|" * 12, b"running" + b"|" * 30)):
-        redis.hset(f"{keys_of(f'odd-{n}')}c", "c", line)
+        redis.hset(f"{keys_of(f'odd-{n}')}c", mapping={"c": line, "format": FORMAT})
         redis.zadd(ACTIVE, {f"odd-{n}": 1})
         redis.zadd(SESSIONS, {f"odd-{n}": 1})

@@ -110,7 +110,8 @@ def check_workflow(context: ExecutionContext, state: SessionState, known: str | 
     tasks = state.completed.keys() - state.tasks.keys()
     common = tasks & context.graph.nodes.keys()
     if common or not tasks:
-        if not known or known == own or context.settings.changed == "reuse":
+        nameless = {"", None, "workflow"}  # ExecutionContext.create gives everything this name
+        if known == own or nameless & {known, own} or context.settings.changed == "reuse":
             return
         why = f"belongs to workflow {known!r}, and this one is {own!r}"
         hint = "Use another session id. If the workflow was renamed: --changed reuse."

@@ -16,7 +16,7 @@ from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.archive import Found, find
 from graflow_ckpt.checkpoint.inventory import COUNTS
 from graflow_ckpt.checkpoint.model import NOT_JSON
-from graflow_ckpt.checkpoint.rewinds import former_lines, is_superseded, sealed_lines
+from graflow_ckpt.checkpoint.rewinds import former_lines, is_sealed, is_superseded, sealed_lines
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import (
@@ -35,7 +35,7 @@ _NO_META = (*NOT_JSON, TypeError, KeyError)
 
 def newest(store: Readable, keyring: Keyring, session: str) -> Iterator[tuple[str, Found | CheckpointError]]:
     """A session's checkpoints of the current line of history, newest first, each verified or with
-    the reason why not. SchemaUnsupported at one that this version cannot read: what is below it is older
+    the reason why not. SchemaUnsupported at one that a later version has sealed: what is below it is older
     than what the session has done."""
     former, lines = former_lines(store, session), None
     metas = [(*order_of(raw, session), path, raw) for path, raw in store.list(session)]
@@ -46,8 +46,10 @@ def newest(store: Readable, keyring: Keyring, session: str) -> Iterator[tuple[st
             lines = sealed_lines(raw, keyring, session)
         try:
             found = find(store, keyring, path, raw)
-        except SchemaUnsupported:
-            raise  # what is newer than this version is not gone back behind
+        except SchemaUnsupported as error:
+            if is_sealed(raw, keyring, session):
+                raise  # what is newer than this version is not gone back behind
+            yield path, _unsealed(path, error)
         except CheckpointError as error:
             yield path, error
         else:
@@ -66,6 +68,15 @@ def _of_another(path: str, found: Found, session: str) -> UnsafeCheckpoint:
         path=path,
         session=session,
         other=other,
+    )
+
+
+def _unsealed(path: str, error: SchemaUnsupported) -> UnsafeCheckpoint:
+    """Only a seal proves that a later version wrote it; else one file of anybody would stop a session."""
+    return UnsafeCheckpoint(
+        f"Checkpoint {path} is not of a later version: its seal does not hold. It says: {error.message}",
+        hint="Use another checkpoint of the session; this one is not opened.",
+        path=path,
     )
 
 

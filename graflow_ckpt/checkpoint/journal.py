@@ -162,10 +162,19 @@ def key_of(raw: bytes) -> str | None:
     return _key_id(found[0]) if found is not None else None
 
 
-def is_known(raw: bytes) -> bool:
-    """Whether a segment says that it has a format that can be read here; unverified."""
+def is_later(raw: bytes) -> bool:
+    """Return True if a segment says that it has a format that cannot be read here; unverified."""
     found = _frame(raw, 0)
-    return found is None or _format(found[0]) in _KNOWN
+    return found is not None and _format(found[0]) not in _KNOWN
+
+
+def may_be_sealed(keyring: Keyring, session: str, epoch: int, after: int, raw: bytes) -> bool:
+    """Return True if the first frame of a segment is sealed for its place, or the key is not here."""
+    found = _frame(raw, 0)
+    secret = keyring.secret(_key_id(found[0])) if found is not None else None
+    if found is None or secret is None:
+        return found is not None
+    return Chain(secret, start(session, epoch, after)).check(*found)
 
 
 def unknown_format(session: str, epoch: int, number: bytes) -> SchemaUnsupported:

@@ -25,10 +25,12 @@ from typing import Literal
 from graflow_ckpt.checkpoint import archive, journal
 from graflow_ckpt.checkpoint.inventory import Inventory
 from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.checkpoint.model import parse
 from graflow_ckpt.checkpoint.retention import FINISHED, IN_SESSION, Cut, Retention, forked_from
 from graflow_ckpt.checkpoint.rewinds import Lines, former_lines, is_superseded, sealed_lines
+from graflow_ckpt.checkpoint.seal import verify
 from graflow_ckpt.checkpoint.sizes import bytes_of
-from graflow_ckpt.core.errors import CheckpointError, GraflowError
+from graflow_ckpt.core.errors import CheckpointError, GraflowError, UnknownKey
 from graflow_ckpt.core.protocols import CheckpointStore, Lease
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
@@ -95,7 +97,9 @@ class Guard:
         self._good = good
         self._forked = forked_from(known.cuts, going)
         self._cuts = _by_session(known.cuts)
-        self._later = {cut.session: True for cut in (*known.cuts, *known.unreadable) if cut.lacks}
+        self._lacking = _by_session([cut for cut in (*known.cuts, *known.unreadable) if cut.lacks])
+        self._later: dict[str, bool] = {}
+        self._journals: dict[str, bool] = {}
         self._busy = {own: False, "": False}  # unreadable ones may name no session
         self._lines: dict[str, list[Cut]] = {}
         self._newest: dict[str, str | None] = {}
@@ -106,7 +110,7 @@ class Guard:
         if held is not None:
             return held
         if self.finished(cut.session) and cut.session not in meant:
-            return "later" if self._goes_on_later(cut.session) else None
+            return "later" if self._has_later_journal(cut.session) else None
         newest = self.newest(cut.session)
         return "doubt" if newest is None else "newest" if newest == cut.path else None
 
@@ -114,7 +118,7 @@ class Guard:
         """Why it stays even if somebody has named it."""
         if self.busy(cut.session):
             return "busy"
-        if self._later.get(cut.session):
+        if cut.session in self._lacking and self._is_later(cut.session):
             return "later"
         if cut.status in WAITS:
             return "paused"
@@ -125,11 +129,28 @@ class Guard:
             self._busy[session] = self.store.owner(session) is not None
         return self._busy[session]
 
-    def _goes_on_later(self, session: str) -> bool:
-        """Whether its journal is of a later version, which went on with what is finished here."""
+    def _is_later(self, session: str) -> bool:
+        """Return True if a later version has sealed a checkpoint of the session, or may have."""
         if session not in self._later:
-            self._later[session] = has_later_journal(self.store, session)
+            self._later[session] = any(self._may_be_sealed(cut) for cut in self._lacking[session])
         return self._later[session]
+
+    def _may_be_sealed(self, cut: Cut) -> bool:
+        try:
+            verify(parse(cut.path, self.store.meta(cut.path), ".meta.json"), self._keyring())
+        except UnknownKey:
+            return (
+                True  # where there is no key, all that can be done for a later version is to delete nothing
+            )
+        except CheckpointError:
+            return False  # else one file of anybody would keep all others
+        return True
+
+    def _has_later_journal(self, session: str) -> bool:
+        """Return True if its journal is of a later version, which went on with what is finished here."""
+        if session not in self._journals:
+            self._journals[session] = has_later_journal(self.store, session, self._keyring)
+        return self._journals[session]
 
     def finished(self, session: str) -> bool:
         """Whether nobody goes on with it."""
@@ -301,10 +322,17 @@ def sweep_contents(store: CheckpointStore) -> None:
         log.warning("contents that nobody holds stay in %s: %s", store.url, error)
 
 
-def has_later_journal(store: CheckpointStore, session: str) -> bool:
-    """Whether a segment says that it has a format that is not known here."""
+def has_later_journal(
+    store: CheckpointStore, session: str, keyring: Callable[[], Keyring] | None = None
+) -> bool:
+    """Return True if a segment says that it has a format that is not known here, and `keyring` proves it."""
     try:
-        return any(not journal.is_known(raw) for _, _, raw in store.segments(session))
+        for epoch, after, raw in store.segments(session):
+            if journal.is_later(raw) and (
+                keyring is None or journal.may_be_sealed(keyring(), session, epoch, after, raw)
+            ):
+                return True
+        return False
     except (GraflowError, OSError):
         return False  # it cannot be read for another reason, which whoever resumes is told
 

@@ -31,11 +31,19 @@ def lines_in(meta: Document) -> Lines:
 def sealed_lines(raw: bytes, keyring: Keyring, session: str) -> Lines | None:
     """Return what a meta lists; None if its seal does not hold, or it is of another session."""
     try:
+        return lines_in(json.loads(raw)) if is_sealed(raw, keyring, session) else None
+    except (ValueError, TypeError):
+        return None
+
+
+def is_sealed(raw: bytes, keyring: Keyring, session: str) -> bool:
+    """Return True if the seal of a meta holds, and it is of that session."""
+    try:
         meta = json.loads(raw)
         verify(meta, keyring)
-        return lines_in(meta) if meta["session_id"] == session else None
+        return bool(meta["session_id"] == session)
     except (*NOT_JSON, AttributeError, KeyError, TypeError, CheckpointError):
-        return None
+        return False
 
 
 def former_lines(store: Readable, session: str) -> Lines:

@@ -5,9 +5,12 @@ Nothing falls back past them, and nothing of their session is deleted.
 
 from __future__ import annotations
 
-import time
+import json
+import logging
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +18,21 @@ import pytest
 
 from graflow_ckpt import CheckpointManager, DeleteOnSuccess, KeepLast, OfAll, task, workflow
 from graflow_ckpt.checkpoint import archive, history, journal, model
-from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.checkpoint.keys import Keyring, new_key
 from graflow_ckpt.checkpoint.program import Program
+from graflow_ckpt.checkpoint.seal import seal
 from graflow_ckpt.checkpoint.snapshot import capture, restore
-from graflow_ckpt.core.errors import SchemaUnsupported
-from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.errors import JournalDamaged, SchemaUnsupported
+from graflow_ckpt.core.protocols import CheckpointStore, Sink
 from graflow_ckpt.interfaces.cli.overview import overview
 from graflow_ckpt.stores import open_store
 from tests.golden import layouts, make
 
 NEEDS = "needs rounds, which this graflow-ckpt does not know"
+
+
+def _write(data: bytes, sink: Sink) -> None:
+    sink.write(data)
 
 
 @dataclass
@@ -72,11 +80,24 @@ class Place:
             lease.release()
         return later
 
-    def write_later_journal(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plant(self, *, ring: Keyring | None = None, **changes: Any) -> str:
+        """Put a checkpoint into the session as no owner does: the newest one, with a changed meta."""
+        path, found = self.newest()
+        meta = json.loads(self.store.meta(path)) | {"stage": "planted"} | changes
+        data = {"meta.json": json.dumps(meta if ring is None else seal(meta, ring)).encode()}
+        for part in ("pkl", "state.json"):
+            with closing(self.store.open(path, part, found.stage)) as source:
+                data[part] = archive._all(source)
+        planted = archive.auto_path(self.store, "s", 9, 9)
+        parts = [(part, partial(_write, data[part])) for part in ("pkl", "state.json", "meta.json")]
+        self.store.put(planted, parts, lease=None, stage="planted")
+        return planted
+
+    def write_later_journal(self, monkeypatch: pytest.MonkeyPatch, sealed_for: int = 3) -> None:
         lease = self.store.acquire("s")
         with monkeypatch.context() as patch:
             patch.setattr(journal, "FORMAT", journal.FORMAT + 1)
-            writer = journal.Writer(self.ring, "s", lease.epoch, 3)
+            writer = journal.Writer(self.ring, "s", lease.epoch, sealed_for)
             segment = self.store.journal(lease, 3)
             segment.append(writer.head + writer.frame(b"of another shape"))
             segment.close()
@@ -158,21 +179,74 @@ def test_a_later_journal_is_refused_and_kept(place: Place, monkeypatch: pytest.M
     assert place.kept() == before
 
 
-def test_a_later_schema_whose_meta_cannot_be_read_keeps_its_session(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.mark.parametrize("said", [{"needs": ["rounds"]}, {"schema_version": "9.0"}, {"needs": "all"}])
+def test_what_no_seal_holds_for_is_a_bad_checkpoint_and_not_a_later_one(
+    place: Place, said: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    place.run()
+    good, _ = place.newest()
+    planted = place.plant(epoch=9, sequence=9, **said)
+
+    with caplog.at_level(logging.WARNING):
+        assert place.run() == 2
+
+    assert planted in caplog.text
+    assert CheckpointManager.get_latest("s", store=place.url) != planted
+    (row,) = overview(place.url)
+    assert (row.status, row.note) == ("completed", "1 newer checkpoint bad")
+    pruned = CheckpointManager.prune(OfAll(DeleteOnSuccess()), store=place.url)
+    assert good in {cut.path for cut in pruned.cuts}
+    assert "later" not in {reason for _, reason in pruned.spared}
+
+
+def test_what_a_key_that_is_not_here_has_sealed_is_not_continued_and_not_pruned(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.run()
+    with monkeypatch.context() as patch:
+        patch.setenv("GRAFLOW_CKPT_KEY", new_key())
+        planted = place.plant(epoch=9, sequence=9, needs=["rounds"], ring=Keyring.load())
+
+    assert place.run() == 2
+    assert CheckpointManager.get_latest("s", store=place.url) != planted
+    pruned = CheckpointManager.prune(OfAll(DeleteOnSuccess()), store=place.url)
+    assert (pruned.cuts, {reason for _, reason in pruned.spared}) == ((), {"later"})
+
+
+def test_a_later_checkpoint_of_another_session_stops_none_in_whose_place_it_is_put(place: Place) -> None:
+    place.run()
+    planted = place.plant(session_id="other", needs=["rounds"], ring=place.ring)
+
+    assert place.run() == 2
+    assert CheckpointManager.get_latest("s", store=place.url) != planted
+
+
+def test_a_journal_that_no_seal_holds_for_is_damaged_and_not_later(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place.run(durability="journal")
+    place.write_later_journal(monkeypatch, sealed_for=7)
+
+    with pytest.raises(JournalDamaged):
+        place.run(durability="journal")
+    pruned = CheckpointManager.prune(OfAll(DeleteOnSuccess()), store=place.url)
+
+    assert pruned.spared == ()
+    assert pruned.cuts
+
+
+def test_a_later_schema_is_refused_if_it_is_sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", make.KEY)
     url = str(tmp_path / "checkpoints")
     place = Place(url, open_store(url), Keyring.load())
     place.run()
     path, _ = place.newest()
-    stranger = Path(f"{url}/session_s_step_9_{int(time.time())}-9.meta.json")
-    stranger.write_text('{"schema_version": "9.0", "all": "else"}')
-    stranger.chmod(0o600)
+    later = place.plant(schema_version="9.0", sequence="ninth", ring=place.ring)
 
     with pytest.raises(SchemaUnsupported, match=r"Unsupported checkpoint schema version: 9\.0"):
         place.run()
     assert CheckpointManager.prune(OfAll(DeleteOnSuccess()), store=url).cuts == ()
-    assert stranger.exists()
-    assert Path(path).exists()
+    assert {path, later} <= {path for path, _ in place.store.list("s")}
 
 
 def test_what_is_lacking_is_found_in_any_meta() -> None:

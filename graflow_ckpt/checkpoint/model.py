@@ -170,6 +170,8 @@ def parse(path: str, raw: bytes, what: str) -> Document:
 
 def check_schema(path: str, version: object) -> None:
     """Refuse what this version of the package cannot read."""
+    if version is None:  # no version has written that: an older checkpoint may be good
+        raise CheckpointCorrupt(f"Checkpoint {path} is corrupted: it names no schema version.", path=path)
     if version not in supported():
         raise SchemaUnsupported(
             f"Unsupported checkpoint schema version: {version}. Supported: {supported()}.",

@@ -179,10 +179,15 @@ def test_a_newer_schema_is_refused_with_the_documented_text() -> None:
     assert (error.version, error.path) == ("9.9", "x.pkl")
 
 
-@pytest.mark.parametrize("version", [None, 1.0, ["1.0"], {}, "1.0 "])
+@pytest.mark.parametrize("version", [1.0, ["1.0"], {}, "1.0 "])
 def test_what_is_no_schema_is_refused(version: object) -> None:
     with pytest.raises(SchemaUnsupported):
         check_schema("x.pkl", version)
+
+
+def test_where_none_is_named_the_bytes_are_damaged() -> None:
+    with pytest.raises(CheckpointCorrupt):
+        check_schema("x.pkl", None)
 
 
 def test_the_current_schema_is_not_touched() -> None:

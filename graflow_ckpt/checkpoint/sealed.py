@@ -1,6 +1,6 @@
 """Sealed cells: values on a server that others can write to.
 
-    plain   the codec bytes as they are: decoding them runs no code
+    plain   the codec bytes as they are: decoding them runs no code, and takes no more than budget.py allows
     live    0xC1  length of the key's id  the id  mac:16  pickle      (0xC1 begins no msgpack)
 
 The mac is keyed and covers the session, the place in it, and the pickle: a pickle is opened only if somebody
@@ -17,6 +17,7 @@ from typing import Final
 
 from blake3 import blake3
 
+from graflow_ckpt.checkpoint import budget
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import TooLarge, UnknownKey, UnsafeCheckpoint
@@ -61,11 +62,14 @@ class SealedCells:
                 size=len(data),
                 limit=self._limit,
             )
+        if isinstance(cell, bytes):
+            budget.check(name, cell)
         return data
 
     def unpack(self, name: str, data: bytes, place: str = "") -> Cell:
         """The cell of bytes; a pickle is opened only if its seal holds."""
         if data[:1] != LIVE:
+            budget.check(f"{name} of session {self._session.decode()}", data)
             return data
         return Live(load_live(self.open(name, data, place or _place_of(name))))
 

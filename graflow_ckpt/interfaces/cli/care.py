@@ -1,6 +1,6 @@
-"""`graflow-ckpt checkpoints backup` and `vacuum`: looking after the database of a SQLite store.
+"""Care of a store: `graflow-ckpt checkpoints backup`, `vacuum`, `stats`, `sync` and `audit`.
 
-Not here: how it is done while others save (stores/sqlite_care.py).
+No pickle is opened. Not here: how a database is copied while others save (stores/sqlite_care.py).
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import os
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.bars import bar
-from graflow_ckpt.interfaces.cli.options import common, complete_files, manner_of, store
+from graflow_ckpt.interfaces.cli.bars import bar, counter
+from graflow_ckpt.interfaces.cli.options import common, complete_files, found_store, manner_of, store
+from graflow_ckpt.interfaces.cli.words import counted
 
 BACKUP = """\b
 Examples:
@@ -81,3 +82,125 @@ def _database(where: str) -> str:
             store=where,
         )
     return f"sqlite://{rest}"
+
+
+STATS = """\b
+Examples:
+  graflow-ckpt checkpoints stats
+  graflow-ckpt checkpoints stats --workflow train --json | jq .ages
+"""
+
+
+@click.command("stats", epilog=STATS, short_help="Count checkpoints by workflow, age and status.")
+@click.option("--workflow", metavar="NAME", help="Only of this workflow.")
+@found_store
+@common
+@click.pass_context
+def stats(ctx: click.Context, /, workflow: str | None, store: str) -> int:
+    """Count checkpoints: by workflow, by age, by status; the oldest, the newest, the largest."""
+    from graflow_ckpt.interfaces.cli.counting import COLUMNS, document, lines, rows, taken
+
+    manner = manner_of(ctx)
+    with bar("looking", show=not manner.json):
+        found = taken(store, workflow)
+    if manner.json:
+        manner.document(document(found))
+    elif not found.total.checkpoints and not found.unreadable:
+        manner.note(f"There are no such checkpoints in {store}; --store names another folder.")
+    else:
+        manner.table(COLUMNS, rows(found), right=COLUMNS[1:])
+        for line in lines(found):
+            manner.say(line)
+    return 0
+
+
+EXAMPLES = """\b
+Examples:
+  graflow-ckpt checkpoints sync --store fallback+postgresql://host/database
+"""
+
+
+@click.command("sync", epilog=EXAMPLES)
+@store
+@common
+@click.pass_context
+def sync(ctx: click.Context, /, store: str) -> int:
+    """Hand over checkpoints that were saved while their store was away.
+
+    The next run of a session does so by itself; this is for sessions that do not run again. What belongs to
+    a session that somebody else has gone on with is set aside, and what is being run is left to who runs
+    it. The exit status is 1 if something is still waiting.
+    """
+    from graflow_ckpt.interfaces.cli.waiting_saves import fallbacks
+    from graflow_ckpt.stores import open_store
+    from graflow_ckpt.stores.fallback_folder import entries
+
+    manner = manner_of(ctx)
+    found = fallbacks(open_store(store))
+    if not found:
+        raise click.UsageError(f"{store} has no fallback: its address does not begin with fallback+.")
+    waited = left = refused = 0
+    for fallback in found:
+        before = len(list(entries(fallback.waits.refused)))
+        waited += len(fallback.waits.waiting())
+        left += fallback.hand_over_all()
+        refused += len(list(entries(fallback.waits.refused))) - before
+    handed = waited - left - refused
+    if manner.json:
+        manner.document({"handed_over": handed, "refused": refused, "waiting": left})
+    else:
+        manner.note(f"{counted(handed, 'checkpoint')} handed over, {refused} refused, {left} waiting")
+    return 1 if left else 0
+
+
+AUDIT = """\b
+Examples:
+  graflow-ckpt checkpoints audit
+  graflow-ckpt checkpoints audit --store sqlite:///runs.db --json | jq '.orphans | length'
+"""
+COLUMNS = ("what", "name", "session", "size", "why")
+
+
+@click.command("audit", epilog=AUDIT, short_help="Find what belongs to no checkpoint.")
+@found_store
+@common
+@click.pass_context
+def audit(ctx: click.Context, /, store: str) -> int:
+    """Find what belongs to no checkpoint, and checkpoints that lack a part.
+
+    Parts without a meta, saves that were never committed, journals of no session, foreign files.
+
+    Names and sizes are compared, not contents (`verify` does that). Nothing is deleted. The exit status is
+    1 if something was found.
+    """
+    from graflow_ckpt.checkpoint.auditing import audit as audit_of
+    from graflow_ckpt.stores import open_store
+
+    manner = manner_of(ctx)
+    place = open_store(store)
+    with counter("looking", show=not manner.json) as seen:
+        found = audit_of(place, seen)
+    if manner.json:
+        orphans = [
+            {"kind": one.kind, "name": one.name, "size": one.size, "session": one.session,
+             "why": one.why or one.advice} for one in found.orphans
+        ]  # fmt: skip
+        manner.document(
+            {
+                "store": place.url,
+                "checkpoints": found.checkpoints,
+                "size": found.size,
+                "orphans": orphans,
+                "whole": found.whole,
+            }
+        )
+        return 1 if orphans else 0
+    rows = [(one.kind, one.name, one.session, words.size(one.size), one.why or one.advice)
+            for one in found.orphans]  # fmt: skip
+    if rows:
+        manner.table(COLUMNS, rows, right=("size",))
+    said = words.counted(len(rows), "orphan") if rows else "no orphans"
+    manner.note(f"{words.counted(found.checkpoints, 'checkpoint')}, {said} ({words.size(found.size)})")
+    if not found.whole:
+        manner.note(f"what lies in {place.url} beside checkpoints was not looked at: it shows nothing else")
+    return 1 if rows else 0

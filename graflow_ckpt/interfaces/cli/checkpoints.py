@@ -1,9 +1,7 @@
-"""`graflow-ckpt checkpoints`: list, show, verify, take. No pickle is opened, no value is shown.
+"""`graflow-ckpt checkpoints`: list, show, verify, take, diff, bisect. No pickle is opened, no value is shown.
 
-prune, delete, clear    pruning.py clearing.py        stats           statistics.py
-copy, export, import    travelling.py                 diff, bisect    inquiry.py
-audit                   inspecting.py                 fork            forking.py
-backup, vacuum          care.py                       sync            syncing.py
+prune, delete, clear    pruning.py        copy, export, import, fork               travelling.py
+                                          backup, vacuum, stats, sync, audit       care.py
 """
 
 from __future__ import annotations
@@ -11,12 +9,8 @@ from __future__ import annotations
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.care import backup, vacuum
-from graflow_ckpt.interfaces.cli.clearing import clear, delete
+from graflow_ckpt.interfaces.cli.care import audit, backup, stats, sync, vacuum
 from graflow_ckpt.interfaces.cli.configuration import fleet
-from graflow_ckpt.interfaces.cli.forking import fork
-from graflow_ckpt.interfaces.cli.inquiry import bisect, diff
-from graflow_ckpt.interfaces.cli.inspecting import audit
 from graflow_ckpt.interfaces.cli.options import (
     common,
     complete_places,
@@ -25,10 +19,8 @@ from graflow_ckpt.interfaces.cli.options import (
     found_store,
     manner_of,
 )
-from graflow_ckpt.interfaces.cli.pruning import prune
-from graflow_ckpt.interfaces.cli.statistics import stats
-from graflow_ckpt.interfaces.cli.syncing import sync
-from graflow_ckpt.interfaces.cli.travelling import copy, export, import_
+from graflow_ckpt.interfaces.cli.pruning import clear, delete, prune
+from graflow_ckpt.interfaces.cli.travelling import copy, export, fork, import_
 
 LIST = """\b
 Examples:
@@ -65,9 +57,7 @@ def command() -> None:
     store, and delete what is not needed."""
 
 
-for _command in (prune, delete, clear, stats, diff, bisect, fork, copy, export, import_, audit, sync):
-    command.add_command(_command)
-for _command in (backup, vacuum):
+for _command in (prune, delete, clear, stats, fork, copy, export, import_, audit, sync, backup, vacuum):
     command.add_command(_command)
 
 
@@ -103,7 +93,7 @@ def list_(
     As their metadata describe them; whether that is true, `verify` finds out. The exit status is 1 if there
     are none of the session that is named.
     """
-    from graflow_ckpt.interfaces.cli.listing import listing
+    from graflow_ckpt.interfaces.cli.showing import listing
 
     if session and its:
         raise click.UsageError("Name one session.")
@@ -163,7 +153,7 @@ def verify(
 
     With --sample what is not named is taken from the whole store.
     """
-    from graflow_ckpt.interfaces.cli.verifying import any_of, paths_of, verdicts
+    from graflow_ckpt.interfaces.cli.showing import any_of, paths_of, verdicts
 
     if bool(what) == everything and (what or sample is None):
         raise click.UsageError("Name sessions or checkpoints, or give --all.")
@@ -209,3 +199,74 @@ def take(ctx: click.Context, /, session: str, portable: bool, path: str | None) 
         )
         click.echo(metadata.path)
     return 0
+
+
+DIFF = """\b
+Examples:
+  graflow-ckpt checkpoints diff checkpoints/a.pkl checkpoints/b.pkl
+  graflow-ckpt checkpoints diff night morning                   the newest of two sessions
+  graflow-ckpt checkpoints diff night best.pkl --json | jq '.values[].name'
+"""
+BISECT = """\b
+Examples:
+  graflow-ckpt checkpoints bisect night --bad 'loss > 2'
+  graflow-ckpt checkpoints bisect night --bad 'len(rows) < 10 or results.load.status == "lost"'
+  graflow-ckpt checkpoints bisect night --bad 'metadata.epoch > 3 and accuracy < 0.5' --all
+"""
+
+
+@command.command("diff", epilog=DIFF, short_help="Compare two checkpoints.")
+@click.argument("a", shell_complete=complete_places)
+@click.argument("b", shell_complete=complete_places)
+@found_store
+@common
+@click.pass_context
+def diff(ctx: click.Context, /, a: str, b: str, store: str) -> int:
+    """Compare two checkpoints: tasks, code, metadata, and the values of the channel with their sizes.
+
+    Values of plain types are shown in short, rows of numbers as small pictures; of others the size and
+    whether they have changed. Names that look like secrets hide theirs. Each side is a path or a session.
+    """
+    from graflow_ckpt.interfaces.cli.comparing import COLUMNS, compared, document, heads, rows
+
+    manner = manner_of(ctx)
+    found = compared(store, a, b)
+    if manner.json:
+        manner.document(document(found))
+        return 0
+    for line in heads(found):
+        manner.say(line)
+    if found:
+        manner.table(COLUMNS, rows(found))
+    manner.note(f"values that differ: {len(found.values)}, that are the same: {len(found.same)}")
+    return 0
+
+
+@command.command("bisect", epilog=BISECT, short_help="Find the first checkpoint in which EXPR is true.")
+@click.argument("session", shell_complete=complete_sessions)
+@click.option("--bad", required=True, metavar="EXPR", help="What is so where something is wrong.")
+@click.option("--all", "everything", is_flag=True, help="Look at every checkpoint: it may come and go.")
+@found_store
+@common
+@click.pass_context
+def bisect(ctx: click.Context, /, session: str, bad: str, everything: bool, store: str) -> int:
+    """Find the first checkpoint of a session in which EXPR is true, and what was done since the one before.
+
+    EXPR sees the values of the channel by name, and: steps, status, sequence, metadata, tasks, results,
+    values (a dict of all). It may compare, count (len min max abs sum any all), look into dicts and lists
+    (a.b, a["b"], a[0]), and compute. The exit status is 1 if no checkpoint is bad.
+    """
+    from graflow_ckpt.core.conditions import BadCondition, parse
+    from graflow_ckpt.interfaces.cli.searching import document, search, tell
+
+    try:
+        condition = parse(bad)
+    except BadCondition as error:
+        raise click.BadParameter(str(error), ctx, param_hint="--bad") from error
+    manner = manner_of(ctx)
+    found, between = search(store, session, condition, everything=everything, watched=not manner.json)
+    if manner.json:
+        manner.document(document(session, bad, found, between))
+    else:
+        tell(manner, session, found, between)
+    return 0 if found.first_bad is not None else 1

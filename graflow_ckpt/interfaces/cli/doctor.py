@@ -32,7 +32,7 @@ def command(ctx: click.Context, /, store: str) -> int:
     saved or from going on.
     """
     from graflow_ckpt.interfaces.cli.examination import examine
-    from graflow_ckpt.interfaces.cli.findings import Finding
+    from graflow_ckpt.interfaces.cli.manner import Finding
 
     manner = manner_of(ctx)
     findings = [] if named(ctx) else examine(store)

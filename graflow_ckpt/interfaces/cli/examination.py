@@ -7,16 +7,17 @@ import platform
 import stat
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
 
 from graflow_ckpt.checkpoint import metrics
 from graflow_ckpt.checkpoint.keys import Keyring, local_key_path, uses_local_key
 from graflow_ckpt.checkpoint.mounts import key_storage_warning
-from graflow_ckpt.core.errors import CheckpointError, ServerError
+from graflow_ckpt.core.errors import CheckpointError, GraflowError, ServerError
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.interfaces.cli.encryption import encryption
-from graflow_ckpt.interfaces.cli.findings import Finding
+from graflow_ckpt.interfaces.cli.manner import Finding
+from graflow_ckpt.interfaces.cli.words import counted
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import folder_on_disk, open_store
 from graflow_ckpt.stores.mounts import file_system
@@ -189,3 +190,28 @@ def _key(store: str) -> Iterator[Finding]:
     warning = key_storage_warning(folder_on_disk(open_store(store)))
     if warning:
         yield Finding("key storage", "warning", warning)
+
+
+def encryption(place: CheckpointStore) -> Iterator[Finding]:
+    """Nothing, if the store is not encrypted. Reads all metadata, no value."""
+    if "encrypted+" not in prefix_of(place.url):
+        return
+    from graflow_ckpt.stores.encrypted import keys_by_path, within
+
+    if not place.shared and uses_local_key() and not os.path.exists(local_key_path()):
+        yield Finding("encryption", "ok", "with the key that the first save makes")
+        return
+    try:
+        found, keys = within(place), Counter(keys_by_path(place).values())
+        ids = found.keyring.ids if found is not None else ("",)
+    except GraflowError as error:
+        yield Finding("encryption", "bad", str(error))
+        return
+    here = f"what is new, with key {ids[0]}"
+    if older := sum(count for key_id, count in keys.items() if key_id in ids[1:]):
+        here += f"; {counted(older, 'checkpoint')} with older ones (graflow-ckpt key reseal)"
+    yield Finding("encryption", "ok", here)
+    for key_id, count in sorted(keys.items()):
+        if key_id not in ids:
+            what = f"encrypted with key {key_id}, which is not here" if key_id else "not encrypted at all"
+            yield Finding("encryption", "warning", f"{counted(count, 'checkpoint')}: {what}")

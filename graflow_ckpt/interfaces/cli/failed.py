@@ -42,7 +42,7 @@ def list_(ctx: click.Context, /, session: str | None, task: str | None, tracebac
     went on without it. ENDED is how long ago its session has ended.
     """
     from graflow_ckpt.interfaces.cli.connecting import client_of
-    from graflow_ckpt.interfaces.cli.failing import failed_at
+    from graflow_ckpt.interfaces.cli.steering import failed_at
 
     manner = manner_of(ctx)
     client = client_of(ctx)
@@ -73,7 +73,7 @@ def list_(ctx: click.Context, /, session: str | None, task: str | None, tracebac
 def requeue(ctx: click.Context, /, session: str, tasks: tuple[str, ...]) -> int:
     """Have what has failed in a session run again, with fresh retries; the session goes on."""
     from graflow_ckpt.interfaces.cli.connecting import client_of, session_at
-    from graflow_ckpt.interfaces.cli.failing import requeued
+    from graflow_ckpt.interfaces.cli.steering import requeued
 
     manner = manner_of(ctx)
     client = client_of(ctx)

@@ -20,8 +20,7 @@ from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, GraflowError, NoSession
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli.manner import Manner
-from graflow_ckpt.interfaces.cli.overview import UNFINISHED, Row, overview
-from graflow_ckpt.interfaces.cli.standing import standing
+from graflow_ckpt.interfaces.cli.overview import UNFINISHED, Row, overview, standing
 from graflow_ckpt.stores import home_of, open_store, open_store_of
 from graflow_ckpt.stores.places import knows, others
 

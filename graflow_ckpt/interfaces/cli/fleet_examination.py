@@ -10,7 +10,7 @@ from graflow_ckpt.checkpoint.keys import Keyring, uses_local_key
 from graflow_ckpt.core.errors import CheckpointError, PackageMissing, ServerError
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.connecting import connect
-from graflow_ckpt.interfaces.cli.findings import Finding
+from graflow_ckpt.interfaces.cli.manner import Finding
 from graflow_ckpt.interfaces.sources import unknown
 
 if TYPE_CHECKING:

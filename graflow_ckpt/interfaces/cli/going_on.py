@@ -27,7 +27,7 @@ from graflow_ckpt.interfaces.cli.finding import Place, by_session, gone_on, is_k
 from graflow_ckpt.interfaces.cli.launch import Wishes, conducted, launch
 from graflow_ckpt.interfaces.cli.manner import Manner
 from graflow_ckpt.interfaces.cli.origin import argv_of, in_its_folder, origin_of
-from graflow_ckpt.interfaces.cli.standing import standing
+from graflow_ckpt.interfaces.cli.overview import standing
 
 
 class GoneOn(SessionError):

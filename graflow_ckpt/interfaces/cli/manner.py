@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, dataclass, is_dataclass
 from typing import Any, Literal, TextIO
 
 import click
@@ -175,3 +175,15 @@ def _folded(sizes: Mapping[str, int], right: set[str], room: int) -> tuple[int, 
         if needed <= room:
             return gap, folded
     return 0, set()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    verdict: str  # ok, warning, bad
+    found: str
+
+    def document(self) -> Document:
+        return asdict(self)

@@ -20,8 +20,7 @@ from graflow_ckpt.interfaces.cli import program, words
 from graflow_ckpt.interfaces.cli.finding import Place
 from graflow_ckpt.interfaces.cli.manner import Document
 from graflow_ckpt.interfaces.cli.origin import Origin
-from graflow_ckpt.interfaces.cli.overview import status_now
-from graflow_ckpt.interfaces.cli.standing import standing
+from graflow_ckpt.interfaces.cli.overview import standing, status_now
 from graflow_ckpt.sessions.memory import MemorySession
 
 

@@ -157,7 +157,7 @@ class LiveBlock(Reporter):
     """For a terminal: what runs now stands below what the program prints."""
 
     def __init__(self, manner: Manner, mention: Mention) -> None:
-        from graflow_ckpt.interfaces.cli.doors import Doors  # rich is for terminals only
+        from graflow_ckpt.interfaces.cli.block import Doors  # rich is for terminals only
 
         super().__init__(manner, mention)
         self._doors = Doors()

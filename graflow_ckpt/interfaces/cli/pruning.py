@@ -1,15 +1,102 @@
-"""`graflow-ckpt checkpoints prune`: takes away what is too old or too much. No pickle is opened."""
+"""`graflow-ckpt checkpoints prune`, `delete` and `clear`. No pickle is opened.
+
+From what is typed for `prune` to a retention:
+
+    --older-than, --keep, --budget        kept if all of those that are given keep it
+    --best, --keep-every                  and what one of these keeps
+    the last successful run of a workflow is kept unless --no-keep-successful
+    none of them: the default of workflows
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from functools import reduce
+from operator import and_, or_
 from typing import Any, get_args
 
 import click
 
-from graflow_ckpt.checkpoint.retention import Per
+from graflow_ckpt.checkpoint.retention import (
+    DEFAULT,
+    BestOf,
+    KeepEvery,
+    KeepFor,
+    KeepLast,
+    KeepWithin,
+    LastSuccessful,
+    Per,
+    Retention,
+)
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.keeping import parse_best, parse_bytes, retention_of
-from graflow_ckpt.interfaces.cli.options import common, complete_sessions, found_store, manner_of
+from graflow_ckpt.interfaces.cli.options import (
+    common,
+    complete_places,
+    complete_sessions,
+    found_store,
+    manner_of,
+)
+
+_BEST = re.compile(r"(?P<metric>.+?)(?::(?P<n>[1-9]\d*))?(?::(?P<mode>min|max))?\Z")
+_BYTES = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?B?)\Z")
+_POWERS = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4}
+
+
+def parse_best(
+    ctx: click.Context, parameter: click.Parameter, given: Sequence[str]
+) -> tuple[tuple[str, int, str], ...]:
+    """`loss`, `loss:3`, `accuracy:3:max`."""
+    found = []
+    for item in given:
+        match = _BEST.match(item)
+        if match is None:
+            raise click.BadParameter(f"{item!r} is not METRIC, METRIC:N or METRIC:N:max.", ctx, parameter)
+        found.append((match["metric"], int(match["n"] or 1), match["mode"] or "min"))
+    return tuple(found)
+
+
+def parse_bytes(ctx: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
+    """`500MB`, `10 GB`, `1.5G`: powers of 1000, as sizes are shown."""
+    if given is None:
+        return None
+    match = _BYTES.match(given.strip())
+    size = round(float(match[1]) * 1000.0 ** _POWERS[match[2].rstrip("B")]) if match else 0
+    if size < 1:
+        raise click.BadParameter(f"{given!r} is no size: 500MB, 10GB.", ctx, parameter)
+    return size
+
+
+def retention_of(
+    *,
+    older_than: float | None,
+    keep: int | None,
+    budget: int | None,
+    best: Sequence[tuple[str, int, str]],
+    keep_every: int | None,
+    per: Per,
+    keep_successful: bool,
+) -> Retention:
+    """What the options say together."""
+    limits: list[Retention] = []
+    if older_than is not None:
+        limits.append(KeepFor(seconds=older_than))
+    if keep is not None:
+        limits.append(KeepLast(keep, per=per))
+    if budget is not None:
+        limits.append(KeepWithin(kb=budget / 1000))
+    besides: list[Retention] = [BestOf(metric, n, "max" if mode == "max" else "min", per=per)
+                                for metric, n, mode in best]  # fmt: skip
+    if keep_every is not None:
+        besides.append(KeepEvery(keep_every))
+    if not limits and not besides:
+        limits = [KeepLast(10, per=per), KeepFor(days=7)]
+        if keep_successful and per == "session":
+            return DEFAULT
+    if keep_successful:
+        besides.append(LastSuccessful())
+    return reduce(or_, [*([reduce(and_, limits)] if limits else []), *besides])
+
 
 PRUNE = """\b
 Examples:
@@ -80,3 +167,62 @@ def prune(
     if dry_run:
         return clearance.show(manner)
     return clearance.go(manner, yes=yes)
+
+
+DELETE = """\b
+Examples:
+  graflow-ckpt checkpoints delete checkpoints/best.pkl
+  graflow-ckpt checkpoints delete night-7 night-8 --yes          all checkpoints of two sessions
+"""
+CLEAR = """\b
+Examples:
+  graflow-ckpt checkpoints clear etl --dry-run
+  graflow-ckpt checkpoints clear etl --finished --yes
+"""
+
+
+@click.command("delete", epilog=DELETE)
+@click.argument("what", nargs=-1, required=True, metavar="SESSION|PATH…", shell_complete=complete_places)
+@click.option("--force", is_flag=True, help="Also paused ones, and those that a session was forked from.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go, and how many bytes.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@found_store
+@common
+@click.pass_context
+def delete(
+    ctx: click.Context, /, what: tuple[str, ...], force: bool, dry_run: bool, yes: bool, store: str
+) -> int:
+    """Delete single checkpoints, or all of a session with its journal.
+
+    All that is named goes, or nothing: paused ones and those that another session was forked from
+    need --force; of a session that somebody runs now nothing is deleted.
+    """
+    from graflow_ckpt.interfaces.cli.clearance import Clearance
+
+    manner = manner_of(ctx)
+    clearance = Clearance.by_name(store, what, force=force)
+    return clearance.show(manner) if dry_run else clearance.go(manner, yes=yes)
+
+
+@click.command("clear", epilog=CLEAR, short_help="Delete all checkpoints of a workflow.")
+@click.argument("workflow")
+@click.option("--finished", is_flag=True, help="Only sessions that are completed or cancelled.")
+@click.option("--force", is_flag=True, help="Also paused ones, and those that a session was forked from.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go, and how many bytes.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@found_store
+@common
+@click.pass_context
+def clear(
+    ctx: click.Context, /, workflow: str, finished: bool, force: bool, dry_run: bool, yes: bool, store: str
+) -> int:
+    """Delete all checkpoints of a workflow, and the journals of its sessions.
+
+    What stays is told: paused ones and those that a session of another workflow was forked from, unless
+    --force; and those of a session that somebody runs now.
+    """
+    from graflow_ckpt.interfaces.cli.clearance import Clearance
+
+    manner = manner_of(ctx)
+    clearance = Clearance.by_workflow(store, workflow, finished=finished, force=force)
+    return clearance.show(manner) if dry_run else clearance.go(manner, yes=yes)

@@ -83,7 +83,7 @@ def command(
 
         _check_options(ctx, (*OF_FLEET, "latest", "rewind", "fork", "store"))
         with needed():
-            from graflow_ckpt.interfaces.cli.moving import on_fleet_from
+            from graflow_ckpt.interfaces.cli.whereabouts import on_fleet_from
         return _on_fleet(manner, on_fleet_from(ctx, manner, place, rewind=rewind, fork=fork), options)
     del options["store"]
     return go_on(manner, place, Wishes(**options), rewind=rewind, fork=fork)

@@ -1,20 +1,24 @@
-"""What `checkpoints show` and `trust` show of one checkpoint: everything but values."""
+"""Checkpoints as they are shown: one in everything but values; all by their metadata; verdicts."""
 
 from __future__ import annotations
 
 import json
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from random import SystemRandom
 
 from graflow_ckpt.checkpoint import archive
-from graflow_ckpt.checkpoint.model import Document, parse
+from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, parse
 from graflow_ckpt.checkpoint.seal import Keyring
-from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, NoSession
 from graflow_ckpt.core.redaction import redacted, redacted_argv
 from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.interfaces.cli.bars import along
 from graflow_ckpt.interfaces.cli.finding import by_session, checkpoint_path, no_checkpoint
-from graflow_ckpt.stores import open_store_of
+from graflow_ckpt.stores import open_store, open_store_of, store_of
 
 _LISTED = 12  # tasks, before it becomes a number
 
@@ -124,3 +128,116 @@ def _listed(names: list[str]) -> str:
 
 def _field(name: str, value: str) -> str:
     return f"  {name:<11} {value}"
+
+
+_UNREADABLE = "unreadable"
+_ALL = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One checkpoint; `size` is that of its parts together."""
+
+    metadata: CheckpointMetadata
+    size: int | None
+
+    def document(self) -> Document:
+        found = asdict(self.metadata)
+        found["user_metadata"] = redacted(found["user_metadata"])
+        found["argv"] = redacted_argv([str(word) for word in found["argv"]])
+        return {**found, "size": self.size}
+
+
+def listing(store: str, limit: int | None = None, **wanted: str | None) -> list[Listed]:
+    """Newest first; what cannot be read is in it, so that it is not overlooked.
+
+    `wanted`: session, workflow, status; what cannot be read has no workflow, and the status "unreadable".
+    """
+    if wanted.get("status") == _UNREADABLE:  # none says so of itself
+        rows = listing(store, session=wanted.get("session"), workflow=wanted.get("workflow"))
+        return [row for row in rows if row.metadata.status == _UNREADABLE][:limit]
+    found = open_store(store).newest(_ALL if limit is None else min(limit, _ALL), **wanted)
+    return [_row_of(path, raw) for path, raw in found]
+
+
+def _row_of(path: str, raw: bytes) -> Listed:
+    try:
+        document = parse(path, raw, ".meta.json")
+        metadata = CheckpointMetadata.from_document(path, document)
+    except CheckpointError:
+        return Listed(
+            CheckpointMetadata("", "", "", 0, "", {}, {}, path=path, status=_UNREADABLE, cause=""), None
+        )
+    return Listed(metadata, size_of(document))
+
+
+def size_of(meta: Document) -> int | None:
+    """All parts together, as a meta says."""
+    try:
+        return sum(int(part["size"]) for part in meta["parts"].values())
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of one checkpoint."""
+
+    path: str
+    what: str  # good or bad
+    error: str = ""  # the name of the error
+    why: str = ""
+    size: int | None = None  # of its values
+
+    def document(self) -> Document:
+        found = asdict(self)
+        found["verdict"] = found.pop("what")
+        return found
+
+
+def paths_of(store: str, what: Sequence[str]) -> list[str]:
+    """The checkpoints that are meant; nothing: all of the store."""
+    if not what:
+        return sorted(path for path, _ in open_store(store).list())
+    paths: list[str] = []
+    for name in what:
+        path = checkpoint_path(name)
+        found = [path] if path else sorted(path for path, _ in _of_session(store, name))
+        if not found:
+            raise _nothing(store, name)
+        paths += found
+    return list(dict.fromkeys(paths))
+
+
+def _of_session(store: str, name: str) -> Iterator[tuple[str, bytes]]:
+    return iter(()) if os.sep in name or name.endswith(".pkl") else open_store(store).list(name)
+
+
+def _nothing(store: str, name: str) -> CheckpointError | NoSession:
+    if os.sep in name or name.endswith(".pkl"):
+        return CheckpointNotFound(f"There is no checkpoint {name}.", path=name)
+    return NoSession(
+        f"{name!r} is neither a checkpoint nor a session in {store}.",
+        hint="--store names another folder.",
+        session=name,
+    )
+
+
+def any_of(paths: Sequence[str], count: int | None) -> Sequence[str]:
+    """So many of them by chance, in their order; None: all."""
+    if count is None or count >= len(paths):
+        return paths
+    return sorted(SystemRandom().sample(paths, count), key=paths.index)
+
+
+def verdicts(paths: Sequence[str], *, show: bool) -> Iterator[Verdict]:
+    """Each is read once, from end to end."""
+    opened = cache(open_store)
+    for path in along(paths, "verifying", show=show and len(paths) > 1):
+        try:
+            store = opened(store_of(path))
+            _, size = archive.check(store, Keyring.for_store(store), path)
+        except CheckpointError as error:
+            yield Verdict(path, "bad", type(error).__name__, str(error))
+        else:
+            yield Verdict(path, "good", size=size)

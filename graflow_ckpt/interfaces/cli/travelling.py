@@ -1,13 +1,15 @@
-"""`graflow-ckpt checkpoints copy`, `export` and `import`: checkpoints from one store to another.
+"""`graflow-ckpt checkpoints copy`, `export`, `import` and `fork`.
 
-No pickle is opened. What arrives has the digests that it had, and the seal of where it arrives.
+From one store to another no pickle is opened. What arrives has the digests that it had, and the seal of where
+it arrives. `fork` opens the verified pickle of a checkpoint: its values go into the first one of the new
+session. No task is run; `resume NEW-ID` does that. `resume … --fork` does both at once.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -27,6 +29,7 @@ from graflow_ckpt.interfaces.cli.options import (
 if TYPE_CHECKING:
     from graflow_ckpt.core.protocols import CheckpointStore
     from graflow_ckpt.interfaces.cli.manner import Manner
+
 
 COPY = """\b
 Examples:
@@ -191,3 +194,59 @@ def _makers(origin: CheckpointStore) -> list[str]:
         said = f"session {meta.get('session_id')}: {meta.get('file')} on {meta.get('host')}"
         makers[f"{said}, key {meta.get('key_id') or 'none'}"] = None
     return list(makers)
+
+
+FORK = """\b
+Examples:
+  graflow-ckpt checkpoints fork checkpoints/best.pkl second --set rate=0.01
+  graflow-ckpt checkpoints fork night                            called night-fork; its newest checkpoint
+  graflow-ckpt checkpoints fork night fast --set rate=0.1 --set 'layers=[64, 32]' && graflow-ckpt resume fast
+"""
+
+
+@click.command("fork", epilog=FORK, short_help="Make a new session that begins at a checkpoint.")
+@click.argument("what", metavar="PATH|SESSION", shell_complete=complete_places)
+@click.argument("new", required=False, metavar="[NEW-ID]")
+@click.option("--set", "values", multiple=True, metavar="NAME=VALUE", callback=words.parse_inputs,
+              help="A value of the channel: JSON if it parses, else text; may be repeated.")  # fmt: skip
+@found_store
+@common
+@click.pass_context
+def fork(ctx: click.Context, /, what: str, new: str | None, values: dict[str, Any], store: str) -> int:
+    """Make a new session that goes on from a checkpoint, with some of its values changed. Runs nothing.
+
+    The session that it comes from is not touched, and its checkpoint is kept as long as the new one is. Only
+    values that are there can be set, so that a typing error is no new value.
+    """
+    from graflow_ckpt.core.errors import SessionError
+    from graflow_ckpt.interfaces.cli.finding import find_place
+    from graflow_ckpt.interfaces.cli.going_on import forked
+
+    manner = manner_of(ctx)
+    place = find_place(store, what)
+    if place.found.facts.get("redis"):
+        raise SessionError(
+            f"{place.found.path} is of a session in Redis.",
+            hint=f"graflow-ckpt resume {place.found.path} --fork NEW-ID --url URL makes another one there.",
+            path=place.found.path,
+        )
+    made = forked(place, new or _free(place.store, f"{place.session[:50]}-fork"), values)
+    if manner.json:
+        manner.document({"session": made.session, "path": made.found.path, "from": place.found.path,
+                         "store": made.store, "set": sorted(values)})  # fmt: skip
+        return 0
+    manner.note(f"session {made.session} begins at step {made.found.facts['steps']}; "
+                f"{words.resume_command(made.session, made.store)}")  # fmt: skip
+    click.echo(made.found.path)
+    return 0
+
+
+def _free(store: str, wanted: str) -> str:
+    """The name, or with the first number behind it that no session has."""
+    from graflow_ckpt.stores import open_store
+
+    place, name, number = open_store(store), wanted, 1
+    while any(place.list(name)):
+        number += 1
+        name = f"{wanted}-{number}"
+    return name

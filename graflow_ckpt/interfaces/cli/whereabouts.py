@@ -6,6 +6,13 @@
 
 A store that holds checkpoints of a fleet's session is not another place: its live session is on the fleet.
 A server that cannot be asked is an error only if the store does not have it.
+
+What a checkpoint means where a fleet is concerned:
+
+    of a fleet's session    its live session goes on; --rewind, --fork: from the checkpoint, if portable
+    of a session in memory  with --url and --fork: a fleet goes on from there, under another id
+
+The fleet is the one of the checkpoint's session, unless --url names another.
 """
 
 from __future__ import annotations
@@ -16,13 +23,18 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from graflow_ckpt.core.errors import BadSessionId, NoSession, ServerError
-from graflow_ckpt.interfaces.cli.configuration import configured, named
+from graflow_ckpt.core.errors import BadSessionId, CheckpointError, NoSession, ServerError
+from graflow_ckpt.fleet.handle import Handle
+from graflow_ckpt.interfaces.cli import program, words
+from graflow_ckpt.interfaces.cli.configuration import configured, name, named
+from graflow_ckpt.interfaces.cli.connecting import client_of, session_at
+from graflow_ckpt.interfaces.cli.finding import Place
 from graflow_ckpt.interfaces.cli.manner import Manner
 
 if TYPE_CHECKING:
     from graflow_ckpt.fleet.client import Client
     from graflow_ckpt.fleet.handle import Handle
+
 
 _SUFFIXES = (".pkl", ".meta.json", ".state.json")
 
@@ -31,7 +43,7 @@ def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -
     """The session, if it is one of the fleet's."""
     typed = ctx.get_parameter_source("store") is ParameterSource.COMMANDLINE
     if what is not None and (os.sep in what or what.endswith(_SUFFIXES)):
-        return None  # of whose session it is, its file says: moving.py
+        return None  # of whose session it is, its file says
     if named(ctx):
         return _named(ctx, what, typed)
     if what is None or typed or not configured(ctx):
@@ -101,3 +113,30 @@ def _in_store(store: str, what: str) -> list[str]:
         for row in rows
         if row.status == "bad" or not by_session(store, row.session).found.facts.get("redis")
     ]
+
+
+def on_fleet_from(
+    ctx: click.Context, manner: Manner, place: Place, *, rewind: bool, fork: str | None
+) -> Handle:
+    """The session of a fleet that goes on."""
+    redis = place.found.facts.get("redis")
+    path, session = place.found.path, place.session
+    if redis is None and fork is None:
+        raise click.UsageError("A session of a store goes to a fleet as another one: --fork NEW-ID.")
+    if redis is not None and not named(ctx):
+        name(ctx, redis["address"])
+    if not rewind and fork is None:
+        return session_at(client_of(ctx), session)
+    client = client_of(ctx, key=True)
+    program.looked_for(place.found.meta.get("file"))
+    try:
+        handle = client.rewind(path) if rewind else client.fork(path, fork)
+    except CheckpointError as error:
+        if not (redis or {}).get("portable", True):
+            take = words.fleet_command("checkpoints", "take", session, "--portable")
+            go_on = words.fleet_command("resume", session)
+            error.hint = f"That needs a portable one: {take}. The session as it is now goes on with: {go_on}."
+        raise
+    what = "is back at" if rewind else "begins at"
+    manner.note(f"session {handle.session} {what} step {handle.status().steps}: {path}")
+    return handle

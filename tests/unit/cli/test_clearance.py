@@ -22,7 +22,7 @@ from graflow_ckpt.checkpoint.retention import (
 )
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli import main
-from graflow_ckpt.interfaces.cli.keeping import parse_best, parse_bytes, retention_of
+from graflow_ckpt.interfaces.cli.pruning import parse_best, parse_bytes, retention_of
 from graflow_ckpt.stores import open_store
 from tests.servers import Server
 from tests.unit.checkpoint import trios

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.interfaces.cli.encryption import encryption
+from graflow_ckpt.interfaces.cli.examination import encryption
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.encrypted import Encrypted
 from graflow_ckpt.stores.keys import Keyring

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graflow_ckpt import Workflow, task, workflow
+from graflow_ckpt import ExecutionContext, Workflow, task, workflow
 
 Round = Callable[[Any], None]  # what it gets is a channel
 ROUNDS = 10
@@ -92,7 +92,7 @@ def picture(values: dict[str, Any]) -> list[Any]:
         if isinstance(value, dict):
             return [[of(key), of(item)] for key, item in value.items()]
         if hasattr(value, "tolist"):
-            return ["array", *map(repr, value.ravel().tolist())]
+            return ["array", value.tobytes().hex()]
         return [type(value).__name__, of(vars(value))]
 
     return [[name, of(values[name])] for name in sorted(values)]
@@ -157,7 +157,7 @@ def _array() -> list[Round]:
     import numpy
 
     def begin(channel: Any) -> None:
-        data = numpy.arange(4.0)
+        data = numpy.arange(20_000.0)  # outside of the frames of a pickle
         channel.set("data", data)
         channel.set("train", {"of": data, "rows": [0, 1]})
         channel.set("test", {"of": data, "rows": [2, 3]})
@@ -332,18 +332,25 @@ PROGRAMS: dict[str, Callable[[], list[Round]]] = {
 }
 
 
+APPENDS = frozenset({"appended models"})
+"""Programs whose items share: where an attempt has copies, an item that is appended is one, too."""
+
+
 # --- running ---------------------------------------------------------------------------
 
 
-def program_of(rounds: list[Round], dies: set[int], **options: Any) -> Workflow:
-    """One task that comes round; in each of these rounds it dies once, before its commit."""
+def program_of(rounds: list[Round], dies: set[int], *, fails: bool = False, **options: Any) -> Workflow:
+    """One task that comes round. In rounds that are in `dies` it dies once, before its commit; with `fails`
+    its first attempt fails there."""
     isolation = options.pop("isolation", "thread")
-    with workflow("sharing", session_id="s", **options) as flow:
+    with workflow("sharing", **options) as flow:
 
-        @task(inject_context=True, isolation=isolation)
+        @task(inject_context=True, isolation=isolation, max_retries=1)
         def turn(context) -> Any:
             rounds[context.cycle](context.channel)
-            if context.cycle in dies:
+            if context.cycle in dies and (not fails or context.attempt == 1):
+                if fails:
+                    raise OSError("half way")
                 dies.remove(context.cycle)
                 raise Killed
             if context.cycle + 1 < len(rounds):
@@ -361,10 +368,29 @@ def run(rounds: list[Round], dies: set[int] | None = None, **options: Any) -> li
     dies = set(dies or ())
     while True:
         try:
-            found: list[Any] = program_of(rounds, dies, **options).execute()
+            found: list[Any] = program_of(rounds, dies, session_id="s", **options).execute()
         except Killed:
             continue
         return found
+
+
+def run_shared(url: str, rounds: list[Round], dies: set[int], **options: Any) -> list[Any]:
+    """The same in Redis, where each attempt has copies of its own."""
+    found: list[Any] = context_of(url, rounds, dies, **options).execute()
+    return found
+
+
+def context_of(
+    url: str, rounds: list[Round], dies: set[int], session: str = "s", **options: Any
+) -> ExecutionContext:
+    return ExecutionContext.create(
+        program_of(rounds, dies, fails=True).graph,
+        session_id=session,
+        **options,
+        queue_backend="redis",
+        channel_backend="redis",
+        config={"redis_url": url},
+    )
 
 
 # --- at random -------------------------------------------------------------------------

@@ -201,14 +201,14 @@ class _Kept(_Digesting):
         self._parts: list[bytes] = []
 
     def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
-        with memoryview(data) as view:
-            self.size += view.nbytes
-            self.hash.update(view)
-            if self.size <= self._limit:
-                self._parts.append(bytes(data))
-            else:
-                self._parts.clear()
-            return view.nbytes
+        view = data.raw() if isinstance(data, pickle.PickleBuffer) else memoryview(data).cast("B")
+        self.size += view.nbytes
+        self.hash.update(view)
+        if self.size <= self._limit:
+            self._parts.append(bytes(view))
+        else:
+            self._parts.clear()
+        return view.nbytes
 
     def data(self) -> bytes | None:
         return b"".join(self._parts) if self.size <= self._limit else None

@@ -6,8 +6,8 @@
 The mac is keyed and covers the session, the place in it, and the pickle: a pickle is opened only if somebody
 with a key of the ring has made it to stand there. Without a key nothing live is stored or opened.
 
-    place     =NAME a value or an item of a list    result  of any task    data TASK  rng  task NAME
-              program, proof: what fleet/programs.py keeps
+    place     =NAME a value or an item of a list    *ID a bundle    result  of any task    data TASK  rng
+              task NAME  program, proof: what fleet/programs.py keeps
 """
 
 from __future__ import annotations

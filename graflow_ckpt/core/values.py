@@ -12,11 +12,12 @@ from typing import Any
 class Live:
     """A box around an object that only pickle can keep."""
 
-    __slots__ = ("value",)
+    __slots__ = ("bundle", "value")
 
     # Whatever the user put into the channel.
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, bundle: int = 0) -> None:
         self.value = value
+        self.bundle = bundle  # in one transition: equal numbers share objects, and are pickled together
 
     def __repr__(self) -> str:
         return f"Live({type(self.value).__name__})"

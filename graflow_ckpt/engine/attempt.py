@@ -15,6 +15,7 @@ from graflow_ckpt.checkpoint.cells import apart, check_storable, to_cell
 from graflow_ckpt.checkpoint.codec import decode, is_atom
 from graflow_ckpt.checkpoint.kinds.builtin import FORGOTTEN
 from graflow_ckpt.checkpoint.pickles import live_digest
+from graflow_ckpt.checkpoint.sharing import bundles
 from graflow_ckpt.core.errors import GraflowError, NotStorable, ResultForgotten
 from graflow_ckpt.core.facts import RESULT, Claim, Effects, Next, Op, Request, Spawned
 from graflow_ckpt.core.values import Cell, Live, Version
@@ -39,8 +40,8 @@ class Attempt:
     """The buffer between a body and its session."""
 
     __slots__ = (
-        "again", "appends", "claim", "defaults", "digests", "got", "nexts", "over", "request", "spawned",
-        "terminate", "checks", "values", "watch", "written", "_digest",
+        "again", "appends", "claim", "defaults", "digests", "got", "looked", "nexts", "over", "request",
+        "seen", "spawned", "terminate", "checks", "values", "watch", "written", "_digest",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +50,8 @@ class Attempt:
         self.values = values
         self.claim = claim
         self.got: dict[str, Got] = {}
+        self.seen: set[str] = set()  # live values, without a loan
+        self.looked: dict[str, Got] = {}  # live parameters: what is made of them shares with them
         self.defaults: dict[str, list[tuple[Any, bytes]]] = {}  # given for what was not there, as they were
         self.written: dict[str, Any] = {}
         self.appends: list[Op] = []
@@ -133,11 +136,17 @@ class Attempt:
         self.got[name] = Got(None, None, 0)
         return whole
 
-    def look(self, name: str, found: tuple[Cell, Version, tuple[Cell, ...]]) -> Any:
+    def look(
+        self, name: str, found: tuple[Cell, Version, tuple[Cell, ...]], *, parameter: bool = False
+    ) -> Any:
         """A value that is not to be changed."""
         value = self._kept(name, from_cells(name, found[0], found[2]))
-        if self.watch is not None and any(isinstance(cell, Live) for cell in (found[0], *found[2])):
-            self.watch.given(name, value, found[1])
+        if any(isinstance(cell, Live) for cell in (found[0], *found[2])):
+            self.seen.add(name)
+            if self.watch is not None:
+                self.watch.given(name, value, found[1])
+            if parameter:
+                self.looked[name] = Got(value, Live(value), found[1])
         return read_only(value)
 
     def _kept(self, name: str, value: Any) -> Any:
@@ -161,7 +170,7 @@ class Attempt:
         value = from_cells(name, cell, (*items, *own))
         self._take(name, value, Live(value) if items or own or isinstance(cell, bytes) else cell, version)
         if self._digest or not self.values.shares:
-            self.digests[name] = live_digest(value)
+            self.digests[name] = live_digest(self._whole(name, value))
         if self.over is not None:  # while it was lent: nobody else will give it back
             self._return(name)
             raise self.over
@@ -213,10 +222,12 @@ class Attempt:
 
     # --- what the engine calls ---------------------------------------------------------
 
-    def effects(self) -> Effects:
+    def effects(self, result: Cell = EMPTY_LIST) -> Effects:
         """Everything that the commit has to carry out; raises NotStorable for what it cannot keep."""
         ops, nexts, again = self._changes(), self.nexts, self.again
-        if self.values.shares:  # what a task is given is a copy, as it is in Redis
+        if not self.values.shares:
+            ops = self._bundled(ops, result)
+        else:  # what a task is given is a copy, as it is in Redis
             nexts = [one._replace(data=apart(one.data)) if one.data else one for one in nexts]
             again = apart(again) if again else again
         return Effects(tuple(ops), tuple(nexts), tuple(self.spawned), again, self.terminate, self.request)
@@ -245,6 +256,48 @@ class Attempt:
         ops += self.appends
         return ops
 
+    def _bundled(self, ops: list[Op], result: Cell) -> list[Op]:
+        """With what is written go those that share with it: what the attempt has is copies of all of them."""
+        cells: dict[str, Live] = {op[1]: op[2] for op in ops if op[0] == "put" and isinstance(op[2], Live)}
+        written = {*cells}
+        for name, got in self.got.items():
+            if isinstance(got.before, Live) and (name in written or self.changed(name, got.value)):
+                written |= self.values.together(name).keys() - self.written.keys()
+        if isinstance(result, Live):
+            name = self.claim.spec.task_id + RESULT
+            cells[name] = result
+            written.add(name)
+        if not written:
+            return ops
+        versions = self._take_along(cells)
+        for number, names in enumerate(bundles({name: [cell.value] for name, cell in cells.items()}), 1):
+            if written.isdisjoint(names):
+                continue
+            for name in names:
+                cells[name].bundle = number if len(names) > 1 else 0
+            ops += [("put", name, cells[name], versions[name]) for name in names if name in versions]
+        return ops
+
+    def _take_along(self, cells: dict[str, Live]) -> dict[str, Version]:
+        """Add what was read and not written; the versions at which that was."""
+        versions: dict[str, Version] = {}
+        for name, got in [*self.got.items(), *self.looked.items()]:
+            if not isinstance(got.before, Live):
+                continue
+            found = {m: (from_cells(m, f[0], f[2]), f[1]) for m, f in self.values.together(name).items()}
+            for member, (value, version) in ({name: (got.value, got.version)} | found).items():
+                known = self.got.get(member)
+                if known is not None:
+                    value, version = known.value, known.version
+                if member not in cells and member not in self.written:
+                    cells[member], versions[member] = Live(value), version
+        return versions
+
+    def _whole(self, name: str, value: Any) -> Any:
+        """The value, and all that came with it in one pickle: a change of either may be one of the other."""
+        beside = [m for m in self.values.together(name).items() if m[0] != name]
+        return [value, *(from_cells(m, f[0], f[2]) for m, f in beside)] if beside else value
+
     def _cell(self, name: str, value: Any) -> Cell:
         cell = to_cell(value)
         if self.checks and isinstance(cell, Live):
@@ -266,7 +319,7 @@ class Attempt:
         if name not in self.digests:
             return True
         try:
-            return live_digest(value) != self.digests[name]
+            return live_digest(self._whole(name, value)) != self.digests[name]
         except NotStorable:  # it was storable before
             return True
 

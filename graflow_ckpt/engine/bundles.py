@@ -15,12 +15,12 @@ were not pickled in this process are walked once. While there is one live value 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from operator import is_
 from typing import Any
 
 from graflow_ckpt.checkpoint.journal import SIZE_LIMIT, Part
-from graflow_ckpt.checkpoint.pickles import Memo, Once, pickle_once
+from graflow_ckpt.checkpoint.pickles import Memo, Once, collector_at_rest, pickle_once
 from graflow_ckpt.checkpoint.sharing import lasting, reach, shares
 from graflow_ckpt.core.errors import NotStorable
 from graflow_ckpt.core.facts import RESULT, Op
@@ -38,6 +38,10 @@ class Unrecordable(Exception):
         super().__init__(name, why)
         self.name = name
         self.why = why
+
+
+class TooLarge(Unrecordable):
+    """A change that the checkpoint holds as it was pickled: it is known then."""
 
 
 class Bundle:
@@ -71,14 +75,22 @@ class Bundles:
             for bundle in self.written(name):
                 self._unknown(bundle)
 
-    def record(self, ops: Sequence[Op], elsewhere: Elsewhere) -> list[Op]:
-        """The ops, already applied, as a record holds them; Unrecordable if none can."""
+    def record(
+        self, ops: Sequence[Op], elsewhere: Elsewhere, in_hand: Collection[str] | None = None
+    ) -> list[Op]:
+        """The ops, already applied, as a record holds them; Unrecordable if none can.
+
+        `in_hand`: the names of all live values that the attempt has seen, if that is known.
+        """
         touched = self._touched(ops)
         if not touched:
             return [*ops]
-        commit = _Commit(self, elsewhere)
+        commit = _Commit(self, elsewhere, in_hand)
         try:
-            return commit.record(ops, touched)
+            with collector_at_rest(self.many):  # a memo is copied as a tuple for each object
+                return commit.record(ops, touched)
+        except TooLarge:
+            raise
         except BaseException:
             for bundle in commit.dirty:
                 self._unknown(bundle)
@@ -222,10 +234,11 @@ class Bundles:
 class _Commit:
     """What one record holds of which bundle."""
 
-    def __init__(self, bundles: Bundles, elsewhere: Elsewhere) -> None:
+    def __init__(self, bundles: Bundles, elsewhere: Elsewhere, in_hand: Collection[str] | None) -> None:
         self.dirty: dict[Bundle, Once | None] = {}  # that are pickled, and their pickles
         self._bundles = bundles
         self._elsewhere = elsewhere
+        self._in_hand = in_hand
         self._left: dict[str, list[Any]] = {}  # objects that stand under these names no more
         self._items: dict[str, list[Part]] = {}  # that were appended, and share with nothing
 
@@ -275,7 +288,7 @@ class _Commit:
         bundles = self._bundles
         while True:
             once = self.dirty[bundle] = self._pickled(bundle)
-            if bundles.is_alone(bundle):
+            if bundles.is_alone(bundle) or (once.digest == bundle.digest and self._saw_only(bundle)):
                 return
             memo = once.memo()
             shape = hash(tuple(memo))
@@ -287,6 +300,12 @@ class _Commit:
                 bundle.shape = shape
                 return
             self.dirty = {one: once for one, once in self.dirty.items() if one.names}
+
+    def _saw_only(self, bundle: Bundle) -> bool:
+        """Whether the attempt had no other value's object that it could have put in an equal one's place."""
+        if self._in_hand is None or len(self.dirty) > 1:
+            return False
+        return bundle.ids is not None and {*self._in_hand} <= {*bundle.names}
 
     def _pickled(self, bundle: Bundle) -> Once:
         for name in bundle.names:
@@ -400,5 +419,5 @@ def _on_loan(name: str) -> Unrecordable:
     return Unrecordable(name, "of a value on loan to another task")
 
 
-def too_large(name: str, size: int) -> Unrecordable:
-    return Unrecordable(name, f"{size} bytes, too many for a journal record")
+def too_large(name: str, size: int) -> TooLarge:
+    return TooLarge(name, f"{size} bytes, too many for a journal record")

@@ -14,16 +14,17 @@ from typing import Any
 
 from graflow_ckpt import _restore
 from graflow_ckpt.checkpoint.cells import check_storable
-from graflow_ckpt.checkpoint.pickles import live_bytes, live_digest, load_live
+from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import CheckpointError, WorkflowCancelled
 from graflow_ckpt.core.facts import Claim, Effects, Request
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.engine import checks
-from graflow_ckpt.engine.attempt import Attempt
+from graflow_ckpt.engine.attempt import Attempt, Got
 from graflow_ckpt.engine.children import FromChannel, Pipe
 from graflow_ckpt.engine.invoke import is_coroutine
 from graflow_ckpt.engine.task_context import PendingCheckpoint, TaskExecutionContext
+from graflow_ckpt.sessions.protocol import Found
 
 _PR_SET_PDEATHSIG = 1
 
@@ -31,24 +32,34 @@ _PR_SET_PDEATHSIG = 1
 class Parent:
     """Values and host, both asked over the pipe; one question at a time."""
 
-    shares = True  # the parent knows by the digests what was changed
+    shares = False
 
     def __init__(self, pipe: Pipe, session: str, execution: str) -> None:
         self.session_id, self.execution = session, execution
         self._pipe = pipe
         self._lock = threading.Lock()
-        self.digests: dict[str, bytes] = {}
+        self._together: dict[str, dict[str, Found]] = {}  # what came in one message
 
     def _ask(self, *question: Any) -> Any:
         with self._lock:
             self._pipe.send(question)
             return self._pipe.receive()
 
-    def read(self, name: str) -> tuple[Cell, int, tuple[Cell, ...]] | None:
-        found: tuple[Cell, int, tuple[Cell, ...]] | None = self._ask("read", name)
-        if found is not None and isinstance(found[0], Live):
-            self.digests[name] = live_digest(found[0].value)
-        return found
+    def read(self, name: str) -> Found | None:
+        if name in self._together:
+            return self._together[name][name]
+        found: dict[str, Found] = self._ask("read", name)
+        self.take(found)
+        return found.get(name)
+
+    def take(self, found: dict[str, Found]) -> None:
+        """Values that share: each is read once, however it is asked for."""
+        if len(found) > 1:
+            for name in found:
+                self._together.setdefault(name, found)
+
+    def together(self, name: str) -> dict[str, Found]:
+        return self._together.get(name, {})
 
     def prefetch(self, names: Sequence[str]) -> None:
         """The parent has filled the arguments."""
@@ -105,9 +116,12 @@ def main(read: int, write: int, parent: int) -> None:
     path, folder, session, execution, claim, check = pipe.receive()
     sys.path[:] = path
     os.chdir(folder)
-    func, arguments, context = pipe.receive()
+    func, arguments, context, looked = pipe.receive()
     host = Parent(pipe, session, execution)
     attempt = Attempt(host, claim, check=check, watch=checks.enabled())
+    for name, (value, version, found) in looked.items():
+        host.take(found)
+        attempt.looked[name] = Got(value, Live(value), version)
     os.register_at_fork(after_in_child=pipe.close)  # else our death would not be noticed before theirs
     if context is not None:
         name, number = context
@@ -135,7 +149,7 @@ def _run(func: Any, arguments: dict[str, Any], attempt: Attempt, host: Parent) -
         if changed:
             return ("failed", changed)
         cell = check_storable(f"{attempt.claim.spec.task_id}.__result__", result)
-        return ("done", cell, _effects(attempt, host))
+        return ("done", cell, _effects(attempt, cell))
     except WorkflowCancelled as cancelled:
         return ("cancelled", cancelled)
     except Exception as error:  # noqa: BLE001  a body
@@ -155,18 +169,10 @@ def _crossing(error: Exception) -> Exception:
     return error
 
 
-def _effects(attempt: Attempt, host: Parent) -> Effects:
-    """Live values that are as they came are left out; a request's handle stays here."""
-    effects = attempt.effects()
-    ops = tuple(
-        op
-        for op in effects.ops
-        if not (
-            op[0] == "put" and isinstance(op[2], Live) and host.digests.get(op[1]) == live_digest(op[2].value)
-        )
-    )
-    request = effects.request and Request(effects.request.metadata, None)
-    return effects._replace(ops=ops, request=request)
+def _effects(attempt: Attempt, result: Cell) -> Effects:
+    """A request's handle stays here."""
+    effects = attempt.effects(result)
+    return effects._replace(request=effects.request and Request(effects.request.metadata, None))
 
 
 def _die_with(parent: int) -> None:

@@ -18,12 +18,13 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
+from graflow_ckpt.checkpoint.sharing import bundles
 from graflow_ckpt.core.errors import WorkerDied, WorkflowCancelled
 from graflow_ckpt.core.facts import Cancelled, Claim, Done, Failed, Outcome, Request
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.bind import Binding
 from graflow_ckpt.engine.task_context import Host, PendingCheckpoint
-from graflow_ckpt.sessions.protocol import Values
+from graflow_ckpt.sessions.protocol import Found, Session, Values
 
 _SIZE = struct.Struct("<Q")
 
@@ -66,7 +67,8 @@ class Pipe:
 class Child:
     """One attempt in one process."""
 
-    def __init__(self, values: Values, host: Host) -> None:
+    def __init__(self, session: Session, values: Values, host: Host) -> None:
+        self._session = session
         self._values = values
         self._host = host
         self._process: subprocess.Popen[bytes] | None = None
@@ -90,9 +92,10 @@ class Child:
             context = None
             if binding.context is not None:
                 context = (binding.context, arguments.pop(binding.context).attempt)
-            host = self._host
+            host, seen = self._host, attempt.looked.items()
             pipe.send((sys.path, os.getcwd(), host.session_id, host.execution, claim, attempt.checks))
-            pipe.send((binding.func, arguments, context))
+            looked = {name: (got.value, got.version, self._read(name)) for name, got in seen}
+            pipe.send((binding.func, arguments, context, looked))
             while True:
                 kind, *rest = pipe.receive()
                 if kind == "outcome":
@@ -138,7 +141,7 @@ class Child:
 
     def _answer(self, kind: str, rest: list[Any]) -> Any:
         if kind == "read":
-            return self._values.read(rest[0])
+            return self._read(rest[0])
         if kind == "names":
             return self._values.names()
         if kind == "stopping":
@@ -147,6 +150,20 @@ class Child:
             self._handle = self._host.reserve(*rest)
             return self._handle.path, self._handle.metadata
         return getattr(self._host, kind)(*rest)
+
+    def _read(self, name: str) -> dict[str, Found]:
+        """A value, and those that share with it: one message, so that they do on the other side."""
+        found = self._values.read(name)
+        if found is None:
+            return {}
+        live = self._session.live()
+        beside = self._values.together(name)
+        if name in live and len(live) > 1:
+            roots = {one: [cell.value for cell in cells] for one, cells in live.items()}
+            names = next(names for names in bundles(roots) if name in names)
+            read = {one: self._values.read(one) for one in names}
+            beside = {one: of for one, of in read.items() if of is not None}
+        return {**beside, name: found}
 
     def _outcome(self, claim: Claim, found: Any, failed: Callable[[Claim, BaseException], Failed]) -> Outcome:
         kind = found[0]

@@ -27,6 +27,7 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import Since
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine import rng
+from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.bundles import Bundles, Unrecordable, plain, too_large
 from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.settings import Settings
@@ -66,6 +67,7 @@ class Cutter:
         self._bundles: Bundles  # from `start` on
         self._replaced = session.replaced  # when the bundles were looked at
         self._loans: Collection[str] = ()  # of the attempt that commits
+        self._in_hand: Collection[str] | None = None  # live values that it has seen
         self._warned: set[str] = set()
         self._before: tuple[int, Callable[[], None]] | None = None  # an attempt, and how to undo its draws
 
@@ -103,9 +105,11 @@ class Cutter:
         if self._before is not None and self._before[0] == claim.number and not retried:
             self._before[1]()
 
-    def before_commit(self, ops: list[Op], loans: Collection[str] = ()) -> None:
-        """With a journal, random state is part of what a commit has changed. `loans`: the attempt's own."""
-        self._loans = loans
+    def before_commit(self, ops: list[Op], attempt: Attempt | None = None) -> None:
+        """With a journal, random state is part of what a commit has changed."""
+        if self._journal:
+            self._loans = attempt.loans() if attempt is not None else ()
+            self._in_hand = None if attempt is None else [*self._loans, *attempt.seen]
         if self._journal and self.settings.rng and ops[0][0] != "claim":
             state = rng.capture()
             if state != self.session.state.rng:  # which a commit that is refused has not changed
@@ -246,7 +250,7 @@ class Cutter:
             self._bundles, self._replaced = Bundles(state), self.session.replaced
         try:
             with self.session.lending_nothing():
-                kept = self._bundles.record(ops, self._is_elsewhere)
+                kept = self._bundles.record(ops, self._is_elsewhere, self._in_hand)
             self.home.append(_payload(state.sequence, now, kept))
         except Unrecordable as why:
             self._warn(why.name, why.why)

@@ -126,7 +126,7 @@ class Invoker:
         if changed:
             return self.failed(claim, changed)
         cell = NONE if result is None else self._result(claim, result)
-        return Done(cell, attempt.effects())
+        return Done(cell, attempt.effects(cell))
 
     def _raised(self, claim: Claim, attempt: Attempt | None, error: BaseException) -> Outcome:
         if attempt is not None and isinstance(attempt.over, WorkflowCancelled):
@@ -184,7 +184,7 @@ class Invoker:
             if values.gave_nothing(name.removesuffix(RESULT)):
                 return MISSING
             found = values.read(name)
-            return MISSING if found is None else attempt.look(name, found)
+            return MISSING if found is None else attempt.look(name, found, parameter=True)
 
         def own(name: str) -> Any:
             if values.read(name) is None:
@@ -304,7 +304,7 @@ class Invoker:
     def _start_child(self, running: Running, binding: Binding, post: Post) -> None:
         from graflow_ckpt.engine.children import Child, FromChannel
 
-        child = Child(self.session.reader(running.claim.spec.key), self.host)
+        child = Child(self.session, self.session.reader(running.claim.spec.key), self.host)
         running.kill = child.kill
 
         def body(claim: Claim) -> Outcome:

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.checkpoint.sharing import bundles
 from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import CheckpointError, GraflowError, SessionBusy
@@ -180,7 +181,7 @@ def _write(
         "cut": opened.found.meta["checkpoint_id"], "cut_steps": str(state.steps),
         "cut_of": str(state.sequence),
     }  # fmt: skip
-    write_state(context.link, state, context.cells, facts, verb=verb, flags=flags)
+    write_state(context.link, state, context.cells, facts, verb=verb, flags=flags, share=bundles)
     if post is not None:
         context.tables.sender.on_emitted = partial(post, state.session)
     context.tables.commit([("claim", 0)])  # it may have ended; or somebody has to be asked for

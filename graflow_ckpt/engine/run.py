@@ -10,7 +10,6 @@ through one queue, together with signals and deadlines.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
 from math import inf
 from queue import Empty
 
@@ -214,7 +213,7 @@ class Run:
             if claim.spec.key == self._exclusive:
                 self._exclusive = None
             ops.append(("claim", self._unused()))
-            claims = self._commit(ops, attempt.loans() if attempt is not None else ())
+            claims = self._commit(ops, attempt)
         except (WriteConflict, TooLarge, GraphError) as error:  # nothing was committed
             conflict = error
             names = [] if attempt is None else self.invoker.let_go(attempt)
@@ -238,8 +237,8 @@ class Run:
             return self._hand_back(claims) if claims else []
         return self._claim() if waited else self._with_bodies(claims)
 
-    def _commit(self, ops: list[Op], loans: Collection[str] = ()) -> list[Claim]:
-        self.cuts.before_commit(ops, loans)
+    def _commit(self, ops: list[Op], attempt: Attempt | None = None) -> list[Claim]:
+        self.cuts.before_commit(ops, attempt)
         return self.session.commit(ops)
 
     def _claim(self) -> list[Claim]:

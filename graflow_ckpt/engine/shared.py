@@ -7,7 +7,7 @@ committed the request, or by whoever finds first that a policy is due.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 from typing import Any
@@ -19,6 +19,7 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import Since
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell
+from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.host import RunHost
 from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.settings import Settings
@@ -58,7 +59,7 @@ class SharedCuts:
     def failed(self, claim: Claim, outcome: Failed) -> None:
         """See starts."""
 
-    def before_commit(self, ops: list[Op], loans: Collection[str] = ()) -> None:
+    def before_commit(self, ops: list[Op], attempt: Attempt | None = None) -> None:
         """See starts."""
 
     def timer(self) -> float | None:

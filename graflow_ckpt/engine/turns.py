@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Protocol
 
 from graflow_ckpt.core.facts import Claim, Failed, Op, Outcome
+from graflow_ckpt.engine.attempt import Attempt
 
 
 class Cuts(Protocol):
@@ -17,7 +17,7 @@ class Cuts(Protocol):
     def poll(self, idle: bool) -> None: ...
     def starts(self, number: int, alone: bool) -> None: ...
     def failed(self, claim: Claim, outcome: Failed) -> None: ...
-    def before_commit(self, ops: list[Op], loans: Collection[str] = ()) -> None: ...
+    def before_commit(self, ops: list[Op], attempt: Attempt | None = None) -> None: ...
     def timer(self) -> float | None: ...
 
 

@@ -22,6 +22,7 @@ from graflow_ckpt.core.errors import GraflowError, SessionError
 from graflow_ckpt.core.facts import Claim, Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Cell, Live
+from graflow_ckpt.sessions.protocol import Found
 
 Recorder = Callable[[SessionState, float, Sequence[Op]], None]
 
@@ -145,6 +146,10 @@ class MemorySession:
 
     def names(self) -> list[str]:
         return list(self.state.values)
+
+    def together(self, name: str) -> dict[str, Found]:
+        """Nothing here is a copy."""
+        return {}
 
     # --- loans -------------------------------------------------------------------------
 

@@ -5,11 +5,12 @@ Values stay opaque: a cell is packed and unpacked by whoever knows how (a `Cells
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Protocol
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
-from graflow_ckpt.core.facts import Claim, Op, TaskSpec
-from graflow_ckpt.core.values import Cell, Version
+from graflow_ckpt.core.facts import RESULT, Claim, Op, TaskSpec
+from graflow_ckpt.core.values import Cell, Live, Version
 from graflow_ckpt.sessions.names import check_spec, check_value
 
 Arg = bytes | str | int | float
@@ -41,6 +42,8 @@ def turn(ops: Sequence[Op], cells: Cells, queue: str) -> list[Arg] | None:
     if end[0] != "end" or end[3] != "completed":
         return None
     cell = end[4]
+    if type(cell) is Live and cell.bundle:
+        return None
     small = type(cell) is bytes and len(cell) < SMALL
     args = [end[1], end[2], queue, cell if small else cells.pack("its result", cell, "result")]
     if len(ops) == 3:
@@ -52,11 +55,16 @@ def turn(ops: Sequence[Op], cells: Cells, queue: str) -> list[Arg] | None:
     return args
 
 
-def arguments(ops: Sequence[Op], cells: Cells, queue: str) -> list[Arg]:
-    """The checks of a transition, then its ops, as step.lua reads them."""
+REF = b"\xc1\0"
+"""What a value in a bundle begins with; its id follows. No seal begins so, for a key's id is not empty."""
+_ID = 16
+
+
+def arguments(ops: Sequence[Op], cells: Cells, queue: str, task_of: Callable[[int], str] = str) -> list[Arg]:
+    """The checks of a transition, then its ops, as step.lua reads them. `task_of`: of a claimed spec."""
     ends: list[Arg] = []
     bases: list[Arg] = []
-    args: list[Arg] = []
+    args, cells = _bundles(ops, cells, task_of)
     for op in ops:
         kind = op[0]
         if kind == "end":
@@ -88,6 +96,70 @@ def strictly(args: Sequence[Arg], seen: Sequence[tuple[str, Version]]) -> list[A
     at = 1 + 2 * int(args[0])
     bases = [item for name, version in seen for item in (name, b"=" + _raw(version))]
     return [*args[:at], int(args[at]) + len(seen), *bases, *args[at + 1 :]]
+
+
+class _References:
+    """Cells, but for those that are in a bundle."""
+
+    def __init__(self, cells: Cells, ids: Mapping[int, str]) -> None:
+        self._cells, self._ids = cells, ids
+        self.seal, self.open, self.unpack = cells.seal, cells.open, cells.unpack
+
+    def pack(self, name: str, cell: Cell, place: str = "") -> bytes:
+        if isinstance(cell, Live) and cell.bundle in self._ids:
+            return reference(self._ids[cell.bundle])
+        return self._cells.pack(name, cell, place)
+
+
+def _bundles(ops: Sequence[Op], cells: Cells, task_of: Callable[[int], str]) -> tuple[list[Arg], Cells]:
+    """The ops that write the bundles of a transition, and how its cells are packed beside them."""
+    found: dict[int, dict[str, Any]] = {}
+    for op in ops:
+        name, cell = "", None
+        if op[0] == "put":
+            name, cell = op[1], op[2]
+        elif op[0] == "end" and op[3] == "completed":
+            name, cell = "", op[4]
+        if isinstance(cell, Live) and cell.bundle:
+            found.setdefault(cell.bundle, {})[name or task_of(op[1]) + RESULT] = cell.value
+    if not found:
+        return [], cells
+    ids = {number: new_id() for number in found}
+    args = [arg for number, roots in found.items() for arg in bundle(ids[number], roots, cells)]
+    return args, _References(cells, ids)
+
+
+def new_id() -> str:
+    """The id of a bundle, of this writing and of no other: equal ids are of one moment."""
+    return secrets.token_hex(_ID)
+
+
+def reference(number: str) -> bytes:
+    """The cell of a value that is in a bundle."""
+    return REF + number.encode()
+
+
+def bundle(number: str, roots: Mapping[str, Any], cells: Cells) -> list[Arg]:
+    """The op that writes one."""
+    names = [check_value(name) for name in roots]
+    return ["B", number, pack_bundle(number, roots, cells), len(names), *names]
+
+
+def pack_bundle(number: str, roots: Mapping[str, Any], cells: Cells) -> bytes:
+    return cells.pack(" and ".join(roots), Live(dict(roots)), f"*{number}")
+
+
+def unpack_bundle(number: str, data: bytes, cells: Cells) -> dict[str, Any]:
+    """The roots by their names."""
+    cell = cells.unpack(f"bundle {number}", data, f"*{number}")
+    assert isinstance(cell, Live)
+    roots: dict[str, Any] = cell.value
+    return roots
+
+
+def referred(cell: bytes) -> str:
+    """The id of the bundle that a cell refers to, or nothing."""
+    return cell[len(REF) :].decode() if cell[: len(REF)] == REF else ""
 
 
 def _raw(version: Version) -> bytes:

@@ -19,7 +19,7 @@ class Reader:
 
     def __init__(
         self,
-        look: Callable[[Sequence[str]], list[Look]],
+        look: Callable[[Sequence[str]], tuple[dict[str, Look], list[dict[str, Look]]]],
         names: Callable[[], list[str]],
         connections: Callable[[], int] = lambda: 0,
     ) -> None:
@@ -28,6 +28,7 @@ class Reader:
         self._connections = connections  # how many were opened by now
         self._since = 0  # the number of the one that the first value came by
         self._found: dict[str, Look] = {}
+        self._together: dict[str, dict[str, Found]] = {}  # by name: what came by the same pickle
 
     def seen_before(self, connection: int) -> list[tuple[str, Version]]:
         """What was read if some of it came by an earlier connection: names and versions, 0 for nothing."""
@@ -55,7 +56,20 @@ class Reader:
     def _look_for(self, names: Sequence[str]) -> None:
         if not self._found:
             self._since = self._connections()  # before it is asked: another thread may reconnect meanwhile
-        self._found.update(zip(names, self._look_up(names), strict=True))
+        names = [name for name in names if name not in self._found]
+        if not names:
+            return
+        looks, bundles = self._look_up(names)
+        for bundle in bundles:
+            found = {name: look[0] for name, look in bundle.items() if look[0] is not None}
+            for name, look in bundle.items():
+                if name not in self._found:  # else it is of an earlier moment, and a write of it is refused
+                    self._found[name], self._together[name] = look, found
+        self._found |= looks
+
+    def together(self, name: str) -> dict[str, Found]:
+        """What came by the same pickle: copies that share objects with the value, and it itself."""
+        return self._together.get(name, {})
 
     def names(self) -> list[str]:
         return self._names()

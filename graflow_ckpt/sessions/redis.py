@@ -45,7 +45,7 @@ from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.scripts import Script
 from graflow_ckpt.links.wire import Wire
 from graflow_ckpt.sessions.layout import READ, RENEW, START, STEP, keys_of, wrong_keys
-from graflow_ckpt.sessions.ops import Arg, Cells, arguments, claim_of, in_full, strictly, turn
+from graflow_ckpt.sessions.ops import Arg, Cells, arguments, claim_of, in_full, strictly, turn, unpack_bundle
 from graflow_ckpt.sessions.patience import patiently
 from graflow_ckpt.sessions.protocol import Found
 from graflow_ckpt.sessions.reading import Look, Reader
@@ -165,7 +165,7 @@ class RedisSession:
         if args is not None:
             mode = "t" + mode
         else:
-            args = arguments(ops, self._cells, self.queue)
+            args = arguments(ops, self._cells, self.queue, self._task_of)
         if self.help_after is not None and self.ready and monotonic() > self.help_after:
             mode += "s"
             self.help_after = monotonic() + HELP
@@ -230,6 +230,9 @@ class RedisSession:
         """Somebody outside whose requests stand for themselves: another sender from here on."""
         self.sender = _name()
         self.token, self._follows, self._number = f"!{self.sender}", "", 0
+
+    def _task_of(self, key: int) -> str:
+        return self.held[key].spec.task_id
 
     def _ends_all(self, ops: Sequence[Op]) -> bool:
         """Whether nothing is held after these."""
@@ -436,27 +439,45 @@ class RedisSession:
         """The values as one attempt sees them, that of the spec with this key."""
         reader = self._readers.get(key)
         if reader is None:
-            reader = Reader(self.read_all, self.names, lambda: self._connections)
+            reader = Reader(self.look, self.names, lambda: self._connections)
             if key in self.held:
                 self._readers[key] = reader
         return reader
 
     def read_all(self, names: Sequence[str]) -> list[Look]:
         """Values as of one moment; and of results, whether there is none this time."""
+        looks, _ = self.look(names)
+        return [looks[name] for name in names]
+
+    def look(self, names: Sequence[str]) -> tuple[dict[str, Look], list[dict[str, Look]]]:
+        """The same by name, and the bundles that these are in, with all that came by the same pickle."""
         with self._lock:
             found = self._send(self._read, list(names))
         if found == [b"gone"]:
             raise self._gone()
-        return [self._value(name, one) for name, one in zip(names, found, strict=True)]
+        rows: list[list[Any]] = found[len(names)] if len(found) > len(names) else []
+        bundles = [self._bundle(*row) for row in rows]
+        together = {name: look for one in bundles for name, look in one.items()}
+        looks = {
+            name: together[name] if name in together else self._value(name, one)
+            for name, one in zip(names, found, strict=False)
+        }
+        return looks, bundles
 
-    def _value(self, name: str, found: list[bytes] | None) -> Look:
+    def _bundle(self, number: bytes, pickle: bytes, *members: Any) -> dict[str, Look]:
+        roots = unpack_bundle(number.decode(), pickle, self._cells)
+        named = [(name.decode(), found) for name, found in zip(members[::2], members[1::2], strict=True)]
+        return {name: self._value(name, found, roots) for name, found in named}
+
+    def _value(self, name: str, found: list[bytes] | None, roots: Mapping[str, Any] | None = None) -> Look:
         if not found:
             return None, False
         cell, version, void, *items = found
         if not version:
             return None, void == b"1"
         unpack = self._cells.unpack
-        return (unpack(name, cell), version, tuple(unpack(name, i) for i in items)), void == b"1"
+        value = unpack(name, cell) if roots is None else Live(roots[name])
+        return (value, version, tuple(unpack(name, i) for i in items)), void == b"1"
 
     def read(self, name: str) -> Found | None:
         return self.read_all([name])[0][0]

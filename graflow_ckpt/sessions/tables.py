@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -18,11 +18,20 @@ from graflow_ckpt.core.errors import NoSession, SessionBusy, SessionError, Sessi
 from graflow_ckpt.core.facts import TaskSpec
 from graflow_ckpt.core.gate import Gate
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Cell
+from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import keys_of, source
-from graflow_ckpt.sessions.ops import Arg, Cells, spec_of
+from graflow_ckpt.sessions.ops import (
+    Arg,
+    Cells,
+    new_id,
+    pack_bundle,
+    reference,
+    referred,
+    spec_of,
+    unpack_bundle,
+)
 
 PRIORITY = 2**33
 """The score of a ready spec is order - priority * PRIORITY; both are exact below 2**53."""
@@ -45,6 +54,9 @@ _STAGED = 3600  # seconds until what a dead writer has staged is gone
 _PAGE = 1000  # items of a table that are sent at once
 _BYTES = 1 << 20  # or so many: the server does nothing else meanwhile
 _DUMP, _STAGE, _REPLACE, _FREEZE = map(source, ("dump", "stage", "replace", "freeze"))
+
+
+Share = Callable[[Mapping[str, Sequence[Any]]], Iterable[Sequence[str]]]
 
 
 def parse_line(line: Any) -> dict[str, str]:
@@ -145,10 +157,14 @@ def _tasks(state: SessionState, tables: Mapping[str, Any], cells: Cells) -> None
 def _values(
     state: SessionState, fields: dict[bytes, bytes], lists: Sequence[list[bytes]], cells: Cells
 ) -> None:
+    bundles: dict[str, dict[str, Any]] = {}
     for field, data in fields.items():
         if field[:1] == b"=":
-            name = field[1:].decode()
-            state.values[name] = (cells.unpack(name, data), int(fields[b"#" + field[1:]].partition(b"_")[0]))
+            name, number = field[1:].decode(), referred(data)
+            if number and number not in bundles:
+                bundles[number] = unpack_bundle(number, fields[b"*" + number.encode()], cells)
+            cell = Live(bundles[number][name]) if number else cells.unpack(name, data)
+            state.values[name] = (cell, int(fields[b"#" + field[1:]].partition(b"_")[0]))
     for raw, *items in lists:
         name = raw.decode()
         state.appended[name] = [cells.unpack(name, item) for item in items]
@@ -165,13 +181,19 @@ def write_state(
     *,
     verb: str,
     flags: str = "",
+    share: Share = dict.fromkeys,  # each name alone
 ) -> int:
-    """Make a session of a state (`create`), or put it in the place of what there is (`rewind`); its epoch."""
+    """Make a session of a state (`create`), or put it in the place of what there is (`rewind`); its epoch.
+
+    `share` tells which live values have objects in common.
+    """
     key, stage = f"{keys_of(state.session)}c", uuid.uuid4().hex
-    names = _stage(link, key, stage, state, cells)
+    hashes, sets = _as_tables(state, cells, stage, share)
+    names = _stage(link, key, stage, hashes, sets, _lists_of(state, cells))
     more = (
         ("m" if state.errors or state.skipped else "")
         + ("a" if state.appended else "")
+        + ("b" if any(field[0] == "*" for field in hashes["v"]) else "")
         + ("t" if state.tasks else "")
         + ("d" if state.delayed else "")
     )
@@ -206,20 +228,23 @@ def write_state(
     return int(reply[1])
 
 
-def _stage(link: RedisLink, key: str, stage: str, state: SessionState, cells: Cells) -> list[str]:
+def _lists_of(state: SessionState, cells: Cells) -> dict[str, list[tuple[bytes]]]:
+    return {name: [(cells.pack(name, item),) for item in items] for name, items in state.appended.items()}
+
+
+def _stage(
+    link: RedisLink, key: str, stage: str, hashes: Mapping[str, dict[Any, Any]],
+    sets: Mapping[str, dict[Any, float]], lists: Mapping[str, list[tuple[bytes]]],
+) -> list[str]:  # fmt: skip
     """Every table page by page, each page with its end: a writer may die at any moment."""
     put = link.script(_STAGE)
-    hashes, sets = _as_tables(state, cells, stage)
     tables: list[tuple[str, str, Iterable[Sequence[Arg]]]] = [
         *(("HSET", name, table.items()) for name, table in hashes.items()),
         *(
             ("ZADD", name, ((score, member) for member, score in table.items()))
             for name, table in sets.items()
         ),
-        *(
-            ("RPUSH", f"a:{name}", [(cells.pack(name, item),) for item in items])
-            for name, items in state.appended.items()
-        ),
+        *(("RPUSH", f"a:{name}", items) for name, items in lists.items()),
     ]
     names = []
     for command, name, rows in tables:
@@ -246,7 +271,7 @@ def _pages(rows: Iterable[Sequence[Arg]]) -> Iterator[list[Arg]]:
 
 
 def _as_tables(
-    state: SessionState, cells: Cells, stage: str
+    state: SessionState, cells: Cells, stage: str, share: Share
 ) -> tuple[dict[str, dict[Any, Any]], dict[str, dict[Any, float]]]:
     raw = {key: spec_bytes(spec, cells) for key, spec in state.specs.items()}
     retried = {
@@ -267,15 +292,28 @@ def _as_tables(
         "t": {name: _sealed(name, record, cells) for name, record in state.tasks.items()},
         "v": {},
     }
-    for name, (cell, version) in state.values.items():
-        hashes["v"]["=" + name] = cells.pack(name, cell)
+    for name, (_, version) in state.values.items():
         hashes["v"]["#" + name] = f"{version}_{stage}"  # of this writing and of no other
+    hashes["v"] |= _cells_of(state, cells, share)
     sets: dict[str, dict[Any, float]] = {"done": dict(state.completed), "dl": {}}
     for due, key in state.delayed:
         sets["dl"][raw[key]] = due
     for negative, order, key in state.ready:
         sets.setdefault(f"q:{state.specs[key].queue}", {})[raw[key]] = order + negative * PRIORITY
     return hashes, sets
+
+
+def _cells_of(state: SessionState, cells: Cells, share: Share) -> dict[str, bytes]:
+    """The values, and the bundles of those that share."""
+    live = {name: [cell.value] for name, (cell, _) in state.values.items() if isinstance(cell, Live)}
+    fields: dict[str, bytes] = {}
+    for names in share(live):
+        if len(names) > 1:
+            number = new_id()
+            fields |= {"=" + name: reference(number) for name in names}
+            fields[f"*{number}"] = pack_bundle(number, {name: live[name][0] for name in names}, cells)
+            fields[f"~{number}"] = b"".join(b"%d:%b" % (len(name.encode()), name.encode()) for name in names)
+    return {f"={n}": cells.pack(n, c) for n, (c, _) in state.values.items() if f"={n}" not in fields} | fields
 
 
 def spec_bytes(spec: TaskSpec, cells: Cells) -> bytes:

@@ -5,17 +5,34 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+import redis
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from graflow_ckpt import EveryTask, task, workflow
+from graflow_ckpt import EveryTask, ExecutionContext, Workflow, task, workflow
+from graflow_ckpt.checkpoint.keys import new_key
 from tests.acceptance.processes import LONG
-from tests.sharing import ACTIONS, PROGRAMS, SGD, Killed, Node, model, picture, randomly, run
+from tests.sharing import (
+    ACTIONS,
+    APPENDS,
+    PROGRAMS,
+    SGD,
+    Killed,
+    Node,
+    context_of,
+    model,
+    picture,
+    program_of,
+    randomly,
+    run,
+    run_shared,
+)
 from tests.stretch import stretched
 
 
@@ -40,6 +57,7 @@ def test_killed_at_each_round_it_comes_to_the_same(
     assert not caplog.records  # no checkpoint has stood in for a record
 
 
+_numbers = count()
 _ACTION = st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3), st.integers(0, 3))
 _STEPS = st.lists(st.lists(_ACTION, min_size=1, max_size=4), min_size=1, max_size=8)
 
@@ -61,9 +79,9 @@ def test_graphs_that_are_rewired_at_random_and_killed_anywhere_come_to_the_same(
 # --- tasks of a workflow ---------------------------------------------------------------
 
 
-def results_as_values(dies: set[str], **options: Any) -> Any:
+def results_flow(dies: set[str], **options: Any) -> Workflow:
     """A model and an optimizer that are results: nothing was ever set."""
-    with workflow("results", session_id="s", **options) as flow:
+    with workflow("results", **options) as flow:
 
         def alive(name: str) -> None:
             if name in dies:
@@ -101,8 +119,12 @@ def results_as_values(dies: set[str], **options: Any) -> Any:
             return picture({name: context.channel.get(name) for name in ("kept", "make.__result__")})
 
         build >> make >> train >> forget >> more >> look
+    return flow
+
+
+def results_as_values(dies: set[str], **options: Any) -> Any:
     try:
-        return flow.execute()
+        return results_flow(dies, session_id="s", **options).execute()
     except Killed:
         return results_as_values(dies, **options)
 
@@ -294,3 +316,161 @@ def test_what_a_task_is_given_as_data_is_a_copy(durability: Any) -> None:
         run_it()
 
     assert seen == [1.0]
+
+
+# --- where each attempt has copies ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["tied weights", "none and back"])
+def test_in_a_process_of_its_own_it_comes_to_the_same(name: str) -> None:
+    rounds = PROGRAMS[name]()
+    whole = run(rounds, durability="none")
+
+    assert run(rounds, durability="none", isolation="process") == whole
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in APPENDS])
+def test_in_a_process_of_its_own_that_fails_in_each_round_it_comes_to_the_same(name: str) -> None:
+    rounds = PROGRAMS[name]()
+    whole = run(rounds, durability="none")
+    every = set(range(len(rounds)))
+
+    found = run(rounds, every, fails=True, durability="journal", isolation="process")
+
+    assert found == whole
+
+
+@pytest.fixture
+def url(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
+    return redis_url
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in APPENDS])
+def test_in_redis_it_comes_to_the_same(name: str, url: str) -> None:
+    rounds = PROGRAMS[name]()
+    whole = run(rounds, durability="none")
+
+    assert run_shared(url, rounds, set(range(len(rounds)))) == whole
+
+
+_IN_REDIS = st.tuples(
+    st.sampled_from([a for a in ACTIONS if a != "keep"]), st.integers(0, 3), st.integers(0, 3)
+)
+
+
+@given(
+    st.lists(st.lists(_IN_REDIS, min_size=1, max_size=4), min_size=1, max_size=8), st.sets(st.integers(0, 9))
+)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_graphs_that_are_rewired_at_random_come_to_the_same_in_redis(
+    url: str, steps: list[list[tuple[str, int, int]]], dies: set[int]
+) -> None:
+    rounds = randomly(steps)
+    whole = run(rounds, durability="none")
+
+    assert run_shared(url, rounds, dies, session=f"s{next(_numbers)}") == whole
+
+
+def test_results_that_share_stay_one_in_redis(url: str) -> None:
+    whole = results_as_values(set(), durability="none")
+
+    found = ExecutionContext.create(
+        results_flow(set()).graph, session_id="s", queue_backend="redis", channel_backend="redis",
+        config={"redis_url": url},
+    ).execute()  # fmt: skip
+
+    assert found == whole
+
+
+def test_of_two_that_write_through_two_names_the_second_runs_again(url: str) -> None:
+    """With one name each: neither has asked for what the other one writes."""
+    meeting, attempts = threading.Barrier(2, timeout=LONG), []
+
+    with workflow("writers") as flow:
+
+        @task(inject_context=True)
+        def begin(context: Any) -> None:
+            node = Node(0.0)
+            context.channel.set("a", Node(0.0, node))
+            context.channel.set("b", Node(0.0, node))
+
+        def write(context: Any, name: str, amount: float) -> None:
+            value = context.channel.get(name)
+            attempts.append(name)
+            if len(attempts) <= 2:
+                meeting.wait()
+            value.edges[0].value += amount
+
+        @task(inject_context=True)
+        def left(context: Any) -> None:
+            write(context, "a", 1.0)
+
+        @task(inject_context=True)
+        def right(context: Any) -> None:
+            write(context, "b", 10.0)
+
+        @task(inject_context=True)
+        def look(context: Any) -> list[float]:
+            a, b = context.channel.get("a"), context.channel.get("b")
+            return [a.edges[0].value, b.edges[0].value, float(a.edges[0] is b.edges[0])]
+
+        begin >> (left | right) >> look
+    context = ExecutionContext.create(
+        flow.graph, session_id="s", queue_backend="redis", channel_backend="redis", config={"redis_url": url}
+    )
+
+    assert context.execute() == [11.0, 11.0, 1.0]
+    assert len(attempts) == 3
+
+
+def fields(url: str) -> list[str]:
+    client = redis.Redis.from_url(url)
+    found = [field.decode() for field in client.hkeys("graflow:{s}:v")]
+    client.close()
+    return found
+
+
+def test_a_bundle_goes_with_the_last_name_that_was_in_it(url: str) -> None:
+    def begin(channel: Any) -> None:
+        node = Node(1.0)
+        channel.set("a", node)
+        channel.set("b", Node(2.0, node))
+
+    def one(channel: Any) -> None:
+        channel.set("a", 1)
+
+    def both(channel: Any) -> None:
+        channel.set("b", Node(3.0))
+
+    run_shared(url, [begin, one], set())
+    kept = [field[0] for field in fields(url) if not field[1:].startswith("turn")]
+    redis.Redis.from_url(url).flushall()
+    run_shared(url, [begin, one, both], set())
+    gone = [field[0] for field in fields(url) if not field[1:].startswith("turn")]
+
+    assert sorted(kept) == ["#", "#", "*", "=", "=", "~"]
+    assert sorted(gone) == ["#", "#", "=", "="]
+
+
+@pytest.mark.parametrize("way", ["fork", "rewind", "memory", "into redis"])
+def test_where_a_session_goes_what_shares_stays_one(way: str, url: str) -> None:
+    rounds = PROGRAMS["tied weights"]()
+    whole = run(rounds, durability="none")
+
+    if way == "into redis":
+        flow = program_of(rounds, set(), session_id="s")
+        flow.execute(max_steps=5)
+        path, _ = flow.execution_context.checkpoint(portable=True)
+        gone = ExecutionContext.fork(path, "other", redis_url=url)
+    else:
+        context = context_of(url, rounds, set(), max_steps=5)
+        context.execute()
+        path, _ = context.checkpoint(portable=True)
+        if way == "fork":
+            gone = ExecutionContext.fork(path, "other")
+        else:
+            gone = ExecutionContext.rewind(path) if way == "rewind" else ExecutionContext.resume(path)
+
+    assert gone.execute(max_steps=100) == whole

@@ -72,6 +72,7 @@
       call('HDEL', P .. 'pa', task)
       call('HDEL', P .. 'sk', task)
       call('HDEL', P .. 'g', task)
+      leave(name)
       call('HDEL', V, '=' .. name, '#' .. name)
       call('DEL', P .. 'a:' .. name)
     end

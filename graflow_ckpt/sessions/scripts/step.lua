@@ -17,10 +17,11 @@
 --
 -- c   format -> number of the session's format     c -> status|sequence|steps|key|claim|order|max_steps|cap|flags|queues|held|
 --     token -> nonce tail keys: its last reply     key -> number token spec: a claim
---     flags: m errors or skips were noted, a lists, t tasks made at run time, d delayed specs, l ledger, f fleet, z frozen, e it has ended
+--     flags: m errors or skips were noted, a lists, b bundles, t tasks made at run time, d delayed specs, l ledger, f fleet, z frozen, e it has ended
 -- spec    key task priority retries max how cycle not_before queue crashes data        divided by \31
 -- q:QUEUE spec, its score order - priority * 2^33
--- v   =NAME -> cell     #NAME -> version: sequence_nonce of the transition that wrote it last
+-- v   =NAME -> cell, or \193\0 and the id of a bundle: values that share objects     #NAME -> version: sequence_nonce
+--     of the transition that wrote it last     *ID -> one pickle of all     ~ID -> length:NAME… of those still in it
 
 local call, match, find, sub = redis.call, string.match, string.find, string.sub
 local C, ARGV = KEYS[1], ARGV
@@ -128,6 +129,27 @@ local function mark()
   if not marks then marks, flags = true, flags .. 'm' end
 end
 
+-- what is written under a name is not in its bundle any more; the last one takes it away
+local function leave(name)
+  if not find(flags, 'b', 1, true) or call('HSTRLEN', V, '=' .. name) ~= 34 then return end
+  local cell = call('HGET', V, '=' .. name)
+  if sub(cell, 1, 2) ~= '\193\0' then return end
+  local id, left = sub(cell, 3), {}
+  local names, at = call('HGET', V, '~' .. id), 1
+  while at <= #names do
+    local size = match(names, '^%d+', at)
+    local from = at + #size + 1
+    at = from + tonumber(size)
+    local other = sub(names, from, at - 1)
+    if other ~= name then left[#left + 1] = size .. ':' .. other end
+  end
+  if #left == 0 then
+    call('HDEL', V, '*' .. id, '~' .. id)
+  else
+    call('HSET', V, '~' .. id, table.concat(left))
+  end
+end
+
 --SPECS--
 
 --ENDS--
@@ -141,6 +163,7 @@ while i <= #ARGV do
     steps = steps + 1
     drop(k)
     call('ZADD', P .. 'done', steps, task)
+    leave(name)
     call('HSET', V, '=' .. name, ARGV[i + 2], '#' .. name, version)
     if lists then call('DEL', P .. 'a:' .. name) end
     if marks then
@@ -203,7 +226,14 @@ while i <= #ARGV do
       call('HSET', P .. 'g', task, size .. ' ' .. need .. ' ' .. arrived .. ' ' .. oks .. ' ' .. fired .. toward)
     end
     i = i + 9
+  elseif op == 'B' then -- values of one pickle, which are put below: id pickle n name…
+    local names, n = {}, tonumber(ARGV[i + 3])
+    for at = i + 4, i + 3 + n do names[#names + 1] = #ARGV[at] .. ':' .. ARGV[at] end
+    call('HSET', V, '*' .. ARGV[i + 1], ARGV[i + 2], '~' .. ARGV[i + 1], table.concat(names))
+    if not find(flags, 'b', 1, true) then flags = flags .. 'b' end
+    i = i + 4 + n
   elseif op == 'P' then -- put: name cell
+    leave(ARGV[i + 1])
     call('HSET', V, '=' .. ARGV[i + 1], ARGV[i + 2], '#' .. ARGV[i + 1], version)
     if lists then call('DEL', P .. 'a:' .. ARGV[i + 1]) end
     i = i + 3

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graflow_ckpt.checkpoint.pickles import pickle_once
+from graflow_ckpt.checkpoint.pickles import load_live, pickle_once
 from graflow_ckpt.checkpoint.sharing import bundles, lasting, reach
 
 
@@ -222,6 +222,20 @@ def test_a_walk_keeps_nothing_alive_when_it_is_over() -> None:
     after = sys.getrefcount(value.parts)
 
     assert after == before
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_one_pass_takes_large_arrays(order: Any) -> None:
+    value = [np.arange(60_000.0).reshape(300, 200).copy(order), np.arange(9)[::2], bytearray(100_000)]
+
+    once = pickle_once(value, 1 << 20)
+
+    assert once.data is not None
+    found = load_live(once.data)
+    assert all((a == b).all() for a, b in zip(found[:2], value[:2], strict=True))
+    assert found[2] == value[2]
+    value[0][7, 7] += 1.0
+    assert pickle_once(value, 0).digest != once.digest
 
 
 @pytest.mark.parametrize("size", [0, 1, 100, 200_000])

@@ -96,6 +96,18 @@ def test_what_changed_while_a_checkpoint_was_due_is_recorded_when_it_changes_bac
     assert names(kept.put(a=node)) == ["a"]
 
 
+def test_a_value_too_large_for_a_record_is_known_when_it_is_in_a_checkpoint() -> None:
+    node = Node(b"." * (2 << 20))
+    kept = Kept(c=Node())
+    with pytest.raises(Unrecordable, match="too many for a journal record"):
+        kept.put(a=node)
+
+    assert kept.put(a=node) == []
+    node.edges.append(1)
+    with pytest.raises(Unrecordable, match="too many for a journal record"):
+        kept.put(a=node)
+
+
 def test_a_member_that_another_attempt_holds_is_no_matter_for_a_record() -> None:
     node = Node()
     kept = Kept(a=node, b=Node(node), c=Node())

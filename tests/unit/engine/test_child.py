@@ -50,7 +50,7 @@ def attempted(
     thread = threading.Thread(target=child.main, args=(theirs_in, theirs_out, os.getppid()))
     thread.start()
     pipe.send((list(sys.path), os.getcwd(), "s", "s", claim, True))
-    pipe.send((body, arguments or {}, context))
+    pipe.send((body, arguments or {}, context, {}))
     asked = []
     while True:
         kind, *rest = pipe.receive()
@@ -60,7 +60,8 @@ def attempted(
             return rest[0], asked
         asked.append((kind, *rest))
         answer = (answers or {})[kind]
-        pipe.send(answer(*rest) if callable(answer) else answer)
+        said = answer(*rest) if callable(answer) else answer
+        pipe.send(({rest[0]: said} if said else {}) if kind == "read" else said)
 
 
 def test_a_plain_body_is_done_with_its_cell() -> None:

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 import math
+import pickle
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import closing
 from typing import Any
 
@@ -17,10 +18,10 @@ from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import Fenced, WriteConflict
 from graflow_ckpt.core.facts import RESULT, Claim, Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Cell, Version
+from graflow_ckpt.core.values import Cell, Live, Version
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import START, keys_of
-from graflow_ckpt.sessions.ops import arguments, strictly
+from graflow_ckpt.sessions.ops import REF, arguments, strictly
 from graflow_ckpt.sessions.redis import RedisSession, new_nonce
 from graflow_ckpt.sessions.tables import read_state, write_state
 from tests.unit.core.histories import dump
@@ -31,15 +32,25 @@ ENDS = {"completed", "stopped", "stalled", "failed", "cancelled"}
 LEASE = 15_000
 
 
+BUNDLED = [b"\x90", b"\x00", b"\x1f\x1e\x00|,\xff\r\n"]
+"""Cells that stand for live values, which share."""
+
+
+def all_as_one(live: Mapping[str, Any]) -> list[list[str]]:
+    return [[*live]] if live else []
+
+
 class Plain:
     """Cells that are bytes and stay as they are."""
 
     def pack(self, name: str, cell: Cell, place: str = "") -> bytes:
-        assert isinstance(cell, bytes)
-        return cell
+        if place[:1] == "*":
+            assert isinstance(cell, Live)
+            return pickle.dumps(cell.value)
+        return _apart(cell)
 
     def unpack(self, name: str, data: bytes, place: str = "") -> Cell:
-        return data
+        return Live(pickle.loads(data)) if place[:1] == "*" else data
 
     def seal(self, pickle: bytes, place: str) -> bytes:
         return pickle
@@ -82,6 +93,7 @@ class Pair:
         self.queue = queue  # that the senders claim from; the model knows no queues
         self.state = SessionState(SESSION, ("a",))
         self.now = 1_700_000_000.0
+        self.bundling = True  # some values are in bundles: then no turn is short
         self.several: set[str] = set()  # tasks that have had two specs at once
         self.state.epoch = write_state(link, self.state, Plain(), {}, verb="create")
         self.holder: dict[int, RedisSession] = {}
@@ -122,7 +134,7 @@ class Pair:
             self.senders[at] = self.join()
         sender, state = self.senders[at], self.state
         before = dump(state)
-        sent = [self.based(op) for op in ops]
+        sent = self.in_bundles([self.based(op) for op in ops], sender.held)
         claims = apply(state, ops, self.now)
         sender.stamp = repr(self.now)
         found = sender.commit([*ignored, *sent], mode)
@@ -178,6 +190,20 @@ class Pair:
             self.commit(at, [], ignored=[("release", others[0], 1), ("quarantine", others[-1], "E: no")])
             self.counts["another's claim given back"] += 1
 
+    def in_bundles(self, ops: Sequence[Op], held: Container[int]) -> list[Op]:
+        """As Redis is told them: some values are of one pickle. The model has them one by one."""
+        specs = {key: spec.task_id + RESULT for key, spec in self.state.specs.items()}
+        ends = [op for op in ops if op[0] == "end" and op[3] == "completed"]
+        names = Counter([*(op[1] for op in ops if op[0] == "put"), *(specs[op[1]] for op in ends)])
+        sent: list[Op] = []
+        for op in ops if self.bundling else ():
+            if op[0] == "put" and names[op[1]] == 1 and op[2] in BUNDLED:
+                op = (*op[:2], Live(op[2], BUNDLED.index(op[2]) % 2 + 1), op[3])
+            elif op in ends and op[1] in held and names[specs[op[1]]] == 1 and op[4] in BUNDLED:
+                op = (*op[:4], Live(op[4], 1))
+            sent.append(op)
+        return sent or [*ops]
+
     def based(self, op: Op) -> Op:
         """As Redis is told it: a version has the nonce of a request beside the number of its transition."""
         if op[0] != "put" or op[3] <= 0:
@@ -222,7 +248,7 @@ class Pair:
         """What was read is written in the place of what there is: the same session, without its tokens."""
         state = read_state(self.link, SESSION, Plain())
         self.link.client.delete(*[f"{keys_of(SESSION)}{name}" for name in ("tok", "own")])  # nobody is alive
-        self.state.epoch = write_state(self.link, state, Plain(), {}, verb="rewind")
+        self.state.epoch = write_state(self.link, state, Plain(), {}, verb="rewind", share=all_as_one)
         self.holder.clear()
         self.close()
         self.senders = [self.join(), self.join(), self.sender("")]
@@ -251,6 +277,11 @@ class Pair:
     def check(self) -> None:
         """Everything is the same on both sides."""
         assert facts(read_state(self.link, SESSION, Plain())) == facts(self.state)
+        fields: Any = self.link.client.hgetall(f"{keys_of(SESSION)}v")
+        referred = {cell[2:] for name, cell in fields.items() if name[:1] == b"=" and cell[:2] == REF}
+        assert {name[1:] for name in fields if name[:1] == b"*"} == referred
+        assert {name[1:] for name in fields if name[:1] == b"~"} == referred
+        self.counts["bundles"] += len(referred)
 
     def check_values(self, names: Sequence[str]) -> None:
         """What a body reads, and whether a task has given nothing this time."""
@@ -258,10 +289,18 @@ class Pair:
         for name, (found, _) in zip(names, reader, strict=False):
             value = self.state.values.get(name)
             items = tuple(self.state.appended.get(name, ()))
-            assert (found and (found[0], _number(found[1]), found[2])) == (value and (*value, items))
+            assert (found and (_apart(found[0]), _number(found[1]), found[2])) == (value and (*value, items))
         for task, (_, nothing) in zip(TASKS, reader[len(names) :], strict=True):
             if task not in self.several:  # two specs, one retried and one failed: the last word counts there
                 assert nothing is self.state.gave_nothing(task), task
+
+
+def _apart(cell: Cell) -> bytes:
+    """A cell as the model has it, which knows no bundles."""
+    if isinstance(cell, Live):
+        assert isinstance(cell.value, bytes)
+        return cell.value
+    return cell
 
 
 def _number(version: Version) -> int:
@@ -318,6 +357,7 @@ def play(pair: Pair, choose: Chooser, moves: int) -> None:
 
 def play_turns(pair: Pair, choose: Chooser, moves: int) -> None:
     """A session of one queue in which hardly anything unusual happens."""
+    pair.bundling = False
     pair.commit(0, [("enqueue", task, None, 0, 0, "default", "direct") for task in TASKS])
     pair.commit(2, choose.one([[], [], [("cap", 2)], [("reopen", 1, 4)]]))
     for _ in range(moves):
@@ -354,6 +394,7 @@ def play_scenes(link: RedisLink, step: str = "", counts: Counter[str] | None = N
 def facts(state: SessionState) -> dict[str, Any]:
     """All of a state; heaps in order."""
     found = dump(state)
+    found["values"] = {name: (_apart(cell), version) for name, (cell, version) in state.values.items()}
     found["ready"], found["delayed"] = sorted(found["ready"]), sorted(found["delayed"])
     found["dead"] = list(state.dead.items())
     return found

@@ -124,13 +124,14 @@ class LocalStore:
     ) -> None:
         target = self._target(path)
         mine = self._own(lease) if lease is not None else None
+        own = mine is not None and self._session_of(target) == mine.session
         guard: Callable[[], AbstractContextManager[None]] = (
-            partial(_committing, mine, target) if mine is not None else nullcontext
+            partial(_committing, mine, target, not own) if mine is not None else nullcontext
         )
         if len(parts) == 1:
             guard = partial(_standing, guard, partial(trio.check_stands, self._disk, target, stage))
         self._settle(target.folder)
-        if mine is not None and self._session_of(target) == mine.session:
+        if own:
             former = os.path.lexists(target.final(trio.META))
             self.synced &= trio.write(self._disk, target, parts, stage, guard)
             if former:
@@ -308,10 +309,11 @@ def _open_to_all(folder: str) -> str | None:
 
 
 @contextmanager
-def _committing(lease: LocalLease, target: trio.Target) -> Iterator[None]:
+def _committing(lease: LocalLease, target: trio.Target, locked: bool) -> Iterator[None]:
     with lease.locked(), ExitStack() as locks:
         lease.check()
-        if os.path.lexists(target.final(trio.META)):  # else there is nothing that another process deletes
+        # where there is none yet, there is nothing that another process deletes
+        if not locked and os.path.lexists(target.final(trio.META)):
             locks.enter_context(held(target.lock))
         yield
 

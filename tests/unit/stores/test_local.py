@@ -20,6 +20,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.protocols import CheckpointStore, PartWriter, Sink
 from graflow_ckpt.stores.flock import held
 from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.testing.trios import put as put_trio
 from tests.unit.stores.faults import FaultyDisk
 
 OWN = "session_s_step_1_1700000000-1"
@@ -332,3 +333,15 @@ def test_a_folder_that_everybody_can_write_to_is_refused_before_the_first_task(t
     LocalStore(folder / "own").probe()
     folder.chmod(0o1777)
     LocalStore(folder).probe()
+
+
+@pytest.mark.timeout(30)  # it waited for a lock of its own for ever
+def test_the_owner_of_a_session_writes_a_name_of_the_users_again(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    lease = store.acquire("s")
+    put_trio(store, "best", "one", lease=lease)
+
+    path = put_trio(store, "best", "two", lease=lease)
+
+    lease.release()
+    assert b"two" in store.meta(path)

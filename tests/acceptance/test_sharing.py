@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from itertools import count
+from operator import is_
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -474,3 +475,47 @@ def test_where_a_session_goes_what_shares_stays_one(way: str, url: str) -> None:
             gone = ExecutionContext.rewind(path) if way == "rewind" else ExecutionContext.resume(path)
 
     assert gone.execute(max_steps=100) == whole
+
+
+# --- torch, where it is installed -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+def test_a_model_of_torch_and_its_optimizer_come_to_the_same_bits(optimizer: str, tied: bool) -> None:
+    torch = pytest.importorskip("torch")
+
+    def begin(channel: Any) -> None:
+        torch.manual_seed(1)
+        made = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+        if tied:
+            made[2].weight = made[0].weight
+        options = {"momentum": 0.9} if optimizer == "SGD" else {}
+        channel.set("model", made)
+        channel.set("opt", getattr(torch.optim, optimizer)(made.parameters(), lr=0.01, **options))
+
+    def both(channel: Any) -> None:
+        made, stepping = channel.get("model"), channel.get("opt")
+        stepping.zero_grad()
+        (made(torch.ones(4, 8)) ** 2).mean().backward()
+        stepping.step()
+
+    def alone(channel: Any) -> None:
+        stepping = channel.get("opt")
+        for parameter in stepping.param_groups[0]["params"]:
+            parameter.grad = torch.ones_like(parameter)
+        stepping.step()
+
+    def look(channel: Any) -> None:
+        params = list(channel.get("model").parameters())
+        stepped = channel.get("opt").param_groups[0]["params"]
+        channel.set("same", all(map(is_, params, stepped)))
+        channel.set("bits", [param.detach().numpy().tobytes().hex() for param in params])
+        channel.set("model", None)
+        channel.set("opt", None)
+
+    rounds = [begin, *[both, alone] * 5, look]
+    whole = run(rounds, durability="none")
+
+    assert run(rounds, set(range(len(rounds))), durability="journal") == whole
+    assert ["same", "True"] in whole

@@ -58,13 +58,14 @@ def test_killed_at_each_round_it_comes_to_the_same(
     assert "a checkpoint makes it durable" not in caplog.text  # none has stood in for a record
 
 
+_MANY = settings.default.max_examples  # of the profile
 _numbers = count()
 _ACTION = st.tuples(st.sampled_from(ACTIONS), st.integers(0, 3), st.integers(0, 3))
 _STEPS = st.lists(st.lists(_ACTION, min_size=1, max_size=4), min_size=1, max_size=8)
 
 
 @given(_STEPS, st.sets(st.integers(0, 9)))
-@settings(max_examples=60)
+@settings(max_examples=_MANY if _MANY > 100 else 60)
 def test_graphs_that_are_rewired_at_random_and_killed_anywhere_come_to_the_same(
     steps: list[list[tuple[str, int, int]]], dies: set[int]
 ) -> None:

@@ -307,7 +307,7 @@ def test_a_full_disk_is_an_event_and_the_last_good_cut_stands(tmp_path: Path) ->
     done = cli("run", "program.py", cwd=tmp_path)
     verified = cli("checkpoints", "verify", "s", cwd=tmp_path)
 
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 74, done.stderr  # its end could not be saved
     assert "result 3" in done.stdout
     assert "No space left" in done.stderr
     assert verified.returncode == 0, verified.stdout

@@ -5,6 +5,10 @@
 A session is listed before anything of it can run. It is `init` until its last spec is in, so that
 a submission that was cut short never runs in part. One that fails is taken back, if the server can be
 reached; one whose maker was killed makes room for the next of that id, or is cleared by a steward.
+
+Arguments of a task that is called are bound as Python would bind them: too many, unknown, twice or lacking
+is a TypeError where the call is made. A value that cannot be stored is refused there, by the name of its
+parameter.
 """
 
 from __future__ import annotations
@@ -20,16 +24,20 @@ from dataclasses import asdict, dataclass
 from operator import index
 from typing import Any, Literal, SupportsIndex, get_args
 
+from graflow_ckpt.checkpoint.cells import check_storable
 from graflow_ckpt.checkpoint.sealed import LIMIT, SealedCells
 from graflow_ckpt.core.errors import (
     GraflowError,
     GraphError,
     KeyTaken,
+    NotStorable,
     ServerError,
     ServerGone,
     SessionExists,
 )
 from graflow_ckpt.core.facts import Op, check_session_id
+from graflow_ckpt.core.values import Cell
+from graflow_ckpt.engine.bind import SPREAD, Binding
 from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, owner_from
 from graflow_ckpt.links.processes import is_gone, myself
@@ -38,6 +46,69 @@ from graflow_ckpt.sessions.layout import CREATE, keys_of, source, wrong_keys
 from graflow_ckpt.sessions.names import PRIORITIES
 from graflow_ckpt.sessions.ops import SMALL
 from graflow_ckpt.sessions.redis import RedisSession
+
+# Any, here and below: arguments are whatever the user hands over.
+Call = tuple[Sequence[Any], Mapping[str, Any]]
+
+_MANY = 1000  # specs per script: more would hold the server up for too long
+_LARGE = 1 << 20  # bytes of them, for the same reason
+
+
+def call_of(item: Any) -> Call:
+    """An item of `submit_many`: a tuple is the arguments, a dict those by name, all else is the only one."""
+    if type(item) is tuple:
+        return item, {}
+    if type(item) is dict:
+        return (), item
+    return (item,), {}
+
+
+def data_of(binding: Binding, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Cell | None:
+    """The data of one call."""
+    task = binding.task.name
+    names = [parameter.name for parameter in binding.parameters]
+    if len(args) > len(names):
+        raise TypeError(f"{task}() takes {_counted(len(names))}, and {len(args)} were given")
+    given = dict(zip(names, args, strict=False))
+    if kwargs:
+        twice, unknown = given.keys() & kwargs.keys(), kwargs.keys() - set(names)
+        if twice or unknown:
+            which = min(twice or unknown)
+            raise TypeError(f"{task}() got {'two values for' if twice else 'an unknown'} argument {which!r}")
+        given |= kwargs
+    if len(given) < len(names):
+        lacking = [p.name for p in binding.parameters if p.required and p.name not in given]
+        if lacking:
+            raise TypeError(f"{task}() lacks the argument {lacking[0]!r}")
+    if not given:
+        return None
+    if len(given) == 1 and binding.data in given and type(given[binding.data]) is not dict:
+        return check_storable(binding.data, given[binding.data])
+    try:
+        return check_storable("arguments", {SPREAD: given})
+    except NotStorable:
+        for name, value in given.items():  # who is it?
+            check_storable(name, value)
+        raise
+
+
+def _counted(number: int) -> str:
+    return f"{number} argument{'' if number == 1 else 's'}" if number else "no arguments"
+
+
+def pages(ops: Iterable[Op]) -> Iterator[list[Op]]:
+    """New specs, in the portions in which they are sent; the last may be empty."""
+    page: list[Op] = []
+    size = 0
+    for op in ops:
+        page.append(op)
+        if type(op[2]) is bytes:
+            size += len(op[2])
+        if len(page) == _MANY or size > _LARGE:
+            yield page
+            page, size = [], 0
+    yield page
+
 
 TTL = 7 * 24 * 3600
 """Seconds for which a session that has completed is kept, with its results."""

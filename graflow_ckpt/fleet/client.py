@@ -35,9 +35,8 @@ from graflow_ckpt.engine.inputs import digest_of
 from graflow_ckpt.engine.preflight import check_graph
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.fleet import moves
-from graflow_ckpt.fleet.accepting import GIVEN, KEPT, TTL, Acceptance, Draft, Terms
+from graflow_ckpt.fleet.accepting import GIVEN, KEPT, TTL, Acceptance, Call, Draft, Terms, data_of, pages
 from graflow_ckpt.fleet.asking import asked
-from graflow_ckpt.fleet.calls import Call, data_of, pages
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, sessions_in
 from graflow_ckpt.fleet.programs import Packed, Programs, proof

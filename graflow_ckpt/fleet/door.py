@@ -17,8 +17,7 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.bind import signature
 from graflow_ckpt.engine.settings import Settings
-from graflow_ckpt.fleet.accepting import Existing, Terms
-from graflow_ckpt.fleet.calls import call_of
+from graflow_ckpt.fleet.accepting import Existing, Terms, call_of
 from graflow_ckpt.fleet.client import Client, client_at
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.links.examination import examine

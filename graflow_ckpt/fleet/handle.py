@@ -26,12 +26,11 @@ from graflow_ckpt.engine.account import Account
 from graflow_ckpt.engine.attempt import from_cells
 from graflow_ckpt.engine.reaping import release
 from graflow_ckpt.engine.shared_home import SharedHome
-from graflow_ckpt.fleet import answering, declining
+from graflow_ckpt.fleet import declining, following
 from graflow_ckpt.fleet.asking import asked
-from graflow_ckpt.fleet.failures import Failure, failures
 from graflow_ckpt.fleet.following import Changes, Progress, completions
 from graflow_ckpt.fleet.programs import check_proof
-from graflow_ckpt.fleet.status import Status, read
+from graflow_ckpt.fleet.status import Failure, Status, failures, read
 from graflow_ckpt.sessions.layout import head_of, keys_of
 from graflow_ckpt.sessions.redis import RedisSession
 from graflow_ckpt.sessions.tables import read_state
@@ -232,7 +231,7 @@ class Handle:
         status = self.status()
         if status.status in ("completed", "cancelled", "init"):
             raise self._cannot("go on")
-        ops = answering.as_ops(self._link, self.session, answers or {}) if status.failed or answers else []
+        ops = following.as_ops(self._link, self.session, answers or {}) if status.failed or answers else []
         limit = status.max_steps if max_steps is None else max_steps
         declining.forget(self._link, self.session)
         if status.status == "paused" and status.failed <= len(ops) and max_steps is None:
@@ -247,10 +246,10 @@ class Handle:
 
         The session goes on when none waits for an answer any more.
         """
-        if answering.doubts(self._link, self.session).keys() <= {task}:
+        if following.doubts(self._link, self.session).keys() <= {task}:
             self.resume(answers={task: how})
         else:
-            self._commit(answering.as_ops(self._link, self.session, {task: how}, some=True))
+            self._commit(following.as_ops(self._link, self.session, {task: how}, some=True))
 
     def cancel(self, reason: str = "cancelled by hand", *, hard: bool = False) -> None:
         """For good. Running tasks are told; `hard`: their tokens are void, their code is ended."""

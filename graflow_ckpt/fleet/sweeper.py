@@ -26,8 +26,7 @@ from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, owner_from, ses
 from graflow_ckpt.fleet.reaping import OPAQUE, Fleet, take
 from graflow_ckpt.fleet.status import damaged
 from graflow_ckpt.fleet.tokens import job_id, token_in
-from graflow_ckpt.links.complaints import in_our_words, translated
-from graflow_ckpt.links.library import redis, theirs
+from graflow_ckpt.links.complaints import in_our_words, redis, theirs, translated
 from graflow_ckpt.links.processes import is_gone
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.scripts import Script

@@ -1,5 +1,6 @@
 """What a server or its client library complains of, in our words: one error class per thing to do.
 
+Also the one door to redis-py, which says what to install where it is missing.
 Promise: a complaint that may pass (not reachable, lost, starting) is a
 `ServerGone`, and nothing else is; the server's own text is kept, it never holds a password.
 Not here: NOSCRIPT, which is answered where scripts are sent, and whether to try again.
@@ -10,9 +11,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from inspect import signature
+from typing import Any
 
 from graflow_ckpt.core.errors import (
     KeyTaken,
+    PackageMissing,
     SchemaUnsupported,
     ServerError,
     ServerFull,
@@ -21,7 +25,56 @@ from graflow_ckpt.core.errors import (
     ServerRefuses,
 )
 from graflow_ckpt.links.addresses import no_cluster
-from graflow_ckpt.links.library import MasterNotFoundError, redis, theirs
+
+try:
+    import redis
+    from redis import exceptions as theirs
+    from redis.backoff import NoBackoff
+    from redis.connection import (
+        AbstractConnection,
+        Connection,
+        ConnectionPool,
+        SSLConnection,
+        UnixDomainSocketConnection,
+        parse_url,
+    )
+    from redis.retry import Retry
+    from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
+except ModuleNotFoundError as missing:
+    raise PackageMissing(
+        f"A Redis server cannot be used: the package {missing.name} is not installed.",
+        hint="Install it with: pip install 'graflow-ckpt[fleet]'.",
+        extra="fleet",
+    ) from missing
+
+hiredis: Any
+try:
+    import hiredis
+except ModuleNotFoundError:
+    hiredis = None  # the half of redis-py that is written in C; it also does without, more slowly
+
+__all__ = [
+    "Connection",
+    "ConnectionPool",
+    "MasterNotFoundError",
+    "NoBackoff",
+    "Retry",
+    "SSLConnection",
+    "Sentinel",
+    "SentinelConnectionPool",
+    "UnixDomainSocketConnection",
+    "hiredis",
+    "parse_url",
+    "redis",
+    "theirs",
+]
+
+SILENT: dict[str, Any] = {}
+"""So that redis-py does not read its own version from the disk at each connect, and tell it to the server."""
+
+if "driver_info" in signature(AbstractConnection.__init__).parameters:  # from redis-py 7.1 on
+    SILENT["driver_info"] = None
+
 
 Key = bytes | str
 ResponseError = theirs.ResponseError  # for those who ask what a server may not know or allow

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from graflow_ckpt.links.complaints import translated
-from graflow_ckpt.links.library import redis
+from graflow_ckpt.links.complaints import redis, translated
 from graflow_ckpt.links.redis import RedisLink
 
 _NEARLY_FULL = 0.8

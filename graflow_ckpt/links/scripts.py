@@ -11,8 +11,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from graflow_ckpt.links.complaints import Key, code_of, in_our_words, taken
-from graflow_ckpt.links.library import redis, theirs
+from graflow_ckpt.links.complaints import Key, code_of, in_our_words, redis, taken, theirs
 
 Argument = bytes | str | int | float | bytearray | memoryview
 Step = tuple["Script | None", Sequence[Key], Sequence[Argument]]  # a call; without a script, plain words

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import graflow_ckpt
-from graflow_ckpt.frontends.door import fleet
+from graflow_ckpt.frontends.expressions import fleet
 
 ROOT = Path(__file__).parents[2]
 OPTIONAL = ("redis", "rq", "pydantic")

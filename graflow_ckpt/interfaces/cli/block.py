@@ -20,6 +20,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from graflow_ckpt.fleet.status import Status
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.manner import clean
 from graflow_ckpt.interfaces.cli.tally import Tally
@@ -111,3 +112,35 @@ class Doors:
             door.leads_to, before = door.real, door.leads_to
             if before is not door.real:
                 before.flush()  # an unfinished line
+
+
+WIDTH = 30
+
+
+def remote_block(status: Status, rate: float) -> RenderableType:
+    """The picture of now."""
+    head = Table.grid(padding=(0, 1))
+    title = Text.assemble((clean(status.workflow), "bold"), f" {status.session} {status.status}")
+    head.add_row(_spinner, title)
+    bar = Table.grid(padding=(0, 1))
+    bar.add_row("  ", _bar(status), Text(_counts(status, rate)))
+    return Group(head, bar)
+
+
+def _bar(status: Status) -> ProgressBar:
+    """A loop counts as one task, and a branch that is not taken as done."""
+    done = status.completed + status.failed + status.skipped
+    if status.tasks is None:
+        return ProgressBar(total=None, pulse=True, width=WIDTH)
+    return ProgressBar(total=max(1, status.tasks), completed=min(done, status.tasks), width=WIDTH)
+
+
+def _counts(status: Status, rate: float) -> str:
+    total = f"/{status.tasks}" if status.tasks is not None else ""
+    parts = [
+        f"{status.completed}{total} done", f"{status.running} running", f"{status.ready} ready",
+        f"{status.delayed} delayed" if status.delayed else "",
+        f"{status.failed} failed" if status.failed else "",
+        f"{rate:.3g}/s",
+    ]  # fmt: skip
+    return ", ".join(part for part in parts if part)

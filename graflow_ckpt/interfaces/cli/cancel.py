@@ -29,7 +29,7 @@ def command(ctx: click.Context, /, session: str, hard: bool, reason: str) -> int
     manner = manner_of(ctx)
     client = client_of(ctx)
     handle = session_at(client, session)
-    from graflow_ckpt.interfaces.cli.fleet_rows import document
+    from graflow_ckpt.interfaces.cli.connecting import document
     from graflow_ckpt.interfaces.cli.steering import cancelled
 
     status = cancelled(handle, reason, hard=hard)

@@ -10,7 +10,7 @@ import os
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.bars import bar, counter
+from graflow_ckpt.interfaces.cli.manner import bar, counter
 from graflow_ckpt.interfaces.cli.options import common, complete_files, found_store, manner_of, store
 from graflow_ckpt.interfaces.cli.words import counted
 

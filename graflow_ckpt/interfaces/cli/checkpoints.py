@@ -257,7 +257,7 @@ def bisect(ctx: click.Context, /, session: str, bad: str, everything: bool, stor
     (a.b, a["b"], a[0]), and compute. The exit status is 1 if no checkpoint is bad.
     """
     from graflow_ckpt.core.conditions import BadCondition, parse
-    from graflow_ckpt.interfaces.cli.searching import document, search, tell
+    from graflow_ckpt.interfaces.cli.comparing import bisected_document, search, tell
 
     try:
         condition = parse(bad)
@@ -266,7 +266,7 @@ def bisect(ctx: click.Context, /, session: str, bad: str, everything: bool, stor
     manner = manner_of(ctx)
     found, between = search(store, session, condition, everything=everything, watched=not manner.json)
     if manner.json:
-        manner.document(document(session, bad, found, between))
+        manner.document(bisected_document(session, bad, found, between))
     else:
         tell(manner, session, found, between)
     return 0 if found.first_bad is not None else 1

@@ -33,8 +33,7 @@ from graflow_ckpt.checkpoint.sizes import bytes_of
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, NoSession, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.bars import bar, counter
-from graflow_ckpt.interfaces.cli.manner import Document, Manner
+from graflow_ckpt.interfaces.cli.manner import Document, Manner, bar, counter
 from graflow_ckpt.stores import open_store, open_store_of
 
 _WHY: dict[Reason, str] = {

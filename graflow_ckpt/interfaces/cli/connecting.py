@@ -1,4 +1,4 @@
-"""Connecting: the command line as a client of a fleet, and the sessions that it finds there.
+"""Connecting: the command line as a client of a fleet, and the sessions that it finds and shows there.
 
 Who only looks on or steers needs no key: nothing that they send or read is sealed. What does need one
 says so before anything is done.
@@ -6,8 +6,10 @@ says so before anything is done.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -15,12 +17,17 @@ import click
 from graflow_ckpt.checkpoint.keys import Keyring, uses_local_key
 from graflow_ckpt.core.errors import GraflowError, NoSession, PackageMissing
 from graflow_ckpt.core.facts import check_session_id
+from graflow_ckpt.fleet.client import Client
+from graflow_ckpt.fleet.status import Status, read_all
+from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.configuration import configured, with_fleet
+from graflow_ckpt.interfaces.cli.manner import Document, Manner
 
 if TYPE_CHECKING:
     from graflow_ckpt.fleet.client import Client
     from graflow_ckpt.fleet.handle import Handle
     from graflow_ckpt.interfaces.settings import Resolved
+
 
 CLOSEST = 3  # ids that are offered to somebody who has mistyped one
 _MOMENT = 0.5  # seconds that a shell is made to wait for a server
@@ -91,3 +98,54 @@ def unknown(client: Client, session: str) -> NoSession:
         session=session,
         address=client.link.address,
     )
+
+
+FINISHED = frozenset({"completed", "cancelled"})
+"""How sessions end that nothing goes on with."""
+
+COLUMNS = (
+    "session", "workflow", "status", "steps", "done", "ready", "running", "delayed", "failed", "tokens",
+    "age", "reason",
+)  # fmt: skip
+NUMBERS = ("steps", "done", "ready", "running", "delayed", "failed", "tokens", "age")
+_REASON = 60  # characters of it in a table
+
+
+def rows_of(
+    client: Client, *, workflow: str | None = None, unfinished: bool = False, limit: int | None = None
+) -> list[Status]:
+    """The newest first. One whose time is over may still be in the list, and is left out."""
+    found: list[Status] = []
+    for row in read_all(client.link, client.sessions()):
+        if workflow in (None, row.workflow) and not (unfinished and row.status in FINISHED):
+            found.append(row)
+            if len(found) == limit:
+                break
+    return found
+
+
+def document(row: Status, at: str) -> Document:
+    now = time.time()
+    return {
+        **asdict(row),
+        "queues": dict(row.queues),
+        "slices": dict(row.slices),
+        "pending": row.ready + row.delayed + row.running,
+        "age": max(0.0, now - row.created),
+        "at": at,
+    }
+
+
+def table(manner: Manner, rows: Sequence[Status]) -> None:
+    columns = COLUMNS if any(row.reason for row in rows) else COLUMNS[:-1]
+    now = time.time()
+    cells = [
+        (r.session, r.workflow, r.status, r.steps, r.completed, r.ready, r.running, r.delayed, r.failed,
+         r.tokens, words.age(max(0.0, now - r.created)), shortened(r.reason))[: len(columns)]
+        for r in rows
+    ]  # fmt: skip
+    manner.table(columns, cells, right=NUMBERS)
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= _REASON else f"{text[: _REASON - 1]}…"

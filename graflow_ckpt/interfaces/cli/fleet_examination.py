@@ -66,7 +66,7 @@ def _servers(client: Client, resolved: Resolved) -> Iterator[Finding]:
 
 def _rights(client: Client) -> Iterator[Finding]:
     """Sessions and queues are tried, with the rights of this user."""
-    from graflow_ckpt.fleet.trial import hears, try_queue, try_session
+    from graflow_ckpt.fleet.health import hears, try_queue, try_session
 
     try:
         try_session(client.link)

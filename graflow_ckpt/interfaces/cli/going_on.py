@@ -23,10 +23,17 @@ from graflow_ckpt.engine.resuming import open_session
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.frontends.overrides import overrides
 from graflow_ckpt.interfaces.cli import program, takeover, words
-from graflow_ckpt.interfaces.cli.finding import Place, by_session, gone_on, is_kept
+from graflow_ckpt.interfaces.cli.finding import (
+    Place,
+    argv_of,
+    by_session,
+    gone_on,
+    in_its_folder,
+    is_kept,
+    origin_of,
+)
 from graflow_ckpt.interfaces.cli.launch import Wishes, conducted, launch
 from graflow_ckpt.interfaces.cli.manner import Manner
-from graflow_ckpt.interfaces.cli.origin import argv_of, in_its_folder, origin_of
 from graflow_ckpt.interfaces.cli.overview import standing
 
 

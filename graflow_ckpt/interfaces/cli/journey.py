@@ -16,8 +16,7 @@ from graflow_ckpt.core.errors import BadSessionId, CheckpointError, GraflowError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Readable
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.bars import counter
-from graflow_ckpt.interfaces.cli.manner import Document, Manner
+from graflow_ckpt.interfaces.cli.manner import Document, Manner, counter
 from graflow_ckpt.stores.prefixes import prefix_of
 
 _COLUMNS = ("session", "copied", "there", "superseded", "bad", "records", "size", "note")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.bars import bar
+from graflow_ckpt.interfaces.cli.manner import bar
 from graflow_ckpt.interfaces.cli.options import common, manner_of, store
 
 NEW = """\b

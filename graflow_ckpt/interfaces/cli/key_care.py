@@ -8,8 +8,7 @@ from graflow_ckpt.checkpoint.keys import Keyring, key_file, put_first
 from graflow_ckpt.checkpoint.resealing import Resealed, reseal, usage
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.interfaces.cli.bars import bar
-from graflow_ckpt.interfaces.cli.manner import Document
+from graflow_ckpt.interfaces.cli.manner import Document, bar
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.prefixes import prefix_of
 

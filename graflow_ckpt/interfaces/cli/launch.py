@@ -14,8 +14,8 @@ from graflow_ckpt.core.policy import Policy
 from graflow_ckpt.frontends.overrides import overrides
 from graflow_ckpt.interfaces.cli import program, takeover, words
 from graflow_ckpt.interfaces.cli.manner import Manner
+from graflow_ckpt.interfaces.cli.overview import mention
 from graflow_ckpt.interfaces.cli.progress import Reporter, reporter_for
-from graflow_ckpt.interfaces.cli.unfinished import mention
 
 UNSAVED = 74
 """The exit status (EX_IOERR) of a run that did all its work, and whose end could not be saved."""

@@ -1,16 +1,18 @@
 """How a command speaks: a table on a terminal, plain columns on a pipe, JSON if asked.
 
 Results go to stdout, everything said about them to stderr. Text from checkpoints is shown
-without control characters, so that a name cannot move the cursor. Not here: live progress.
+without control characters, so that a name cannot move the cursor. Long work has a bar for the user who
+watches on a terminal. Not here: live progress.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, is_dataclass
-from typing import Any, Literal, TextIO
+from typing import Any, Literal, TextIO, TypeVar
 
 import click
 
@@ -187,3 +189,47 @@ class Finding:
 
     def document(self) -> Document:
         return asdict(self)
+
+
+T = TypeVar("T")
+
+Told = Callable[[int, int | None], None]
+"""How much is done, of how much; None: nobody knows."""
+
+
+@contextmanager
+def bar(doing: str, *, show: bool = True) -> Iterator[Told]:
+    """A bar while the block runs."""
+    if not show or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(doing, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def counter(doing: str, total: int | None = None, *, show: bool = True) -> Iterator[Callable[[object], None]]:
+    """The same for one after the other: what it gives is called with each that is done."""
+    count = 0
+    with bar(doing, show=show) as told:
+
+        def seen(_: object) -> None:
+            nonlocal count
+            count += 1
+            told(count, total)
+
+        told(0, total)
+        yield seen
+
+
+def along(items: Sequence[T], doing: str, *, show: bool) -> Iterator[T]:
+    """The items, with a bar for those that are done."""
+    with counter(doing, len(items), show=show) as seen:
+        for item in items:
+            yield item
+            seen(item)

@@ -1,13 +1,14 @@
 """The overview of a store: one row per session, from metadata and control facts alone.
 
 No pickle is opened, values and task data are placeholders: nothing can be run with it. What a row says of
-steps and tasks is verified; where nothing verifies, the status says so.
+steps and tasks is verified; where nothing verifies, the status says so. Also what a run without a
+session id mentions of its workflow.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,11 +16,12 @@ from graflow_ckpt.checkpoint import history
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.checkpoint.snapshot import restore
-from graflow_ckpt.core.errors import CheckpointError, SchemaUnsupported
+from graflow_ckpt.core.errors import CheckpointError, GraflowError, SchemaUnsupported
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.manner import Document
+from graflow_ckpt.interfaces.cli.manner import Document, Manner
+from graflow_ckpt.interfaces.cli.tally import Tally
 from graflow_ckpt.stores import open_store
 
 _PLACEHOLDER = ("plain", b"\xc0")
@@ -144,3 +146,31 @@ def _session_of(path: str, raw: bytes) -> str:
     except (ValueError, TypeError, KeyError, RecursionError):
         return ""
     return found if isinstance(found, str) else ""
+
+
+def mention(manner: Manner, session: str | None) -> Callable[[Tally], None]:
+    """What a reporter calls when a new session starts."""
+
+    def said(tally: Tally) -> None:
+        if session is None:
+            _say(manner, tally)
+
+    return said
+
+
+def _say(manner: Manner, tally: Tally) -> None:
+    try:
+        found = [
+            row
+            for row in overview(tally.store)
+            if row.workflow == tally.workflow and row.session != tally.session and row.status in UNFINISHED
+        ]
+    except GraflowError:
+        return  # the run itself will say what is wrong with the store, if it needs it
+    if found:
+        newest = found[0]
+        more = f" (and {len(found) - 1} more: graflow-ckpt sessions)" if len(found) > 1 else ""
+        manner.note(
+            f"session {newest.session} of {tally.workflow} is {newest.status} at step {newest.steps}{more}; "
+            f"to go on with it: {words.resume_command(newest.session, tally.store)}"
+        )

@@ -28,7 +28,7 @@ def command(ctx: click.Context, /, session: str, reason: str) -> int:
     manner = manner_of(ctx)
     client = client_of(ctx)
     handle = session_at(client, session)
-    from graflow_ckpt.interfaces.cli.fleet_rows import document
+    from graflow_ckpt.interfaces.cli.connecting import document
     from graflow_ckpt.interfaces.cli.steering import paused
 
     status = paused(handle, reason)

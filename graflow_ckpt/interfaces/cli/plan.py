@@ -55,8 +55,14 @@ def command(
     touched, no pickle is opened.
     """
     from graflow_ckpt.interfaces.cli import program
-    from graflow_ckpt.interfaces.cli.finding import by_session, find_place
-    from graflow_ckpt.interfaces.cli.origin import Origin, argv_of, in_its_folder, origin_of
+    from graflow_ckpt.interfaces.cli.finding import (
+        Origin,
+        argv_of,
+        by_session,
+        find_place,
+        in_its_folder,
+        origin_of,
+    )
     from graflow_ckpt.interfaces.cli.planning import planned
 
     manner = manner_of(ctx)

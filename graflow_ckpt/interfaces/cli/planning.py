@@ -17,9 +17,8 @@ from graflow_ckpt.engine.resuming import plan_for
 from graflow_ckpt.engine.settings import Changed, Durability, Settings
 from graflow_ckpt.frontends.overrides import Planned, overrides
 from graflow_ckpt.interfaces.cli import program, words
-from graflow_ckpt.interfaces.cli.finding import Place
+from graflow_ckpt.interfaces.cli.finding import Origin, Place
 from graflow_ckpt.interfaces.cli.manner import Document
-from graflow_ckpt.interfaces.cli.origin import Origin
 from graflow_ckpt.interfaces.cli.overview import standing, status_now
 from graflow_ckpt.sessions.memory import MemorySession
 

@@ -100,7 +100,7 @@ def _check_options(ctx: click.Context, allowed: Sequence[str]) -> None:
 
 
 def _on_fleet(manner: Manner, handle: Handle, options: dict[str, Any]) -> int:
-    from graflow_ckpt.interfaces.cli.fleet_rows import document
+    from graflow_ckpt.interfaces.cli.connecting import document
     from graflow_ckpt.interfaces.cli.steering import gone_on
     from graflow_ckpt.interfaces.cli.waiting import EXITS, closing
 

@@ -85,7 +85,7 @@ def _of_fleet(
     from graflow_ckpt.interfaces.cli.connecting import client_of
 
     client = client_of(ctx)
-    from graflow_ckpt.interfaces.cli.fleet_rows import document, rows_of, table
+    from graflow_ckpt.interfaces.cli.connecting import document, rows_of, table
 
     rows = rows_of(client, workflow=workflow, unfinished=unfinished, limit=limit)
     if not manner.json:

@@ -16,8 +16,8 @@ from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, NoSession
 from graflow_ckpt.core.redaction import redacted, redacted_argv
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.bars import along
 from graflow_ckpt.interfaces.cli.finding import by_session, checkpoint_path, no_checkpoint
+from graflow_ckpt.interfaces.cli.manner import along
 from graflow_ckpt.stores import open_store, open_store_of, store_of
 
 _LISTED = 12  # tasks, before it becomes a number

@@ -26,12 +26,12 @@ def command(ctx: click.Context, /, session: str) -> int:
     manner = manner_of(ctx)
     client = client_of(ctx)
     handle = session_at(client, session)
-    from graflow_ckpt.interfaces.cli.standing_remote import describe, lines
+    from graflow_ckpt.interfaces.cli.outlook import describe, session_lines
 
     found = describe(handle, client)
     if manner.json:
         manner.document(found)
     else:
-        for line in lines(found):
+        for line in session_lines(found):
             manner.say(line)
     return 0

@@ -12,12 +12,10 @@ from dataclasses import asdict, dataclass
 
 from graflow_ckpt.core.errors import KeyTaken, SessionBusy, SessionDamaged, SessionError
 from graflow_ckpt.fleet.client import Client
-from graflow_ckpt.fleet.failures import Failure, failures
 from graflow_ckpt.fleet.handle import Handle
-from graflow_ckpt.fleet.status import UNKNOWN, Status, read_all
+from graflow_ckpt.fleet.status import UNKNOWN, Failure, Status, failures, read_all
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.connecting import session_at
-from graflow_ckpt.interfaces.cli.fleet_rows import FINISHED, shortened
+from graflow_ckpt.interfaces.cli.connecting import FINISHED, session_at, shortened
 from graflow_ckpt.interfaces.cli.manner import Document
 
 

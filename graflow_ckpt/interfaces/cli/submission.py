@@ -21,7 +21,7 @@ from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.frontends.dsl import Workflow
 from graflow_ckpt.frontends.overrides import Planned, overrides
 from graflow_ckpt.interfaces.cli import program, words
-from graflow_ckpt.interfaces.cli.fleet_rows import document
+from graflow_ckpt.interfaces.cli.connecting import document
 from graflow_ckpt.interfaces.cli.manner import Manner
 
 

@@ -46,7 +46,7 @@ def command(ctx: click.Context, /, every: float, once: bool, limit: int) -> int:
 
     overview = Overview(client, limit)
     if not manner.json and (once or not sys.stdout.isatty()):
-        from graflow_ckpt.interfaces.cli.picture import printed
+        from graflow_ckpt.interfaces.cli.outlook import printed
 
         overview.look()
         sleep(min(MOMENT, every))
@@ -60,7 +60,7 @@ def command(ctx: click.Context, /, every: float, once: bool, limit: int) -> int:
             sleep(every)
             manner.document(overview.look().document())
         return 0
-    from graflow_ckpt.interfaces.cli.picture import live
+    from graflow_ckpt.interfaces.cli.outlook import live
 
     live(overview, max(every, 0.1))
     return 0

@@ -15,7 +15,7 @@ from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.status import Status
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.fleet_rows import document
+from graflow_ckpt.interfaces.cli.connecting import document
 from graflow_ckpt.interfaces.cli.manner import Manner
 
 if TYPE_CHECKING:
@@ -155,13 +155,13 @@ class Block(Silent):
         self._live.stop()
 
     def __rich__(self) -> Any:  # Any: rich renders what it knows
-        from graflow_ckpt.interfaces.cli.remote_block import block
+        from graflow_ckpt.interfaces.cli.block import remote_block
 
         assert self._status is not None
         assert self._first is not None
         began, steps = self._first
         rate = (self._status.steps - steps) / max(monotonic() - began, 1e-6)
-        return block(self._status, rate)
+        return remote_block(self._status, rate)
 
 
 def _shown(manner: Manner, progress: bool) -> Silent:

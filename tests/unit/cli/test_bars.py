@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from graflow_ckpt.interfaces.cli.bars import along, bar, counter
+from graflow_ckpt.interfaces.cli.manner import along, bar, counter
 
 
 class Screen(io.StringIO):

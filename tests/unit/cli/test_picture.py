@@ -11,8 +11,7 @@ from rich.console import Console
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.fleet.health import PoolFacts, WorkerFacts
 from graflow_ckpt.interfaces.cli.manner import Manner
-from graflow_ckpt.interfaces.cli.outlook import Outlook, Queue
-from graflow_ckpt.interfaces.cli.picture import drawn, headline, printed
+from graflow_ckpt.interfaces.cli.outlook import Outlook, Queue, drawn, headline, printed
 from tests.unit.cli.test_waiting import status
 
 OWNER = Owner(7, "1", "b", "n", "host", "argv", "now")

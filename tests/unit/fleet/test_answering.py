@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from graflow_ckpt.core.errors import InDoubt, SessionError
-from graflow_ckpt.fleet.answering import doubts
 from graflow_ckpt.fleet.client import Client
+from graflow_ckpt.fleet.following import doubts
 from graflow_ckpt.fleet.handle import Handle
 from tests.unit.fleet.played import Player, bag
 

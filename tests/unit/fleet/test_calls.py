@@ -15,7 +15,7 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Live
 from graflow_ckpt.engine.bind import SPREAD, Binding, bind
-from graflow_ckpt.fleet.calls import call_of, data_of, pages
+from graflow_ckpt.fleet.accepting import call_of, data_of, pages
 
 
 @task

@@ -12,7 +12,7 @@ from graflow_ckpt.core.facts import Claim
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.account import Account
 from graflow_ckpt.fleet.client import Client, Terms
-from graflow_ckpt.fleet.failures import Failure, failures
+from graflow_ckpt.fleet.status import Failure, failures
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.redis import RedisSession

@@ -8,8 +8,8 @@ import pytest
 
 from graflow_ckpt.core.errors import ServerRefuses
 from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.fleet.health import hears, try_queue, try_session
 from graflow_ckpt.fleet.tokens import Carrier
-from graflow_ckpt.fleet.trial import hears, try_queue, try_session
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.redis import RedisSession
 from graflow_ckpt.sessions.tables import read_state, write_state

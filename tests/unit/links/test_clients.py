@@ -7,8 +7,7 @@ import socket
 import redis
 
 from graflow_ckpt.links.addresses import parse
-from graflow_ckpt.links.clients import client_to
-from graflow_ckpt.links.redis import open_link
+from graflow_ckpt.links.redis import client_to, open_link
 from tests.servers import Server
 
 

@@ -100,6 +100,7 @@ class Guard:
         self._lacking = _by_session([cut for cut in (*known.cuts, *known.unreadable) if cut.lacks])
         self._later: dict[str, bool] = {}
         self._journals: dict[str, bool] = {}
+        self._finished: dict[str, bool] = {}
         self._busy = {own: False, "": False}  # unreadable ones may name no session
         self._lines: dict[str, list[Cut]] = {}
         self._newest: dict[str, str | None] = {}
@@ -132,18 +133,18 @@ class Guard:
     def _is_later(self, session: str) -> bool:
         """Return True if a later version has sealed a checkpoint of the session, or may have."""
         if session not in self._later:
-            self._later[session] = any(self._may_be_sealed(cut) for cut in self._lacking[session])
+            sealed = (self._sealed(cut) for cut in self._lacking[session])
+            self._later[session] = any(one is not False for one in sealed)  # without its key: delete nothing
         return self._later[session]
 
-    def _may_be_sealed(self, cut: Cut) -> bool:
+    def _sealed(self, cut: Cut) -> bool | None:
+        """Return True if the seal of a cut holds, None if its key is not here."""
         try:
             verify(parse(cut.path, self.store.meta(cut.path), ".meta.json"), self._keyring())
         except UnknownKey:
-            return (
-                True  # where there is no key, all that can be done for a later version is to delete nothing
-            )
+            return None
         except CheckpointError:
-            return False  # else one file of anybody would keep all others
+            return False
         return True
 
     def _has_later_journal(self, session: str) -> bool:
@@ -153,9 +154,12 @@ class Guard:
         return self._journals[session]
 
     def finished(self, session: str) -> bool:
-        """Whether nobody goes on with it."""
-        line = self.line(session)
-        return bool(line) and line[0].status in FINISHED
+        """Return True if nobody goes on with it, by the newest checkpoint whose seal holds."""
+        if session not in self._finished:
+            sealed = (c for c in self.line(session) if c.path in self._good or self._sealed(c))
+            newest = next(sealed, None)  # by what no seal proves, one file of anybody would delete all others
+            self._finished[session] = newest is not None and newest.status in FINISHED
+        return self._finished[session]
 
     def line(self, session: str) -> list[Cut]:
         """The session's checkpoints that a resume looks at, newest first."""

@@ -13,7 +13,7 @@ from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.inventory import inventory
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, parse
 from graflow_ckpt.checkpoint.pruning import Guard, plan
-from graflow_ckpt.checkpoint.retention import KeepLast
+from graflow_ckpt.checkpoint.retention import DeleteOnSuccess, KeepLast, OfAll
 from graflow_ckpt.core.errors import GraflowError
 from tests.attacks.attempts import SAME, Breach, attack
 from tests.attacks.scene import RING, Scene
@@ -28,6 +28,7 @@ def _bad(rng: Random, document: dict[str, Any]) -> bytes:
             lambda: json.dumps(edited(rng, document)).encode(),
             lambda: spelled(rng, document),
             lambda: deep(rng),
+            lambda: json.dumps(document | {"sequence": 9, "status": "completed"}).encode(),
             lambda: json.dumps({name: odd(rng) for name in document}).encode(),
         )
     )()
@@ -45,11 +46,14 @@ def listed(scene: Scene, rng: Random) -> str:
             except GraflowError as error:
                 errors.append(error)
         found = inventory(scene.store)
-        doomed = plan(Guard(scene.store, found, lambda: RING), KeepLast(1), 2e9)
+        going = set[str]()
+        for retention in (KeepLast(1), OfAll(DeleteOnSuccess())):
+            doomed = plan(Guard(scene.store, found, lambda: RING), retention, 2e9)
+            going |= {cut.path for cut in doomed.cuts}
         good = {history.newest_path(scene.store, RING, session) for session in ("victim", "other")}
         if good != {scene.path(), scene.path(session="other")}:
             raise Breach(f"the newest good ones are {good}")
-        if good & {cut.path for cut in doomed.cuts}:
+        if good & going:
             raise Breach("the newest good one is to be deleted")
         if errors:
             raise errors[0]

@@ -166,9 +166,9 @@ class Fleet:
         **settings: Any,
     ) -> End:
         """Until it has ended: what fails is mended and gone on with, so is what has reached its limit."""
-        handle = self.submit(stage, session, slices=slices, **settings)
-        if robbed:
+        if robbed:  # before it is submitted: a function that an object holds is part of the program
             stage.die = lambda: self._rob(session)
+        handle = self.submit(stage, session, slices=slices, **settings)
         limit, failed_at = slices, -1
         while True:
             status = self.work_together(handle) if together else self.work(handle)

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.checkpoint import journal
+from graflow_ckpt.core.errors import CheckpointError, JournalDamaged
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import encrypted_journal
 from graflow_ckpt.stores.compressed import Compressed
@@ -99,21 +100,27 @@ def test_a_trio_that_was_changed_is_the_same_or_refused(kind: str) -> None:
     assert refused > COUNT / 2
 
 
-def test_a_journal_that_was_changed_is_its_beginning_or_refused() -> None:
+def test_a_journal_that_was_changed_is_its_beginning_or_damaged_or_refused() -> None:
     rng, inner = random.Random(3), MemoryStore("memory://mutated")
     inner.forget()
     store = Encrypted(inner, RING)
-    frames = [b"frame %d;" % number for number in range(6)]
     with owning(store) as lease:
-        journal = store.journal(lease, 0)
-        for frame in frames:
-            journal.append(frame)
-        journal.close()
+        writer, segment = journal.Writer(RING, "s", lease.epoch, 0), store.journal(lease, 0)
+        records = [journal.pack(number, 1.0, []) for number in range(1, 7)]
+        for frame in (writer.head, *map(writer.frame, records)):
+            segment.append(frame)
+        segment.close()
     _, _, raw = next(inner.segments("s"))
 
+    damaged = 0
     for _ in range(COUNT):
+        found = list[bytes]()
         try:
-            found = encrypted_journal.read(RING, ("s", lease.epoch, 0), changed(rng, raw))
+            frames = encrypted_journal.read(RING, ("s", lease.epoch, 0), changed(rng, raw))
+            found += journal.read(RING, "s", lease.epoch, 0, frames)
+        except JournalDamaged:
+            damaged += 1
         except CheckpointError:
             continue
-        assert b"".join(frames).startswith(found)
+        assert found == records[: len(found)]
+    assert damaged > COUNT / 10

@@ -239,6 +239,7 @@ class _Commit:
         self._bundles = bundles
         self._elsewhere = elsewhere
         self._in_hand = in_hand
+        self._grows = False  # live items are appended, which are looked at last
         self._left: dict[str, list[Any]] = {}  # objects that stand under these names no more
         self._items: dict[str, list[Part]] = {}  # that were appended, and share with nothing
 
@@ -248,7 +249,8 @@ class _Commit:
             if name not in grown:
                 self._write(name)
         self.dirty = {bundle: None for bundle in self.dirty if bundle.names}
-        if self._bundles.many or any(grown.values()):
+        self._grows = any(grown.values())
+        if self._bundles.many or self._grows:
             self._bundles.walk_others(self.dirty)
             self._find_left()
         for bundle in [*self.dirty]:
@@ -288,7 +290,10 @@ class _Commit:
         bundles = self._bundles
         while True:
             once = self.dirty[bundle] = self._pickled(bundle)
-            if bundles.is_alone(bundle) or (once.digest == bundle.digest and self._saw_only(bundle)):
+            if bundles.is_alone(bundle) and not self._grows:
+                bundles.index(bundle, None)  # it is walked when another value comes
+                return
+            if once.digest == bundle.digest and self._saw_only(bundle):
                 return
             memo = once.memo()
             shape = hash(tuple(memo))

@@ -143,6 +143,20 @@ def test_items_are_recorded_alone_until_one_shares() -> None:
     assert kept.replayed.appended["log"][3].value is kept.again("a")  # type: ignore[union-attr]
 
 
+def test_one_bundle_of_all_names_is_looked_at_when_an_item_or_a_value_comes() -> None:
+    node, more = Node(), Node()
+    kept = Kept(a=node, b=Node(node))
+    node.edges.append(more)
+    kept.put(a=node)
+
+    appended = kept.commit([("put", "a", Live(node), -1), ("append", "log", Live(more))])
+    kept.put(c=more)
+
+    assert sorted(names(appended)) == ["a", "b", "log", "log"]
+    assert kept.again("c") is kept.again("a").edges[0]
+    assert kept.again("c") is kept.replayed.appended["log"][0].value  # type: ignore[union-attr]
+
+
 def test_items_that_are_one_object_stay_one() -> None:
     node = Node()
     kept = Kept()

@@ -20,7 +20,7 @@ from blake3 import blake3
 from graflow_ckpt.checkpoint import budget
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
-from graflow_ckpt.core.errors import TooLarge, UnknownKey, UnsafeCheckpoint
+from graflow_ckpt.core.errors import CheckpointError, GraflowError, TooLarge, UnknownKey, UnsafeCheckpoint
 from graflow_ckpt.core.facts import RESULT
 from graflow_ckpt.core.values import Cell, Live
 
@@ -29,6 +29,8 @@ MAC_SIZE: Final = 16
 RESULT_PLACE: Final = "result"
 LIMIT: Final = 64 << 20
 """What one value may take: every command that carries it holds the server up."""
+
+_OF_CLASSES: Final = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
 
 _PURPOSE: Final = "graflow_ckpt 2026 seal of values in their place in a shared store"
 
@@ -71,7 +73,17 @@ class SealedCells:
         if data[:1] != LIVE:
             budget.check(f"{name} of session {self._session.decode()}", data)
             return data
-        return Live(load_live(self.open(name, data, place or _place_of(name))))
+        pickle = self.open(name, data, place or _place_of(name))
+        try:
+            return Live(load_live(pickle))
+        except _OF_CLASSES as error:
+            if isinstance(error, GraflowError):
+                raise
+            raise CheckpointError(
+                f"{name} of session {self._session.decode()} cannot be restored: {error!r}.",
+                hint="Its class has raised that when the value was put together again.",
+                path=name,
+            ) from error
 
     def seal(self, pickle: bytes, place: str) -> bytes:
         """A pickle with the proof of who has made it."""

@@ -16,8 +16,9 @@ from graflow_ckpt.core.facts import Op, TaskSpec
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.engine.run import CRASH_BUDGET
 from graflow_ckpt.links.complaints import translated
-from graflow_ckpt.links.processes import is_gone
+from graflow_ckpt.links.processes import is_gone, owner_from
 from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import head_of, keys_of
 from graflow_ckpt.sessions.ops import Cells, spec_of
 from graflow_ckpt.sessions.redis import PATIENCE, RedisSession
@@ -47,9 +48,9 @@ def release(
     wait for a server that is away.
     """
     client: Any = link.client
-    with translated(link.address):
+    with translated(link.address), readable(session, link.address):
         holds = held(link, session, token, cells)
-        asks = json.loads(client.hget(f"{keys_of(session)}h", "io") or b"{}")
+        asks = dict(json.loads(client.hget(f"{keys_of(session)}h", "io") or b"{}"))
     ops = [_op(spec, asks, why, crashed) for spec in holds]
     sender = RedisSession(link, session, cells)
     sender.patience = patience
@@ -90,10 +91,7 @@ def release_the_dead(
 
 def owner_of(record: bytes) -> Owner | None:
     """Who runs the slice of a token, as its session has it; None if that names no process."""
-    try:
-        return Owner(**json.loads(record.partition(b"\x1e")[0]))
-    except (TypeError, ValueError):
-        return None
+    return owner_from(record.partition(b"\x1e")[0])
 
 
 def held(link: RedisLink, session: str, token: str, cells: Cells) -> list[TaskSpec]:
@@ -102,10 +100,11 @@ def held(link: RedisLink, session: str, token: str, cells: Cells) -> list[TaskSp
     head_of(client, link.address, session)  # of an unknown format: nothing in it can be read
     fields: dict[bytes, bytes] = client.hgetall(f"{keys_of(session)}c")
     mine = []
-    for record in (record for field, record in fields.items() if field.isdigit()):
-        number, holder, spec = record.split(b"\x1f", 2)
-        if holder.decode() == token:
-            mine.append((int(number), spec_of(spec, cells)))
+    with readable(session, link.address):
+        for record in (record for field, record in fields.items() if field.isdigit()):
+            number, holder, spec = record.split(b"\x1f", 2)
+            if holder == token.encode():
+                mine.append((int(number), spec_of(spec, cells)))
     return [spec for _, spec in sorted(mine, reverse=True)]
 
 

@@ -33,6 +33,7 @@ from graflow_ckpt.links.addresses import URL_VARIABLE
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.processes import named
 from graflow_ckpt.links.redis import RedisLink, open_link
+from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import CREATE, head_of, keys_of
 from graflow_ckpt.sessions.names import check_names
 from graflow_ckpt.sessions.shared import SharedTables
@@ -89,7 +90,9 @@ class SharedContext(ExecutionContext):
         context.attached = reply == b"exists"
         if context.attached:
             sender.begin_anew()
-            context.home.inputs = json.loads(context.facts_of("inputs")["inputs"] or "{}")
+            text = context.facts_of("inputs")["inputs"]
+            with readable(context.session_id, context.link.address):
+                context.home.inputs = dict(json.loads(text or "{}"))
         return context
 
     # --- facts -------------------------------------------------------------------------
@@ -105,7 +108,7 @@ class SharedContext(ExecutionContext):
             raise NoSession(
                 f"There is no session {self.session_id} at {self.link.address}.", session=self.session_id
             )
-        return parse_line(line)
+        return parse_line(self.session_id, line)
 
     def exists(self) -> bool:
         with translated(self.link.address):
@@ -115,7 +118,8 @@ class SharedContext(ExecutionContext):
         """What is kept beside its tables; "" for what is not there."""
         with translated(self.link.address):
             found: list[bytes | None] = self._client.hmget(f"{self._prefix}h", names)
-        return {name: (value or b"").decode() for name, value in zip(names, found, strict=True)}
+        with readable(self.session_id, self.link.address):
+            return {name: (value or b"").decode() for name, value in zip(names, found, strict=True)}
 
     @property
     def state(self) -> SessionState:
@@ -179,7 +183,8 @@ class SharedContext(ExecutionContext):
         with translated(self.link.address):
             raw = self._client.get(f"{self._prefix}program")
         if raw is not None:
-            known: Document = json.loads(raw)
+            with readable(self.session_id, self.link.address):
+                known: Document = dict(json.loads(raw))
             return known
         return self.found.facts["graph"] if self.found is not None else None
 

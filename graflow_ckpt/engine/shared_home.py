@@ -28,10 +28,11 @@ from graflow_ckpt.engine.tidying import Tidier
 from graflow_ckpt.engine.tracing import Trace
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import CUT, keys_of
 from graflow_ckpt.sessions.ops import Cells
 from graflow_ckpt.sessions.pages import read_paged
-from graflow_ckpt.sessions.tables import parse_line, read_state
+from graflow_ckpt.sessions.tables import gone, parse_line, read_state
 from graflow_ckpt.stores import backend_of, open_beside, open_store
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
@@ -186,10 +187,10 @@ class SharedHome:
 
     def _is_large(self) -> bool:
         with translated(self.link.address):
-            line = parse_line(self._client.hget(f"{self._prefix}c", "c") or b"")
+            line = self._line()
             pipe = self._client.pipeline(transaction=False)
             pipe.hlen(f"{self._prefix}v").zcard(f"{self._prefix}dl").zcard(f"{self._prefix}done")
-            for name in filter(None, line.get("queues", "").split(",")):
+            for name in filter(None, line["queues"].split(",")):
                 pipe.zcard(f"{self._prefix}q:{name}")
             return bool(sum(pipe.execute()) > MANY)
 
@@ -206,20 +207,28 @@ class SharedHome:
                 spec["task_data"].pop("ref", None)  # it is in the queue, which stays where it is
         return replace(snapshot, values={}, appended={}, data=[], tasks={}, rng=None)
 
+    def _line(self) -> dict[str, str]:
+        line = self._client.hget(f"{self._prefix}c", "c")
+        if line is None:
+            raise gone(self.link, self.session)
+        return parse_line(self.session, line)
+
     def carried(self) -> dict[str, str]:
         """What has to be known of it besides, wherever it goes."""
         with translated(self.link.address):
             found = self._client.hmget(f"{self._prefix}h", CARRIED)
-            line = parse_line(self._client.hget(f"{self._prefix}c", "c") or b"")
-        facts = {n: value.decode() for n, value in zip(CARRIED, found, strict=True) if value is not None}
-        flags = "".join(flag for flag in line.get("flags", "") if flag in "fl")
-        return {**facts, "flags": flags, "cap": line.get("cap", "")}
+            line = self._line()
+        with readable(self.session, self.link.address):
+            facts = {n: value.decode() for n, value in zip(CARRIED, found, strict=True) if value is not None}
+        flags = "".join(flag for flag in line["flags"] if flag in "fl")
+        return {**facts, "flags": flags, "cap": line["cap"]}
 
     def kept_trace(self) -> str:
         """The trace of who took part before, as the session keeps it; "" if nobody traces."""
         with translated(self.link.address):
             raw: bytes | None = self._client.hget(f"{self._prefix}h", "trace")
-        return (raw or b"").decode()
+        with readable(self.session, self.link.address):
+            return (raw or b"").decode()
 
     def keep_trace(self) -> None:
         """The session's trace is from here on that of this run, unless another one was quicker."""
@@ -243,13 +252,14 @@ class SharedHome:
             steps, at, made = self._client.hmget(f"{self._prefix}h", "cut_steps", "cut_at", "created")
             seconds, micros = self._client.time()
         now = float(seconds) + float(micros) / 1e6
-        return int(steps or 0), now - float(at or made or now)
+        with readable(self.session, self.link.address):
+            return int(steps or 0), now - float(at or made or now)
 
     def others_run(self, own: int) -> bool:
         """Whether somebody else holds a task; `own`: how many are held here."""
         with translated(self.link.address):
             line = self._client.hget(f"{self._prefix}c", "c")
-        return line is not None and int(parse_line(line)["held"] or 0) > own
+        return line is not None and int(parse_line(self.session, line)["held"] or 0) > own
 
     @contextmanager
     def turn(self, patience: float = 0.0) -> Iterator[bool]:

@@ -129,7 +129,7 @@ def declined(link: RedisLink, session: str) -> dict[str, str]:
     with asked(link, **{key: "hash", line: "hash"}):
         client: Any = link.client
         counters, cold = head_of(client, link.address, session), client.hgetall(key)
-    if counters is None or parse_line(counters)["status"] in ENDED or b"declined" not in cold:
+    if counters is None or parse_line(session, counters)["status"] in ENDED or b"declined" not in cold:
         return {}
     found = {name.decode(): why.decode(errors="replace") for name, why in cold.items()}
     return {name.removeprefix(_AT): why for name, why in found.items() if name.startswith(_AT)}

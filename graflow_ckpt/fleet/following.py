@@ -25,6 +25,7 @@ from graflow_ckpt.engine.bodiless import ANSWERS
 from graflow_ckpt.engine.opening import in_doubt
 from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import keys_of
 
 LOOK = 0.5
@@ -121,7 +122,8 @@ def completions(link: RedisLink, session: str, after: int) -> Iterator[Progress]
     names = {f"{prefix}ledger": "list", f"{prefix}done": "zset"}
     with asked(link, **names):
         whole = bool(client.exists(f"{prefix}ledger"))
-    yield from _of_ledger(link, client, prefix, after) if whole else _of_tasks(link, client, prefix, after)
+    with readable(session, link.address):
+        yield from (_of_ledger if whole else _of_tasks)(link, client, prefix, after)
 
 
 def _of_tasks(link: RedisLink, client: Any, prefix: str, after: int) -> Iterator[Progress]:
@@ -158,11 +160,12 @@ def doubts(link: RedisLink, session: str) -> dict[str, int]:
     with asked(link, **{key: "hash"}):
         records: dict[bytes, bytes] = client.hgetall(key)
     found = {}
-    for number, record in records.items():
-        _, size, rest = record.split(b"\x1e", 2)
-        fields = rest[int(size) :].split(b"\x1f", 6)
-        if fields[5] == b"doubt":
-            found[fields[1].decode()] = int(number)
+    with readable(session, link.address):
+        for number, record in records.items():
+            _, size, rest = record.split(b"\x1e", 2)
+            fields = rest[int(size) :].split(b"\x1f", 6)
+            if fields[5] == b"doubt":
+                found[fields[1].decode()] = int(number)
     return found
 
 

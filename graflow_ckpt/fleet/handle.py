@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint.manager import CheckpointManager
@@ -31,6 +32,7 @@ from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.following import Changes, Progress, completions
 from graflow_ckpt.fleet.programs import check_proof
 from graflow_ckpt.fleet.status import Failure, Status, failures, read
+from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import head_of, keys_of
 from graflow_ckpt.sessions.redis import RedisSession
 from graflow_ckpt.sessions.tables import read_state
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = ["Failure", "Handle", "Progress", "RemoteError", "Status"]
 
 _PAGE = 500
+_CALLS = 10_000_000
 
 
 class Handle:
@@ -64,6 +67,9 @@ class Handle:
         with asked(self._link, **{f"{self._prefix}h": "hash"}):
             found: list[Any] = self._redis.hmget(f"{self._prefix}h", *names)
         return found
+
+    def _readable(self) -> AbstractContextManager[None]:
+        return readable(self.session, self.address)
 
     # --- looking -----------------------------------------------------------------------
 
@@ -136,7 +142,8 @@ class Handle:
             raise self.error(status)
         with asked(self._link, **{f"{self._prefix}done": "zset"}):
             last = self._redis.zrevrange(f"{self._prefix}done", 0, 0)
-        return self.value(last[0].decode() + RESULT) if last else None
+        with self._readable():
+            return self.value(last[0].decode() + RESULT) if last else None
 
     def results(self, timeout: float | None = None, *, strict: bool = False) -> list[Any]:
         """Of a session made by `submit_many`: what each call returned, in order.
@@ -151,7 +158,8 @@ class Handle:
             raise self.error(status)
         if strict and (failed := self.failures()):
             raise self._of_calls(failed)
-        names = [f"{workflow.decode()}[{i}]{RESULT}" for i in range(int(calls))]
+        with self._readable():
+            names = _results_of(workflow.decode(), int(calls))
         sender = RedisSession(self._link, self.session, self._cells)
         found: list[Any] = []
         try:
@@ -238,7 +246,9 @@ class Handle:
             self._commit([*ops, ("status", "running", ""), ("claim", 0)])
         elif status.status != "running" or max_steps is not None:
             (epoch,) = self._cold("epoch")
-            self._commit([*ops, ("reopen", int(epoch or 1), limit), ("claim", 0)])
+            with self._readable():
+                epoch = int(epoch or 1)
+            self._commit([*ops, ("reopen", epoch, limit), ("claim", 0)])
         self._client.watch(self.session)
 
     def answer(self, task: str, how: str) -> None:
@@ -287,8 +297,9 @@ class Handle:
         """Take one now, in this process. A portable one holds queue and values, too: for rewind and fork."""
         self.status()
         code, starts, store, known = (word or b"" for word in self._cold("code", "starts", "store", "proof"))
-        digest, place = code.decode(), store.decode()
-        check_proof(self._cells, known, digest, starts.decode(), place)
+        with self._readable():
+            digest, place = code.decode(), store.decode()
+            check_proof(self._cells, known, digest, starts.decode(), place)
         program = self._client.programs.parcel(digest).program
         home = SharedHome(self._link, self.session, self._cells, place, self._client.keyring, program)
         return home.cut("request", check_metadata(metadata), path=path, portable=portable)
@@ -333,8 +344,17 @@ class Handle:
     def facts(self) -> dict[str, Any]:
         """What is kept about the session beside its state."""
         names = ("workflow", "code", "starts", "store", "created", "host", "python", "epoch")
-        found = {n: v.decode() for n, v in zip(names, self._cold(*names), strict=True) if v is not None}
-        return {**found, "starts": json.loads(found.get("starts", "[]"))}
+        values = self._cold(*names)
+        with self._readable():
+            found = {n: v.decode() for n, v in zip(names, values, strict=True) if v is not None}
+            return {**found, "starts": json.loads(found.get("starts", "[]"))}
+
+
+def _results_of(task: str, calls: int) -> list[str]:
+    """The names of what calls gave. Redis says how many there were, and nothing bears that out."""
+    if not 0 <= calls <= _CALLS:
+        raise ValueError(f"it says that it has {calls} calls")
+    return [f"{task}[{i}]{RESULT}" for i in range(calls)]
 
 
 def _rests(status: Status) -> bool:

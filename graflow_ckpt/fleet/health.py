@@ -26,10 +26,10 @@ from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.board import Line, Order
-from graflow_ckpt.fleet.lists import POOLS, made_of, pool_key
+from graflow_ckpt.fleet.lists import POOLS, pool_key
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.complaints import translated
-from graflow_ckpt.links.processes import describe, is_gone, is_near, myself
+from graflow_ckpt.links.processes import describe, is_gone, is_near, made_of, myself
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.layout import CUT, RENEW, START, keys_of
 from graflow_ckpt.sessions.redis import RedisSession, new_nonce

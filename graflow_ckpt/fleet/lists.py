@@ -16,9 +16,9 @@ import logging
 import re
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import cache
-from typing import Any, TypeVar
+from typing import Any
 
 from redis import RedisError
 
@@ -70,32 +70,6 @@ def sessions_in(names: Iterable[bytes]) -> list[str]:
 def owner_text(owner: Owner) -> str:
     """A process, as a session keeps it."""
     return json.dumps(asdict(owner), separators=(",", ":"))
-
-
-def owner_from(text: str | bytes) -> Owner | None:
-    """The process that a text names; None if it names none."""
-    try:
-        return made_of(Owner, json.loads(text))
-    except (TypeError, ValueError, AttributeError, RecursionError):
-        return None
-
-
-_KINDS: dict[Any, type | tuple[type, ...]] = {
-    "str": str, "int": int, "bool": bool, "float": (int, float)
-}  # fmt: skip
-T = TypeVar("T")
-
-
-def made_of(kind: type[T], known: dict[str, Any]) -> T:
-    """Return a record of the fields that this version knows: a process of the next one may say more.
-
-    TypeError if one of them is not of its type.
-    """
-    types = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
-    for name, value in known.items():
-        if not isinstance(value, _KINDS.get(types.get(name), object)):
-            raise TypeError(f"{name} is a {type(value).__name__}")
-    return kind(**{name: value for name, value in known.items() if name in types})
 
 
 class Presence:

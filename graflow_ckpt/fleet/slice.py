@@ -43,6 +43,7 @@ from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.fleet.watching import Observers, watched
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import START, keys_of
 from graflow_ckpt.sessions.redis import PATIENCE as SERVER_PATIENCE
 from graflow_ckpt.sessions.redis import RedisSession, new_nonce
@@ -117,8 +118,9 @@ class Worker:
                     "token %s: session %s is gone", token, session, extra={"session": session, "token": token}
                 )
             return
-        cells = SealedCells(session, self.keyring, int(facts[4] or LIMIT))
-        queue, began = reply[2].decode(), reply[3].decode()
+        with readable(session, self.link.address):
+            cells = SealedCells(session, self.keyring, int(facts[4] or LIMIT))
+            queue, began = reply[2].decode(), reply[3].decode()
         mine = RedisSession(self.link, session, cells, token, began, queue=queue, retires=True)
         mine.on_emitted = lambda other, where: self.carrier.offer(session, other, where)
         try:
@@ -157,9 +159,10 @@ class Worker:
     def _program(self, mine: RedisSession, facts: list[Any], cells: SealedCells) -> Loaded | None:
         """The program, or None: then the token has been left to others."""
         try:
-            digest, starts, store = (word.decode() for word in facts[:3])
-            check_proof(cells, facts[3], digest, starts, store)
-            start = tuple(json.loads(starts))
+            with readable(mine.id, self.link.address):
+                digest, starts, store = (word.decode() for word in facts[:3])
+                check_proof(cells, facts[3], digest, starts, store)
+                start = tuple(json.loads(starts))
             if not self.programs.knows(digest, start):  # to import a module may take longer than a lease
                 self.keeper.keep(Kept(mine, lambda news: None, lambda: None))
             loaded = mine.patiently(lambda: self.programs.load(digest, start, mine.id))

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from graflow_ckpt.core.errors import GraflowError, KeyTaken, SchemaUnsupported, ServerError, SessionDamaged
+from graflow_ckpt.core.errors import GraflowError, KeyTaken, SchemaUnsupported, SessionDamaged
 from graflow_ckpt.engine.account import Account
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import keys_of, whole
 from graflow_ckpt.sessions.tables import parse_line
 
@@ -85,26 +85,9 @@ class Status:
 
 def read(link: RedisLink, session: str) -> Status | None:
     """One session; None if there is none."""
-    try:
+    with readable(session, link.address):
         reply = link.script(whole(_COUNTS))([f"{keys_of(session)}c"], _FACTS)
         return _status(session, *reply) if reply else None
-    except (ValueError, LookupError, TypeError, ArithmeticError) as error:
-        if isinstance(error, GraflowError):
-            raise
-        raise damaged(session, link.address, error) from error
-    except ServerError as error:
-        if type(error) is not ServerError:
-            raise
-        raise damaged(session, link.address, error) from error
-
-
-def damaged(session: str, address: str, error: Exception) -> SessionDamaged:
-    """Return the error for a session in whose tables something stands that no version has written."""
-    return SessionDamaged(
-        f"Session {session} at {address} cannot be read: {error}.".replace("..", "."),
-        hint=f"Its tables were changed by something else. Delete it: graflow-ckpt sessions purge {session}.",
-        session=session,
-    )
 
 
 def read_all(link: RedisLink, sessions: Iterable[str]) -> Iterator[Status]:
@@ -131,7 +114,7 @@ def _unknown(session: str, error: GraflowError) -> Status:
 def _status(
     session: str, line: bytes, ready: list[Any], slices: list[bytes], facts: list[Any], *counts: int
 ) -> Status:
-    c = parse_line(line)
+    c = parse_line(session, line)
     completed, running, delayed, failed, skipped, tokens, made = counts
     h = {name: (fact or b"").decode(errors="replace") for name, fact in zip(_FACTS, facts, strict=True)}
     queues = tuple((name.decode(), size) for name, size in zip(ready[::2], ready[1::2], strict=True))
@@ -172,7 +155,7 @@ def failures(link: RedisLink, session: str) -> Iterator[Failure]:
     """Those of one session, by the names of their tasks within a page."""
     prefix = keys_of(session)
     client: Any = link.client
-    with _readable(link, session), translated(link.address):
+    with readable(session, link.address), translated(link.address):
         aside = dict(_spec(record) for record in client.hvals(f"{prefix}dead"))
         cursor: int | None = None
         seen: set[str] = set()
@@ -182,16 +165,6 @@ def failures(link: RedisLink, session: str) -> Iterator[Failure]:
             for task in sorted(found.keys() - seen):
                 yield _failure(session, task, found[task], aside.get(task))
             seen |= found.keys()
-
-
-@contextmanager
-def _readable(link: RedisLink, session: str) -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, LookupError) as error:
-        if isinstance(error, GraflowError):
-            raise
-        raise damaged(session, link.address, error) from error
 
 
 def _spec(record: bytes) -> tuple[str, tuple[int, int, str]]:

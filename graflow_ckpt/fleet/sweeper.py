@@ -22,12 +22,11 @@ from typing import Any
 from graflow_ckpt.core.errors import GraflowError, SchemaUnsupported, ServerError, ServerGone
 from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.board import Run
-from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, owner_from, session_in
+from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, session_in
 from graflow_ckpt.fleet.reaping import OPAQUE, Fleet, take
-from graflow_ckpt.fleet.status import damaged
 from graflow_ckpt.fleet.tokens import job_id, token_in
-from graflow_ckpt.links.complaints import in_our_words, redis, theirs, translated
-from graflow_ckpt.links.processes import is_gone
+from graflow_ckpt.links.complaints import damaged, in_our_words, redis, theirs, translated
+from graflow_ckpt.links.processes import is_gone, owner_from
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.scripts import Script
 from graflow_ckpt.sessions.layout import head_of, keys_of, source
@@ -278,7 +277,7 @@ class Sweeper:
                     line = head_of(client, self._link.address, session)
                     if line is None:
                         noted += (name, repr(accepted), "")
-                    elif "e" not in (c := parse_line(line))["flags"] and "f" in c["flags"]:
+                    elif "e" not in (c := parse_line(session, line))["flags"] and "f" in c["flags"]:
                         missing[name] = int(accepted)
             if missing:
                 client.zadd(ACTIVE, missing, nx=True)

@@ -23,6 +23,7 @@ from graflow_ckpt.core.errors import (
     ServerGone,
     ServerReadOnly,
     ServerRefuses,
+    SessionDamaged,
 )
 from graflow_ckpt.links.addresses import no_cluster
 
@@ -84,6 +85,9 @@ _PASSING = "It may pass: try again in a moment."
 # Redis before 7 wraps what a script's command complains of: "ERR Error running script …: -OOM command not …"
 _CODE = re.compile(r"(?:^|: -|\s-)([A-Z]{3,})\b")
 
+_FELL = re.compile(r"user_script: ?\d+")
+_SESSION = re.compile(r"graflow:\{([^}]*)\}:")
+
 _BY_CLASS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...] = (
     ((theirs.AuthenticationError, theirs.AuthorizationError, theirs.NoPermissionError), "NOAUTH"),
     (theirs.AuthenticationWrongNumberOfArgsError, "NOAUTH"),
@@ -106,8 +110,10 @@ _TRANSIENT: Mapping[str, str] = {
 }
 
 
-def in_our_words(error: Exception, address: str) -> ServerError | SchemaUnsupported:
-    """The error to raise instead of one that redis-py has raised."""
+def in_our_words(
+    error: Exception, address: str, keys: Sequence[Key] = ()
+) -> ServerError | SchemaUnsupported | SessionDamaged:
+    """The error to raise instead of one that redis-py has raised; `keys`: of the script that was called."""
     text, code = str(error).rstrip("."), code_of(error)
     if code == "FORMAT":
         return unknown_format(text.rpartition("FORMAT ")[2], address)
@@ -142,7 +148,25 @@ def in_our_words(error: Exception, address: str) -> ServerError | SchemaUnsuppor
             hint="Check host and port, and whether it wants TLS (rediss://).",
             address=address,
         )
+    if _FELL.search(text) and "killed" not in text and (session := _session_of(keys)):
+        return damaged(session, address, text)  # a script cannot read what stands there
     return ServerError(f"{address} answers with an error: {text}.", address=address, code=code, text=text)
+
+
+def damaged(session: str, address: str, error: object) -> SessionDamaged:
+    """Return the error for a session in whose tables something stands that no version has written."""
+    where = f" at {address}" if address else ""
+    return SessionDamaged(
+        f"Session {session}{where} cannot be read: {error}.".replace("..", "."),
+        hint=f"Its tables were changed by something else. Delete it: graflow-ckpt sessions purge {session}.",
+        session=session,
+    )
+
+
+def _session_of(keys: Sequence[Key]) -> str:
+    key = next(iter(keys), "")
+    found = _SESSION.match(key if isinstance(key, str) else key.decode(errors="replace"))
+    return found[1] if found else ""
 
 
 def unknown_format(said: str, address: str) -> SchemaUnsupported:

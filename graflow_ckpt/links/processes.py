@@ -8,6 +8,7 @@ systemd's `ProtectProc`). Outside Linux nothing is known of any. Not here: what 
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -15,6 +16,8 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from dataclasses import fields
+from typing import Any, TypeVar
 
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.core.redaction import redacted_argv
@@ -39,6 +42,32 @@ def describe(pid: int) -> Owner:
         argv=_argv(pid)[:_ARGV],
         since=time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime()),
     )
+
+
+def owner_from(text: str | bytes) -> Owner | None:
+    """The process that a text names; None if it names none."""
+    try:
+        return made_of(Owner, json.loads(text))
+    except (TypeError, ValueError, AttributeError, RecursionError):
+        return None
+
+
+_KINDS: dict[Any, type | tuple[type, ...]] = {
+    "str": str, "int": int, "bool": bool, "float": (int, float)
+}  # fmt: skip
+T = TypeVar("T")
+
+
+def made_of(kind: type[T], known: dict[str, Any]) -> T:
+    """Return a record of the fields that this version knows: a process of the next one may say more.
+
+    TypeError if one of them is not of its type.
+    """
+    types = {field.name: field.type for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    for name, value in known.items():
+        if not isinstance(value, _KINDS.get(types.get(name), object)):
+            raise TypeError(f"{name} is a {type(value).__name__}")
+    return kind(**{name: value for name, value in known.items() if name in types})
 
 
 def is_near(owner: Owner) -> bool:

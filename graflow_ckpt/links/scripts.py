@@ -38,7 +38,7 @@ class Script:
         except redis.RedisError as error:
             if code_of(error) == "WRONGTYPE":
                 raise taken(self._address, keys, self.types, self._client.type) from error
-            raise in_our_words(error, self._address) from error
+            raise in_our_words(error, self._address, keys) from error
 
     def words(self, keys: Sequence[Key], args: Sequence[Argument], *, whole: bool) -> list[Argument]:
         """The call as a command; `whole`: with the text of the script."""
@@ -82,4 +82,4 @@ def _complaint(error: redis.RedisError, step: Step, address: str, type_of: Any) 
     script, keys, _ = step
     if script is not None and code_of(error) == "WRONGTYPE":
         return taken(address, keys, script.types, type_of)
-    return in_our_words(error, address)
+    return in_our_words(error, address, keys)

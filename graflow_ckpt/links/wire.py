@@ -254,7 +254,7 @@ class Wire:
         self._waiting = None
         if call is not None and code_of(error) == "WRONGTYPE":
             raise taken(self.address, call[1], call[0].types, lambda key: self.ask(b"TYPE", key)) from error
-        said = in_our_words(error, self.address)
+        said = in_our_words(error, self.address, call[1] if call is not None else ())
         if isinstance(said, ServerGone) or not isinstance(error, redis.ResponseError):
             self.close()
         raise said from error

@@ -152,7 +152,8 @@ def pack_bundle(number: str, roots: Mapping[str, Any], cells: Cells) -> bytes:
 def unpack_bundle(number: str, data: bytes, cells: Cells) -> dict[str, Any]:
     """The roots by their names."""
     cell = cells.unpack(f"bundle {number}", data, f"*{number}")
-    assert isinstance(cell, Live)
+    if not isinstance(cell, Live):
+        raise ValueError(f"bundle {number} is no pickle")
     roots: dict[str, Any] = cell.value
     return roots
 

@@ -13,6 +13,7 @@ from graflow_ckpt.core.errors import SessionBusy
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.ops import Cells
 from graflow_ckpt.sessions.tables import TABLES, frozen, gone, parse_line, state_of
@@ -32,10 +33,10 @@ def read_paged(
 ) -> SessionState:
     """The session as of one moment, values included; SessionBusy if that took too long."""
     prefix = keys_of(session)
-    with frozen(link, session, seconds), translated(link.address):
+    with frozen(link, session, seconds), translated(link.address), readable(session, link.address):
         client: Any = link.client
         line: bytes = client.hget(f"{prefix}c", "c")
-        counters = parse_line(line)
+        counters = parse_line(session, line)
         tables = {name: list(_table(client, f"{prefix}{name}", page)) for name in TABLES}
         names = [name for name in counters["queues"].split(",") if name]
         queues = [[x for pair in _sorted(client, f"{prefix}q:{n}", page) for x in pair] for n in names]
@@ -45,13 +46,14 @@ def read_paged(
         now = client.hget(f"{prefix}c", "c")
     if now is None:
         raise gone(link, session)
-    if parse_line(now)["sequence"] != counters["sequence"]:
+    if parse_line(session, now)["sequence"] != counters["sequence"]:
         raise SessionBusy(
             f"Session {session} changed while it was read: that took longer than {seconds:g} s.",
             hint="Pause it and try again, or keep its large values elsewhere.",
             session=session,
         )
-    return state_of(session, line, tables, queues, values, lists, cells)
+    with readable(session, link.address):
+        return state_of(session, line, tables, queues, values, lists, cells)
 
 
 def _table(client: Any, key: str, page: int) -> Iterator[tuple[bytes, bytes]]:

@@ -44,6 +44,7 @@ from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.scripts import Script
 from graflow_ckpt.links.wire import Wire
+from graflow_ckpt.sessions.damage import BROKEN, readable
 from graflow_ckpt.sessions.layout import READ, RENEW, START, STEP, keys_of, wrong_keys
 from graflow_ckpt.sessions.ops import Arg, Cells, arguments, claim_of, in_full, strictly, turn, unpack_bundle
 from graflow_ckpt.sessions.patience import patiently
@@ -256,7 +257,7 @@ class RedisSession:
                         self._readers.pop(op[1], None)
         try:
             claims = [claim_of(record, self._cells) for record in reply[4:]]
-        except CheckpointError:
+        except (CheckpointError, *BROKEN):
             claims = self._readable(reply[4:])
         for claim in claims:
             held[claim.spec.key] = claim
@@ -270,8 +271,9 @@ class RedisSession:
         for record in records:
             try:
                 claims.append(claim_of(record, self._cells))
-            except CheckpointError as error:
-                key = int(record.split(b"\x1f", 3)[2])
+            except (CheckpointError, *BROKEN) as error:
+                with readable(self.id, self._link.address):
+                    key = int(record.split(b"\x1f", 3)[2])
                 self.commit([("quarantine", key, f"{type(error).__name__}: {error}")])
         return claims
 
@@ -456,12 +458,13 @@ class RedisSession:
         if found == [b"gone"]:
             raise self._gone()
         rows: list[list[Any]] = found[len(names)] if len(found) > len(names) else []
-        bundles = [self._bundle(*row) for row in rows]
-        together = {name: look for one in bundles for name, look in one.items()}
-        looks = {
-            name: together[name] if name in together else self._value(name, one)
-            for name, one in zip(names, found, strict=False)
-        }
+        with readable(self.id, self._link.address):
+            bundles = [self._bundle(*row) for row in rows]
+            together = {name: look for one in bundles for name, look in one.items()}
+            looks = {
+                name: together[name] if name in together else self._value(name, one)
+                for name, one in zip(names, found, strict=False)
+            }
         return looks, bundles
 
     def _bundle(self, number: bytes, pickle: bytes, *members: Any) -> dict[str, Look]:
@@ -484,7 +487,8 @@ class RedisSession:
 
     def names(self) -> list[str]:
         fields = self.patiently(self._fields)
-        return [f[1:].decode() for f in fields if f[:1] == b"="]
+        with readable(self.id, self._link.address):
+            return [f[1:].decode() for f in fields if f[:1] == b"="]
 
     def _fields(self) -> list[bytes]:
         client: Any = self._link.client

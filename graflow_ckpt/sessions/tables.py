@@ -8,6 +8,7 @@ staged expires. `frozen` keeps everybody else from changing a session for a whil
 from __future__ import annotations
 
 import json
+import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,8 +20,10 @@ from graflow_ckpt.core.facts import TaskSpec
 from graflow_ckpt.core.gate import Gate
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Cell, Live
+from graflow_ckpt.links.complaints import damaged
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import keys_of, source
 from graflow_ckpt.sessions.ops import (
     Arg,
@@ -58,20 +61,32 @@ _DUMP, _STAGE, _REPLACE, _FREEZE = map(source, ("dump", "stage", "replace", "fre
 
 Share = Callable[[Mapping[str, Sequence[Any]]], Iterable[Sequence[str]]]
 
+_NUMBER = re.compile(r"\d{1,18}")
+_WORDS = ("status", "flags", "queues")
+_MAY_LACK = ("max_steps", "cap", "held")
 
-def parse_line(line: Any) -> dict[str, str]:
-    """The counters of a session."""
-    return dict(zip(FIELDS, line.decode().split("|"), strict=False))
+
+def parse_line(session: str, line: Any) -> dict[str, str]:
+    """The counters of a session; SessionDamaged if it has others."""
+    found = dict(zip(FIELDS, line.decode(errors="replace").split("|"), strict=False))
+    for name in FIELDS:
+        text = found.get(name)
+        if text is not None and (name in _WORDS or (not text and name in _MAY_LACK)):
+            continue
+        if text is None or not _NUMBER.fullmatch(text):
+            raise damaged(session, "", f"{name} is {text!r}")
+    return found
 
 
 def read_state(link: RedisLink, session: str, cells: Cells, *, values: bool = True) -> SessionState:
     """The session as of one moment; without `values` only what is known of its tasks."""
-    line, *found = link.script(_DUMP)([f"{keys_of(session)}c"], ["values" if values else ""])
-    if line == b"gone":
-        raise gone(link, session)
-    tables = {name: _pairs(flat) for name, flat in zip(TABLES, found, strict=False)}
-    fields = dict(_pairs(found[-2])) if values else {}
-    return state_of(session, line, tables, found[len(TABLES)], fields, found[-1] if values else [], cells)
+    with readable(session, link.address):
+        line, *found = link.script(_DUMP)([f"{keys_of(session)}c"], ["values" if values else ""])
+        if line == b"gone":
+            raise gone(link, session)
+        tables = {name: _pairs(flat) for name, flat in zip(TABLES, found, strict=False)}
+        fields = dict(_pairs(found[-2])) if values else {}
+        return state_of(session, line, tables, found[len(TABLES)], fields, found[-1] if values else [], cells)
 
 
 def state_of(
@@ -79,7 +94,7 @@ def state_of(
     values: dict[bytes, bytes], lists: Sequence[list[bytes]], cells: Cells,
 ) -> SessionState:  # fmt: skip
     """The state that these tables are: each as pairs; queues flat, lists with their names first."""
-    state = _counters(session, parse_line(line), dict(tables["h"]), cells)
+    state = _counters(session, parse_line(session, line), dict(tables["h"]), cells)
     _specs(state, tables, queues, cells)
     _tasks(state, tables, cells)
     _values(state, values, lists, cells)
@@ -95,7 +110,7 @@ def _pairs(flat: Sequence[bytes]) -> list[tuple[bytes, bytes]]:
 
 
 def _counters(session: str, c: dict[str, str], h: dict[bytes, bytes], cells: Cells) -> SessionState:
-    state = SessionState(session, json.loads(h.get(b"starts", b"[]")), _int(c["max_steps"]))
+    state = SessionState(session, _starts(h.get(b"starts", b"[]")), _int(c["max_steps"]))
     state.cap = _int(c["cap"])
     state.status, state.reason = c["status"], h.get(b"reason", b"").decode()
     state.sequence, state.steps = int(c["sequence"]), int(c["steps"])
@@ -103,6 +118,13 @@ def _counters(session: str, c: dict[str, str], h: dict[bytes, bytes], cells: Cel
     state.epoch = int(h.get(b"epoch", 0))
     state.rng = cells.unpack("rng", h[b"rng"], "rng") if b"rng" in h else None
     return state
+
+
+def _starts(text: bytes) -> list[str]:
+    starts = json.loads(text)
+    if type(starts) is not list or not all(type(name) is str for name in starts):
+        raise ValueError(f"starts is {starts!r}")
+    return starts
 
 
 def _int(text: str) -> int | None:

@@ -8,7 +8,7 @@ import pytest
 
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.sealed import LIVE, SealedCells, sealed_by
-from graflow_ckpt.core.errors import TooLarge, UnknownKey, UnsafeCheckpoint
+from graflow_ckpt.core.errors import CheckpointError, TooLarge, UnknownKey, UnsafeCheckpoint
 from graflow_ckpt.core.values import Live
 
 KEYS = Keyring({"one": bytes(32)})
@@ -96,3 +96,17 @@ def test_what_is_too_large_is_refused_with_its_size_and_the_limit() -> None:
         assert raised.value.size > 5_000
         assert "value_limit" in raised.value.hint
     assert cells.pack("rows", bytes(5_000)) == bytes(5_000)
+
+
+class Picky:
+    def __setstate__(self, state: object) -> None:
+        raise ValueError("not this one")
+
+
+def test_what_a_class_raises_when_it_is_restored_is_said_with_the_name_of_the_value() -> None:
+    picky = Picky()
+    picky.__dict__["a"] = 1
+    cells = SealedCells("s", KEYS)
+
+    with pytest.raises(CheckpointError, match=r"value of session s cannot be restored: ValueError"):
+        cells.unpack("value", cells.pack("value", Live(picky)))

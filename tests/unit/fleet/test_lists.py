@@ -6,8 +6,8 @@ import time
 from typing import Any
 
 from graflow_ckpt.fleet.client import Client, Terms
-from graflow_ckpt.fleet.lists import ACTIVE, Presence, host_key, owner_from, owner_text, place
-from graflow_ckpt.links.processes import is_near, myself
+from graflow_ckpt.fleet.lists import ACTIVE, Presence, host_key, owner_text, place
+from graflow_ckpt.links.processes import is_near, myself, owner_from
 from tests.unit.fleet.played import bag, task_of
 
 

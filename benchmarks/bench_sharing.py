@@ -25,6 +25,7 @@ from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Live
 from graflow_ckpt.engine.bundles import Bundles, Unrecordable
+from graflow_ckpt.engine.record import record
 
 NAME = "sharing"
 
@@ -73,7 +74,7 @@ def commits(value: Make, others: Make, changed: bool) -> Callable[[Run], None]:
 def _recorded(state: SessionState, bundles: Bundles, ops: list[Op], in_hand: list[str] | None) -> None:
     apply(state, ops, 0.0)
     with suppress(Unrecordable):  # too large for a record: a checkpoint comes on top, in both
-        journal.pack(state.sequence, 0.0, bundles.record(ops, lambda name: False, in_hand))
+        journal.pack(state.sequence, 0.0, record(bundles, ops, lambda name: False, in_hand))
 
 
 def by_name(value: Make, changed: bool) -> Callable[[Run], None]:

@@ -15,12 +15,11 @@ were not pickled in this process are walked once. While there is one live value 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from operator import is_
 from typing import Any
 
-from graflow_ckpt.checkpoint.journal import SIZE_LIMIT, Part
-from graflow_ckpt.checkpoint.pickles import Memo, Once, collector_at_rest, pickle_once
+from graflow_ckpt.checkpoint.pickles import Memo
 from graflow_ckpt.checkpoint.sharing import lasting, reach, shares
 from graflow_ckpt.core.errors import NotStorable
 from graflow_ckpt.core.facts import RESULT, Op
@@ -71,32 +70,11 @@ class Bundles:
 
     def forget(self, ops: Sequence[Op]) -> None:
         """These are not in the journal: a checkpoint will have them."""
-        for name in self._touched(ops):
+        for name in self.touched(ops):
             for bundle in self.written(name):
-                self._unknown(bundle)
+                self.unknown(bundle)
 
-    def record(
-        self, ops: Sequence[Op], elsewhere: Elsewhere, in_hand: Collection[str] | None = None
-    ) -> list[Op]:
-        """The ops, already applied, as a record holds them; Unrecordable if none can.
-
-        `in_hand`: the names of all live values that the attempt has seen, if that is known.
-        """
-        touched = self._touched(ops)
-        if not touched:
-            return [*ops]
-        commit = _Commit(self, elsewhere, in_hand)
-        try:
-            with collector_at_rest(self.many):  # a memo is copied as a tuple for each object
-                return commit.record(ops, touched)
-        except TooLarge:
-            raise
-        except BaseException:
-            for bundle in commit.dirty:
-                self._unknown(bundle)
-            raise
-
-    def _touched(self, ops: Sequence[Op]) -> dict[str, bool]:
+    def touched(self, ops: Sequence[Op]) -> dict[str, bool]:
         """The names that ops have written, in order; True for a result, which is recorded in any case."""
         names: dict[str, bool] = {}
         for op in ops:
@@ -174,6 +152,7 @@ class Bundles:
                 del self._at[number]
         bundle.ids = ids
         if ids is None:
+            bundle.shape = None
             self._unwalked[bundle] = None
         else:
             self._at.update(dict.fromkeys(ids, bundle))
@@ -225,204 +204,7 @@ class Bundles:
     def _drop(self, bundle: Bundle) -> None:
         self.index(bundle, set())
 
-    def _unknown(self, bundle: Bundle) -> None:
+    def unknown(self, bundle: Bundle) -> None:
         if bundle.names:
             self.index(bundle, None)
             bundle.digest = bundle.shape = None
-
-
-class _Commit:
-    """What one record holds of which bundle."""
-
-    def __init__(self, bundles: Bundles, elsewhere: Elsewhere, in_hand: Collection[str] | None) -> None:
-        self.dirty: dict[Bundle, Once | None] = {}  # that are pickled, and their pickles
-        self._bundles = bundles
-        self._elsewhere = elsewhere
-        self._in_hand = in_hand
-        self._grows = False  # live items are appended, which are looked at last
-        self._left: dict[str, list[Any]] = {}  # objects that stand under these names no more
-        self._items: dict[str, list[Part]] = {}  # that were appended, and share with nothing
-
-    def record(self, ops: Sequence[Op], touched: dict[str, bool]) -> list[Op]:
-        grown = _grown(ops, touched)
-        for name in touched:
-            if name not in grown:
-                self._write(name)
-        self.dirty = {bundle: None for bundle in self.dirty if bundle.names}
-        self._grows = any(grown.values())
-        if self._bundles.many or self._grows:
-            self._bundles.walk_others(self.dirty)
-            self._find_left()
-        for bundle in [*self.dirty]:
-            if bundle.names:
-                self._settle(bundle)
-        for name, count in grown.items():
-            self._grow(name, count)
-        parts = self._parts(touched)
-        kept = [self._kept(op, parts) for op in ops]
-        return [op for op in kept if op is not None] + self._canonical(parts, touched)
-
-    # --- pickling ----------------------------------------------------------------------
-
-    def _write(self, name: str) -> None:
-        bundle, roots = self._bundles.of(name), self._bundles.roots(name)
-        known = bundle is not None and bundle.ids is not None
-        self.dirty |= dict.fromkeys(self._bundles.written(name))
-        if bundle is None or name in bundle.names:
-            return
-        if bundle.names and self._elsewhere(name):
-            raise _on_loan(name)  # the attempt that has it may be changing what the others hold
-        if not known:
-            self._left[name] = roots
-
-    def _find_left(self) -> None:
-        """What shares with an object that has been replaced, and was not looked at before."""
-        for name, roots in self._left.items():
-            mine = self._bundles.reach(name, roots)
-            for other in self._bundles.suspects(Bundle(), lasting({**mine})):
-                if shares(mine, self._bundles.reach(other.names[0], self._bundles.objects(other.names))):
-                    if self._elsewhere(name):
-                        raise _on_loan(name)
-                    self.dirty[other] = None
-
-    def _settle(self, bundle: Bundle) -> None:
-        """Pickle a bundle, with all that shares with it."""
-        bundles = self._bundles
-        while True:
-            once = self.dirty[bundle] = self._pickled(bundle)
-            if bundles.is_alone(bundle) and not self._grows:
-                bundles.index(bundle, None)  # it is walked when another value comes
-                return
-            if once.digest == bundle.digest and self._saw_only(bundle):
-                return
-            memo = once.memo()
-            shape = hash(tuple(memo))
-            if shape == bundle.shape and once.digest == bundle.digest:
-                return
-            ids = lasting(memo)
-            if not bundles.joins(bundle, bundles.suspects(bundle, ids)):
-                bundles.index(bundle, ids)
-                bundle.shape = shape
-                return
-            self.dirty = {one: once for one, once in self.dirty.items() if one.names}
-
-    def _saw_only(self, bundle: Bundle) -> bool:
-        """Whether the attempt had no other value's object that it could have put in an equal one's place."""
-        if self._in_hand is None or len(self.dirty) > 1:
-            return False
-        return bundle.ids is not None and {*self._in_hand} <= {*bundle.names}
-
-    def _pickled(self, bundle: Bundle) -> Once:
-        for name in bundle.names:
-            if self._elsewhere(name):
-                raise _on_loan(name)
-        roots = self._bundles.objects(bundle.names)
-        return pickle_once(roots if len(roots) > 1 else roots[0], SIZE_LIMIT, bundle.names[0])
-
-    def _grow(self, name: str, count: int) -> None:
-        """Items that were appended are recorded alone, unless they share with anything."""
-        bundles = self._bundles
-        if not count:
-            for bundle in bundles.written(name):
-                bundle.digest = None  # what the journal has is no longer what it wrote
-            return
-        (bundle,) = bundles.written(name)
-        bundle.digest = bundle.shape = None
-        roots = bundles.objects([name])
-        body, items = roots[:-count], roots[-count:]
-        once = pickle_once(items if count > 1 else items[0], SIZE_LIMIT, name)
-        if body or not bundles.is_alone(bundle):
-            ids = lasting(once.memo())
-            mine = bundles.reach(name, items)
-            for other in bundles.suspects(bundle, ids, own=True):
-                rest = [body] if other is bundle else []
-                rest += [bundles.objects([one]) for one in other.names if one != name]
-                if shares(mine, bundles.reach(name, [root for roots in rest for root in roots])):
-                    self.dirty[bundle] = None
-                    self._settle(bundle)
-                    return
-            bundles.index(bundle, (bundle.ids or set()) | ids)
-        if once.data is None:
-            raise too_large(name, once.size)
-        self._items[name] = _parts_of(once.data, count)
-
-    # --- ops ---------------------------------------------------------------------------
-
-    def _parts(self, touched: dict[str, bool]) -> dict[str, list[Part]]:
-        """The pickled cells of all names that the record has to hold."""
-        parts: dict[str, list[Part]] = {}
-        large: tuple[str, int] | None = None
-        for bundle, once in self.dirty.items():
-            assert once is not None
-            cells = {name: self._bundles.objects([name]) for name in bundle.names}
-            if once.digest == bundle.digest and not any(touched.get(name) for name in cells):
-                parts |= {name: [] for name in cells}
-                continue
-            plain = any(len(self._bundles.cells(name)) > 1 for name in cells)
-            bundle.digest = None if plain else once.digest
-            if once.data is None:
-                large = (next((name for name in cells if name in touched), bundle.names[0]), once.size)
-                continue
-            found = iter(_parts_of(once.data, sum(map(len, cells.values()))))
-            parts |= {name: [next(found) for _ in objects] for name, objects in cells.items()}
-        if large is not None:
-            raise too_large(*large)
-        return parts
-
-    def _kept(self, op: Op, parts: dict[str, list[Part]]) -> Op | None:
-        """An op as it is recorded: no base to check; None for what follows as a whole."""
-        if op[0] == "put":
-            return None if op[1] in parts else (*op[:3], -1)
-        if op[0] == "append":
-            if op[1] in parts:
-                return None
-            return (*op[:2], self._items[op[1]].pop(0)) if isinstance(op[2], Live) else op
-        if op[0] == "end" and op[3] == "completed" and isinstance(op[4], Live):
-            part = next((parts[one][0] for one in parts if parts[one] and self._is_of(one, op[4])), op[4])
-            return (*op[:4], part)
-        return op
-
-    def _is_of(self, name: str, cell: Cell) -> bool:
-        return name.endswith(RESULT) and self._bundles.cells(name)[0] is cell
-
-    def _canonical(self, parts: dict[str, list[Part]], touched: dict[str, bool]) -> list[Op]:
-        """The ops that put names as they are now: those of a bundle that were not touched are as new."""
-        ops: list[Op] = []
-        for name, pickled in parts.items():
-            if not pickled or touched.get(name):
-                continue
-            found, cells = iter(pickled), self._bundles.cells(name)
-            first, *items = [next(found) if isinstance(cell, Live) else cell for cell in cells]
-            ops.append(("put", name, first, -1))
-            ops += [("append", name, item) for item in items]
-        return ops
-
-
-def _grown(ops: Sequence[Op], touched: dict[str, bool]) -> dict[str, int]:
-    """Names that were only appended to, and the number of live items."""
-    put = {op[1] for op in ops if op[0] == "put"} | {name for name, result in touched.items() if result}
-    grown: dict[str, int] = {}
-    for op in ops:
-        if op[0] == "append" and op[1] not in put:
-            grown[op[1]] = grown.get(op[1], 0) + isinstance(op[2], Live)
-    return grown
-
-
-def _parts_of(pickle: bytes, count: int) -> list[Part]:
-    return [Part(pickle, index if count > 1 else None) for index in range(count)]
-
-
-def plain(ops: Sequence[Op]) -> list[Op]:
-    """The ops of a transition that has written nothing live, as they are recorded."""
-    for op in ops:
-        if op[0] in ("put", "append") and isinstance(op[2], Live):
-            raise Unrecordable(op[1], "made while no run drove the session")
-    return [(*op[:3], -1) if op[0] == "put" else op for op in ops]
-
-
-def _on_loan(name: str) -> Unrecordable:
-    return Unrecordable(name, "of a value on loan to another task")
-
-
-def too_large(name: str, size: int) -> TooLarge:
-    return TooLarge(name, f"{size} bytes, too many for a journal record")

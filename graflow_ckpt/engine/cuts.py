@@ -28,8 +28,9 @@ from graflow_ckpt.core.policy import Since
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine import rng
 from graflow_ckpt.engine.attempt import Attempt
-from graflow_ckpt.engine.bundles import Bundles, Unrecordable, plain, too_large
+from graflow_ckpt.engine.bundles import Bundles, Unrecordable
 from graflow_ckpt.engine.home import Home
+from graflow_ckpt.engine.record import plain, record, too_large
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.slowness import tell
 from graflow_ckpt.sessions.memory import MemorySession
@@ -250,7 +251,7 @@ class Cutter:
             self._bundles, self._replaced = Bundles(state), self.session.replaced
         try:
             with self.session.lending_nothing():
-                kept = self._bundles.record(ops, self._is_elsewhere, self._in_hand)
+                kept = record(self._bundles, ops, self._is_elsewhere, self._in_hand)
             self.home.append(_payload(state.sequence, now, kept))
         except Unrecordable as why:
             self._warn(why.name, why.why)

@@ -16,6 +16,7 @@ from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.values import Live
 from graflow_ckpt.engine.bundles import Bundles, Unrecordable
+from graflow_ckpt.engine.record import record
 
 
 class Node:
@@ -41,9 +42,9 @@ class Kept:
         if not recorded:
             self.bundles.forget(ops)
             return []
-        kept = self.bundles.record(ops, self.on_loan.__contains__)
-        record = journal.unpack(journal.pack(self.state.sequence, 0.0, kept))
-        apply(self.replayed, record.ops, 0.0)
+        kept = record(self.bundles, ops, self.on_loan.__contains__)
+        read = journal.unpack(journal.pack(self.state.sequence, 0.0, kept))
+        apply(self.replayed, read.ops, 0.0)
         return kept
 
     def again(self, name: str) -> Any:
@@ -155,6 +156,17 @@ def test_one_bundle_of_all_names_is_looked_at_when_an_item_or_a_value_comes() ->
     assert sorted(names(appended)) == ["a", "b", "log", "log"]
     assert kept.again("c") is kept.again("a").edges[0]
     assert kept.again("c") is kept.replayed.appended["log"][0].value  # type: ignore[union-attr]
+
+
+def test_a_value_that_was_alone_and_is_unchanged_is_looked_at_when_its_object_is_set_again() -> None:
+    node = Node()
+    kept = Kept(a=node, b=Node())
+    kept.commit([("put", "b", b"\xc0", -1)])
+    kept.put(a=node)
+
+    kept.put(a=node, c=node)
+
+    assert kept.again("c") is kept.again("a")
 
 
 def test_items_that_are_one_object_stay_one() -> None:

@@ -107,7 +107,7 @@ def test_without_url_the_fleet_comes_after_this_machine(fleet: Fleet) -> None:
     lines = fleet("doctor").out.splitlines()
 
     names = [line.split("  ")[0] for line in lines]
-    assert names.index("python") < names.index("journal record") < names.index("server")
+    assert names.index("python") < names.index("key") < names.index("server")
 
 
 def test_work_that_nobody_serves_is_bad(fleet: Fleet) -> None:

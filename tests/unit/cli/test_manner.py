@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -10,7 +11,7 @@ import pytest
 
 from graflow_ckpt.core.errors import BadSessionId, GraflowError, InDoubt, SessionBusy
 from graflow_ckpt.core.protocols import Owner
-from graflow_ckpt.interfaces.cli.manner import Manner, clean
+from graflow_ckpt.interfaces.cli.manner import Manner, along, bar, clean, counter
 
 
 def test_on_a_pipe_a_table_is_plain_columns(capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,3 +137,51 @@ def test_a_path_is_whole_on_any_terminal(
         Manner().table(("path", "session", "workflow", "status"), [(path, *rest)])
 
         assert path in capsys.readouterr().out
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def screen(monkeypatch: pytest.MonkeyPatch) -> Screen:
+    """In the place of standard error."""
+    made = Screen()
+    monkeypatch.setattr(sys, "stderr", made)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    return made
+
+
+def test_on_a_terminal_it_is_shown_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = screen(monkeypatch)
+
+    assert list(along(["a", "b"], "copying", show=True)) == ["a", "b"]
+
+    assert "copying" in seen.getvalue()
+    assert "2/2" in seen.getvalue()
+
+
+def test_each_that_is_done_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = screen(monkeypatch)
+
+    with counter("deleting", 4, show=True) as done:
+        done("one")
+
+    assert "1/4" in seen.getvalue()
+
+
+def test_nobody_who_reads_json_sees_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = screen(monkeypatch)
+
+    with bar("looking", show=False) as told:
+        told(1, 2)
+
+    assert seen.getvalue() == ""
+
+
+def test_nobody_who_reads_a_pipe_sees_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with bar("looking") as told:
+        told(1, 2)
+
+    assert capsys.readouterr().err == ""

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import io
+import time
 from collections.abc import Iterator
 
 import pytest
+from rich.console import Console
 
 from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.fleet.client import Client
-from graflow_ckpt.interfaces.cli.outlook import Overview, Queue
+from graflow_ckpt.fleet.health import PoolFacts, WorkerFacts
+from graflow_ckpt.interfaces.cli.manner import Manner
+from graflow_ckpt.interfaces.cli.outlook import Outlook, Overview, Queue, drawn, headline, printed
 from graflow_ckpt.links.redis import open_link
+from tests.unit.cli.test_waiting import status
 from tests.unit.fleet.played import Player, bag
 
 
@@ -70,3 +77,78 @@ def test_queues_add_up_over_sessions_and_what_is_over_does_not_count(client: Cli
     assert look.queues == [Queue("default", 4, 1, 2, 0)]
     assert look.document()["queues"][0]["ready"] == 4
     player.close()
+
+
+OWNER = Owner(7, "1", "b", "n", "host", "argv", "now")
+
+
+def pool(age: float = 0.5, *, draining: bool = False, session: str = "s") -> PoolFacts:
+    worker = WorkerFacts("worker-1", OWNER, "busy" if session else "idle", session, "t", 1.25, 3)
+    return PoolFacts("p", OWNER, OWNER, ("default",), 0.0, "1", "3.11", draining, 0, (worker,), {}, age)
+
+
+def outlook(*pools: PoolFacts, **facts: object) -> Outlook:
+    row = status(created=time.time() - 90, queues=(("default", 2), ("gpu", 0)), slices=(("gpu", 1),), tasks=9)
+    given: dict[str, object] = {
+        "sessions": [row], "hidden": 0, "rates": {"s": 12.5}, "queues": [Queue("default", 2, 0, 1, 0)],
+        **facts,
+    }  # fmt: skip
+    return Outlook("redis://host:6379/0", 1.0, pools=list(pools), **given)  # type: ignore[arg-type]
+
+
+def lines(capsys: pytest.CaptureFixture[str], look: Outlook) -> list[list[str]]:
+    printed(Manner(), look)
+    return [line.split() for line in capsys.readouterr().out.splitlines() if line]
+
+
+def test_the_first_line_sums_up() -> None:
+    assert headline(outlook(pool())) == (
+        "redis://host:6379/0  1 session running, 1 worker, 1 busy, 12.5 tasks/s"
+    )
+    assert "1 session running (and 3 more)" in headline(outlook(pool(), hidden=3))
+
+
+def test_a_session_has_what_is_ready_and_running_by_queue(capsys: pytest.CaptureFixture[str]) -> None:
+    told = lines(capsys, outlook(pool()))
+
+    assert told[1][0] == "SESSION"
+    assert told[2] == [
+        "s", "w", "running", "5/9", "2", "1", "12.5/s", "90", "s", "default", "2+0", "gpu", "0+1",
+    ]  # fmt: skip
+
+
+def test_a_queue_that_nobody_serves_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ["default", "2", "0", "1", "none"] in lines(capsys, outlook())
+
+
+def test_a_worker_has_what_it_runs_and_when_its_pool_was_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert ["p/worker-1", "host", "7", "busy", "s", "1.2", "s", "3", "0.5", "s"] in lines(
+        capsys, outlook(pool())
+    )
+
+
+def test_a_pool_that_is_late_and_one_that_drains_are_seen(capsys: pytest.CaptureFixture[str]) -> None:
+    told = lines(capsys, outlook(pool(8.0, session=""), pool(draining=True)))
+
+    assert ["p/worker-1", "host", "7", "idle", "-", "3", "8.0", "s", "late"] in told
+    assert any(row[:4] == ["p/worker-1", "host", "7", "draining"] for row in told)
+
+
+def test_a_narrow_terminal_shortens_names_and_leaves_states_whole() -> None:
+    console = Console(file=io.StringIO(), width=70)
+
+    console.print(drawn(outlook(pool(), sessions=[status("completed", session="s" * 64, workflow="w" * 40)])))
+
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "completed" in told
+    assert "s" * 64 not in told
+
+
+def test_on_a_terminal_a_fleet_without_workers_says_so_and_names_cannot_move_the_cursor() -> None:
+    console = Console(file=io.StringIO(), width=100)
+
+    console.print(drawn(outlook(sessions=[status(session="\x1b[2Jx")])))
+
+    told = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "no worker gives a sign of life" in told
+    assert "\x1b" not in told

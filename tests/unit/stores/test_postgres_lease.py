@@ -12,23 +12,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 
-from graflow_ckpt.core.errors import BadSessionId, Fenced, SessionBusy
+from graflow_ckpt.core.errors import Fenced, SessionBusy
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores import postgres_chunks
 from graflow_ckpt.stores.postgres import PostgresStore
 from tests.postgres_servers import PostgresServer
 from tests.proxy import Proxy
+from tests.unit.stores.leases import ROOT, Another, OneOwner, owner_elsewhere, told, without_ranks
 from tests.unit.stores.redis_trios import own_name, parts, put, read
 
-ROOT = Path(__file__).parents[3]
 CHUNK = 1 << 16
 
 
@@ -40,8 +38,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def store(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[PostgresStore]:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"):
-        monkeypatch.delenv(name, raising=False)
+    without_ranks(monkeypatch)
     store = PostgresStore(postgres_url)
     yield store
     store.close()
@@ -91,114 +88,13 @@ def clock(postgres_server: PostgresServer, postgres_url: str) -> Clock:
     return Clock(postgres_server, postgres_url)
 
 
-@contextmanager
-def owner_elsewhere(url: str, lease: float) -> Iterator[subprocess.Popen[str]]:
-    """A process that acquires the session, says so, and then puts a checkpoint for each line it reads."""
-    program = f"""
-import sys
-from graflow_ckpt.core.errors import GraflowError
-from graflow_ckpt.stores.postgres import PostgresStore
-from tests.unit.stores.redis_trios import own_name, put
-store = PostgresStore({url!r}, lease={lease})
-lease = store.acquire("s")
-segment = store.journal(lease, 0)
-print(lease.epoch, flush=True)
-for line in sys.stdin:
-    try:
-        if line == "append\\n":
-            segment.append(b"theirs")
-            print("appended", flush=True)
-        else:
-            print(put(store, line.strip(), "theirs", lease), flush=True)
-    except GraflowError as error:
-        print(type(error).__name__, error, flush=True)
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "1\n"
-            yield process
-        finally:
-            process.kill()
+@pytest.fixture
+def another(postgres_url: str) -> Another:
+    return lambda: PostgresStore(postgres_url)
 
 
-def told(process: subprocess.Popen[str], line: str) -> str:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(f"{line}\n")
-    process.stdin.flush()
-    return process.stdout.readline()
-
-
-# --- one owner -------------------------------------------------------------------------
-
-
-def test_a_first_owner_has_epoch_one_and_took_it_from_nobody(store: PostgresStore) -> None:
-    lease = store.acquire("s")
-
-    assert (lease.session, lease.epoch, lease.taken_from) == ("s", 1, None)
-    found = store.owner("s")
-    assert found is not None
-    assert found.pid == os.getpid()
-    lease.release()
-    assert store.owner("s") is None
-
-
-def test_the_epoch_grows_and_a_clean_release_leaves_nobody_to_take_from(store: PostgresStore) -> None:
-    for epoch in (1, 2, 3):
-        lease = store.acquire("s")
-        assert (lease.epoch, lease.taken_from) == (epoch, None)
-        lease.release()
-
-
-def test_this_process_cannot_open_a_session_twice(store: PostgresStore, postgres_url: str) -> None:
-    lease = store.acquire("s")
-
-    with pytest.raises(SessionBusy, match="this process itself") as busy:
-        PostgresStore(postgres_url).acquire("s")
-
-    assert busy.value.owner.pid == os.getpid()
-    lease.release()
-
-
-def test_sessions_do_not_know_each_other(store: PostgresStore) -> None:
-    leases = [store.acquire(session) for session in ("s", "s-1", "s_1", "1", "S")]
-
-    assert [lease.epoch for lease in leases] == [1, 1, 1, 1, 1]
-    for lease in leases:
-        lease.release()
-
-
-def test_of_many_who_acquire_at_once_one_gets_it(postgres_url: str) -> None:
-    got, start = [], threading.Barrier(8)
-
-    def work() -> None:
-        store = PostgresStore(postgres_url)
-        store.probe()
-        start.wait()
-        try:
-            got.append(store.acquire("s"))
-        except SessionBusy:
-            got.append(None)
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    owners = [lease for lease in got if lease is not None]
-    assert (len(got), len(owners)) == (8, 1)
-    owners[0].release()
-
-
-@pytest.mark.parametrize("session", ["", "a/b", "a.b", "..", "x" * 65, "a b", "@"])
-def test_a_bad_id_is_refused_everywhere(session: str, store: PostgresStore) -> None:
-    for call in (store.acquire, store.owner, lambda s: list(store.segments(s))):
-        with pytest.raises(BadSessionId):
-            call(session)
+class TestOneOwner(OneOwner):
+    """In Postgres."""
 
 
 def test_asking_for_an_owner_makes_no_row(store: PostgresStore, clock: Clock) -> None:
@@ -311,7 +207,7 @@ def test_a_commit_whose_sender_is_killed_is_over_before_the_next_owner_begins(
 
     with psycopg.connect(clock.server.url_of(clock.database)) as other:
         other.execute("select from graflow_ckpt.checkpoints where name = 'best' for update")
-        with owner_elsewhere(postgres_url, lease=600) as process:
+        with owner_elsewhere(PostgresStore, postgres_url, lease=600) as process:
             assert process.stdin is not None
             process.stdin.write("best\n")
             process.stdin.flush()
@@ -338,15 +234,6 @@ def test_a_server_that_has_forgotten_the_session_fences_its_owner(store: Postgre
         with pytest.raises(Fenced, match="forgotten"):
             put(store, name, "one", lease)
 
-    lease.release()
-
-
-def test_a_lost_row_does_not_take_the_epoch_back(store: PostgresStore) -> None:
-    put(store, own_name(), "one", epoch=7)
-
-    lease = store.acquire("s")
-
-    assert lease.epoch == 8
     lease.release()
 
 
@@ -388,7 +275,7 @@ print(store.owner("s").pid == os.getpid(), read(store, "childs")[0], flush=True)
 
 
 def test_a_killed_owner_of_this_machine_is_followed_at_once(store: PostgresStore, postgres_url: str) -> None:
-    with owner_elsewhere(postgres_url, lease=600) as process:
+    with owner_elsewhere(PostgresStore, postgres_url, lease=600) as process:
         with pytest.raises(SessionBusy, match=f"process {process.pid} on"):
             store.acquire("s")
         process.kill()
@@ -508,7 +395,7 @@ def test_a_renewal_that_fails_is_tried_again(postgres_server: PostgresServer, cl
 def test_a_stopped_owner_loses_the_session_and_writes_nothing_when_it_wakes_whatever_the_clock_says(
     store: PostgresStore, postgres_url: str, clock: Clock, clock_step: int
 ) -> None:
-    with owner_elsewhere(postgres_url, lease=0.5) as process:
+    with owner_elsewhere(PostgresStore, postgres_url, lease=0.5) as process:
         assert told(process, own_name(1)).strip().endswith(own_name(1))
         os.kill(process.pid, signal.SIGSTOP)
         clock.step(clock_step)

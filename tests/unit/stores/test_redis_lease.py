@@ -9,29 +9,25 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, replace
-from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.core.errors import BadSessionId, Fenced, SessionBusy
+from graflow_ckpt.core.errors import Fenced, SessionBusy
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores.redis import RedisStore
 from graflow_ckpt.stores.redis_chunks import CHUNK
 from tests.proxy import Proxy
 from tests.servers import Server
+from tests.unit.stores.leases import ROOT, Another, OneOwner, owner_elsewhere, told, without_ranks
 from tests.unit.stores.redis_trios import own_name, parts, put
 
-ROOT = Path(__file__).parents[3]
 KEY = "graflow:ck:{s}:lease"
 
 
 @pytest.fixture
 def store(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> RedisStore:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"):
-        monkeypatch.delenv(name, raising=False)
+    without_ranks(monkeypatch)
     return RedisStore(redis_url)
 
 
@@ -46,125 +42,18 @@ def owned_by(server: Server, milliseconds: int, **unlike: object) -> None:
     server.ask("HSET", KEY, "epoch", 4, "owner", owner, "until", now(server) + milliseconds, "nonce", "other")
 
 
-@contextmanager
-def owner_elsewhere(url: str, lease: float) -> Iterator[subprocess.Popen[str]]:
-    """A process that acquires the session, says so, and then puts a checkpoint for each line it reads."""
-    program = f"""
-import sys
-from graflow_ckpt.core.errors import GraflowError
-from graflow_ckpt.stores.redis import RedisStore
-from tests.unit.stores.redis_trios import own_name, put
-store = RedisStore({url!r}, lease={lease})
-lease = store.acquire("s")
-print(lease.epoch, flush=True)
-for line in sys.stdin:
-    try:
-        print(put(store, line.strip(), "theirs", lease), flush=True)
-    except GraflowError as error:
-        print(type(error).__name__, error, flush=True)
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "1\n"
-            yield process
-        finally:
-            process.kill()
+@pytest.fixture
+def another(redis_url: str) -> Another:
+    return lambda: RedisStore(redis_url)
 
 
-def told(process: subprocess.Popen[str], line: str) -> str:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(f"{line}\n")
-    process.stdin.flush()
-    return process.stdout.readline()
-
-
-# --- one owner -------------------------------------------------------------------------
-
-
-def test_a_first_owner_has_epoch_one_and_took_it_from_nobody(store: RedisStore) -> None:
-    lease = store.acquire("s")
-
-    assert (lease.session, lease.epoch, lease.taken_from) == ("s", 1, None)
-    found = store.owner("s")
-    assert found is not None
-    assert found.pid == os.getpid()
-    lease.release()
-    assert store.owner("s") is None
-
-
-def test_the_epoch_grows_and_a_clean_release_leaves_nobody_to_take_from(store: RedisStore) -> None:
-    for epoch in (1, 2, 3):
-        lease = store.acquire("s")
-        assert (lease.epoch, lease.taken_from) == (epoch, None)
-        lease.release()
-
-
-def test_this_process_cannot_open_a_session_twice(store: RedisStore, redis_url: str) -> None:
-    lease = store.acquire("s")
-
-    with pytest.raises(SessionBusy, match="this process itself") as busy:
-        RedisStore(redis_url).acquire("s")
-
-    assert busy.value.owner.pid == os.getpid()
-    lease.release()
-
-
-def test_sessions_do_not_know_each_other(store: RedisStore) -> None:
-    leases = [store.acquire(session) for session in ("s", "s-1", "s_1", "1")]
-
-    assert [lease.epoch for lease in leases] == [1, 1, 1, 1]
-    for lease in leases:
-        lease.release()
-
-
-def test_of_many_who_acquire_at_once_one_gets_it(redis_url: str) -> None:
-    got, start = [], threading.Barrier(8)
-
-    def work() -> None:
-        store = RedisStore(redis_url)
-        start.wait()
-        try:
-            got.append(store.acquire("s"))
-        except SessionBusy:
-            got.append(None)
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    owners = [lease for lease in got if lease is not None]
-    assert (len(got), len(owners)) == (8, 1)
-    owners[0].release()
-
-
-@pytest.mark.parametrize("session", ["", "a/b", "a.b", "..", "x" * 65, "a b", "@"])
-def test_a_bad_id_is_refused_everywhere(session: str, store: RedisStore) -> None:
-    for call in (store.acquire, store.owner, lambda s: list(store.segments(s))):
-        with pytest.raises(BadSessionId):
-            call(session)
+class TestOneOwner(OneOwner):
+    """In Redis."""
 
 
 def test_asking_for_an_owner_makes_no_key(store: RedisStore, redis_server: Server) -> None:
     assert store.owner("s") is None
     assert redis_server.ask("DBSIZE") == 0
-
-
-def test_a_program_that_runs_once_per_rank_is_told_so(
-    store: RedisStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "3")
-    lease = store.acquire("train")
-
-    with pytest.raises(SessionBusy, match='"train-rank3"'):
-        store.acquire("train")
-
-    lease.release()
 
 
 # --- who has lost it -------------------------------------------------------------------
@@ -244,15 +133,6 @@ def test_a_server_that_has_forgotten_the_session_fences_its_owner(
     lease.release()
 
 
-def test_a_lost_lease_does_not_take_the_epoch_back(store: RedisStore, redis_server: Server) -> None:
-    put(store, own_name(), "one", epoch=7)
-
-    lease = store.acquire("s")
-
-    assert lease.epoch == 8
-    lease.release()
-
-
 def test_a_forked_child_does_not_own_what_its_parent_does(redis_url: str) -> None:
     program = f"""
 import os
@@ -287,7 +167,7 @@ print(store.owner("s").pid == os.getpid(), read(store, "childs")[0], flush=True)
 
 
 def test_a_killed_owner_of_this_machine_is_followed_at_once(store: RedisStore, redis_url: str) -> None:
-    with owner_elsewhere(redis_url, lease=600) as process:
+    with owner_elsewhere(RedisStore, redis_url, lease=600) as process:
         with pytest.raises(SessionBusy, match=f"process {process.pid} on"):
             store.acquire("s")
         process.kill()
@@ -381,7 +261,7 @@ def test_a_renewal_that_fails_is_tried_again(redis_server: Server, redis_url: st
 def test_a_stopped_owner_loses_the_session_by_the_clock_and_writes_nothing_when_it_wakes(
     store: RedisStore, redis_url: str
 ) -> None:
-    with owner_elsewhere(redis_url, lease=0.5) as process:
+    with owner_elsewhere(RedisStore, redis_url, lease=0.5) as process:
         assert told(process, own_name(1)).strip().endswith(own_name(1))
         os.kill(process.pid, signal.SIGSTOP)
         deadline = time.monotonic() + 20

@@ -11,27 +11,25 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from graflow_ckpt.core.errors import BadSessionId, CheckpointError, Fenced, SessionBusy
+from graflow_ckpt.core.errors import CheckpointError, Fenced, SessionBusy
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.sqlite_chunks import HELD
 from graflow_ckpt.stores.sqlite_schema import CHUNK
+from tests.unit.stores.leases import ROOT, Another, OneOwner, owner_elsewhere, told, without_ranks
 from tests.unit.stores.redis_trios import own_name, parts, put
-
-ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteStore]:
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"):
-        monkeypatch.delenv(name, raising=False)
+    without_ranks(monkeypatch)
     store = SqliteStore(tmp_path / "x.db")
     yield store
     store.close()
@@ -54,127 +52,13 @@ def owned_by(store: SqliteStore, milliseconds: int, by_date: int | None = None, 
     ask(store, "INSERT INTO leases VALUES ('s', 4, ?, ?, ?, '[]')", owner, monotonic() + milliseconds, date)
 
 
-@contextmanager
-def owner_elsewhere(file: str, lease: float) -> Iterator[subprocess.Popen[str]]:
-    """A process that acquires the session, says so, and then does for each line what it says."""
-    program = f"""
-import sys
-from graflow_ckpt.core.errors import GraflowError
-from graflow_ckpt.stores.sqlite import SqliteStore
-from graflow_ckpt.stores.sqlite_chunks import HELD
-from graflow_ckpt.stores.sqlite_schema import CHUNK
-from tests.unit.stores.redis_trios import put
-store = SqliteStore({file!r}, lease={lease})
-lease = store.acquire("s")
-segment = store.journal(lease, 0)
-print(lease.epoch, flush=True)
-for line in sys.stdin:
-    try:
-        if line.strip() == "append":
-            print(segment.append(b"theirs"), flush=True)
-        else:
-            print(put(store, line.strip(), "theirs", lease), flush=True)
-    except GraflowError as error:
-        print(type(error).__name__, error, flush=True)
-"""
-    with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "1\n"
-            yield process
-        finally:
-            process.kill()
+@pytest.fixture
+def another(store: SqliteStore) -> Another:
+    return lambda: SqliteStore(store.url)
 
 
-def told(process: subprocess.Popen[str], line: str) -> str:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(f"{line}\n")
-    process.stdin.flush()
-    return process.stdout.readline()
-
-
-# --- one owner -------------------------------------------------------------------------
-
-
-def test_a_first_owner_has_epoch_one_and_took_it_from_nobody(store: SqliteStore) -> None:
-    lease = store.acquire("s")
-
-    assert (lease.session, lease.epoch, lease.taken_from) == ("s", 1, None)
-    found = store.owner("s")
-    assert found is not None
-    assert found.pid == os.getpid()
-    lease.release()
-    assert store.owner("s") is None
-
-
-def test_the_epoch_grows_and_a_clean_release_leaves_nobody_to_take_from(store: SqliteStore) -> None:
-    for epoch in (1, 2, 3):
-        lease = store.acquire("s")
-        assert (lease.epoch, lease.taken_from) == (epoch, None)
-        lease.release()
-
-
-def test_this_process_cannot_open_a_session_twice(store: SqliteStore) -> None:
-    lease = store.acquire("s")
-
-    with pytest.raises(SessionBusy, match="this process itself") as busy:
-        SqliteStore(store.url).acquire("s")
-
-    assert busy.value.owner.pid == os.getpid()
-    lease.release()
-
-
-def test_sessions_do_not_know_each_other(store: SqliteStore) -> None:
-    leases = [store.acquire(session) for session in ("s", "s-1", "s_1", "1")]
-
-    assert [lease.epoch for lease in leases] == [1, 1, 1, 1]
-    for lease in leases:
-        lease.release()
-
-
-def test_of_many_who_acquire_at_once_one_gets_it(store: SqliteStore) -> None:
-    got, start = [], threading.Barrier(8)
-
-    def work() -> None:
-        own = SqliteStore(store.url)
-        start.wait()
-        try:
-            got.append(own.acquire("s"))
-        except SessionBusy:
-            got.append(None)
-
-    threads = [threading.Thread(target=work) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    owners = [lease for lease in got if lease is not None]
-    assert (len(got), len(owners)) == (8, 1)
-    owners[0].release()
-
-
-@pytest.mark.parametrize("session", ["", "a/b", "a.b", "..", "x" * 65, "a b", "@"])
-def test_a_bad_id_is_refused_everywhere(session: str, store: SqliteStore) -> None:
-    drop = lambda s: store.drop_segments(s, 1)  # noqa: E731  one of five calls
-    for call in (store.acquire, store.owner, lambda s: list(store.segments(s)), drop):
-        with pytest.raises(BadSessionId):
-            call(session)
-
-
-def test_a_program_that_runs_once_per_rank_is_told_so(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("RANK", "3")
-    lease = store.acquire("train")
-
-    with pytest.raises(SessionBusy, match='"train-rank3"'):
-        store.acquire("train")
-
-    lease.release()
+class TestOneOwner(OneOwner):
+    """In SQLite."""
 
 
 # --- who has lost it -------------------------------------------------------------------
@@ -264,15 +148,6 @@ def test_a_database_that_was_taken_away_fences_its_owners(store: SqliteStore, re
     assert list(store.list()) == []
 
 
-def test_a_lost_lease_does_not_take_the_epoch_back(store: SqliteStore) -> None:
-    put(store, own_name(), "one", epoch=7)
-
-    lease = store.acquire("s")
-
-    assert lease.epoch == 8
-    lease.release()
-
-
 def test_a_forked_child_does_not_own_what_its_parent_does(store: SqliteStore) -> None:
     program = f"""
 import os
@@ -312,7 +187,7 @@ print(store.owner("s").pid == os.getpid(), read(store, "childs")[0], list(store.
 
 
 def test_a_killed_owner_is_followed_at_once(store: SqliteStore) -> None:
-    with owner_elsewhere(store.file, lease=600) as process:
+    with owner_elsewhere(SqliteStore, store.file, lease=600) as process:
         with pytest.raises(SessionBusy, match=f"process {process.pid} on"):
             store.acquire("s")
         process.kill()
@@ -416,9 +291,9 @@ def test_a_renewal_that_fails_is_tried_again(tmp_path: Path) -> None:
 
 
 def test_a_stopped_owner_loses_the_session_and_writes_nothing_when_it_wakes(store: SqliteStore) -> None:
-    with owner_elsewhere(store.file, lease=0.5) as process:
+    with owner_elsewhere(SqliteStore, store.file, lease=0.5) as process:
         assert told(process, own_name(1)).strip().endswith(own_name(1))
-        assert told(process, "append") == "None\n"
+        assert told(process, "append") == "appended\n"
         os.kill(process.pid, signal.SIGSTOP)
         deadline = time.monotonic() + 20
         while store.owner("s") is not None:

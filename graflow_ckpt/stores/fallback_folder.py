@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,7 +83,8 @@ class Folder:
         if not self.where.exists():
             for folder in (self.where.parent, self.where):
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (self.where / "store").write_text(f"{self._url}\n", encoding="utf-8")
+            with suppress(FileExistsError), (self.where / "store").open("x", encoding="utf-8") as file:
+                file.write(f"{self._url}\n")
 
     def alone(self) -> AbstractContextManager[bool]:
         """While what has no owner is put here or handed over: several processes may do it."""

@@ -28,6 +28,7 @@ SIZE: Final = 32
 
 _VARIABLE: Final = "GRAFLOW_CKPT_KEY"
 _FILE_VARIABLE: Final = "GRAFLOW_CKPT_KEY_FILE"
+_LIMIT: Final = 1 << 16
 _KEY: Final = re.compile(r"([A-Za-z0-9_.-]{1,64}):([0-9a-fA-F]{64})")
 
 
@@ -119,7 +120,7 @@ def put_first(path: Path) -> str:
             text = _read(path, 0o022)
             _parse(text, str(path))
             made = new_key()
-            draft = _drafted(path, f"{made}\n{text.strip()}\n", mode)
+            draft = _drafted(path, _whole(path, f"{made}\n{text.strip()}\n"), mode)
             os.replace(draft, path)
             _sync(path.parent)
     except OSError as error:
@@ -167,7 +168,18 @@ def _read(path: Path, forbidden: int) -> str:
         if os.fstatvfs(fd).f_flag & os.ST_RDONLY:  # a secret that is mounted, where no mode can be changed
             forbidden &= 0o022
         _check_owner(path, os.fstat(fd), forbidden)  # of what is open, not of what the name means by now
-        return file.read(1 << 16)
+        return _whole(path, file.read(_LIMIT + 1))
+
+
+def _whole(path: Path, text: str) -> str:
+    """Return what a key file has, or is to have: cut off, it would lose keys at the next change."""
+    if len(text) > _LIMIT:
+        raise CheckpointError(
+            f"The key file {path} is refused: a key file has at most {_LIMIT} characters.",
+            hint="Keep only those of its keys whose checkpoints are still there, one a line.",
+            path=str(path),
+        )
+    return text
 
 
 def _check_owner(path: Path, found: os.stat_result, forbidden: int) -> None:

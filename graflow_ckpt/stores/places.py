@@ -21,10 +21,12 @@ import logging
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 
 from graflow_ckpt.core.errors import CheckpointError, GraflowError, SessionElsewhere
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import as_typed, backend_of, open_store
+from graflow_ckpt.stores.disk import Disk, open_own
 from graflow_ckpt.stores.sqlite_names import file_of, folder_of, is_sqlite, own_file
 
 log = logging.getLogger("graflow_ckpt.stores")
@@ -131,15 +133,18 @@ def remember(store: str, program: str, env: Mapping[str, str] = os.environ) -> N
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
         if os.path.exists(path) and os.path.getsize(path) > _LONGEST:
             kept = "".join(json.dumps(entry) + "\n" for entry in _read(env) if _exists(entry[0], env))
-            with open(f"{path}.{os.getpid()}", "w", encoding="utf-8") as file:
+            draft = f"{path}.{os.getpid()}"
+            with suppress(FileNotFoundError):
+                os.unlink(draft)  # of a killed process of that number, or a link of another user
+            with open(Disk().create(draft), "w", encoding="utf-8") as file:
                 file.write(kept)
-            os.replace(f"{path}.{os.getpid()}", path)
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            os.replace(draft, path)
+        fd = open_own(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         try:
             os.write(fd, line.encode())
         finally:
             os.close(fd)
-    except OSError as error:
+    except (OSError, CheckpointError) as error:
         log.debug("the list of places cannot be written: %s", error)
 
 
@@ -156,9 +161,10 @@ def _read(env: Mapping[str, str]) -> dict[tuple[str, str], None]:
     """Return (place, program) in the order of first use; a damaged line counts for nothing."""
     found: dict[tuple[str, str], None] = {}
     try:
-        with open(_list_file(env), encoding="utf-8", errors="replace") as file:
-            lines = file.readlines(2 * _LONGEST)
-    except OSError:
+        fd = open_own(_list_file(env), os.O_RDONLY)
+        with open(fd, encoding="utf-8", errors="replace") as file:
+            lines = file.read(2 * _LONGEST).split("\n")
+    except (OSError, CheckpointError):
         return found
     for line in lines:
         try:

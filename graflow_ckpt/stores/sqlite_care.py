@@ -19,7 +19,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
-from graflow_ckpt.stores.disk import Disk, refusing
+from graflow_ckpt.stores.disk import Disk, open_own, refusing
 from graflow_ckpt.stores.flock import held
 from graflow_ckpt.stores.sqlite_errors import refusing as refusing_sqlite
 from graflow_ckpt.stores.sqlite_file import PAUSE, Database
@@ -72,7 +72,7 @@ def _into_place(database: Database, copy: str, progress: Progress | None) -> Non
     staged, disk = f"{copy}.tmp", Disk()
     disk.close(disk.create(staged))  # else SQLite would make it for all to read
     _copy(database, staged, progress)
-    fd = os.open(staged, os.O_RDWR)
+    fd = open_own(staged, os.O_RDWR)
     try:
         disk.sync(fd)  # SQLite has done so, but for what it did when it closed the file
     finally:

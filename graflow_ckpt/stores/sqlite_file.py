@@ -18,6 +18,7 @@ import mmap
 import os
 import random
 import sqlite3
+import stat
 import threading
 import time
 import weakref
@@ -205,6 +206,7 @@ class Database:
                 return None
             identity = _identity(self.file)
             with refusing_system("open", self.file):
+                _check_regular(self.file)
                 _check_room(self.file)
             connection = self._connect(kind)
             if connection is None:
@@ -269,6 +271,10 @@ class Database:
     def _prepare(self, connection: Connection) -> None:
         execute = connection.execute
         current = sqlite_schema.is_current(connection)
+        if not current and os.path.islink(self.file) and sqlite_schema.is_empty(connection):
+            raise CheckpointError(
+                "It is a symbolic link to a file that is no database yet.", hint="Name that file itself."
+            )
         if not current:
             execute("PRAGMA auto_vacuum = INCREMENTAL")  # counts only before there is anything in it
         mode = execute("PRAGMA journal_mode = WAL").fetchone()[0]
@@ -316,6 +322,17 @@ def _identity(file: str) -> Identity | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return (found.st_dev, found.st_ino)
+
+
+def _check_regular(file: str) -> None:
+    """Refuse a device or a pipe: SQLite would write into it."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(os.stat(file).st_mode):
+            raise CheckpointError(
+                f"{file} is not a regular file.",
+                hint="Name another one: sqlite:///checkpoints.db.",
+                path=file,
+            )
 
 
 def _check_room(file: str) -> None:

@@ -256,6 +256,22 @@ def test_of_many_who_put_one_first_at_once_none_is_lost(tmp_path: Path) -> None:
     assert set(made) < set(Keyring.load({"GRAFLOW_CKPT_KEY_FILE": str(file)}).ids)
 
 
+def test_a_file_that_is_too_long_to_be_read_whole_is_refused_and_kept(tmp_path: Path) -> None:
+    file, one = tmp_path / "keys", len(new_key()) + 1
+    fitting = [f"{new_key()}\n" for _ in range((1 << 16) // one)]
+    file.write_text("".join(fitting))
+    file.chmod(0o600)
+    assert len(Keyring.load({"GRAFLOW_CKPT_KEY_FILE": str(file)}).ids) == len(fitting)
+
+    with pytest.raises(CheckpointError, match="at most 65536 characters"):
+        put_first(file)  # nothing could read it any more
+    assert file.read_text() == "".join(fitting)
+
+    file.write_text("".join([*fitting, f"{new_key()}\n"]))
+    with pytest.raises(CheckpointError, match="at most 65536 characters"):
+        Keyring.load({"GRAFLOW_CKPT_KEY_FILE": str(file)})
+
+
 def test_a_damaged_file_is_left_as_it_is(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("no key")

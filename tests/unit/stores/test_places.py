@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,32 @@ def test_a_list_that_is_damaged_or_gone_costs_hints_alone(tmp_path: Path) -> Non
     file.mkdir()
     places.remember(there, "/srv/nightly.py")
     assert places.others("checkpoints") == ()
+
+
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_the_list_is_never_written_into_another_file(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, where = tmp_path / "mine.txt", tmp_path / "data" / "graflow_ckpt" / "places"
+    mine.write_text("mine")
+    where.parent.mkdir(parents=True)
+    where.symlink_to(mine) if kind == "link" else os.mkfifo(where)
+
+    places.remember("sqlite:///x.db", "program")
+    assert places.others("checkpoints") == ()
+
+    where.unlink()
+    monkeypatch.setattr(places, "_LONGEST", 300)
+    keep("sqlite:///x.db", "s")
+    places.remember("sqlite:///x.db", "program" * 50)
+    draft = where.with_name(f"places.{os.getpid()}")  # a name that can be guessed
+    draft.symlink_to(mine) if kind == "link" else os.mkfifo(draft)
+    places.remember("sqlite:///x.db", "other program")
+
+    assert mine.read_text() == "mine"
+    assert where.is_file()
+    assert not where.is_symlink()
+    assert len(places.others("checkpoints")) == 1
 
 
 def test_what_ends_with_the_process_or_the_temporary_files_is_not_listed(tmp_path: Path) -> None:

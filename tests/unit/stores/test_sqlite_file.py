@@ -112,6 +112,37 @@ def test_a_database_of_another_program_is_not_touched(store: SqliteStore) -> Non
     assert Path(store.file).read_bytes() == before
 
 
+def test_a_link_to_a_file_that_is_no_database_is_not_followed(store: SqliteStore, tmp_path: Path) -> None:
+    other = tmp_path / "mine"
+    other.touch()
+    Path(store.file).symlink_to(other)
+
+    for call in (store.probe, lambda: store.acquire("s")):
+        with pytest.raises(CheckpointError, match=r"x.db cannot be used as a store: It is a symbolic link"):
+            call()
+
+    assert other.read_bytes() == b""
+
+
+def test_a_link_to_a_database_is_followed(store: SqliteStore, tmp_path: Path) -> None:
+    put(SqliteStore(tmp_path / "real.db"), "best", "one")
+    Path(store.file).symlink_to(tmp_path / "real.db")
+
+    put(store, "second", "two")
+
+    assert {os.path.basename(path) for path, _ in store.list()} == {"best", "second"}
+    assert Path(store.file).is_symlink()
+
+
+@pytest.mark.parametrize("device", ["/dev/null", "/dev/zero", "a pipe"])
+def test_what_is_no_regular_file_is_refused(device: str, store: SqliteStore) -> None:
+    Path(store.file).symlink_to(device) if device.startswith("/") else os.mkfifo(store.file)
+
+    for call in (store.probe, lambda: list(store.list()), lambda: store.acquire("s")):
+        with pytest.raises(CheckpointError, match=r"x.db is not a regular file"):
+            call()
+
+
 def test_a_database_of_a_later_version_is_not_touched(store: SqliteStore) -> None:
     put(store, "best", "one")
     store.close()

@@ -139,16 +139,7 @@ _WORDS: Any = object()  # what waits is no call but plain words; Any: it stands 
 class Wire:
     """An open connection."""
 
-    __slots__ = (
-        "__weakref__",
-        "_client",
-        "_connection",
-        "_guard",
-        "_line",
-        "_pid",
-        "_waiting",
-        "address",
-    )
+    __slots__ = ("__weakref__", "_client", "_connection", "_guard", "_line", "_pid", "_waiting", "address")
 
     def __init__(self, client: redis.Redis, address: str) -> None:
         self.address = address

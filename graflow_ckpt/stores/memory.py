@@ -52,11 +52,7 @@ class MemoryStore:
     synced = False
 
     def __init__(
-        self,
-        where: str = "memory:",
-        *,
-        max_bytes: int | None = None,
-        max_checkpoints: int | None = None,
+        self, where: str = "memory:", *, max_bytes: int | None = None, max_checkpoints: int | None = None
     ) -> None:
         name, bounds = _parsed(os.fspath(where))
         self.folder = f"{_SCHEME}{name}"

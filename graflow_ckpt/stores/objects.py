@@ -35,15 +35,7 @@ from graflow_ckpt.stores.objects_head import Heads
 from graflow_ckpt.stores.objects_lease import LEASE, Leases, ObjectLease
 from graflow_ckpt.stores.objects_listing import Listings, side_by_side
 from graflow_ckpt.stores.objects_named import Names
-from graflow_ckpt.stores.objects_names import (
-    Target,
-    base_of,
-    is_objects,
-    path_of,
-    place_of,
-    split,
-    target_of,
-)
+from graflow_ckpt.stores.objects_names import Target, base_of, is_objects, path_of, place_of, split, target_of
 from graflow_ckpt.stores.objects_put import Put
 from graflow_ckpt.stores.objects_trio import Trios
 

@@ -76,10 +76,7 @@ def let_pins_go(bucket: Bucket, heads: Heads, session: str) -> Head:
 
 
 def sweep(
-    bucket: Bucket,
-    heads: Heads,
-    owner: Callable[[str], Owner | None],
-    acquire: Callable[[str], Lease],
+    bucket: Bucket, heads: Heads, owner: Callable[[str], Owner | None], acquire: Callable[[str], Lease]
 ) -> int:
     """Of all sessions; how many contents went."""
     loose: list[Loose] = []

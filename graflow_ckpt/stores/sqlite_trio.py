@@ -25,12 +25,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
-    CheckpointNotFound,
-    GraflowError,
-    SaveOutcomeUnknown,
-)
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, GraflowError, SaveOutcomeUnknown
 from graflow_ckpt.core.protocols import Buffer, PartWriter
 from graflow_ckpt.stores import sqlite_chunks, sqlite_contents
 from graflow_ckpt.stores.disk import SMALL

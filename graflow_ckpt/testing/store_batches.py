@@ -11,17 +11,7 @@ import pytest
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.testing.contract import Contract, Opener
-from graflow_ckpt.testing.trios import (
-    all_of,
-    listed,
-    meta_of,
-    named,
-    own_name,
-    path_of,
-    put,
-    put_meta,
-    read,
-)
+from graflow_ckpt.testing.trios import all_of, listed, meta_of, named, own_name, path_of, put, put_meta, read
 
 MANY = 130  # more than one transaction of any store that deletes in batches
 

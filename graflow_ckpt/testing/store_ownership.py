@@ -12,13 +12,7 @@ import pytest
 from graflow_ckpt.core.errors import Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Lease, Owner
 from graflow_ckpt.testing.contract import Contract, Opener
-from graflow_ckpt.testing.trios import (
-    listed,
-    own_name,
-    owning,
-    put,
-    put_own,
-)
+from graflow_ckpt.testing.trios import listed, own_name, owning, put, put_own
 
 DAY = 86_400.0
 
@@ -114,10 +108,7 @@ class OwnershipContract(Contract):
         store = opener()
         foreign = cast(Lease, _Foreign())
 
-        for write in (
-            lambda: put(store, "best", "one", lease=foreign),
-            lambda: store.journal(foreign, 0),
-        ):
+        for write in (lambda: put(store, "best", "one", lease=foreign), lambda: store.journal(foreign, 0)):
             with pytest.raises(TypeError, match="lease"):
                 write()
         assert listed(store) == []

@@ -93,9 +93,7 @@ def parse_store(ctx: click.Context, parameter: click.Parameter, given: str | Non
     """A folder as it is; an address without its password, which this process remembers."""
     if given is not None and _is_database(given):
         raise click.BadParameter(
-            f"{given} is a database, and its address is sqlite:///{given}.",
-            ctx,
-            parameter,
+            f"{given} is a database, and its address is sqlite:///{given}.", ctx, parameter
         )
     if given is None or "://" not in given or given.lower().startswith(("file:", "sqlite:")):
         return given

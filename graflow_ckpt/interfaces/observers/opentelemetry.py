@@ -55,10 +55,7 @@ class Tracing(Tracer):
     """
 
     def __init__(
-        self,
-        provider: TracerProvider | None = None,
-        *,
-        on_resume: Literal["link", "continue"] = "link",
+        self, provider: TracerProvider | None = None, *, on_resume: Literal["link", "continue"] = "link"
     ) -> None:
         if on_resume not in ("link", "continue"):
             raise ValueError(f"on_resume={on_resume!r} is neither 'link' nor 'continue'")

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.core.errors import BadSessionId, SessionBusy
-from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.errors import BadSessionId, CheckpointError, Fenced, JournalFailed, SessionBusy
+from graflow_ckpt.core.protocols import CheckpointStore, Lease
+from graflow_ckpt.stores.local import LocalStore
 from tests.unit.stores.redis_trios import own_name, put
 
 ROOT = Path(__file__).parents[3]
@@ -158,3 +159,63 @@ class OneOwner:
 
         assert lease.epoch == 8
         lease.release()
+
+    def test_a_session_puts_no_checkpoint_under_the_name_of_another_ones(
+        self, store: CheckpointStore
+    ) -> None:
+        lease = store.acquire("s")
+
+        with pytest.raises(CheckpointError, match="name of a checkpoint of session 't'"):
+            put(store, own_name(session="t"), "one", lease)
+
+        put(store, own_name(session="t"), "one")  # a worker of that session, which is kept elsewhere
+        lease.release()
+
+    def test_a_lease_of_something_else_is_refused(self, store: CheckpointStore, tmp_path: Path) -> None:
+        lease = LocalStore(tmp_path).acquire("s")
+
+        with pytest.raises(TypeError, match="lease of this store"):
+            put(store, "best", "one", lease)
+
+        lease.release()
+
+
+class OwnedSegments:
+    """A frame is there once, by the owner, or not at all."""
+
+    def test_frames_are_read_in_order_segment_by_segment(self, store: CheckpointStore, lease: Lease) -> None:
+        for after in (0, 10, 9):
+            segment = store.journal(lease, after)
+            for n in range(12):
+                segment.append(f"{after}.{n} ".encode())
+            segment.close()
+        store.journal(lease, 11)
+
+        assert list(store.segments("s")) == [
+            *((1, after, b"".join(b"%d.%d " % (after, n) for n in range(12))) for after in (0, 9, 10)),
+            (1, 11, b""),
+        ]
+        assert list(store.segments("other")) == []
+
+    def test_a_segment_without_frames_may_be_opened_again_one_with_frames_not(
+        self, store: CheckpointStore, lease: Lease
+    ) -> None:
+        store.journal(lease, 0)
+        store.journal(lease, 0).append(b"one")
+
+        with pytest.raises(JournalFailed, match="has records already"):
+            store.journal(lease, 0)
+
+    def test_who_was_fenced_appends_nothing(self, store: CheckpointStore, lease: Lease) -> None:
+        segment = store.journal(lease, 0)
+        segment.append(b"one")
+        new = store.acquire("s", take_over=True)
+
+        for call in (lambda: segment.append(b"two"), lambda: store.journal(lease, 5)):
+            with pytest.raises(Fenced, match="taken over"):
+                call()
+        with pytest.raises(JournalFailed, match="closed"):
+            segment.append(b"two")
+
+        assert list(store.segments("s")) == [(1, 0, b"one")]
+        new.release()

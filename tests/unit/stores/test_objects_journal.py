@@ -14,6 +14,7 @@ from graflow_ckpt.stores.objects_lease import ObjectLease
 from tests.object_servers import ObjectServer
 from tests.proxy import Proxy
 from tests.unit.stores.interruptions import happening
+from tests.unit.stores.leases import OwnedSegments
 
 
 @pytest.fixture
@@ -28,44 +29,8 @@ def lease(store: ObjectStore) -> Iterator[ObjectLease]:
     lease.release()
 
 
-def test_frames_are_read_in_order_segment_by_segment(store: ObjectStore, lease: ObjectLease) -> None:
-    for after in (0, 10, 9):
-        segment = store.journal(lease, after)
-        for n in range(12):
-            segment.append(f"{after}.{n} ".encode())
-        segment.close()
-    store.journal(lease, 11)
-
-    assert list(store.segments("s")) == [
-        *((1, after, b"".join(b"%d.%d " % (after, n) for n in range(12))) for after in (0, 9, 10)),
-        (1, 11, b""),
-    ]
-    assert list(store.segments("other")) == []
-
-
-def test_a_segment_without_frames_may_be_opened_again_one_with_frames_not(
-    store: ObjectStore, lease: ObjectLease
-) -> None:
-    store.journal(lease, 0)
-    store.journal(lease, 0).append(b"one")
-
-    with pytest.raises(JournalFailed, match="has records already"):
-        store.journal(lease, 0)
-
-
-def test_who_was_fenced_appends_nothing(store: ObjectStore, lease: ObjectLease) -> None:
-    segment = store.journal(lease, 0)
-    segment.append(b"one")
-    new = store.acquire("s", take_over=True)
-
-    for call in (lambda: segment.append(b"two"), lambda: store.journal(lease, 5)):
-        with pytest.raises(Fenced, match="taken over"):
-            call()
-    with pytest.raises(JournalFailed, match="closed"):
-        segment.append(b"two")
-
-    assert list(store.segments("s")) == [(1, 0, b"one")]
-    new.release()
+class TestOwnedSegments(OwnedSegments):
+    """In a bucket."""
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

@@ -103,25 +103,6 @@ def test_what_cannot_be_a_name_is_refused(store: PostgresStore, name: str) -> No
         put(store, name, "one")
 
 
-def test_a_session_puts_no_checkpoint_under_the_name_of_another_ones(store: PostgresStore) -> None:
-    lease = store.acquire("s")
-
-    with pytest.raises(CheckpointError, match="name of a checkpoint of session 't'"):
-        put(store, own_name(session="t"), "one", lease)
-
-    put(store, own_name(session="t"), "one")  # a worker of that session, which is kept elsewhere
-    lease.release()
-
-
-def test_a_lease_of_something_else_is_refused(store: PostgresStore, tmp_path: Path) -> None:
-    lease = LocalStore(tmp_path).acquire("s")
-
-    with pytest.raises(TypeError, match="lease of this store"):
-        put(store, "best", "one", lease)
-
-    lease.release()
-
-
 # --- listings --------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.postgres_lease import PostgresLease
 from tests.postgres_servers import PostgresServer
 from tests.proxy import Proxy
+from tests.unit.stores.leases import OwnedSegments
 
 
 @pytest.fixture
@@ -33,21 +34,8 @@ def behind(proxy: Proxy, store: PostgresStore) -> PostgresStore:
     return PostgresStore(f"{proxy.url.rpartition('/')[0]}/{database}?sslmode=disable")
 
 
-def test_frames_are_read_in_order_segment_by_segment(store: PostgresStore, lease: PostgresLease) -> None:
-    for after in (0, 10, 9):
-        segment = store.journal(lease, after)
-        for n in range(3):
-            segment.append(f"{after}.{n} ".encode())
-        segment.close()
-    store.journal(lease, 11)
-
-    assert list(store.segments("s")) == [
-        (1, 0, b"0.0 0.1 0.2 "),
-        (1, 9, b"9.0 9.1 9.2 "),
-        (1, 10, b"10.0 10.1 10.2 "),
-        (1, 11, b""),
-    ]
-    assert list(store.segments("other")) == []
+class TestOwnedSegments(OwnedSegments):
+    """In Postgres."""
 
 
 def test_many_frames_are_read_in_pages(
@@ -84,31 +72,6 @@ def test_what_was_appended_survives_the_servers_death(
     segment.append(b"two")
     postgres_server.restart()
     assert list(store.segments("s")) == [(1, 0, b"onetwo")]
-
-
-def test_a_segment_without_frames_may_be_opened_again_one_with_frames_not(
-    store: PostgresStore, lease: PostgresLease
-) -> None:
-    store.journal(lease, 0)
-    store.journal(lease, 0).append(b"one")
-
-    with pytest.raises(JournalFailed, match="has records already"):
-        store.journal(lease, 0)
-
-
-def test_who_was_fenced_appends_nothing(store: PostgresStore, lease: PostgresLease) -> None:
-    segment = store.journal(lease, 0)
-    segment.append(b"one")
-    new = store.acquire("s", take_over=True)
-
-    for call in (lambda: segment.append(b"two"), lambda: store.journal(lease, 5)):
-        with pytest.raises(Fenced, match="taken over"):
-            call()
-    with pytest.raises(JournalFailed, match="closed"):
-        segment.append(b"two")
-
-    assert list(store.segments("s")) == [(1, 0, b"one")]
-    new.release()
 
 
 def test_an_append_whose_reply_is_lost_is_there_once(

@@ -129,25 +129,6 @@ def test_what_is_not_there_is_not_found(store: SqliteStore) -> None:
     assert names(store) == []
 
 
-def test_a_session_puts_no_checkpoint_under_the_name_of_another_ones(store: SqliteStore) -> None:
-    lease = store.acquire("s")
-
-    with pytest.raises(CheckpointError, match="name of a checkpoint of session 't'"):
-        put(store, own_name(session="t"), "one", lease)
-
-    put(store, own_name(session="t"), "one")  # a worker of that session, which is kept elsewhere
-    lease.release()
-
-
-def test_a_lease_of_something_else_is_refused(store: SqliteStore, tmp_path: Path) -> None:
-    lease = LocalStore(tmp_path).acquire("s")
-
-    with pytest.raises(TypeError, match="lease of this store"):
-        put(store, "best", "one", lease)
-
-    lease.release()
-
-
 def test_who_could_have_written_it_is_told(store: SqliteStore, tmp_path: Path) -> None:
     put(store, "best", "one")
     assert store.unsafe("best") is None

@@ -26,6 +26,7 @@ from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_home import SharedHome
 from graflow_ckpt.engine.slowness import tell
 from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently, same_task
+from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.ops import Cells
 from graflow_ckpt.sessions.redis import RedisSession
@@ -190,10 +191,10 @@ class SharedHost(RunHost):
     def remake(self) -> None:
         """Tasks that were made at run time, here or elsewhere, join the graph of this worker."""
         found = self._session.patiently(self._made)
-        for name, record in sorted(found.items()):
-            task, spawner, before = unpack_task(
-                self._cells.open(name.decode(), record, f"task {name.decode()}")
-            )
+        with readable(self.session_id, self._home.link.address):
+            records = {name.decode(): record for name, record in sorted(found.items())}
+        for name, record in records.items():
+            task, spawner, before = unpack_task(self._cells.open(name, record, f"task {name}"))
             known = self._graph.nodes.get(task.name)
             if known is None or task.name in self._graph.made:
                 self._graph.extend(spawner, task, before)

@@ -166,7 +166,8 @@ class SharedHome:
             state = self._read(portable)
             number, *rest = self._tell("number", state.sequence)
             if number:
-                return state, number, rest[0].decode()
+                with readable(self.session, self.link.address):
+                    return state, number, rest[0].decode()
         raise CheckpointError(
             f"Session {self.session} changes faster than it can be read.",
             hint="Others take checkpoints of it all the time: one policy is enough.",

@@ -14,7 +14,6 @@ parameter.
 from __future__ import annotations
 
 import json
-import math
 import os
 import platform
 import time
@@ -22,10 +21,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from operator import index
-from typing import Any, Literal, SupportsIndex, get_args
+from typing import Any, Literal, get_args
 
 from graflow_ckpt.checkpoint.cells import check_storable
 from graflow_ckpt.checkpoint.sealed import LIMIT, SealedCells
+from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import (
     GraflowError,
     GraphError,
@@ -125,6 +125,9 @@ GIVEN = "given"
 Existing = Literal["refuse", "return"]
 
 
+_MOST = 10**11  # of seconds, steps and bytes: what Redis counts in milliseconds fits into its 64 bits
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """How a session is accepted."""
@@ -145,18 +148,20 @@ class Terms:
             check_session_id(self.session)
         if self.existing not in get_args(Existing):
             raise ValueError(f"existing={self.existing!r} is neither 'refuse' nor 'return'.")
-        if not 0 <= self.delay < math.inf:
-            raise ValueError(f"delay={self.delay!r}: it is a number of seconds.")
-        if not self.ttl >= 1:
-            raise ValueError(f"ttl={self.ttl!r}: a result is kept for a second at least.")
-        if self.priority is not None and not isinstance(self.priority, SupportsIndex):
-            raise TypeError(f"priority={self.priority!r}: it is a whole number.")
+        arguments.real("delay", self.delay, least=0)
+        arguments.real("ttl", self.ttl, least=1)
+        if self.priority is not None:
+            arguments.whole("priority", self.priority)
         if self.priority is not None and not -PRIORITIES < index(self.priority) < PRIORITIES:
             raise GraphError(
                 f"priority={self.priority!r}: on a fleet it is between -{PRIORITIES} and {PRIORITIES}."
             )
-        if self.value_limit < SMALL:
-            raise ValueError(f"value_limit={self.value_limit}: it is {SMALL} bytes at least.")
+        if self.max_steps is not None:
+            arguments.whole("max_steps", self.max_steps, least=1)
+        arguments.whole("value_limit", self.value_limit, least=SMALL)
+        for name in ("delay", "ttl", "max_steps", "value_limit"):
+            if (getattr(self, name) or 0) > _MOST:
+                raise arguments.refused(name, getattr(self, name), f"at most {_MOST}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,7 @@ def declined(link: RedisLink, session: str) -> dict[str, str]:
         counters, cold = head_of(client, link.address, session), client.hgetall(key)
     if counters is None or parse_line(session, counters)["status"] in ENDED or b"declined" not in cold:
         return {}
-    found = {name.decode(): why.decode(errors="replace") for name, why in cold.items()}
+    found = {name.decode(errors="replace"): why.decode(errors="replace") for name, why in cold.items()}
     return {name.removeprefix(_AT): why for name, why in found.items() if name.startswith(_AT)}
 
 

@@ -8,11 +8,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from difflib import get_close_matches
 from typing import Any, Protocol
 
 from blake3 import blake3
 
-from graflow_ckpt.core.errors import BadAddress, GraflowError
+from graflow_ckpt.core import arguments
+from graflow_ckpt.core.errors import BadAddress, GraflowError, GraphError
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.bind import signature
@@ -138,20 +141,35 @@ def refuse_clash(task: Task, args: Sequence[Any], options: Mapping[str, Any]) ->
             )
 
 
+def _terms_of(what: str, task: Task, key: str | None, options: Mapping[str, Any]) -> Terms:
+    """The terms of calls; GraphError for an option that there is not."""
+    known = [field.name for field in fields(Terms) if field.name != "session"] + ["key", "url"]
+    for name in options.keys() - known:
+        near = get_close_matches(name, known, 1)
+        hint = f"Did you mean {near[0]!r}?" if near else f"It has: {', '.join(sorted(known))}."
+        if name in ("session", "session_id"):
+            hint = "Give key=...: calls under the same key are the same session, whose id is handle.session."
+        raise GraphError(f"{task.name}.{what}() has no option {name!r}.", hint=hint, option=name)
+    return terms_of(_session(task, key), **options)
+
+
 def submit_call(
     task: Task, args: Sequence[Any], kwargs: Mapping[str, Any], url: Where, key: str | None, **options: Any
 ) -> Handle:
-    return at(url).submit_calls(task, None, terms_of(_session(task, key), **options), (args, kwargs))
+    terms = _terms_of("submit_call", task, key, options)
+    return at(url).submit_calls(task, None, terms, (args, kwargs))
 
 
 def submit_calls(task: Task, calls: Iterable[Any], url: Where, key: str | None, **options: Any) -> Handle:
-    return at(url).submit_calls(task, map(call_of, calls), terms_of(_session(task, key), **options))
+    terms = _terms_of("submit_many", task, key, options)
+    return at(url).submit_calls(task, map(call_of, calls), terms)
 
 
 def _session(task: Task, key: str | None) -> str | None:
     """The session of a task under a key: the same for everybody who submits it."""
     if key is None:
         return None
+    arguments.kind("key", key, str, "a text")
     if not key:
         raise ValueError("key='' would make all calls one execution.")
     readable = "".join(c if c.isascii() and (c.isalnum() or c in "_-") else "-" for c in f"{task.name}-{key}")

@@ -271,7 +271,7 @@ class Handle:
             tokens = self._redis.hkeys(f"{self._prefix}own")
         for token in tokens:
             release(
-                self._link, self.session, self._cells, token.decode(), "it was cancelled",
+                self._link, self.session, self._cells, token.decode(errors="replace"), "it was cancelled",
                 forced=True, crashed=False,
             )  # fmt: skip
 

@@ -61,7 +61,7 @@ _DUMP, _STAGE, _REPLACE, _FREEZE = map(source, ("dump", "stage", "replace", "fre
 
 Share = Callable[[Mapping[str, Sequence[Any]]], Iterable[Sequence[str]]]
 
-_NUMBER = re.compile(r"\d{1,18}")
+_NUMBER = re.compile(r"\d{1,300}")
 _WORDS = ("status", "flags", "queues")
 _MAY_LACK = ("max_steps", "cap", "held")
 

@@ -19,6 +19,7 @@ from typing import Any
 from graflow_ckpt.stores.names import base_of, session_of
 
 _Listed = tuple[str, bytes]
+_ALL = 1 << 62
 
 
 def newest(
@@ -29,12 +30,17 @@ def newest(
     return [found for _, found in nlargest(limit, dated, key=lambda each: each[0])]
 
 
+def within(limit: int) -> int:
+    """A limit that an index, and a column of 64 bits, can hold: there are never so many checkpoints."""
+    return min(max(limit, 0), _ALL)
+
+
 def first(
     listing: Iterable[_Listed], limit: int, *, workflow: str | None = None, status: str | None = None
 ) -> Sequence[_Listed]:
     """The same of a listing that has the newest of all first."""
     fitting = (found for found in listing if _fit(_facts_in(found[1]), workflow, status))
-    return list(islice(fitting, max(limit, 0)))
+    return list(islice(fitting, within(limit)))
 
 
 def _dated(listing: Iterable[_Listed]) -> Iterator[tuple[float, _Listed, dict[str, Any]]]:

@@ -24,7 +24,9 @@ _PAGE = 1000  # frames that are read at once
 _APPEND = Prepared(
     "append", f"select graflow_ckpt.append(session, epoch, %s::bigint, %s::bigint, %b::bytea){HELD}"
 )
-_BEGIN = f"select outcome, synced{HELD}, graflow_ckpt.begin_segment(held.session, held.epoch, %s)".encode()
+_BEGIN = (
+    f"select outcome, synced{HELD}, graflow_ckpt.begin_segment(held.session, held.epoch, %s::bigint)".encode()
+)
 
 
 class PostgresSegment:

@@ -174,7 +174,7 @@ class Leases:
 
 
 def _claim(connection: Connection, args: list[object]) -> tuple[bool, int, str | None, datetime, int]:
-    asked = "select * from graflow_ckpt.claim(%s, %s, %s, %s, %s, %s)"
+    asked = "select * from graflow_ckpt.claim(%s, %s, %s, %s::bigint, %s, %s::bigint)"
     found = connection.execute(asked, args).fetchone()
     assert found is not None
     return found[0], found[1], found[2], found[3], found[4]

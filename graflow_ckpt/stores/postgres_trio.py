@@ -37,7 +37,7 @@ from graflow_ckpt.core.errors import (
     ServerGone,
 )
 from graflow_ckpt.core.protocols import Buffer, PartWriter
-from graflow_ckpt.stores import postgres_contents
+from graflow_ckpt.stores import batches, postgres_contents
 from graflow_ckpt.stores.names import contents_in, replaced
 from graflow_ckpt.stores.postgres_chunks import LIFE, ChunkSink, ChunkSource, Found
 from graflow_ckpt.stores.postgres_fields import field_in, fields_of, listed_by
@@ -287,7 +287,7 @@ class Trios:
         """The same for the first of them, in one look."""
         condition, args = wanted.condition()
         newest = f"from graflow_ckpt.checkpoints where {condition} order by commit_number desc"
-        return self._all(f"select name, meta {newest} limit %s::bigint", [*args, max(limit, 0)])
+        return self._all(f"select name, meta {newest} limit %s::bigint", [*args, batches.within(limit)])
 
     def highest_epoch(self, session: str) -> int:
         """From the session's metas, should its row have been lost."""

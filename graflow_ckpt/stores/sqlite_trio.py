@@ -27,7 +27,7 @@ from typing import Any
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, GraflowError, SaveOutcomeUnknown
 from graflow_ckpt.core.protocols import Buffer, PartWriter
-from graflow_ckpt.stores import sqlite_chunks, sqlite_contents
+from graflow_ckpt.stores import batches, sqlite_chunks, sqlite_contents
 from graflow_ckpt.stores.disk import SMALL
 from graflow_ckpt.stores.names import replaced
 from graflow_ckpt.stores.sqlite_chunks import Body, ChunkSource, first_chunk
@@ -242,7 +242,7 @@ class Trios:
         filters = {"session": session, "workflow": workflow, "status": status}
         given = {column: _column(value) for column, value in filters.items() if value is not None}
         where = " AND ".join(f"{column} = :{column}" for column in given) or "TRUE"
-        values = {**given, "limit": max(limit, 0)}
+        values = {**given, "limit": batches.within(limit)}
         with self._database.reading() as connection:
             if connection is None:
                 return []

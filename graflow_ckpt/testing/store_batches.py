@@ -51,7 +51,7 @@ class BatchContract(Contract):
         expected = [own_name("s", 10), "best", own_name("t", 2), own_name("u", 1), own_name("s", 2)]
         expected += [own_name("t", 1), own_name("s", 1)]
         for handle in (store, opener()):
-            for limit in (1, 3, 7, 1000):
+            for limit in (1, 3, 7, 1000, 10**20):
                 assert _newest(handle, limit) == [named(name) for name in expected[:limit]]
         assert _newest(store, 0) == _newest(store, -1) == []
 

@@ -156,7 +156,7 @@ def listing(store: str, limit: int | None = None, **wanted: str | None) -> list[
     if wanted.get("status") == _UNREADABLE:  # none says so of itself
         rows = listing(store, session=wanted.get("session"), workflow=wanted.get("workflow"))
         return [row for row in rows if row.metadata.status == _UNREADABLE][:limit]
-    found = open_store(store).newest(_ALL if limit is None else min(limit, _ALL), **wanted)
+    found = open_store(store).newest(_ALL if limit is None else limit, **wanted)
     return [_row_of(path, raw) for path, raw in found]
 
 

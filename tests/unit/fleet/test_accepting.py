@@ -129,7 +129,7 @@ def test_its_terms_are_kept_with_it(client: Client) -> None:
         ({"ttl": math.nan}, ValueError),
         ({"priority": 2**15}, GraphError),
         ({"priority": -(2**15)}, GraphError),
-        ({"priority": 1.5}, TypeError),
+        ({"priority": 1.5}, GraphError),
         ({"value_limit": 10}, ValueError),
     ],
 )
@@ -399,8 +399,35 @@ def test_a_session_that_is_gone_cannot_be_looked_at(client: Client) -> None:
 
 @pytest.mark.parametrize("given", ["high", 1.5])
 def test_a_priority_that_is_no_whole_number_is_named(given: Any) -> None:
-    with pytest.raises(TypeError, match=f"priority={given!r}: it is a whole number"):
+    with pytest.raises(GraphError, match=f"priority: {given!r} is not a whole number"):
         Terms(priority=given)
+
+
+@pytest.mark.parametrize("name", ["delay", "ttl", "max_steps", "value_limit"])
+@pytest.mark.parametrize("given", ["5", 10**30, float("inf"), float("nan"), -1])
+def test_a_number_that_redis_cannot_hold_is_refused_by_the_name_of_the_option(name: str, given: Any) -> None:
+    with pytest.raises(GraphError, match=f"{name}: {given!r} is not "):
+        Terms(**{name: given})
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("session", "Give key"),
+        ("session_id", "Give key"),
+        ("prioriti", "Did you mean 'priority'?"),
+        ("x", "It has:"),
+    ],
+)
+def test_an_option_that_calls_do_not_have_is_refused_with_a_remedy(option: str, hint: str) -> None:
+    given: Any = {option: "x"}
+
+    with pytest.raises(GraphError, match=rf"priced.submit_many\(\) has no option '{option}'") as many:
+        priced.submit_many([1], url="redis://nowhere", **given)
+    with pytest.raises(GraphError, match=rf"priced.submit_call\(\) has no option '{option}'") as one:
+        priced.submit_call((1,), url="redis://nowhere", **given)
+    assert str(many.value.hint).startswith(hint)
+    assert str(one.value.hint).startswith(hint)
 
 
 # --- the same once more --------------------------------------------------------------------

@@ -453,3 +453,22 @@ def test_more_threads_than_connections_get_their_turn(store: PostgresStore) -> N
 
     assert failed == []
     assert sorted(read(store, f"t{number}")[0] for number in range(24)) == sorted(f"{n}.4" for n in range(24))
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 2**200])
+def test_a_number_that_no_column_holds_is_refused_by_name(store: PostgresStore, number: int) -> None:
+    lease = store.acquire("s")
+
+    with pytest.raises(ServerError, match="a number is out of the range of its column"):
+        store.journal(lease, number)
+    assert list(store.segments("s")) == []
+
+
+@pytest.mark.parametrize("epoch", [2**63, 2**63 - 1, 2**200])
+def test_a_meta_with_an_epoch_that_no_column_holds_is_named_when_the_session_is_owned(
+    store: PostgresStore, epoch: int
+) -> None:
+    put(store, own_name(), "made up", epoch=epoch)
+
+    with pytest.raises(ServerError, match="a number is out of the range of its column"):
+        store.acquire("s")

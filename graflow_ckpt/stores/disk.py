@@ -133,7 +133,7 @@ class Disk:
                 raise CheckpointCorrupt(
                     f"{path} has {size} bytes: nothing of that name is that large.", path=path, size=size
                 )
-            return b"".join(iter(lambda: os.read(fd, max(size, 1 << 16)), b""))
+            return _whole(fd, size)
         finally:
             self.close(fd)
 
@@ -142,7 +142,9 @@ class Disk:
         one than any record `HOLE` bytes are given."""
         fd = self.open(path)
         try:
-            regular_size(fd, path)
+            size = regular_size(fd, path)
+            if os.fstat(fd).st_blocks * 512 >= size:  # no hole: once in memory, where pieces would be twice
+                return _whole(fd, size)
             found, zeros = bytearray(), 0
             while chunk := os.read(fd, _CHUNK):
                 if chunk.count(0) == len(chunk):
@@ -154,6 +156,13 @@ class Disk:
             return bytes(found)
         finally:
             self.close(fd)
+
+
+def _whole(fd: int, size: int) -> bytes:
+    """All that there is, of what had so many bytes when it was looked at."""
+    first = os.read(fd, size + 1)
+    rest = list(iter(lambda: os.read(fd, _CHUNK), b""))
+    return b"".join([first, *rest]) if rest else first  # else it would be in memory twice
 
 
 def open_own(path: str, flags: int) -> int:

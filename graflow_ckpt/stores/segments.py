@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import pairwise
 
-from graflow_ckpt.core.errors import JournalFailed
+from graflow_ckpt.core.errors import CheckpointError, JournalFailed
 from graflow_ckpt.stores.disk import Disk, refusing
 from graflow_ckpt.stores.ownership import LocalLease
 
@@ -139,6 +139,13 @@ def read_segments(disk: Disk, folder: str, session: str) -> Iterator[tuple[int, 
                 raw = disk.read_filled(path)  # it grows until the next cut, which may never come
             except FileNotFoundError:
                 continue  # dropped meanwhile: a cut covers it
+            except MemoryError as error:
+                raise CheckpointError(
+                    f"The journal {path} is larger than the memory that this process may use.",
+                    hint=f"Resume from a checkpoint that you name: graflow-ckpt checkpoints list {session}.",
+                    session=session,
+                    path=path,
+                ) from error
         yield epoch, after, raw
 
 

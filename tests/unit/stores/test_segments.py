@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -204,3 +206,35 @@ def test_what_follows_a_hole_is_still_found(store: LocalStore, lease: LocalLease
     assert raw.startswith(b"frame\0")
     assert raw.endswith(b"behind")
     assert len(raw) < 8 << 20
+
+
+READ = """
+import resource, sys
+from graflow_ckpt.stores.local import LocalStore
+held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (held + int(sys.argv[2]), -1))
+try:
+    ((_, _, raw),) = LocalStore(sys.argv[1]).segments("s")
+    print(len(raw))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def read_with(folder: Path, room: int) -> str:
+    """What comes of reading the journal with so many bytes of memory."""
+    done = subprocess.run(
+        [sys.executable, "-c", READ, str(folder), str(room)], capture_output=True, check=False, timeout=60
+    )
+    return done.stdout.decode()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_large_journal_is_in_memory_once_and_one_that_is_too_large_is_named(
+    store: LocalStore, lease: LocalLease, tmp_path: Path
+) -> None:
+    store.journal(lease, 0).append(b"frame")
+    (tmp_path / ".s.1.0.journal").write_bytes(os.urandom(64 << 20))
+
+    assert read_with(tmp_path, 100 << 20) == f"{64 << 20}\n"
+    assert ".s.1.0.journal is larger than the memory" in read_with(tmp_path, 40 << 20)

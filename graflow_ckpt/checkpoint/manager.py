@@ -1,28 +1,45 @@
 """CheckpointManager: checkpoints under the names that users know, used through the class.
 
 Where a checkpoint is kept follows from its path. Every method also takes `store=`.
+
+Annotating: a user's metadata of a checkpoint that is there are changed, by whoever saw them last.
+Promise: what was changed by somebody else since it was read is not written over (`MetadataChanged`): of two
+who have read the same, one is refused. Seal and control facts are verified before, no value is opened, and
+only the meta is written. Not while somebody runs the session.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from functools import cache, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint import archive, history
-from graflow_ckpt.checkpoint.annotating import annotate
+from graflow_ckpt.checkpoint.archive import find
 from graflow_ckpt.checkpoint.inventory import inventory
-from graflow_ckpt.checkpoint.model import CheckpointMetadata, parse
+from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata, parse
 from graflow_ckpt.checkpoint.pruning import Guard, Pruned, carry_out, plan, sweep_contents
+from graflow_ckpt.checkpoint.resealing import check_parts, put_sealed
 from graflow_ckpt.checkpoint.retention import DEFAULT, Cut, KeepLast, OfAll, Retention
 from graflow_ckpt.checkpoint.seal import Keyring
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    MetadataChanged,
+    NotStorable,
+)
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.redaction import redacted
 from graflow_ckpt.stores import home_of, open_store, open_store_of
+from graflow_ckpt.stores.names import META
 
 if TYPE_CHECKING:
     from graflow_ckpt.engine.context import ExecutionContext  # named in signatures only: it is above
+
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -153,3 +170,40 @@ class CheckpointManager:
         """Check seal and digests of all three files; opens no pickle."""
         place = open_store_of(checkpoint_path, store)
         return archive.check(place, Keyring.for_store(place), checkpoint_path)[0].metadata
+
+
+def annotate(
+    store: CheckpointStore,
+    keyring: Keyring,
+    read: CheckpointMetadata,
+    changes: dict[str, Any],  # JSON, as users give it
+) -> CheckpointMetadata:
+    """The metadata as they were `read`, with these keys set to what is given here; all others stay."""
+    changes = check_metadata(changes)
+    for name in changes:
+        if redacted({name: changes[name]}) != {name: changes[name]}:
+            raise NotStorable(
+                f"metadata[{name!r}] looks like a secret, and would be stored in clear.",
+                hint="Give it when the checkpoint is taken: context.checkpoint(metadata=...).",
+                path=f"metadata[{name!r}]",
+            )
+    lease = store.acquire(read.session_id)  # from here on nobody else writes what is the session's
+    try:
+        find(store, keyring, read.path)
+        meta = parse(read.path, store.meta(read.path), f".{META}")
+        if (meta["checkpoint_id"], meta["user_metadata"]) != (
+            read.checkpoint_id,
+            redacted(read.user_metadata),
+        ):
+            raise MetadataChanged(
+                f"The metadata of checkpoint {read.path} were changed by somebody else meanwhile.",
+                hint="Read them again (CheckpointManager.verify), and decide anew.",
+                path=read.path,
+                session=read.session_id,
+            )
+        meta["user_metadata"] |= changes
+        put_sealed(store, keyring, read.path, meta, lease)
+        check_parts(store, read.path, str(meta["stage"]))
+        return replace(read, user_metadata={**read.user_metadata, **changes})
+    finally:
+        lease.release()

@@ -8,6 +8,8 @@ again   a group that had failed the session, which goes on: it waits for its los
 doubt   its worker died while it ran: its task says what then, or somebody who was asked
 left    somebody has said to go on without it
 failed  somebody has said that it has failed
+
+Specs that must not run: a task that came round too often, a group with too few successes.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graflow_ckpt.core.decide import given_up, in_doubt, pass_on
-from graflow_ckpt.core.facts import Claim, Op
+from graflow_ckpt.core.errors import GraflowError, GroupFailed, MaxCyclesExceeded
+from graflow_ckpt.core.facts import Claim, Failed, Op
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Group, OnInterrupted
@@ -79,3 +82,23 @@ def _wait_again(graph: TaskGraph, state: SessionState, claim: Claim) -> list[Op]
             if need > coming:
                 return None  # members that were skipped on purpose will not come: it fails again
     return [*ops, *(graph.routes[name].enqueue() for name in tasks)]
+
+
+def refused(graph: TaskGraph, claim: Claim) -> Failed | None:
+    """The failure of a spec that must not run, or None."""
+    spec = claim.spec
+    if not spec.cycle and spec.execution_strategy != "lost":
+        return None  # the first time: no limit is below one
+    limit = graph.routes[spec.task_id].options.max_cycles
+    error: GraflowError
+    if spec.execution_strategy == "lost":
+        gate = f"group {spec.task_id!r}"
+        error = GroupFailed(f"Fewer members of {gate} succeeded than it needs.", task=spec.task_id)
+    elif limit is not None and spec.cycle >= limit:
+        error = MaxCyclesExceeded(
+            f"Task {spec.task_id!r} was to run for the {spec.cycle + 1}th time; max_cycles={limit}.",
+            task=spec.task_id,
+        )
+    else:
+        return None
+    return Failed(f"{type(error).__name__}: {error}", error, retry=False)

@@ -28,11 +28,10 @@ from graflow_ckpt.core.facts import Cancelled, Claim, Done, Failed, Op, Outcome
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.attempt import Attempt
-from graflow_ckpt.engine.bodiless import without_body
+from graflow_ckpt.engine.bodiless import refused, without_body
 from graflow_ckpt.engine.deadlines import Deadlines
 from graflow_ckpt.engine.inbox import Inbox
 from graflow_ckpt.engine.invoke import Invoker, Running
-from graflow_ckpt.engine.refusals import refused
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.turns import Cuts, GoBack
 from graflow_ckpt.sessions.protocol import Session

@@ -21,9 +21,8 @@ from graflow_ckpt.checkpoint import parcel as parcels
 from graflow_ckpt.checkpoint.codec import is_atom
 from graflow_ckpt.checkpoint.fingerprint import Fingerprint, compare, fingerprints
 from graflow_ckpt.checkpoint.keys import Keyring
-from graflow_ckpt.checkpoint.parcel import PYTHON, Parcel
+from graflow_ckpt.checkpoint.parcel import PYTHON, Parcel, differing
 from graflow_ckpt.checkpoint.plan import PlanRow
-from graflow_ckpt.checkpoint.references import differing
 from graflow_ckpt.checkpoint.sealed import SealedCells, sealed_by
 from graflow_ckpt.core.errors import GraflowError, ServerError, UnsafeCheckpoint
 from graflow_ckpt.core.graph import TaskGraph

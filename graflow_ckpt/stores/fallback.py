@@ -37,8 +37,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Owner, PartWriter, Source
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores.batches import newest
-from graflow_ckpt.stores.fallback_folder import Folder, Waiting, highest_epoch
-from graflow_ckpt.stores.fallback_lease import FallbackLease
+from graflow_ckpt.stores.fallback_folder import FallbackLease, Folder, Waiting, highest_epoch
 from graflow_ckpt.stores.names import PARTS, base_of, session_of
 from graflow_ckpt.stores.passing import Attempt, Breaker, may_pass
 from graflow_ckpt.stores.wrapping import Wrapper, keeps_no_secret

@@ -24,14 +24,16 @@ from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, Checkpo
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Buffer, Lease, Owner, PartWriter
 from graflow_ckpt.stores import batches
-from graflow_ckpt.stores.memory_contents import MemoryContents, MemorySource, hold
 from graflow_ckpt.stores.memory_room import (
     Holding,
+    MemoryContents,
     MemoryLease,
     MemorySegment,
+    MemorySource,
     Room,
     Trio,
     drop_segments,
+    hold,
     segments_of,
 )
 from graflow_ckpt.stores.names import META, base_of, check_parts, replaced, session_in, session_of

@@ -10,15 +10,19 @@ Everybody who can write to the bucket can write here, so seals need a key that a
 Who we are there is taken from the environment, as the services' own tools do. Paths and keys:
 objects_names.py. A process that was forked after any object store was used cannot use one, and is told.
 Not here: what a checkpoint contains, and whether it can be trusted.
+
+A session's own checkpoints share contents: the head, which a commit changes anyway, says what they hold, so a
+commit and a deletion cannot cross. What the last of them lets go is removed after that change, or, if that is
+cut short, by the session's next owner or by `sweep`. Other names share with nothing.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from graflow_ckpt.core.errors import CheckpointError, ServerError
@@ -29,14 +33,14 @@ from graflow_ckpt.stores import batches, objects_journal, objects_orphans
 from graflow_ckpt.stores.names import check_own
 from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_chunks import PieceSource
-from graflow_ckpt.stores.objects_contents import ObjectContents
 from graflow_ckpt.stores.objects_fence import close_behind
-from graflow_ckpt.stores.objects_head import Heads
+from graflow_ckpt.stores.objects_head import Head, Heads
 from graflow_ckpt.stores.objects_lease import LEASE, Leases, ObjectLease
 from graflow_ckpt.stores.objects_listing import Listings, side_by_side
 from graflow_ckpt.stores.objects_named import Names
 from graflow_ckpt.stores.objects_names import Target, base_of, is_objects, path_of, place_of, split, target_of
 from graflow_ckpt.stores.objects_put import Put
+from graflow_ckpt.stores.objects_saving import ObjectSaving
 from graflow_ckpt.stores.objects_trio import Trios
 
 
@@ -233,3 +237,48 @@ def _pattern(pattern: str | None) -> str | None:
     if pattern is None:
         return None
     return split(pattern)[1] if is_objects(pattern) else base_of(pattern)
+
+
+class ObjectContents:
+    """Those of one store, which connects when they are used first. `sweep`: of all that is in it."""
+
+    shares = True
+
+    def __init__(
+        self,
+        opened: Callable[[], tuple[Trios, Heads]],
+        target: Callable[[str], Target],
+        own: Callable[[Lease], ObjectLease],
+        sweep: Callable[[], int],
+    ) -> None:
+        self._opened, self._target, self._own = opened, target, own
+        self.sweep = sweep
+
+    def scope(self, path: str, /) -> str:
+        """Its session; a name is a scope of its own, in which nothing is found again."""
+        target = self._target(path)
+        return target.session or f"@{target.base}"
+
+    def saving(self, path: str, *, lease: Lease | None, stage: str) -> ObjectSaving:
+        trios, _ = self._opened()
+        return trios.saving(self._target(path), self._own(lease) if lease is not None else None, stage)
+
+    def open(self, path: str, name: str, stage: str) -> PieceSource:
+        trios, _ = self._opened()
+        return trios.open_content(self._target(path), name, stage)
+
+    def distrust(self, path: str, name: str, stage: str) -> None:
+        """Under another name nobody will hold it anyway."""
+        target = self._target(path)
+        if target.session is None:
+            return
+
+        def change(head: Head) -> Head | None:
+            record = head.commits.get(target.base)
+            if record is None or record.stage != stage or name not in record.contents:
+                return None
+            held = record.contents[name]
+            return None if held in head.bad else replace(head, bad=head.bad | {held})
+
+        _, heads = self._opened()
+        heads.update(target.session, change)

@@ -22,8 +22,7 @@ from typing import Any, TypeVar
 
 from graflow_ckpt.core.errors import ServerError, ServerGone, ServerTooOld
 from graflow_ckpt.core.protocols import Buffer
-from graflow_ckpt.stores.objects_clients import SMALL, attended, client_for
-from graflow_ckpt.stores.objects_errors import no_bucket, translated
+from graflow_ckpt.stores.objects_clients import SMALL, attended, client_for, no_bucket, translated
 from graflow_ckpt.stores.objects_library import obstore, theirs
 from graflow_ckpt.stores.objects_names import Place
 

@@ -8,22 +8,27 @@
 Promise: what is listed first and is not held by a head that was read then is held by none that comes later.
 LIFE goes by the bucket's clock, and only a save that took longer is refused for it (`gone`).
 Not here: what saves and checkpoints let go of themselves (objects_saving.py, objects_trio.py).
+
+Strays in a bucket: pieces that no checkpoint points at, and journals of sessions that have none.
+What a session that runs may be at is left out, and what was written under a name of somebody's within a day:
+whose save that is cannot be told.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import NamedTuple
 
 from graflow_ckpt.core.errors import SessionBusy
-from graflow_ckpt.core.protocols import Lease, Owner
+from graflow_ckpt.core.protocols import CheckpointStore, Lease, Owner
 from graflow_ckpt.stores.names import is_content
 from graflow_ckpt.stores.objects_bucket import Bucket, Entry
 from graflow_ckpt.stores.objects_head import Head, Heads
 from graflow_ckpt.stores.objects_named import named
-from graflow_ckpt.stores.objects_names import NAMED
+from graflow_ckpt.stores.objects_names import NAMED, place_of
 from graflow_ckpt.stores.objects_record import Held, Record
 from graflow_ckpt.stores.objects_saving import let_go
 
@@ -111,3 +116,48 @@ def records_of_names(bucket: Bucket) -> Iterator[Record]:
         record = named(entry.key, found.data)[1] if found is not None else None
         if record is not None:
             yield record
+
+
+def staged_and_lost(store: CheckpointStore) -> Iterator[tuple[str, str, int, str]]:
+    """(kind, name, size, session)"""
+    bucket = Bucket(place_of(store.url))
+    heads = Heads(bucket)
+    by_tag: dict[str, list[Entry]] = {}
+    for entry in bucket.list("data"):
+        by_tag.setdefault(entry.key.split("/")[1], []).append(entry)
+    named = list(records_of_names(bucket))
+    for tag, listed in by_tag.items():
+        if tag == NAMED:
+            limit = bucket.now() - LIFE
+            left = _left([each for each in listed if each.at < limit], named)
+        elif store.owner(tag) is not None:
+            continue
+        else:
+            head = heads.read(tag).head
+            contents = contents_among(listed).get(tag, [])
+            pieces = {loose.entry for loose in contents}
+            left = [loose.entry for loose in unheld(head, contents)]
+            left += _left([each for each in listed if each not in pieces], head.commits.values())
+        yield from _together("staged", left, tag if tag != NAMED else "")
+    having = {record.session for record in named}
+    frames: dict[str, list[Entry]] = {}
+    for entry in bucket.list("journal"):
+        if entry.size:  # an empty one closes a segment
+            frames.setdefault(entry.key.split("/")[1], []).append(entry)
+    for session, found in frames.items():
+        if session not in having and not heads.read(session).head.commits and store.owner(session) is None:
+            yield from _together("journal", found, session)
+
+
+def _left(listed: Iterable[Entry], records: Iterable[Record]) -> list[Entry]:
+    kept = {mark for record in records for mark in (*record.data, record.alone)}
+    return [entry for entry in listed if entry.key.split("/")[2] not in kept]
+
+
+def _together(kind: str, entries: list[Entry], session: str) -> Iterator[tuple[str, str, int, str]]:
+    """The pieces of one thing as one."""
+    sizes: Counter[str] = Counter()
+    for entry in entries:
+        sizes[entry.key.rpartition("/")[0]] += entry.size
+    for name, size in sorted(sizes.items()):
+        yield kind, name, size, session

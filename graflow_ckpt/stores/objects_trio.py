@@ -11,6 +11,10 @@ A reader whose pieces go while it reads finds out, and that meta has changed.
 
 Whoever has just seen a meta is given the parts that were there then: nothing is asked twice for a load.
 Not here: who may write (objects_lease.py), and what a path names (objects_names.py).
+
+Contents that are fetched while the one before them is read: a load opens one after the other.
+Promise: no more than AHEAD wait, whoever opens what; who stops in the middle leaves them until the next one
+is opened. One that could not be fetched ahead is asked for again in its turn.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -27,7 +32,6 @@ from functools import partial
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, GraflowError
 from graflow_ckpt.core.protocols import PartWriter
 from graflow_ckpt.stores.names import is_content
-from graflow_ckpt.stores.objects_ahead import AHEAD, Ahead, Opening
 from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_chunks import PieceSource
 from graflow_ckpt.stores.objects_head import Head, Heads
@@ -257,3 +261,47 @@ class _Recent:
         with self._mutex:
             for base in bases:
                 self._known.pop(base, None)
+
+
+AHEAD = 3
+
+Opening = tuple[str, Callable[[], PieceSource]]
+
+
+class Ahead:
+    """For the readers of one store."""
+
+    def __init__(self) -> None:
+        self._coming: dict[str, Future[PieceSource]] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._mutex = threading.Lock()
+
+    def open(self, first: Opening, following: Sequence[Opening]) -> PieceSource:
+        """What `first` opens, and `following` begun. Each has a name that no other one has."""
+        with self._mutex:
+            mine = self._coming.pop(first[0], None)
+            wanted = dict(following)
+            for name in [name for name in self._coming if name not in wanted]:
+                _drop(self._coming.pop(name))
+            for name, opening in following:
+                if name not in self._coming:
+                    self._pool = self._pool or ThreadPoolExecutor(AHEAD, thread_name_prefix="contents")
+                    self._coming[name] = self._pool.submit(opening)
+            if self._pool is not None and not self._coming:
+                self._pool.shutdown(wait=False)
+                self._pool = None
+        if mine is not None:
+            with suppress(GraflowError):
+                return mine.result()
+        return first[1]()
+
+
+def _drop(future: Future[PieceSource]) -> None:
+    """Nobody has opened it."""
+
+    def close(done: Future[PieceSource]) -> None:
+        if not done.cancelled() and done.exception() is None:
+            done.result().close()
+
+    if not future.cancel():
+        future.add_done_callback(close)

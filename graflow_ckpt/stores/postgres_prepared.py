@@ -6,10 +6,14 @@ texts, bytes, whole numbers or None.
 
 Promise: waiting for the server can be interrupted, and errors are psycopg's, as with a cursor. A connection
 that does not know the statement any more (DISCARD, a pooler) says so, which passes: it is prepared anew.
+
+What a meta says of a checkpoint that rows in Postgres are listed by.
+Promise: it can stand in a column, whatever the meta holds. Nobody believes it: what counts is sealed.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from itertools import count
@@ -21,6 +25,7 @@ from psycopg.pq import ExecStatus
 from psycopg.pq.abc import PGresult
 
 from graflow_ckpt.stores.postgres_link import Connection
+from graflow_ckpt.stores.postgres_names import session_of
 
 TRUE = b"\x01"
 _FORGOTTEN = "26000"
@@ -60,3 +65,37 @@ class Prepared:
         if error.sqlstate == _FORGOTTEN:
             self._known.discard(connection)
         raise error
+
+
+_FIELD = 200  # characters of a field that is listed by
+
+
+def field_in(raw: bytes, name: str) -> object:
+    try:
+        meta = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    return meta.get(name) if isinstance(meta, dict) else None
+
+
+def listed_by(value: object) -> str | None:
+    """A field as it stands in its column; None if it can stand in none."""
+    if not isinstance(value, str) or "\0" in value:
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return None
+    return value[:_FIELD]
+
+
+def fields_of(base: str, raw: bytes) -> list[str | None]:
+    """Session, workflow and status; a session's own path is its own whatever the meta says."""
+    try:
+        meta = json.loads(raw.decode())  # of bytes it would guess the encoding
+    except (ValueError, RecursionError):
+        meta = {}
+    if not isinstance(meta, dict):
+        meta = {}
+    session = session_of(base) or listed_by(meta.get("session_id"))
+    return [session, listed_by(meta.get("workflow")), listed_by(meta.get("status"))]

@@ -40,11 +40,10 @@ from graflow_ckpt.core.protocols import Buffer, PartWriter
 from graflow_ckpt.stores import batches, postgres_contents
 from graflow_ckpt.stores.names import contents_in, replaced
 from graflow_ckpt.stores.postgres_chunks import LIFE, ChunkSink, ChunkSource, Found
-from graflow_ckpt.stores.postgres_fields import field_in, fields_of, listed_by
 from graflow_ckpt.stores.postgres_lease import HELD, PostgresLease
 from graflow_ckpt.stores.postgres_link import Connection, Link, Rollback
 from graflow_ckpt.stores.postgres_names import PARTS, path_of
-from graflow_ckpt.stores.postgres_prepared import TRUE, Prepared
+from graflow_ckpt.stores.postgres_prepared import TRUE, Prepared, field_in, fields_of, listed_by
 
 META = PARTS[-1]
 

@@ -2,12 +2,20 @@
 
 Each script tells a call that it has carried out before and answers it again, so that `sure` may
 repeat one whose reply was lost. Not here: what the scripts do; each says so at its head.
+
+What a look at a meta has brought along: where the parts are, and the small ones of them.
+Promise: each part is told once, within FRESH seconds, and only for the stage that the reader asks for. What
+was written anew since has other chunks, so who was told too late finds nothing there, and looks again.
 """
 
 from __future__ import annotations
 
+import json
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -16,6 +24,7 @@ from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.links.complaints import Key
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.scripts import Argument, Script, Step, together
+from graflow_ckpt.stores.redis_names import Target
 
 T = TypeVar("T")
 
@@ -85,3 +94,45 @@ def _patient(ask: Callable[[], T]) -> T:
             if time.monotonic() > deadline:
                 raise
         time.sleep(_PAUSE)
+
+
+FRESH = 30.0
+_MOST = 16  # checkpoints
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Of a checkpoint. `first`: its first chunk, if that has come along."""
+
+    nonce: str
+    stage: str
+    size: int
+    first: bytes = b""
+
+
+def parts_in(record: bytes) -> dict[str, Part]:
+    said = json.loads(record)["parts"] if record else {}
+    return {name: Part(its["nonce"], its["stage"], int(its["size"])) for name, its in said.items()}
+
+
+class Seen:
+    """That of one store."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Target, tuple[dict[str, Part], float]] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def remember(self, target: Target, parts: dict[str, Part]) -> None:
+        with self._mutex:
+            self._known[target] = parts, time.monotonic() + FRESH
+            self._known.move_to_end(target)
+            while len(self._known) > _MOST:
+                self._known.popitem(last=False)
+
+    def take(self, target: Target, part: str, stage: str) -> Part | None:
+        with self._mutex:
+            parts, until = self._known.get(target, ({}, 0.0))
+            found = parts.pop(part, None)
+            if not parts:
+                self._known.pop(target, None)
+        return found if found is not None and found.stage == stage and time.monotonic() < until else None

@@ -42,8 +42,7 @@ from graflow_ckpt.stores.names import contents_in, gone, replaced
 from graflow_ckpt.stores.redis_chunks import LIFE, ChunkSink, ChunkSource
 from graflow_ckpt.stores.redis_lease import RedisLease
 from graflow_ckpt.stores.redis_names import NAMED, PARTS, Keys, Target, path_of
-from graflow_ckpt.stores.redis_scripts import Scripts
-from graflow_ckpt.stores.redis_seen import Seen, parts_in
+from graflow_ckpt.stores.redis_scripts import Scripts, Seen, parts_in
 
 META = PARTS[-1]
 

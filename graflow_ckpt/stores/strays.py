@@ -160,7 +160,7 @@ def _in_sqlite(store: CheckpointStore) -> Iterator[Stray]:
 
 
 def _in_bucket(store: CheckpointStore) -> Iterator[Stray]:
-    from graflow_ckpt.stores.objects_strays import staged_and_lost
+    from graflow_ckpt.stores.objects_orphans import staged_and_lost
 
     for kind, name, size, session in staged_and_lost(store):
         yield Stray(kind, name, size, session)

@@ -8,8 +8,7 @@ from typing import Any
 from graflow_ckpt.core.protocols import Lease, PartWriter
 from graflow_ckpt.stores import memory
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.stores.memory_contents import MemoryContents, MemorySaving, MemorySource
-from graflow_ckpt.stores.memory_room import Content, Room, Trio
+from graflow_ckpt.stores.memory_room import Content, MemoryContents, MemorySaving, MemorySource, Room, Trio
 from graflow_ckpt.stores.names import contents_in
 
 _kept: list[Content] = []  # what a store should have let go of

@@ -13,7 +13,7 @@ import cloudpickle
 import pytest
 
 from graflow_ckpt.checkpoint.fingerprint import Fingerprint
-from graflow_ckpt.checkpoint.references import differing, references
+from graflow_ckpt.checkpoint.parcel import differing, references
 from tests.unit.checkpoint import named
 
 MODULE = "tests.unit.checkpoint.named"
@@ -98,7 +98,7 @@ def test_a_program_that_is_run_has_no_names_elsewhere(tmp_path: Path) -> None:
     (tmp_path / "lib.py").write_text("def scale(n): return 2 * n\n")
     (tmp_path / "program.py").write_text(
         "from lib import scale\n"
-        "from graflow_ckpt.checkpoint.references import references\n"
+        "from graflow_ckpt.checkpoint.parcel import references\n"
         "def body(): return helper()\n"
         "def helper(): return scale(1)\n"
         "found = references({'body': body})\n"

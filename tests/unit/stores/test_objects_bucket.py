@@ -22,7 +22,7 @@ from graflow_ckpt.stores import objects_bucket, objects_clients
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_chunks import CHUNK
-from graflow_ckpt.stores.objects_errors import shown
+from graflow_ckpt.stores.objects_clients import shown
 from tests.object_servers import ObjectServer
 from tests.proxy import Proxy
 from tests.servers import free_port

@@ -22,8 +22,8 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.stores import objects_head, objects_orphans, objects_saving
 from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.stores.objects_ahead import AHEAD
 from graflow_ckpt.stores.objects_chunks import CHUNK
+from graflow_ckpt.stores.objects_trio import AHEAD
 from graflow_ckpt.stores.strays import strays
 from graflow_ckpt.testing.holdings import content, held, meta_holding, name_of, put_holding, there
 from graflow_ckpt.testing.trios import all_of, own_name, path_of, put, put_meta, put_own, writer

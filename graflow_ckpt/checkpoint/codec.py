@@ -8,10 +8,10 @@ Not plain, so that nothing changes silently on the way: subclasses (decoding the
 code), one list, dict or set in two places (two would come back), cycles, more than 400 levels
 (100 of tuples and sets), more than 4 GiB. Not here: what cannot be plain (cells.py).
 
-Before packing, a value is checked to be plain: exact types only, and a tree of them within limits; msgpack takes
-bytearray, memoryview, Timestamp and ExtType without asking. It goes level by level, so that a level of a million
-elements is a few passes at C speed. One list, dict or set found in two places is refused: decoded it would be
-two, and a change to the one would no longer show in the other. That finds cycles, too.
+Before packing, a value is checked to be plain: exact types only, and a tree of them within limits; msgpack
+takes bytearray, memoryview, Timestamp and ExtType without asking. It goes level by level, so that a level
+of a million elements is a few passes at C speed. One list, dict or set found in two places is refused:
+decoded it would be two, and a change to the one would no longer show in the other. That finds cycles, too.
 """
 
 from __future__ import annotations

@@ -11,8 +11,12 @@ from __future__ import annotations
 
 from math import isfinite
 from numbers import Integral, Real
+from typing import Any
 
 from graflow_ckpt.core.errors import GraphError
+
+MOST = 10**11
+"""Of steps, seconds and bytes: what a server counts in milliseconds fits into 64 bits."""
 
 
 def whole(name: str, value: object, *, least: int | None = None) -> None:
@@ -22,14 +26,38 @@ def whole(name: str, value: object, *, least: int | None = None) -> None:
     raise refused(name, value, f"a whole number{'' if least is None else f' from {least} on'}")
 
 
+def counted(name: str, value: object, *, least: int = 1) -> None:
+    """Refuse what is not a whole number that a server can hold."""
+    whole(name, value, least=least)
+    _check_most(name, value)
+
+
+def lasting(name: str, value: object, *, least: float = 0) -> None:
+    """Refuse what is not a number of seconds that a server can hold."""
+    real(name, value, least=least)
+    _check_most(name, value)
+
+
+def _check_most(name: str, value: Any) -> None:  # of any kind of number
+    if value > MOST:
+        raise refused(name, value, f"at most {MOST}")
+
+
 def real(name: str, value: object, *, least: float | None = None, above: float | None = None) -> None:
     """Refuse what is not a finite number, or is too small."""
-    if not isinstance(value, bool) and isinstance(value, Real) and isfinite(value):
+    if not isinstance(value, bool) and isinstance(value, Real) and _is_finite(value):
         number = float(value)
         if (least is None or number >= least) and (above is None or number > above):
             return
     limit = f" from {least:g} on" if least is not None else f" above {above:g}" if above is not None else ""
     raise refused(name, value, f"a finite number{limit}")
+
+
+def _is_finite(value: Real) -> bool:
+    try:
+        return isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
 
 
 def flag(name: str, value: object) -> None:

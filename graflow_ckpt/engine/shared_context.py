@@ -18,6 +18,7 @@ from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_me
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code, summary_of
 from graflow_ckpt.checkpoint.sealed import SealedCells
 from graflow_ckpt.checkpoint.snapshot import capture
+from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import NoSession, SessionError
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
@@ -76,6 +77,8 @@ class SharedContext(ExecutionContext):
         config: Mapping[str, Any] | None, settings: Settings, store: str,
     ) -> SharedContext:  # fmt: skip
         """A new session, or, under an id that Redis knows, that one."""
+        if max_steps is not None:
+            arguments.counted("max_steps", max_steps, least=0)
         context = cls(graph, session_id, link_of(config), settings=settings, store=store)
         cap = "" if settings.max_parallel is None else settings.max_parallel
         line = f"running|0|0|1|1|1|{'' if max_steps is None else max_steps}|{cap}|||"

@@ -125,9 +125,6 @@ GIVEN = "given"
 Existing = Literal["refuse", "return"]
 
 
-_MOST = 10**11  # of seconds, steps and bytes: what Redis counts in milliseconds fits into its 64 bits
-
-
 @dataclass(frozen=True, slots=True)
 class Terms:
     """How a session is accepted."""
@@ -148,8 +145,8 @@ class Terms:
             check_session_id(self.session)
         if self.existing not in get_args(Existing):
             raise ValueError(f"existing={self.existing!r} is neither 'refuse' nor 'return'.")
-        arguments.real("delay", self.delay, least=0)
-        arguments.real("ttl", self.ttl, least=1)
+        arguments.lasting("delay", self.delay)
+        arguments.lasting("ttl", self.ttl, least=1)
         if self.priority is not None:
             arguments.whole("priority", self.priority)
         if self.priority is not None and not -PRIORITIES < index(self.priority) < PRIORITIES:
@@ -157,11 +154,8 @@ class Terms:
                 f"priority={self.priority!r}: on a fleet it is between -{PRIORITIES} and {PRIORITIES}."
             )
         if self.max_steps is not None:
-            arguments.whole("max_steps", self.max_steps, least=1)
-        arguments.whole("value_limit", self.value_limit, least=SMALL)
-        for name in ("delay", "ttl", "max_steps", "value_limit"):
-            if (getattr(self, name) or 0) > _MOST:
-                raise arguments.refused(name, getattr(self, name), f"at most {_MOST}")
+            arguments.counted("max_steps", self.max_steps)
+        arguments.counted("value_limit", self.value_limit, least=SMALL)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from graflow_ckpt.checkpoint.manager import CheckpointManager
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata
 from graflow_ckpt.checkpoint.sealed import SealedCells
+from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import (
     NoSession,
     RemoteError,
@@ -236,6 +237,8 @@ class Handle:
         `{"charge": "skip"}`, or `rerun`, or `fail`. InDoubt names those that lack one.
         """
         # ("claim", 0): nobody is asked for where nothing can run, so it has to see here that it is over
+        if max_steps is not None:
+            arguments.counted("max_steps", max_steps)
         status = self.status()
         if status.status in ("completed", "cancelled", "init"):
             raise self._cannot("go on")

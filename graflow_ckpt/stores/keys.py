@@ -159,12 +159,12 @@ def _parse(text: str, origin: str) -> dict[str, bytes]:
 
 def _read(path: Path, forbidden: int) -> str:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise CheckpointError(
-            f"The key file {path} cannot be read: {error.strerror}.", path=str(path)
-        ) from error
-    with open(fd, encoding="utf-8", errors="replace") as file:
+        file = path.open(encoding="utf-8", errors="replace")
+    except (OSError, ValueError) as error:  # a folder, which a mount makes of a missing file; a NUL
+        why = error.strerror if isinstance(error, OSError) else error
+        raise CheckpointError(f"The key file {path} cannot be read: {why}.", path=str(path)) from error
+    with file:
+        fd = file.fileno()
         if os.fstatvfs(fd).f_flag & os.ST_RDONLY:  # a secret that is mounted, where no mode can be changed
             forbidden &= 0o022
         _check_owner(path, os.fstat(fd), forbidden)  # of what is open, not of what the name means by now

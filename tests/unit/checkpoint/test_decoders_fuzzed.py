@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgpack
 import pytest
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from graflow_ckpt.checkpoint import journal, model, parcel
@@ -98,3 +99,14 @@ def test_programs(packed: bytes) -> None:
 def test_sealed_cells(data: bytes) -> None:
     with suppress(CheckpointError):
         SealedCells("s", RING).unpack("name", data)
+
+
+@given(st.one_of(st.binary(max_size=60), damaged(b"one:" + b"0" * 64)))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_key_files(tmp_path: Path, raw: bytes) -> None:
+    file = tmp_path / "key"
+    file.touch(0o600)
+    file.write_bytes(raw)
+
+    with suppress(CheckpointError):
+        Keyring.load({"GRAFLOW_CKPT_KEY_FILE": str(file)})

@@ -288,3 +288,9 @@ def test_the_file_of_the_keys_is_the_named_one_or_the_local_one(tmp_path: Path) 
     assert key_file({"GRAFLOW_CKPT_KEY": "x", "GRAFLOW_CKPT_KEY_FILE": "/k"}) is None
     assert key_file({"GRAFLOW_CKPT_KEY_FILE": "/k"}) == Path("/k")
     assert key_file(state(tmp_path)) == local_key_path(state(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["", "missing", "a\0b"])
+def test_a_key_file_that_is_none_is_named(tmp_path: Path, name: str) -> None:
+    with pytest.raises(CheckpointError, match=r"The key file .* cannot be read"):
+        Keyring.load({"GRAFLOW_CKPT_KEY_FILE": f"{tmp_path}/{name}"})

@@ -69,6 +69,7 @@ WRONG: dict[str, Callable[[], object]] = {
     "@task: 'name' is not a function": lambda: task(ANY or "name"),
     "id: '' is not a text": lambda: task(id=""),
     "@task has no option 'max_retry'.*Did you mean 'max_retries'": lambda: task(max_retry=3),  # type: ignore[call-overload]
+    "EverySeconds: 1000.*is not a finite": lambda: EverySeconds(10**400),
     "EveryN: '10' is not": lambda: EveryN(ANY or "10"),
     "EveryN: 2.5 is not": lambda: EveryN(ANY or 2.5),
     "EverySeconds: nan": lambda: EverySeconds(nan),

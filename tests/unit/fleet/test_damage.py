@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from graflow_ckpt.checkpoint.sealed import SealedCells
-from graflow_ckpt.core.errors import CheckpointError, KeyTaken, SessionDamaged, SessionError
+from graflow_ckpt.core.errors import CheckpointError, GraphError, KeyTaken, SessionDamaged, SessionError
 from graflow_ckpt.engine.reaping import held
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.handle import Handle
@@ -148,3 +148,10 @@ def test_a_spec_without_a_key_is_damage_to_a_worker(client: Client) -> None:
     with pytest.raises(SessionDamaged, match="Session s at"):
         player.session.commit([("claim", 2)])
     player.close()
+
+
+@pytest.mark.parametrize("steps", [0, -1, 10**12, 10**400, "5"])
+def test_a_number_of_steps_that_would_be_damage_is_refused(handle: Handle, steps: Any) -> None:
+    with pytest.raises(GraphError, match=r"max_steps: .* is not "):
+        handle.resume(steps)
+    assert handle.status().max_steps is None

@@ -31,13 +31,6 @@ class Snapshot:
     tasks: dict[str, Cell]
     rng: Cell | None
 
-    @property
-    def has_live(self) -> bool:
-        cells = [*self.values.values(), *self.data, *self.tasks.values()]
-        return any(isinstance(c, Live) for c in cells) or any(
-            isinstance(c, Live) for items in self.appended.values() for c in items
-        )
-
     def payload(self) -> dict[str, Any]:
         """What is pickled: plain cells as their bytes, live ones as the objects."""
         return {

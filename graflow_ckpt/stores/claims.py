@@ -136,3 +136,24 @@ def _rank_hint(session: str, ranks: Sequence[str]) -> str:
         f"{name} is set, so this program seems to run once per rank: give each its own session, "
         f'session_id=f"{session}-rank{{r}}" with r from {name}{example}.'
     )
+
+
+def released(session: str, epoch: int) -> Fenced:
+    """Return what to raise where a lease is used after its release, or in a forked child."""
+    return Fenced(
+        f"Session {session!r} is not owned by this process (any more): the lease was released, "
+        "or the process was forked from its owner.",
+        hint="Acquire it first.",
+        session=session,
+        epoch=epoch,
+    )
+
+
+def forgotten(server: str, session: str, epoch: int) -> Fenced:
+    """Return what to raise where a server does not know the session of its owner."""
+    return Fenced(
+        f"{server} has forgotten session {session!r}: its data was lost or deleted.",
+        hint="Nothing more is written, because another process could own the session now.",
+        session=session,
+        epoch=epoch,
+    )

@@ -228,29 +228,3 @@ def refusing(doing: str, path: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise refusal(error, doing, path) from error
-
-
-def unsafe_mode(path: str) -> str | None:
-    """Why somebody else could have written what is at `path` or put it there; None if nobody could.
-
-    Looks at the file (if it is there) and at its folder. Root and this user are trusted; a folder
-    that others may write to is not, unless it is sticky (as /tmp is) and the file is there already.
-    """
-    folder = os.path.dirname(os.path.abspath(path))
-    try:
-        around = os.stat(folder)
-    except FileNotFoundError:
-        return None
-    try:
-        inside = os.lstat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        inside = None
-    if inside is not None and inside.st_uid not in (0, os.getuid()):
-        return f"{path} belongs to user {inside.st_uid}"
-    if inside is not None and not stat.S_ISLNK(inside.st_mode) and inside.st_mode & 0o022:
-        return f"{path} can be written by others (mode {stat.S_IMODE(inside.st_mode):04o})"
-    if around.st_uid not in (0, os.getuid()):
-        return f"the folder {folder} belongs to user {around.st_uid}"
-    if around.st_mode & 0o022 and not (around.st_mode & stat.S_ISVTX and inside is not None):
-        return f"others can put files into {folder} (mode {stat.S_IMODE(around.st_mode):04o})"
-    return None

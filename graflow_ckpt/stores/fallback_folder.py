@@ -27,8 +27,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graflow_ckpt.core.errors import CheckpointNotFound, Fenced, GraflowError
+from graflow_ckpt.core.errors import CheckpointNotFound, GraflowError
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, PartWriter, Sink
+from graflow_ckpt.stores.claims import released
 from graflow_ckpt.stores.flock import held
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.names import META, PARTS
@@ -201,13 +202,7 @@ class FallbackLease:
 
     def not_released(self) -> None:
         if self._released or self._process != os.getpid():
-            raise Fenced(
-                f"Session {self.session!r} is not owned by this process (any more): the lease was released, "
-                "or the process was forked from its owner.",
-                hint="Acquire it first.",
-                session=self.session,
-                epoch=self.epoch,
-            )
+            raise released(self.session, self.epoch)
 
     def local(self) -> Lease:
         """That of the folder: one process keeps and hands over what is saved of a session."""

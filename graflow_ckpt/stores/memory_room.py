@@ -27,10 +27,10 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from weakref import WeakValueDictionary
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, Fenced, GraflowError, JournalFailed
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, GraflowError, JournalFailed
 from graflow_ckpt.core.protocols import Lease, Owner
 from graflow_ckpt.links.processes import myself
-from graflow_ckpt.stores.claims import busy, lost
+from graflow_ckpt.stores.claims import busy, lost, released
 from graflow_ckpt.stores.names import contents_in, gone, stage_in
 
 _logger = logging.getLogger(__name__)
@@ -150,13 +150,7 @@ class MemoryLease:
 
     def _of_this_process(self) -> None:
         if self._released or os.getpid() != self._process:
-            raise Fenced(
-                f"Session {self.session!r} is not owned by this process (any more): the lease was released, "
-                "or the process was forked from its owner.",
-                hint="Acquire it first.",
-                session=self.session,
-                epoch=self.epoch,
-            )
+            raise released(self.session, self.epoch)
 
 
 class MemorySegment:

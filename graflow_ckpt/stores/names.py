@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
-from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.errors import CheckpointError, ServerError
 from graflow_ckpt.links.addresses import masked
 
 META = "meta.json"
@@ -112,3 +113,27 @@ def check_parts(parts: list[str]) -> None:
     """Some of the three, each once, and meta is the last."""
     if not parts or parts[-1] != META or not set(parts) <= set(PARTS) or len(set(parts)) < len(parts):
         raise ValueError(f"parts are some of {PARTS}, {META} last; not {parts}")
+
+
+def elsewhere(path: str, folder: str) -> CheckpointError:
+    """Return what to raise for a path that leads to no checkpoint of the store."""
+    return CheckpointError(
+        f"{masked(path)} is not in {folder}, or names no checkpoint.",
+        hint=f"Its checkpoints are called {folder}/NAME.",
+        path=masked(path),
+    )
+
+
+@contextmanager
+def unwritten(path: str) -> Iterator[None]:
+    """Turn what is wrong with the server into what is wrong with the save."""
+    try:
+        yield
+    except ServerError as error:
+        ids = {name: value for name, value in error.ids.items() if name != "path"}
+        raise CheckpointError(
+            f"Cannot write the checkpoint {masked(path)}: {error.message}",
+            hint=error.hint,
+            path=masked(path),
+            **ids,
+        ) from error

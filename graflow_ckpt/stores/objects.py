@@ -21,16 +21,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from graflow_ckpt.core.errors import CheckpointError, ServerError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
-from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import batches, objects_journal, objects_orphans
-from graflow_ckpt.stores.names import check_own
+from graflow_ckpt.stores.names import check_own, elsewhere, unwritten
 from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_chunks import PieceSource
 from graflow_ckpt.stores.objects_fence import close_behind
@@ -120,7 +117,7 @@ class ObjectStore:
         if mine is not None:
             mine.not_released()
             check_own(path, target.session, mine.session)  # its epoch is in another head
-        with _refusing(path):
+        with unwritten(path):
             self._all.bucket.verify()
             self._all.trios.write(Put(target, path_of(self.folder, target.base), mine, stage), parts)
 
@@ -201,11 +198,7 @@ class ObjectStore:
         if "://" not in path and "/" not in path:
             return target_of(base_of(path))
         if (placed := self.takes(path)) is None:
-            raise CheckpointError(
-                f"{masked(path)} is not in {self.folder}, or names no checkpoint.",
-                hint=f"Its checkpoints are called {self.folder}/NAME.",
-                path=masked(path),
-            )
+            raise elsewhere(path, self.folder)
         return target_of(base_of(placed.rpartition("/")[2]))
 
     def _sweep(self) -> int:
@@ -216,21 +209,6 @@ class ObjectStore:
         if not isinstance(lease, ObjectLease):
             raise TypeError(f"a lease of this store is needed, not {type(lease).__name__}")
         return lease
-
-
-@contextmanager
-def _refusing(path: str) -> Iterator[None]:
-    """What is wrong with the server is what is wrong with the save."""
-    try:
-        yield
-    except ServerError as error:
-        ids = {name: value for name, value in error.ids.items() if name != "path"}
-        raise CheckpointError(
-            f"Cannot write the checkpoint {masked(path)}: {error.message}",
-            hint=error.hint,
-            path=masked(path),
-            **ids,
-        ) from error
 
 
 def _pattern(pattern: str | None) -> str | None:

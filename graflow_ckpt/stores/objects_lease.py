@@ -20,10 +20,10 @@ import uuid
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from graflow_ckpt.core.errors import Fenced, GraflowError, ServerError, ServerGone
+from graflow_ckpt.core.errors import GraflowError, ServerError, ServerGone
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself, named
-from graflow_ckpt.stores.claims import busy, lost
+from graflow_ckpt.stores.claims import busy, forgotten, lost, released
 from graflow_ckpt.stores.objects_bucket import Bucket, Patience
 from graflow_ckpt.stores.objects_head import Change, Head, Heads, Seen
 from graflow_ckpt.stores.objects_names import alive_key
@@ -105,26 +105,14 @@ class ObjectLease:
 
     def not_released(self) -> None:
         if self._released or self._process != os.getpid():
-            raise Fenced(
-                f"Session {self.session!r} is not owned by this process (any more): the lease was released, "
-                "or the process was forked from its owner.",
-                hint="Acquire it first.",
-                session=self.session,
-                epoch=self.epoch,
-            )
+            raise released(self.session, self.epoch)
 
     def _still_ours(self, head: Head) -> None:
         if (head.epoch, head.claim) == (self.epoch, self.claim):
             return
         self._over.set()
         if head.epoch < self.epoch:
-            raise Fenced(
-                f"{self._bucket.address} has forgotten session {self.session!r}: "
-                "its data was lost or deleted.",
-                hint="Nothing more is written, because another process could own the session now.",
-                session=self.session,
-                epoch=self.epoch,
-            )
+            raise forgotten(self._bucket.address, self.session, self.epoch)
         raise lost(self.session, self.epoch, head.epoch, head.owner)
 
     def _tidied(self, head: Head) -> Head:

@@ -30,7 +30,7 @@ from dataclasses import asdict, dataclass, replace
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Line, Owner
 from graflow_ckpt.links.processes import holders, is_gone, myself, named
-from graflow_ckpt.stores.claims import busy, lines_of, lost, nonsense, number, owner_of, parsed
+from graflow_ckpt.stores.claims import busy, lines_of, lost, nonsense, number, owner_of, parsed, released
 from graflow_ckpt.stores.disk import Disk, refusing
 from graflow_ckpt.stores.flock import Flock, is_held, locked
 from graflow_ckpt.stores.mounts import network_file_system
@@ -121,13 +121,7 @@ class LocalLease:
 
     def _not_released(self) -> None:
         if self._lock.fd < 0 or os.getpid() != self._process:
-            raise Fenced(
-                f"Session {self.session!r} is not owned by this process (any more): the lease was released, "
-                "or the process was forked from its owner.",
-                hint="Acquire it first.",
-                session=self.session,
-                epoch=self.epoch,
-            )
+            raise released(self.session, self.epoch)
 
 
 class Ownership:

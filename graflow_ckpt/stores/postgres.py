@@ -23,9 +23,8 @@ from fnmatch import fnmatchcase
 from graflow_ckpt.core.errors import CheckpointError, ServerError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
-from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import postgres_journal
-from graflow_ckpt.stores.names import check_own
+from graflow_ckpt.stores.names import check_own, elsewhere, unwritten
 from graflow_ckpt.stores.postgres_chunks import ChunkSource
 from graflow_ckpt.stores.postgres_contents import PostgresContents
 from graflow_ckpt.stores.postgres_lease import LEASE, Leases, PostgresLease
@@ -134,10 +133,8 @@ class PostgresStore:
         if mine is not None:
             mine.not_released()
             check_own(path, session_of(base), mine.session)
-        try:
+        with unwritten(path):
             self.synced = self._all.trios.write(Put(base, mine, stage), parts)
-        except ServerError as error:
-            raise _unwritten(path, error) from error
 
     def open(self, path: str, part: str, stage: str) -> ChunkSource:
         return self._all.trios.open_part(self._base(path), part, stage)
@@ -224,11 +221,7 @@ class PostgresStore:
             path = path[len(self._prefix) :]
         elif "://" in path:
             if (placed := self.takes(path)) is None:
-                raise CheckpointError(
-                    f"{masked(path)} is not in {self.folder}, or names no checkpoint.",
-                    hint=f"Its checkpoints are called {self.folder}/NAME.",
-                    path=masked(path),
-                )
+                raise elsewhere(path, self.folder)
             path = placed.rpartition("/")[2]
         base = base_of(path)
         try:
@@ -247,17 +240,6 @@ class PostgresStore:
         if not isinstance(lease, PostgresLease):
             raise TypeError(f"a lease of this store is needed, not {type(lease).__name__}")
         return lease
-
-
-def _unwritten(path: str, error: ServerError) -> CheckpointError:
-    """What is wrong with the server is what is wrong with the save."""
-    ids = {name: value for name, value in error.ids.items() if name != "path"}
-    return CheckpointError(
-        f"Cannot write the checkpoint {masked(path)}: {error.message}",
-        hint=error.hint,
-        path=masked(path),
-        **ids,
-    )
 
 
 def _literal(pattern: str) -> str:

@@ -27,7 +27,7 @@ from graflow_ckpt.core.errors import Fenced, GraflowError
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself, named
 from graflow_ckpt.stores import claims
-from graflow_ckpt.stores.claims import busy
+from graflow_ckpt.stores.claims import busy, forgotten, released
 from graflow_ckpt.stores.claims import lost as lost_to
 from graflow_ckpt.stores.postgres_link import Connection, Link
 
@@ -87,13 +87,7 @@ class PostgresLease:
 
     def not_released(self) -> None:
         if self._released or self._process != os.getpid():
-            raise Fenced(
-                f"Session {self.session!r} is not owned by this process (any more): the lease was released, "
-                "or the process was forked from its owner.",
-                hint="Acquire it first.",
-                session=self.session,
-                epoch=self.epoch,
-            )
+            raise released(self.session, self.epoch)
 
     def lost(self) -> None:
         """Raise what is to be raised when the server has refused the claim."""
@@ -103,12 +97,7 @@ class PostgresLease:
     def _lost(self, epoch: int | None, owner: str | None) -> Fenced:
         self._over.set()
         if epoch is None:
-            return Fenced(
-                f"{self._link.address} has forgotten session {self.session!r}: its data was lost or deleted.",
-                hint="Nothing more is written, because another process could own the session now.",
-                session=self.session,
-                epoch=self.epoch,
-            )
+            return forgotten(self._link.address, self.session, self.epoch)
         return lost_to(self.session, self.epoch, epoch, owner_of(owner))
 
     def _keep(self) -> None:

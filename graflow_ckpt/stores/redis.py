@@ -18,18 +18,17 @@ import os
 import threading
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from graflow_ckpt.core.errors import CheckpointError, ServerError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
-from graflow_ckpt.links.addresses import URL_VARIABLE, masked
+from graflow_ckpt.links.addresses import URL_VARIABLE
 from graflow_ckpt.links.complaints import ResponseError, translated
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.stores import batches, redis_journal
-from graflow_ckpt.stores.names import check_own
+from graflow_ckpt.stores.names import check_own, elsewhere, unwritten
 from graflow_ckpt.stores.redis_chunks import ChunkSource
 from graflow_ckpt.stores.redis_contents import RedisContents
 from graflow_ckpt.stores.redis_lease import LEASE, Leases, RedisLease
@@ -129,7 +128,7 @@ class RedisStore:
         if mine is not None:
             mine.not_released()
             check_own(path, target.session, mine.session)  # its epoch is under another tag
-        with _refusing(path):
+        with unwritten(path):
             self.synced = self._all.trios.write(Put(target, mine, stage), parts)
 
     def open(self, path: str, part: str, stage: str) -> ChunkSource:
@@ -219,11 +218,7 @@ class RedisStore:
         if "://" not in path:
             return target_of(base_of(path))
         if (placed := self.takes(path)) is None:
-            raise CheckpointError(
-                f"{masked(path)} is not in {self.folder}, or names no checkpoint.",
-                hint=f"Its checkpoints are called {self.folder}/NAME.",
-                path=masked(path),
-            )
+            raise elsewhere(path, self.folder)
         return target_of(base_of(placed.rpartition("/")[2]))
 
     def _own(self, lease: Lease) -> RedisLease:
@@ -235,21 +230,6 @@ class RedisStore:
         """From the session's metas, should its lease have been lost."""
         epochs = (_field_in(raw, "epoch") for _, raw in self.list(session))
         return max((epoch for epoch in epochs if isinstance(epoch, int)), default=0)
-
-
-@contextmanager
-def _refusing(path: str) -> Iterator[None]:
-    """What is wrong with the server is what is wrong with the save."""
-    try:
-        yield
-    except ServerError as error:
-        ids = {name: value for name, value in error.ids.items() if name != "path"}
-        raise CheckpointError(
-            f"Cannot write the checkpoint {masked(path)}: {error.message}",
-            hint=error.hint,
-            path=masked(path),
-            **ids,
-        ) from error
 
 
 def _address(where: str) -> str:

@@ -28,7 +28,7 @@ from graflow_ckpt.links.processes import is_gone, is_near, myself, named
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.scripts import Argument
 from graflow_ckpt.stores import claims
-from graflow_ckpt.stores.claims import busy
+from graflow_ckpt.stores.claims import busy, forgotten, released
 from graflow_ckpt.stores.claims import lost as lost_to
 from graflow_ckpt.stores.redis_names import NAMED, Keys
 from graflow_ckpt.stores.redis_scripts import Scripts
@@ -92,24 +92,13 @@ class RedisLease:
 
     def not_released(self) -> None:
         if self._released or self._process != os.getpid():
-            raise Fenced(
-                f"Session {self.session!r} is not owned by this process (any more): the lease was released, "
-                "or the process was forked from its owner.",
-                hint="Acquire it first.",
-                session=self.session,
-                epoch=self.epoch,
-            )
+            raise released(self.session, self.epoch)
 
     def lost(self, epoch: bytes = b"", owner: bytes = b"") -> Fenced:
         """What to raise when a script has refused the claim."""
         self._over.set()
         if not epoch:
-            return Fenced(
-                f"{self._link.address} has forgotten session {self.session!r}: its data was lost or deleted.",
-                hint="Nothing more is written, because another process could own the session now.",
-                session=self.session,
-                epoch=self.epoch,
-            )
+            return forgotten(self._link.address, self.session, self.epoch)
         return lost_to(self.session, self.epoch, claims.number(epoch, self.keys.lease), owner_of(owner))
 
     def _keep(self) -> None:

@@ -27,7 +27,7 @@ from graflow_ckpt.core.errors import Fenced, GraflowError
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself, named
 from graflow_ckpt.stores import claims
-from graflow_ckpt.stores.claims import busy, lost
+from graflow_ckpt.stores.claims import busy, lost, released
 from graflow_ckpt.stores.sqlite_file import Database
 
 LEASE = 15.0
@@ -96,13 +96,7 @@ class SqliteLease:
 
     def not_released(self) -> None:
         if self._released or self._process != os.getpid():
-            raise Fenced(
-                f"Session {self.session!r} is not owned by this process (any more): the lease was released, "
-                "or the process was forked from its owner.",
-                hint="Acquire it first.",
-                session=self.session,
-                epoch=self.epoch,
-            )
+            raise released(self.session, self.epoch)
 
     def _lost(self, found: _Row | None) -> Fenced:
         self._over.set()

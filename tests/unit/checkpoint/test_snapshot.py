@@ -145,21 +145,6 @@ def test_random_state_that_is_given_is_newer_than_the_one_in_the_state() -> None
     assert (capture(state).rng, capture(state, b"\x02").rng) == (b"\x01", b"\x02")
 
 
-@pytest.mark.parametrize(
-    ("op", "live"),
-    [
-        (("put", "x", b"\x05", -1), False),
-        (("put", "x", Live(1), -1), True),
-        (("append", "x", Live(1)), True),
-        (("append", "x", b"\x05"), False),
-        (enqueue("a", Live(1)), True),
-        (("task", "made", Live(1)), True),
-    ],
-)
-def test_a_snapshot_knows_whether_anything_in_it_is_live(op: Op, live: bool) -> None:
-    assert capture(state_with(op)).has_live is live
-
-
 def test_a_preview_shows_nothing_of_a_value() -> None:
     assert preview(b"\xa6secret") == {"type": "plain", "size": 7}
     assert preview(Live(Exception("secret"))) == {"type": "builtins.Exception"}

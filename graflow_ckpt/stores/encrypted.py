@@ -12,19 +12,36 @@ key rewrites metas and no values.
 In clear, since stores look for it: names, session ids, owners, and of the metadata what envelope.py copies
 (status, workflow, times, numbers); sizes can be told, too. Not here: whether an older trio was put
 back (history.py looks at epochs and sequences), and keys that were lost.
+
+The keys that seal are enough: what encrypts is derived from the same secrets for that purpose alone, and
+neither key says anything about the other. A Fernet key (`GRAFLOW_CKPT_FERNET_KEY`, or an argument; several,
+divided by commas or white space) comes before the others, as a secret of 32 bytes; tokens of Fernet are not
+written.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from base64 import urlsafe_b64decode
+from collections.abc import Iterator, Mapping
 from functools import cached_property
+from typing import Final
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, NoKey, SchemaUnsupported, UnknownKey, UnsafeCheckpoint
+from blake3 import blake3
+
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    NoKey,
+    SchemaUnsupported,
+    UnknownKey,
+    UnsafeCheckpoint,
+)
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, PartWriter, Sink, Source
-from graflow_ckpt.stores import encrypted_journal, encryption, encryption_keys, envelope
+from graflow_ckpt.stores import encrypted_journal, encryption, envelope
 from graflow_ckpt.stores.encryption import EncryptingSink, InvalidTag, OpeningSource, derived
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.stores.keys import SIZE, Keyring
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.wrapping import Wrapper
 
@@ -43,14 +60,14 @@ class Encrypted(envelope.Enveloping[bytes]):
         super().__init__(inner)
         text = fernet.decode("ascii", "replace") if isinstance(fernet, bytes) else fernet
         if text:
-            self._given: Keyring | None = encryption_keys.with_fernet(text, keyring)
+            self._given: Keyring | None = with_fernet(text, keyring)
         else:
             self._given = keyring
 
     @cached_property
     def keyring(self) -> Keyring:
         """Looked for when the first thing is encrypted or opened: to name a store takes no key."""
-        return self._given or encryption_keys.of_environment(self.inner)
+        return self._given or of_environment(self.inner)
 
     def _prepare(self) -> None:
         _ = self.keyring  # or all would count as unreadable, and it is the key that is missing
@@ -87,8 +104,7 @@ class Encrypted(envelope.Enveloping[bytes]):
         if secret is None:
             raise UnknownKey(
                 f"Checkpoint {path} is encrypted with key {key_id}, which is not among the keys here.",
-                hint="Carry that key over (GRAFLOW_CKPT_KEY, GRAFLOW_CKPT_KEY_FILE or "
-                f"{encryption_keys.FERNET_VARIABLE}).",
+                hint=f"Carry that key over (GRAFLOW_CKPT_KEY, GRAFLOW_CKPT_KEY_FILE or {FERNET_VARIABLE}).",
                 key_id=key_id,
                 path=path,
             )
@@ -169,3 +185,50 @@ def _stripped(path: str, raw: bytes) -> CheckpointCorrupt | UnsafeCheckpoint:
         hint="Use another checkpoint of the session.",
         path=path,
     )
+
+
+FERNET_VARIABLE: Final = "GRAFLOW_CKPT_FERNET_KEY"
+
+
+def fernet_keys(text: str, origin: str = FERNET_VARIABLE) -> dict[str, bytes]:
+    """Keys as `Fernet.generate_key()` writes them, by ids that are digests of them."""
+    keys: dict[str, bytes] = {}
+    for number, word in enumerate(re.split(r"[\s,]+", text.strip()), 1):
+        try:
+            secret = urlsafe_b64decode(word)
+        except ValueError:
+            secret = b""
+        if len(secret) != SIZE:  # the message must not hold the word: it may be a secret
+            raise CheckpointError(
+                f"Key {number} of {origin} is no Fernet key: {SIZE} bytes in URL-safe base64.",
+                hint="Fernet.generate_key() makes one.",
+                origin=origin,
+            )
+        digest = blake3(secret, derive_key_context="graflow_ckpt 2026 fernet id").hexdigest(6)
+        keys[f"fernet-{digest}"] = secret
+    return keys
+
+
+def of_environment(store: CheckpointStore, env: Mapping[str, str] = os.environ) -> Keyring:
+    """What this environment has for a store: Fernet keys first, then those that seal."""
+    text = env.get(FERNET_VARIABLE, "").strip()
+    if not text:
+        return Keyring.for_store(store, env)
+    return with_fernet(text, _sealing(store, env))
+
+
+def with_fernet(text: str, keyring: Keyring | None) -> Keyring:
+    """Fernet keys, and after them the keys of a ring."""
+    keys = fernet_keys(text)
+    for key_id in keyring.ids if keyring is not None else ():
+        secret = keyring.secret(key_id) if keyring is not None else None
+        if secret is not None:
+            keys.setdefault(key_id, secret)
+    return Keyring(keys)
+
+
+def _sealing(store: CheckpointStore, env: Mapping[str, str]) -> Keyring | None:
+    try:
+        return Keyring.for_store(store, env)
+    except NoKey:
+        return None  # whoever seals says so; to encrypt there is enough

@@ -9,7 +9,7 @@ one part is derived, and a frame's nonce is its number and whether it is the las
 a beginning of one does not open anywhere else. `tag` says which key it was, so that a meta which has been
 replaced meanwhile is told from damage. No key seals two things under one nonce, whatever is written twice.
 
-Not here: where secrets come from (encryption_keys.py), and what is encrypted (encrypted.py).
+Not here: where secrets come from, and what is encrypted (encrypted.py).
 """
 
 from __future__ import annotations

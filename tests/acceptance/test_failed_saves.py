@@ -7,14 +7,7 @@ import threading
 
 import pytest
 
-from graflow_ckpt import (
-    Event,
-    EveryN,
-    EveryTask,
-    Workflow,
-    task,
-    workflow,
-)
+from graflow_ckpt import Event, EveryN, EveryTask, Workflow, task, workflow
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.stores.local import LocalStore
 from tests.acceptance.command_line import graflow, program

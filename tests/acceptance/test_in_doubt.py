@@ -10,13 +10,7 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import CheckpointManager, Workflow, task, workflow
-from graflow_ckpt.core.errors import (
-    GraphError,
-    InDoubt,
-    JournalDamaged,
-    JournalFailed,
-    TaskError,
-)
+from graflow_ckpt.core.errors import GraphError, InDoubt, JournalDamaged, JournalFailed, TaskError
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.stores.local import LocalStore
 from tests.acceptance.processes import run, started

@@ -8,14 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt import (
-    CheckpointManager,
-    ExecutionContext,
-    TaskExecutionContext,
-    TaskGraph,
-    task,
-    workflow,
-)
+from graflow_ckpt import CheckpointManager, ExecutionContext, TaskExecutionContext, TaskGraph, task, workflow
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, SchemaUnsupported, SessionError
 
 

@@ -22,9 +22,7 @@ from graflow_ckpt import (
     task,
     workflow,
 )
-from graflow_ckpt.core.errors import (
-    NotStorable,
-)
+from graflow_ckpt.core.errors import NotStorable
 
 LOG: list[str] = []
 WORLD = {"down": True}

@@ -157,18 +157,7 @@ class History:
         return True
 
 
-_OPS = (
-    "acquire",
-    "take",
-    "put",
-    "put",
-    "append",
-    "append",
-    "put_old",
-    "append_old",
-    "check",
-    "release",
-)
+_OPS = ("acquire", "take", "put", "put", "append", "append", "put_old", "append_old", "check", "release")
 
 
 def play(workers: list[Worker], session: str, rng: Random, step: Step | None) -> History:
@@ -343,10 +332,7 @@ class Found:
 
 
 def run(
-    opener: Opener,
-    step: Step | None,
-    seeds: range,
-    until: Callable[[Found], bool] = lambda found: False,
+    opener: Opener, step: Step | None, seeds: range, until: Callable[[Found], bool] = lambda found: False
 ) -> Found:
     """One history for each seed, each in a session of its own."""
     found = Found()

@@ -1,20 +1,28 @@
-"""What `checkpoints diff` and `bisect` do and show, for people and as JSON."""
+"""What `checkpoints diff` and `bisect` do and show, for people and as JSON.
+
+Values stand in one short line, rows of numbers as small pictures:
+
+    0.91 → 0.95 (+4.4 %)      ▇▆▄▃▂▁▁      list of 3      'some text…'
+"""
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
+from graflow_ckpt.checkpoint import inert
 from graflow_ckpt.checkpoint.bisecting import Bisected, Verdict, bisect
 from graflow_ckpt.checkpoint.difference import Change, Difference, difference, inner
 from graflow_ckpt.checkpoint.holdings import Held, Holdings, holdings
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.conditions import Condition
 from graflow_ckpt.core.errors import NoSession
-from graflow_ckpt.core.redaction import redacted
-from graflow_ckpt.interfaces.cli import drawing, words
+from graflow_ckpt.core.redaction import HIDDEN, redacted
+from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.finding import by_session, checkpoint_path
 from graflow_ckpt.interfaces.cli.manner import Document, Manner
 from graflow_ckpt.stores import open_store, open_store_of
@@ -69,7 +77,7 @@ def _row(change: Change, before: str, after: str, prefix: str = "", by: str = ""
 
 def _held_rows(change: Change, prefix: str) -> Iterator[Sequence[str]]:
     yield _held_row(change, prefix)
-    if drawing.is_secret(change.name):
+    if is_secret(change.name):
         return
     for one in inner(change):
         yield _held_row(one, "  ")
@@ -78,9 +86,9 @@ def _held_rows(change: Change, prefix: str) -> Iterator[Sequence[str]]:
 def _held_row(change: Change, prefix: str) -> Sequence[str]:
     old: Held | None = change.before
     new: Held | None = change.after
-    before = drawing.shown(change.name, old) if old is not None else ""
-    after = drawing.shown(change.name, new) if new is not None else ""
-    by = drawing.change(old, new) if old is not None and new is not None else ""
+    before = shown(change.name, old) if old is not None else ""
+    after = shown(change.name, new) if new is not None else ""
+    by = change_of(old, new) if old is not None and new is not None else ""
     return _row(change, before, after, prefix, by)
 
 
@@ -135,7 +143,7 @@ def _values(change: Change) -> Document:
         told[side] = None if held is None else _value(change.name, held)
     told["inside"] = (
         []
-        if drawing.is_secret(change.name)
+        if is_secret(change.name)
         else [
             {
                 "name": one.name,
@@ -151,13 +159,13 @@ def _values(change: Change) -> Document:
 
 def _shown(change: Change, side: str) -> str | None:
     held = getattr(change, side)
-    return None if held is None else drawing.shown(change.name, held)
+    return None if held is None else shown(change.name, held)
 
 
 def _value(name: str, held: Held) -> Document:
     """The value itself only where it is a number, or a text as it would be shown."""
     kept = {"kind": held.kind, "plain": held.plain, "size": held.size, "digest": held.digest}
-    return kept | {"shown": drawing.shown(name, held)}
+    return kept | {"shown": shown(name, held)}
 
 
 _COLUMNS = ("path", "step", "verdict")
@@ -220,3 +228,91 @@ def _verdict(verdict: Verdict | None) -> Any:  # JSON
 
 def _verdict_row(verdict: Verdict) -> Sequence[str]:
     return verdict.path, str(verdict.steps), "bad" if verdict.bad else "good"
+
+
+_BARS = "▁▂▃▄▅▆▇█"
+_WIDTH = 24
+_TEXT = 40
+
+
+def shown(name: str, held: Held) -> str:
+    """What a value is, or what it says if that is short."""
+    if is_secret(name):
+        return HIDDEN
+    value = held.value
+    if held.plain and isinstance(value, (bool, int, float, complex, type(None))):
+        return _number(value) if isinstance(value, (int, float)) and type(value) is not bool else str(value)
+    if held.plain and isinstance(value, str):
+        text = repr(redacted(value))
+        return text if len(text) <= _TEXT else f"{text[:_TEXT]}… ({len(value)} characters)"
+    array = inert.array_of(value)
+    if array is not None:
+        return f"array of {'×'.join(map(str, array.shape))} {_picture_of(_flat(array))}".rstrip()
+    row = numbers(value)
+    if row is not None and len(row) > 1:
+        return f"{held.kind} of {len(row)} {_picture_of(row)}"
+    size = f" ({words.size(held.size)})" if held.size else ""
+    if isinstance(value, (list, tuple, dict, set, frozenset, bytes)):
+        return f"{held.kind} of {len(value)}{size}"
+    return f"{held.kind}{size}"
+
+
+def is_secret(name: str) -> bool:
+    """By what it is called, alone or inside of another value."""
+    last = name.rpartition(".")[2]
+    return bool(redacted({last: "?"})[last] == HIDDEN)
+
+
+def change_of(before: Held, after: Held) -> str:
+    """By how much a number has changed; of arrays of the same shape the mean of what was added."""
+    old, new = _one(before), _one(after)
+    if old is None or new is None:
+        grown = after.size - before.size
+        return "" if not grown else f"{'+' if grown > 0 else '-'}{words.size(abs(grown))}"
+    if not old or not math.isfinite(old) or not math.isfinite(new):
+        return f"{_number(new - old)}" if new < old else f"+{_number(new - old)}"
+    return f"{100 * (new - old) / abs(old):+.3g} %"
+
+
+def numbers(value: Any) -> list[float] | None:
+    """A row of numbers; None if it is anything else."""
+    if type(value) not in (list, tuple) or not value:
+        return None
+    fit = all(type(item) in (int, float) and abs(item) < 1e300 for item in value if item == item)
+    return [float(item) for item in value] if fit else None
+
+
+def picture(row: Sequence[float] | None) -> str:
+    """Bars between the lowest and the highest; of a long row each stands for the mean of several."""
+    if not row:
+        return ""
+    step = max(1.0, len(row) / _WIDTH)
+    edges = [round(i * step) for i in range(min(len(row), _WIDTH) + 1)]
+    pieces = [[n for n in row[a:b] if math.isfinite(n)] for a, b in pairwise(edges)]
+    means = [sum(piece) / len(piece) if piece else None for piece in pieces]
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
+    return "".join(" " if mean is None else _BARS[round((mean - low) * scale)] for mean in means)
+
+
+def _picture_of(row: list[float] | None) -> str:
+    if not row:
+        return ""
+    ends = f"{_number(row[0])} … {_number(row[-1])}" if row[0] != row[-1] else f"{_number(row[0])}"
+    return f"{picture(row)} {ends}"
+
+
+def _flat(array: inert.Array) -> list[float] | None:
+    return [float(item) for item in array.flat()] if array.count <= inert.ELEMENTS else None
+
+
+def _one(held: Held) -> float | None:
+    value = held.value
+    return float(value) if held.plain and type(value) in (int, float) and abs(value) < 1e300 else None
+
+
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) and abs(value) < 10**9 else f"{float(value):.6g}"

@@ -10,7 +10,7 @@ import pytest
 from graflow_ckpt.checkpoint import inert
 from graflow_ckpt.checkpoint.holdings import Held
 from graflow_ckpt.core.redaction import HIDDEN
-from graflow_ckpt.interfaces.cli.drawing import change, picture, shown
+from graflow_ckpt.interfaces.cli.comparing import change_of, picture, shown
 from graflow_ckpt.stores.memory import MemorySource
 
 
@@ -61,8 +61,8 @@ def test_a_long_row_is_a_picture_of_fixed_width() -> None:
 
 
 def test_a_change_is_a_percentage_or_a_size() -> None:
-    assert change(held(2), held(3)) == "+50 %"
-    assert change(held(-2.0), held(-3.0)) == "-50 %"
-    assert change(held(0), held(3)) == "+3"
-    assert change(held("a", 10), held("b", 2_010)) == "+2 kB"
-    assert change(held("a", 10), held("b", 10)) == ""
+    assert change_of(held(2), held(3)) == "+50 %"
+    assert change_of(held(-2.0), held(-3.0)) == "-50 %"
+    assert change_of(held(0), held(3)) == "+3"
+    assert change_of(held("a", 10), held("b", 2_010)) == "+2 kB"
+    assert change_of(held("a", 10), held("b", 10)) == ""

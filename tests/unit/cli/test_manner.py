@@ -78,11 +78,7 @@ def test_lone_surrogates_do_not_stop_a_table() -> None:
 
 @pytest.mark.parametrize(
     ("error", "status"),
-    [
-        (GraflowError("no"), 1),
-        (InDoubt("which?", tasks=["a"]), 3),
-        (BadSessionId("bad"), 2),
-    ],
+    [(GraflowError("no"), 1), (InDoubt("which?", tasks=["a"]), 3), (BadSessionId("bad"), 2)],
 )
 def test_an_error_has_a_status_for_who_called(error: GraflowError, status: int) -> None:
     assert Manner().failed(error) == status

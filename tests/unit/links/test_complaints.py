@@ -80,10 +80,7 @@ def test_an_error_of_a_script_keeps_its_word() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [
-        redis.ConnectionError("Error 111 connecting"),
-        redis.TimeoutError("Timeout reading from socket"),
-    ],
+    [redis.ConnectionError("Error 111 connecting"), redis.TimeoutError("Timeout reading from socket")],
 )
 def test_what_may_pass_is_a_lost_connection_of_python_too(error: Exception) -> None:
     with pytest.raises(ConnectionError), translated("redis://h:1/0"):

@@ -19,9 +19,14 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore, Sink
 from graflow_ckpt.stores import open_store
-from graflow_ckpt.stores.encrypted import Encrypted, EncryptedCheckpointStore, keys_by_path
+from graflow_ckpt.stores.encrypted import (
+    Encrypted,
+    EncryptedCheckpointStore,
+    fernet_keys,
+    keys_by_path,
+    of_environment,
+)
 from graflow_ckpt.stores.encryption import FRAME, TAG, EncryptingSink, OpeningSource
-from graflow_ckpt.stores.encryption_keys import fernet_keys, of_environment
 from graflow_ckpt.stores.keys import Keyring, new_key
 from graflow_ckpt.stores.memory import MemorySource, MemoryStore
 from graflow_ckpt.testing.trios import all_of, meta_of, owning, parts_of, put, put_meta, read, writer

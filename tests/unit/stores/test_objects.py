@@ -11,12 +11,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
-    CheckpointError,
-    CheckpointNotFound,
-    Fenced,
-)
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, Fenced
 from graflow_ckpt.stores import objects_bucket, open_store_of
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.objects import ObjectStore

@@ -219,9 +219,7 @@ def test_a_failed_save_is_an_error_of_the_checkpoint_whatever_was_wrong(
     assert failed.value.path == f"{store.folder}/best"
 
 
-def test_a_server_that_does_not_say_how_it_syncs_is_not_believed(
-    own_redis: Callable[..., Server],
-) -> None:
+def test_a_server_that_does_not_say_how_it_syncs_is_not_believed(own_redis: Callable[..., Server]) -> None:
     server = own_redis({"appendonly": "yes", "appendfsync": "always"})
     server.ask("ACL", "SETUSER", "worker", "on", ">hunter2", "~*", "+@all", "-config")
     store = RedisStore(server.url.replace("redis://", "redis://worker:hunter2@"))

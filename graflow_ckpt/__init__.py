@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from graflow_ckpt.core.events import Event
     from graflow_ckpt.core.facts import TaskSpec
     from graflow_ckpt.core.graph import TaskGraph
-    from graflow_ckpt.core.policy import EveryN, EverySeconds, EveryTask, OnRequest, WhenIdle
+    from graflow_ckpt.core.policy import Budget, EveryN, EverySeconds, EveryTask, OnRequest, WhenIdle
     from graflow_ckpt.core.task import All, AtLeast, Backoff, BestEffort
     from graflow_ckpt.engine.context import ExecutionContext
     from graflow_ckpt.engine.engine import WorkflowEngine
@@ -44,6 +44,7 @@ _HOMES = {
     "Backoff": "core.task",
     "BestEffort": "core.task",
     "BestOf": "checkpoint.retention",
+    "Budget": "core.policy",
     "CheckpointManager": "checkpoint.manager",
     "CheckpointMetadata": "checkpoint.model",
     "DeleteOnSuccess": "checkpoint.retention",
@@ -79,7 +80,7 @@ _HOMES = {
 }
 
 __all__ = [
-    "All", "AtLeast", "Backoff", "BestEffort", "BestOf", "CheckpointManager", "CheckpointMetadata",
+    "All", "AtLeast", "Backoff", "BestEffort", "BestOf", "Budget", "CheckpointManager", "CheckpointMetadata",
     "DeleteOnSuccess", "Event", "EveryN", "EverySeconds", "EveryTask", "ExecutionContext", "GraflowError",
     "InMemoryTaskQueue", "KeepEvery", "KeepFor", "KeepLast", "KeepWithin", "LastSuccessful", "MemoryChannel",
     "OfAll", "OnRequest", "PendingCheckpoint", "RedisChannel", "RedisTaskQueue", "TaskExecutionContext",

@@ -15,10 +15,11 @@ def loop(
     body: Callable[[Any], None] = lambda context: None,
     *,
     make: Callable[..., Workflow] = workflow,
+    durability: str = "checkpoint",
     **options: Any,
 ) -> Workflow:
-    """A workflow of one task that comes round `steps` times."""
-    with make("w", session_id="s", **options) as flow:
+    """A workflow of one task that comes round `steps` times; nothing is saved that is not asked for."""
+    with make("w", session_id="s", durability=durability, **options) as flow:
 
         @task(inject_context=True)
         def turn(context) -> int:

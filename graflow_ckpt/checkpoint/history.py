@@ -149,16 +149,19 @@ def records(
     opened = [line.epoch for line in former_lines(store, session) if line.sequence == sequence]
     floor = max([base_epoch, *(epoch for epoch in opened if epoch > base_epoch)])
     segments = [s for s in store.segments(session) if s[0] >= floor]
+    lacks = False
     for number, (epoch, start, raw) in enumerate(segments):
         void = min((s[1] for s in segments[number + 1 :] if s[0] > epoch), default=sys.maxsize)
         for payload in journal.read(keyring, session, epoch, start, raw):
             record = journal.unpack(payload, closed=closed, python=python if epoch == base_epoch else "")
             if record.sequence <= after or record.sequence > void:
                 continue
+            if record.sequence != after + 1 and lacks:
+                return  # what closed the gap cannot be read: the session stands before it
             if record.sequence != after + 1:
                 raise journal.damaged(session, epoch, 0, f"record {after + 1} is missing")
             yield payload, record
-            after = record.sequence
+            after, lacks = record.sequence, record.ops[0][0] == "gap"
 
 
 def cause_of(raw: bytes) -> str:

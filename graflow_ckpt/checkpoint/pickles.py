@@ -103,9 +103,14 @@ class Once(NamedTuple):
         return memo
 
 
-def pickle_once(value: Any, limit: int, root: str = "value") -> Once:
-    """The pickle of a value, if it has no more than `limit` bytes, and its digest in any case."""
-    out = _Kept(limit)
+class TooLong(Exception):
+    """A pickle has more bytes than it may."""
+
+
+def pickle_once(value: Any, limit: int, root: str = "value", *, stop: bool = False) -> Once:
+    """The pickle of a value, if it has no more than `limit` bytes, and its digest in any case. With `stop` a
+    larger one is TooLong, and the rest of it is not looked at."""
+    out = _Kept(limit, stop=stop)
     pickler = _pickle(value, out, None, root)
     return Once(out.hash.digest(16), out.size, out.data(), pickler)
 
@@ -194,15 +199,19 @@ class _Digesting(_Out):
 class _Kept(_Digesting):
     """A digest of the stream, and the stream itself as long as it is small."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, stop: bool) -> None:
         super().__init__()
         self.size = 0
         self._limit = limit
+        self._stop = stop
         self._parts: list[bytes] = []
 
     def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
         view = data.raw() if isinstance(data, pickle.PickleBuffer) else memoryview(data).cast("B")
         self.size += view.nbytes
+        if self._stop and self.size > self._limit:
+            self.failure = TooLong()
+            raise self.failure
         self.hash.update(view)
         if self.size <= self._limit:
             self._parts.append(bytes(view))

@@ -411,7 +411,7 @@ class Reader:
             self._code(reading, kind)
         elif home == "builtins" and "__call__" in type.__dict__["__dict__"].__get__(kind):  # written in C
             reading.parts.append(value.__qualname__)
-            owner = value.__objclass__ if hasattr(kind, "__objclass__") else value
+            owner = getattr(value, "__objclass__", value)
             self._foreign(reading, label, str(getattr(owner, "__module__", None) or home))
         elif kind is not object and home not in _QUIET_TYPES and kind not in _HINTS:
             if home.partition(".")[0] == "graflow_ckpt":

@@ -34,6 +34,9 @@ REQUESTED = "request"
 """Why a checkpoint was made that a task has asked for."""
 
 
+BUDGET = "budget"
+"""Why a checkpoint was made whose values are too large for the journal."""
+
 IN_SESSION = attrgetter("epoch", "sequence", "path")
 """The order of a session's checkpoints: within one the clock says nothing."""
 
@@ -299,7 +302,11 @@ class OfAll(Retention):
 
 @dataclass(frozen=True, slots=True)
 class Automatic(Retention):
-    """What a task has asked for stays and counts for nothing; of all others what `of` keeps."""
+    """What a task has asked for stays and counts for nothing; of all others what `of` keeps.
+
+    Of those that a budget has made only the newest two of a session are looked at: the last one, and the
+    one to fall back to.
+    """
 
     of: Retention
 
@@ -307,7 +314,9 @@ class Automatic(Retention):
         arguments.kind(type(self).__name__, self.of, Retention, "a retention such as KeepLast(10)")
 
     def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
-        others = [cut for cut in cuts if cut.cause != REQUESTED]
+        by_budget = [cut for cut in cuts if cut.cause == BUDGET]
+        older = {cut.path for group in _grouped(by_budget, "session") for cut in group[2:]}
+        others = [cut for cut in cuts if cut.cause != REQUESTED and cut.path not in older]
         asked = frozenset(cut.path for cut in cuts if cut.cause == REQUESTED)
         return asked | self.of.keeps(others, now)
 

@@ -127,6 +127,10 @@ class JournalDamaged(CheckpointError):
     """A bad record with good ones after it: damage, not a torn tail."""
 
 
+class NoJournal(CheckpointError):
+    """The store can keep no journal: it confirms what is not on its disk."""
+
+
 class JournalFailed(CheckpointError):
     """An append or its sync failed; the session stops here."""
 

@@ -19,6 +19,11 @@ class Since(NamedTuple):
     steps: int
     seconds: float
     idle: bool  # nothing is running now
+    elapsed: float = 0.0  # seconds since the run began
+    spent: float = 0.0  # of these: seconds that saving has taken
+    cost: float = 0.0  # what the next one will take, as far as that is known
+    exposed: bool = True  # something that was committed is not durable
+    first: bool = True  # it is a value that no checkpoint of this run holds yet
 
 
 class Policy:
@@ -42,6 +47,10 @@ class Policy:
     def period(self) -> float | None:
         """Seconds after which `due` should be asked although nothing was committed."""
         return None
+
+    def left(self, since: Since) -> float | None:
+        """Return the seconds until `due` should be asked although nothing is committed."""
+        return None if self.period is None or since.steps == 0 else self.period - since.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +105,35 @@ class EverySeconds(Policy):
 
 
 @dataclass(frozen=True, slots=True)
+class Budget(Policy):
+    """As often as saving takes at most `share` of the run's time, and `credit` seconds more.
+
+    The credit is for values that no checkpoint holds yet, so that the first large result is saved before its
+    successors start. A value that changes again and again is saved by the share alone.
+    """
+
+    share: float = 0.05
+    credit: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not (0 < self.share <= 1 and self.credit >= 0):
+            raise GraphError(
+                f"Budget({self.share}, {self.credit}): the share is a number above 0 and at most 1, "
+                "and the credit is a number of seconds."
+            )
+
+    def due(self, since: Since) -> bool:
+        return since.steps > 0 and since.exposed and self._wait(since) <= 0
+
+    def left(self, since: Since) -> float | None:
+        return self._wait(since) if since.steps > 0 and since.exposed else None
+
+    def _wait(self, since: Since) -> float:
+        credit = self.credit if since.first else 0.0
+        return (since.spent + since.cost - credit) / self.share - since.elapsed
+
+
+@dataclass(frozen=True, slots=True)
 class WhenIdle(Policy):
     """Between waves: something was committed and nothing is running."""
 
@@ -120,3 +158,7 @@ class Either(Policy):
     def period(self) -> float | None:
         periods = [p for p in (member.period for member in self.members) if p is not None]
         return min(periods, default=None)
+
+    def left(self, since: Since) -> float | None:
+        times = [left for left in (member.left(since) for member in self.members) if left is not None]
+        return min(times, default=None)

@@ -16,7 +16,7 @@ _REOPENED = {"lost": "again", "failed": "direct"}
 
 def _reopen(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
     """A new owner goes on: what had failed runs again, and a larger limit counts."""
-    state.epoch, state.max_steps = op[1], op[2]
+    state.epoch, state.max_steps, state.gap = op[1], op[2], None
     if state.status == "closing" and state.specs:  # terminated: what ran beside it is not started again
         if not state.claimed:
             state.settle()
@@ -30,6 +30,11 @@ def _reopen(state: SessionState, op: Op, now: float, claims: list[Claim]) -> Non
         state.specs[key] = spec
         state.make_ready(spec)
     state.dead.clear()
+
+
+def _gap(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
+    """From here on the journal lacks what was committed, until a checkpoint holds it."""
+    state.gap = op[1], op[2]
 
 
 def _release(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
@@ -103,6 +108,7 @@ def _clear(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None
 
 
 REPAIRS: dict[str, Callable[[SessionState, Op, float, list[Claim]], Any]] = {
+    "gap": _gap,
     "reopen": _reopen,
     "release": _release,
     "doubt": _doubt,

@@ -52,6 +52,7 @@ class SessionState:
         self.appended: dict[str, list[Cell]] = {}  # name -> items after the value
         self.tasks: dict[str, Cell] = {}  # tasks made at run time
         self.rng: Cell | None = None
+        self.gap: tuple[str, str] | None = None  # what the journal lacks: a value, and why
 
     @property
     def start_node(self) -> str:

@@ -46,20 +46,23 @@ class TooLarge(Unrecordable):
 class Bundle:
     """Names that are written together, and what their last pickle was."""
 
-    __slots__ = ("digest", "ids", "names", "shape")
+    __slots__ = ("digest", "ids", "large", "names", "shape")
 
     def __init__(self, *names: str) -> None:
         self.names = [*names]
         self.ids: set[int] | None = None  # None: not walked
         self.shape: int | None = None
         self.digest: bytes | None = None  # of what the journal has
+        self.large = False  # its last pickle was too large for a record
 
 
 class Bundles:
     """The bundles of one session, and the table of what they hold."""
 
-    def __init__(self, state: SessionState) -> None:
+    def __init__(self, state: SessionState, *, stop: bool = False) -> None:
+        """`stop`: what is too large for a record is not pickled to its end, nor looked at again."""
         self._state = state
+        self.stop = stop
         self._of: dict[str, Bundle] = {}
         self._roots: dict[str, list[Any]] = {}  # as they were last written
         self._at: dict[int, Bundle] = {}

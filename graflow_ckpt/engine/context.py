@@ -56,7 +56,9 @@ class ExecutionContext(Readable):
         self.settings = settings or Settings()
         if auto_checkpoint_interval is not None:
             self.settings = replace(self.settings, policy=EveryN(auto_checkpoint_interval))
-        self.named = session_id is not None  # somebody will come back for it
+        self.named = session_id is not None  # the user will come back for it
+        if not self.named and self.settings.durability == "auto":
+            self.settings = replace(self.settings, durability="checkpoint")
         self.session_id = check_session_id(session_id or uuid.uuid4().hex[:12])
         self.session = MemorySession(state or SessionState(self.session_id))
         self.home = Home(open_store(store), self.session_id)

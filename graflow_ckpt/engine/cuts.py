@@ -20,21 +20,24 @@ from typing import Any
 
 from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.journal import Part
+from graflow_ckpt.checkpoint.retention import BUDGET
 from graflow_ckpt.checkpoint.snapshot import capture
-from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError
-from graflow_ckpt.core.facts import Claim, Done, Failed, Op, Outcome, Request
+from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, JournalFailed, NoJournal
+from graflow_ckpt.core.facts import RESULT, Claim, Done, Failed, Op, Outcome, Request
 from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.core.policy import Since
+from graflow_ckpt.core.policy import Budget, Since
 from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine import rng
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.bundles import Bundles, Unrecordable
+from graflow_ckpt.engine.exposure import Exposure
 from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.record import plain, record, too_large
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.slowness import tell
 from graflow_ckpt.sessions.memory import MemorySession
-from graflow_ckpt.stores import backend_of
+from graflow_ckpt.stores import backend_of, keeps_journal
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -63,8 +66,9 @@ class Cutter:
         self._watches = settings.policy.watches and settings.durability != "none"
         self._cut_steps = session.state.steps
         self._cut_time = monotonic()
-        self._journal = settings.durability == "journal"
-        self._gap = False  # the journal waits for a cut
+        self._auto = settings.durability == "auto"
+        self.records = settings.recorded and (not self._auto or keeps_journal(home.store.url))
+        self._exposure = Exposure(Budget())
         self._bundles: Bundles  # from `start` on
         self._replaced = session.replaced  # when the bundles were looked at
         self._loans: Collection[str] = ()  # of the attempt that commits
@@ -76,8 +80,17 @@ class Cutter:
 
     def start(self, undriven: Sequence[tuple[int, float, list[Op]]] = ()) -> None:
         """From here on commits are recorded; first what was changed while no run drove the session."""
-        if not self._journal:
+        if not self.records:
             return
+        try:
+            self._start(undriven)
+        except NoJournal as error:
+            if not self._auto:
+                raise
+            self.records = False
+            log.warning("%s Checkpoints are saved instead.", error.message)
+
+    def _start(self, undriven: Sequence[tuple[int, float, list[Op]]]) -> None:
         try:
             payloads = [_payload(sequence, now, plain(ops)) for sequence, now, ops in undriven]
         except Unrecordable:
@@ -86,7 +99,7 @@ class Cutter:
         self.home.open_journal(undriven[0][0] - 1 if undriven else self.session.state.sequence)
         for payload in payloads:
             self.home.append(payload)
-        self._bundles = Bundles(self.session.state)
+        self._bundles = Bundles(self.session.state, stop=self._auto)
         self.session.recorder = self._record
 
     def starts(self, number: int, alone: bool) -> None:
@@ -95,7 +108,7 @@ class Cutter:
         self._before = None
         if alone and kept:
             recorded = (
-                self.session.state.rng if self._journal else None
+                self.session.state.rng if self.records else None
             )  # as of the last commit: costs nothing
             undo = partial(rng.restore, recorded) if isinstance(recorded, bytes) else rng.remember()
             self._before = (number, undo)
@@ -108,10 +121,10 @@ class Cutter:
 
     def before_commit(self, ops: list[Op], attempt: Attempt | None = None) -> None:
         """With a journal, random state is part of what a commit has changed."""
-        if self._journal:
+        if self.records:
             self._loans = attempt.loans() if attempt is not None else ()
             self._in_hand = None if attempt is None else [*self._loans, *attempt.seen]
-        if self._journal and self.settings.rng and ops[0][0] != "claim":
+        if self.records and self.settings.rng and ops[0][0] != "claim":
             state = rng.capture()
             if state != self.session.state.rng:  # which a commit that is refused has not changed
                 ops.append(("rng", state))
@@ -120,34 +133,42 @@ class Cutter:
         """Called after every commit: cut if one is due and nothing is on loan."""
         if isinstance(outcome, Done) and outcome.effects.request is not None:
             self._requests.append(outcome.effects.request)
+        if self._auto and not self.records and isinstance(outcome, Done):
+            self._open(next(reversed(self.session.state.completed), "") + RESULT)
         self.poll(idle)
 
     def poll(self, idle: bool) -> None:
         """Cut if a policy has become due, or one that is due can be taken now."""
         if self._watches and not self._policy_due:
-            steps = self.session.state.steps - self._cut_steps
-            self._policy_due = self.settings.policy.due(Since(steps, monotonic() - self._cut_time, idle))
-        if self._requests or self._policy_due or self._gap:
+            self._policy_due = self.settings.policy.due(self._since(idle))
+        if self._requests or self._policy_due or self._exposure.must or (self._auto and self._exposure.due()):
             self._cut_if_still()
 
     def timer(self) -> float | None:
         """Seconds until a policy wants to be asked although nothing is committed."""
-        period = self.settings.policy.period if self._watches else None
-        if period is None or self.waiting or self.session.state.steps == self._cut_steps:
-            return None
-        return max(0.001, self._cut_time + period - monotonic())
+        times = [self._exposure.left() if self._auto and not self._exposure.must else None]
+        if self._watches and not self.waiting:
+            times.append(self.settings.policy.left(self._since(False)))
+        left = min((time for time in times if time is not None), default=None)
+        return None if left is None else max(0.001, left)
+
+    def _since(self, idle: bool) -> Since:
+        steps = self.session.state.steps - self._cut_steps
+        return self._exposure.since(steps, monotonic() - self._cut_time, idle)
 
     # --- cutting -----------------------------------------------------------------------
 
     def _cut_if_still(self) -> None:
         with self.session.still() as still:
-            self.waiting = not still
+            asked = bool(self._requests or self._policy_due or self._exposure.must)
+            self.waiting = not still and (asked or self._exposure.holds())
             if still:
                 requests, self._requests = self._requests, []
                 for request in requests:
                     self._cut_for(request)
-                if self._policy_due or (self._gap and not requests):
-                    self._cut("policy" if self._policy_due else "journal", {"auto": True})
+                if self._policy_due or (self._exposure.wanted and not requests):
+                    cause = BUDGET if self._auto else "journal"
+                    self._cut("policy" if self._policy_due else cause, {"auto": True})
 
     def now(self, cause: str, user: dict[str, Any] | None = None, path: str | None = None) -> Any:
         """Cut at once, outside of a run's commits; None if something is on loan."""
@@ -187,6 +208,7 @@ class Cutter:
     def _failed(self, error: Exception, cause: str, seconds: float) -> None:
         """A failed save is an event; with on_save_failure="fail", or a journal that waits, the end."""
         self._cut_steps, self._cut_time = self.session.state.steps, monotonic()
+        self._exposure.failed(seconds, counts=cause == BUDGET)
         self.home.save_error = error
         log.error("checkpoint failed: %s", error, extra={"session": self.session.state.session})
         self._emit(
@@ -197,7 +219,7 @@ class Cutter:
             backend=backend_of(self.home.store.url),
             seconds=seconds,
         )
-        if self._gap or self.settings.on_save_failure == "fail":
+        if self._exposure.must or self.settings.on_save_failure == "fail":
             self.session.broken = error if isinstance(error, GraflowError) else CheckpointError(str(error))
             raise self.session.broken
 
@@ -207,8 +229,7 @@ class Cutter:
         snapshot = capture(state, rng.capture() if self.settings.rng else None, self.begun())
         metadata = self.home.cut(self.graph, snapshot, cause, user, path)
         self._cut_steps, self._cut_time = state.steps, monotonic()
-        if self._journal and self.session.recorder is not None and self.home.finds(metadata.path):
-            self._gap = False
+        if self.session.recorder is not None and self.home.finds(metadata.path):
             self.home.open_journal(state.sequence)
             self.home.drop_journal(self._previous)
             self._previous = state.sequence
@@ -216,6 +237,8 @@ class Cutter:
             "Checkpoint created: %s", metadata.path, extra={"session": state.session, "step": state.steps}
         )
         seconds = monotonic() - began
+        if self.home.finds(metadata.path):
+            self._exposure.saved(seconds, state.values, counts=cause == BUDGET)
         self._emit(
             "checkpoint_saved",
             path=metadata.path,
@@ -237,25 +260,47 @@ class Cutter:
     @property
     def unsaved(self) -> str:
         """Why the end of a run is not durable; "" if it is, or if nothing durable was asked for."""
-        recorded = self._journal and not self._gap
+        recorded = self.records and not self._exposure.gap
         return "" if recorded or self.home.save_error is None else str(self.home.save_error)
 
     # --- the journal -------------------------------------------------------------------
 
     def _record(self, state: SessionState, now: float, ops: Sequence[Op]) -> None:
         """One record per commit, under the session's lock."""
-        if self._gap:
+        if self._exposure.gap:
             self._bundles.forget(ops)
             return
         if self._replaced != self.session.replaced:
-            self._bundles, self._replaced = Bundles(state), self.session.replaced
+            self._bundles, self._replaced = Bundles(state, stop=self._auto), self.session.replaced
         try:
             with self.session.lending_nothing():
                 kept = record(self._bundles, ops, self._is_elsewhere, self._in_hand)
-            self.home.append(_payload(state.sequence, now, kept))
+            self._append(_payload(state.sequence, now, kept))
         except Unrecordable as why:
-            self._warn(why.name, why.why)
-            self._gap = True
+            name = why.name or next(reversed(state.completed), "") + RESULT
+            if self._auto:
+                self._append(journal.pack(state.sequence, now, [("gap", name, why.why)]))
+            else:
+                self._warn(name, why.why)
+            self._open(name)
+
+    def _append(self, payload: bytes) -> None:
+        """Record it. With "auto" what cannot be recorded is a gap; else the session stops here."""
+        try:
+            self.home.append(payload)
+        except JournalFailed as error:
+            if not self._auto:
+                raise
+            log.error("%s A checkpoint is to take its place.", error.message)
+            self._open("")
+        else:
+            self._exposure.recorded(len(payload))
+
+    def _open(self, name: str) -> None:
+        """A gap. Nothing is claimed in it if a task must not run twice, or if a journal was asked for."""
+        tasks = (node for node in self.graph.nodes.values() if isinstance(node, Task))
+        must = not self._auto or any(task.options.on_interrupted != "rerun" for task in tasks)
+        self._exposure.open(name, must=must)
 
     def _is_elsewhere(self, name: str) -> bool:
         return self.session.on_loan_beside(name, int(name in self._loans))
@@ -276,8 +321,8 @@ def _payload(sequence: int, now: float, ops: Sequence[Op]) -> bytes:
     """The record of a transition; Unrecordable if it is too large."""
     payload = journal.pack(sequence, now, ops)
     if len(payload) > journal.SIZE_LIMIT:
-        name = max((op for op in ops if op[0] in ("put", "append", "end")), key=_weight, default=("", ""))[1]
-        raise too_large(name, len(payload))
+        op = max((op for op in ops if op[0] in ("put", "append", "end")), key=_weight, default=("", ""))
+        raise too_large("" if op[0] == "end" else op[1], len(payload))
     return payload
 
 

@@ -212,6 +212,13 @@ class _Execution:
         resuming.remake_tasks(context)
         self._line = notice.continuing(context, context.state)
         ops = resuming.reopen(context, plan, epoch, context.state.max_steps, died=died)
+        if context.state.gap is not None:
+            log.warning(
+                "session %s: what followed a change of %r was not saved, and runs again: %s",
+                context.session_id,
+                *context.state.gap,
+                extra={"session": context.session_id},
+            )
         if died:
             notice.tell(context, self._line)
             resuming.report_settings(context)
@@ -263,7 +270,7 @@ class _Execution:
             ops = []
             undriven.clear()
             cutter.save("again", None, None)
-        if self.settings.durability == "journal":
+        if cutter.records:
             if context.found is None and not context.again:
                 session.commit(ops)
                 ops = []

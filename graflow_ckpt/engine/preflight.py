@@ -27,7 +27,7 @@ def check_graph(
 
     `shared`: the session's own server keeps a record of every claim.
     """
-    kept = shared or settings.durability == "journal"
+    kept = shared or settings.recorded
     bindings = {}
     for name, node in graph.nodes.items():
         if name in graph.live and isinstance(node, Task):
@@ -35,7 +35,7 @@ def check_graph(
             if node.options.on_interrupted != "rerun" and not kept:
                 raise GraphError(
                     f"Task {name!r} has on_interrupted={node.options.on_interrupted!r}.",
-                    hint="That needs durability='journal': a checkpoint cannot tell what was running.",
+                    hint="Give a session id, or durability='journal': else nothing says what was running.",
                     task=name,
                 )
     check(graph, bindings, inputs)
@@ -82,7 +82,7 @@ def wants_home(context: ExecutionContext, bindings: dict[str, Binding]) -> bool:
     settings = context.settings
     if settings.durability == "none":
         return False
-    if context.named or settings.durability == "journal":
+    if context.named or settings.recorded:
         return True
     return takes_cuts(settings, bindings)
 

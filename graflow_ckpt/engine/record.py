@@ -12,7 +12,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from graflow_ckpt.checkpoint.journal import SIZE_LIMIT, Part
-from graflow_ckpt.checkpoint.pickles import Once, collector_at_rest, pickle_once
+from graflow_ckpt.checkpoint.pickles import Once, TooLong, collector_at_rest, pickle_once
 from graflow_ckpt.checkpoint.sharing import lasting, shares
 from graflow_ckpt.core.facts import RESULT, Op
 from graflow_ckpt.core.values import Cell, Live
@@ -127,7 +127,17 @@ class _Commit:
             if self._elsewhere(name):
                 raise _on_loan(name)
         roots = self._bundles.objects(bundle.names)
-        return pickle_once(roots if len(roots) > 1 else roots[0], SIZE_LIMIT, bundle.names[0])
+        return self._once(roots if len(roots) > 1 else roots[0], bundle, bundle.names[0])
+
+    def _once(self, value: Any, bundle: Bundle, name: str) -> Once:
+        stop = self._bundles.stop
+        try:
+            if stop and bundle.large:  # and will be: it is not even pickled to find out
+                raise TooLong
+            return pickle_once(value, SIZE_LIMIT, name, stop=stop)
+        except TooLong:
+            bundle.large = True
+            raise Unrecordable(name, f"more than {SIZE_LIMIT} bytes, too many for a journal record") from None
 
     def _grow(self, name: str, count: int) -> None:
         """Items that were appended are recorded alone, unless they share with anything."""
@@ -140,7 +150,7 @@ class _Commit:
         bundle.digest = bundle.shape = None
         roots = bundles.objects([name])
         body, items = roots[:-count], roots[-count:]
-        once = pickle_once(items if count > 1 else items[0], SIZE_LIMIT, name)
+        once = self._once(items if count > 1 else items[0], Bundle(), name)
         if body or not bundles.is_alone(bundle):
             ids = lasting(once.memo())
             mine = bundles.reach(name, items)

@@ -230,7 +230,7 @@ def plan_for(context: ExecutionContext, *, noted: bool = False) -> Plan:
     facts["made"] = list(state.tasks)
     facts["passed"] = list(state.passed)
     facts["gates"] = list(state.gates)
-    if context.settings.durability == "journal":  # it has a record of every claim
+    if context.settings.recorded:  # it has a record of every claim
         running = set(state.claimed)
     else:
         running = {spec["key"] for spec in facts["pending_tasks"] if spec["status"] == "running"}
@@ -310,7 +310,7 @@ def _in_doubt(context: ExecutionContext, rerun: frozenset[str], died: bool) -> t
         spec, number = state.specs[key], state.claimed[key]
         if spec.task_id in rerun:
             continue
-        counts = died and context.settings.durability == "journal"
+        counts = died and context.settings.recorded
         crashes = spec.crashes if not died else spec.crashes + 1 if counts else 0
         choice = graph.routes[spec.task_id].options.on_interrupted if counts else "rerun"
         if choice == "ask":

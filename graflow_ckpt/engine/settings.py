@@ -25,10 +25,10 @@ from graflow_ckpt.core import arguments, policy
 from graflow_ckpt.core.errors import CheckpointError, GraphError
 from graflow_ckpt.core.events import Observer
 from graflow_ckpt.core.facts import Claim, Outcome
-from graflow_ckpt.core.policy import EveryN, EverySeconds, OnRequest, Policy, WhenIdle
+from graflow_ckpt.core.policy import Budget, EveryN, EverySeconds, OnRequest, Policy, WhenIdle
 from graflow_ckpt.engine.slowness import slow_after
 
-Durability = Literal["checkpoint", "journal", "none"]
+Durability = Literal["auto", "checkpoint", "journal", "none"]
 Resume = Literal["auto", "never", "must"]
 OnFailure = Literal["pause", "continue", "rollback"]
 OnSaveFailure = Literal["event", "fail"]
@@ -38,7 +38,7 @@ Invoke = Callable[[Claim], Outcome]
 Middleware = Callable[[Claim, Invoke], Outcome]
 
 _CHOICES = {
-    "durability": ("checkpoint", "journal", "none"),
+    "durability": ("auto", "checkpoint", "journal", "none"),
     "resume": ("auto", "never", "must"),
     "on_failure": ("pause", "continue", "rollback"),
     "on_save_failure": ("event", "fail"),
@@ -52,7 +52,7 @@ _STORED = (
 )  # fmt: skip
 """What a session is continued with where no program says otherwise."""
 
-_POLICIES: tuple[type[Policy], ...] = (OnRequest, EveryN, EverySeconds, WhenIdle, policy.Either)
+_POLICIES: tuple[type[Policy], ...] = (OnRequest, EveryN, EverySeconds, Budget, WhenIdle, policy.Either)
 _RETENTIONS: tuple[type[Retention], ...] = (
     KeepLast, KeepFor, KeepEvery, BestOf, KeepWithin, LastSuccessful, DeleteOnSuccess, OfAll,
     retention.Automatic, retention.Both, retention.Either,
@@ -69,7 +69,7 @@ class Settings:
     """Everything about a run that is neither the graph nor the session's state."""
 
     workflow: str = "workflow"
-    durability: Durability = "checkpoint"
+    durability: Durability = "auto"  # without a session id the same as "checkpoint"
     resume: Resume = "auto"
     policy: Policy = field(default_factory=OnRequest)
     keep: Retention = DEFAULT
@@ -82,13 +82,13 @@ class Settings:
     grace: float = 30.0
     unsafe_pickle: bool = False
     take_over: bool = False
-    until_damage: bool = False  # of a damaged journal the records before the damage count
     in_doubt: tuple[tuple[str, str], ...] = ()  # answers for on_interrupted="ask"
     slow_save: float = field(default_factory=slow_after)  # seconds from which on a save is said to be slow
     options: tuple[tuple[str, str], ...] = ()  # as somebody typed them; checkpoints keep them for `resume`
     observers: tuple[Observer, ...] = ()
     middleware: tuple[Middleware, ...] = ()
     # New fields come last: a stored workflow has its settings in this order, and may lack the newest.
+    until_damage: bool = False  # of a damaged journal the records before the damage count
     program: str = ""  # the file that defines the workflow
     on_finished: OnFinished = "return"
     told: bool = False  # the command line says how a run begins
@@ -114,13 +114,6 @@ class Settings:
             for one in getattr(self, name):
                 if not callable(one):
                     raise arguments.refused(name, one, "a list of callables")
-
-    def __setstate__(self, state: list[object]) -> None:
-        """Restore what a pickle holds; fields that are newer than the pickle get their defaults."""
-        for known, value in zip(fields(self), state, strict=False):
-            object.__setattr__(self, known.name, value)
-        for known in fields(self)[len(state) :]:
-            object.__setattr__(self, known.name, known.default)
 
     # --- as part of a session ----------------------------------------------------------
 
@@ -152,6 +145,11 @@ class Settings:
             for name in _STORED
             if name in document and name in own and document[name] != own[name]
         ]
+
+    @property
+    def recorded(self) -> bool:
+        """Whether commits and claims are written to a journal."""
+        return self.durability in ("auto", "journal")
 
     @property
     def size_limit(self) -> int | None:
@@ -207,3 +205,15 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return " and ".join(map(_shown, value))
     return repr(value)
+
+
+def _restore(settings: Settings, state: list[object]) -> None:
+    """Give settings what a pickle holds; fields that are newer than the pickle get their defaults."""
+    for known, value in zip(fields(settings), state, strict=False):
+        object.__setattr__(settings, known.name, value)
+    for known in fields(settings)[len(state) :]:
+        object.__setattr__(settings, known.name, known.default)
+
+
+# Not a method: on Python 3.11 the decorator would write its own over it.
+Settings.__setstate__ = _restore  # type: ignore[attr-defined]

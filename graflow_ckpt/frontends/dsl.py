@@ -370,7 +370,7 @@ def workflow(
     settings = Settings(
         workflow=name,
         program=_file_of(sys._getframe(1).f_code.co_filename),
-        durability=durability or cast(Any, os.environ.get("GRAFLOW_CKPT_DURABILITY", "checkpoint")),
+        durability=durability or cast(Any, os.environ.get("GRAFLOW_CKPT_DURABILITY", "auto")),
         resume=resume,
         policy=OnRequest() if checkpoint is None else checkpoint,
         keep=DEFAULT if keep is None else keep,

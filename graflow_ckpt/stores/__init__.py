@@ -135,6 +135,11 @@ def home_of(said: str) -> str | None:
     return home if "://" in home or os.path.isdir(home) else None
 
 
+def keeps_journal(where: str) -> bool:
+    """Whether a record costs about as much as a sync there; in a bucket it is an object, and a request."""
+    return backend_of(where) not in objects_names.SCHEMES
+
+
 def backend_of(where: str) -> str:
     """The kind of a store, without the wrappers around it: `file`, `redis`, `sqlite`, `s3` …"""
     return _scheme_of(unwrapped(where)).partition("+")[0]

@@ -122,12 +122,18 @@ _LONGEST = 1 << 18
 """Bytes of the list: above it only the places that are still there are kept."""
 
 
+_noted: set[tuple[str, str, str]] = set()
+"""What this process has noted, in which list: it is not read again for each session."""
+
+
 def remember(store: str, program: str, env: Mapping[str, str] = os.environ) -> None:
     """Note that a program keeps sessions in a store. What cannot be noted costs hints alone."""
-    place = _address(store)
-    if _is_passing(place, env) or (place, program) in _read(env):
+    place, path = _address(store), _list_file(env)
+    if (path, place, program) in _noted or _is_passing(place, env):
         return
-    path = _list_file(env)
+    _noted.add((path, place, program))
+    if (place, program) in _read(env):
+        return
     line = f"\n{json.dumps([place, program])}\n"  # the line before it may have been cut off
     try:
         os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from itertools import pairwise
 
-from graflow_ckpt.core.errors import CheckpointError, JournalFailed, ServerError
+from graflow_ckpt.core.errors import CheckpointError, JournalFailed, NoJournal, ServerError
 from graflow_ckpt.stores.postgres_lease import HELD, PostgresLease
 from graflow_ckpt.stores.postgres_link import Connection, Link
 from graflow_ckpt.stores.postgres_prepared import Prepared
@@ -96,7 +96,7 @@ def open_segment(lease: PostgresLease, link: Link, after: int) -> PostgresSegmen
             path=f"{lease.epoch}:{after}",
         )
     if not synced:
-        raise CheckpointError(
+        raise NoJournal(
             f"{link.address} confirms what is not on its disk yet (fsync = off), so it can keep no journal.",
             hint="Set fsync = on in its configuration, or use durability='checkpoint'.",
             store=link.address,

@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from graflow_ckpt.core.errors import CheckpointError, ServerError
+from graflow_ckpt.core.errors import CheckpointError, NoJournal, ServerError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
 from graflow_ckpt.links.addresses import URL_VARIABLE
@@ -179,7 +179,7 @@ class RedisStore:
     def journal(self, lease: Lease, after: int) -> redis_journal.RedisSegment:
         mine = self._own(lease)
         if not self._syncs(mine.keys):
-            raise CheckpointError(
+            raise NoJournal(
                 f"{self.folder} confirms what is not on its disk yet, so it can keep no journal.",
                 hint="CONFIG SET appendonly yes and appendfsync always, or use durability='checkpoint'.",
                 store=self.folder,

@@ -37,3 +37,9 @@ def workflow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     server.ask("FLUSHALL")
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
     return in_redis(server.client())
+
+
+@pytest.fixture
+def checkpoints_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a session has is in its checkpoints: no journal, and none that nobody asked for."""
+    monkeypatch.setenv("GRAFLOW_CKPT_DURABILITY", "checkpoint")

@@ -111,7 +111,7 @@ def started(program: Path, *arguments: str, **environment: str) -> Iterator[Star
 
 
 def run(program: Path, *arguments: str, status: int = 0, **environment: str) -> str:
-    """What a program has said when it has ended with this status."""
+    """What a program has said when it has ended with this status, but for how its run began."""
     done = subprocess.run(
         [sys.executable, str(program), *arguments],
         capture_output=True,
@@ -121,4 +121,5 @@ def run(program: Path, *arguments: str, status: int = 0, **environment: str) -> 
         check=False,
     )
     assert done.returncode == status, f"status {done.returncode}\n{done.stdout}{done.stderr}"
-    return done.stdout + done.stderr
+    told = [line for line in done.stderr.splitlines(keepends=True) if " continues from step " not in line]
+    return done.stdout + "".join(told)

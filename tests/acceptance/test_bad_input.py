@@ -15,11 +15,13 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.usefixtures("checkpoints_alone")
+
 PROGRAM = """
 import os, sys
 from graflow_ckpt import task, workflow
 
-with workflow("count", session_id="s") as ctx:
+with workflow("count", session_id="s", durability="checkpoint") as ctx:
 
     @task(inject_context=True)
     def step(context):

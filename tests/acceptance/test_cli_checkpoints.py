@@ -11,6 +11,8 @@ import pytest
 
 from tests.acceptance.command_line import CHAIN, COUNT, GRAFLOW, KILLED, checkpoints, graflow, program
 
+pytestmark = pytest.mark.usefixtures("checkpoints_alone")
+
 SECRETS = """
 import sys
 from graflow_ckpt import task, workflow

@@ -8,6 +8,8 @@ import pytest
 
 from tests.acceptance.command_line import checkpoints, inside, program, python
 
+pytestmark = pytest.mark.usefixtures("checkpoints_alone")
+
 TRAIN = """
 import numpy as np
 from graflow_ckpt import EveryTask, task, workflow

@@ -12,6 +12,8 @@ from graflow_ckpt.checkpoint.keys import new_key
 from tests.acceptance.command_line import COUNT, GRAFLOW, KILLED, Terminal, graflow, program
 from tests.postgres_servers import PASSWORD, PostgresServer
 
+pytestmark = pytest.mark.usefixtures("checkpoints_alone")
+
 
 @pytest.fixture
 def url(postgres_server: PostgresServer) -> str:

@@ -84,7 +84,7 @@ def test_sessions_of_a_store_and_of_a_fleet_stand_side_by_side(fleet: Fleet) -> 
 def test_a_store_on_a_server_has_both_sessions_and_checkpoints(fleet: Fleet) -> None:
     program("count.py", COUNT)
     fleet.put("there")
-    fleet("run", "count.py", "--session", "kept", "--store", fleet.url)
+    fleet("run", "count.py", "--session", "kept", "--store", fleet.url, "--durability", "checkpoint")
 
     rows = fleet.here("sessions", "--store", fleet.url, "--json").document
 

@@ -6,6 +6,8 @@ import pytest
 
 from tests.acceptance.command_line import checkpoints, graflow, program
 
+pytestmark = pytest.mark.usefixtures("checkpoints_alone")
+
 RATE = """
 from graflow_ckpt import EveryTask, task, workflow
 

@@ -9,6 +9,8 @@ import pytest
 
 from tests.acceptance.command_line import CHAIN, COUNT, KILLED, checkpoints, graflow, program
 
+pytestmark = pytest.mark.usefixtures("checkpoints_alone")
+
 # Its value tells, by a file, whenever somebody opens the pickle that it is in.
 TELLS = """
 import os, signal

@@ -11,6 +11,8 @@ import pytest
 
 from tests.acceptance.command_line import COUNT, KILLED, checkpoints, ended, graflow, program, steps
 
+pytestmark = pytest.mark.usefixtures("checkpoints_alone")
+
 RUN = ("run", "count.py", "--session", "s", "--every", "2")
 
 

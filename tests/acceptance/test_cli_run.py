@@ -22,6 +22,8 @@ from tests.acceptance.command_line import (
     steps,
 )
 
+pytestmark = pytest.mark.usefixtures("checkpoints_alone")
+
 PLACE = """
 import json, os, sys, inspect
 import beside

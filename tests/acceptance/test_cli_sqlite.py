@@ -11,6 +11,8 @@ import pytest
 
 from tests.acceptance.command_line import CHAIN, COUNT, KILLED, Terminal, graflow, program, steps
 
+pytestmark = pytest.mark.usefixtures("checkpoints_alone")
+
 STORE = "sqlite:///runs.db"
 
 

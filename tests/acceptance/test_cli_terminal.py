@@ -11,6 +11,8 @@ import pytest
 
 from tests.acceptance.command_line import CHAIN, COUNT, Terminal, graflow, program
 
+pytestmark = pytest.mark.usefixtures("checkpoints_alone")
+
 SLOW = """
 import os, select, sys
 from graflow_ckpt import task, workflow

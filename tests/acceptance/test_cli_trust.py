@@ -8,6 +8,8 @@ import pytest
 
 from tests.acceptance.command_line import COUNT, KILLED, Terminal, checkpoints, graflow, program
 
+pytestmark = pytest.mark.usefixtures("checkpoints_alone")
+
 
 @pytest.fixture
 def foreign() -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 
 from graflow_ckpt import (
     BestOf,
+    Budget,
     CheckpointManager,
     EveryN,
     EverySeconds,
@@ -110,10 +111,10 @@ def test_where_the_program_runs_its_line_counts_whole_and_a_difference_is_report
         flow.execute(max_steps=9)
 
     context = flow.execution_context
-    assert (context.settings.durability, context.settings.keep) == ("checkpoint", DEFAULT)
+    assert (context.settings.durability, context.settings.keep) == ("auto", DEFAULT)
     (line,) = [r.getMessage() for r in caplog.records if "other settings" in r.getMessage()]
     assert line == (
-        "session s continues with other settings: durability was 'journal' and is 'checkpoint'; "
+        "session s continues with other settings: durability was 'journal' and is 'auto'; "
         "keep was KeepLast(count=100, per='session') and is the default; "
         "max_parallel was 3 and is 2"
     )
@@ -148,7 +149,7 @@ def test_what_no_checkpoint_keeps_is_named_at_resume(
 
 
 @pytest.mark.parametrize(
-    "policy", [OnRequest(), EveryN(3), EverySeconds(2.5), WhenIdle(), EveryN(2) | WhenIdle()]
+    "policy", [OnRequest(), EveryN(3), EverySeconds(2.5), Budget(0.1), WhenIdle(), EveryN(2) | WhenIdle()]
 )
 def test_each_policy_is_stored(policy: Policy) -> None:
     settings = Settings(policy=policy)
@@ -157,9 +158,9 @@ def test_each_policy_is_stored(policy: Policy) -> None:
 
 
 def test_a_setting_of_tomorrow_is_refused_by_name() -> None:
-    document = Settings().document() | {"policy": {"is": "policy.Budget", "share": 0.05}}
+    document = Settings().document() | {"policy": {"is": "policy.Tomorrow", "share": 0.05}}
 
-    with pytest.raises(CheckpointError, match=r"'policy\.Budget', which this version"):
+    with pytest.raises(CheckpointError, match=r"'policy\.Tomorrow', which this version"):
         Settings().with_stored(document)
 
 

@@ -15,6 +15,7 @@ from graflow_ckpt import (
     Backoff,
     BestEffort,
     BestOf,
+    Budget,
     CheckpointManager,
     CheckpointMetadata,
     DeleteOnSuccess,
@@ -121,7 +122,7 @@ def observer(event: Event) -> None:
 
 
 def workflows() -> None:
-    policy = OnRequest() | EveryN(10) | EverySeconds(30) | EveryTask() | WhenIdle()
+    policy = OnRequest() | EveryN(10) | EverySeconds(30) | EveryTask() | WhenIdle() | Budget(0.05)
     assert_type(policy, Policy)
     keep = KeepLast(3) & KeepFor(days=7) | KeepEvery(10) | BestOf("loss", 3, "min") | LastSuccessful()
     assert_type(keep, Retention)

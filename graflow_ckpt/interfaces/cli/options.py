@@ -93,8 +93,9 @@ def running(function: F) -> F:
     for option in reversed((
         click.option("--max-steps", type=click.IntRange(min=1), metavar="N",
                      help="Stop after so many steps, counted over all resumes."),
-        click.option("--durability", type=click.Choice(["checkpoint", "journal", "none"]),
-                     help="What survives a crash: the newest checkpoint, every commit, or nothing."),
+        click.option("--durability", type=click.Choice(["auto", "checkpoint", "journal", "none"]),
+                     help="What survives a crash: every commit, large values within a budget of time (auto); "
+                     "the newest checkpoint; every commit (journal); or nothing."),
         click.option("--every", "policy", multiple=True, callback=words.parse_every, metavar="N|30s",
                      help="Checkpoint every N steps or every 30s; may be repeated."),
         click.option("--changed", type=click.Choice(["reuse", "rerun"]),

@@ -38,6 +38,8 @@ class Outlook:
         place, state = self.place, self.state
         workflow, path = place.found.meta["workflow"], place.found.path
         yield f"session {place.session} ({workflow}), {self.status} at step {state.steps}: {path}{journal}"
+        if state.gap is not None:
+            yield f"what followed a change of {state.gap[0]!r} was not saved, and runs again: {state.gap[1]}"
         if self.gone:
             yield f"{self.gone}: a resume runs the code in the checkpoint"
         if self.state.status == "completed":
@@ -63,6 +65,7 @@ class Outlook:
             "workflow": self.place.found.meta["workflow"],
             "path": self.place.found.path,
             "journal_records": self.replayed,
+            "gap": self.state.gap,
             "status": self.status,
             "steps": self.state.steps,
             "program_gone": self.gone or None,

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.policy import (
+    Budget,
     EveryN,
     EverySeconds,
     EveryTask,
@@ -23,6 +24,7 @@ policies = st.one_of(
     st.builds(EveryN, st.integers(1, 5)),
     st.builds(EverySeconds, st.floats(0.1, 100)),
     st.just(WhenIdle()),
+    st.builds(Budget, st.floats(0.01, 1), st.floats(0, 5)),
 )
 
 
@@ -84,3 +86,33 @@ def test_policies_that_mean_nothing_are_refused(make: object, words: str) -> Non
     assert callable(make)
     with pytest.raises(GraphError, match=words):
         make()
+
+
+def test_a_budget_is_a_share_of_the_time_and_a_credit_for_what_was_never_saved() -> None:
+    budget = Budget(0.05, credit=2)
+    again = Since(1, 1.0, False, elapsed=100.0, spent=4.0, cost=2.0, first=False)
+
+    assert not budget.due(again)
+    assert budget.left(again) == pytest.approx(20)
+    assert budget.due(again._replace(elapsed=120.0))
+    assert budget.due(again._replace(first=True))
+    assert not budget.due(again._replace(first=True, exposed=False))
+    assert budget.left(again._replace(exposed=False)) is None
+
+
+@given(st.lists(st.tuples(st.floats(0.01, 5), st.floats(0, 2)), max_size=50))
+def test_saving_takes_no_more_than_the_budget(rounds: list[tuple[float, float]]) -> None:
+    """Each round works for a while, and what a save then takes is known from the one before at most."""
+    budget, elapsed, spent, cost, dearest = Budget(0.05, credit=2), 0.0, 0.0, 0.0, 0.0
+    for work, takes in rounds:
+        elapsed += work
+        if budget.due(Since(1, 1.0, False, elapsed, spent, cost)):
+            spent, cost, elapsed, dearest = spent + takes, takes, elapsed + takes, max(dearest, takes)
+
+    assert spent <= 0.05 * elapsed + 2 + dearest
+
+
+@pytest.mark.parametrize("wrong", [(0,), (-1,), (1.5,), (0.05, -1), (float("nan"),), (0.05, float("nan"))])
+def test_a_budget_that_cannot_be_is_refused(wrong: tuple[float, ...]) -> None:
+    with pytest.raises(GraphError, match="Budget"):
+        Budget(*wrong)

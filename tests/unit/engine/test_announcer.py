@@ -12,7 +12,7 @@ from graflow_ckpt import Event, task, workflow
 def test_observers_are_told_in_order_after_the_commit() -> None:
     seen: list[Event] = []
 
-    with workflow("w", session_id="s", observers=[seen.append]) as flow:
+    with workflow("w", session_id="s", durability="checkpoint", observers=[seen.append]) as flow:
 
         @task(inject_context=True)
         def a(context) -> None:

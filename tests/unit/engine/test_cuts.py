@@ -72,7 +72,9 @@ def test_every_seconds_cuts_between_commits_while_a_task_runs() -> None:
     saved = threading.Event()
     observer = lambda event: event.kind == "checkpoint_saved" and saved.set()  # noqa: E731
 
-    with workflow("w", session_id="s", checkpoint=EverySeconds(0.05), observers=[observer]) as flow:
+    with workflow(
+        "w", "s", durability="checkpoint", checkpoint=EverySeconds(0.05), observers=[observer]
+    ) as flow:
 
         @task
         def quick() -> None: ...
@@ -90,7 +92,9 @@ def test_every_seconds_cuts_between_commits_while_a_task_runs() -> None:
 def test_every_seconds_cuts_while_all_wait_for_a_retry() -> None:
     seen: list[Event] = []
 
-    with workflow("w", session_id="s", checkpoint=EverySeconds(0.05), observers=[seen.append]) as flow:
+    with workflow(
+        "w", "s", durability="checkpoint", checkpoint=EverySeconds(0.05), observers=[seen.append]
+    ) as flow:
 
         @task
         def quick() -> None: ...

@@ -76,7 +76,7 @@ def test_an_empty_graph_is_refused() -> None:
 
 def test_a_checkpoint_requested_before_the_run_is_its_first_thing() -> None:
     graph = graph_of(Task("a", lambda: 1))
-    context = ExecutionContext(graph, "s")
+    context = ExecutionContext(graph, "s", settings=Settings(durability="checkpoint"))
     context.request_checkpoint({"why": "before"})
 
     WorkflowEngine().execute(context)
@@ -245,7 +245,7 @@ def test_after_too_many_times_the_tasks_own_exception_comes_out_and_the_end_is_t
 
 
 def test_a_lease_without_a_cut_is_nothing_to_go_back_to() -> None:
-    with workflow("w", session_id="s") as flow:
+    with workflow("w", session_id="s", durability="checkpoint") as flow:
 
         @task(inject_context=True)
         def make(context) -> None:

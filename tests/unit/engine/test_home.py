@@ -120,7 +120,7 @@ def test_if_all_cuts_are_damaged_nothing_is_started() -> None:
         chain(ran).execute()
 
     assert ran == []
-    assert len(none.value.skipped) == 4
+    assert len(none.value.skipped) == 5
     with pytest.raises(NoGoodCheckpoint):  # and the session was let go
         chain(ran).execute()
 

@@ -85,7 +85,7 @@ def test_nothing_runs_if_the_key_could_be_changed_by_others(
         def a() -> None:
             ran.append(1)
 
-        with pytest.raises(CheckpointError, match="change"):
+        with pytest.raises(CheckpointError, match="Others can read"):
             flow.execute()
 
     assert ran == []

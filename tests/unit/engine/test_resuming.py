@@ -239,7 +239,7 @@ def test_changed_reuse_keeps_the_result_and_rerun_makes_it_again(changed: str, r
 
 def test_a_named_checkpoint_means_that_state_and_opens_a_new_line() -> None:
     ran: list[str] = []
-    flow = flow_of(ran, checkpoint=EveryTask())
+    flow = flow_of(ran, checkpoint=EveryTask(), durability="checkpoint")
     flow.execute()
     first = CheckpointManager.list_checkpoints("s")[-1]
 

@@ -17,7 +17,7 @@ from graflow_ckpt.engine.settings import Settings
 def test_defaults_are_those_of_the_documents() -> None:
     settings = Settings()
 
-    assert (settings.durability, settings.resume, settings.on_failure) == ("checkpoint", "auto", "pause")
+    assert (settings.durability, settings.resume, settings.on_failure) == ("auto", "auto", "pause")
     assert (settings.policy, settings.keep, settings.on_save_failure) == (OnRequest(), DEFAULT, "event")
     assert (settings.changed, settings.rng, settings.grace) == (None, True, 30.0)
 
@@ -25,7 +25,7 @@ def test_defaults_are_those_of_the_documents() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "choices"),
     [
-        ("durability", "disk", "'checkpoint', 'journal', 'none'"),
+        ("durability", "disk", "'auto', 'checkpoint', 'journal', 'none'"),
         ("resume", "yes", "'auto', 'never', 'must'"),
         ("on_failure", "stop", "'pause', 'continue', 'rollback'"),
         ("on_save_failure", "ignore", "'event', 'fail'"),

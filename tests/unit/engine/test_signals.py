@@ -140,7 +140,7 @@ class Box:
 
 
 def test_a_commit_that_was_interrupted_half_way_is_not_saved(caplog: pytest.LogCaptureFixture) -> None:
-    with workflow("w", session_id="s") as flow:
+    with workflow("w", session_id="s", durability="checkpoint") as flow:
 
         @task
         def a() -> int:

@@ -39,7 +39,7 @@ def test_a_session_says_once_that_its_saves_are_slow(
 
     (record,) = slow(caplog, "SAVE")
     assert record.levelno == logging.WARNING
-    assert "session_s_step_1_" in record.getMessage()
+    assert "session_s_step_0_" in record.getMessage()
     assert vars(record)["session"] == "s"
 
 

@@ -373,7 +373,7 @@ def test_a_coroutine_can_execute_too() -> None:
 def test_settings_have_defaults() -> None:
     settings = workflow("w").settings
 
-    assert (settings.workflow, settings.durability, settings.policy) == ("w", "checkpoint", OnRequest())
+    assert (settings.workflow, settings.durability, settings.policy) == ("w", "auto", OnRequest())
     assert settings.keep == DEFAULT
 
 

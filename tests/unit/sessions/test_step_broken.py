@@ -59,8 +59,8 @@ BROKEN = {
         "    call('ZADD', P .. 'done'",
     ),
     "completions have no order": (
-        "    call('ZADD', P .. 'done', steps, task)\n    call('HSET', V",
-        "    call('ZADD', P .. 'done', 0, task)\n    call('HSET', V",
+        "    call('ZADD', P .. 'done', steps, task)\n    leave(name)",
+        "    call('ZADD', P .. 'done', 0, task)\n    leave(name)",
     ),
     "a result has an old version": (
         "ARGV[i + 2], '#' .. name, version)\n    if lists",
@@ -260,8 +260,8 @@ BROKEN = {
         "      call('HDEL', P .. 'g', task)\n",
     ),
     "what runs again has a gate": (
-        "      call('HDEL', P .. 'g', task)\n      call('HDEL', V",
-        "      call('HDEL', V",
+        "      call('HDEL', P .. 'g', task)\n      leave(name)",
+        "      leave(name)",
     ),
     "what runs again has a result": ("      call('HDEL', V, '=' .. name, '#' .. name)\n", ""),
     "what runs again has a list": ("      call('DEL', P .. 'a:' .. name)\n    end", "    end"),

@@ -108,12 +108,13 @@ class Way:
         self.server.kill()
         self.server.start()
 
-    def saved_by_an_owner(self, sequences: Mapping[str, int]) -> None:
-        """Checkpoints of these names."""
+    def saved_by_an_owner(self, sequences: Mapping[str, int]) -> int:
+        """Checkpoints of these names; the epoch of their owner."""
         lease = self.store.acquire(SESSION)
         for name, sequence in sequences.items():
             saved(self.store, name, sequence, lease)
         lease.release()
+        return lease.epoch
 
     def owned_anew(self, after: int = 0) -> int:
         """The epoch of the session's next owner, which is above all that there were; it has cleared away."""

@@ -112,7 +112,7 @@ Taken = Callable[[Run], float]
 
 def prepared(run: Run, store: str) -> ExecutionContext:
     place(run)
-    with workflow("growth", "growth", store=store) as flow:
+    with workflow("growth", "growth", durability="checkpoint", store=store) as flow:
         flow.get_channel().set("small", {1})
         flow.execution_context.checkpoint()  # opens the store, and loads what is loaded late
         flow.get_channel().set("state", state(run))

@@ -41,7 +41,7 @@ def array(nbytes: int, number: int) -> numpy.ndarray:
 
 
 def session(run: Run) -> ExecutionContext:
-    with workflow("large", "large", store=place(run)) as flow:
+    with workflow("large", "large", durability="checkpoint", store=place(run)) as flow:
         for number in range(ARRAYS):
             flow.get_channel().set(f"array{number}", array(size(run), number))
     return flow.execution_context

@@ -47,7 +47,7 @@ def loop(run: Run) -> Halves:
         if number <= steps:  # so that the last checkpoint too has a step pending
             context.next_iteration()
 
-    with workflow("loop", "loop", store=place(run)) as flow:
+    with workflow("loop", "loop", durability="checkpoint", store=place(run)) as flow:
         flow.add(step)
         flow.execute(step)
     took = [after - before for before, after in pairwise(marks)]

@@ -36,7 +36,7 @@ def reached(number):
 
 {tasks}
 
-with workflow("large", "large", store="checkpoints", max_parallel=1) as flow:
+with workflow("large", "large", durability="checkpoint", store="checkpoints", max_parallel=1) as flow:
     group(*[{names}])
     os.environ["BEGAN"] = repr(time.process_time())  # a global would be part of the tasks
     flow.execute(max_steps=int(sys.argv[1]) if sys.argv[1:] else {count})

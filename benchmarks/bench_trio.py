@@ -34,7 +34,7 @@ def saves(run: Run) -> int:
 
 def session(run: Run, work: Callable[[Any], None], **settings: Any) -> None:
     """A session of that size; its last task does the work."""
-    with workflow("trio", "trio", store=place(run), **settings) as flow:
+    with workflow("trio", "trio", durability="checkpoint", store=place(run), **settings) as flow:
         last = task(id="last", inject_context=True)(lambda context: work(context.execution_context))
         flow.get_channel().set("value", VALUE)
         chain([*numbered(TASKS), last])
@@ -71,7 +71,7 @@ def by_policy(run: Run) -> None:
         elif number == TASKS + count:
             run.stop(per=count)
 
-    with workflow("trio", "trio", store=place(run), checkpoint=EveryTask()) as flow:
+    with workflow("trio", "trio", durability="checkpoint", store=place(run), checkpoint=EveryTask()) as flow:
         flow.get_channel().set("value", VALUE)
         chain(numbered(TASKS + count, body))
         flow.execute()

@@ -43,7 +43,14 @@ def steps(policy: Policy, count: int, smoke: int, *observers: Observer) -> Calla
             if data < number:
                 context.next_iteration(data + 1)
 
-        with workflow("watched", "watched", store=place(run), checkpoint=policy, observers=observers) as flow:
+        with workflow(
+            "watched",
+            "watched",
+            durability="checkpoint",
+            store=place(run),
+            checkpoint=policy,
+            observers=observers,
+        ) as flow:
             flow.add(step)
             with run.timed(per=number):
                 flow.execute(step)

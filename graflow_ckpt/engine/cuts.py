@@ -13,7 +13,8 @@ the session.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Container, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -22,7 +23,7 @@ from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.journal import Part
 from graflow_ckpt.checkpoint.retention import BUDGET
 from graflow_ckpt.checkpoint.snapshot import capture
-from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, JournalFailed, NoJournal
+from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, NoJournal, ServerError
 from graflow_ckpt.core.facts import RESULT, Claim, Done, Failed, Op, Outcome, Request
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import Budget, Since
@@ -141,20 +142,29 @@ class Cutter:
         """Cut if a policy has become due, or one that is due can be taken now."""
         if self._watches and not self._policy_due:
             self._policy_due = self.settings.policy.due(self._since(idle))
-        if self._requests or self._policy_due or self._exposure.must or (self._auto and self._exposure.due()):
+        if (
+            self._requests
+            or self._policy_due
+            or self._exposure.must
+            or (self._auto and self._exposure.due(self._steps))
+        ):
             self._cut_if_still()
 
     def timer(self) -> float | None:
         """Seconds until a policy wants to be asked although nothing is committed."""
-        times = [self._exposure.left() if self._auto and not self._exposure.must else None]
+        times = [self._exposure.left(self._steps) if self._auto and not self._exposure.must else None]
         if self._watches and not self.waiting:
             times.append(self.settings.policy.left(self._since(False)))
         left = min((time for time in times if time is not None), default=None)
         return None if left is None else max(0.001, left)
 
     def _since(self, idle: bool) -> Since:
-        steps = self.session.state.steps - self._cut_steps
-        return self._exposure.since(steps, monotonic() - self._cut_time, idle)
+        return self._exposure.since(self._steps, monotonic() - self._cut_time, idle)
+
+    @property
+    def _steps(self) -> int:
+        """Since the last cut."""
+        return self.session.state.steps - self._cut_steps
 
     # --- cutting -----------------------------------------------------------------------
 
@@ -229,16 +239,14 @@ class Cutter:
         snapshot = capture(state, rng.capture() if self.settings.rng else None, self.begun())
         metadata = self.home.cut(self.graph, snapshot, cause, user, path)
         self._cut_steps, self._cut_time = state.steps, monotonic()
-        if self.session.recorder is not None and self.home.finds(metadata.path):
-            self.home.open_journal(state.sequence)
-            self.home.drop_journal(self._previous)
-            self._previous = state.sequence
         log.info(
             "Checkpoint created: %s", metadata.path, extra={"session": state.session, "step": state.steps}
         )
         seconds = monotonic() - began
         if self.home.finds(metadata.path):
             self._exposure.saved(seconds, state.values, counts=cause == BUDGET)
+            if self.session.recorder is not None:
+                self._follow(state.sequence)
         self._emit(
             "checkpoint_saved",
             path=metadata.path,
@@ -284,17 +292,30 @@ class Cutter:
                 self._warn(name, why.why)
             self._open(name)
 
+    def _follow(self, sequence: int) -> None:
+        """A new segment behind the checkpoint; what was before the one before it is needed no more."""
+        with self._gap_if_not_written():
+            self.home.open_journal(sequence)
+            self.home.drop_journal(self._previous)
+            self._previous = sequence
+
     def _append(self, payload: bytes) -> None:
-        """Record it. With "auto" what cannot be recorded is a gap; else the session stops here."""
-        try:
+        with self._gap_if_not_written():
             self.home.append(payload)
-        except JournalFailed as error:
+            self._exposure.recorded(len(payload))
+
+    @contextmanager
+    def _gap_if_not_written(self) -> Iterator[None]:
+        """With "auto" a journal that cannot be written is a gap; else the session stops here."""
+        try:
+            yield
+        except Fenced:
+            raise
+        except (CheckpointError, ServerError, OSError) as error:
             if not self._auto:
                 raise
-            log.error("%s A checkpoint is to take its place.", error.message)
+            log.error("%s A checkpoint is to take the place of the journal.", error)
             self._open("")
-        else:
-            self._exposure.recorded(len(payload))
 
     def _open(self, name: str) -> None:
         """A gap. Nothing is claimed in it if a task must not run twice, or if a journal was asked for."""

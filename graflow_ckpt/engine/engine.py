@@ -270,17 +270,20 @@ class _Execution:
             ops = []
             undriven.clear()
             cutter.save("again", None, None)
+        first = cutter.records and context.found is None and not context.again
+        if first:
+            session.commit(ops)
+            ops = []
+            undriven.clear()
+            self._emit("session_started", **context.facts(), line=self._line)
+            cutter.save("journal", None, None)  # what the journal's records follow
         if cutter.records:
-            if context.found is None and not context.again:
-                session.commit(ops)
-                ops = []
-                undriven.clear()
-                cutter.save("journal", None, None)  # what the journal's records follow
             cutter.start(undriven)
         context.again = False
         if ops:
             session.commit(ops)
-        self._emit("session_started", **context.facts(), line=self._line)
+        if not first:
+            self._emit("session_started", **context.facts(), line=self._line)
         if context.checkpoint_requested:
             context.checkpoint_requested = False
             cutter.now("request", context.checkpoint_request_metadata)

@@ -58,15 +58,15 @@ class Exposure:
     def wanted(self) -> bool:
         return self.gap or self._records >= LONGEST or self._bytes >= LARGEST
 
-    def due(self) -> bool:
-        """Whether a checkpoint is wanted, and the budget allows it."""
-        return self.wanted and self._budget.due(self.since(1, 0.0, False))
+    def due(self, steps: int) -> bool:
+        """Whether a checkpoint is wanted, and the budget allows it; `steps`: since the last one."""
+        return self.wanted and self._budget.due(self.since(steps, 0.0, False))
 
-    def left(self) -> float | None:
-        """Return the seconds until it is due, or until somebody has to look again whether it can be taken."""
+    def left(self, steps: int) -> float | None:
+        """Return the seconds until it is due, or until a look whether it can be taken is due again."""
         if self._held is not None:
             return _ASK
-        return self._budget.left(self.since(1, 0.0, False)) if self.wanted else None
+        return self._budget.left(self.since(steps, 0.0, False)) if self.wanted else None
 
     def holds(self) -> bool:
         """Whether claims wait for a checkpoint that cannot be taken now."""

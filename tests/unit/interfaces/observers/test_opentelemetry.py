@@ -48,7 +48,9 @@ class Recorded:
 
 
 def run(*observers: Observer, fails: bool) -> None:
-    with workflow("etl", session_id="s", checkpoint=EveryTask(), observers=observers) as flow:
+    with workflow(
+        "etl", session_id="s", durability="checkpoint", checkpoint=EveryTask(), observers=observers
+    ) as flow:
 
         @task
         def a() -> int:

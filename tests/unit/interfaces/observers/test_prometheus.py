@@ -56,7 +56,13 @@ def run(
     fails: bool = False,
 ) -> None:
     with workflow(
-        "etl", session_id=session, store=store, checkpoint=EveryTask(), keep=keep, observers=[observer]
+        "etl",
+        session_id=session,
+        store=store,
+        durability="checkpoint",
+        checkpoint=EveryTask(),
+        keep=keep,
+        observers=[observer],
     ) as flow:
 
         @task

@@ -100,6 +100,7 @@ def life(program: ModuleType, durability: str, folder: Path, last: int | None) -
     try:
         os.chdir(folder)
         os.environ["XDG_STATE_HOME"] = f"{folder}/state"
+        os.environ["XDG_DATA_HOME"] = f"{folder}/data"  # else the session of another point is one elsewhere
         errors = os.open("errors", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(errors, 2)
         lines = Lines(last or 0)

@@ -8,11 +8,12 @@ version is refused by name.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import BadSessionId, CheckpointCorrupt, NotStorable, SchemaUnsupported
 from graflow_ckpt.core.facts import check_session_id
 
@@ -135,6 +136,8 @@ def size_of(parts: object) -> int:
 def check_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:
     """A copy that nobody changes any more. Metadata is JSON that people and tools read; nothing is
     turned into text to make it fit."""
+    if metadata is not None:
+        arguments.kind("metadata", metadata, Mapping, "a dict such as {'round': 3}")
     copy: dict[str, Any] = {}
     for key, value in (metadata or {}).items():
         try:

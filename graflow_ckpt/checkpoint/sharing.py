@@ -94,6 +94,13 @@ def bundles(values: Mapping[str, Sequence[Any]]) -> list[list[str]]:
     return sorted(ordered, key=lambda names: order[names[0]])
 
 
+def copied(plain: Mapping[str, Any], live: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the name of each plain value that shares with a live one, and the name of that."""
+    held = {name: reach([value], name) for name, value in live.items()}
+    met = {name: reach([value], name) for name, value in plain.items()}
+    return [(name, other) for name in plain for other in live if shares(met[name], held[other])]
+
+
 def is_reference(value: Any) -> bool:
     """Whether each pickle of it comes back as the same object, or nobody could see that it does not."""
     kind = type(value)

@@ -7,6 +7,7 @@ that committed meanwhile is noticed and nothing is lost.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +16,7 @@ from graflow_ckpt.checkpoint.cells import apart, check_storable, to_cell
 from graflow_ckpt.checkpoint.codec import decode, is_atom
 from graflow_ckpt.checkpoint.kinds.builtin import FORGOTTEN
 from graflow_ckpt.checkpoint.pickles import live_digest
-from graflow_ckpt.checkpoint.sharing import bundles
+from graflow_ckpt.checkpoint.sharing import bundles, copied
 from graflow_ckpt.core.errors import GraflowError, NotStorable, ResultForgotten
 from graflow_ckpt.core.facts import RESULT, Claim, Effects, Next, Op, Request, Spawned
 from graflow_ckpt.core.values import Cell, Live, Version
@@ -23,6 +24,8 @@ from graflow_ckpt.engine.checks import Watch
 from graflow_ckpt.sessions.protocol import Values
 
 EMPTY_LIST = b"\x90"
+
+_log = logging.getLogger("graflow_ckpt.engine")
 
 
 class Got:
@@ -225,6 +228,8 @@ class Attempt:
     def effects(self, result: Cell = EMPTY_LIST) -> Effects:
         """Everything that the commit has to carry out; raises NotStorable for what it cannot keep."""
         ops, nexts, again = self._changes(), self.nexts, self.again
+        if self.checks and self.written and self.claim.spec.cycle == 0:  # not in each round: it costs a walk
+            self._report_copies(ops)
         if not self.values.shares:
             ops = self._bundled(ops, result)
         else:  # what a task is given is a copy, as it is in Redis
@@ -255,6 +260,23 @@ class Attempt:
             ops.append(("put", name, self._cell(name, value), -1 if known is None else known.version))
         ops += self.appends
         return ops
+
+    def _report_copies(self, ops: Sequence[Op]) -> None:
+        """Warn of a live value that holds a plain one: the session keeps a copy of the plain one."""
+        live = {op[1]: op[2].value for op in ops if op[0] == "put" and isinstance(op[2], Live)}
+        mine = {n: g.value for n, g in self.got.items() if not isinstance(g.before, Live)} | self.written
+        plain = {n: v for n, v in mine.items() if type(v) in (list, dict, set, bytearray) and n not in live}
+        live = {name: value for name, value in live.items() if name in self.written}
+        if not live or not plain:
+            return
+        for name, holder in copied(plain, live):
+            _log.warning(
+                "%s holds an object of %s, which is a plain value and is kept as a copy: a change of one "
+                "does not reach the other. Set both under one name.",
+                holder,
+                name,
+                extra={"task": self.claim.spec.task_id},
+            )
 
     def _bundled(self, ops: list[Op], result: Cell) -> list[Op]:
         """With what is written go those that share with it: what the attempt has is copies of all of them."""

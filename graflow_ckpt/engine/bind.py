@@ -180,7 +180,8 @@ def fill(
         elif p.default is MISSING:
             raise TaskError(
                 f"Nothing fills the parameter {p.name!r} of task {task!r}.",
-                hint="Give it a default, set a channel value of that name before, or bind an argument.",
+                hint="Give it a default, set a channel value of that name before, or bind an argument. "
+                f"For the result of a task that is no predecessor, call get_result({p.name!r}).",
                 task=task,
                 parameter=p.name,
             )
@@ -221,10 +222,19 @@ def check(graph: TaskGraph, bindings: dict[str, Binding], channel: Collection[st
                 if p.name not in mentioned:
                     raise GraphError(
                         f"Nothing can fill the parameter {p.name!r} of task {name!r}.",
-                        hint="No predecessor, channel value or input has that name; give it a default.",
+                        hint=_remedy(p.name, name, binding, graph),
                         task=name,
                         parameter=p.name,
                     )
+
+
+def _remedy(parameter: str, task: str, binding: Binding, graph: TaskGraph) -> str:
+    """Return what to do about a parameter that nothing fills."""
+    if parameter in graph.nodes:
+        return f"{parameter!r} is no predecessor of {task!r}: join them, or call get_result({parameter!r})."
+    if parameter in ("context", "ctx") and binding.context is None:
+        return "For the context of the task, write @task(inject_context=True)."
+    return "No predecessor, channel value or input has that name; give it a default."
 
 
 def _comes(p: Parameter, graph: TaskGraph) -> bool:

@@ -275,7 +275,7 @@ class _Execution:
             session.commit(ops)
             ops = []
             undriven.clear()
-            self._emit("session_started", **context.facts(), line=self._line)
+            self._emit("session_started", **context.facts(), line=self._line, recorded=True)
             cutter.save("journal", None, None)  # what the journal's records follow
         if cutter.records:
             cutter.start(undriven)

@@ -269,6 +269,10 @@ class Workflow:
     def _prepared(
         self, start: str | DecoratedTask | None, max_steps: int | None, inputs: Mapping[str, Any] | None
     ) -> ExecutionContext | None:
+        if max_steps is not None:
+            arguments.whole("max_steps", max_steps)
+        if inputs is not None:
+            arguments.kind("inputs", inputs, Mapping, "a dict of names and values")
         if not overrides.wants(self):
             return None
         names = self._starts(start)

@@ -520,3 +520,30 @@ def test_a_model_of_torch_and_its_optimizer_come_to_the_same_bits(optimizer: str
 
     assert run(rounds, set(range(len(rounds))), durability="journal") == whole
     assert ["same", "True"] in whole
+
+
+class Steps:
+    def __init__(self, params: list[float]) -> None:
+        self.params = params
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_list_that_a_live_value_holds_is_reported_as_kept_apart(
+    together: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    @task(inject_context=True)
+    def begin(context: Any) -> None:
+        weights = [0.5]
+        if together:
+            context.get_channel().set("all", {"weights": weights, "steps": Steps(weights)})
+        else:
+            context.get_channel().set("weights", weights)
+            context.get_channel().set("steps", Steps(weights))
+            context.get_channel().set("other", [1])
+
+    with workflow("apart", session_id="s") as flow:
+        flow.execute(begin)
+
+    said = [record.getMessage() for record in caplog.records if "kept as a copy" in record.message]
+    assert len(said) == (0 if together else 1)
+    assert together or said[0].startswith("steps holds an object of weights, which is a plain value")

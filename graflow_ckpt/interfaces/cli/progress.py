@@ -76,7 +76,7 @@ class Reporter:
 
 def opening(event: Event, tally: Tally) -> str:
     """What a new session is going to be; a command to resume it only if that would find something."""
-    if event.facts.get("saved"):
+    if event.facts.get("saved") or event.facts.get("recorded"):
         return f"new; if it is interrupted: {words.resume_command(tally.session, tally.store)}"
     if event.facts["kept"]:
         return "new; nothing is saved before its first checkpoint"

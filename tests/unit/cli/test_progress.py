@@ -40,6 +40,7 @@ def ended(status: str, step: int = 4, reason: str = "") -> Event:
     ("start", "said"),
     [
         ({"saved": True}, "new; if it is interrupted: graflow-ckpt resume s"),
+        ({"recorded": True}, "new; if it is interrupted: graflow-ckpt resume s"),
         ({"saved": True, "store": "x"}, "graflow-ckpt resume s --store x"),
         ({}, "new; nothing is saved before its first checkpoint"),
         ({"kept": False}, "new; a checkpoint is made only if it is stopped or fails (--every, --session)"),

@@ -234,6 +234,14 @@ def test_no_source_for_a_parameter_is_refused_by_name() -> None:
         checked(graph)
 
 
+def test_the_remedy_for_a_parameter_is_what_its_name_suggests() -> None:
+    far = graph_of(Task("a", nothing), Task("b", nothing), Task("t", lambda a: None), edges="ab bt")
+    with pytest.raises(GraphError, match=r"'a' is no predecessor of 't'.*get_result\('a'\)"):
+        checked(far)
+    with pytest.raises(GraphError, match=r"write @task\(inject_context=True\)"):
+        checked(graph_of(Task("a", lambda context: None)))
+
+
 def test_the_first_task_has_no_data_to_take_its_first_parameter_from() -> None:
     with pytest.raises(GraphError, match="Nothing can fill the parameter 'x' of task 'a'"):
         checked(graph_of(Task("a", one)))

@@ -266,10 +266,14 @@ class Cutter:
     _previous = 0  # the transition of the cut before the last: its journal is kept until the next
 
     @property
+    def recorded(self) -> bool:
+        """Whether the journal holds all that was committed."""
+        return self.records and not self._exposure.gap
+
+    @property
     def unsaved(self) -> str:
         """Why the end of a run is not durable; "" if it is, or if nothing durable was asked for."""
-        recorded = self.records and not self._exposure.gap
-        return "" if recorded or self.home.save_error is None else str(self.home.save_error)
+        return "" if self.recorded or self.home.save_error is None else str(self.home.save_error)
 
     # --- the journal -------------------------------------------------------------------
 

@@ -52,6 +52,8 @@ class Ending:
         self._last_cut("signal")
         session, last = self.context.session_id, self.home.last
         saved = f"at step {last.steps} ({last.path})" if last is not None else "and was not saved"
+        if self.context.cutter is not None and self.context.cutter.recorded:
+            saved = f"at step {self.context.steps}"
         ended = self.context.status == "completed"
         message = f"session {session} stopped; it goes on {saved} with: {self._command()}"
         if last is None:

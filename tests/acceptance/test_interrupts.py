@@ -151,10 +151,11 @@ def test_a_live_value_that_is_out_when_the_grace_period_ends_is_not_photographed
 
     assert status == 75
     assert "items is on loan: the last checkpoint stands" in first.text
-    assert "nothing was saved" in first.text
+    assert "it goes on at step 1" in first.text  # the journal has it
     with started(program, "live", "30") as second:
         second.tell()
         assert second.wait() == 0
+    assert "first" not in second.said
     assert "result: [1, 2, 3]" in second.said
 
 

@@ -17,6 +17,8 @@ from graflow_ckpt import CheckpointManager, task, workflow
 from graflow_ckpt.core.errors import Fenced
 from graflow_ckpt.stores import open_store
 
+pytestmark = pytest.mark.usefixtures("checkpoints_alone")
+
 SIZE = 2 << 20  # of eight bytes each: four chunks
 
 

@@ -11,6 +11,8 @@ import pytest
 from graflow_ckpt import CheckpointManager, EveryTask, task, workflow
 from tests.acceptance.live import LONG, Box, Seen
 
+pytestmark = pytest.mark.usefixtures("checkpoints_alone")
+
 # --- cuts ------------------------------------------------------------------------------
 
 

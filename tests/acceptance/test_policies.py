@@ -24,6 +24,8 @@ from graflow_ckpt.core.policy import Policy
 from tests.acceptance.places import Make
 from tests.loops import LONG, cuts, loop
 
+pytestmark = pytest.mark.usefixtures("checkpoints_alone")
+
 
 @pytest.mark.parametrize(
     ("policy", "expected"),

@@ -9,6 +9,8 @@ import pytest
 from graflow_ckpt import CheckpointManager, EveryTask, KeepLast, Workflow, task, workflow
 from graflow_ckpt.stores import open_store
 
+pytestmark = pytest.mark.usefixtures("checkpoints_alone")
+
 
 def counting(store: str, flaw: Path, ran: list[int]) -> Workflow:
     """Five rounds, each with a cut; the fourth one fails as long as the flaw is there."""

@@ -29,6 +29,8 @@ from graflow_ckpt.stores import open_store
 from tests.acceptance.command_line import COUNT, KILLED, checkpoints, graflow, program, python
 from tests.acceptance.places import Make
 
+pytestmark = pytest.mark.usefixtures("checkpoints_alone")
+
 
 def steps(session: str = "s", store: str = "checkpoints") -> list[int]:
     return sorted(m.steps for m in CheckpointManager.list_checkpoints(session, store=store))

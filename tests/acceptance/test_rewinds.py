@@ -10,6 +10,8 @@ from graflow_ckpt import CheckpointManager
 from graflow_ckpt.stores import open_store
 from tests.acceptance.test_restored_backup import after_a_failure, counting, store_in
 
+pytestmark = pytest.mark.usefixtures("checkpoints_alone")
+
 
 def causes(store: str) -> list[str]:
     """Those of the session's checkpoints, the newest first."""

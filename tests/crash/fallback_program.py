@@ -26,7 +26,7 @@ def tell(event: Event) -> None:
 
 def main() -> None:
     with workflow(
-        "count", session_id="s", store=sys.argv[1], checkpoint=EveryTask(), observers=[tell]
+        "count", "s", durability="checkpoint", store=sys.argv[1], checkpoint=EveryTask(), observers=[tell]
     ) as flow:
 
         @task(inject_context=True)

@@ -89,6 +89,11 @@ __all__ = [
 ]  # fmt: skip
 
 
+def __dir__() -> list[str]:
+    """Return what a shell completes."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Public names are loaded when they are first used."""
     home = _HOMES.get(name)

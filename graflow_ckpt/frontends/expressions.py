@@ -14,6 +14,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from weakref import WeakValueDictionary
 
+from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import All, AtLeast, BestEffort, Group, GroupPolicy, Task
@@ -185,6 +186,8 @@ def group(*members: Any, policy: GroupPolicy | None = None, name: str | None = N
     """Members that run at the same time: `group(a, b >> c, policy=AtLeast(1))`."""
     if not members:
         raise GraphError("A group needs members.")
+    if policy is not None:
+        arguments.kind("policy", policy, (All, BestEffort, AtLeast), "a policy of groups such as AtLeast(1)")
     return Parallel(tuple(_operand(m, "group") for m in members), policy, name)
 
 

@@ -114,7 +114,7 @@ class Overrides:
 
     def _session(self, workflow: Chosen, session: str | None) -> str | None:
         given = self.session or os.environ.get("GRAFLOW_CKPT_SESSION")
-        if given is None:
+        if not given:  # an empty variable sets nothing
             return session
         if self._given and workflow.name not in self._given:
             return session or f"{given}-{workflow.name}"

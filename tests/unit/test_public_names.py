@@ -80,3 +80,9 @@ def test_another_import_that_fails_is_not_taken_for_that(monkeypatch: pytest.Mon
 def test_a_name_that_there_is_not_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Flow'"):
         _ = graflow_ckpt.Flow  # type: ignore[attr-defined]
+
+
+def test_a_shell_completes_names_that_were_not_used_yet() -> None:
+    command = "import graflow_ckpt; assert {*graflow_ckpt.__all__, '__file__'} <= {*dir(graflow_ckpt)}"
+
+    subprocess.run([sys.executable, "-c", command], check=True)

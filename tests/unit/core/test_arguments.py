@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graflow_ckpt import AtLeast, Backoff, EveryN, EverySeconds, KeepLast, task, workflow
+from graflow_ckpt import AtLeast, Backoff, EveryN, EverySeconds, KeepLast, group, task, workflow
 from graflow_ckpt.checkpoint.model import check_metadata
 from graflow_ckpt.checkpoint.retention import (
     BestOf,
@@ -47,6 +47,7 @@ WRONG: dict[str, Callable[[], object]] = {
     "observers: 3 is not a list of callables": lambda: workflow("w", observers=ANY or [3]),
     "middleware: 3 is not a list of callables": lambda: workflow("w", middleware=ANY or [3]),
     "inputs: 'a' is not a list": lambda: workflow("w", inputs="a"),
+    "policy: 'all' is not a policy of groups": lambda: group(task(print), policy=ANY or "all"),
     "inputs: 3 is not a dict": lambda: workflow("w").execute(inputs=ANY or 3),
     "max_steps: '5' is not a whole number": lambda: workflow("w").execute(max_steps=ANY or "5"),
     "metadata: 3 is not a dict": lambda: check_metadata(ANY or 3),

@@ -60,6 +60,14 @@ def test_the_session_may_come_from_the_environment(monkeypatch: pytest.MonkeyPat
     assert session(other, FIRST) == "said"
 
 
+def test_an_empty_session_of_the_environment_leaves_the_one_of_the_program(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("GRAFLOW_CKPT_SESSION", "")
+
+    assert session(Overrides(), FIRST, "own") == "own"
+
+
 def test_what_is_said_about_one_workflow_is_not_about_another() -> None:
     given = Overrides()
     given.target, given.session, given.store = "second", "s", "there"

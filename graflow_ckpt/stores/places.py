@@ -216,7 +216,7 @@ def _is_passing(place: str, env: Mapping[str, str]) -> bool:
     """Whether a place ends with the process or the machine's temporary files; such places are not listed."""
     if backend_of(place) == "memory":
         return True
-    temporary = [env["TMPDIR"]] if env.get("TMPDIR") else ["/tmp", "/var/tmp"]
+    temporary = ["/dev/shm", *([env["TMPDIR"]] if env.get("TMPDIR") else ["/tmp", "/var/tmp"])]
     path = place.removeprefix("sqlite:///")
     return "://" not in path and any(f"{path}/".startswith(f"{os.path.realpath(t)}/") for t in temporary)
 

@@ -167,7 +167,12 @@ def test_the_list_is_never_written_into_another_file(
 
 
 def test_what_ends_with_the_process_or_the_temporary_files_is_not_listed(tmp_path: Path) -> None:
-    for place in ("memory:", "/dev/shm/runs", str(tmp_path / "tmp" / "there"), f"sqlite:///{tmp_path}/tmp/a.db"):
+    for place in (
+        "memory:",
+        "/dev/shm/runs",
+        str(tmp_path / "tmp" / "there"),
+        f"sqlite:///{tmp_path}/tmp/a.db",
+    ):
         places.remember(place, "/srv/nightly.py")
 
     assert not (Path(own_file()).parent / "places").exists()

@@ -332,7 +332,7 @@ BROKEN = {
 }
 
 
-HISTORIES = 160
+HISTORIES = 600
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -22,7 +22,7 @@ import os
 import platform
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
 
@@ -45,6 +45,7 @@ from graflow_ckpt.stores.names import META, PARTS, base_of
 
 _OWNERS: Final = 10_000
 """That a session may have had at the origin more than at the target: each of them is made up for."""
+_TURNS: Final = 5  # in which a session that cuts and prunes faster than it is copied is copied again
 _COPIED_FROM: Final = "copied_from"
 
 State = Literal["copied", "there", "gone", "superseded", "bad"]
@@ -52,6 +53,10 @@ State = Literal["copied", "there", "gone", "superseded", "bad"]
 
 class Diverged(SessionError):
     """The session has gone on at the target in another way than at the origin."""
+
+
+class Overtaken(CheckpointError):
+    """The newest checkpoint was pruned before it was copied; the journal is of no use without it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +110,19 @@ class Move:
 
         `known`, `known_there`: what it has at the origin and the target, where somebody has looked already.
         """
+        moved = self._at_once(session, known, known_there)
+        for _ in range(_TURNS):
+            if not isinstance(moved.error, Overtaken):
+                break
+            copied = {cut.path: cut for cut in moved.cuts if cut.state == "copied"}
+            again = self._at_once(session)
+            moved = replace(again, cuts=tuple(copied.get(cut.path, cut) for cut in again.cuts))
+        return moved
+
+    def _at_once(
+        self, session: str, known: Inventory | None = None, known_there: Inventory | None = None
+    ) -> Moved:
+        """What counts at this moment; a session that is being run may overtake it."""
         running = self.origin.owner(session) is not None
         journal, known = at_one_moment(self.origin, self.keys, session, known, running=running)
         known_there = known_there if known_there is not None else inventory(self.target, session)
@@ -136,6 +154,13 @@ class Move:
                     done.append(Copied(cut.path, "bad", error=error))
                     self.seen(done[-1])
             try:
+                if going and done[-1].state == "gone":
+                    raise Overtaken(
+                        f"Session {session} prunes faster than it can be copied: {going[-1].path} is gone.",
+                        hint="Copy it when it is not run, or let it keep more checkpoints (keep=).",
+                        session=session,
+                        path=going[-1].path,
+                    )
                 count = self._copy_journal(session, lease, journal)
             except CheckpointError as why:  # a store that keeps none, or one that is damaged
                 count, lacking = 0, why

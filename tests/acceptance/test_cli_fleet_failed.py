@@ -111,7 +111,8 @@ def test_a_task_can_be_named(fleet: Fleet, failed: str, own_folder: Path) -> Non
 
     found = fleet("failed", "requeue", "s", "enrich", "--json").document
 
-    assert (found["session"], found["requeued"], found["status"]) == ("s", ["enrich"], "running")
+    assert (found["session"], found["requeued"]) == ("s", ["enrich"])
+    assert found["status"] in ("running", "completed")  # the workers may be through already
 
 
 def test_what_has_not_failed_is_not_requeued(fleet: Fleet, failed: str) -> None:

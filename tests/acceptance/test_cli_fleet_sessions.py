@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -209,7 +210,7 @@ def test_the_path_of_a_fleets_checkpoint_means_its_live_session(busy: Fleet) -> 
 
     told = busy("resume", path, "--max-steps", "5", GRAFLOW_CKPT_REDIS_URL=busy.url).err
 
-    assert "session s-4 was stopped and is running" in told
+    assert re.search(r"session s-4 was stopped and is (running|completed)", told)  # by workers, at once
     assert "completed after 2 steps" in busy.here("wait", "s-4").err
 
 

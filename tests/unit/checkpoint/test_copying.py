@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from graflow_ckpt.checkpoint import archive, history, journal, tail
-from graflow_ckpt.checkpoint.copying import Diverged, Move, survey
+from graflow_ckpt.checkpoint.copying import Copied, Diverged, Move, survey
 from graflow_ckpt.checkpoint.inventory import inventory
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.errors import CheckpointError, JournalDamaged, SessionBusy, UnknownKey
@@ -243,6 +243,52 @@ def test_a_cut_that_is_made_while_the_journal_is_read_comes_with_the_same_copy(
     move(origin, target).session("s", known)
 
     assert replayed(target) == replayed(origin, trios.RING) == [4]
+
+
+def cuts_and_prunes(origin: LocalStore, times: int) -> Callable[[Copied], None]:
+    """To be called with each cut that is copied: the session cuts twice more, and keeps these two alone."""
+    left = iter(range(3, 3 + 2 * times, 2))
+
+    def prune(_: Copied) -> None:
+        number = next(left, None)
+        if number is None:
+            return
+        for path, _ in list(origin.list("s")):
+            origin.delete(path)
+        for sequence in (number, number + 1):
+            later = trios.state("s", *[("put", "x", bytes([n]), -1) for n in range(2, sequence + 1)])
+            later.sequence = sequence
+            name = f"session_s_step_{sequence}_17-{sequence}.pkl"
+            trios.save(Path(origin.folder), name, sequence=sequence, of=later, store=origin)
+        origin.drop_segments("s", number + 1)
+        append(origin, number + 2, after=number + 1)
+
+    return prune
+
+
+def test_a_session_whose_newest_cut_is_pruned_before_it_is_copied_is_copied_again(
+    origin: LocalStore, target: MemoryStore
+) -> None:
+    stocked.line(origin, "s", 2)
+    append(origin, 3, after=2)
+
+    moved = move(origin, target, seen=cuts_and_prunes(origin, 1)).session("s")
+
+    assert [cut.state for cut in moved.cuts] == ["copied", "copied"]
+    assert (moved.error, replayed(target)) == (None, replayed(origin, trios.RING))
+
+
+def test_a_session_that_prunes_faster_than_it_is_copied_gets_no_journal_with_a_gap(
+    origin: LocalStore, target: MemoryStore
+) -> None:
+    stocked.line(origin, "s", 2)
+    states(move(origin, target))
+    append(origin, 3, after=2)
+
+    moved = move(origin, target, seen=cuts_and_prunes(origin, 100)).session("s")
+
+    assert "prunes faster than it can be copied" in str(moved.error)
+    assert replayed(target) == []
 
 
 def test_the_other_way_round_brings_what_was_done_there(origin: LocalStore, target: MemoryStore) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graflow_ckpt.checkpoint import budget
+from graflow_ckpt.checkpoint import sealed
 from graflow_ckpt.checkpoint.codec import decode, encode
 from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.kinds import NotPlain
@@ -116,6 +116,6 @@ def test_every_header_is_found_where_it_is(value: Any) -> None:
     except NotPlain:  # one object in two places
         return
 
-    assert budget._passes(whole, 1 << 30)
-    assert not budget._passes(whole[:-5], 1 << 30)
+    assert sealed._passes(whole, 1 << 30)
+    assert not sealed._passes(whole[:-5], 1 << 30)
     decode(whole[1:-5])

@@ -8,8 +8,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from graflow_ckpt.checkpoint.origins import OWN, QUIET, Origins, declaring
-from graflow_ckpt.checkpoint.reading import task_body
+from graflow_ckpt.checkpoint.reading import OWN, QUIET, Origins, declaring, task_body
 from graflow_ckpt.core.task import Task
 
 

@@ -26,7 +26,6 @@ from benchmarks.harness import AtMost, Case, Ratio, Run
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.describing import metadata_of
 from graflow_ckpt.checkpoint.digest import Digest
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.snapshot import capture
@@ -38,6 +37,7 @@ from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Live
 from graflow_ckpt.stores.compressed import Compressed
 from graflow_ckpt.stores.encrypted import Encrypted
+from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.tenant import Tenant
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from graflow_ckpt.checkpoint.keys import new_key
+from graflow_ckpt.stores.keys import new_key
 from tests import object_servers
 from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.servers import Server, binaries

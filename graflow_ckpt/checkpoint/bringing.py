@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator
 
 from graflow_ckpt.checkpoint.contents import Content, contents_of
 from graflow_ckpt.checkpoint.digest import CHUNK, DigestingSink, VerifyingSource
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.checkpoint.seal import seal
 from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore, Lease, Readable, Saving, Sink, Source
+from graflow_ckpt.stores.keys import Keyring
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from graflow_ckpt.checkpoint.keys import local_key_path, uses_local_key
+from graflow_ckpt.stores.keys import local_key_path, uses_local_key
 from graflow_ckpt.stores.mounts import TABLE, file_system, kind_at, mounted
 
 _PASSING: Final = frozenset({"tmpfs", "ramfs", "overlay", "aufs", "rootfs", "squashfs"})

@@ -24,7 +24,6 @@ from typing import Literal
 
 from graflow_ckpt.checkpoint import archive, journal
 from graflow_ckpt.checkpoint.inventory import Inventory
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import parse
 from graflow_ckpt.checkpoint.retention import FINISHED, IN_SESSION, Cut, Retention, forked_from
 from graflow_ckpt.checkpoint.rewinds import Lines, former_lines, is_superseded, sealed_lines
@@ -32,6 +31,7 @@ from graflow_ckpt.checkpoint.seal import verify
 from graflow_ckpt.checkpoint.sizes import bytes_of
 from graflow_ckpt.core.errors import CheckpointError, GraflowError, UnknownKey
 from graflow_ckpt.core.protocols import CheckpointStore, Lease
+from graflow_ckpt.stores.keys import Keyring
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 

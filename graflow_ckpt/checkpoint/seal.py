@@ -18,8 +18,8 @@ from typing import Any, Final
 
 from blake3 import blake3
 
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, UnknownKey, UnsafeCheckpoint
+from graflow_ckpt.stores.keys import Keyring
 
 __all__ = ["MAC_SIZE", "Chain", "Keyring", "canonical", "seal", "verify"]
 

@@ -18,11 +18,11 @@ from functools import cache, partial
 from types import TracebackType
 
 from graflow_ckpt.checkpoint.inventory import inventory
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.pruning import Guard, Pruned, carry_out, plan, sweep_contents
 from graflow_ckpt.checkpoint.retention import DEFAULT, Cut, Retention
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.keys import Keyring
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 

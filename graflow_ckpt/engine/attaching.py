@@ -12,7 +12,6 @@ from typing import Any
 
 from graflow_ckpt.checkpoint import history
 from graflow_ckpt.checkpoint.archive import Found
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.errors import CheckpointError, GraflowError, NoSession, ServerGone
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore
@@ -21,6 +20,7 @@ from graflow_ckpt.engine.shared_context import SharedContext
 from graflow_ckpt.links.addresses import URL_VARIABLE
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.keys import Keyring
 
 
 def attach(found: Found, graph: TaskGraph, store: str) -> SharedContext:

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.sharing import bundles
 from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.apply import apply
@@ -36,6 +35,7 @@ from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.names import check_specs
 from graflow_ckpt.sessions.tables import write_state
 from graflow_ckpt.stores import home_of, open_store_of
+from graflow_ckpt.stores.keys import Keyring
 
 log = logging.getLogger("graflow_ckpt.engine")
 

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from graflow_ckpt.checkpoint.archive import Found
-from graflow_ckpt.checkpoint.keys import Keyring, uses_local_key
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_metadata
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code, summary_of
 from graflow_ckpt.checkpoint.sealed import SealedCells
@@ -40,6 +39,7 @@ from graflow_ckpt.sessions.names import check_names
 from graflow_ckpt.sessions.shared import SharedTables
 from graflow_ckpt.sessions.tables import parse_line
 from graflow_ckpt.sessions.views import RedisTaskQueue
+from graflow_ckpt.stores.keys import Keyring, uses_local_key
 from graflow_ckpt.stores.places import path_at
 
 KEPT = 30 * 24 * 3600

@@ -16,7 +16,6 @@ from typing import Any
 
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.describing import library_version, metadata_of
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, now_iso
 from graflow_ckpt.checkpoint.program import Program
 from graflow_ckpt.checkpoint.retention import Retention
@@ -34,6 +33,7 @@ from graflow_ckpt.sessions.ops import Cells
 from graflow_ckpt.sessions.pages import read_paged
 from graflow_ckpt.sessions.tables import gone, parse_line, read_state
 from graflow_ckpt.stores import backend_of, open_beside, open_store
+from graflow_ckpt.stores.keys import Keyring
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from typing import Any
 
 from graflow_ckpt.checkpoint.inventory import cut_of, inventory
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.pruning import Guard, carry_out, plan
 from graflow_ckpt.checkpoint.retention import Cut, Retention, automatic
@@ -25,6 +24,7 @@ from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.core.events import Kind
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import backend_of
+from graflow_ckpt.stores.keys import Keyring
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 

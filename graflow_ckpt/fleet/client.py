@@ -23,7 +23,6 @@ from redis import RedisError
 
 from graflow_ckpt.checkpoint import parcel as parcels
 from graflow_ckpt.checkpoint.cells import check_storable
-from graflow_ckpt.checkpoint.keys import Keyring, uses_local_key
 from graflow_ckpt.checkpoint.sealed import SealedCells
 from graflow_ckpt.core.errors import GraphError, ServerFull, ServerGone, ServerReadOnly
 from graflow_ckpt.core.facts import Op, check_session_id
@@ -44,6 +43,7 @@ from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.complaints import in_our_words
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.names import check_names
+from graflow_ckpt.stores.keys import Keyring, uses_local_key
 
 __all__ = ["ACTIVE", "KEPT", "SESSIONS", "TTL", "Client", "Terms", "client_at"]
 

@@ -18,7 +18,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from graflow_ckpt.checkpoint import parcel as parcels
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.sealed import SealedCells
 from graflow_ckpt.core.errors import UnknownKey, UnsafeCheckpoint
 from graflow_ckpt.core.facts import check_session_id
@@ -27,6 +26,7 @@ from graflow_ckpt.engine.moving import Destination, Opened, forked, opening, rew
 from graflow_ckpt.engine.preflight import check_graph
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.fleet.programs import Packed, ProgramMissing, proof
+from graflow_ckpt.stores.keys import Keyring
 
 if TYPE_CHECKING:
     from graflow_ckpt.fleet.client import Client

@@ -28,7 +28,6 @@ from types import FrameType
 from rq.version import VERSION
 
 import graflow_ckpt
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.errors import GraflowError, ServerGone
 from graflow_ckpt.fleet import logs, watching
 from graflow_ckpt.fleet.board import Board, Line, Order, State
@@ -42,6 +41,7 @@ from graflow_ckpt.links.addresses import parse
 from graflow_ckpt.links.examination import examine
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.names import check_queue
+from graflow_ckpt.stores.keys import Keyring
 
 log = logging.getLogger("graflow_ckpt.fleet")
 

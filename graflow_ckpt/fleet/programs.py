@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 from graflow_ckpt.checkpoint import parcel as parcels
 from graflow_ckpt.checkpoint.codec import is_atom
 from graflow_ckpt.checkpoint.fingerprint import Fingerprint, compare, fingerprints
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.parcel import PYTHON, Parcel, differing
 from graflow_ckpt.checkpoint.plan import PlanRow
 from graflow_ckpt.checkpoint.sealed import SealedCells, sealed_by
@@ -32,6 +31,7 @@ from graflow_ckpt.engine.preflight import check_graph
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.stores.keys import Keyring
 
 TTL = 60 * 24 * 3600
 """Seconds for which a program is kept after it was last used: for longer than any session that has ended."""

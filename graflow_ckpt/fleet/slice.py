@@ -17,7 +17,6 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.sealed import LIMIT, SealedCells
 from graflow_ckpt.core.errors import (
     Fenced,
@@ -47,6 +46,7 @@ from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import START, keys_of
 from graflow_ckpt.sessions.redis import PATIENCE as SERVER_PATIENCE
 from graflow_ckpt.sessions.redis import RedisSession, new_nonce
+from graflow_ckpt.stores.keys import Keyring
 
 log = logging.getLogger("graflow_ckpt.fleet")
 

@@ -33,7 +33,6 @@ from redis.retry import Retry
 from rq.serializers import JSONSerializer
 
 from graflow_ckpt._restore import in_foreign_main
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.errors import GraflowError, ServerGone
 from graflow_ckpt.fleet.board import Line, Order, State
 from graflow_ckpt.fleet.forks import deaf, leave
@@ -45,6 +44,7 @@ from graflow_ckpt.fleet.tokens import Carrier, queue_name
 from graflow_ckpt.fleet.watching import Observers
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink, open_link
+from graflow_ckpt.stores.keys import Keyring
 
 log = logging.getLogger("graflow_ckpt.fleet")
 

@@ -90,7 +90,7 @@ class FleetSettings(BaseModel):
     @checked("key")
     @classmethod
     def _is_key(cls, value: SecretStr | None) -> SecretStr | None:
-        from graflow_ckpt.checkpoint.keys import Keyring
+        from graflow_ckpt.stores.keys import Keyring
 
         if value is not None:
             Keyring.load({"GRAFLOW_CKPT_KEY": value.get_secret_value()}, local=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt import workflow as in_memory
-from graflow_ckpt.checkpoint.keys import new_key
+from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.places import Make, in_redis
 from tests.servers import Server
 

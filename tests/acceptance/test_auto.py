@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt import Budget, CheckpointManager, task, workflow
-from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.engine import cuts as engine_cuts
 from graflow_ckpt.engine import exposure
+from graflow_ckpt.stores.keys import new_key
 from graflow_ckpt.stores.local import LocalStore
 from tests.acceptance.command_line import KILLED, graflow, program
 from tests.loops import LONG, cuts

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import CheckpointManager, KeepLast, Workflow, task, workflow
-from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.core.errors import (
     BadSessionId,
     CheckpointCorrupt,
@@ -27,6 +26,7 @@ from graflow_ckpt.core.errors import (
     UnsafeCheckpoint,
 )
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.keys import new_key
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.testing.trios import all_of, writer
 

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from graflow_ckpt.checkpoint.keys import new_key
+from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.command_line import COUNT, GRAFLOW, KILLED, Terminal, graflow, program
 from tests.postgres_servers import PASSWORD, PostgresServer
 

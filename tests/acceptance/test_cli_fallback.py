@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 import pytest
 
-from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.fallback import Fallback
+from graflow_ckpt.stores.keys import new_key
 from graflow_ckpt.testing.trios import listed, own_name, put
 from tests.acceptance.command_line import graflow
 from tests.servers import Server

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import EveryN, task, workflow
-from graflow_ckpt.checkpoint.keys import new_key
+from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.command_line import (
     COUNT,
     KILLED,

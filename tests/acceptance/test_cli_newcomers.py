@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.checkpoint.keys import new_key
+from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.command_line import COUNT, Terminal, checkpoints, graflow, inside, program
 
 

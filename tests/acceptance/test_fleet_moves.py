@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import CheckpointManager, ExecutionContext, TaskExecutionContext, Workflow, task, workflow
-from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.core.errors import CheckpointError, SessionBusy, SessionError, SessionExists
 from graflow_ckpt.fleet.client import Terms
 from graflow_ckpt.fleet.handle import Handle
+from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.elsewhere import Fleet
 from tests.acceptance.machine import LOG, WORLD, step
 from tests.unit.fleet.played import Player

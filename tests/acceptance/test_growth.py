@@ -11,9 +11,9 @@ import pytest
 
 import graflow_ckpt
 from graflow_ckpt import CheckpointManager, ExecutionContext, KeepLast, task, workflow
-from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.keys import new_key
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_names import place_of

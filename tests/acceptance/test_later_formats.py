@@ -18,7 +18,6 @@ import pytest
 
 from graflow_ckpt import CheckpointManager, DeleteOnSuccess, KeepLast, OfAll, task, workflow
 from graflow_ckpt.checkpoint import archive, history, journal, model
-from graflow_ckpt.checkpoint.keys import Keyring, new_key
 from graflow_ckpt.checkpoint.program import Program
 from graflow_ckpt.checkpoint.seal import seal
 from graflow_ckpt.checkpoint.snapshot import capture, restore
@@ -26,6 +25,7 @@ from graflow_ckpt.core.errors import JournalDamaged, SchemaUnsupported
 from graflow_ckpt.core.protocols import CheckpointStore, Sink
 from graflow_ckpt.interfaces.cli.overview import overview
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.keys import Keyring, new_key
 from tests.golden import layouts, make
 
 NEEDS = "needs rounds, which this graflow-ckpt does not know"

@@ -13,9 +13,9 @@ from graflow_ckpt import EveryN, task, workflow
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.bringing import shares
 from graflow_ckpt.checkpoint.copying import Move, Moved
-from graflow_ckpt.checkpoint.keys import Keyring, new_key
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.keys import Keyring, new_key
 from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.servers import Server
 

@@ -15,9 +15,9 @@ from graflow_ckpt import EveryN, KeepLast, task, workflow
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.bringing import shares
 from graflow_ckpt.checkpoint.copying import Move
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.keys import Keyring
 from tests.servers import Server
 
 STEPS, COPIES = 24, 6

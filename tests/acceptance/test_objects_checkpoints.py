@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import CheckpointManager, EveryTask, task, workflow
-from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound
+from graflow_ckpt.stores.keys import new_key
 from graflow_ckpt.stores.objects import ObjectStore
 from tests.acceptance.command_line import COUNT, KILLED, graflow, program, python
 from tests.acceptance.test_redis_checkpoints import TRAIN

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import CheckpointManager, EveryTask, task, workflow
-from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, UnknownKey
+from graflow_ckpt.stores.keys import new_key
 from graflow_ckpt.stores.redis import RedisStore
 from tests.acceptance.command_line import CHAIN, COUNT, KILLED, graflow, program, python
 from tests.servers import Server

@@ -24,10 +24,10 @@ from graflow_ckpt import (
     task,
     workflow,
 )
-from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.fleet.client import Terms
 from graflow_ckpt.fleet.handle import Handle
+from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.elsewhere import Fleet
 from tests.acceptance.places import Make, in_redis
 from tests.loops import cuts, loop

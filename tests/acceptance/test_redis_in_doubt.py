@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import ExecutionContext, Workflow, task, workflow
-from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.core.errors import InDoubt, SessionError, TaskError
 from graflow_ckpt.fleet.client import Terms
 from graflow_ckpt.fleet.handle import Handle, RemoteError
+from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.elsewhere import Fleet, rob
 from tests.acceptance.processes import run
 from tests.servers import Server

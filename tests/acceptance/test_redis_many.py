@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt import CheckpointManager, TaskExecutionContext, task, workflow
-from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.fleet.client import Terms
 from graflow_ckpt.fleet.handle import Handle
+from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.elsewhere import Fleet
 
 SESSIONS = 100

@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from graflow_ckpt import CheckpointManager, ExecutionContext, TaskExecutionContext, task, workflow
-from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.core.errors import CheckpointError, SessionBusy, SessionError
+from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.machine import LOG, WORLD, step
 from tests.servers import Server
 

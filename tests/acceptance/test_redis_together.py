@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import redis
 
-from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.processes import LONG, Started, run, started
 from tests.servers import Server
 

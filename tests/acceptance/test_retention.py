@@ -22,10 +22,10 @@ from graflow_ckpt import (
     task,
     workflow,
 )
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.retention import Retention
 from graflow_ckpt.checkpoint.seal import seal
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.keys import Keyring
 from tests.acceptance.command_line import COUNT, KILLED, checkpoints, graflow, program, python
 from tests.acceptance.places import Make
 

@@ -26,9 +26,9 @@ from graflow_ckpt import (
     task,
     workflow,
 )
-from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.core.errors import CheckpointError, NoSession, ServerGone, SessionError
 from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.machine import LOG, WORLD, files_of, step
 from tests.acceptance.processes import run, started
 from tests.servers import Server

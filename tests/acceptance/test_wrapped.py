@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt import CheckpointManager, ExecutionContext, TaskExecutionContext, task, workflow
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.errors import UnknownKey
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.stores.encrypted import Encrypted
+from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.local import LocalStore
 from tests.acceptance.command_line import COUNT, KILLED, graflow, program, steps
 

@@ -22,7 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import quantiles
 
-from graflow_ckpt.checkpoint.keys import new_key
+from graflow_ckpt.stores.keys import new_key
 from tests.crash import fleet_tasks as tasks
 from tests.crash.fleet import Pool, go, killed, lines, noted, pool, until
 from tests.proxy import Proxy

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.checkpoint import archive, history
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.stores import open_store, sqlite_schema
+from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.postgres_link import Link
 from graflow_ckpt.stores.postgres_names import parse
 from graflow_ckpt.stores.postgres_schema import Schema, migrations

@@ -23,8 +23,8 @@ import obstore
 import pytest
 
 from graflow_ckpt.checkpoint.copying import Move
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.postgres import PostgresStore
 from tests.golden import make

@@ -20,7 +20,6 @@ from uuid import UUID
 from graflow_ckpt.checkpoint import archive, journal
 from graflow_ckpt.checkpoint.codec import encode
 from graflow_ckpt.checkpoint.describing import metadata_of
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import SCHEMA
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.seal import seal
@@ -31,6 +30,7 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import AtLeast, Group, Options, Task
 from graflow_ckpt.core.values import Live
+from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.local import LocalStore
 
 KEY = f"golden:{'67' * 32}"

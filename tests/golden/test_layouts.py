@@ -9,10 +9,10 @@ import pytest
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.codec import decode
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.testing.holdings import held, there
 from graflow_ckpt.testing.trios import own_name, path_of

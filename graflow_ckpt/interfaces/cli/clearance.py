@@ -16,7 +16,6 @@ from functools import cache, partial
 import click
 
 from graflow_ckpt.checkpoint.inventory import Inventory, inventory
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.pruning import (
     WAITS,
     Guard,
@@ -35,6 +34,7 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.manner import Document, Manner, bar, counter
 from graflow_ckpt.stores import open_store, open_store_of
+from graflow_ckpt.stores.keys import Keyring
 
 _WHY: dict[Reason, str] = {
     "newest": "the newest good one of a session",

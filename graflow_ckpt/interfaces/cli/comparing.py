@@ -18,7 +18,6 @@ from graflow_ckpt.checkpoint import inert
 from graflow_ckpt.checkpoint.bisecting import Bisected, Verdict, bisect
 from graflow_ckpt.checkpoint.difference import Change, Difference, difference, inner
 from graflow_ckpt.checkpoint.holdings import Held, Holdings, holdings
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.conditions import Condition
 from graflow_ckpt.core.errors import NoSession
 from graflow_ckpt.core.redaction import HIDDEN, redacted
@@ -26,6 +25,7 @@ from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.finding import by_session, checkpoint_path
 from graflow_ckpt.interfaces.cli.manner import Document, Manner
 from graflow_ckpt.stores import open_store, open_store_of
+from graflow_ckpt.stores.keys import Keyring
 
 COLUMNS = ("name", "what", "before", "after", "change")
 _MARKS = {"added": "+", "removed": "-", "changed": "~"}

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from graflow_ckpt.checkpoint.keys import Keyring, uses_local_key
 from graflow_ckpt.core.errors import GraflowError, NoSession, PackageMissing
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.fleet.client import Client
@@ -22,6 +21,7 @@ from graflow_ckpt.fleet.status import Status, read_all
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.configuration import configured, with_fleet
 from graflow_ckpt.interfaces.cli.manner import Document, Manner
+from graflow_ckpt.stores.keys import Keyring, uses_local_key
 
 if TYPE_CHECKING:
     from graflow_ckpt.fleet.client import Client

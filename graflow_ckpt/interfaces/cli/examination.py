@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from importlib import metadata
 
 from graflow_ckpt.checkpoint import metrics
-from graflow_ckpt.checkpoint.keys import Keyring, local_key_path, uses_local_key
 from graflow_ckpt.checkpoint.mounts import key_storage_warning
 from graflow_ckpt.core.errors import CheckpointError, GraflowError, ServerError
 from graflow_ckpt.core.protocols import CheckpointStore
@@ -20,6 +19,7 @@ from graflow_ckpt.interfaces.cli.manner import Finding
 from graflow_ckpt.interfaces.cli.words import counted
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import folder_on_disk, open_store
+from graflow_ckpt.stores.keys import Keyring, local_key_path, uses_local_key
 from graflow_ckpt.stores.mounts import file_system
 from graflow_ckpt.stores.prefixes import prefix_of, unwrapped
 from graflow_ckpt.stores.redis_names import is_redis

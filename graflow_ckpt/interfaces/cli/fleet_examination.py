@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import TYPE_CHECKING
 
-from graflow_ckpt.checkpoint.keys import Keyring, uses_local_key
 from graflow_ckpt.core.errors import CheckpointError, PackageMissing, ServerError
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.connecting import connect
 from graflow_ckpt.interfaces.cli.manner import Finding
 from graflow_ckpt.interfaces.sources import unknown
+from graflow_ckpt.stores.keys import Keyring, uses_local_key
 
 if TYPE_CHECKING:
     from graflow_ckpt.fleet.client import Client

@@ -44,7 +44,7 @@ def command() -> None:
 @click.pass_context
 def new(ctx: click.Context, /) -> int:
     """Print a new key. It is a secret: whoever has it can write checkpoints that you open."""
-    from graflow_ckpt.checkpoint.keys import new_key
+    from graflow_ckpt.stores.keys import new_key
 
     manner = manner_of(ctx)
     made = new_key()

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from graflow_ckpt.checkpoint.keys import Keyring, key_file, put_first
 from graflow_ckpt.checkpoint.resealing import Resealed, reseal, usage
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli.manner import Document, bar
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.keys import Keyring, key_file, put_first
 from graflow_ckpt.stores.prefixes import prefix_of
 
 

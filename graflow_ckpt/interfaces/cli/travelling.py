@@ -99,11 +99,11 @@ def _copied(
 ) -> int:
     """Copy what is named, or all; the exit status."""
     from graflow_ckpt.checkpoint.copying import Move
-    from graflow_ckpt.checkpoint.keys import Keyring
     from graflow_ckpt.core.errors import NoSession
     from graflow_ckpt.interfaces.cli.finding import checkpoint_path
     from graflow_ckpt.interfaces.cli.journey import Luggage, travel, unveiled
     from graflow_ckpt.stores import store_of
+    from graflow_ckpt.stores.keys import Keyring
 
     keys, ring = Keyring.reading(shared=here.shared), Keyring.for_store(there)
     going = Luggage.named(here, here.url, what, checkpoint_path) if what else Luggage.all(here, workflow)
@@ -160,10 +160,10 @@ def import_(ctx: click.Context, /, file: str, trust: bool, take_over: bool, yes:
     code in it: use --trust only if you know who wrote the file. The journals in it stay out then.
     """
     from graflow_ckpt.checkpoint.copying import Move
-    from graflow_ckpt.checkpoint.keys import Keyring
     from graflow_ckpt.interfaces.cli.journey import Luggage, travel
     from graflow_ckpt.stores import open_store
     from graflow_ckpt.stores.disk import refusing
+    from graflow_ckpt.stores.keys import Keyring
     from graflow_ckpt.stores.sqlite import SqliteStore
 
     manner = manner_of(ctx)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from graflow_ckpt.checkpoint import archive, model
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.checkpoint.seal import seal
 from graflow_ckpt.core.errors import (
@@ -27,6 +26,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.values import Live
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.stores.disk import Disk
+from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.local import LocalStore
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.trios import RING

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from graflow_ckpt.checkpoint import sealed
 from graflow_ckpt.checkpoint.codec import decode, encode
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.kinds import NotPlain
 from graflow_ckpt.checkpoint.sealed import SealedCells
 from graflow_ckpt.core.errors import TooLarge
+from graflow_ckpt.stores.keys import Keyring
 from tests.golden.make import VALUES
 
 RING = Keyring({"golden": bytes(32)})

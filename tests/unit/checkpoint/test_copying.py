@@ -12,10 +12,10 @@ import pytest
 from graflow_ckpt.checkpoint import archive, history, journal, tail
 from graflow_ckpt.checkpoint.copying import Copied, Diverged, Move, survey
 from graflow_ckpt.checkpoint.inventory import inventory
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.errors import CheckpointError, JournalDamaged, SessionBusy, UnknownKey
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli.journey import Luggage, travel
+from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from tests.unit.checkpoint import stocked, trios

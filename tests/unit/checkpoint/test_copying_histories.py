@@ -14,9 +14,9 @@ import pytest
 from graflow_ckpt.checkpoint import archive, history, journal
 from graflow_ckpt.checkpoint.copying import Move
 from graflow_ckpt.checkpoint.describing import metadata_of
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.memory import MemoryStore
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import _program

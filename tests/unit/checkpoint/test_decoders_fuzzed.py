@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from graflow_ckpt.checkpoint import journal, model, parcel
 from graflow_ckpt.checkpoint.codec import decode, encode
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.sealed import SealedCells
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
+from graflow_ckpt.stores.keys import Keyring
 from tests.golden.make import VALUES
 
 ENCODED = [encode(value) for value in VALUES.values()]

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from graflow_ckpt.checkpoint.keys import Keyring, key_file, local_key_path, new_key, put_first
 from graflow_ckpt.core.errors import CheckpointError, UnsafeCheckpoint
+from graflow_ckpt.stores.keys import Keyring, key_file, local_key_path, new_key, put_first
 
 ONE, TWO = f"one:{'ab' * 32}", f"two:{'CD' * 32}"
 
@@ -65,7 +65,7 @@ def test_without_a_state_folder_of_its_own_the_key_is_under_home(tmp_path: Path)
 def test_processes_at_once_end_with_one_key(tmp_path: Path) -> None:
     program = """
 import sys
-from graflow_ckpt.checkpoint.keys import Keyring
+from graflow_ckpt.stores.keys import Keyring
 sys.stdin.read(1)
 print(Keyring.load().signing)
 """

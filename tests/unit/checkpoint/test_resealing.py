@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from graflow_ckpt.checkpoint import archive, journal, resealing
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.resealing import Resealed, reseal, usage
 from graflow_ckpt.core.protocols import CheckpointStore, PartWriter, Source
 from graflow_ckpt.stores.encrypted import Encrypted, keys_by_path
+from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.sqlite import SqliteStore

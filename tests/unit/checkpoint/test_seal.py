@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.seal import META_LIMIT, Chain, canonical, seal, sealed_bytes, verify
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, UnknownKey, UnsafeCheckpoint
+from graflow_ckpt.stores.keys import Keyring
 
 RING = Keyring({"k1": b"1" * 32, "k0": b"0" * 32})
 META = {

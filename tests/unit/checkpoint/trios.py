@@ -8,7 +8,6 @@ from typing import Any
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.describing import metadata_of
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.snapshot import capture
@@ -18,6 +17,7 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
+from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.local import LocalStore
 
 KEY = f"k1:{'31' * 32}"

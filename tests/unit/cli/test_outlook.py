@@ -9,13 +9,13 @@ from collections.abc import Iterator
 import pytest
 from rich.console import Console
 
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.health import PoolFacts, WorkerFacts
 from graflow_ckpt.interfaces.cli.manner import Manner
 from graflow_ckpt.interfaces.cli.outlook import Outlook, Overview, Queue, drawn, headline, printed
 from graflow_ckpt.links.redis import open_link
+from graflow_ckpt.stores.keys import Keyring
 from tests.unit.cli.test_waiting import status
 from tests.unit.fleet.played import Player, bag
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from graflow_ckpt.checkpoint.keys import Keyring, new_key
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.links.redis import open_link
+from graflow_ckpt.stores.keys import Keyring, new_key
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ import pytest
 from rq import SimpleWorker
 from rq.serializers import JSONSerializer
 
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.fleet import estate as estates
 from graflow_ckpt.fleet.board import Run
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.estate import Estate
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.tables import frozen
+from graflow_ckpt.stores.keys import Keyring
 from tests.servers import Server
 from tests.unit.fleet.played import Player, bag, tokens
 

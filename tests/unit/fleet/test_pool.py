@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.checkpoint.keys import Keyring
 from graflow_ckpt.core.errors import BadAddress, CheckpointError, GraflowError, GraphError, ServerRefuses
 from graflow_ckpt.fleet import pool as pools
 from graflow_ckpt.fleet.pool import PoolSettings, run
+from graflow_ckpt.stores.keys import Keyring
 from tests.servers import Server
 
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import Event, EveryTask, KeepLast, OfAll, TaskExecutionContext, task, workflow
-from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.core.errors import CheckpointNotFound, Fenced, ServerGone
 from graflow_ckpt.core.protocols import CheckpointStore, Sink
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.fallback import Fallback
+from graflow_ckpt.stores.keys import new_key
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.passing import Breaker
 from graflow_ckpt.testing.trios import (

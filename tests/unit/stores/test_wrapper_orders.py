@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt import CheckpointManager, TaskExecutionContext, task, workflow
-from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.stores import open_store, open_store_of
+from graflow_ckpt.stores.keys import new_key
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.testing.trios import listed, named, own_name, owning, put_own, read
 

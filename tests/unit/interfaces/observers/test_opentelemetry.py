@@ -13,12 +13,12 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode, format_trace_id
 
 from graflow_ckpt import CheckpointManager, EveryTask, ExecutionContext, task, workflow
-from graflow_ckpt.checkpoint.keys import new_key
 from graflow_ckpt.core.events import Observer
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Options, Task
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.interfaces.observers.opentelemetry import Tracing
+from graflow_ckpt.stores.keys import new_key
 
 
 @pytest.fixture(autouse=True)

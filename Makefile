@@ -115,11 +115,11 @@ failovers: .venv/.stamp  ## 1,000 random histories of a session in Redis whose s
 
 .PHONY: test-azure
 test-azure: .venv/.stamp .bench/azurite/.stamp  ## the tests of the object store once more, on an emulator of Azure (needs npm)
-	@AZURITE=$(CURDIR)/.bench/azurite/node_modules/.bin/azurite-blob $(BIN)/python -m pytest tests/unit/stores/test_objects*.py tests/conformance/test_objects.py $(ARGS)
+	@AZURITE=$(CURDIR)/.bench/azurite/node_modules/.bin/azurite-blob $(BIN)/python -m pytest tests/unit/stores/test_objects*.py tests/conformance/test_stores.py::TestObjects $(ARGS)
 
 .PHONY: test-google
 test-google: .venv/.stamp  ## the same, in the protocol of Google's buckets
-	@AS_GOOGLE=1 $(BIN)/python -m pytest tests/unit/stores/test_objects*.py tests/conformance/test_objects.py $(ARGS)
+	@AS_GOOGLE=1 $(BIN)/python -m pytest tests/unit/stores/test_objects*.py tests/conformance/test_stores.py::TestObjects $(ARGS)
 
 .bench/azurite/.stamp:
 	@mkdir -p $(@D)

@@ -2,7 +2,7 @@
 nothing else stays.
 
 The stores are the real ones; a crash is a save that stops somewhere and is never ended, before a new owner
-takes its session over. Processes that are really killed: tests/conformance/test_contents.py.
+takes its session over. Processes that are really killed: tests/conformance/test_stores.py.
 """
 
 from __future__ import annotations

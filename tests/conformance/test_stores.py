@@ -1,0 +1,174 @@
+"""Each store keeps the contract of every store; those that have contents keep that of contents.
+
+How many tests of the contract a store passes is counted: none can get lost in silence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.objects import ObjectStore
+from graflow_ckpt.stores.postgres import PostgresStore
+from graflow_ckpt.stores.redis import RedisStore
+from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.testing import (
+    ContentContract,
+    ContentProcessContract,
+    Contract,
+    FencingContract,
+    FencingProcessContract,
+    Opener,
+    ProcessContract,
+    RestoredContract,
+    Snapshot,
+    StoreContract,
+    names_of_tests,
+)
+from tests.conformance.restoring import in_head, in_memory, in_postgres, in_redis, in_sqlite
+from tests.servers import Server, binaries
+
+SYNCED = {"appendonly": "yes", "appendfsync": "always"}  # else Redis keeps no journal
+
+
+class InProcess(StoreContract, FencingContract, RestoredContract):
+    """As far as one process goes."""
+
+
+class WithProcesses(
+    InProcess, ProcessContract, FencingProcessContract, ContentContract, ContentProcessContract
+):
+    """All that there is."""
+
+    lease_seconds = 1.0
+
+
+class InMemory(InProcess):
+    """In a place that is empty before, and gone after."""
+
+    url: str
+
+    @pytest.fixture
+    def opener(self) -> Iterator[Opener]:
+        yield partial(MemoryStore, self.url)
+        MemoryStore(self.url).forget()
+
+    @pytest.fixture
+    def snapshot(self, opener: Opener) -> Snapshot:
+        return in_memory(self.url)
+
+
+class TestMemory(InMemory, ContentContract):
+    url = "memory://conformance"
+
+
+class TestBoundedMemory(InMemory):
+    url = "memory://bounded?max_bytes=100000000&max_checkpoints=2000"
+
+
+class TestLocal(StoreContract, ProcessContract):
+    """Its owners cannot lose a session while they live."""
+
+    @pytest.fixture
+    def opener(self, tmp_path: Path) -> Opener:
+        return partial(LocalStore, tmp_path / "checkpoints")
+
+
+class TestSqlite(WithProcesses):
+    @pytest.fixture
+    def opener(self, tmp_path: Path) -> Opener:
+        return partial(SqliteStore, tmp_path / "checkpoints.db", lease=self.lease_seconds)
+
+    @pytest.fixture
+    def snapshot(self, tmp_path: Path) -> Snapshot:
+        return in_sqlite(tmp_path / "checkpoints.db")
+
+
+class TestPostgres(WithProcesses):
+    @pytest.fixture
+    def opener(self, postgres_url: str) -> Opener:
+        return partial(PostgresStore, postgres_url, lease=self.lease_seconds)
+
+    @pytest.fixture
+    def snapshot(self, postgres_url: str) -> Snapshot:
+        return in_postgres(postgres_url)
+
+
+@pytest.fixture(scope="module", params=sorted(binaries()))
+def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with Server(SYNCED, binary=binaries()[request.param]) as server:
+        yield server
+
+
+class TestRedis(WithProcesses):
+    """On each server that there is."""
+
+    @pytest.fixture
+    def opener(self, server: Server) -> Opener:
+        server.ask("FLUSHALL")
+        return partial(RedisStore, server.url, lease=self.lease_seconds)
+
+    @pytest.fixture
+    def snapshot(self, server: Server) -> Snapshot:
+        return in_redis(server)
+
+
+class TestObjects(WithProcesses):
+    """On a server that speaks like S3 (or Azurite)."""
+
+    lease_seconds = 0.5
+
+    @pytest.fixture
+    def opener(self, objects_url: str) -> Opener:
+        return partial(ObjectStore, objects_url, lease=self.lease_seconds)
+
+    @pytest.fixture
+    def snapshot(self, objects_url: str) -> Snapshot:
+        return in_head(objects_url)
+
+
+# More is good news: change the numbers. Fewer is what they are for.
+IN_PROCESS = 105
+CONTENTS_IN_PROCESS = 15
+WITH_PROCESSES = 134
+IN_A_FOLDER = 94
+IN_A_FOLDER_IN_PROCESS = 84
+NUMBERS: dict[type[Contract], int] = {
+    TestMemory: IN_PROCESS + CONTENTS_IN_PROCESS,
+    TestBoundedMemory: IN_PROCESS,
+    TestLocal: IN_A_FOLDER,
+    TestSqlite: WITH_PROCESSES,
+    TestPostgres: WITH_PROCESSES,
+    TestRedis: WITH_PROCESSES,
+    TestObjects: WITH_PROCESSES,
+}
+
+
+@pytest.mark.parametrize("suite", NUMBERS)
+def test_a_store_has_as_many_tests_as_it_had(suite: type[Contract]) -> None:
+    assert len(names_of_tests(suite)) == NUMBERS[suite]
+
+
+def test_no_piece_hides_a_test_of_another() -> None:
+    pieces = [
+        *StoreContract.__bases__, FencingContract, RestoredContract, ProcessContract, FencingProcessContract,
+        ContentContract, ContentProcessContract,
+    ]  # fmt: skip
+
+    assert sum(len(names_of_tests(piece)) for piece in pieces) == WITH_PROCESSES
+
+
+def changed_or_skipped(suite: type[Contract]) -> list[str]:
+    """What a suite, or a class of these tests that it is made of, says of a test itself."""
+    own = [made for made in suite.__mro__ if made.__module__.startswith("tests.")]
+    return [name for made in own for name in vars(made) if name.startswith("test_") or name == "pytestmark"]
+
+
+@pytest.mark.parametrize("suite", NUMBERS)
+def test_no_store_changes_or_skips_a_test(suite: type[Contract]) -> None:
+    assert changed_or_skipped(suite) == []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from graflow_ckpt.core.arguments import kind, real, whole
+from graflow_ckpt.core.arguments import kind, real, refused, whole
 from graflow_ckpt.core.errors import GraphError
 
 
@@ -116,11 +116,10 @@ class Budget(Policy):
     credit: float = 2.0
 
     def __post_init__(self) -> None:
-        if not (0 < self.share <= 1 and self.credit >= 0):
-            raise GraphError(
-                f"Budget({self.share}, {self.credit}): the share is a number above 0 and at most 1, "
-                "and the credit is a number of seconds."
-            )
+        real("Budget(share=)", self.share, above=0)
+        if self.share > 1:
+            raise refused("Budget(share=)", self.share, "at most 1")
+        real("Budget(credit=)", self.credit, least=0)
 
     def due(self, since: Since) -> bool:
         return since.steps > 0 and since.exposed and self._wait(since) <= 0

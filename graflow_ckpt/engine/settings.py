@@ -104,11 +104,11 @@ class Settings:
         arguments.kind("checkpoint", self.policy, Policy, "a policy such as EveryN(10)")
         arguments.kind("keep", self.keep, Retention, "a retention such as KeepLast(10)")
         if self.max_parallel is not None:
-            arguments.whole("max_parallel", self.max_parallel, least=1)
+            arguments.counted("max_parallel", self.max_parallel)
         if self.max_checkpoint_size_mb is not None:
             arguments.real("max_checkpoint_size_mb", self.max_checkpoint_size_mb, above=0)
         arguments.real("grace", self.grace, least=0)
-        for name in ("rng", "unsafe_pickle", "take_over"):
+        for name in ("rng", "unsafe_pickle", "take_over", "until_damage"):
             arguments.flag(name, getattr(self, name))
         for name in ("observers", "middleware"):
             for one in getattr(self, name):

@@ -142,11 +142,15 @@ class Terms:
 
     def __post_init__(self) -> None:
         if self.session is not None:
+            arguments.kind("session", self.session, str, "a session id")
             check_session_id(self.session)
         if self.existing not in get_args(Existing):
-            raise ValueError(f"existing={self.existing!r} is neither 'refuse' nor 'return'.")
+            raise arguments.refused("existing", self.existing, "'refuse' or 'return'")
         arguments.lasting("delay", self.delay)
         arguments.lasting("ttl", self.ttl, least=1)
+        arguments.lasting("kept", self.kept)
+        arguments.kind("store", self.store, str, "an address")
+        arguments.flag("ledger", self.ledger)
         if self.priority is not None:
             arguments.whole("priority", self.priority)
         if self.priority is not None and not -PRIORITIES < index(self.priority) < PRIORITIES:

@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 from difflib import get_close_matches
 from numbers import Real
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast, overload
+from typing import TYPE_CHECKING, Any, Final, cast, overload
 
 from graflow_ckpt.checkpoint.retention import DEFAULT, Retention
 from graflow_ckpt.core import arguments
@@ -55,6 +55,9 @@ if TYPE_CHECKING:  # the engine is loaded when something is executed
     from graflow_ckpt.engine.context import ExecutionContext
     from graflow_ckpt.fleet.door import Existing, Where
     from graflow_ckpt.fleet.handle import Handle
+
+
+_DURABILITY: Final = "GRAFLOW_CKPT_DURABILITY"
 
 
 @overload
@@ -368,13 +371,19 @@ def workflow(
     arguments.text("workflow", name)
     if session_id is not None:
         arguments.kind("session_id", session_id, str, "a session id")
-    for what, value in (("observers", observers), ("middleware", middleware), ("inputs", inputs or ())):
-        if isinstance(value, str) or not isinstance(value, Iterable):
+    for what, value in (
+        ("observers", observers),
+        ("middleware", middleware),
+        ("inputs", () if inputs is None else inputs),
+    ):
+        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
             raise arguments.refused(what, value, "a list")
     settings = Settings(
         workflow=name,
         program=_file_of(sys._getframe(1).f_code.co_filename),
-        durability=durability or cast(Any, os.environ.get("GRAFLOW_CKPT_DURABILITY", "auto")),
+        durability=cast(Any, os.environ.get("GRAFLOW_CKPT_DURABILITY", "auto"))
+        if durability is None
+        else durability,
         resume=resume,
         policy=OnRequest() if checkpoint is None else checkpoint,
         keep=DEFAULT if keep is None else keep,

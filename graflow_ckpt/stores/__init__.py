@@ -10,6 +10,7 @@ import logging
 import os
 from importlib import import_module
 
+from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.links.addresses import masked
@@ -79,6 +80,8 @@ def address_of(place: Place, workflow: str = "") -> str:
     what its address opens from now on in this process: with the keys and bounds that it was given."""
     if isinstance(place, str | os.PathLike):
         return os.fspath(place).replace("${workflow.name}", workflow)
+    if not isinstance(getattr(place, "url", None), str):
+        raise arguments.refused("store", place, "an address, a path or a store")
     _made[place.url] = place
     return place.url
 

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from urllib.parse import parse_qsl
 
+from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, TooLarge
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Buffer, Lease, Owner, PartWriter
@@ -56,6 +57,9 @@ class MemoryStore:
     def __init__(
         self, where: str = "memory:", *, max_bytes: int | None = None, max_checkpoints: int | None = None
     ) -> None:
+        for bound, given in (("max_bytes", max_bytes), ("max_checkpoints", max_checkpoints)):
+            if given is not None:
+                arguments.whole(bound, given, least=1)
         name, bounds = _parsed(os.fspath(where))
         self.folder = f"{_SCHEME}{name}"
         self._max_bytes = bounds.get("max_bytes") if max_bytes is None else max_bytes

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
+from graflow_ckpt.core import arguments
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
 from graflow_ckpt.stores import batches, objects_journal, objects_orphans
@@ -63,6 +64,7 @@ class ObjectStore:
     synced = True  # these services confirm what they have stored
 
     def __init__(self, where: str | os.PathLike[str], *, lease: float = LEASE) -> None:
+        arguments.real("lease", lease, above=0)
         self._place = place_of(os.fspath(where))
         self._place.remember()
         self.folder = str(self._place)

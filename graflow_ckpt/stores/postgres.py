@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import CheckpointError, ServerError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
@@ -62,6 +63,7 @@ class PostgresStore:
     shared = True
 
     def __init__(self, where: str | os.PathLike[str], *, lease: float = LEASE) -> None:
+        arguments.real("lease", lease, above=0)
         address = parse(divided(os.fspath(where))[0])
         self.folder = str(address)
         self.synced = False  # until `probe` or a save has found out

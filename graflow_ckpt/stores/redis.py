@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import CheckpointError, NoJournal, ServerError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
@@ -69,6 +70,7 @@ class RedisStore:
     shared = True
 
     def __init__(self, where: str | os.PathLike[str], *, lease: float = LEASE) -> None:
+        arguments.real("lease", lease, above=0)
         self._where = _address(os.fspath(where))
         self.folder = folder_of(self._where)
         self.synced = False  # until `probe` or a save has found out

@@ -16,6 +16,7 @@ import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 
+from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
@@ -49,6 +50,8 @@ class SqliteStore:
     def __init__(
         self, where: str | os.PathLike[str], *, lease: float = LEASE, patience: float = PATIENCE
     ) -> None:
+        arguments.real("lease", lease, above=0)
+        arguments.real("patience", patience, least=0)
         text = os.fspath(where)
         self.file = file_of(text if is_sqlite(text) else folder_of(os.path.abspath(text)))
         self.folder = folder_of(self.file)

@@ -481,9 +481,12 @@ def test_where_a_session_goes_what_shares_stays_one(way: str, url: str) -> None:
 # --- torch, where it is installed -----------------------------------------------------------
 
 
+@pytest.mark.parametrize("way", ["journal", "process", "redis"])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
-def test_a_model_of_torch_and_its_optimizer_come_to_the_same_bits(optimizer: str, tied: bool) -> None:
+def test_a_model_of_torch_and_its_optimizer_come_to_the_same_bits(
+    optimizer: str, tied: bool, way: str, url: str
+) -> None:
     torch = pytest.importorskip("torch")
 
     def begin(channel: Any) -> None:
@@ -515,10 +518,17 @@ def test_a_model_of_torch_and_its_optimizer_come_to_the_same_bits(optimizer: str
         channel.set("model", None)
         channel.set("opt", None)
 
-    rounds = [begin, *[both, alone] * 5, look]
+    rounds = [begin, *[both, alone] * (1 if way == "process" else 5), look]
     whole = run(rounds, durability="none")
 
-    assert run(rounds, set(range(len(rounds))), durability="journal") == whole
+    dies = set(range(len(rounds)))
+    if way == "redis":
+        killed = run_shared(url, rounds, dies)
+    elif way == "process":  # its first attempt fails in each round, and the child is gone with it
+        killed = run(rounds, dies, fails=True, durability="journal", isolation="process")
+    else:
+        killed = run(rounds, dies, durability="journal")
+    assert killed == whole
     assert ["same", "True"] in whole
 
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graflow_ckpt import AtLeast, Backoff, EveryN, EverySeconds, KeepLast, group, task, workflow
+from graflow_ckpt import AtLeast, Backoff, Budget, EveryN, EverySeconds, KeepLast, group, task, workflow
 from graflow_ckpt.checkpoint.model import check_metadata
 from graflow_ckpt.checkpoint.retention import (
     BestOf,
@@ -23,6 +23,12 @@ from graflow_ckpt.checkpoint.retention import (
     OfAll,
 )
 from graflow_ckpt.core.errors import GraphError
+from graflow_ckpt.fleet.accepting import Terms
+from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.objects import ObjectStore
+from graflow_ckpt.stores.postgres import PostgresStore
+from graflow_ckpt.stores.redis import RedisStore
+from graflow_ckpt.stores.sqlite import SqliteStore
 
 ANY: Any = None
 
@@ -89,6 +95,30 @@ WRONG: dict[str, Callable[[], object]] = {
     "LastSuccessful: 1.5": lambda: LastSuccessful(ANY or 1.5),
     "OfAll: 10 is not a retention": lambda: OfAll(ANY or 10),
     "&, |".replace("|", r"\|") + ": 10 is not": lambda: KeepLast(1) & (ANY or 10),
+    r"Budget\(share=\): '5%' is not": lambda: Budget(ANY or "5%"),
+    r"Budget\(share=\): True is not": lambda: Budget(True),
+    r"Budget\(share=\): 5 is not at most 1": lambda: Budget(5),
+    r"Budget\(credit=\): inf is not": lambda: Budget(credit=inf),
+    r"Budget\(credit=\): None is not": lambda: Budget(credit=ANY),
+    "durability='' is none of": lambda: workflow("w", durability=ANY or ""),
+    "durability=0 is none of": lambda: workflow("w", durability=ANY or 0),
+    "max_parallel: 1000.* is not at most": lambda: workflow("w", max_parallel=10**30),
+    "until_damage: 'yes' is not True or False": lambda: workflow("w", until_damage=ANY or "yes"),
+    "store: 5 is not an address": lambda: workflow("w", store=ANY or 5),
+    "inputs: 0 is not a list": lambda: workflow("w", inputs=ANY or 0),
+    "inputs: b'a' is not a list": lambda: workflow("w", inputs=ANY or b"a"),
+    "existing: 'again' is not 'refuse' or 'return'": lambda: Terms(existing="again"),
+    "session: 7 is not a session id": lambda: Terms(ANY or 7),
+    "kept: nan is not": lambda: Terms(kept=nan),
+    "store: None is not an address": lambda: Terms(store=ANY),
+    "ledger: 1 is not True": lambda: Terms(ledger=ANY or 1),
+    "max_bytes: '1MB' is not": lambda: MemoryStore(max_bytes=ANY or "1MB"),
+    "max_checkpoints: 0 is not": lambda: MemoryStore(max_checkpoints=0),
+    "lease: nan is not": lambda: RedisStore("redis://localhost", lease=nan),
+    "lease: 0 is not": lambda: PostgresStore("postgresql://localhost/db", lease=0),
+    "lease: '9s' is not": lambda: SqliteStore("runs.db", lease=ANY or "9s"),
+    "patience: inf is not": lambda: SqliteStore("runs.db", patience=inf),
+    "lease: -1 is not": lambda: ObjectStore("s3://bucket/at", lease=-1),
     "AtLeast: '2' is not": lambda: AtLeast(ANY or "2"),
 }
 

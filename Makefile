@@ -23,6 +23,7 @@ ARGS ?=
 BIN := .venv/bin
 DEMO := examples/demo.py
 FLEET_DEMO := examples/demo_fleet.py
+OBJECT_TESTS := $(addprefix tests/unit/stores/test_,objects*.py leases.py journals.py) tests/conformance/test_stores.py::TestObjects -k objects
 PIP_INSTALL := -m pip install --disable-pip-version-check -q
 comma := ,
 EVERYTHING := demo$(comma)test$(comma)check$(comma)bench
@@ -115,11 +116,11 @@ failovers: .venv/.stamp  ## 1,000 random histories of a session in Redis whose s
 
 .PHONY: test-azure
 test-azure: .venv/.stamp .bench/azurite/.stamp  ## the tests of the object store once more, on an emulator of Azure (needs npm)
-	@AZURITE=$(CURDIR)/.bench/azurite/node_modules/.bin/azurite-blob $(BIN)/python -m pytest tests/unit/stores/test_objects*.py tests/conformance/test_stores.py::TestObjects $(ARGS)
+	@AZURITE=$(CURDIR)/.bench/azurite/node_modules/.bin/azurite-blob $(BIN)/python -m pytest $(OBJECT_TESTS) $(ARGS)
 
 .PHONY: test-google
 test-google: .venv/.stamp  ## the same, in the protocol of Google's buckets
-	@AS_GOOGLE=1 $(BIN)/python -m pytest tests/unit/stores/test_objects*.py tests/conformance/test_stores.py::TestObjects $(ARGS)
+	@AS_GOOGLE=1 $(BIN)/python -m pytest $(OBJECT_TESTS) $(ARGS)
 
 .bench/azurite/.stamp:
 	@mkdir -p $(@D)

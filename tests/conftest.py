@@ -126,7 +126,8 @@ def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- servers ---------------------------------------------------------------------------
 
 
-def end_keepers() -> None:
+@pytest.fixture
+def no_keepers() -> None:
     """Of leases that other tests have left: where epochs begin anew, they would renew what is another's."""
     for thread in threading.enumerate():
         if thread.name.startswith("lease-"):
@@ -144,9 +145,8 @@ def redis_server(request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 @pytest.fixture
-def redis_url(redis_server: Server) -> str:
+def redis_url(redis_server: Server, no_keepers: None) -> str:
     """The address of an empty server."""
-    end_keepers()
     redis_server.ask("FLUSHALL")
     return redis_server.url
 
@@ -173,9 +173,8 @@ def postgres_database(postgres_server: PostgresServer) -> str:
 
 
 @pytest.fixture
-def postgres_url(postgres_server: PostgresServer, postgres_database: str) -> str:
+def postgres_url(postgres_server: PostgresServer, postgres_database: str, no_keepers: None) -> str:
     """The same, empty."""
-    end_keepers()
     tables = ("sessions", "lines", "checkpoints", "chunks", "staging", "segments", "frames")
     tables += ("freed", "holds", "contents")
     database = postgres_database.rpartition("/")[2]

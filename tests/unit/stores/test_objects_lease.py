@@ -1,122 +1,25 @@
-"""Who owns a session in a bucket: one at a time, whatever clocks say."""
+"""Who owns a session in a bucket: one at a time, whatever clocks say and wherever it is stopped."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Owner
-from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_names import head_key
-from tests.stretch import stretched
 from tests.unit.stores.interruptions import Killed, happening, killed, lost
+from tests.unit.stores.kinds import InBucket, only
 from tests.unit.stores.redis_trios import own_name, put, read
 
-ROOT = Path(__file__).parents[3]
+pytestmark = only("objects")
 FAR = Owner(1, "1", "another boot", "1", "far", "train.py", "2026-01-01T00:00:00+00:00")
-
-OWNER = """
-import sys
-from graflow_ckpt.stores.objects import ObjectStore
-from tests.unit.stores.redis_trios import own_name, put
-store = ObjectStore(sys.argv[1])
-lease = store.acquire("s")
-print("ready", flush=True)
-n = 0
-for line in sys.stdin:
-    n += 1
-    try:
-        put(store, own_name(n), f"child{n}", lease)
-        print("written", flush=True)
-    except Exception as error:
-        print(type(error).__name__, flush=True)
-"""
-
-
-@pytest.fixture
-def store(objects_url: str) -> ObjectStore:
-    return ObjectStore(objects_url, lease=1.5)
-
-
-@pytest.fixture
-def child(objects_url: str) -> Iterator[subprocess.Popen[str]]:
-    """Another process that owns the session `s` and writes once for each line."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", OWNER, objects_url],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    yield process
-    process.kill()
-    process.communicate()
-
-
-def far_owner(store: ObjectStore, seconds: float = 1.5) -> None:
-    """As a process of another machine would have left it."""
-    store._all.heads.update("s", lambda head: replace(head, epoch=7, claim="far", owner=FAR, seconds=seconds))
-
-
-def test_epochs_only_grow(store: ObjectStore) -> None:
-    for epoch in (1, 2, 3):
-        lease = store.acquire("s")
-        assert (lease.session, lease.epoch, lease.taken_from) == ("s", epoch, None)
-        lease.release()
-
-    assert store.acquire("t").epoch == 1
-
-
-def test_a_session_that_somebody_owns_is_refused_by_name(store: ObjectStore) -> None:
-    lease = store.acquire("s")
-
-    owner = store.owner("s")
-    assert owner is not None
-    assert (owner.pid, owner.started) == (os.getpid(), myself().started)
-    with pytest.raises(SessionBusy, match="this process itself") as refused:
-        store.acquire("s")
-
-    assert refused.value.owner.pid == os.getpid()
-    lease.release()
-    assert store.owner("s") is None
-    store.acquire("s").release()
-
-
-def test_a_lease_that_was_released_is_worth_nothing(store: ObjectStore) -> None:
-    lease = store.acquire("s")
-    lease.release()
-    lease.release()
-
-    for call in (lease.check, lambda: put(store, "best", "x", lease)):
-        with pytest.raises(Fenced, match="was released"):
-            call()
-
-
-def test_a_takeover_fences_the_former_owner(store: ObjectStore) -> None:
-    old = store.acquire("s")
-    new = store.acquire("s", take_over=True)
-
-    assert (new.epoch, new.taken_from and new.taken_from.pid) == (2, os.getpid())
-    with pytest.raises(Fenced, match="taken over by process"):
-        old.check()
-    old.release()  # and this changes nothing
-    new.check()
-    new.release()
 
 
 def test_a_busy_owner_is_taken_over_all_the_same(store: ObjectStore, objects_url: str) -> None:
@@ -152,62 +55,14 @@ def test_of_two_that_take_over_at_once_one_is_refused_or_fenced(store: ObjectSto
     won[0].release()
 
 
-def test_a_dead_owner_of_this_machine_is_taken_over_at_once(
-    store: ObjectStore, child: subprocess.Popen[str]
+def test_an_owner_elsewhere_that_was_silent_for_long_is_not_waited_for(
+    store: ObjectStore, kind: InBucket
 ) -> None:
-    with pytest.raises(SessionBusy, match=f"process {child.pid}"):
-        store.acquire("s")
-    child.kill()
-    child.wait()
-
-    assert store.owner("s") is None
-    begun = time.monotonic()
-    lease = store.acquire("s")
-
-    assert time.monotonic() - begun < stretched(1.0)
-    assert lease.taken_from is not None
-    assert lease.taken_from.pid == child.pid
-    lease.release()
-
-
-def test_a_silent_owner_elsewhere_is_taken_over_when_its_time_is_over(store: ObjectStore) -> None:
-    far_owner(store)
-    assert store.owner("s") == FAR
-
-    begun = time.monotonic()
-    lease = store.acquire("s")
-
-    assert 1.0 < time.monotonic() - begun < stretched(5)
-    assert (lease.epoch, lease.taken_from) == (8, FAR)
-    lease.release()
-
-
-def test_an_owner_elsewhere_that_was_silent_for_long_is_not_waited_for(store: ObjectStore) -> None:
-    far_owner(store, seconds=0.0)
+    kind.owned(0.0, **kind.far)
     while store.owner("s") is not None:
         time.sleep(0.1)  # the bucket's clock counts whole seconds
 
-    assert store.acquire("s").epoch == 8
-
-
-def test_an_owner_elsewhere_that_shows_itself_is_not_taken_over(store: ObjectStore) -> None:
-    far_owner(store)
-    bucket = store._all.bucket
-    ended = []
-
-    def live() -> None:
-        while not ended:
-            bucket.put("alive/s/7", os.urandom(8))
-            time.sleep(0.3)
-
-    thread = Thread(target=live)
-    thread.start()
-    with pytest.raises(SessionBusy, match="process 1 on far"):
-        store.acquire("s")
-    ended.append(True)
-    thread.join()
-
-    assert store.owner("s") == FAR
+    assert store.acquire("s").epoch == 5
 
 
 def test_a_clock_that_jumps_ahead_lets_nobody_write_who_was_taken_over(

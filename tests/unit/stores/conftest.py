@@ -1,0 +1,41 @@
+"""Stores of every kind for the tests that all of them pass; see kinds.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.servers import Server, binaries
+from tests.unit.stores.kinds import KINDS, Kind, kind_of
+
+SYNCED = {"appendonly": "yes", "appendfsync": "always"}  # else it keeps no journal
+RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
+
+
+@pytest.fixture(scope="session")
+def synced_redis() -> Iterator[Callable[[str], Server]]:
+    """The server of a binary that syncs what it confirms: one of each for all tests of this process."""
+    with ExitStack() as servers:
+        yield cache(lambda name: servers.enter_context(Server(SYNCED, binary=binaries()[name])))
+
+
+@pytest.fixture(params=KINDS)
+def kind(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_keepers: None
+) -> Iterator[Kind]:
+    """An empty place for a store of each kind in turn; no rank of a cluster is set."""
+    for name in RANKS:
+        monkeypatch.delenv(name, raising=False)
+    kind = kind_of(request.param, request, tmp_path, monkeypatch)
+    yield kind
+    kind.close()
+
+
+@pytest.fixture
+def store(kind: Kind) -> Any:
+    return kind.open()

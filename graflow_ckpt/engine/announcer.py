@@ -1,12 +1,18 @@
-"""The announcer: tells observers and the log what has happened to a session, after the commit."""
+"""The announcer: tells observers and the log what has happened to a session, after the commit.
+
+Not here: spans; they are an observer's (interfaces/observers).
+"""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from graflow_ckpt.core.events import Event, Kind, Observer
+from graflow_ckpt.checkpoint.model import Document
+from graflow_ckpt.core.events import Event, Kind, Observer, Tracer
 from graflow_ckpt.core.facts import Claim, Failed, Outcome
 from graflow_ckpt.sessions.protocol import Session
 
@@ -58,3 +64,59 @@ class Announcer:
                 "attempt": claim.spec.retry_count + 1,
             },
         )
+
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-(?P<trace>[0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}\Z")
+
+
+class Trace:
+    """Where a session's trace stands in one process, and what of it goes from one checkpoint to the next.
+
+    A run that has no tracer hands on what it found, so that one link of a chain may do without.
+    """
+
+    def __init__(self, session: str) -> None:
+        self.former: dict[str, str] | None = None  # of the run that has saved what this one goes on from
+        self.original: str | None = None  # the trace of the session's first run
+        self._session = session
+        self._tracers: tuple[Tracer, ...] = ()
+
+    @property
+    def traces(self) -> bool:
+        return bool(self._tracers)
+
+    def follow(self, observers: Iterable[Observer]) -> None:
+        """From here on ask those of them that trace."""
+        self._tracers = tuple(observer for observer in observers if isinstance(observer, Tracer))
+
+    def goes_on(self, meta: Document) -> None:
+        """A checkpoint was loaded."""
+        found = meta.get("trace_context")
+        self.former = dict(found) if isinstance(found, dict) else None
+        self.original = meta.get("original_trace_id")
+
+    def goes_on_from_text(self, text: str) -> None:
+        """What a session in Redis keeps of it: whoever takes part goes on from who did so last."""
+        self.goes_on(json.loads(text) if text else {})
+
+    def text(self) -> str:
+        """The same, of this run; "" if nothing is recorded."""
+        context, original = self.now()
+        if context is None:
+            return ""
+        return json.dumps({"trace_context": context, "original_trace_id": original})
+
+    def now(self) -> tuple[dict[str, str] | None, str | None]:
+        """What the next checkpoint keeps: the context, and the id of the first trace."""
+        for tracer in self._tracers:
+            context = dict(tracer.trace_context(self._session))
+            if context:
+                self.original = self.original or trace_id(context)
+                return context, self.original
+        return self.former, self.original
+
+
+def trace_id(context: Mapping[str, str]) -> str | None:
+    """The trace that W3C headers name; None if they are no such headers."""
+    found = _TRACEPARENT.match(context.get("traceparent", ""))
+    return found["trace"] if found else None

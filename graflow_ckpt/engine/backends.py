@@ -41,7 +41,7 @@ def made_in_redis(*arguments: Any) -> ExecutionContext:
 
 def attached(found: Found, graph: TaskGraph, store: str) -> ExecutionContext:
     """The live session in Redis that a checkpoint was taken of."""
-    live: ExecutionContext = _module("attaching").attach(found, graph, store)
+    live: ExecutionContext = _module("shared_context").attach(found, graph, store)
     return live
 
 

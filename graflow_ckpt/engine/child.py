@@ -19,8 +19,7 @@ from graflow_ckpt.core.errors import CheckpointError, WorkflowCancelled
 from graflow_ckpt.core.facts import Claim, Effects, Request
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell, Live
-from graflow_ckpt.engine import checks
-from graflow_ckpt.engine.attempt import Attempt, Got
+from graflow_ckpt.engine.attempt import Attempt, Got, checking
 from graflow_ckpt.engine.children import FromChannel, Pipe
 from graflow_ckpt.engine.invoke import is_coroutine
 from graflow_ckpt.engine.task_context import PendingCheckpoint, TaskExecutionContext
@@ -118,7 +117,7 @@ def main(read: int, write: int, parent: int) -> None:
     os.chdir(folder)
     func, arguments, context, looked = pipe.receive()
     host = Parent(pipe, session, execution)
-    attempt = Attempt(host, claim, check=check, watch=checks.enabled())
+    attempt = Attempt(host, claim, check=check, watch=checking())
     for name, (value, version, found) in looked.items():
         host.take(found)
         attempt.looked[name] = Got(value, Live(value), version)

@@ -13,7 +13,7 @@ the session.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Container, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from time import monotonic
@@ -32,11 +32,9 @@ from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine import rng
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.bundles import Bundles, Unrecordable
-from graflow_ckpt.engine.exposure import Exposure
 from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.record import plain, record, too_large
-from graflow_ckpt.engine.settings import Settings
-from graflow_ckpt.engine.slowness import tell
+from graflow_ckpt.engine.settings import Settings, tell_slow
 from graflow_ckpt.sessions.memory import MemorySession
 from graflow_ckpt.stores import backend_of, keeps_journal
 
@@ -258,7 +256,7 @@ class Cutter:
         )
         if not self.home.told_slow:
             limit = self.settings.slow_save
-            self.home.told_slow = tell("SAVE", seconds, metadata.path, state.session, limit)
+            self.home.told_slow = tell_slow("SAVE", seconds, metadata.path, state.session, limit)
         self.on_saved(metadata)
         self.home.prune(self.settings.keep, emit=self._emit, last=cause in LAST)
         return metadata
@@ -354,3 +352,84 @@ def _payload(sequence: int, now: float, ops: Sequence[Op]) -> bytes:
 def _weight(op: Op) -> int:
     cell = op[4] if op[0] == "end" and op[3] == "completed" else op[2]
     return len(cell.pickle) if isinstance(cell, Part) else len(cell) if type(cell) is bytes else 0
+
+
+LONGEST = 10_000
+LARGEST = 64 << 20
+"""Records, and bytes of records, after which a checkpoint takes the place of a journal."""
+
+_ASK = 0.1  # seconds between two looks at what is on loan
+
+
+class Exposure:
+    """What is committed and not durable yet, and when a checkpoint may make it so.
+
+    With durability="auto" a commit whose change is too large for a record opens a *gap*: from it on the
+    journal holds nothing, until a checkpoint closes the gap. A budget says when: saving takes a small share
+    of the run's time, and a credit for values that no checkpoint of this run holds.
+
+    A checkpoint waits until no value is on loan. While it waits nothing new is claimed, so waiting is paid
+    like saving: when the budget is used up, tasks are claimed again, and the checkpoint is tried later.
+    """
+
+    def __init__(self, budget: Budget) -> None:
+        self.gap = False
+        self.must = False  # nothing is claimed before the gap is closed
+        self._budget = budget
+        self._began = monotonic()
+        self._spent = self._cost = 0.0
+        self._opener = ""  # the value that has opened the gap
+        self._saved: set[str] = set()
+        self._records = self._bytes = 0
+        self._held: float | None = None  # since when a checkpoint waits
+
+    def open(self, name: str, *, must: bool) -> None:
+        self.gap, self.must, self._opener = True, must, name
+
+    def recorded(self, size: int) -> None:
+        self._records += 1
+        self._bytes += size
+
+    def saved(self, seconds: float, names: Iterable[str], *, counts: bool) -> None:
+        """A checkpoint holds all; `counts`: nobody has asked for it, so the budget pays."""
+        self.failed(seconds, counts=counts)
+        self.gap = self.must = False
+        self._records = self._bytes = 0
+        self._saved.update(names)
+
+    def failed(self, seconds: float, *, counts: bool) -> None:
+        self._cost, self._held = seconds, None
+        self._spent += seconds if counts else 0.0
+
+    @property
+    def wanted(self) -> bool:
+        return self.gap or self._records >= LONGEST or self._bytes >= LARGEST
+
+    def due(self, steps: int) -> bool:
+        """Whether a checkpoint is wanted, and the budget allows it; `steps`: since the last one."""
+        return self.wanted and self._budget.due(self.since(steps, 0.0, False))
+
+    def left(self, steps: int) -> float | None:
+        """Return the seconds until it is due, or until a look whether it can be taken is due again."""
+        if self._held is not None:
+            return _ASK
+        return self._budget.left(self.since(steps, 0.0, False)) if self.wanted else None
+
+    def holds(self) -> bool:
+        """Whether claims wait for a checkpoint that cannot be taken now."""
+        now = monotonic()
+        if self._held is None:
+            self._held = now
+        waited = now - self._held
+        since = self.since(1, 0.0, False)
+        if self._budget.due(since._replace(spent=since.spent + waited)):
+            return True
+        self._spent += waited
+        self._held = None
+        return False
+
+    def since(self, steps: int, seconds: float, idle: bool) -> Since:
+        first = not self._saved or self._opener not in self._saved
+        return Since(
+            steps, seconds, idle, monotonic() - self._began, self._spent, self._cost, steps > 0, first
+        )

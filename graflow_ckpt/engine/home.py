@@ -35,8 +35,8 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line
+from graflow_ckpt.engine.announcer import Trace
 from graflow_ckpt.engine.tidying import Tidier
-from graflow_ckpt.engine.tracing import Trace
 from graflow_ckpt.stores import folder_on_disk, open_beside, places, store_of
 
 log = logging.getLogger("graflow_ckpt.checkpoint")

@@ -7,7 +7,9 @@ child process (`isolation="process"`). A body's exception ends here and becomes 
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Iterable
+from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
@@ -24,13 +26,11 @@ from graflow_ckpt.core.graph import Node, TaskGraph
 from graflow_ckpt.core.state import NONE
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.core.values import Cell, Live
-from graflow_ckpt.engine import checks
 from graflow_ckpt.engine.account import Account
-from graflow_ckpt.engine.attempt import Attempt
+from graflow_ckpt.engine.attempt import Attempt, checking
 from graflow_ckpt.engine.bind import MISSING, SPREAD, Binding, bind, fill
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.task_context import Host, TaskExecutionContext
-from graflow_ckpt.engine.threads import Threads
 from graflow_ckpt.sessions.protocol import Session
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Invoker:
         self._inline: dict[str, tuple[Node, bool]] = {}
         self._settings = settings
         self._check = settings.durability != "none"
-        self._watch, self._traced = checks.enabled(), session.traced
+        self._watch, self._traced = checking(), session.traced
         self._goes_on = settings.on_failure == "continue"
         self._threads = Threads(f"graflow-{session.id}")
         self._loop = loop
@@ -356,3 +356,47 @@ def _open(cell: Cell) -> Any:
 def spread() -> float:
     """Random, and the session's random state is left alone."""
     return int.from_bytes(os.urandom(4), "little") / 2**32
+
+
+Job = Callable[[], None]
+
+
+class Threads:
+    """Hands jobs to idle threads and starts a thread when none is idle.
+
+    They are daemons and few: a body that does not come back after its deadline keeps its thread, and must
+    keep neither the run nor the interpreter from ending.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0
+        self._count = 0
+
+    def submit(self, job: Job) -> None:
+        with self._lock:
+            start = self._idle == 0
+            if start:
+                self._count += 1
+                number = self._count
+            else:
+                self._idle -= 1
+        self._jobs.put(partial(copy_context().run, job))  # as in the caller's thread
+        if start:
+            threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True).start()
+
+    def _work(self) -> None:
+        while True:
+            job = self._jobs.get()
+            if job is None:
+                return
+            job()
+            with self._lock:
+                self._idle += 1
+
+    def close(self) -> None:
+        """Idle threads end now, busy ones after their job."""
+        for _ in range(self._count):
+            self._jobs.put(None)

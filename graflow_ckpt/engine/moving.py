@@ -3,7 +3,7 @@
     rewind   the session in Redis becomes what it was; refused while somebody works on it
     fork     a new session that begins as the old one was; its idempotency keys are new
 
-Attaching to the live session is what a resume does by itself: see attaching.py. Who is to work on it
+Attaching to the live session is what a resume does by itself: see shared_context.py. Who is to work on it
 then, and how workers get its program, is not asked here: what a session knew of that goes along.
 """
 

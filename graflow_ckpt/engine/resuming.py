@@ -40,8 +40,7 @@ from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.inputs import Channel
 from graflow_ckpt.engine.run import CRASH_BUDGET
-from graflow_ckpt.engine.settings import Settings
-from graflow_ckpt.engine.slowness import tell
+from graflow_ckpt.engine.settings import Settings, tell_slow
 from graflow_ckpt.sessions.memory import MemorySession
 from graflow_ckpt.stores import backend_of
 
@@ -147,7 +146,7 @@ def _newest(context: ExecutionContext) -> Found | None:
         emit("journal_damaged", error=str(home.damage), error_type=type(home.damage).__name__)
     if found is not None:
         emit("checkpoint_restored", path=found.path, seconds=seconds, bytes=found.metadata.size)
-        tell("LOAD", seconds, found.path, context.session_id, settings.slow_save)
+        tell_slow("LOAD", seconds, found.path, context.session_id, settings.slow_save)
     return found
 
 
@@ -244,6 +243,14 @@ def plan_for(context: ExecutionContext, *, noted: bool = False) -> Plan:
         same = [CurrentTask(t.name, t.fingerprint, t.after) for t in saved if t.name in graph.nodes]
         return make_plan(saved, same, changed)
     return make_plan(saved_tasks(facts), context.home.tasks_of(graph), changed)
+
+
+def accept(plan: Plan, session: str) -> None:
+    """Refuse a plan that would lose results; log what it has to say of tasks."""
+    plan.raise_if_refused(session)
+    for row in plan.rows:
+        if row.note:
+            log.info("%s: %s", row.task, row.note, extra={"session": session, "task": row.task})
 
 
 def report_settings(context: ExecutionContext) -> None:

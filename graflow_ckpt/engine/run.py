@@ -10,8 +10,11 @@ through one queue, together with signals and deadlines.
 from __future__ import annotations
 
 import logging
+from heapq import heappop, heappush
 from math import inf
-from queue import Empty
+from queue import Empty, SimpleQueue
+from time import monotonic
+from typing import Protocol
 
 from graflow_ckpt.core.decide import decide
 from graflow_ckpt.core.errors import (
@@ -29,14 +32,96 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.bodiless import refused, without_body
-from graflow_ckpt.engine.deadlines import Deadlines
-from graflow_ckpt.engine.inbox import Inbox
 from graflow_ckpt.engine.invoke import Invoker, Running
 from graflow_ckpt.engine.settings import Settings
-from graflow_ckpt.engine.turns import Cuts, GoBack
 from graflow_ckpt.sessions.protocol import Session
 
 log = logging.getLogger("graflow_ckpt.engine")
+
+
+class Deadlines:
+    """Claim numbers by when their attempts end; those that have ended stay until they are the first."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int]] = []
+
+    def add(self, when: float, number: int) -> None:
+        heappush(self._heap, (when, number))
+
+    def left(self) -> float | None:
+        """Seconds until the first one, negative once it has passed; None without any."""
+        return self._heap[0][0] - monotonic() if self._heap else None
+
+    def passed(self) -> bool:
+        return bool(self._heap) and self._heap[0][0] <= monotonic()
+
+    def pop(self) -> int:
+        return heappop(self._heap)[1]
+
+
+TICK = 0.5
+"""Seconds between looks at signals: one that comes right before a wait does not end it."""
+
+Message = tuple[Running, Outcome | BaseException]
+
+
+class Inbox:
+    """Filled by any thread and by signal handlers, emptied by the run's."""
+
+    def __init__(self) -> None:
+        self._messages: SimpleQueue[Message | BaseException | None] = SimpleQueue()
+
+    def post(self, message: Message) -> None:
+        """A body has ended."""
+        message[0].posted = True  # it was in time, however long the message lies here
+        self._messages.put(message)
+
+    def knock(self) -> None:
+        """Whoever waits has to look around."""
+        self._messages.put(None)
+
+    def leave(self, error: BaseException) -> None:
+        """Whoever waits has to give up."""
+        self._messages.put(error)
+
+    def get(self, patience: float) -> Message | None:
+        """The next message, None for a knock; `Empty` after so many seconds."""
+        while True:
+            try:
+                message = self._messages.get(timeout=min(patience, TICK))
+            except Empty:
+                if patience <= TICK:
+                    raise
+                patience -= TICK
+                continue
+            if isinstance(message, BaseException):
+                raise message
+            return message
+
+
+class Cuts(Protocol):
+    """When and how a checkpoint is taken: see cuts.py."""
+
+    waiting: bool
+
+    def committed(self, outcome: Outcome, idle: bool) -> None: ...
+    def poll(self, idle: bool) -> None: ...
+    def starts(self, number: int, alone: bool) -> None: ...
+    def failed(self, claim: Claim, outcome: Failed) -> None: ...
+    def before_commit(self, ops: list[Op], attempt: Attempt | None = None) -> None: ...
+    def timer(self) -> float | None: ...
+
+
+class GoBack(Exception):
+    """The session has to go back to its newest cut: a failed attempt changed a live value."""
+
+    def __init__(self, claim: Claim, outcome: Failed, names: list[str], budget: int) -> None:
+        super().__init__(names)
+        self.budget = budget  # how often that may happen to one task
+        self.claim = claim
+        self.outcome = outcome
+        self.names = names
+
 
 CONFLICT_BUDGET = 20
 """How often a task may lose a race for a value before that counts as a failure."""

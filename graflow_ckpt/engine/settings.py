@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -26,7 +27,8 @@ from graflow_ckpt.core.errors import CheckpointError, GraphError
 from graflow_ckpt.core.events import Observer
 from graflow_ckpt.core.facts import Claim, Outcome
 from graflow_ckpt.core.policy import Budget, EveryN, EverySeconds, OnRequest, Policy, WhenIdle
-from graflow_ckpt.engine.slowness import slow_after
+
+log = logging.getLogger("graflow_ckpt.checkpoint")
 
 Durability = Literal["auto", "checkpoint", "journal", "none"]
 Resume = Literal["auto", "never", "must"]
@@ -46,6 +48,9 @@ _CHOICES = {
     "on_finished": ("return", "again", "error"),
 }
 
+_SLOW_VARIABLE = "GRAFLOW_CKPT_SLOW_SAVE"
+_SLOW = 0.1  # seconds from which on a save is slow, unless that says otherwise
+
 _STORED = (
     "durability", "policy", "keep", "on_failure", "on_save_failure", "max_checkpoint_size_mb", "max_parallel",
     "rng", "grace",
@@ -62,6 +67,34 @@ _VALUES: dict[str, Callable[..., Any]] = {f"policy.{kind.__name__}": kind for ki
 }
 _NAMES = {kind: name for name, kind in _VALUES.items()}
 """Policies and retentions that a checkpoint names: the file and the class."""
+
+
+def slow_after() -> float:
+    """Seconds, as the environment has them. What is no number there is said, and not believed."""
+    text = os.environ.get(_SLOW_VARIABLE, "").strip()
+    try:
+        return float(text) if text else _SLOW
+    except ValueError:
+        log.warning("%s=%r is no number of seconds; %s counts", _SLOW_VARIABLE, text, _SLOW)
+        return _SLOW
+
+
+def tell_slow(doing: str, seconds: float, path: str, session: str, limit: float) -> bool:
+    """Log a save or load if it was slow; return whether it was.
+
+    Once per session, for a slow store is slow each time.
+    """
+    if seconds <= limit:
+        return False
+    log.warning(
+        "SLOW CHECKPOINT %s: %.2fms for %s (more than %.0fms; said once per session)",
+        doing,
+        seconds * 1000,
+        path,
+        limit * 1000,
+        extra={"session": session},
+    )
+    return True
 
 
 @dataclass(frozen=True, slots=True)

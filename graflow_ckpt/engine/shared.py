@@ -22,9 +22,8 @@ from graflow_ckpt.core.values import Cell
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.host import RunHost
 from graflow_ckpt.engine.run import Run
-from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.engine.settings import Settings, tell_slow
 from graflow_ckpt.engine.shared_home import SharedHome
-from graflow_ckpt.engine.slowness import tell
 from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently, same_task
 from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import keys_of
@@ -133,7 +132,7 @@ class SharedCuts:
         )
         if not self._home.told_slow:
             limit = self._settings.slow_save
-            self._home.told_slow = tell("SAVE", seconds, saved.path, saved.session_id, limit)
+            self._home.told_slow = tell_slow("SAVE", seconds, saved.path, saved.session_id, limit)
         return saved
 
     def _failed(self, error: GraflowError, cause: str, seconds: float) -> None:

@@ -12,15 +12,18 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from graflow_ckpt.checkpoint import history
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_metadata
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code, summary_of
 from graflow_ckpt.checkpoint.sealed import SealedCells
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core import arguments
-from graflow_ckpt.core.errors import NoSession, SessionError
+from graflow_ckpt.core.errors import CheckpointError, GraflowError, NoSession, ServerGone, SessionError
 from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.engine.announcer import Trace
 from graflow_ckpt.engine.attempt import from_cells
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.home import program_file
@@ -28,7 +31,6 @@ from graflow_ckpt.engine.inputs import SharedChannel, digest_of
 from graflow_ckpt.engine.reaping import owner_of
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_home import BACKEND, SharedHome
-from graflow_ckpt.engine.tracing import Trace
 from graflow_ckpt.links.addresses import URL_VARIABLE
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.processes import named
@@ -39,6 +41,7 @@ from graflow_ckpt.sessions.names import check_names
 from graflow_ckpt.sessions.shared import SharedTables
 from graflow_ckpt.sessions.tables import parse_line
 from graflow_ckpt.sessions.views import RedisTaskQueue
+from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.keys import Keyring, uses_local_key
 from graflow_ckpt.stores.places import path_at
 
@@ -291,4 +294,83 @@ def link_of(config: Mapping[str, Any] | None) -> RedisLink:
     return open_link(where)
 
 
-__all__ = ["Found", "SharedContext", "link_of"]
+# --- attaching ---------------------------------------------------------------------------
+
+
+def attach(found: Found, graph: TaskGraph, store: str) -> SharedContext:
+    """The live session that a checkpoint was taken of, which has gone on since.
+
+    Its queue and values are where they were; the checkpoint says only which session and which server. It
+    is looked for at the address that the checkpoint has, then at the one in the environment, which may be
+    another name of the same server.
+    """
+    context = _looked_for(found, graph, store)
+    _check_history(found, context)
+    context.attached, context.found = True, found
+    context.checkpoint_metadata = dict(found.metadata.user_metadata)
+    return context
+
+
+def _looked_for(found: Found, graph: TaskGraph, store: str) -> SharedContext:
+    session = found.facts["session_id"]
+    settings = Settings(workflow=found.meta.get("workflow", "workflow")).with_stored(
+        found.meta.get("settings")
+    )
+    own = found.facts["redis"]["address"]
+    named = os.environ.get(URL_VARIABLE, "").strip()
+    away: ServerGone | None = None
+    asked: list[str] = []
+    for where in dict.fromkeys(filter(None, (own, named))):
+        try:
+            context = SharedContext(graph, session, open_link(where), settings=settings, store=store)
+            if context.exists():
+                return context
+            asked.append(context.link.address)
+        except ServerGone as error:
+            away = away or error
+    if away is not None:
+        raise away
+    raise NoSession(
+        f"There is no session {session} at {' or '.join(dict.fromkeys(asked))}.",
+        hint=f"Its queue and values were there and are not in the checkpoint {found.path}. "
+        + _newest_portable(open_store(store), session),
+        session=session,
+    )
+
+
+def _newest_portable(store: CheckpointStore, session: str) -> str:
+    """What to say of the cuts that have everything in them."""
+    try:
+        for path, found in history.newest(store, Keyring.for_store(store), session):
+            if isinstance(found, Found) and found.facts.get("redis", {}).get("portable", True):
+                return (
+                    f"The newest one that has them is {path} (step {found.facts['steps']}): "
+                    "ExecutionContext.rewind(path) brings the session back, fork(path) makes another of it."
+                )
+    except GraflowError as error:
+        return f"Its other checkpoints cannot be looked at: {error.message}"
+    return "None of its checkpoints has them: context.checkpoint(portable=True) makes one that does."
+
+
+def _check_history(found: Found, context: SharedContext) -> None:
+    """What the checkpoint shows has to have happened to the session that is there."""
+    line, cold = context.line(), context.facts_of("epoch", "cuts", "rewound")
+    session, live, cut = context.session_id, int(line["sequence"]), int(found.facts["transition"])
+    ids: dict[str, Any] = {"session": session, "live": live, "cut": cut, "path": found.path}
+    epoch, number, behind = (int(cold[name] or 0) for name in ("epoch", "cuts", "rewound"))
+    if int(found.meta["epoch"]) < epoch:
+        if cut > behind:
+            raise CheckpointError(
+                f"Checkpoint {found.path} shows transition {cut} of session {session}, which was taken back "
+                f"to transition {behind} since, and is at {live} now.",
+                hint="Resume from a later one, or from this one in a session of its own, if it is portable: "
+                "ExecutionContext.fork(path).",
+                **ids,
+            )
+    elif live < cut or number < int(found.meta["sequence"]):
+        raise CheckpointError(
+            f"Session {session} at {context.link.address} is at transition {live}, and the checkpoint "
+            f"{found.path} at {cut}: Redis has lost commits.",
+            hint="Restore Redis from a newer copy, or go on from a portable checkpoint (rewind or fork).",
+            **ids,
+        )

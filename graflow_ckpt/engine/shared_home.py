@@ -23,8 +23,8 @@ from graflow_ckpt.checkpoint.snapshot import Snapshot, capture
 from graflow_ckpt.core.errors import CheckpointError, NoSession, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.engine.announcer import Trace
 from graflow_ckpt.engine.tidying import Tidier
-from graflow_ckpt.engine.tracing import Trace
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.damage import readable

@@ -22,7 +22,7 @@ from redis import RedisError
 from graflow_ckpt.core.errors import ServerGone, ServerRefuses, SessionError
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.engine.bodiless import ANSWERS
-from graflow_ckpt.engine.opening import in_doubt
+from graflow_ckpt.engine.taking_part import in_doubt
 from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.damage import readable

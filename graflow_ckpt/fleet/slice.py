@@ -30,7 +30,7 @@ from graflow_ckpt.core.errors import (
     WorkflowCancelled,
 )
 from graflow_ckpt.engine.invoke import Invoker
-from graflow_ckpt.engine.keeper import PATIENCE, Keeper, Kept
+from graflow_ckpt.engine.reaping import HELP_AFTER, Keeper, Kept
 from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.shared import SharedCuts, SharedHost
 from graflow_ckpt.engine.shared_home import SharedHome
@@ -44,8 +44,7 @@ from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import START, keys_of
-from graflow_ckpt.sessions.redis import PATIENCE as SERVER_PATIENCE
-from graflow_ckpt.sessions.redis import RedisSession, new_nonce
+from graflow_ckpt.sessions.redis import PATIENCE, RedisSession, new_nonce
 from graflow_ckpt.stores.keys import Keyring
 
 log = logging.getLogger("graflow_ckpt.fleet")
@@ -137,7 +136,7 @@ class Worker:
         """What is known of the session, and whether the token counts; a server that is away is waited for."""
         prefix, nonce = keys_of(session), new_nonce()
         client: Any = self.link.client
-        deadline = monotonic() + SERVER_PATIENCE
+        deadline = monotonic() + PATIENCE
         while True:
             try:
                 with translated(self.link.address):
@@ -222,7 +221,7 @@ class Slice:
         """Until there is nothing more to do here."""
         session, worker = self._session, self._worker
         session.until = monotonic() + worker.budget
-        session.help_after = monotonic() + PATIENCE
+        session.help_after = monotonic() + HELP_AFTER
         if worker.draining:
             self._run.stop()
         worker.keeper.keep(Kept(session, self._news, self._call_for_help))

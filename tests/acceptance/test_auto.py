@@ -15,7 +15,6 @@ import pytest
 
 from graflow_ckpt import Budget, CheckpointManager, task, workflow
 from graflow_ckpt.engine import cuts as engine_cuts
-from graflow_ckpt.engine import exposure
 from graflow_ckpt.stores.keys import new_key
 from graflow_ckpt.stores.local import LocalStore
 from tests.acceptance.command_line import KILLED, graflow, program
@@ -175,7 +174,7 @@ def a_record_that_cannot_be_written(request: pytest.FixtureRequest) -> None:
 
 def a_long_journal(request: pytest.FixtureRequest) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exposure, "LONGEST", 10)
+        patch.setattr(engine_cuts, "LONGEST", 10)
 
         assert loop(60).execute() == 59
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from graflow_ckpt.engine.threads import Threads
+from graflow_ckpt.engine.invoke import Threads
 
 
 def named(prefix: str) -> list[threading.Thread]:

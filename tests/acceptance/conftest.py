@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from graflow_ckpt import EveryN, task
 from graflow_ckpt import workflow as in_memory
 from graflow_ckpt.stores.keys import new_key
+from tests.acceptance.command_line import COUNT, KILLED, checkpoints, graflow, program
 from tests.acceptance.places import Make, in_redis
 from tests.servers import Server
 
@@ -37,6 +40,29 @@ def workflow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     server.ask("FLUSHALL")
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
     return in_redis(server.client())
+
+
+@pytest.fixture
+def killed() -> list[str]:
+    """The two checkpoints of session `s` of COUNT, which was killed in its fifth step."""
+    program("count.py", COUNT)
+    graflow("run", "count.py", "--session", "s", "--every", "2", "--", "4", status=KILLED)
+    return checkpoints("s")
+
+
+@pytest.fixture
+def counted() -> list[str]:
+    """Those of one that has counted to its end, without a program that could continue it."""
+    with in_memory("count", session_id="s", checkpoint=EveryN(2)) as flow:
+
+        @task(inject_context=True)
+        def count(context: Any, data: int = 0) -> int:
+            if data < 5:
+                context.next_iteration(data + 1)
+            return data
+
+        flow.execute()
+    return checkpoints("s")
 
 
 @pytest.fixture

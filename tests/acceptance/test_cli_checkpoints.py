@@ -1,4 +1,7 @@
-"""graflow-ckpt sessions and checkpoints: what there is; no pickle is opened, no value shown."""
+"""graflow-ckpt sessions, checkpoints, trust and key: what there is, what has changed, forks, foreign seals.
+
+No pickle is opened to look, and no value shown.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.command_line import CHAIN, COUNT, GRAFLOW, KILLED, checkpoints, graflow, program
+from tests.acceptance.command_line import (
+    CHAIN,
+    COUNT,
+    GRAFLOW,
+    KILLED,
+    Terminal,
+    checkpoints,
+    graflow,
+    inside,
+    program,
+    python,
+)
 
 pytestmark = pytest.mark.usefixtures("checkpoints_alone")
 
@@ -30,13 +44,6 @@ with workflow("secrets") as ctx:
     work >> after
     ctx.execute()
 """
-
-
-@pytest.fixture
-def killed() -> list[str]:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--every", "2", "--", "4", status=KILLED)
-    return checkpoints("s")
 
 
 # --- sessions --------------------------------------------------------------------------------
@@ -220,3 +227,235 @@ def test_a_path_that_was_noted_long_ago_is_said_to_have_expired() -> None:
     for command in (("checkpoints", "show"), ("resume",)):
         said = graflow(*command, "checkpoints/session_s_step_1_1700000000-1.pkl", status=1).err
         assert "expired at 2023-11-21T22:13:20+00:00" in said
+
+
+# --- audit, and a sample that is verified -----------------------------------------------
+
+
+def test_an_audit_shows_what_belongs_to_no_checkpoint(counted: list[str]) -> None:
+    Path(counted[0].replace(".pkl", ".meta.json")).unlink()
+
+    told = inside("checkpoints", "audit", status=1)
+    (first, second) = inside("checkpoints", "audit", "--json", status=1).document["orphans"]
+
+    assert "2 orphans" in told.err
+    assert (first["kind"], first["session"], second["name"]) == (
+        "part",
+        "s",
+        Path(counted[0]).stem + ".state.json",
+    )
+
+
+def test_a_sample_is_verified(counted: list[str]) -> None:
+    assert f"2 checkpoints of {len(counted)}, 0 bad" in inside("checkpoints", "verify", "--sample", "2").err
+    assert len(inside("checkpoints", "verify", "s", "--sample", "9", "--json").document) == len(counted)
+
+
+# --- diff, bisect -----------------------------------------------------------------------
+
+
+TRAIN = """
+import numpy as np
+from graflow_ckpt import EveryTask, task, workflow
+
+class Model:
+    def __init__(self, weights): self.weights = weights
+    def __setstate__(self, state):
+        raise AssertionError("a pickle was opened")
+
+with workflow("train", session_id="night", checkpoint=EveryTask()) as ctx:
+    @task(inject_context=True)
+    def train(context, data=1):
+        channel = context.get_channel()
+        channel.set("loss", 1 / data if data < 5 else float(data))
+        channel.append("history", data)
+        channel.set("model", Model(np.arange(4.0) * data))
+        channel.set("api_key", f"hunter{data}")
+        channel.set("still", [1, 2])
+        if data < 7:
+            context.next_iteration(data + 1)
+        return {"status": "lost" if data > 5 else "ok"}
+    ctx.execute(train)
+"""
+
+
+@pytest.fixture
+def trained(own_folder: Path) -> list[str]:
+    python(program("train.py", TRAIN))
+    return checkpoints("night")
+
+
+def test_two_checkpoints_are_compared_without_opening_a_pickle(trained: list[str]) -> None:
+    text = inside("checkpoints", "diff", trained[1], trained[4])
+    found = inside("checkpoints", "diff", trained[1], "night", "--json").document
+
+    rows = {line.split()[0]: line for line in text.out.splitlines()}
+    assert "~ changed  list of 2 ▁█ 1 … 2" in rows["history"]
+    assert "+900 %" in rows["loss"]
+    assert "list of 4 ▁▃▆█ 0 … 6" in rows[".weights"]
+    assert "hunter" not in text.out
+    assert "5 values differ" not in text.err
+    assert "values that differ: 4, that are the same: 1" in text.err
+    assert [one["name"] for one in found["values"]] == ["api_key", "history", "loss", "model"]
+    assert found["same"] == ["still"]
+    assert found["b"]["path"] == trained[-1]
+    assert found["values"][3]["before"]["kind"] == "__main__.Model"
+    assert found["results"][0]["inside"][0] == {
+        "name": ".status", "what": "changed", "before": "'ok'", "after": "'lost'",
+    }  # fmt: skip
+
+
+def test_the_first_bad_checkpoint_is_found(trained: list[str]) -> None:
+    text = inside("checkpoints", "bisect", "night", "--bad", "loss > 2 and max(model.weights) > 1")
+    found = inside(
+        "checkpoints", "bisect", "night", "--bad", "results.train.status == 'lost'", "--json"
+    ).document
+
+    assert f"first bad  {trained[4]}" in text.out
+    assert f"last good  {trained[3]}" in text.out
+    assert "1 step between them" in text.err
+    assert found["first_bad"]["path"] == trained[5]
+    assert found["last_good"]["steps"] == 5
+    assert len(found["looked_at"]) < len(trained)
+    assert any(one["name"] == "history" for one in found["between"]["values"])
+
+
+def test_none_is_bad_is_an_exit_status_and_nonsense_is_another(trained: list[str]) -> None:
+    assert (
+        "none of session night is bad"
+        in inside("checkpoints", "bisect", "night", "--bad", "loss > 100", status=1).err
+    )
+    told = inside("checkpoints", "bisect", "night", "--bad", "los > 1", "--json", status=1).document
+    assert (told["error"], told["name"]) == ("BadCondition", "los")
+    assert (
+        "not allowed in an expression"
+        in inside("checkpoints", "bisect", "night", "--bad", "exit()", status=2).err
+    )
+
+
+# --- fork -------------------------------------------------------------------------------
+
+
+RATE = """
+from graflow_ckpt import EveryTask, task, workflow
+
+with workflow("rate", checkpoint=EveryTask()) as ctx:
+    @task(inject_context=True)
+    def climb(context, data=0):
+        channel = context.get_channel()
+        channel.set("height", channel.get("height", 0) + channel.get("rate", 1))
+        channel.set("rate", channel.get("rate", 1))
+        if data < 3:
+            context.next_iteration(data + 1)
+        return channel.get("height")
+    print("result", ctx.execute())
+"""
+
+
+@pytest.fixture
+def rated() -> list[str]:
+    program("rate.py", RATE)
+    graflow("run", "rate.py", "--session", "s")
+    return checkpoints("s")
+
+
+def test_a_fork_begins_where_the_checkpoint_is_with_the_values_that_were_set(rated: list[str]) -> None:
+    made = graflow("checkpoints", "fork", rated[0], "fast", "--set", "rate=100", "--json").document
+    done = graflow("resume", "fast")
+
+    assert (made["session"], made["from"], made["set"]) == ("fast", rated[0], ["rate"])
+    assert done.out == "result 301\n"
+    assert checkpoints("s") == rated
+    assert "session s was finished" in graflow("resume", "s").err
+
+
+def test_it_gets_a_name_and_runs_nothing(rated: list[str]) -> None:
+    first = graflow("checkpoints", "fork", rated[1])
+    second = graflow("checkpoints", "fork", rated[1], "--json").document
+
+    assert first.out.startswith("checkpoints/session_s-fork_step_2_")
+    assert "session s-fork begins at step 2; graflow-ckpt resume s-fork" in first.err
+    assert second["session"] == "s-fork-2"
+
+
+def test_only_values_that_are_there_can_be_set(rated: list[str]) -> None:
+    told = graflow("checkpoints", "fork", rated[0], "x", "--set", "rat=2", status=1)
+
+    assert "has no value 'rat' that could be set" in told.err
+    assert "It has: rate." in told.err
+    assert checkpoints("x") == []
+    graflow("checkpoints", "fork", rated[0], "x", "--set", "rate", status=2)
+    graflow("checkpoints", "fork", rated[0], "s", status=1)
+
+
+# --- trust, key -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def foreign() -> list[str]:
+    """Checkpoints that another machine has sealed."""
+    program("count.py", COUNT)
+    key = graflow("key", "new").out.strip()
+    command = ("run", "count.py", "--session", "s", "--every", "2", "--", "4")
+    graflow(*command, status=KILLED, GRAFLOW_CKPT_KEY=key)
+    return checkpoints("s")
+
+
+def test_a_foreign_checkpoint_is_refused_with_both_ways_on(foreign: list[str]) -> None:
+    refused = graflow("resume", foreign[-1], status=1).err
+
+    assert "GRAFLOW_CKPT_KEY" in refused
+    assert "graflow-ckpt trust" in refused
+    assert "Traceback" not in refused
+
+
+def test_a_trusted_checkpoint_is_one_s_own(foreign: list[str]) -> None:
+    done = graflow("trust", foreign[-1], "--yes")
+
+    assert "host" in done.err
+    assert "count.py" in done.err
+    assert [row["verdict"] for row in graflow("checkpoints", "verify", "s", "--json", status=1).document] == [
+        "bad", "good",
+    ]  # fmt: skip
+    assert "continues from step 4" in graflow("resume", "s").err
+
+
+def test_somebody_is_asked_first(foreign: list[str]) -> None:
+    before = Path(foreign[-1].replace(".pkl", ".meta.json")).read_bytes()
+
+    assert "Nothing was done." in graflow("trust", foreign[-1], stdin="n\n", status=130).err
+    assert Path(foreign[-1].replace(".pkl", ".meta.json")).read_bytes() == before
+
+    terminal = Terminal("trust", foreign[-1])
+    terminal.read_until(r"Seal it with the key of this machine\? \[y/N\]")
+    terminal.type("y\n")
+    assert terminal.end() == 0
+    graflow("checkpoints", "verify", foreign[-1])
+
+
+@pytest.mark.parametrize("part", ["pkl", "state.json"])
+def test_files_that_are_not_those_of_the_meta_are_never_sealed(foreign: list[str], part: str) -> None:
+    path = Path(foreign[-1].replace(".pkl", f".{part}"))
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+
+    assert "corrupted" in graflow("trust", foreign[-1], "--yes", status=1).err
+    graflow("checkpoints", "verify", foreign[-1], status=1)
+
+
+def test_one_s_own_checkpoint_needs_no_trust() -> None:
+    program("count.py", COUNT)
+    graflow("run", "count.py", "--session", "s")
+
+    assert "nothing to do" in graflow("trust", checkpoints("s")[0]).err
+
+
+def test_a_key_can_be_carried_over(foreign: list[str]) -> None:
+    key = graflow("key", "new", "--json").document
+    assert key["key"].startswith(f"{key['id']}:")
+
+    Path("key").write_text(key["key"])
+    Path("key").chmod(0o600)
+    graflow("trust", foreign[-1], "--yes", GRAFLOW_CKPT_KEY_FILE="key")
+
+    graflow("checkpoints", "verify", foreign[-1], GRAFLOW_CKPT_KEY=key["key"])
+    graflow("checkpoints", "verify", foreign[-1], status=1)

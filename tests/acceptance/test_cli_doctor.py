@@ -1,18 +1,24 @@
-"""graflow-ckpt doctor: what is installed, writable and safe."""
+"""graflow-ckpt doctor: what is installed, writable and safe; saves that wait, and `checkpoints sync`."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
 from graflow_ckpt.checkpoint import metrics
 from graflow_ckpt.interfaces.cli.examination import examine
+from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.fallback import Fallback
+from graflow_ckpt.stores.keys import new_key
 from graflow_ckpt.stores.sqlite import SqliteStore
-from graflow_ckpt.testing.trios import put
+from graflow_ckpt.testing.trios import listed, own_name, put
 from tests.acceptance.command_line import COUNT, graflow, program
+from tests.servers import Server
 
 
 def findings(*arguments: str, status: int | None = 0, **environment: str) -> dict[str, Any]:
@@ -80,3 +86,43 @@ def test_a_database_that_has_grown_is_a_warning(tmp_path: Path, monkeypatch: pyt
     (found,) = [found for found in examine(store.url) if found.what == "database"]
     assert found.verdict == "warning"
     assert "vacuum" in found.found
+
+
+# --- saves that wait because their store was away ---------------------------------------
+
+
+@pytest.fixture
+def store(own_redis: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fallback:
+    """A checkpoint of session `s` waits, which nobody runs; the server is back, and empty."""
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
+    server = own_redis({"appendonly": "yes", "appendfsync": "always"})
+    store = open_store(f"fallback.{quote(str(tmp_path / 'folder'), safe='')}+{server.url}")
+    assert isinstance(store, Fallback)
+    server.kill()
+    put(store, own_name(), "n1")
+    server.start()
+    return store
+
+
+def verdicts(store: Fallback) -> dict[str, tuple[str, str]]:
+    document = graflow("doctor", "--store", store.url, "--json", status=None).document
+    return {finding["what"]: (finding["verdict"], finding["found"]) for finding in document}
+
+
+def test_doctor_names_what_waits_and_sync_hands_it_over(store: Fallback) -> None:
+    verdict, said = verdicts(store)["fallback"]
+    assert verdict == "warning"
+    assert "1 checkpoint of s in" in said
+    assert str(store.waits.where) in said
+
+    done = graflow("checkpoints", "sync", "--store", store.url, "--json")
+
+    assert done.document == {"handed_over": 1, "refused": 0, "waiting": 0}
+    assert len(listed(open_store(store.inner.url), "s")) == 1
+    assert verdicts(store)["fallback"][0] == "ok"
+
+
+def test_a_store_without_a_fallback_has_nothing_to_sync() -> None:
+    done = graflow("checkpoints", "sync", "--store", "checkpoints", status=2)
+
+    assert "has no fallback" in done.err

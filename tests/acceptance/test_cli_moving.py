@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from graflow_ckpt import EveryN, task, workflow
 from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.command_line import (
     COUNT,
     KILLED,
     Terminal,
-    checkpoints,
     graflow,
     inside,
     program,
@@ -21,28 +16,6 @@ from tests.acceptance.command_line import (
 )
 
 DATABASE = "sqlite:///other.db"
-
-
-@pytest.fixture
-def killed() -> list[str]:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--every", "2", "--", "4", status=KILLED)
-    return checkpoints("s")
-
-
-@pytest.fixture
-def cuts() -> list[str]:
-    """The same without a program that could go on."""
-    with workflow("count", session_id="s", checkpoint=EveryN(2)) as ctx:
-
-        @task(inject_context=True)
-        def count(context: Any, data: int = 0) -> int:
-            if data < 5:
-                context.next_iteration(data + 1)
-            return data
-
-        ctx.execute()
-    return checkpoints("s")
 
 
 def test_a_session_is_copied_and_goes_on_at_its_new_place(killed: list[str]) -> None:
@@ -69,16 +42,16 @@ def test_who_has_gone_on_there_is_named_and_the_exit_status_says_so(killed: list
     assert failed["error"] == "Diverged"
 
 
-def test_a_single_checkpoint_and_a_workflow_are_copied_alone(cuts: list[str]) -> None:
-    one = inside("checkpoints", "copy", cuts[0], "--to", DATABASE, "--json").document
+def test_a_single_checkpoint_and_a_workflow_are_copied_alone(counted: list[str]) -> None:
+    one = inside("checkpoints", "copy", counted[0], "--to", DATABASE, "--json").document
     none = inside("checkpoints", "copy", "--workflow", "other", "--to", DATABASE, "--json", status=1).document
 
-    assert [(cut["path"], cut["state"]) for cut in one["checkpoints"]] == [(cuts[0], "copied")]
+    assert [(cut["path"], cut["state"]) for cut in one["checkpoints"]] == [(counted[0], "copied")]
     assert none["error"] == "NoSession"
     inside("checkpoints", "verify", one["checkpoints"][0]["target"])
 
 
-def test_what_is_not_there_or_the_same_place_is_an_error(cuts: list[str]) -> None:
+def test_what_is_not_there_or_the_same_place_is_an_error(counted: list[str]) -> None:
     assert (
         "neither a session nor a checkpoint"
         in inside("checkpoints", "copy", "night", "--to", DATABASE, status=1).err
@@ -93,7 +66,7 @@ def test_what_is_not_there_or_the_same_place_is_an_error(cuts: list[str]) -> Non
     )
 
 
-def test_what_was_sealed_with_the_local_key_is_copied_to_a_place_with_a_named_one(cuts: list[str]) -> None:
+def test_what_was_sealed_with_the_local_key_is_copied_to_a_place_with_a_named_one(counted: list[str]) -> None:
     key = new_key()
 
     done = inside("checkpoints", "copy", "--to", DATABASE, "--json", GRAFLOW_CKPT_KEY=key).document
@@ -126,19 +99,19 @@ def test_a_journal_travels_in_a_file(tmp_path: Path) -> None:
     assert steps() == [0, 1, 2, 3, 4, 4, 5]
 
 
-def test_single_checkpoints_and_all_of_a_store_are_exported(cuts: list[str]) -> None:
-    one = inside("checkpoints", "export", cuts[0], "one.ckpt", "--json").document
+def test_single_checkpoints_and_all_of_a_store_are_exported(counted: list[str]) -> None:
+    one = inside("checkpoints", "export", counted[0], "one.ckpt", "--json").document
     everything = inside("checkpoints", "export", "--all", "all.ckpt", "--json").document
 
     assert [cut["state"] for cut in one["checkpoints"]] == ["copied"]
-    assert [(one["session"], one["copied"]) for one in everything["sessions"]] == [("s", len(cuts))]
+    assert [(one["session"], one["copied"]) for one in everything["sessions"]] == [("s", len(counted))]
     done = inside("checkpoints", "import", "one.ckpt", "--store", "new", "--json").document
     assert [cut["state"] for cut in done["checkpoints"]] == ["copied"]
-    assert f"{len(cuts) - 1} checkpoints copied" in inside("checkpoints", "export", "s", "one.ckpt").err
+    assert f"{len(counted) - 1} checkpoints copied" in inside("checkpoints", "export", "s", "one.ckpt").err
     assert "give --all" in inside("checkpoints", "export", "x.ckpt", status=2).err
 
 
-def test_a_file_of_another_machine_needs_its_key_or_trust(cuts: list[str]) -> None:
+def test_a_file_of_another_machine_needs_its_key_or_trust(counted: list[str]) -> None:
     inside("checkpoints", "export", "s", "s.ckpt")
     elsewhere = {"XDG_STATE_HOME": str(Path("elsewhere").absolute())}
 
@@ -161,7 +134,7 @@ def test_what_is_no_file_of_checkpoints_is_refused() -> None:
     assert inside("checkpoints", "import", "none.ckpt", "--json", status=1).document["errno"] == 2
 
 
-def test_somebody_at_a_terminal_sees_how_far_it_is(cuts: list[str]) -> None:
+def test_somebody_at_a_terminal_sees_how_far_it_is(counted: list[str]) -> None:
     terminal = Terminal("checkpoints", "copy", "--to", DATABASE)
 
     terminal.read_until(r"checkpoints? copied")
@@ -169,7 +142,7 @@ def test_somebody_at_a_terminal_sees_how_far_it_is(cuts: list[str]) -> None:
     assert terminal.end() == 0
 
 
-def test_what_is_not_encrypted_any_more_is_told(cuts: list[str]) -> None:
+def test_what_is_not_encrypted_any_more_is_told(counted: list[str]) -> None:
     key = new_key()
     secret = "encrypted+sqlite:///secret.db"
 

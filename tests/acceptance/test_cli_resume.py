@@ -13,17 +13,6 @@ from tests.acceptance.command_line import COUNT, KILLED, checkpoints, ended, gra
 
 pytestmark = pytest.mark.usefixtures("checkpoints_alone")
 
-RUN = ("run", "count.py", "--session", "s", "--every", "2")
-
-
-@pytest.fixture
-def killed() -> list[str]:
-    """A session that was killed in its fifth step; its two checkpoints."""
-    program("count.py", COUNT)
-    graflow(*RUN, "--", "4", status=KILLED)
-    return checkpoints("s")
-
-
 # --- what X means ----------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 
 
-def run(name: str, folder: Path, *arguments: str, status: int = 0) -> str:
+def run(name: str, folder: Path, *arguments: str, status: int = 0, silent: bool = False) -> str:
     done = subprocess.run(
         [sys.executable, EXAMPLES / name, *arguments],
         cwd=folder,
@@ -24,6 +24,7 @@ def run(name: str, folder: Path, *arguments: str, status: int = 0) -> str:
         check=False,
     )
     assert done.returncode == status, f"{name} ended with {done.returncode}\n{done.stdout}{done.stderr}"
+    assert not (silent and done.stderr)
     return done.stdout
 
 
@@ -88,3 +89,32 @@ def test_the_readme_opens_with_an_example_that_is_tested() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
 
     assert (EXAMPLES / "crash_and_resume.py").read_text(encoding="utf-8") in readme
+
+
+# --- make demo-fleet -------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_the_demo_of_a_fleet_ends_with_each_task_committed_once(tmp_path: Path) -> None:
+    said = run("demo_fleet.py", tmp_path, "--seed", "2", "--stores", "12", silent=True)
+
+    assert said.count("SIGKILL") == 2
+    assert "SIGKILL to worker-" in said
+    assert "SIGKILL to redis" in said
+    assert "157 of 157 committed once" in said
+    assert list(tmp_path.iterdir()) == []  # it works in a folder of its own
+
+
+@pytest.mark.slow
+@pytest.mark.crash
+def test_the_demo_of_a_fleet_fails_if_the_two_records_differ(tmp_path: Path) -> None:
+    """A commit without an execution: the task is in the ledger, and no file has a line of it."""
+    doctored = tmp_path / "demo_fleet.py"
+    text = (EXAMPLES / "demo_fleet.py").read_text(encoding="utf-8")
+    assert '    note("report")\n' in text
+    doctored.write_text(text.replace('    note("report")\n', ""), encoding="utf-8")
+
+    said = run(str(doctored), tmp_path, "--seed", "3", "--stores", "4", status=1, silent=True)
+
+    assert "52 of 53 committed once" in said

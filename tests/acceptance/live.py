@@ -1,11 +1,11 @@
-"""A live value, and an observer to wait for."""
+"""A live value, tasks that do nothing, and an observer to wait for."""
 
 from __future__ import annotations
 
 import threading
 from typing import Any
 
-from graflow_ckpt import Event
+from graflow_ckpt import Event, task
 
 LONG = 20.0  # seconds: only a hang takes so long
 
@@ -15,6 +15,11 @@ class Box:
 
     def __init__(self, *items: Any) -> None:
         self.items = list(items)
+
+
+def idle(*names: str) -> list[Any]:
+    """Tasks that do nothing."""
+    return [task(id=name)(lambda: None) for name in names]
 
 
 class Seen(list[Event]):

@@ -10,9 +10,8 @@ import pytest
 
 from graflow_ckpt import task
 from graflow_ckpt.core.errors import MaxCyclesExceeded, Stalled, WorkflowCancelled
+from tests.acceptance.live import LONG, idle
 from tests.acceptance.places import Make
-
-LONG = 20.0  # seconds: only a hang takes so long
 
 
 def test_max_cycles_fails_the_task_by_name(workflow: Make) -> None:
@@ -76,16 +75,7 @@ def test_max_steps_stops_and_a_larger_one_goes_on_in_the_same_process(tmp_path: 
 
 def test_groups_do_not_count_as_steps(tmp_path: Path, workflow: Make) -> None:
     with workflow("w", store=tmp_path) as flow:
-
-        @task
-        def a() -> None: ...
-
-        @task
-        def b() -> None: ...
-
-        @task
-        def c() -> None: ...
-
+        a, b, c = idle("a", "b", "c")
         (a | b) >> c
         flow.execute(max_steps=3)
 
@@ -156,18 +146,11 @@ def test_a_gate_that_nobody_will_fill_is_stalled_not_completed(workflow: Make) -
             if context.cycle == 1:
                 context.next_task("end", goto=True)
 
-        @task
-        def b() -> None: ...
+        b, join, end = idle("b", "join", "end")
 
         @task(inject_context=True)
         def c(context) -> None:
             context.next_task("a", goto=True)
-
-        @task
-        def join() -> None: ...
-
-        @task
-        def end() -> None: ...
 
         a >> b >> join
         a >> c >> join

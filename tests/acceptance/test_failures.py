@@ -1,16 +1,18 @@
-"""Failures: what a failed task does to its group, its siblings and its session."""
+"""Failures: what a failed task does to its group, its siblings and its session, and how a group goes on."""
 
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 import pytest
 
 from graflow_ckpt import AtLeast, BestEffort, group, task, workflow
+from graflow_ckpt import workflow as in_memory
 from graflow_ckpt.core.errors import GroupFailed, ValueTorn
+from graflow_ckpt.engine.settings import Durability
+from tests.acceptance.live import LONG, Box
 from tests.acceptance.places import Make
-
-LONG = 20.0  # seconds: only a hang takes so long
 
 
 def test_a_failed_member_of_a_best_effort_group_does_not_stop_it(workflow: Make) -> None:
@@ -45,7 +47,7 @@ def test_a_member_that_only_read_a_live_value_does_not_stop_a_best_effort_group(
 
         @task(inject_context=True)
         def good(context) -> int:
-            return context.get_channel().get("model").value
+            return context.get_channel().get("model").items[0]
 
         @task
         def after(parts: dict[str, int]) -> dict[str, int]:
@@ -61,7 +63,7 @@ def test_a_member_that_left_a_live_value_changed_stops_a_best_effort_group_by_na
 
         @task(inject_context=True)
         def bad(context) -> int:
-            context.get_channel().get("model").value = 2
+            context.get_channel().get("model").items = [2]
             raise OSError("disk")
 
         @task
@@ -73,13 +75,6 @@ def test_a_member_that_left_a_live_value_changed_stops_a_best_effort_group_by_na
             flow.execute()
 
     assert isinstance(torn.value.__cause__, OSError)
-
-
-class Box:
-    """A live value."""
-
-    def __init__(self, value: int) -> None:
-        self.value = value
 
 
 def test_a_group_of_which_too_few_succeed_fails_by_name(workflow: Make) -> None:
@@ -175,3 +170,69 @@ def test_the_first_failure_is_the_one_that_comes_out(workflow: Make) -> None:
         flow.add(first, second)
         with pytest.raises(OSError, match="first"):
             flow.execute()
+
+
+# --- a group that failed its session ----------------------------------------------------
+
+
+MEMBERS = ("start", "plain", "head", "tail", "left", "right")
+RAN: list[str] = []
+BROKEN: set[str] = set()
+
+
+def noted(name: str) -> str:
+    RAN.append(name)
+    if name in BROKEN:
+        raise RuntimeError(name)
+    return name
+
+
+def run_group(workflow: Make, broken: set[str], durability: Durability = "checkpoint") -> object:
+    """Two of three members have to succeed; one of them is a chain, one a group of its own."""
+    RAN.clear()
+    BROKEN.clear()
+    BROKEN.update(broken)
+
+    with workflow("w", session_id="s", durability=durability, max_parallel=1) as flow:
+        start, plain, head, tail, left, right, after = (
+            task(id=name)(partial(noted, name)) for name in (*MEMBERS, "after")
+        )
+        inner = group(left, right, policy=AtLeast(2))
+        start >> group(plain, head >> tail, inner, policy=AtLeast(2)) >> after
+        return flow.execute("start")
+
+
+@pytest.mark.parametrize(
+    ("broken", "again"),
+    [
+        ({"head", "left"}, ["head", "left", "tail", "after"]),
+        ({"plain", "tail"}, ["plain", "tail", "after"]),
+        ({"plain", "head", "left", "right"}, ["plain", "head", "left", "right", "tail", "after"]),
+    ],
+)
+def test_its_lost_members_run_again_and_no_other(workflow: Make, broken: set[str], again: list[str]) -> None:
+    with pytest.raises(GroupFailed):
+        run_group(workflow, broken)
+
+    assert run_group(workflow, set()) == "after"
+
+    assert sorted(RAN) == sorted(again)
+    assert RAN[-1] == "after"
+
+
+def test_it_fails_again_as_long_as_too_few_are_mended(workflow: Make) -> None:
+    with pytest.raises(GroupFailed):
+        run_group(workflow, {"plain", "head", "left"})
+    with pytest.raises(GroupFailed):
+        run_group(workflow, {"plain", "head"})
+
+    assert run_group(workflow, {"head"}) == "after"
+
+
+def test_a_journal_has_it_too() -> None:
+    with pytest.raises(GroupFailed):
+        run_group(in_memory, {"head", "left"}, "journal")
+
+    assert run_group(in_memory, set(), "journal") == "after"
+
+    assert sorted(RAN) == ["after", "head", "left", "tail"]

@@ -8,7 +8,10 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt import AtLeast, EveryTask, Workflow, group, task, workflow
+from graflow_ckpt import AtLeast, EveryTask, TaskExecutionContext, Workflow, group, task, workflow
+from graflow_ckpt.core.errors import GraphError
+from tests.acceptance.live import idle
+from tests.acceptance.places import Make
 
 
 def test_a_branch_that_is_skipped_at_a_join_is_no_visit() -> None:
@@ -100,9 +103,7 @@ def test_a_task_that_is_retried_still_reads_what_it_gave_in_an_earlier_round() -
 
 def test_a_group_that_fails_inside_a_group_that_can_do_without_it_is_a_lost_member() -> None:
     with workflow("nested", max_parallel=1) as flow:
-
-        @task
-        def start() -> None: ...
+        start, after = idle("start", "after")
 
         @task
         def bad() -> None:
@@ -111,9 +112,6 @@ def test_a_group_that_fails_inside_a_group_that_can_do_without_it_is_a_lost_memb
         @task
         def good() -> str:
             return "good"
-
-        @task
-        def after() -> None: ...
 
         @task
         def end(good: str) -> str:
@@ -178,3 +176,62 @@ def test_a_session_that_was_terminated_stays_so_when_its_process_dies(
 
     assert flow.execution_context.status == "completed"
     assert sorted(ran) == ["ends", "slow"]
+
+
+# --- going back above a fork ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+@pytest.mark.parametrize("grouped", [False, True], ids=["edges", "a group"])
+@pytest.mark.parametrize(
+    "early", [False, True], ids=["the other branch is late", "the other branch is early"]
+)
+def test_a_join_runs_once_after_a_branch_went_back_above_the_fork(
+    rounds: int, grouped: bool, early: bool, workflow: Make
+) -> None:
+    ran: list[str] = []
+
+    def noting(name: str) -> Any:
+        return task(id=name)(lambda: ran.append(name))
+
+    with workflow("back", max_parallel=1) as flow:
+        start, beside, join = (noting(name) for name in ("start", "beside", "join"))
+
+        @task(inject_context=True)
+        def back(context: TaskExecutionContext) -> None:
+            ran.append("back")
+            if context.cycle < rounds:
+                context.next_task("start", goto=True)
+
+        first, second = (beside, back) if early else (back, beside)
+        if grouped:
+            start >> (first | second) >> join
+        else:
+            start >> first >> join
+            start >> second >> join
+        flow.execute("start")
+
+    assert flow.execution_context.status == "completed"
+    assert [ran.count(name) for name in ("start", "back", "beside", "join")] == [rounds + 1] * 3 + [1]
+    assert ran[-1] == "join"
+
+
+def test_data_for_a_join_is_refused_where_it_is_given(workflow: Make) -> None:
+    with workflow("data") as flow:
+
+        @task(inject_context=True)
+        def start(context: TaskExecutionContext) -> None:
+            context.next_task("join", goto=True, data=1)
+
+        left, right = idle("left", "right")
+
+        @task
+        def join(number: int = 0) -> int:
+            return number
+
+        start >> (left | right)
+        left >> join
+        right >> join
+
+        with pytest.raises(GraphError, match="takes no data"):
+            flow.execute("start")

@@ -1,77 +1,115 @@
-"""A task that goes back up above a fork: the other branch is walked twice, the join waits for both."""
+"""Sessions that go back: a restored backup, and on purpose.
+
+A session continues from what is there. A rewind is a checkpoint of its own, and what it supersedes counts
+no more.
+"""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from graflow_ckpt import TaskExecutionContext, task
-from graflow_ckpt.core.errors import GraphError
-from tests.acceptance.places import Make
+from graflow_ckpt import CheckpointManager, EveryTask, KeepLast, Workflow, task, workflow
+from graflow_ckpt.stores import open_store
+
+pytestmark = pytest.mark.usefixtures("checkpoints_alone")
 
 
-@pytest.mark.parametrize("rounds", [0, 1, 3])
-@pytest.mark.parametrize("grouped", [False, True], ids=["edges", "a group"])
-@pytest.mark.parametrize(
-    "early", [False, True], ids=["the other branch is late", "the other branch is early"]
-)
-def test_a_join_runs_once_after_a_branch_went_back_above_the_fork(
-    rounds: int, grouped: bool, early: bool, workflow: Make
+def counting(store: str, flaw: Path, ran: list[int]) -> Workflow:
+    """Five rounds, each with a cut; the fourth one fails as long as the flaw is there."""
+    with workflow("w", session_id="s", checkpoint=EveryTask(), keep=KeepLast(10), store=store) as flow:
+
+        @task(inject_context=True)
+        def count(context) -> None:
+            if context.cycle == 3 and flaw.exists():
+                raise OSError("broken")
+            ran.append(context.cycle)
+            if context.cycle < 4:
+                context.next_iteration()
+
+    return flow
+
+
+def after_a_failure(store: str, flaw: Path) -> list[str]:
+    """The session has come to its failure, which is mended; its checkpoints, the newest first."""
+    flaw.touch()
+    with pytest.raises(OSError, match="broken"):
+        counting(store, flaw, []).execute()
+    flaw.unlink()
+    return [found.path for found in CheckpointManager.list_checkpoints("s", store=store)]
+
+
+def store_in(folder: Path, kind: str) -> str:
+    return str(folder / "checkpoints") if kind == "local" else f"sqlite:///{folder}/runs.db"
+
+
+@pytest.mark.parametrize("kind", ["local", "sqlite"])
+def test_a_session_continues_from_the_older_checkpoint_that_a_restored_backup_has(
+    kind: str, tmp_path: Path
 ) -> None:
-    ran: list[str] = []
+    store, ran = store_in(tmp_path, kind), list[int]()
+    newest, older, *_ = after_a_failure(store, tmp_path / "flaw")
+    for path in (newest, older):
+        assert open_store(store).delete(path)
 
-    with workflow("back", max_parallel=1) as flow:
+    counting(store, tmp_path / "flaw", ran).execute()
 
-        @task
-        def start() -> None:
-            ran.append("start")
-
-        @task(inject_context=True)
-        def back(context: TaskExecutionContext) -> None:
-            ran.append("back")
-            if context.cycle < rounds:
-                context.next_task("start", goto=True)
-
-        @task
-        def beside() -> None:
-            ran.append("beside")
-
-        @task
-        def join() -> None:
-            ran.append("join")
-
-        first, second = (beside, back) if early else (back, beside)
-        if grouped:
-            start >> (first | second) >> join
-        else:
-            start >> first >> join
-            start >> second >> join
-        flow.execute("start")
-
-    assert flow.execution_context.status == "completed"
-    assert [ran.count(name) for name in ("start", "back", "beside", "join")] == [rounds + 1] * 3 + [1]
-    assert ran[-1] == "join"
+    assert ran == [2, 3, 4]
 
 
-def test_data_for_a_join_is_refused_where_it_is_given(workflow: Make) -> None:
-    with workflow("data") as flow:
+@pytest.mark.parametrize("kind", ["local", "sqlite"])
+def test_a_session_of_which_nothing_is_left_begins_anew(kind: str, tmp_path: Path) -> None:
+    store, ran = store_in(tmp_path, kind), list[int]()
+    for path in after_a_failure(store, tmp_path / "flaw"):
+        assert open_store(store).delete(path)
 
-        @task(inject_context=True)
-        def start(context: TaskExecutionContext) -> None:
-            context.next_task("join", goto=True, data=1)
+    counting(store, tmp_path / "flaw", ran).execute()
 
-        @task
-        def left() -> None: ...
+    assert ran == [0, 1, 2, 3, 4]
 
-        @task
-        def right() -> None: ...
 
-        @task
-        def join(number: int = 0) -> int:
-            return number
+# --- going back on purpose --------------------------------------------------------------
 
-        start >> (left | right)
-        left >> join
-        right >> join
 
-        with pytest.raises(GraphError, match="takes no data"):
-            flow.execute("start")
+def causes(store: str) -> list[str]:
+    """Those of the session's checkpoints, the newest first."""
+    return [found.cause for found in CheckpointManager.list_checkpoints("s", store=store)]
+
+
+@pytest.mark.parametrize("kind", ["local", "sqlite"])
+def test_a_named_checkpoint_that_is_the_newest_is_continued_without_a_rewind(
+    kind: str, tmp_path: Path
+) -> None:
+    store = store_in(tmp_path, kind)
+    newest, *_ = after_a_failure(store, tmp_path / "flaw")
+
+    context, _ = CheckpointManager.resume_from_checkpoint(newest, store=store)
+    context.execute()
+
+    assert context.status == "completed"
+    assert "rewind" not in causes(store)
+
+
+@pytest.mark.parametrize("kind", ["local", "sqlite"])
+def test_a_rewind_is_there_before_the_first_task_and_what_came_later_is_no_fallback(
+    kind: str, tmp_path: Path
+) -> None:
+    store, ran = store_in(tmp_path, kind), list[int]()
+    *_, older, oldest = after_a_failure(store, tmp_path / "flaw")
+    (tmp_path / "flaw").touch()
+
+    context, _ = CheckpointManager.resume_from_checkpoint(oldest, store=store)
+    with pytest.raises(OSError, match="broken"):
+        context.execute()
+
+    found = CheckpointManager.list_checkpoints("s", store=store)
+    (rewind,) = [one for one in found if one.cause == "rewind"]
+    assert rewind.parent == CheckpointManager.verify(oldest).checkpoint_id
+    assert older != oldest
+    for one in found:
+        if one.epoch == rewind.epoch and one.sequence > rewind.sequence:
+            assert open_store(store).delete(one.path)
+    (tmp_path / "flaw").unlink()
+    counting(store, tmp_path / "flaw", ran).execute()
+    assert ran == [1, 2, 3, 4]

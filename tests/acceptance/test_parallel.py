@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import CheckpointManager, EveryTask, Workflow, task, workflow
+from tests.acceptance.live import LONG
 from tests.acceptance.places import Make
-
-LONG = 20.0  # seconds: only a hang takes so long
 
 
 def test_two_workflows_in_two_threads_do_not_see_each_other(workflow: Make) -> None:

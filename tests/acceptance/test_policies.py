@@ -21,6 +21,7 @@ from graflow_ckpt import (
     task,
 )
 from graflow_ckpt.core.policy import Policy
+from tests.acceptance.live import idle
 from tests.acceptance.places import Make
 from tests.loops import LONG, cuts, loop
 
@@ -86,8 +87,7 @@ def test_when_idle_cuts_when_a_wave_is_through(workflow: Make) -> None:
     with workflow("w", session_id="s", checkpoint=WhenIdle()) as flow:
         meeting = threading.Barrier(2, timeout=LONG)
 
-        @task
-        def a() -> None: ...
+        a, d = idle("a", "d")
 
         @task
         def b() -> int:
@@ -96,9 +96,6 @@ def test_when_idle_cuts_when_a_wave_is_through(workflow: Make) -> None:
         @task
         def c() -> int:
             return meeting.wait()
-
-        @task
-        def d() -> None: ...
 
         a >> (b | c) >> d
         flow.execute()

@@ -1,14 +1,19 @@
-"""Secrets in metadata and arguments stand in no file that people and tools read, and none is lost."""
+"""Secrets in metadata and arguments stand in no file that people and tools read, and none is lost.
+
+Logs tell what happened to which session, at any level, and nothing of what is in it.
+"""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import pytest
 
-from graflow_ckpt import CheckpointManager, ExecutionContext, task, workflow
+from graflow_ckpt import CheckpointManager, EveryTask, ExecutionContext, task, workflow
 from graflow_ckpt.core.errors import NotStorable
 from tests.acceptance.command_line import KILLED, graflow, program
+from tests.acceptance.places import Make
 
 SECRET = "hunter2-hunter2"
 FETCH = """
@@ -75,3 +80,57 @@ def test_a_secret_that_is_added_later_is_refused() -> None:
     with pytest.raises(NotStorable, match="looks like a secret"):
         CheckpointManager.update_metadata(added, {"password": "x"})
     assert in_clear() == []
+
+
+# --- logs, at any level -----------------------------------------------------------------
+
+
+VALUE = "hunter2-in-a-value"
+
+
+class Box:
+    """A live value."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __repr__(self) -> str:
+        return f"Box({self.text})"
+
+
+def test_no_value_is_logged_when_it_is_saved_passed_on_tried_again_and_restored(
+    workflow: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries: list[int] = []
+
+    def run(fails: bool) -> object:
+        with workflow("w", "s", checkpoint=EveryTask(), max_checkpoint_size_mb=0.02) as flow:
+
+            @task(inject_context=True)
+            def one(context) -> dict[str, str]:
+                context.get_channel().set("box", Box(VALUE))
+                context.get_channel().set("large", VALUE * 5000)  # more than may be saved
+                return {"password": VALUE}
+
+            @task(inject_context=True, max_retries=1)
+            def two(context, one: dict[str, str]) -> str:
+                context.get_channel().set("large", "")
+                context.checkpoint({"note": VALUE})
+                tries.append(1)
+                if fails:
+                    raise OSError("not now")
+                return one["password"]
+
+            one >> two
+            return flow.execute()
+
+    with caplog.at_level(logging.DEBUG):
+        with pytest.raises(OSError, match="not now"):
+            run(fails=True)
+        assert run(fails=False) == VALUE
+        for found in CheckpointManager.list_checkpoints("s"):
+            CheckpointManager.resume_from_checkpoint(found.path)
+
+    assert len(tries) == 3
+    assert len(caplog.records) > 3
+    assert "hunter2" not in "".join(caplog.handler.format(record) for record in caplog.records)

@@ -1,8 +1,8 @@
 """What the checkpoint/resume design names, phases 1 and 2 of its checklist: three files, and asking for them.
 
-Under the names that it uses, through the public package alone, with sessions in memory. Going on is in
-test_spec_002_resume.py, the queue in test_spec_002_queue.py, lists and refusals in test_spec_002_lists.py;
-the examples that it prints are run by test_examples.py. Nested workflows and Redis are not here.
+Then: continuing from one, lists of them, and what is refused. Under the names that it uses, through the
+public package alone, with sessions in memory. The queue is in test_spec_002_queue.py; the examples that it
+prints are run by test_examples.py. Nested workflows and Redis are not here.
 """
 
 from __future__ import annotations
@@ -13,13 +13,26 @@ import os
 import pickle
 import re
 import stat
+import subprocess
+import sys
 import time
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from graflow_ckpt import CheckpointMetadata, ExecutionContext, TaskExecutionContext, task, workflow
+from graflow_ckpt import (
+    CheckpointManager,
+    CheckpointMetadata,
+    ExecutionContext,
+    TaskExecutionContext,
+    TaskGraph,
+    WorkflowEngine,
+    task,
+    workflow,
+)
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, SchemaUnsupported, SessionError
 from tests.acceptance.machine import LOG, WORLD, cuts, files_of, machine
 
 
@@ -235,3 +248,234 @@ def test_marking_a_task_completed_counts_it_without_running_it() -> None:
 
     assert context.completed_tasks == {"last"}
     assert LOG == []
+
+
+# --- continuing, also by code that only the checkpoint has ------------------------------
+
+
+def test_a_state_machine_goes_on_where_it_was_also_in_the_values() -> None:
+    flow = machine()
+    flow.execute("step", max_steps=2)
+    path = CheckpointManager.get_latest(flow.session_id)
+
+    context, metadata = CheckpointManager.resume_from_checkpoint(path)
+    assert (context.steps, metadata.steps, context.completed_tasks) == (2, 2, {"step"})
+    assert (context.cycle_controller.get_count("step"), context.get_channel().get("state")) == (2, "C")
+    result = context.execute(max_steps=10)
+
+    assert (result, context.get_channel().get("state"), context.steps) == ("C", "D", 3)
+
+
+def test_a_failed_step_runs_again_and_those_before_it_do_not() -> None:
+    flow = machine()
+    WORLD["down"] = True
+    with pytest.raises(ConnectionError) as failure:
+        flow.execute("step", max_steps=10)
+    assert f"graflow-ckpt resume {flow.session_id}" in failure.value.__notes__[0]
+
+    WORLD["down"] = False
+    context, _ = CheckpointManager.resume_from_checkpoint(CheckpointManager.get_latest(flow.session_id))
+    WorkflowEngine().execute(context)
+
+    assert LOG == ["A", "B", "C", "C"]
+    assert context.status == "completed"
+
+
+def test_each_of_several_checkpoints_can_be_resumed_on_its_own() -> None:
+    flow = machine()
+    flow.execute("step")
+
+    ends = []
+    for metadata in cuts(flow.session_id):
+        context, _ = CheckpointManager.resume_from_checkpoint(metadata.path)
+        before = context.get_channel().get("state")
+        WorkflowEngine().execute(context)
+        ends.append((before, context.get_channel().get("state"), context.steps))
+
+    assert ends == [("B", "D", 3), ("C", "D", 3), ("D", "D", 3)]
+
+
+def test_a_start_that_is_given_overrides_the_queue() -> None:
+    flow = machine()
+    flow.execute("step", max_steps=2)
+    context = ExecutionContext.resume(CheckpointManager.get_latest(flow.session_id))
+    context.state.max_steps = None
+
+    result = WorkflowEngine().execute(context, start_task_id="last")
+
+    assert result == "last"
+    assert context.get_channel().get("state") == "C"
+
+
+def test_a_context_is_saved_and_loaded_under_a_path_of_ones_own() -> None:
+    flow = machine()
+    flow.execute("step", max_steps=1)
+
+    flow.execution_context.save("kept/mine.pkl")
+    loaded = ExecutionContext.load("kept/mine.pkl")
+
+    assert sorted(os.listdir("kept"))[-3:] == ["mine.meta.json", "mine.pkl", "mine.state.json"]
+    assert (loaded.steps, loaded.get_channel().get("state")) == (1, "B")
+    assert ExecutionContext.load("kept/mine").steps == 1  # the suffix may be left out
+
+
+def test_a_checkpoint_is_created_for_a_context_now() -> None:
+    flow = machine()
+    flow.execute("step", max_steps=1)
+
+    path, metadata = CheckpointManager.create_checkpoint(flow.execution_context, "mine.pkl", {"stage": "x"})
+
+    assert (path, metadata.user_metadata, metadata.steps) == ("mine.pkl", {"stage": "x"}, 1)
+    assert CheckpointManager.verify(path).checkpoint_id == metadata.checkpoint_id
+
+
+def test_another_process_goes_on_with_the_code_of_the_checkpoint(tmp_path: Path) -> None:
+    first = """
+from graflow_ckpt import task, workflow
+offset = 40
+with workflow("code", session_id="code") as ctx:
+    @task(inject_context=True)
+    def half(context):
+        context.checkpoint()
+        return 1
+    @task
+    def whole(half):
+        return half + 1 + offset
+    half >> whole
+    ctx.execute(max_steps=1)
+"""
+    then = """
+from graflow_ckpt import CheckpointManager, WorkflowEngine
+context, _ = CheckpointManager.resume_from_checkpoint(CheckpointManager.get_latest("code"))
+context.state.max_steps = None
+print(WorkflowEngine().execute(context))
+"""
+    done = [
+        subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
+        for program in (first, then)
+    ]
+
+    assert [(one.returncode, one.stdout) for one in done] == [(0, ""), (0, "42\n")], done[1].stderr
+
+
+@task
+def first() -> str:
+    return "first"
+
+
+@task(inject_context=True)
+def asks(context: TaskExecutionContext) -> str:
+    context.checkpoint()
+    return "asks"
+
+
+# --- lists ------------------------------------------------------------------------------
+
+
+def three(session: str) -> list[str]:
+    with workflow("lists", session) as flow:
+        flow.add(asks)
+        flow.execute(max_steps=1)
+        return [flow.execution_context.checkpoint()[0] for _ in range(3)]
+
+
+def test_checkpoints_are_listed_newest_first_by_session_and_by_pattern() -> None:
+    paths, others = three("one"), three("two")
+
+    assert [m.path for m in CheckpointManager.list_checkpoints("one")][:3] == paths[::-1]
+    assert {m.session_id for m in CheckpointManager.list_checkpoints()} == {"one", "two"}
+    found = [m.path for m in CheckpointManager.list_checkpoints("checkpoints/session_two_*.pkl")]
+    assert found[:3] == others[::-1]
+    assert found == [
+        m.path for m in CheckpointManager.list_checkpoints(path_pattern="checkpoints/session_two_*")
+    ]
+
+
+def test_the_session_that_was_saved_last_is_listed_first() -> None:
+    three("long")
+    with workflow("lists", "short") as flow:
+        flow.add(asks)
+        flow.execute()
+
+    listed = [m.session_id for m in CheckpointManager.list_checkpoints()]
+
+    assert listed == sorted(listed, reverse=True)
+    assert listed[0] == "short"
+
+
+def test_the_newest_checkpoint_of_a_session_is_found() -> None:
+    paths = three("one")
+
+    assert CheckpointManager.get_latest("one") == paths[-1]
+    with pytest.raises(CheckpointNotFound, match="Session other has no checkpoint"):
+        CheckpointManager.get_latest("other")
+
+
+def test_old_checkpoints_are_cleaned_up_when_asked_for() -> None:
+    paths = three("one")
+    before = len(CheckpointManager.list_checkpoints("one"))
+
+    gone = CheckpointManager.cleanup_old_checkpoints(keep_last_n=2)
+
+    assert gone == before - 2
+    assert [m.path for m in CheckpointManager.list_checkpoints("one")] == paths[:0:-1]
+    assert not os.path.exists(paths[0])
+
+
+# --- what is refused --------------------------------------------------------------------
+
+
+def edited(path: str, part: str, change: dict[str, object]) -> None:
+    file = Path(path.removesuffix(".pkl") + part)
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+
+
+def test_a_schema_of_the_future_is_refused_with_the_documented_text() -> None:
+    path = three("one")[-1]
+    edited(path, ".meta.json", {"schema_version": "7.0"})
+
+    with pytest.raises(
+        SchemaUnsupported, match=r"Unsupported checkpoint schema version: 7\.0\. Supported: \['1\.0'\]"
+    ):
+        CheckpointManager.resume_from_checkpoint(path)
+    with pytest.raises(ValueError, match="Migration required"):
+        ExecutionContext.load(path)
+
+
+@pytest.mark.parametrize("part", [".pkl", ".state.json"])
+def test_a_missing_companion_is_named(part: str) -> None:
+    path = three("one")[-1]
+    os.unlink(path.removesuffix(".pkl") + part)
+
+    with pytest.raises(CheckpointCorrupt, match=f"lacks its companion .*{part}"):
+        CheckpointManager.resume_from_checkpoint(path)
+
+
+def test_a_checkpoint_that_is_not_there_is_said_to_be_not_there() -> None:
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.pkl"):
+        CheckpointManager.resume_from_checkpoint("nowhere.pkl")
+
+
+def test_backends_that_this_version_lacks_are_refused_by_name() -> None:
+    graph = TaskGraph()
+    graph.add(first)
+
+    for backend in ({"queue_backend": "redis"}, {"channel_backend": "redis"}, {"queue_backend": "kafka"}):
+        with pytest.raises(SessionError, match=r"redis|kafka"):
+            ExecutionContext.create(graph, "first", **backend)
+    context = ExecutionContext.create(graph, "first")
+    with pytest.raises(ValueError, match="ftp"):
+        CheckpointManager.resume_from_checkpoint("ftp://bucket/session_1.pkl")
+    with pytest.raises(ValueError, match="ftp"):
+        context.checkpoint("ftp://bucket/session_1.pkl")
+    assert os.listdir() == []
+
+
+def test_a_url_of_a_local_file_is_its_path() -> None:
+    context = ExecutionContext.create(TaskGraph(), "first")
+    context.graph.add(first)
+
+    context.checkpoint(f"file://{os.getcwd()}/mine.pkl")
+
+    assert os.path.exists("mine.pkl")
+    assert ExecutionContext.load(f"file://{os.getcwd()}/mine.pkl").session_id == context.session_id

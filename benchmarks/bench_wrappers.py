@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 from benchmarks.harness import AtMost, Case, Ratio, Run
 from graflow_ckpt.checkpoint import archive
-from graflow_ckpt.checkpoint.describing import metadata_of
+from graflow_ckpt.checkpoint.archive import metadata_of
 from graflow_ckpt.checkpoint.digest import Digest
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code

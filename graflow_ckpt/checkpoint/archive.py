@@ -16,12 +16,13 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
-from graflow_ckpt import _restore
+from graflow_ckpt import __version__, _restore
 from graflow_ckpt._restore import written_by
-from graflow_ckpt.checkpoint import expiry, pickles
+from graflow_ckpt.checkpoint import pickles
 from graflow_ckpt.checkpoint.allowance import Allowance
 from graflow_ckpt.checkpoint.bringing import alone
 from graflow_ckpt.checkpoint.contents import Depositor, put_together
@@ -31,13 +32,21 @@ from graflow_ckpt.checkpoint.model import (
     Document,
     check_needs,
     check_schema,
+    named,
+    now_iso,
     parse,
     upgrade,
 )
 from graflow_ckpt.checkpoint.program import Program
+from graflow_ckpt.checkpoint.retention import PERIOD
 from graflow_ckpt.checkpoint.seal import Keyring, sealed_bytes, verify
-from graflow_ckpt.checkpoint.snapshot import Snapshot
-from graflow_ckpt.core.errors import CheckpointCorrupt, UnsafeCheckpoint
+from graflow_ckpt.checkpoint.snapshot import BACKEND, Snapshot
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    CheckpointExpired,
+    CheckpointNotFound,
+    UnsafeCheckpoint,
+)
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, Readable, Sink, Source
 from graflow_ckpt.core.redaction import redacted, redacted_argv
 
@@ -75,6 +84,40 @@ def auto_path(store: CheckpointStore, session: str, steps: int, sequence: int) -
 
 
 # --- saving ----------------------------------------------------------------------------
+
+
+def metadata_of(
+    snapshot: Snapshot, program: Program, *, path: str, sequence: int, cause: str, user: dict[str, Any] | None
+) -> CheckpointMetadata:
+    """The metadata of a cut that is about to be written."""
+    facts = snapshot.facts
+    return CheckpointMetadata(
+        checkpoint_id=f"chk_{uuid.uuid4().hex}",
+        session_id=facts["session_id"],
+        created_at=now_iso(),
+        steps=facts["steps"],
+        start_node=facts["start_node"],
+        backend=dict(BACKEND),
+        user_metadata=dict(user or {}),
+        path=path,
+        workflow=program.workflow,
+        sequence=sequence,
+        epoch=facts["epoch"],
+        status=facts["status"],
+        cause=cause,
+        python=platform.python_version(),
+        library=__version__,
+        argv=list(program.argv),
+        file=program.file,
+        cwd=program.cwd,
+        program=program.defined or None,
+        transition=facts["transition"],
+        graph=program.facts.get("digest", ""),
+        inputs=dict(program.inputs or {}),
+        options=dict(program.options or {}),
+        settings=program.settings,
+        run=facts.get("run"),
+    )
 
 
 def save(
@@ -170,7 +213,7 @@ T = TypeVar("T")
 def _settled(store: Readable, path: str, read: Callable[[bytes], T], raw: bytes | None = None) -> T:
     """Read something of a checkpoint again if a newer one was written over it meanwhile."""
     for _ in range(5):
-        meta = expiry.meta_of(store, path) if raw is None else raw
+        meta = _meta_of(store, path) if raw is None else raw
         try:
             return read(meta)
         except CheckpointCorrupt as error:
@@ -338,3 +381,37 @@ def check_values(store: Readable, found: Found) -> int:
     finally:
         source.close()
     return size
+
+
+# --- what has expired -------------------------------------------------------------------
+
+
+def _meta_of(store: Readable, path: str) -> bytes:
+    """The meta of a checkpoint; if there is none, CheckpointExpired says so of one that was too old."""
+    try:
+        return store.meta(path)
+    except CheckpointNotFound as error:
+        raise expired(store, path) or error from None
+
+
+def expired(store: Readable, path: str) -> CheckpointExpired | None:
+    """What is to be said of a path at which nothing is; None: nothing is known of it.
+
+    Told by the path alone, which has the time in it, and only where others of its session are: in another
+    folder than meant nothing has expired. Whether it went with its age or by hand nobody can know any more,
+    so the hint says both.
+    """
+    own = named(path)
+    if own is None:
+        return None
+    ends = int(own["made"]) + PERIOD.period
+    if ends > time.time() or next(iter(store.list(own["session"])), None) is None:
+        return None
+    return CheckpointExpired(
+        f"Checkpoint {path} expired at {datetime.fromtimestamp(ends, UTC).isoformat()}. "
+        f"Automatic checkpoints expire after {PERIOD.period:.0f} seconds.",
+        hint="That is the default; keep= of its workflow or somebody by hand may have let it go earlier. "
+        f"What is there: graflow-ckpt checkpoints list {own['session']}.",
+        path=path,
+        session=own["session"],
+    )

@@ -6,7 +6,7 @@ have equal bytes, so that bytes can be compared instead of values. Decoding runs
 
 Not plain, so that nothing changes silently on the way: subclasses (decoding them would import
 code), one list, dict or set in two places (two would come back), cycles, more than 400 levels
-(100 of tuples and sets), more than 4 GiB. Not here: what cannot be plain (cells.py).
+(100 of tuples and sets), more than 4 GiB. Such a value becomes a live cell, which only pickle can keep.
 
 Before packing, a value is checked to be plain: exact types only, and a tree of them within limits; msgpack
 takes bytearray, memoryview, Timestamp and ExtType without asking. It goes level by level, so that a level
@@ -24,7 +24,9 @@ from typing import Any, Final
 import msgpack
 
 from graflow_ckpt.checkpoint.kinds import CONTAINERS, SCALARS, NotPlain, builtin, decoder, encoder, take_in
+from graflow_ckpt.checkpoint.pickles import check_picklable, live_bytes, load_live
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
+from graflow_ckpt.core.values import Cell, Live
 
 MAX_DEPTH: Final = 400
 MAX_EXT_DEPTH: Final = 100  # each level of tuples or sets takes Python frames, in both directions
@@ -232,3 +234,31 @@ def _refuse_timestamps(value: Any) -> None:
         check_plain(value)
     except NotPlain as error:
         raise CheckpointCorrupt("A stored value has the unknown extension code -1.", code=-1) from error
+
+
+# --- cells -----------------------------------------------------------------------------
+
+
+def to_cell(value: Any) -> Cell:
+    """The cell of a value, unchecked."""
+    try:
+        return encode(value)
+    except NotPlain:
+        return Live(value)
+
+
+def check_storable(name: str, value: Any) -> Cell:
+    """The cell of a value; NotStorable with the path from `name` to what cannot be kept.
+
+    The check is made where the user's line is still on the stack: what passes can be saved later, unless it
+    is changed into something that cannot.
+    """
+    cell = to_cell(value)
+    if isinstance(cell, Live):
+        check_picklable(value, name)
+    return cell
+
+
+def apart(cell: Cell) -> Cell:
+    """The cell with an object of its own: what is done to the one that it was made from stays outside."""
+    return cell if isinstance(cell, bytes) else Live(load_live(live_bytes(cell.value)))

@@ -17,22 +17,22 @@ Not here: how the journal is read and written (tail.py).
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
 
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.bringing import Bringing, pour, shares
+from graflow_ckpt.checkpoint.history import former_lines, is_superseded
 from graflow_ckpt.checkpoint.inventory import Inventory, inventory
-from graflow_ckpt.checkpoint.model import NOT_JSON, Document
+from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.checkpoint.retention import Cut
-from graflow_ckpt.checkpoint.rewinds import former_lines, is_superseded
-from graflow_ckpt.checkpoint.seal import Keyring, sealed_bytes, verify
+from graflow_ckpt.checkpoint.seal import Keyring, sealed_bytes, sealed_in
 from graflow_ckpt.checkpoint.tail import Tail, at_one_moment, tail, two_newest, write_segment
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
@@ -335,12 +335,9 @@ def _highest(place: Readable, keys: Keyring | None, cuts: Sequence[Cut]) -> int:
 
 def _sealed(place: Readable, keys: Keyring, path: str) -> Document | None:
     """The meta that stands there; None if there is none whose seal holds."""
-    try:
-        meta: Document = json.loads(place.meta(path))
-        verify(meta, keys)
-    except (*NOT_JSON, AttributeError, CheckpointError):
-        return None  # gone, damaged, or nobody's
-    return meta
+    with suppress(CheckpointError):
+        return sealed_in(place.meta(path), keys)
+    return None  # gone
 
 
 def _superseded(place: Readable, keys: Keyring | None, session: str, cuts: Sequence[Cut]) -> Iterator[str]:

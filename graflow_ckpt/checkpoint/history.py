@@ -1,23 +1,24 @@
 """The history of a session: its cuts, newest first, and the journal after them.
 
-Only the current line counts: what an owner has gone back behind on purpose is superseded.
+Only the current line counts: what an owner has gone back behind on purpose is superseded. A rewind writes a
+checkpoint of the state that it goes back to, the first of a new epoch. Its meta, and that of each later one,
+lists `rewinds`: pairs of epoch and sequence. What an earlier epoch has written with a higher sequence is
+superseded: never continued from, and no fallback.
+
+Promise: only a meta whose seal holds supersedes anything.
+Not here: who goes back (engine, command line), what is deleted (pruning.py).
 """
 
 from __future__ import annotations
 
-import json
-import os
-import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 
 from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.archive import Found, find
-from graflow_ckpt.checkpoint.inventory import COUNTS
-from graflow_ckpt.checkpoint.model import NOT_JSON
-from graflow_ckpt.checkpoint.rewinds import former_lines, is_sealed, is_superseded, sealed_lines
-from graflow_ckpt.checkpoint.seal import Keyring
+from graflow_ckpt.checkpoint.model import COUNTS, Lines, document_of, lines_in, named
+from graflow_ckpt.checkpoint.seal import Keyring, sealed_in
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import (
     CheckpointError,
@@ -27,10 +28,10 @@ from graflow_ckpt.core.errors import (
     UnknownKey,
     UnsafeCheckpoint,
 )
-from graflow_ckpt.core.protocols import Readable
+from graflow_ckpt.core.protocols import Line, Readable
 from graflow_ckpt.core.state import SessionState
-
-_NO_META = (*NOT_JSON, TypeError, KeyError)
+from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.wrapping import Wrapper
 
 
 def newest(store: Readable, keyring: Keyring, session: str) -> Iterator[tuple[str, Found | CheckpointError]]:
@@ -83,14 +84,12 @@ def _unsealed(path: str, error: SchemaUnsupported) -> UnsafeCheckpoint:
 def order_of(raw: bytes, session: str | None = None) -> tuple[int, int]:
     """Epoch and sequence as an unverified meta claims them: good for sorting only. What is damaged, or of
     another session than it stands under, is looked at first, so that it is mentioned."""
-    try:
-        meta = json.loads(raw)
-        if session in (None, meta["session_id"]):
+    meta = document_of(raw)
+    with suppress(TypeError, KeyError, ValueError, OverflowError):
+        if meta is not None and session in (None, meta["session_id"]):
             epoch, sequence = int(meta["epoch"]), int(meta["sequence"])
             if epoch in COUNTS and sequence in COUNTS:
                 return epoch, sequence
-    except (*_NO_META, OverflowError):
-        pass
     return sys.maxsize, 0
 
 
@@ -164,14 +163,6 @@ def records(
             after, lacks = record.sequence, record.ops[0][0] == "gap"
 
 
-def cause_of(raw: bytes) -> str:
-    """Why an unverified meta says it was made."""
-    try:
-        return str(json.loads(raw)["cause"])
-    except _NO_META:
-        return ""
-
-
 def newest_path(store: Readable, keyring: Keyring, session: str, beside: str = "") -> str | None:
     """The path of a session's newest good checkpoint other than `beside`."""
     with suppress(SchemaUnsupported):
@@ -183,12 +174,50 @@ def newest_path(store: Readable, keyring: Keyring, session: str, beside: str = "
 
 def newest_good(store: Readable, keyring: Keyring, path: str) -> str:
     """What to say of a damaged checkpoint: the newest good one of its session."""
-    try:
-        session = str(json.loads(store.meta(path))["session_id"])
-    except _NO_META:
-        match = re.match(r"session_([A-Za-z0-9_-]+)_step_\d+_\d+-\d+", os.path.basename(path))
-        session = match[1] if match else ""
+    own, meta = named(path), None
+    with suppress(CheckpointError):
+        meta = document_of(store.meta(path))
+    session = str((meta or {}).get("session_id") or (own["session"] if own is not None else ""))
     other = newest_path(store, keyring, session, path) if session else None
     if other is not None:
         return f"The newest good checkpoint of session {session} is {other}."
     return "No other good checkpoint of its session is there."
+
+
+# --- rewinds ----------------------------------------------------------------------------
+
+
+def sealed_lines(raw: bytes, keyring: Keyring, session: str) -> Lines | None:
+    """Return what a meta lists; None if its seal does not hold, or it is of another session."""
+    meta = sealed_in(raw, keyring)
+    if meta is None or meta.get("session_id") != session:
+        return None
+    with suppress(ValueError, TypeError):
+        return lines_in(meta)
+    return None
+
+
+def is_sealed(raw: bytes, keyring: Keyring, session: str) -> bool:
+    """Return True if the seal of a meta holds, and it is of that session."""
+    meta = sealed_in(raw, keyring)
+    return meta is not None and meta.get("session_id") == session
+
+
+def former_lines(store: Readable, session: str) -> Lines:
+    """Return what earlier commits wrote beside the checkpoints of a folder, instead of into their metas."""
+    while isinstance(store, Wrapper):
+        store = store.inner
+    return store.former_lines(session) if isinstance(store, LocalStore) else ()
+
+
+def is_superseded(lines: Iterable[Line], epoch: int, sequence: int) -> bool:
+    """Return True if a cut of that epoch and number lies behind what was gone back to."""
+    return any(line.epoch > epoch and sequence > line.sequence for line in lines)
+
+
+def with_line(lines: Lines, line: Line, cuts: Iterable[tuple[int, int]]) -> Lines:
+    """Return the lines with one more, without those that supersede nothing that is there."""
+    there = list(cuts)
+    return tuple(
+        one for one in (*lines, line) if any(is_superseded((one,), epoch, number) for epoch, number in there)
+    )

@@ -7,28 +7,26 @@ to those who repair.
 
 from __future__ import annotations
 
-import json
+import logging
 import os
-import re
-from collections.abc import Mapping
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any, Final
 
-from graflow_ckpt.checkpoint.model import NOT_JSON, lacking, size_of
-from graflow_ckpt.checkpoint.retention import Cut
-from graflow_ckpt.checkpoint.rewinds import lines_in
-from graflow_ckpt.checkpoint.sizes import bytes_of, shared_in
+from graflow_ckpt.checkpoint.model import COUNTS, document_of, lacking, lines_in, named, size_of
+from graflow_ckpt.checkpoint.retention import REQUESTED, WAITS, Cut, bytes_of, shared_in
 from graflow_ckpt.core.errors import BadSessionId
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Contents, Readable
+from graflow_ckpt.stores import Place, address_of, open_store
+
+log = logging.getLogger("graflow_ckpt.checkpoint")
 
 UNREADABLE = "unreadable"
 """The status of a checkpoint whose meta is damaged."""
-
-COUNTS = range(2**63)
-"""What epochs and sequences can be: nothing has ever been counted further."""
-
-_OWN_NAME = re.compile(r"session_([A-Za-z0-9_-]{1,64})_step_\d+_\d+-\d+(?:\.pkl)?\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +48,10 @@ def inventory(store: Readable, session: str | None = None) -> Inventory:
     for path, raw in store.list(session):
         cut = cut_of(path, raw, store.contents)
         if cut is None:
-            named = _OWN_NAME.match(os.path.basename(path))
-            unreadable.append(
-                Cut(
-                    path, named[1] if named else "", status=UNREADABLE, cause="", size=len(raw),
-                    lacks=_lacking(raw),
-                )
-            )  # fmt: skip
+            own, meta = named(path), document_of(raw) or {}
+            session_of = own["session"] if own is not None else ""
+            lacks = lacking(meta) if "schema_version" in meta else ()  # it may be of a later version
+            unreadable.append(Cut(path, session_of, status=UNREADABLE, cause="", size=len(raw), lacks=lacks))
         elif session in (None, cut.session):  # else a copy of another one's, under this one's name
             cuts.append(cut)
     return Inventory(tuple(cuts), tuple(unreadable))
@@ -64,10 +59,10 @@ def inventory(store: Readable, session: str | None = None) -> Inventory:
 
 def cut_of(path: str, raw: bytes, place: Contents | None = None) -> Cut | None:
     """What a meta says; None if it cannot be read. `place`: where that checkpoint has its contents."""
+    meta = document_of(raw)
+    if meta is None:
+        return None
     try:
-        meta = json.loads(raw)
-        if not isinstance(meta, dict):
-            return None
         held = meta.get("contents")
         scope = place.scope(path) if held and place is not None else ""
         return Cut(
@@ -89,17 +84,8 @@ def cut_of(path: str, raw: bytes, place: Contents | None = None) -> Cut | None:
             rewinds=lines_in(meta),
             run=_whole(meta.get("run", 1)),
         )
-    except (*NOT_JSON, KeyError, TypeError, AttributeError, OverflowError, BadSessionId):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, BadSessionId):
         return None
-
-
-def _lacking(raw: bytes) -> tuple[str, ...]:
-    """Of a meta that says nothing else: it may be of a later version."""
-    try:
-        meta = json.loads(raw)
-    except NOT_JSON:
-        return ()
-    return lacking(meta) if isinstance(meta, dict) and "schema_version" in meta else ()
 
 
 def seconds(created_at: object) -> float:
@@ -130,3 +116,99 @@ def _numbers(user: object) -> Mapping[str, float]:
         for name, value in user.items()
         if type(value) in (int, float) and value == value  # NaN is not
     }
+
+
+# --- metrics ----------------------------------------------------------------------------
+
+
+_HOUR, _DAY = 3600.0, 86400.0
+AGES = (("< 1 hour", _HOUR), ("1-24 hours", _DAY), ("1-7 days", 7 * _DAY), ("> 7 days", float("inf")))
+"""Buckets, and the age from which on it is the next one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """Of some checkpoints; oldest and newest only if a time can be read."""
+
+    checkpoints: int
+    sessions: int
+    size: int  # what several have in common counts once
+    oldest: Cut | None
+    newest: Cut | None
+    largest: Cut | None
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """Of a store."""
+
+    total: Count
+    workflows: dict[str, Count]  # those with the most bytes first
+    ages: dict[str, int]
+    statuses: dict[str, int]
+    paused: int
+    requested: int  # by tasks
+    automatic: int
+    unreadable: tuple[Cut, ...]
+
+
+def census(of: Inventory, now: float) -> Census:
+    groups: dict[str, list[Cut]] = {}
+    for cut in of.cuts:
+        groups.setdefault(cut.workflow, []).append(cut)
+    workflows = {name: _count(cuts) for name, cuts in groups.items()}
+    ages = dict.fromkeys((name for name, _ in AGES), 0)
+    for cut in of.cuts:
+        ages[next(name for name, limit in AGES if now - cut.created < limit or limit == AGES[-1][1])] += 1
+    requested = sum(cut.cause == REQUESTED for cut in of.cuts)
+    return Census(
+        _count(of.cuts),
+        dict(sorted(workflows.items(), key=lambda item: (-item[1].size, item[0]))),
+        ages,
+        dict(Counter(cut.status for cut in of.cuts).most_common()),
+        sum(cut.status in WAITS for cut in of.cuts),
+        requested,
+        len(of.cuts) - requested,
+        of.unreadable,
+    )
+
+
+def _count(cuts: Sequence[Cut]) -> Count:
+    timed = sorted((cut for cut in cuts if cut.created < float("inf")), key=lambda cut: cut.created)
+    return Count(
+        len(cuts),
+        len({cut.session for cut in cuts}),
+        bytes_of(cuts),
+        timed[0] if timed else None,
+        timed[-1] if timed else None,
+        max(cuts, key=lambda cut: bytes_of([cut]), default=None),
+    )
+
+
+LARGE_MB: Final = 1000
+"""From here on somebody should look at what is kept."""
+
+
+def get_checkpoint_metrics(store: Place = "checkpoints") -> dict[str, Any]:  # Any: numbers, and dicts of them
+    """How many checkpoints there are, of which workflows, and how old."""
+    now = time.time()
+    found = census(inventory(open_store(address_of(store))), now)
+    oldest, newest = found.total.oldest, found.total.newest
+    return {
+        "total_checkpoints": found.total.checkpoints,
+        "paused_checkpoints": found.paused,
+        "automatic_checkpoints": found.total.checkpoints - found.paused,
+        "workflows": {name: count.checkpoints for name, count in found.workflows.items()},
+        "age_distribution": found.ages,
+        "oldest_checkpoint_age_seconds": now - oldest.created if oldest is not None else 0,
+        "newest_checkpoint_age_seconds": now - newest.created if newest is not None else 0,
+    }
+
+
+def get_db_metrics(db_path: str | os.PathLike[str]) -> dict[str, float]:
+    """The size of a database's file, and when it was changed; a warning from 1 GB on."""
+    found = os.stat(db_path)
+    size_mb = found.st_size / (1024 * 1024)
+    if size_mb > LARGE_MB:
+        log.warning("Database size exceeds 1GB - consider cleanup (%s: %.0f MB)", os.fspath(db_path), size_mb)
+    return {"size_bytes": found.st_size, "size_mb": size_mb, "last_modified": found.st_mtime}

@@ -11,17 +11,14 @@ only the meta is written. Not while somebody runs the session.
 from __future__ import annotations
 
 import logging
-import time
 from dataclasses import replace
-from functools import cache, partial
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import find
-from graflow_ckpt.checkpoint.inventory import inventory
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata, parse
-from graflow_ckpt.checkpoint.pruning import Guard, Pruned, carry_out, plan, sweep_contents
+from graflow_ckpt.checkpoint.pruning import Pruned, sweep
 from graflow_ckpt.checkpoint.resealing import check_parts, put_sealed
 from graflow_ckpt.checkpoint.retention import DEFAULT, Cut, KeepLast, OfAll, Retention
 from graflow_ckpt.checkpoint.seal import Keyring
@@ -146,13 +143,7 @@ class CheckpointManager:
         def among(cut: Cut) -> bool:
             return session_id in (None, cut.session) and workflow in (None, cut.workflow)
 
-        guard = Guard(place, inventory(place), cache(partial(Keyring.for_store, place)))
-        what = plan(guard, retention, time.time(), among=among)
-        if dry_run:
-            return Pruned(what.cuts, (), what.spared)
-        done = carry_out(place, what)
-        sweep_contents(place)
-        return done
+        return sweep(place, retention, among=among, dry_run=dry_run)
 
     @classmethod
     def update_metadata(

@@ -8,6 +8,7 @@ version is refused by name.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -16,11 +17,17 @@ from typing import Any
 from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import BadSessionId, CheckpointCorrupt, NotStorable, SchemaUnsupported
 from graflow_ckpt.core.facts import check_session_id
+from graflow_ckpt.core.protocols import Line
 
 SCHEMA = "1.0"
 Document = dict[str, Any]  # JSON as parsed
 NOT_JSON = (ValueError, RecursionError)
 """What parsing raises; the second one for brackets nested by the thousand."""
+
+COUNTS = range(2**63)
+"""What epochs and sequences can be: nothing has ever been counted further."""
+
+Lines = tuple[Line, ...]
 
 NEEDS: frozenset[str] = frozenset({"rewinds"})
 """What of a meta's `needs` this version knows: features without which a checkpoint would be misread."""
@@ -35,6 +42,16 @@ def supported() -> list[str]:
 
 def now_iso() -> str:
     return datetime.now(UTC).isoformat()
+
+
+_OWN_NAME = re.compile(
+    r"session_(?P<session>[A-Za-z0-9_-]{1,64})_step_\d+_(?P<made>\d{1,11})-\d+(?:\.pkl)?\Z"
+)
+
+
+def named(path: str) -> re.Match[str] | None:
+    """The session and the time that a path tells by itself; None of one that a user has named."""
+    return _OWN_NAME.match(path.rpartition("/")[2])
 
 
 @dataclass(slots=True)
@@ -154,6 +171,20 @@ def check_metadata(metadata: dict[str, Any] | None) -> dict[str, Any]:
                 path=f"metadata[{key!r}]",
             )
     return copy
+
+
+def lines_in(meta: Document) -> Lines:
+    """Return what a sealed meta says that its session has gone back behind."""
+    return tuple(Line(int(epoch), int(sequence)) for epoch, sequence in meta.get("rewinds") or ())
+
+
+def document_of(raw: bytes) -> Document | None:
+    """JSON that may be damaged; None if it is no object."""
+    try:
+        found = json.loads(raw)
+    except NOT_JSON:
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def parse(path: str, raw: bytes, what: str) -> Document:

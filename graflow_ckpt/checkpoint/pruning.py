@@ -17,26 +17,39 @@ Not here: which ones are too many (retention.py), and when somebody asks (the en
 from __future__ import annotations
 
 import logging
+import os
+import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cache, partial
+from types import TracebackType
 from typing import Literal
 
 from graflow_ckpt.checkpoint import archive, journal
-from graflow_ckpt.checkpoint.inventory import Inventory
-from graflow_ckpt.checkpoint.model import parse
-from graflow_ckpt.checkpoint.retention import FINISHED, IN_SESSION, Cut, Retention, forked_from
-from graflow_ckpt.checkpoint.rewinds import Lines, former_lines, is_superseded, sealed_lines
+from graflow_ckpt.checkpoint.history import former_lines, is_superseded, sealed_lines
+from graflow_ckpt.checkpoint.inventory import Inventory, inventory
+from graflow_ckpt.checkpoint.model import Lines, parse
+from graflow_ckpt.checkpoint.retention import (
+    DEFAULT,
+    FINISHED,
+    IN_SESSION,
+    WAITS,
+    Cut,
+    Retention,
+    bytes_of,
+    forked_from,
+)
 from graflow_ckpt.checkpoint.seal import verify
-from graflow_ckpt.checkpoint.sizes import bytes_of
-from graflow_ckpt.core.errors import CheckpointError, GraflowError, UnknownKey
+from graflow_ckpt.core.errors import CheckpointError, GraflowError, GraphError, UnknownKey
 from graflow_ckpt.core.protocols import CheckpointStore, Lease
+from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.keys import Keyring
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
 Reason = Literal["paused", "forked", "newest", "busy", "later", "doubt"]
-WAITS = frozenset({"paused", "waiting"})
 EVERYTHING = 2**62
 """Behind the last transition of any journal."""
 _MANY = 8  # that are deleted by one call; of fewer each is counted for itself
@@ -365,3 +378,91 @@ def _by_session(cuts: Sequence[Cut]) -> dict[str, list[Cut]]:
     for cut in cuts:
         found.setdefault(cut.session, []).append(cut)
     return found
+
+
+def sweep(
+    store: CheckpointStore,
+    retention: Retention,
+    *,
+    among: Callable[[Cut], bool] = lambda cut: True,
+    dry_run: bool = False,
+    seen: Callable[[Cut], object] = lambda cut: None,
+) -> Pruned:
+    """Prune a whole store once; `dry_run`: only say what would go."""
+    guard = Guard(store, inventory(store), cache(partial(Keyring.for_store, store)))
+    what = plan(guard, retention, time.time(), among=among)
+    if dry_run:
+        return Pruned(what.cuts, (), what.spared)
+    done = carry_out(store, what, seen=seen)
+    sweep_contents(store)
+    return done
+
+
+class _Ended(Exception):
+    """In the middle of a pass."""
+
+
+class Sweeper:
+    """Prunes a store again and again, by a thread, for as long as somebody holds it.
+
+        with Sweeper("/srv/checkpoints", KeepLast(50, per="workflow") | LastSuccessful(), every=3600):
+            serve()
+
+    Promise: a pass that fails is logged, and the next one comes all the same, so many seconds after it;
+    leaving the block ends the thread after the checkpoint that it is deleting. Sessions that somebody runs
+    are left to their own retention. Several sweepers of one store do no harm. `last`: what the last pass has
+    done.
+    """
+
+    def __init__(
+        self,
+        store: str | os.PathLike[str] = "checkpoints",
+        retention: Retention = DEFAULT,
+        *,
+        every: float = 3600.0,
+    ) -> None:
+        if not every > 0:
+            raise GraphError(f"every={every}: a sweeper needs time between two passes.")
+        self.last: Pruned | None = None
+        self._store = open_store(store)
+        self._retention = retention
+        self._every = every
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def sweep(self) -> Pruned:
+        """One pass."""
+        done = sweep(self._store, self._retention, seen=self._look_up)
+        if done.cuts:
+            log.info("%d checkpoints (%d bytes) are not kept any more", len(done.cuts), done.size)
+        self.last = done
+        return done
+
+    def __enter__(self) -> Sweeper:
+        self._end.clear()
+        self._thread = threading.Thread(target=self._work, name="graflow-ckpt sweeper", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+
+    def _work(self) -> None:
+        while True:
+            try:
+                self.sweep()
+            except _Ended:
+                return
+            except Exception:
+                log.exception("old checkpoints at %s stay: the pass has failed", self._store.url)
+            if self._end.wait(self._every):
+                return
+
+    def _look_up(self, cut: Cut) -> None:
+        if self._thread is threading.current_thread() and self._end.is_set():
+            raise _Ended

@@ -9,7 +9,6 @@ Not here: journals. A segment keeps its key until the next cut; `usage` counts t
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -18,7 +17,7 @@ from itertools import groupby
 from operator import itemgetter
 
 from graflow_ckpt.checkpoint import journal
-from graflow_ckpt.checkpoint.model import NOT_JSON, Document, parse
+from graflow_ckpt.checkpoint.model import Document, document_of, parse
 from graflow_ckpt.checkpoint.seal import Keyring, sealed_bytes, verify
 from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError, SessionBusy
 from graflow_ckpt.core.facts import check_session_id
@@ -55,7 +54,7 @@ def usage(store: CheckpointStore) -> Usage:
     """Reads metas, and the beginnings of journals."""
     found, sessions = Usage(), set()
     for _, raw in store.list():
-        meta = _meta(raw)
+        meta = document_of(raw)
         if meta is None:
             found.unreadable += 1
             continue
@@ -105,7 +104,7 @@ def _outdated(store: CheckpointStore, keyring: Keyring) -> list[tuple[str, str]]
     newest, encrypts = _encrypting(store)
     found = []
     for path, raw in store.newest(_ALL):
-        meta = _meta(raw)
+        meta = document_of(raw)
         sealed = meta is None or meta.get("key_id") == keyring.signing[0]
         if meta is not None and not (sealed and encrypts.get(path, newest) == newest):
             found.append((path, str(meta.get("session_id"))))
@@ -164,11 +163,3 @@ def _count_journals(store: CheckpointStore, session: str, counted: Counter[str])
                 counted[key_id] += 1
     except GraflowError as error:
         counted[str(error.ids.get("key_id", ""))] += 1
-
-
-def _meta(raw: bytes) -> Document | None:
-    try:
-        found = json.loads(raw)
-    except NOT_JSON:
-        return None
-    return found if isinstance(found, dict) else None

@@ -12,12 +12,11 @@ can go on, paused ones, and those that a session was forked from.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Literal, get_args
 
-from graflow_ckpt.checkpoint.sizes import Taken
 from graflow_ckpt.core import arguments
 from graflow_ckpt.core.arguments import real, text, whole
 from graflow_ckpt.core.errors import GraphError
@@ -27,12 +26,14 @@ Per = Literal["session", "workflow", "tenant", "store"]
 """What is counted together. A store is what one sees of it, and a tenant sees its own checkpoints only: where
 there are tenants, "tenant" is what "store" is; it says what is meant."""
 
+WAITS = frozenset({"paused", "waiting"})
+"""The status of sessions that wait for somebody's answer."""
+
 FINISHED = frozenset({"completed", "cancelled"})
 """The status of sessions that nobody goes on with."""
 
 REQUESTED = "request"
 """Why a checkpoint was made that a task has asked for."""
-
 
 BUDGET = "budget"
 """Why a checkpoint was made whose values are too large for the journal."""
@@ -62,6 +63,32 @@ class Cut:
     lacks: tuple[str, ...] = ()  # what a reader has to know and this version does not
     rewinds: tuple[Line, ...] = ()  # what the session had gone back behind
     run: int = 1  # of its session
+
+
+class Taken:
+    """What checkpoints take together, one added after the other: what several have in common counts once."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+
+    def add(self, cut: Cut) -> int:
+        """How many bytes more it is with this one."""
+        new = [name for name in cut.shared if name not in self._seen]
+        self._seen.update(new)
+        return cut.size + sum(cut.shared[name] for name in new)
+
+
+def bytes_of(cuts: Iterable[Cut]) -> int:
+    taken = Taken()
+    return sum(taken.add(cut) for cut in cuts)
+
+
+def shared_in(contents: object, scope: str = "") -> dict[str, int]:
+    """Names and sizes of what a meta says it holds; it may be damaged. In each scope they are others."""
+    entries = contents if isinstance(contents, list) else []
+    found = [(entry.get("name"), entry.get("size")) for entry in entries if isinstance(entry, dict)]
+    sizes = {name: size for name, size in found if isinstance(name, str) and type(size) is int and size > 0}
+    return {f"{scope}/{name}": size for name, size in sizes.items()} if scope else sizes
 
 
 class Retention:

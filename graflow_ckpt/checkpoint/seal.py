@@ -12,14 +12,19 @@ Not here: where keys come from (keys.py), what the parts are digested with (dige
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
+from contextlib import suppress
 from hmac import compare_digest
+from pathlib import Path
 from typing import Any, Final
 
 from blake3 import blake3
 
+from graflow_ckpt.checkpoint.model import Document, document_of
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, UnknownKey, UnsafeCheckpoint
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.stores.keys import Keyring, local_key_path, uses_local_key
+from graflow_ckpt.stores.mounts import TABLE, file_system, kind_at, mounted
 
 __all__ = ["MAC_SIZE", "Chain", "Keyring", "canonical", "seal", "verify"]
 
@@ -28,10 +33,11 @@ MAC_SIZE: Final = 16
 _META: Final = "graflow_ckpt 2025 seal of meta"
 _JOURNAL: Final = "graflow_ckpt 2025 seal of journal records"
 
-_ENVELOPES: Final = (
-    "encrypted",
-    "compressed",
-)  # words of wrappers around a store that keep a meta within another
+_ENVELOPES: Final = ("encrypted", "compressed")
+"""Words of wrappers around a store that keep a meta within another."""
+
+_PASSING: Final = frozenset({"tmpfs", "ramfs", "overlay", "aufs", "rootfs", "squashfs"})
+"""File systems that end with a container or a boot."""
 
 # Any: whatever JSON can hold.
 Meta = Mapping[str, Any]
@@ -101,6 +107,16 @@ def sealed_bytes(meta: Meta, keyring: Keyring, path: str) -> bytes:
     return found
 
 
+def sealed_in(raw: bytes, keyring: Keyring) -> Document | None:
+    """The meta of these bytes; None if they are damaged, or no seal of it holds."""
+    meta = document_of(raw)
+    with suppress(CheckpointError):
+        if meta is not None:
+            verify(meta, keyring)
+            return meta
+    return None
+
+
 class Chain:
     """The seals of one run of journal records. `start` says which: session, epoch, place."""
 
@@ -148,4 +164,45 @@ def _unknown_key(key_id: str, host: Any) -> UnknownKey:
         " or look at it and seal it with yours: graflow-ckpt trust PATH",
         key_id=key_id,
         host=host,
+    )
+
+
+# --- where keys live --------------------------------------------------------------------
+
+
+def key_storage_warning(
+    target: str | os.PathLike[str], env: Mapping[str, str] = os.environ, table: Path = TABLE
+) -> str | None:
+    """What to tell the user if the local key will be gone before the checkpoints at `target`.
+
+    In a container the home is often an overlay or in memory while the checkpoints go to a volume. Answers
+    only where /proc/mounts is; elsewhere nothing is known and nothing is said.
+    """
+    if not uses_local_key(env):
+        return None
+    try:
+        mounts = mounted(table.read_text(encoding="utf-8", errors="surrogateescape"))
+    except OSError:
+        return None
+    key = local_key_path(env)
+    key_on, target_on = kind_at(key, mounts), kind_at(Path(target), mounts)
+    if key_on not in _PASSING or target_on is None or target_on in _PASSING:
+        return None
+    return (
+        f"The key that seals checkpoints is in {key.parent} on {key_on}, which ends with this container or"
+        f" boot; the checkpoints in {target} are on {target_on} and stay, but nobody could verify them then."
+        " Set GRAFLOW_CKPT_KEY or GRAFLOW_CKPT_KEY_FILE to a key that stays (graflow-ckpt key new)."
+    )
+
+
+def passing_warning(
+    target: str | os.PathLike[str], env: Mapping[str, str] = os.environ, table: Path = TABLE
+) -> str | None:
+    """Return what to say where there is no home, as in a container, and `target` ends with it."""
+    kind = None if env.get("HOME") else file_system(target, table)
+    if kind not in _PASSING:
+        return None
+    return (
+        f"The checkpoints in {target} are on {kind}, which ends with this container or boot."
+        " Name a folder of a volume: --store or GRAFLOW_CKPT_STORE."
     )

@@ -13,8 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from graflow_ckpt.checkpoint.cells import apart, check_storable, to_cell
-from graflow_ckpt.checkpoint.codec import decode, is_atom
+from graflow_ckpt.checkpoint.codec import apart, check_storable, decode, is_atom, to_cell
 from graflow_ckpt.checkpoint.kinds.builtin import FORGOTTEN
 from graflow_ckpt.checkpoint.pickles import live_digest
 from graflow_ckpt.checkpoint.sharing import bundles, copied

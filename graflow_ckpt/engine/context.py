@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint.archive import Found
-from graflow_ckpt.checkpoint.cells import apart, check_storable
+from graflow_ckpt.checkpoint.codec import apart, check_storable
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_metadata
 from graflow_ckpt.checkpoint.program import unpack_code
 from graflow_ckpt.checkpoint.snapshot import BACKEND, capture, no_facts, restore

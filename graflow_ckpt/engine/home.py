@@ -13,17 +13,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from graflow_ckpt.checkpoint import archive, history, journal, program, rewinds
+from graflow_ckpt.checkpoint import archive, history, journal, program
 from graflow_ckpt.checkpoint.allowance import Allowance
-from graflow_ckpt.checkpoint.archive import Found
-from graflow_ckpt.checkpoint.describing import metadata_of
-from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document
-from graflow_ckpt.checkpoint.mounts import key_storage_warning, passing_warning
+from graflow_ckpt.checkpoint.archive import Found, metadata_of
+from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, Lines, lines_in
 from graflow_ckpt.checkpoint.plan import CurrentTask
 from graflow_ckpt.checkpoint.program import Program
 from graflow_ckpt.checkpoint.pruning import forget_journal
 from graflow_ckpt.checkpoint.retention import Retention
-from graflow_ckpt.checkpoint.seal import Keyring
+from graflow_ckpt.checkpoint.seal import Keyring, key_storage_warning, passing_warning
 from graflow_ckpt.checkpoint.snapshot import Snapshot
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
@@ -53,7 +51,7 @@ class Home:
         self._reserved = 0  # the last number that a path has
         self.parent: str | None = None  # the last cut
         self.origin: str | None = None  # the cut that the session was forked from
-        self.rewinds: rewinds.Lines = ()  # what the session has gone back behind
+        self.rewinds: Lines = ()  # what the session has gone back behind
         self.trace = Trace(session)
         self.save_error: Exception | None = None  # of the last save, unless a later one has succeeded
         self.told_slow = False  # saves; a session says so once
@@ -131,7 +129,7 @@ class Home:
         self.sequence = max(self.sequence, self.highest_sequence())
         self.parent = found.meta["checkpoint_id"]
         self.origin = found.meta.get("origin")
-        self.rewinds = rewinds.lines_in(found.meta)
+        self.rewinds = lines_in(found.meta)
         self.trace.goes_on(found.meta)
         self.last = found.metadata
         self.inputs = dict(found.meta.get("inputs", {}))
@@ -254,7 +252,7 @@ class Home:
         assert self.lease is not None
         line = Line(self.lease.epoch, int(found.meta["sequence"]))
         cuts = (history.order_of(raw, self.session) for _, raw in self.store.list(self.session))
-        self.rewinds = rewinds.with_line(self.rewinds, line, cuts)
+        self.rewinds = history.with_line(self.rewinds, line, cuts)
 
     def _place(self, path: str) -> tuple[CheckpointStore, str]:
         """The store that a path leads to, and the path as it is written there."""

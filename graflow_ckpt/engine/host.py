@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graflow_ckpt.checkpoint.describing import library_version
+from graflow_ckpt import __version__
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, now_iso
 from graflow_ckpt.checkpoint.program import pack_task
 from graflow_ckpt.checkpoint.snapshot import BACKEND
@@ -55,7 +55,7 @@ class RunHost:
             path = path_at(storage, context.home.store, path)
         prepared = CheckpointMetadata(
             "", self.session_id, now_iso(), context.steps + 1, context.start_node, dict(BACKEND), metadata,
-            path=path, workflow=context.settings.workflow, library=library_version(),
+            path=path, workflow=context.settings.workflow, library=__version__,
         )  # fmt: skip
         return PendingCheckpoint(path, prepared)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from graflow_ckpt.checkpoint.cells import check_storable
+from graflow_ckpt.checkpoint.codec import check_storable
 from graflow_ckpt.checkpoint.pickles import live_digest
 from graflow_ckpt.core.errors import InputsChanged
 from graflow_ckpt.core.state import SessionState

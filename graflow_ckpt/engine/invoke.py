@@ -16,8 +16,7 @@ from time import monotonic
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from graflow_ckpt.checkpoint.cells import check_storable, to_cell
-from graflow_ckpt.checkpoint.codec import decode
+from graflow_ckpt.checkpoint.codec import check_storable, decode, to_cell
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
 from graflow_ckpt.checkpoint.sharing import bundles
 from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, ReadOnlyChanged, WorkflowCancelled

@@ -14,8 +14,9 @@ from dataclasses import replace
 from time import monotonic, sleep
 from typing import Any
 
+from graflow_ckpt import __version__
 from graflow_ckpt.checkpoint import archive
-from graflow_ckpt.checkpoint.describing import library_version, metadata_of
+from graflow_ckpt.checkpoint.archive import metadata_of
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, now_iso
 from graflow_ckpt.checkpoint.program import Program
 from graflow_ckpt.checkpoint.retention import Retention
@@ -127,7 +128,7 @@ class SharedHome:
         """What is known of a checkpoint before it is taken, its path above all."""
         return CheckpointMetadata(
             "", self.session, now_iso(), steps, "", dict(BACKEND), metadata, path=self.own_path(steps),
-            workflow=self.program.workflow, library=library_version(),
+            workflow=self.program.workflow, library=__version__,
         )  # fmt: skip
 
     def own_path(self, steps: int) -> str:

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any, Protocol
 
 from graflow_ckpt.checkpoint.attachments import Attachment, attach, record
-from graflow_ckpt.checkpoint.cells import check_storable
+from graflow_ckpt.checkpoint.codec import check_storable
 from graflow_ckpt.checkpoint.kinds.builtin import FORGOTTEN
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata
 from graflow_ckpt.core.errors import GraflowError, GraphError, UnknownTask, WorkflowCancelled

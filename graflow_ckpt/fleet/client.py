@@ -22,7 +22,7 @@ from blake3 import blake3
 from redis import RedisError
 
 from graflow_ckpt.checkpoint import parcel as parcels
-from graflow_ckpt.checkpoint.cells import check_storable
+from graflow_ckpt.checkpoint.codec import check_storable
 from graflow_ckpt.checkpoint.sealed import SealedCells
 from graflow_ckpt.core.errors import GraphError, ServerFull, ServerGone, ServerReadOnly
 from graflow_ckpt.core.facts import Op, check_session_id

@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import pytest
 
-from graflow_ckpt.checkpoint import metrics
+from graflow_ckpt.checkpoint import inventory
 from graflow_ckpt.interfaces.cli.examination import examine
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.fallback import Fallback
@@ -81,7 +81,7 @@ def test_a_database_that_has_grown_is_a_warning(tmp_path: Path, monkeypatch: pyt
     put(store, "best", "one")
     assert not [found for found in examine(store.url) if found.what == "database"]
 
-    monkeypatch.setattr(metrics, "LARGE_MB", 0)
+    monkeypatch.setattr(inventory, "LARGE_MB", 0)
 
     (found,) = [found for found in examine(store.url) if found.what == "database"]
     assert found.verdict == "warning"

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from graflow_ckpt.checkpoint import archive, journal
+from graflow_ckpt.checkpoint.archive import metadata_of
 from graflow_ckpt.checkpoint.codec import encode
-from graflow_ckpt.checkpoint.describing import metadata_of
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.errors import CheckpointError

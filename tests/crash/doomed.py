@@ -27,9 +27,9 @@ import pytest
 
 from graflow_ckpt import CheckpointManager, KeepLast
 from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.archive import metadata_of
 from graflow_ckpt.checkpoint.codec import encode
 from graflow_ckpt.checkpoint.copying import Move
-from graflow_ckpt.checkpoint.describing import metadata_of
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
 from graflow_ckpt.core.protocols import CheckpointStore, Lease

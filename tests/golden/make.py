@@ -18,8 +18,8 @@ from typing import Any
 from uuid import UUID
 
 from graflow_ckpt.checkpoint import archive, journal
+from graflow_ckpt.checkpoint.archive import metadata_of
 from graflow_ckpt.checkpoint.codec import encode
-from graflow_ckpt.checkpoint.describing import metadata_of
 from graflow_ckpt.checkpoint.model import SCHEMA
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.seal import seal

@@ -17,7 +17,6 @@ import click
 
 from graflow_ckpt.checkpoint.inventory import Inventory, inventory
 from graflow_ckpt.checkpoint.pruning import (
-    WAITS,
     Guard,
     Plan,
     Pruned,
@@ -27,8 +26,7 @@ from graflow_ckpt.checkpoint.pruning import (
     plan,
     sweep_contents,
 )
-from graflow_ckpt.checkpoint.retention import Cut, Retention
-from graflow_ckpt.checkpoint.sizes import bytes_of
+from graflow_ckpt.checkpoint.retention import WAITS, Cut, Retention, bytes_of
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, NoSession, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli import words

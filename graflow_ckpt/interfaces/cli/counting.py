@@ -6,10 +6,8 @@ import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from graflow_ckpt.checkpoint.inventory import Inventory, inventory
-from graflow_ckpt.checkpoint.metrics import Census, Count, census
-from graflow_ckpt.checkpoint.retention import Cut
-from graflow_ckpt.checkpoint.sizes import bytes_of
+from graflow_ckpt.checkpoint.inventory import Census, Count, Inventory, census, inventory
+from graflow_ckpt.checkpoint.retention import Cut, bytes_of
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.manner import Document
 from graflow_ckpt.stores import open_store

@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib import metadata
 
-from graflow_ckpt.checkpoint import metrics
-from graflow_ckpt.checkpoint.mounts import key_storage_warning
+from graflow_ckpt.checkpoint import inventory
+from graflow_ckpt.checkpoint.seal import key_storage_warning
 from graflow_ckpt.core.errors import CheckpointError, GraflowError, ServerError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli.manner import Finding
@@ -90,7 +90,7 @@ def _database(place: CheckpointStore) -> Iterator[Finding]:
     if not is_sqlite(url) or not os.path.isfile(file_of(url)):
         return
     size = os.path.getsize(file_of(url)) / (1 << 20)
-    if size > metrics.LARGE_MB:
+    if size > inventory.LARGE_MB:
         todo = "graflow-ckpt checkpoints prune, then vacuum"
         yield Finding("database", "warning", f"{file_of(url)} has {size:.0f} MB: {todo}")
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import click
 
 from graflow_ckpt.checkpoint import archive, history, inert
-from graflow_ckpt.checkpoint.archive import Found
-from graflow_ckpt.checkpoint.expiry import expired
+from graflow_ckpt.checkpoint.archive import Found, expired
 from graflow_ckpt.checkpoint.seal import Keyring
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, GraflowError, NoSession
 from graflow_ckpt.core.protocols import CheckpointStore

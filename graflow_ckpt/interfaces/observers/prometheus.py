@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from graflow_ckpt.checkpoint.inventory import Inventory, inventory
-from graflow_ckpt.checkpoint.sizes import Taken
+from graflow_ckpt.checkpoint.retention import Taken
 from graflow_ckpt.core.errors import GraflowError, PackageMissing
 from graflow_ckpt.core.events import Event
 from graflow_ckpt.core.protocols import CheckpointStore

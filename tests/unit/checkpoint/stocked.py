@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from graflow_ckpt.checkpoint import archive
-from graflow_ckpt.checkpoint.describing import metadata_of
+from graflow_ckpt.checkpoint.archive import metadata_of
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.snapshot import capture

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.archive import metadata_of
 from graflow_ckpt.checkpoint.auditing import audit
 from graflow_ckpt.checkpoint.codec import encode
-from graflow_ckpt.checkpoint.describing import metadata_of
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.local import LocalStore

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graflow_ckpt.checkpoint.cells import check_storable, to_cell
-from graflow_ckpt.checkpoint.codec import decode
+from graflow_ckpt.checkpoint.codec import check_storable, decode, to_cell
 from graflow_ckpt.core.errors import NotStorable
 from graflow_ckpt.core.values import Live
 

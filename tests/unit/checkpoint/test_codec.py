@@ -394,7 +394,7 @@ except ValueError as error:
 def test_a_type_that_claims_to_be_of_numpy_does_not_get_numpy_imported() -> None:
     program = """
 import sys
-from graflow_ckpt.checkpoint.cells import to_cell
+from graflow_ckpt.checkpoint.codec import to_cell
 print(to_cell(type("float64", (), {"__module__": "numpy"})()), "numpy" in sys.modules)
 """
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)

@@ -20,8 +20,7 @@ from graflow_ckpt.checkpoint.copying import Move
 from graflow_ckpt.checkpoint.digest import CHUNK
 from graflow_ckpt.checkpoint.inventory import inventory
 from graflow_ckpt.checkpoint.pruning import Guard, carry_out, plan
-from graflow_ckpt.checkpoint.retention import KeepLast, KeepWithin, OfAll
-from graflow_ckpt.checkpoint.sizes import bytes_of
+from graflow_ckpt.checkpoint.retention import KeepLast, KeepWithin, OfAll, bytes_of
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, TooLarge
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.values import Live

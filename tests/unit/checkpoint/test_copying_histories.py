@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from graflow_ckpt.checkpoint import archive, history, journal
+from graflow_ckpt.checkpoint.archive import metadata_of
 from graflow_ckpt.checkpoint.copying import Move
-from graflow_ckpt.checkpoint.describing import metadata_of
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.keys import Keyring

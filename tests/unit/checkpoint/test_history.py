@@ -122,13 +122,12 @@ def test_a_damaged_one_points_to_the_newest_good_one(store: LocalStore, tmp_path
 )
 def test_a_meta_that_says_nothing_is_looked_at_first(raw: bytes) -> None:
     assert history.order_of(raw) > (10**9, -1)
-    assert history.cause_of(raw) == ""
 
 
 def test_what_an_unverified_meta_says(store: LocalStore) -> None:
     raw = cut(store, 5, epoch=3).with_suffix(".meta.json").read_bytes()
 
-    assert (history.order_of(raw), history.cause_of(raw)) == ((3, 5), "request")
+    assert history.order_of(raw) == (3, 5)
 
 
 def test_none_good_names_the_first_reasons_and_what_to_do() -> None:

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graflow_ckpt.checkpoint.inventory import Inventory, cut_of, inventory, seconds
-from graflow_ckpt.checkpoint.metrics import census
+from graflow_ckpt.checkpoint.inventory import Inventory, census, cut_of, inventory, seconds
 from graflow_ckpt.checkpoint.retention import Cut
 from graflow_ckpt.core.protocols import CheckpointStore
 from tests.unit.checkpoint import trios

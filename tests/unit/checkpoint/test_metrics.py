@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.checkpoint.metrics import get_checkpoint_metrics, get_db_metrics
+from graflow_ckpt.checkpoint.inventory import get_checkpoint_metrics, get_db_metrics
 from graflow_ckpt.stores.local import LocalStore
 from tests.unit.checkpoint.stocked import save
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.checkpoint.mounts import key_storage_warning, passing_warning
+from graflow_ckpt.checkpoint.seal import key_storage_warning, passing_warning
 from graflow_ckpt.stores.mounts import file_system
 
 

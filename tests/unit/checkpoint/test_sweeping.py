@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from graflow_ckpt.checkpoint.pruning import Sweeper
 from graflow_ckpt.checkpoint.retention import KeepLast
-from graflow_ckpt.checkpoint.sweeping import Sweeper
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.protocols import CheckpointStore
 from tests.unit.checkpoint import trios

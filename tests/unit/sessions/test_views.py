@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graflow_ckpt.checkpoint.cells import check_storable
+from graflow_ckpt.checkpoint.codec import check_storable
 from graflow_ckpt.core.facts import TaskSpec
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.attempt import from_cells

@@ -43,6 +43,14 @@ def workflow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture
+def key(monkeypatch: pytest.MonkeyPatch) -> str:
+    """One for stores that several machines share; it is in the environment."""
+    made = new_key()
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", made)
+    return made
+
+
+@pytest.fixture
 def killed() -> list[str]:
     """The two checkpoints of session `s` of COUNT, which was killed in its fifth step."""
     program("count.py", COUNT)

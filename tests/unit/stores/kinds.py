@@ -25,7 +25,7 @@ import pytest
 
 from graflow_ckpt.core.protocols import CheckpointStore, Owner
 from graflow_ckpt.links.processes import myself
-from graflow_ckpt.stores import objects_chunks, postgres_chunks, redis_chunks, sqlite_schema
+from graflow_ckpt.stores import objects_chunks, postgres_chunks, redis_chunks, sqlite_chunks, sqlite_schema
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.objects_names import head_key
 from graflow_ckpt.stores.postgres import PostgresStore
@@ -52,6 +52,8 @@ class Kind:
 
     type: Callable[..., CheckpointStore]
     chunk: int  # bytes of the pieces in which a large part is kept
+    large: int  # bytes of a part that is written before its commit
+    unfinished: int  # pieces of such a part that are there before its commit
     far: ClassVar = {"boot": "another machine", "host": "far"}  # an owner whose process nobody can see
     patience: str  # the module that says how long a lost server is asked
     segment: str  # how an error calls the segment 1:0 of session `s`, as a pattern
@@ -128,8 +130,20 @@ store = {name}({self.where!r}{given})
         """How many of them a part of this size has."""
         raise NotImplementedError
 
+    def lives(self) -> set[int]:
+        """After how many seconds the server drops pieces by itself; -1: never."""
+        return set()
+
     def begun(self) -> int:
         """How many puts have begun and not ended."""
+        raise NotImplementedError
+
+    def abandon(self, put: str, age: int) -> None:
+        """As if a put without an owner had begun so many seconds ago, and written some pieces."""
+        raise NotImplementedError
+
+    def lose(self, number: int) -> None:
+        """Take that piece of every pkl away."""
         raise NotImplementedError
 
     def owned(self, seconds: float, **unlike: object) -> None:
@@ -164,6 +178,8 @@ store = {name}({self.where!r}{given})
 class InSqlite(Kind):
     type = SqliteStore
     chunk = sqlite_schema.CHUNK
+    large = 3 * sqlite_chunks.HELD
+    unfinished = large // chunk
     far: ClassVar = {"pid_ns": "another container", "host": "far"}
 
     def ask(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
@@ -212,6 +228,8 @@ class InRedis(Kind):
     patience = "redis_scripts"
     segment = r"graflow:ck:\{s\}:journal:1:0"
     chunk = redis_chunks.CHUNK
+    large = 3 * chunk
+    unfinished = 2  # all but the last, which is kept for the commit
     lease = "graflow:ck:{s}:lease"
 
     def ask(self, *words: str | bytes | int) -> Any:
@@ -230,8 +248,20 @@ class InRedis(Kind):
     def pieces_of(self, size: int) -> int:
         return -(-size // self.chunk)
 
+    def lives(self) -> set[int]:
+        return {self.ask("TTL", key) for key in self.pieces()}
+
     def begun(self) -> int:
         return sum(self.ask("HLEN", key) for key in self.ask("KEYS", "*:staging"))
+
+    def abandon(self, put: str, age: int) -> None:
+        said = json.dumps({"session": "", "epoch": "", "at": str(self._now() // 1000 - age)})
+        self.ask("HSET", "graflow:ck:{s}:staging", put, said)
+        for piece in ("pkl:0", "pkl:1", "state.json:0"):
+            self.ask("SET", f"graflow:ck:{{s}}:chunk:{put}:{piece}", "x")
+
+    def lose(self, number: int) -> None:
+        self.ask("DEL", *(key for key in self.pieces() if key.endswith(f"pkl:{number}")))
 
     def owned(self, seconds: float, **unlike: object) -> None:
         until, owner = self._now() + int(seconds * 1000), _owner(**unlike)
@@ -258,6 +288,8 @@ class InPostgres(Kind):
     patience = "postgres_link"
     segment = r"session 's' \(1:0 in "
     chunk = SMALL_CHUNK
+    large = 3 * chunk
+    unfinished = 2  # likewise
     silence = (0.3, 0.25)
 
     @property
@@ -296,6 +328,15 @@ class InPostgres(Kind):
     def begun(self) -> int:
         return len(self.ask("select put from graflow_ckpt.staging"))
 
+    def abandon(self, put: str, age: int) -> None:
+        begun = "clock_timestamp() - %s * interval '1 second'"
+        self.ask(f"insert into graflow_ckpt.staging values (%s, '', 0, {begun})", put, age)
+        rows = "(%s, 'pkl', 0, 'x'), (%s, 'pkl', 1, 'x')"
+        self.ask(f"insert into graflow_ckpt.chunks values {rows}", put, put)
+
+    def lose(self, number: int) -> None:
+        self.ask("delete from graflow_ckpt.chunks where part = 'pkl' and number = %s", number)
+
     def owned(self, seconds: float, *, term: int = 15_000, **unlike: object) -> None:
         until = "clock_timestamp() + %s * interval '1 second'"
         row = f"insert into graflow_ckpt.sessions values ('s', 4, %s, {until}, %s, 'other')"
@@ -328,6 +369,7 @@ class InBucket(Kind):
     patience = "objects_bucket"
     segment = "journal/s/1-0"
     chunk = objects_chunks.CHUNK
+    large = chunk + 5
     silence = (1.5, 1.0)  # the bucket's clock counts whole seconds
 
     def __init__(self, where: str, server: ObjectServer) -> None:

@@ -20,7 +20,7 @@ from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores.local import LocalStore
 from tests.unit.stores.kinds import REDIS, Kind, only
 from tests.unit.stores.leases import owner_elsewhere, told
-from tests.unit.stores.redis_trios import own_name, parts, put
+from tests.unit.stores.redis_trios import own_name, parts, put, read
 
 SERVERS = only("postgres", *REDIS)
 NAMES = pytest.mark.parametrize("name", [own_name(), "best"], ids=["own", "named"])
@@ -178,16 +178,20 @@ def test_a_released_lease_is_of_no_use(store: CheckpointStore) -> None:
             call()
 
 
-@NAMES
+@pytest.mark.parametrize("name", [own_name(), "best", "never"], ids=["own", "replaced", "named"])
 @pytest.mark.parametrize("size", [1, 1 << 17, 0], ids=["small", "large", "chunks"])
 def test_who_was_fenced_puts_nothing(name: str, size: int, store: CheckpointStore, kind: Kind) -> None:
-    old, new = store.acquire("s"), store.acquire("s", take_over=True)
+    size = size or 2 * kind.chunk
+    old = store.acquire("s")
+    path = put(store, "best", "former", old, size=size // 4)
+    before, new = kind.pieces(), store.acquire("s", take_over=True)
 
-    with pytest.raises(Fenced):
-        put(store, name, "one", old, size=size or 2 * kind.chunk)
+    with pytest.raises(Fenced, match="taken over"):
+        put(store, name, "one", old, size=size)
 
-    assert list(store.list()) == []
-    assert (kind.pieces(), kind.begun()) == ([], 0)
+    assert [found for found, _ in store.list()] == [path]
+    assert read(store, path)[0] == "former"
+    assert (kind.pieces(), kind.begun()) == (before, 0)
     new.release()
 
 

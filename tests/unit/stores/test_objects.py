@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, Fenced
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from graflow_ckpt.stores import objects_bucket, open_store_of
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.objects import ObjectStore
@@ -94,26 +94,6 @@ def test_what_is_not_there_is_not_found(store: ObjectStore) -> None:
             with pytest.raises(CheckpointNotFound, match=rf"/{name} not found"):
                 call(name)
         assert store.delete(name) is False
-
-
-def test_a_session_puts_no_checkpoint_under_the_name_of_another_ones(store: ObjectStore) -> None:
-    lease = store.acquire("s")
-
-    with pytest.raises(CheckpointError, match="name of a checkpoint of session 't'"):
-        put(store, own_name(session="t"), "one", lease)
-
-    put(store, own_name(session="t"), "one")  # a worker of that session, which is kept elsewhere
-    assert names(store, "t") == [own_name(session="t")]
-    lease.release()
-
-
-def test_a_lease_of_something_else_is_refused(store: ObjectStore, tmp_path: Path) -> None:
-    lease = LocalStore(tmp_path).acquire("s")
-
-    with pytest.raises(TypeError, match="lease of this store"):
-        put(store, "best", "one", lease)
-
-    lease.release()
 
 
 # --- listings --------------------------------------------------------------------------
@@ -265,21 +245,6 @@ for n in range(30):
     assert writer.returncode == 0
     assert len(seen) > 1
     assert len(keys(store, "data")) == 1
-
-
-def test_who_was_fenced_writes_nothing(store: ObjectStore) -> None:
-    old = store.acquire("s")
-    put(store, "best", "one", old, size=LARGE)
-    new = store.acquire("s", take_over=True)
-
-    for name in (own_name(), "best", "never"):
-        with pytest.raises(Fenced, match="taken over"):
-            put(store, name, "late", old, size=LARGE)
-
-    assert names(store) == ["best"]
-    assert read(store, "best")[0] == "one"
-    assert len(keys(store, "data")) == 1
-    new.release()
 
 
 @pytest.mark.parametrize("head", [b"{", b"[]", b"\xff", b'{"epoch": 1e999}', b"[" * 100_000])

@@ -170,20 +170,3 @@ def test_many_of_a_session_are_deleted_in_one_change(
     assert names(store) == ["best0"]
     assert len(keys(store, "data")) == 1
     assert store.delete_many([]) == 0
-
-
-def test_a_writer_that_fails_leaves_nothing(store: ObjectStore) -> None:
-    lease = store.acquire("s")
-    put(store, "best", "one", lease, size=LARGE)
-
-    def fails(sink: object) -> None:
-        sink.write(b"x" * 3 * CHUNK)  # type: ignore[attr-defined]
-        raise RuntimeError("no more")
-
-    for name in ("best", own_name()):
-        with pytest.raises(RuntimeError, match="no more"):
-            store.put(name, [("pkl", fails), *parts("two")[1:]], lease=lease, stage="two")
-
-    assert read(store, "best")[0] == "one"
-    assert len(keys(store, "data")) == 1
-    lease.release()

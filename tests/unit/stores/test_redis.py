@@ -219,6 +219,19 @@ def test_a_failed_save_is_an_error_of_the_checkpoint_whatever_was_wrong(
     assert failed.value.path == f"{store.folder}/best"
 
 
+def test_a_full_server_keeps_the_old_one(own_redis: Callable[..., Server]) -> None:
+    server = own_redis({"maxmemory": "24mb", "maxmemory-policy": "noeviction"})
+    store = RedisStore(server.url)
+    path = put(store, "best", "one", size=1000)
+    before = server.ask("DBSIZE")
+
+    with pytest.raises(CheckpointError, match="maxmemory"):
+        put(store, "best", "two", size=20 << 20)
+
+    assert read(store, path)[0] == "one"
+    assert server.ask("DBSIZE") == before
+
+
 def test_a_server_that_does_not_say_how_it_syncs_is_not_believed(own_redis: Callable[..., Server]) -> None:
     server = own_redis({"appendonly": "yes", "appendfsync": "always"})
     server.ask("ACL", "SETUSER", "worker", "on", ">hunter2", "~*", "+@all", "-config")

@@ -1,53 +1,27 @@
-"""The trio in a SQLite store: whole or not at all, whoever dies, races or reads meanwhile."""
+"""The trio in a SQLite store: where its chunks lie, who clears them away, and processes that save at once."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
-import sqlite3
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing
-from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.stores import sqlite_chunks
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.sqlite_chunks import HELD, LIFE
 from graflow_ckpt.stores.sqlite_schema import CHUNK
 from graflow_ckpt.stores.sqlite_trio import _PAGE as PAGE
+from tests.unit.stores.kinds import ROOT, InSqlite, only
 from tests.unit.stores.redis_trios import all_of, own_name, parts, put, read
 
-ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[SqliteStore]:
-    store = SqliteStore(tmp_path / "x.db")
-    yield store
-    store.close()
-
-
-def ask(store: SqliteStore, statement: str, *values: object) -> list[tuple[object, ...]]:
-    with closing(sqlite3.connect(store.file, isolation_level=None, timeout=10)) as connection:
-        return connection.execute(statement, values).fetchall()
-
-
-def leftovers(store: SqliteStore) -> tuple[int, int]:
-    """Chunks that belong to no checkpoint, and what is known of them."""
-    owned = "SELECT coalesce(body, id) FROM checkpoints"
-    ((chunks,),) = ask(store, f"SELECT count(*) FROM chunks WHERE id >> 20 NOT IN ({owned})")
-    ((loose,),) = ask(store, "SELECT count(*) FROM loose")
-    assert isinstance(chunks, int)
-    assert isinstance(loose, int)
-    return chunks, loose
+pytestmark = only("sqlite")
 
 
 # --- a trio ----------------------------------------------------------------------------
@@ -55,10 +29,12 @@ def leftovers(store: SqliteStore) -> tuple[int, int]:
 
 @pytest.mark.parametrize("size", [0, 1, CHUNK - 3, CHUNK, HELD - 1, HELD, HELD + 1, 3 * HELD + 7])
 @pytest.mark.parametrize("piece", [1 << 16, 1 << 30])
-def test_what_was_put_is_read_byte_for_byte(store: SqliteStore, size: int, piece: int) -> None:
+def test_what_was_put_is_read_byte_for_byte(
+    store: SqliteStore, kind: InSqlite, size: int, piece: int
+) -> None:
     values, meta = os.urandom(size), json.dumps({"session_id": "s", "stage": "one"}).encode()
 
-    def write(sink: object) -> None:
+    def write(sink: Any) -> None:
         for at in range(0, len(values), piece):
             assert sink.write(memoryview(values)[at : at + piece]) == len(values[at : at + piece])
 
@@ -71,28 +47,30 @@ def test_what_was_put_is_read_byte_for_byte(store: SqliteStore, size: int, piece
         assert store.meta(name) == meta
         assert all_of(store.open(name, "pkl", "one")) == values
         assert all_of(store.open(name, "state.json", "one")) == b"state"
-    assert leftovers(store) == (0, 0)
+    assert kind.leftovers() == (0, 0)
 
 
 @pytest.mark.parametrize("sizes", [(1, 1), (1, 2 * HELD), (2 * HELD, 1), (2 * HELD, 3 * HELD)])
-def test_a_newer_one_takes_the_place_of_the_former(store: SqliteStore, sizes: tuple[int, int]) -> None:
+def test_a_newer_one_takes_the_place_of_the_former(
+    store: SqliteStore, kind: InSqlite, sizes: tuple[int, int]
+) -> None:
     for name in (own_name(), "best"):
         put(store, name, "1", size=sizes[0])
         path = put(store, name, "2", size=sizes[1])
 
         assert read(store, path) == ("2", b"2" * sizes[1], b"2")
-        assert leftovers(store) == (0, 0)
+        assert kind.leftovers() == (0, 0)
         assert len(list(store.list())) == 1
         store.delete(path)
-    assert ask(store, "SELECT count(*) FROM chunks") == [(0,)]
+    assert kind.ask("SELECT count(*) FROM chunks") == [(0,)]
 
 
 @pytest.mark.parametrize("size", [1, CHUNK, 3 * HELD])
 def test_a_meta_that_is_put_again_and_again_keeps_the_parts_until_they_go(
-    store: SqliteStore, size: int
+    store: SqliteStore, kind: InSqlite, size: int
 ) -> None:
     path = put(store, "best", "1", size=size)
-    before = ask(store, "SELECT id, bytes FROM chunks ORDER BY id")
+    before = kind.ask("SELECT id, bytes FROM chunks ORDER BY id")
     for number in range(3):
         meta = json.dumps({"session_id": "s", "stage": "1", "sealed": number}).encode()
         store.put(path, [("meta.json", lambda sink, meta=meta: sink.write(meta))], lease=None, stage="1")
@@ -101,47 +79,25 @@ def test_a_meta_that_is_put_again_and_again_keeps_the_parts_until_they_go(
     assert [path.rpartition("/")[2] for path, _ in store.newest(9)] == ["other2", "other1", "other0", "best"]
     assert store.meta(path) == meta
     assert read(store, path) == ("1", b"1" * size, b"1")
-    assert set(before) < set(ask(store, "SELECT id, bytes FROM chunks"))
-    assert leftovers(store) == (0, 0)
+    assert set(before) < set(kind.ask("SELECT id, bytes FROM chunks"))
+    assert kind.leftovers() == (0, 0)
     store.delete(path)
-    assert ask(store, "SELECT count(*) FROM chunks") == [(3,)]
-    assert leftovers(store) == (0, 0)
+    assert kind.ask("SELECT count(*) FROM chunks") == [(3,)]
+    assert kind.leftovers() == (0, 0)
 
 
-def test_a_meta_of_another_stage_is_refused_and_the_parts_stay_with_theirs(store: SqliteStore) -> None:
-    path = put(store, "best", "1", size=3 * HELD)
-
-    meta = json.dumps({"session_id": "s", "stage": "2"}).encode()
-    with pytest.raises(CheckpointError, match="another checkpoint has taken its place"):
-        store.put(path, [("meta.json", lambda sink: sink.write(meta))], lease=None, stage="2")
-
-    assert read(store, path) == ("1", b"1" * 3 * HELD, b"1")
-    assert leftovers(store) == (0, 0)
-
-
-def test_what_is_read_alone_lies_in_a_chunk_of_its_own(store: SqliteStore) -> None:
+def test_what_is_read_alone_lies_in_a_chunk_of_its_own(store: SqliteStore, kind: InSqlite) -> None:
     """Else the few bytes of a state would cost the reading of a megabyte of values."""
     put(store, "small", "1", size=1000)
     put(store, "large", "2", size=CHUNK - 1000)
 
-    sizes = [size for (size,) in ask(store, "SELECT length(bytes) FROM chunks ORDER BY id")]
+    sizes = [size for (size,) in kind.ask("SELECT length(bytes) FROM chunks ORDER BY id")]
 
     assert sizes == [1001, CHUNK - 1000, 1]
 
 
-@pytest.mark.parametrize("size", [1, 3 * HELD])
-def test_deleting_takes_all_of_it_away(store: SqliteStore, size: int) -> None:
-    path = put(store, "best", "1", size=size)
-
-    assert store.delete(path) is True
-    assert store.delete(path) is False
-    with pytest.raises(CheckpointNotFound):
-        store.meta(path)
-    assert ask(store, "SELECT (SELECT count(*) FROM chunks), (SELECT count(*) FROM loose)") == [(0, 0)]
-
-
 def test_others_save_while_a_large_one_is_taken_away(
-    store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+    store: SqliteStore, kind: InSqlite, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a pause the next step has the lock again before anybody who waits has tried."""
     impatient, saved = SqliteStore(store.file, patience=0), list[str]()
@@ -157,16 +113,16 @@ def test_others_save_while_a_large_one_is_taken_away(
 
     assert len(saved) == 2 * HELD // CHUNK // 2
     assert all(read(store, path)[0] == "2" for path in saved)
-    assert leftovers(store) == (0, 0)
+    assert kind.leftovers() == (0, 0)
     impatient.close()
 
 
-def test_no_id_is_used_twice_whichever_checkpoint_goes(store: SqliteStore) -> None:
+def test_no_id_is_used_twice_whichever_checkpoint_goes(store: SqliteStore, kind: InSqlite) -> None:
     """Else whoever still reads the one that is gone would read the new one's bytes."""
     seen: list[object] = []
 
     def ids() -> list[tuple[object, ...]]:
-        return ask(store, "SELECT id FROM checkpoints ORDER BY id")
+        return kind.ask("SELECT id FROM checkpoints ORDER BY id")
 
     for turn in range(3):
         paths = [put(store, f"n{number}", str(turn)) for number in range(3)]
@@ -177,32 +133,7 @@ def test_no_id_is_used_twice_whichever_checkpoint_goes(store: SqliteStore) -> No
         assert store.delete_many(paths) == 2
 
     assert len(seen) == len(set(seen)) == 12
-    assert ask(store, "SELECT count(*) FROM gone") == [(1,)]
-
-
-@pytest.mark.parametrize("anew", [True, False])
-def test_a_reader_whose_chunks_go_finds_out(store: SqliteStore, anew: bool) -> None:
-    path = put(store, "best", "1", size=3 * CHUNK)
-    source = store.open(path, "pkl", "1")
-    buffer = memoryview(bytearray(4 * CHUNK))
-    assert source.readinto(buffer) == CHUNK
-
-    if anew:
-        put(store, "best", "2", size=3 * CHUNK)
-    else:
-        store.delete(path)
-
-    with pytest.raises(CheckpointCorrupt, match="lacks chunk 1"):
-        source.readinto(buffer)
-    if anew:
-        with pytest.raises(CheckpointCorrupt, match="belongs to its meta"):
-            store.open(path, "pkl", "1")
-
-
-@pytest.mark.parametrize("wrong", [["pkl"], ["meta.json", "pkl"], ["other", "meta.json"]])
-def test_parts_are_those_of_a_trio_meta_last(store: SqliteStore, wrong: list[str]) -> None:
-    with pytest.raises(ValueError, match="parts are some of"):
-        store.put("best", [(name, print) for name in wrong], lease=None, stage="one")
+    assert kind.ask("SELECT count(*) FROM gone") == [(1,)]
 
 
 @pytest.mark.parametrize(
@@ -218,17 +149,17 @@ def test_parts_are_those_of_a_trio_meta_last(store: SqliteStore, wrong: list[str
         "[" * 10**5,
     ],
 )
-def test_a_row_that_somebody_has_changed_is_damage(store: SqliteStore, said: str) -> None:
+def test_a_row_that_somebody_has_changed_is_damage(store: SqliteStore, kind: InSqlite, said: str) -> None:
     path = put(store, "best", "one")
-    ask(store, "UPDATE checkpoints SET parts = ?", said)
+    kind.ask("UPDATE checkpoints SET parts = ?", said)
 
     with pytest.raises(CheckpointCorrupt, match="no pkl that belongs to its meta"):
         store.open(path, "pkl", "one")
 
 
-def test_a_meta_that_is_larger_than_any_is_not_read(store: SqliteStore) -> None:
+def test_a_meta_that_is_larger_than_any_is_not_read(store: SqliteStore, kind: InSqlite) -> None:
     put(store, "best", "one")
-    ask(store, "UPDATE checkpoints SET meta = zeroblob(65 << 20)")
+    kind.ask("UPDATE checkpoints SET meta = zeroblob(65 << 20)")
 
     assert store.meta("best") == b""
     assert [raw for _, raw in store.list()] == [b""]
@@ -237,99 +168,34 @@ def test_a_meta_that_is_larger_than_any_is_not_read(store: SqliteStore) -> None:
 # --- or not at all ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [10, 3 * HELD])
-@pytest.mark.parametrize("part", ["pkl", "state.json", "meta.json"])
-def test_a_part_that_cannot_be_written_leaves_what_was_there(
-    store: SqliteStore, part: str, size: int
+def test_a_writer_in_another_container_is_dead_when_it_takes_an_hour(
+    store: SqliteStore, kind: InSqlite
 ) -> None:
-    path = put(store, "best", "1", size=size)
-
-    def fail(sink: object) -> None:
-        raise OSError("cannot be pickled")
-
-    broken = [(name, fail if name == part else writer) for name, writer in parts("2", size=size)]
-    with pytest.raises(OSError, match="cannot be pickled"):
-        store.put(path, broken, lease=None, stage="2")
-
-    assert read(store, path) == ("1", b"1" * size, b"1")
-    assert leftovers(store) == (0, 0)
-
-
-@pytest.mark.parametrize("name", [own_name(), "best"])
-@pytest.mark.parametrize("leased", [True, False])
-def test_a_writer_that_is_killed_before_its_commit_leaves_the_old_one_and_what_the_next_owner_clears_away(
-    store: SqliteStore, name: str, leased: bool
-) -> None:
-    path = put(store, name, "1")
-    program = f"""
-import os, signal
-from graflow_ckpt.stores.sqlite import SqliteStore
-from tests.unit.stores.redis_trios import parts
-store = SqliteStore({store.file!r})
-lease = store.acquire("s") if {leased} else None
-*rest, _ = parts("2", size={3 * HELD})
-die = ("meta.json", lambda sink: os.kill(os.getpid(), signal.SIGKILL))
-store.put({path!r}, [*rest, die], lease=lease, stage="2")
-"""
-    killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
-    assert killed.returncode == -signal.SIGKILL
-
-    assert read(store, path)[0] == "1"
-    assert leftovers(store) == (12, 1)
-
-    store.acquire("s" if leased else "t").release()
-
-    assert read(store, path)[0] == "1"
-    assert leftovers(store) == (0, 0)
-
-
-def test_an_owner_clears_away_nothing_of_those_who_are_alive(store: SqliteStore) -> None:
-    other = store.acquire("t")
-    (name, values), *rest = parts("1", size=2 * HELD)
-
-    def slow(sink: object) -> None:
-        values(sink)
-        store.acquire("s").release()
-
-    for lease in (None, other):
-        for path in ("sqlite://best", f"sqlite://{own_name(session='t')}"):
-            store.put(path, [(name, slow), *rest], lease=lease, stage="1")
-
-            assert read(store, path) == ("1", b"1" * 2 * HELD, b"1")
-    other.release()
-
-
-def test_a_writer_in_another_container_is_dead_when_it_takes_an_hour(store: SqliteStore) -> None:
-    program = f"""
-import os, signal
-from graflow_ckpt.stores.sqlite import SqliteStore
-from tests.unit.stores.redis_trios import parts
+    kind.kill(f"""
 *rest, _ = parts("2", size={2 * HELD})
 die = ("meta.json", lambda sink: os.kill(os.getpid(), signal.SIGKILL))
-SqliteStore({store.file!r}).put("best", [*rest, die], lease=None, stage="2")
-"""
-    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
-    ask(
-        store,
-        "UPDATE loose SET writer = json_set(writer, '$.pid_ns', 'another'), began = ?",
-        int(time.time()),
-    )
+store.put("best", [*rest, die], lease=None, stage="2")
+""")
+    elsewhere = "UPDATE loose SET writer = json_set(writer, '$.pid_ns', 'another'), began = ?"
+    kind.ask(elsewhere, int(time.time()))
 
     store.acquire("s").release()
-    assert leftovers(store) == (8, 1)
+    assert kind.leftovers() == (8, 1)
 
-    ask(store, "UPDATE loose SET began = began - ?", LIFE + 1)
+    kind.ask("UPDATE loose SET began = began - ?", LIFE + 1)
     store.acquire("s").release()
-    assert leftovers(store) == (0, 0)
+    assert kind.leftovers() == (0, 0)
 
 
 @pytest.mark.parametrize("further", [1, HELD])
-def test_a_writer_whose_chunks_are_gone_makes_no_checkpoint(store: SqliteStore, further: int) -> None:
+def test_a_writer_whose_chunks_are_gone_makes_no_checkpoint(
+    store: SqliteStore, kind: InSqlite, further: int
+) -> None:
     path = put(store, "best", "1")
     *rest, (name, meta) = parts("2", size=2 * HELD)
 
-    def late(sink: object) -> None:
-        ask(store, "UPDATE loose SET writer = NULL")
+    def late(sink: Any) -> None:
+        kind.ask("UPDATE loose SET writer = NULL")
         store.acquire("s").release()
         sink.write(b"x" * further)
 
@@ -337,67 +203,15 @@ def test_a_writer_whose_chunks_are_gone_makes_no_checkpoint(store: SqliteStore, 
         store.put(path, [rest[0], ("state.json", late), (name, meta)], lease=None, stage="2")
 
     assert read(store, path)[0] == "1"
-    assert leftovers(store) == (0, 0)
-
-
-def test_ctrl_c_in_a_large_write_leaves_the_old_one(store: SqliteStore) -> None:
-    path = put(store, "best", "1", size=2 * HELD)
-    *rest, meta = parts("2", size=2 * HELD)
-
-    def interrupted(sink: object) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        store.put(path, [*rest, ("state.json", interrupted), meta], lease=None, stage="2")
-
-    assert read(store, path)[0] == "1"
-    assert leftovers(store) == (0, 0)
+    assert kind.leftovers() == (0, 0)
 
 
 # --- races -----------------------------------------------------------------------------
 
 
-def test_writers_readers_and_deleters_of_one_path_never_see_a_mixture(store: SqliteStore) -> None:
-    over = threading.Event()
-    put(store, "best", "a0", size=1)
-    failed: list[BaseException] = []
-
-    def write(name: str) -> None:
-        own, n = SqliteStore(store.url), 0
-        while not over.is_set():
-            n += 1
-            put(own, "best", f"{name}{n}", size=1 + n % 3 * 700_000)
-
-    def guarded(name: str) -> None:
-        try:
-            write(name)
-        except BaseException as error:  # noqa: BLE001  for the assertion below
-            failed.append(error)
-
-    writers = [threading.Thread(target=guarded, args=[name]) for name in "ab"]
-    for writer in writers:
-        writer.start()
-    seen = set()
-    while len(seen) < 40 and not failed:
-        stage, values, state = read(store, f"{store.folder}/best")
-        seen.add(stage)
-        assert values.replace(stage.encode(), b"") == b"", "parts of two writers"
-        assert state == stage.encode()
-    over.set()
-    for writer in writers:
-        writer.join()
-
-    assert failed == []
-    assert {stage[0] for stage in seen} >= {"a", "b"}
-    assert leftovers(store) == (0, 0)
-
-
-def test_processes_that_save_at_once_each_keep_all_of_theirs(store: SqliteStore) -> None:
-    program = f"""
-import sys
-from graflow_ckpt.stores.sqlite import SqliteStore
-from tests.unit.stores.redis_trios import own_name, put
-store, session = SqliteStore({store.file!r}), sys.argv[1]
+def test_processes_that_save_at_once_each_keep_all_of_theirs(store: SqliteStore, kind: InSqlite) -> None:
+    program = kind.program("""
+session = sys.argv[1]
 lease = store.acquire(session)
 segment = store.journal(lease, 0)
 for number in range(40):
@@ -405,7 +219,7 @@ for number in range(40):
     put(store, own_name(number, session), session, lease, session=session, size=size)
     segment.append(b"%02d" % number)
 lease.release()
-"""
+""")
     command = [sys.executable, "-c", program]
     processes = [subprocess.Popen([*command, f"s{n}"], cwd=ROOT) for n in range(4)]
     assert [process.wait(60) for process in processes] == [0] * 4
@@ -414,20 +228,18 @@ lease.release()
         names = [path.rpartition("/")[2] for path, _ in store.list(f"s{n}")]
         assert names == [own_name(number, f"s{n}") for number in range(39, -1, -1)]
         assert list(store.segments(f"s{n}")) == [(1, 0, b"".join(b"%02d" % number for number in range(40)))]
-    assert leftovers(store) == (0, 0)
+    assert kind.leftovers() == (0, 0)
 
 
-def test_wherever_a_writer_is_killed_the_old_one_or_the_new_one_is_there(store: SqliteStore) -> None:
-    program = f"""
-import os
-from graflow_ckpt.stores.sqlite import SqliteStore
-from tests.unit.stores.redis_trios import put
-store = SqliteStore({store.file!r})
+def test_wherever_a_writer_is_killed_the_old_one_or_the_new_one_is_there(
+    store: SqliteStore, kind: InSqlite
+) -> None:
+    program = kind.program("""
 lease = store.acquire("s", take_over=True)
 for n in range(10**6):
     put(store, "best", str(n % 10), lease, size=(3, 6_000_000, 70_000)[n % 3])
     os.write(1, b"%d" % (n % 10))
-"""
+""")
     put(store, "best", "0")
     for blow in range(12):
         with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE) as process:
@@ -444,37 +256,32 @@ for n in range(10**6):
         assert int(stage) in (last, (last + 1) % 10), "what was confirmed is gone"
 
     store.acquire("s").release()
-    assert leftovers(store) == (0, 0)
-    assert ask(store, "PRAGMA integrity_check") == [("ok",)]
+    assert kind.leftovers() == (0, 0)
+    assert kind.ask("PRAGMA integrity_check") == [("ok",)]
 
 
 @pytest.mark.parametrize("how", ["delete", "put"])
-def test_what_a_killed_process_has_not_cleared_away_the_next_owner_does(store: SqliteStore, how: str) -> None:
+def test_what_a_killed_process_has_not_cleared_away_the_next_owner_does(
+    store: SqliteStore, kind: InSqlite, how: str
+) -> None:
     put(store, "best", "1", size=30 * CHUNK)
-    program = f"""
-import os, signal
+    kind.kill(f"""
 from graflow_ckpt.stores import sqlite_chunks
-from graflow_ckpt.stores.sqlite import SqliteStore
-from tests.unit.stores.redis_trios import put
-store = SqliteStore({store.file!r})
 sqlite_chunks.clear = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 store.delete("best") if {how == "delete"} else put(store, "best", "2")
-"""
-    killed = subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=False)
-    assert killed.returncode == -signal.SIGKILL
-    assert leftovers(store) == (31, 1)
+""")
+    assert kind.leftovers() == (31, 1)
 
     store.acquire("s").release()
 
-    assert leftovers(store) == (0, 0)
+    assert kind.leftovers() == (0, 0)
     if how == "put":
         assert read(store, f"{store.folder}/best")[0] == "2"
     else:
         assert list(store.list()) == []
 
 
-def test_a_workflow_whose_name_has_no_encoding_is_kept_and_found(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "x.db")
+def test_a_workflow_whose_name_has_no_encoding_is_kept_and_found(store: SqliteStore) -> None:
     meta = json.dumps({"session_id": "s", "workflow": "night\udc80", "status": "failed"}).encode()
 
     store.put(
@@ -484,10 +291,9 @@ def test_a_workflow_whose_name_has_no_encoding_is_kept_and_found(tmp_path: Path)
     ((path, raw),) = store.newest(5, workflow="night\udc80")
     assert (path, raw) == (f"{store.folder}/best", meta)
     assert store.newest(5, workflow="night\udc81") == []
-    store.close()
 
 
-def test_a_listing_misses_nothing_that_is_written_anew_meanwhile(store: SqliteStore) -> None:
+def test_a_listing_misses_nothing_that_is_written_anew_meanwhile(store: SqliteStore, kind: InSqlite) -> None:
     put(store, "best", "1", session="a")
     for number in range(PAGE):
         put(store, own_name(number, "a"), "1", session="a")
@@ -505,9 +311,10 @@ def test_a_listing_misses_nothing_that_is_written_anew_meanwhile(store: SqliteSt
 
 def test_whoever_has_written_a_row_of_a_dead_writer_only_what_can_be_read_is_believed(
     store: SqliteStore,
+    kind: InSqlite,
 ) -> None:
     put(store, "best", "1")
-    ask(store, "INSERT INTO loose (session, epoch, writer, began) VALUES ('s', 9, '{}', 0)")
+    kind.ask("INSERT INTO loose (session, epoch, writer, began) VALUES ('s', 9, '{}', 0)")
 
     with pytest.raises(CheckpointCorrupt, match="table of loose bodies"):
         store.acquire("t")

@@ -15,6 +15,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -24,9 +25,8 @@ from graflow_ckpt import __version__, _restore
 from graflow_ckpt._restore import written_by
 from graflow_ckpt.checkpoint import pickles
 from graflow_ckpt.checkpoint.allowance import Allowance
-from graflow_ckpt.checkpoint.bringing import alone
-from graflow_ckpt.checkpoint.contents import Depositor, put_together
-from graflow_ckpt.checkpoint.digest import Digest, DigestingSink, VerifyingSource
+from graflow_ckpt.checkpoint.contents import Depositor, alone, put_together
+from graflow_ckpt.checkpoint.digest import Digest, DigestingSink, VerifyingSource, fill
 from graflow_ckpt.checkpoint.model import (
     CheckpointMetadata,
     Document,
@@ -266,22 +266,9 @@ def _open(store: Readable, path: str, meta: Document, part: str, stage: str) -> 
 
 
 def _read(store: Readable, path: str, meta: Document, part: str, stage: str) -> bytes:
-    source = _open(store, path, meta, part, stage)
-    try:
-        return _all(source)
-    finally:
-        source.close()
-
-
-def _all(source: Source) -> bytes:
-    buffer = bytearray(source.size)
-    view, got = memoryview(buffer), 0
-    while got < len(buffer):
-        count = source.readinto(view[got:])
-        if not count:
-            break
-        got += count
-    return bytes(view[:got])
+    with closing(_open(store, path, meta, part, stage)) as source:
+        buffer = bytearray(source.size)
+        return bytes(memoryview(buffer)[: fill(source, memoryview(buffer))])
 
 
 def load(store: Readable, keyring: Keyring, path: str) -> tuple[Found, Any]:
@@ -362,24 +349,17 @@ def whole_values(store: Readable, found: Found) -> Source:
 
 def open_values(store: Readable, found: Found, load: Callable[[Source], Any] = pickles.load) -> Any:
     """Open the pickle of a verified checkpoint."""
-    source = whole_values(store, found)
-    try:
-        with written_by(str(found.meta.get("python", ""))):
-            return load(source)
-    finally:
-        source.close()
+    with closing(whole_values(store, found)) as source, written_by(str(found.meta.get("python", ""))):
+        return load(source)
 
 
 def check_values(store: Readable, found: Found) -> int:
     """Read the pickle against its digest without opening it; its size."""
-    source = whole_values(store, found)
     buffer = memoryview(bytearray(8 << 20))
     size = 0
-    try:
+    with closing(whole_values(store, found)) as source:
         while count := source.readinto(buffer[: min(len(buffer), source.size - size)]):
             size += count
-    finally:
-        source.close()
     return size
 
 

@@ -186,13 +186,15 @@ def _pack_odd(value: Any, error: Exception) -> bytes:
 
 
 def _pack_ext(value: Any) -> msgpack.ExtType:
-    encode_kind = encoder(type(value))
-    if encode_kind is None:
+    known = encoder(type(value))
+    if known is None:
         raise NotPlain(type(value))
-    packed = encode_kind(value, _pack)
-    if len(packed.data) > MAX_SIZE:
+    code, encode_kind = known
+    data = encode_kind(value, _pack)
+    if len(data) > MAX_SIZE:
         raise NotPlain(type(value), "more than 4 GiB")
-    return packed
+    # past checks of ExtType that cost more than packing a small tuple
+    return tuple.__new__(msgpack.ExtType, (code, data))
 
 
 def _level(depth: int, inner: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:

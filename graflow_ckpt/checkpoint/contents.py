@@ -11,6 +11,9 @@ sealed meta has all of these digests: a reader gives the unpickler only what has
 Promise: a payload that is there already is digested and not written; what is written is what was digested,
 even if somebody changes the value meanwhile (then the save fails: else it would damage the checkpoints of
 others that hold the same name). At most BATCH bytes of payloads wait to be looked up.
+A target that shares contents gets those that it lacks, under the same names and digests. For any other one
+(a folder as it is by default, a file that checkpoints travel in) they are put back into the pickle, whose
+digest is then another one, and the meta is sealed anew.
 Not here: how long contents stay (the stores).
 """
 
@@ -18,16 +21,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
 from blake3 import blake3
 
-from graflow_ckpt.checkpoint.digest import CHUNK, Digest, Hasher, VerifyingSource, digest_of
+from graflow_ckpt.checkpoint.digest import (
+    CHUNK,
+    Digest,
+    DigestingSink,
+    Hasher,
+    VerifyingSource,
+    digest_of,
+    fill,
+)
 from graflow_ckpt.checkpoint.model import Document
+from graflow_ckpt.checkpoint.seal import seal
 from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError
-from graflow_ckpt.core.protocols import CheckpointStore, Lease, Readable, Saving, Source
+from graflow_ckpt.core.protocols import Buffer, CheckpointStore, Lease, Readable, Saving, Sink, Source
+from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.names import is_content
 
 BATCH: Final = 32 << 20
@@ -130,12 +143,7 @@ class Depositor:
         return {"contents": [content.document() for content in self.found]} if self.found else {}
 
     def end(self) -> None:
-        if self._saving is None:
-            return
-        try:
-            self._saving.end()
-        except (GraflowError, OSError) as error:  # whether the checkpoint is there was decided before
-            log.warning("contents of a save stay until the next sweep: %s", error)
+        _end(self._saving, "save")
 
     def _store_pending(self) -> None:
         pending, self._pending, self._waiting = self._pending, [], 0
@@ -163,7 +171,7 @@ class Depositor:
         for content, payload in zip(contents, payloads, strict=True):
             try:
                 if content.name not in self._there:
-                    self._saving.add(content.name, payload.nbytes, _pieces(content, payload))
+                    self._saving.add(content.name, payload.nbytes, _copies(content, payload))
                     self._there.add(content.name)
             except _Changed:
                 changed.append((content.at, payload))
@@ -171,6 +179,14 @@ class Depositor:
                 self.found.append(content)
         self.found.sort(key=lambda content: content.at)
         return changed
+
+
+def _end(saving: Saving | None, what: str) -> None:
+    try:
+        if saving is not None:
+            saving.end()
+    except (GraflowError, OSError) as error:  # whether the checkpoint is there was decided before
+        log.warning("contents of a %s stay until the next sweep: %s", what, error)
 
 
 class _Changed(Exception):
@@ -205,7 +221,7 @@ def _digests(payloads: Sequence[memoryview]) -> Iterator[tuple[str, ...]]:
         at += count
 
 
-def _pieces(content: Content, payload: memoryview) -> Iterator[bytes]:
+def _copies(content: Content, payload: memoryview) -> Iterator[bytes]:
     """Copies of the chunks that were digested."""
     for expected, chunk in zip(content.digest.chunks, _cut(payload), strict=True):
         piece = bytes(chunk)
@@ -313,3 +329,79 @@ class _Suspicious:
             with suppress(GraflowError, OSError):  # where nobody may write, nobody saves
                 self._distrust()
             raise
+
+
+# --- on the way to another store --------------------------------------------------------
+
+
+def shares(target: CheckpointStore) -> bool:
+    """Whether a store wants contents, and not whole pickles."""
+    return target.contents is not None and target.contents.shares
+
+
+def alone(meta: Document, keyring: Keyring | None, whole: Callable[[], Source]) -> Document:
+    """The meta of the same checkpoint as one plain pickle; sealed, if there is a keyring."""
+    digesting = DigestingSink(_Nowhere())
+    try:
+        pour(whole, digesting)
+    finally:
+        digest = digesting.finish()
+    parts = meta["parts"] | {"pkl": digest.document()}
+    made = {name: value for name, value in meta.items() if name != "contents"} | {"parts": parts}
+    return made if keyring is None else seal(made, keyring)
+
+
+def pour(opened: Callable[[], Source], sink: Sink) -> None:
+    """All of a source into a sink."""
+    with closing(opened()) as source:
+        for piece in _pieces(source):
+            sink.write(piece)
+
+
+class Bringing:
+    """Brings the contents that a meta names from one place to another, for one put there."""
+
+    def __init__(self, origin: Readable, path: str, meta: Document) -> None:
+        self._origin, self._path = origin.contents, path
+        self._stage = str(meta.get("stage", ""))
+        self._contents = {content.name: content for content in contents_of(path, meta)}
+        self._saving: Saving | None = None
+
+    def bring(self, target: CheckpointStore, where: str, lease: Lease | None, stage: str) -> None:
+        if not self._contents or target.contents is None:
+            return
+        saving = self._saving = self._saving or target.contents.saving(where, lease=lease, stage=stage)
+        there = saving.hold(list(self._contents))
+        for name, content in self._contents.items():
+            if name not in there:
+                saving.add(name, content.digest.size, self._read(content))
+        saving.settle()
+
+    def end(self) -> None:
+        _end(self._saving, "copy")
+
+    def _read(self, content: Content) -> Iterator[bytes]:
+        if self._origin is None:
+            raise CheckpointCorrupt(f"Content {content.name} is in another store.", path=self._path)
+        opened = self._origin.open(self._path, content.name, self._stage)
+        with closing(VerifyingSource(opened, content.digest, f"content {content.name}")) as source:
+            for piece in _pieces(source):
+                yield bytes(piece)
+
+
+def _pieces(source: Source) -> Iterator[memoryview]:
+    """Each in memory of its own: a sink may still be at the last one."""
+    left = source.size
+    while left:
+        piece = memoryview(bytearray(min(CHUNK, left)))
+        if fill(source, piece) < len(piece):
+            raise CheckpointCorrupt("A part ends too early.")
+        yield piece
+        left -= len(piece)
+
+
+class _Nowhere:
+    """A sink that keeps nothing."""
+
+    def write(self, data: Buffer, /) -> int:
+        return len(data)

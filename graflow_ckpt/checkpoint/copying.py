@@ -1,7 +1,7 @@
 """Copying: checkpoints and journals from one place to another, verified on the way, sealed for where they go.
 
 Promise: what arrives has the digests that it had, part by part (but for a pickle that gets back what it had
-in common with others, where the target shares nothing: bringing.py); only its meta is sealed anew, with the
+in common with others, where the target shares nothing: contents.py); only its meta is sealed anew, with the
 key of the place that it comes to, and says where it was copied from. A copy that is broken off leaves whole
 checkpoints and takes up where it stopped when it is called again: what is there is not written twice. The
 origin is only read, so runs may go on there: its journal is read before its cuts are listed, so that no
@@ -12,7 +12,10 @@ continues the same history. Journal records after the newest cut are framed anew
 segment that voids what an earlier attempt has left. Cuts that the session has gone back behind stay where
 they are, and copies of them that were made before are taken away: the target could not tell them from those
 that count.
-Not here: how the journal is read and written (tail.py).
+
+The tail of a session is what its journal has after the newest cut, as payloads that no pickle of was opened.
+Reading it verifies every record.
+Not here: what is in a frame (journal.py), which segments count (history.py).
 """
 
 from __future__ import annotations
@@ -26,18 +29,19 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, Literal
 
-from graflow_ckpt.checkpoint import archive
-from graflow_ckpt.checkpoint.bringing import Bringing, pour, shares
+from graflow_ckpt.checkpoint import archive, history, journal
+from graflow_ckpt.checkpoint.archive import Found
+from graflow_ckpt.checkpoint.contents import Bringing, pour, shares
 from graflow_ckpt.checkpoint.history import former_lines, is_superseded
 from graflow_ckpt.checkpoint.inventory import Inventory, inventory
 from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.checkpoint.retention import Cut
 from graflow_ckpt.checkpoint.seal import Keyring, sealed_bytes, sealed_in
-from graflow_ckpt.checkpoint.tail import Tail, at_one_moment, tail, two_newest, write_segment
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
+    JournalDamaged,
     SessionError,
 )
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, PartWriter, Readable, Sink, Source
@@ -45,8 +49,15 @@ from graflow_ckpt.stores.names import META, PARTS, base_of
 
 _OWNERS: Final = 10_000
 """That a session may have had at the origin more than at the target: each of them is made up for."""
-_TURNS: Final = 5  # in which a session that cuts and prunes faster than it is copied is copied again
+_TURNS: Final = 5  # a session that is being run may cut, or prune, faster than it is looked at or copied
 _COPIED_FROM: Final = "copied_from"
+BATCH: Final = 256 << 10
+"""Bytes of records that are appended at once."""
+
+Tail = tuple[int, list[bytes]]
+"""The transition of a cut, and the payloads of the journal after it."""
+
+_NOTHING: Final[Tail] = (0, [])
 
 State = Literal["copied", "there", "gone", "superseded", "bad"]
 
@@ -90,7 +101,6 @@ class Move:
     keys: Keyring | None
     ring: Keyring
     take_over: bool = False
-    replace: bool = False  # also what looks well at the target: its parts are known to be damaged
     seen: Callable[[Copied], None] = lambda copied: None
 
     def cut(self, path: str, lease: Lease | None = None) -> Copied:
@@ -175,7 +185,7 @@ class Move:
     ) -> Copied:
         where = target_path(self.target, path)
         size = sum(int(meta["parts"][name]["size"]) for name in PARTS if name != META)
-        former = None if self.replace else self._former(where)
+        former = self._former(where)
         if former is not None and _same(former, meta):
             return Copied(path, "there", size, where)
         if former is not None:
@@ -238,12 +248,11 @@ class Move:
     def _is_there(
         self, session: str, going: Sequence[Cut], there: Sequence[Cut], journal: Tail | CheckpointError
     ) -> bool:
-        known = {(cut.id, target_path(self.target, cut.path)) for cut in there}
         if isinstance(journal, CheckpointError):
             return False  # whatever is wrong with a journal is told when it is copied
-        if not all((cut.id, target_path(self.target, cut.path)) in known for cut in going):
-            return False
-        if not all(self._verifies(target_path(self.target, cut.path)) for cut in going):
+        known = {(cut.id, target_path(self.target, cut.path)) for cut in there}
+        wanted = [(cut.id, target_path(self.target, cut.path)) for cut in going]
+        if not known.issuperset(wanted) or not all(self._former(where) is not None for _, where in wanted):
             return False
         try:
             return journal[1] == tail(self.target, self.ring, session)[1]
@@ -274,9 +283,6 @@ class Move:
     def _here(self) -> str:
         """The origin, wherever it is asked from: a folder of the same name is another one on another host."""
         return self.origin.url if self.origin.shared else f"{platform.node()} {self.origin.url}"
-
-    def _verifies(self, where: str) -> bool:
-        return self._former(where) is not None
 
     def _copy_journal(self, session: str, lease: Lease, journal: Tail | CheckpointError) -> int:
         if isinstance(journal, CheckpointError):
@@ -367,3 +373,100 @@ def _check_older(where: str, former: Document, meta: Document) -> None:
             hint="Delete it, or copy into another place.",
             path=where,
         )
+
+
+# --- the tail of a session -------------------------------------------------------------
+
+
+def at_one_moment(
+    place: Readable, keys: Keyring | None, session: str, known: Inventory | None, *, running: bool
+) -> tuple[Tail | CheckpointError, Inventory]:
+    """The journal of a session, or what is wrong with it, and its cuts of then or later: a cut takes the
+    place of the records before it, and without it those after it are of no use.
+
+    `known`: what somebody has seen before, and what counts if it cannot have changed since.
+    """
+    before = known if known is not None else inventory(place, session)
+    while True:
+        journal = _tail_or_error(place, keys, session)
+        if known is not None and not running and journal == _NOTHING:
+            return journal, known
+        after = inventory(place, session)
+        if _gone_back(before) == _gone_back(after):
+            return journal, after
+        before, running = after, True  # it was taken back between the two
+
+
+def _gone_back(known: Inventory) -> object:
+    return max(((cut.epoch, cut.sequence, cut.rewinds) for cut in known.cuts), default=(0, 0, ()))[2]
+
+
+def _tail_or_error(place: Readable, keys: Keyring | None, session: str) -> Tail | CheckpointError:
+    if keys is None:  # records are sealed one after the other: none can be checked without
+        return _NOTHING
+    try:
+        return tail(place, keys, session)
+    except CheckpointError as why:
+        return why
+
+
+def tail(place: Readable, keys: Keyring, session: str) -> Tail:
+    """Read and verified.
+
+    It begins at the cut before the newest one if the journal goes back so far: should the newest be damaged
+    one day, the other one is gone on from.
+    """
+    if not any(place.segments(session)):
+        return 0, []
+    for turn in range(_TURNS):
+        good = two_newest(place, keys, session)
+        try:
+            after, payloads = _after(place, keys, session, good[0] if good else None)
+        except JournalDamaged:
+            if turn == _TURNS - 1:
+                raise
+            continue  # cut anew meanwhile, and what was before it dropped
+        if len(good) < 2 or not payloads:
+            return after, payloads
+        try:
+            earlier, longer = _after(place, keys, session, good[1])
+        except JournalDamaged:
+            return after, payloads
+        ahead = after - earlier
+        return (earlier, longer) if ahead >= 0 and longer[ahead:] == payloads else (after, payloads)
+    raise AssertionError("not reached")
+
+
+def two_newest(place: Readable, keys: Keyring, session: str) -> list[Found]:
+    good: list[Found] = []
+    for _, found in history.newest(place, keys, session):
+        if isinstance(found, Found):
+            good.append(found)
+        if len(good) == 2:
+            break
+    return good
+
+
+def _after(place: Readable, keys: Keyring, session: str, found: Found | None) -> tuple[int, list[bytes]]:
+    after = int(found.facts["transition"]) if found is not None else 0
+    kept = history.records(place, keys, after, found, session, closed=True)
+    return after, [payload for payload, _ in kept]
+
+
+def write_segment(
+    store: CheckpointStore, ring: Keyring, lease: Lease, after: int, payloads: Sequence[bytes]
+) -> None:
+    """A new segment of a session's journal with these records; it voids what older owners have beyond."""
+    segment = store.journal(lease, after)
+    try:
+        writer = journal.Writer(ring, lease.session, lease.epoch, after)
+        batch = [writer.head]
+        for payload in payloads:
+            batch.append(writer.frame(payload))
+            if sum(map(len, batch)) > BATCH:
+                segment.append(b"".join(batch))
+                batch = []
+        if batch:
+            segment.append(b"".join(batch))
+    finally:
+        segment.close()

@@ -180,12 +180,8 @@ class VerifyingSource:
         return min(CHUNK, self.size - chunk * CHUNK)
 
     def _read(self, piece: memoryview) -> None:
-        done = 0
-        while done < piece.nbytes:
-            count = self._source.readinto(piece[done:])
-            if not count:
-                raise self._corrupt("it ends too early")
-            done += count
+        if fill(self._source, piece) < piece.nbytes:
+            raise self._corrupt("it ends too early")
         self._next += 1
         if self._next == len(self._digest.chunks) and self._source.readinto(memoryview(bytearray(1))):
             raise self._corrupt("it goes on where it ended")
@@ -248,3 +244,11 @@ def digest_of(pieces: Pieces) -> str:
     for piece in pieces:
         digest.update(piece)
     return digest.hexdigest()
+
+
+def fill(source: Source, buffer: memoryview) -> int:
+    """Read until the buffer is full, or the source ends; how many bytes there were."""
+    got = 0
+    while got < buffer.nbytes and (count := source.readinto(buffer[got:])):
+        got += count
+    return got

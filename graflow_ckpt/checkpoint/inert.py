@@ -11,21 +11,18 @@ Not here: whether the bytes may be trusted (archive.py has compared them with th
 
 from __future__ import annotations
 
-import io
 import pickle
 import re
 from typing import Any, Final
 
-from blake3 import blake3
-
 from graflow_ckpt._restore import place_of
+from graflow_ckpt.checkpoint.pickles import Kept, reading
 from graflow_ckpt.core.errors import CheckpointCorrupt
-from graflow_ckpt.core.protocols import Buffer, Source
+from graflow_ckpt.core.protocols import Source
 
 ELEMENTS: Final = 100_000
 """Of an array that is shown as numbers; of a larger one only size and digest are told."""
 
-_READ: Final = 256 << 10
 _BROKEN: Final = (
     pickle.UnpicklingError, EOFError, TypeError, ValueError, AttributeError, LookupError, OverflowError,
     RecursionError, MemoryError,  # what a pickle declares may be more than there is
@@ -134,25 +131,11 @@ class _Reader(pickle.Unpickler):
 
 def load(source: Source) -> Any:
     """The value of a pickle, with stand-ins for all that is no builtin."""
-    reader = io.BufferedReader(_Raw(source), _READ)
-    try:
-        value = _Reader(reader).load()
-    except _BROKEN as error:
-        raise CheckpointCorrupt(f"A pickle cannot be read without its classes: {error}.") from error
-    if reader.read(1):
-        raise CheckpointCorrupt("Something follows where a pickle has ended.")
-    return value
-
-
-class _Raw(io.RawIOBase):
-    def __init__(self, source: Source) -> None:
-        self._source = source
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        return self._source.readinto(buffer)
+    with reading(source) as file:
+        try:
+            return _Reader(file).load()
+        except _BROKEN as error:
+            raise CheckpointCorrupt(f"A pickle cannot be read without its classes: {error}.") from error
 
 
 # --- what a value says ---------------------------------------------------------------------
@@ -160,24 +143,12 @@ class _Raw(io.RawIOBase):
 
 def weigh(value: Any) -> tuple[int, str]:
     """How many bytes a value takes in a pickle, and a digest of them."""
-    out = _Weighing()
+    out = Kept(0)
     try:
         _Writer(out, protocol=5).dump(value)
     except RecursionError:
         return 0, ""  # nested by the thousand: nothing can be said of it
     return out.size, out.hash.hexdigest(16)
-
-
-class _Weighing:
-    def __init__(self) -> None:
-        self.hash = blake3()
-        self.size = 0
-
-    def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
-        with memoryview(data) as view:
-            self.hash.update(view)
-            self.size += view.nbytes
-            return view.nbytes
 
 
 class _Writer(pickle.Pickler):

@@ -51,12 +51,8 @@ def dump(value: Any, sink: Sink, root: str = "value", aside: Aside | None = None
 
 def load(source: Source) -> Any:
     """The value of a pickle, which has to fill the source. The bytes must be trusted already."""
-    reader = io.BufferedReader(_Raw(source), _READ)
-    with collector_at_rest(source.size > _MANY):
-        value = _unpickled(Unpickler(reader).load)
-    if reader.read(1):
-        raise CheckpointCorrupt("Something follows where a pickle has ended.")
-    return value
+    with reading(source) as file, collector_at_rest(source.size > _MANY):
+        return _unpickled(Unpickler(file).load)
 
 
 def live_bytes(value: Any, root: str = "value") -> bytes:
@@ -111,7 +107,7 @@ class TooLong(Exception):
 def pickle_once(value: Any, limit: int, root: str = "value", *, stop: bool = False) -> Once:
     """The pickle of a value, if it has no more than `limit` bytes, and its digest in any case. With `stop` a
     larger one is TooLong, and the rest of it is not looked at."""
-    out = _Kept(limit, stop=stop)
+    out = Kept(limit, stop=stop)
     pickler = _pickle(value, out, None, root)
     return Once(out.hash.digest(16), out.size, out.data(), pickler)
 
@@ -197,10 +193,10 @@ class _Digesting(_Out):
         return 0
 
 
-class _Kept(_Digesting):
+class Kept(_Digesting):
     """A digest of the stream, and the stream itself as long as it is small."""
 
-    def __init__(self, limit: int, *, stop: bool) -> None:
+    def __init__(self, limit: int, *, stop: bool = False) -> None:
         super().__init__()
         self.size = 0
         self._limit = limit
@@ -259,6 +255,15 @@ def _is_frame(data: bytes) -> bool:
 
 
 # --- in --------------------------------------------------------------------------------
+
+
+@contextmanager
+def reading(source: Source) -> Iterator[io.BufferedIOBase]:
+    """A source as a file that a pickle has to fill."""
+    file = io.BufferedReader(_Raw(source), _READ)
+    yield file
+    if file.read(1):
+        raise CheckpointCorrupt("Something follows where a pickle has ended.")
 
 
 def _unpickled(load_it: Callable[[], Any]) -> Any:

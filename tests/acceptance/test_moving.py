@@ -11,7 +11,7 @@ import pytest
 
 from graflow_ckpt import EveryN, task, workflow
 from graflow_ckpt.checkpoint import archive
-from graflow_ckpt.checkpoint.bringing import shares
+from graflow_ckpt.checkpoint.contents import shares
 from graflow_ckpt.checkpoint.copying import Move, Moved
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store

@@ -13,7 +13,7 @@ import pytest
 
 from graflow_ckpt import EveryN, KeepLast, task, workflow
 from graflow_ckpt.checkpoint import archive, history
-from graflow_ckpt.checkpoint.bringing import shares
+from graflow_ckpt.checkpoint.contents import shares
 from graflow_ckpt.checkpoint.copying import Move
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store

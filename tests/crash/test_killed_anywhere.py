@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt import CheckpointManager, KeepLast
-from graflow_ckpt.checkpoint.bringing import shares
+from graflow_ckpt.checkpoint.contents import shares
 from graflow_ckpt.checkpoint.copying import Move
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store

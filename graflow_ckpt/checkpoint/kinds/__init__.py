@@ -1,9 +1,9 @@
 """The plain types that msgpack does not know: one extension code and one payload for each.
 
 Codes and payloads never change; a new kind gets a new code (golden bytes in test_codec.py).
-The types of a foreign module live in `from_<module>.py`, which is imported when one of them is
-first met, so that importing the codec loads neither datetime nor numpy. Decoding makes values
-of the listed types only, and imports nothing that a payload names.
+The types of other modules are in `standard.py` and `from_numpy.py`, which are imported when one of
+them is first met, so that importing the codec loads neither datetime nor numpy. Decoding makes
+values of the listed types only, and imports nothing that a payload names.
 """
 
 from __future__ import annotations
@@ -13,14 +13,12 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any, Final, NamedTuple
 
-from msgpack import ExtType
-
 from graflow_ckpt.core.errors import CheckpointError
 
 # Any here and in the other files of this folder: a plain value of the kind that is spoken of.
 Packing = Callable[[Any], bytes]
 Unpacking = Callable[[bytes], Any]
-Encoder = Callable[[Any, Packing], ExtType]
+Encoder = Callable[[Any, Packing], bytes]
 Decoder = Callable[[bytes, Unpacking], Any]
 
 
@@ -46,30 +44,24 @@ class Kind(NamedTuple):
 SCALARS: Final[set[type]] = {type(None), bool, int, float, str, bytes, complex}
 CONTAINERS: Final = frozenset({list, tuple, dict, set, frozenset})
 
-_HOMES: Final = {6: "datetime", 7: "datetime", 8: "datetime", 9: "datetime", 10: "decimal", 11: "uuid"} | {
-    12: "pathlib",
-    13: "numpy",
-}
-_encoders: dict[type, Encoder] = {}
+_HOMES: Final = dict.fromkeys((6, 7, 8, 9), "datetime") | {
+    10: "decimal", 11: "uuid", 12: "pathlib", 13: "numpy",
+}  # fmt: skip
+_encoders: dict[type, tuple[int, Encoder]] = {}
 _decoders: dict[int, Decoder] = {}
 _taken_in: set[str] = set()
-
-
-def ext(code: int, payload: bytes) -> ExtType:
-    """An extension value, past checks of ExtType that cost more than packing a small tuple."""
-    return tuple.__new__(ExtType, (code, payload))
 
 
 def take_in(*kinds: Kind) -> None:
     """Makes these kinds known."""
     for kind in kinds:
         _decoders[kind.code] = kind.decode
-        _encoders.update(dict.fromkeys(kind.types, kind.encode))
+        _encoders.update(dict.fromkeys(kind.types, (kind.code, kind.encode)))
         SCALARS.update(set(kind.types) - CONTAINERS)
 
 
-def encoder(kind: type) -> Encoder | None:
-    """How to encode exactly this type; None if it is not a plain one."""
+def encoder(kind: type) -> tuple[int, Encoder] | None:
+    """Return the code of exactly this type and how to encode it; None if it is not a plain one."""
     known = _encoders.get(kind)
     if known is None:
         home = str(kind.__module__).partition(".")[0]
@@ -95,5 +87,5 @@ def decoder(code: int) -> Decoder | None:
 
 
 def _load(home: str) -> None:
-    take_in(*import_module(f"{__name__}.from_{home}").KINDS)
+    take_in(*import_module(f"{__name__}.{'from_numpy' if home == 'numpy' else 'standard'}").KINDS)
     _taken_in.add(home)

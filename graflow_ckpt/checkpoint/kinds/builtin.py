@@ -9,49 +9,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
-from msgpack import ExtType
-
-from graflow_ckpt.checkpoint.kinds import Kind, Packing, Unpacking, ext
-
-
-def _encode_int(value: int, _: Packing) -> ExtType:
-    return ext(1, value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True))
-
-
-def _decode_int(data: bytes, _: Unpacking) -> int:
-    return int.from_bytes(data, "big", signed=True)
-
-
-def _encode_tuple(value: tuple[Any, ...], pack: Packing) -> ExtType:
-    return ext(2, pack(list(value)))
-
-
-def _decode_tuple(data: bytes, unpack: Unpacking) -> tuple[Any, ...]:
-    return tuple(unpack(data))
-
-
-def _encode_set(value: set[Any], pack: Packing) -> ExtType:
-    return ext(3, _array(value, pack))
-
-
-def _decode_set(data: bytes, unpack: Unpacking) -> set[Any]:
-    return set(unpack(data))
-
-
-def _encode_frozenset(value: frozenset[Any], pack: Packing) -> ExtType:
-    return ext(4, _array(value, pack))
-
-
-def _decode_frozenset(data: bytes, unpack: Unpacking) -> frozenset[Any]:
-    return frozenset(unpack(data))
-
-
-def _encode_complex(value: complex, _: Packing) -> ExtType:
-    return ext(5, struct.pack(">dd", value.real, value.imag))
-
-
-def _decode_complex(data: bytes, _: Unpacking) -> complex:
-    return complex(*struct.unpack(">dd", data))
+from graflow_ckpt.checkpoint.kinds import Kind, Packing, Unpacking
 
 
 class Forgotten:
@@ -67,10 +25,6 @@ class Forgotten:
 
 
 FORGOTTEN: Final = Forgotten()
-
-
-def _encode_forgotten(value: Forgotten, _: Packing) -> ExtType:
-    return ext(14, b"")
 
 
 def _decode_forgotten(data: bytes, _: Unpacking) -> Forgotten:
@@ -91,10 +45,16 @@ def _array(value: set[Any] | frozenset[Any], pack: Packing) -> bytes:
 
 
 KINDS = (
-    Kind(1, (int,), _encode_int, _decode_int),
-    Kind(2, (tuple,), _encode_tuple, _decode_tuple),
-    Kind(3, (set,), _encode_set, _decode_set),
-    Kind(4, (frozenset,), _encode_frozenset, _decode_frozenset),
-    Kind(5, (complex,), _encode_complex, _decode_complex),
-    Kind(14, (Forgotten,), _encode_forgotten, _decode_forgotten),
-)
+    Kind(
+        1, (int,), lambda value, _: value.to_bytes(value.bit_length() // 8 + 1, "big", signed=True),
+        lambda data, _: int.from_bytes(data, "big", signed=True),
+    ),
+    Kind(2, (tuple,), lambda value, pack: pack(list(value)), lambda data, unpack: tuple(unpack(data))),
+    Kind(3, (set,), _array, lambda data, unpack: set(unpack(data))),
+    Kind(4, (frozenset,), _array, lambda data, unpack: frozenset(unpack(data))),
+    Kind(
+        5, (complex,), lambda value, _: struct.pack(">dd", value.real, value.imag),
+        lambda data, _: complex(*struct.unpack(">dd", data)),
+    ),
+    Kind(14, (Forgotten,), lambda value, _: b"", _decode_forgotten),
+)  # fmt: skip

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from msgpack import ExtType
 
-from graflow_ckpt.checkpoint.kinds import Kind, Packing, Unpacking, ext
+from graflow_ckpt.checkpoint.kinds import Kind, Packing, Unpacking
 
 _TYPES: tuple[type[np.generic], ...] = (
     np.bool_,
@@ -21,9 +20,9 @@ _TYPES: tuple[type[np.generic], ...] = (
 )
 
 
-def _encode(value: np.generic, _: Packing) -> ExtType:
+def _encode(value: np.generic, _: Packing) -> bytes:
     dtype = value.dtype.str.encode("ascii")
-    return ext(13, bytes((len(dtype),)) + dtype + value.tobytes())
+    return bytes((len(dtype),)) + dtype + value.tobytes()
 
 
 def _decode(data: bytes, _: Unpacking) -> np.generic:

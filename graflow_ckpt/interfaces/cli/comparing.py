@@ -15,9 +15,18 @@ from itertools import pairwise
 from typing import Any
 
 from graflow_ckpt.checkpoint import inert
-from graflow_ckpt.checkpoint.bisecting import Bisected, Verdict, bisect
-from graflow_ckpt.checkpoint.difference import Change, Difference, difference, inner
-from graflow_ckpt.checkpoint.holdings import Held, Holdings, holdings
+from graflow_ckpt.checkpoint.difference import (
+    Bisected,
+    Change,
+    Difference,
+    Held,
+    Holdings,
+    Verdict,
+    bisect,
+    difference,
+    holdings,
+    inner,
+)
 from graflow_ckpt.core.conditions import Condition
 from graflow_ckpt.core.errors import NoSession
 from graflow_ckpt.core.redaction import HIDDEN, redacted

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.checkpoint.bisecting import Bisected, bisect
 from graflow_ckpt.checkpoint.codec import encode
+from graflow_ckpt.checkpoint.difference import Bisected, bisect
 from graflow_ckpt.core.conditions import BadCondition, parse
 from graflow_ckpt.stores.local import LocalStore
 from tests.unit.checkpoint import trios

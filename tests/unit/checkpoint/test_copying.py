@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.checkpoint import archive, history, journal, tail
+from graflow_ckpt.checkpoint import archive, copying, history, journal
 from graflow_ckpt.checkpoint.copying import Copied, Diverged, Move, survey
 from graflow_ckpt.checkpoint.inventory import inventory
 from graflow_ckpt.core.errors import CheckpointError, JournalDamaged, SessionBusy, UnknownKey
@@ -228,7 +228,7 @@ def test_a_cut_that_is_made_while_the_journal_is_read_comes_with_the_same_copy(
     """Else the records that follow it would come alone, and nobody could go on from them."""
     stocked.line(origin, "s", 1)
     append(origin, 2, 3, after=1)
-    known, real = inventory(origin, "s"), tail.tail
+    known, real = inventory(origin, "s"), copying.tail
 
     def cut_meanwhile(*args: Any) -> Any:
         if args[0] is origin and len(metas(origin)) == 1:
@@ -239,7 +239,7 @@ def test_a_cut_that_is_made_while_the_journal_is_read_comes_with_the_same_copy(
             append(origin, 4, after=3)
         return real(*args)
 
-    monkeypatch.setattr(tail, "tail", cut_meanwhile)
+    monkeypatch.setattr(copying, "tail", cut_meanwhile)
     move(origin, target).session("s", known)
 
     assert replayed(target) == replayed(origin, trios.RING) == [4]

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from graflow_ckpt.checkpoint.codec import encode
-from graflow_ckpt.checkpoint.difference import Change, difference, inner
-from graflow_ckpt.checkpoint.holdings import Holdings, holdings
+from graflow_ckpt.checkpoint.difference import Change, Holdings, difference, holdings, inner
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import CheckpointCorrupt, UnknownKey
 from graflow_ckpt.core.facts import Op

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from graflow_ckpt.checkpoint import inert
-from graflow_ckpt.checkpoint.holdings import Held
+from graflow_ckpt.checkpoint.difference import Held
 from graflow_ckpt.core.redaction import HIDDEN
 from graflow_ckpt.interfaces.cli.comparing import change_of, picture, shown
 from graflow_ckpt.stores.memory import MemorySource

@@ -1,17 +1,24 @@
-"""Dates and times: their fields, then the time zone as one tag byte and what it needs.
+"""Types of the standard library: dates and times, decimals, UUIDs, paths.
 
-Time zones: none, `timezone.utc`, a fixed offset with or without a name, ZoneInfo by its key.
-Any other tzinfo runs code of its own, so it is not plain.
+dates, times  their fields, then the time zone as one tag byte and what it needs: none, `timezone.utc`, a
+              fixed offset with or without a name, ZoneInfo by its key. Any other tzinfo runs code of its own,
+              so it is not plain
+decimals      the text that gives back sign, digits, exponent and NaN payload
+UUIDs         sixteen bytes, and one more for `is_safe` when it is known
+paths         one tag byte for the class, then the text. A path that can touch files cannot be made on the
+              other operating system; there it is the pure path of its own flavour, which says the same
 """
 
 from __future__ import annotations
 
+import os
 import struct
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
+from decimal import Decimal
+from pathlib import PosixPath, PurePath, PurePosixPath, PureWindowsPath, WindowsPath
+from uuid import UUID, SafeUUID
 
-from msgpack import ExtType
-
-from graflow_ckpt.checkpoint.kinds import Kind, NotPlain, Packing, Unpacking, ext
+from graflow_ckpt.checkpoint.kinds import Kind, NotPlain, Packing, Unpacking
 from graflow_ckpt.core.errors import CheckpointError
 
 _DATE = struct.Struct(">HBB")
@@ -23,17 +30,9 @@ _OFFSET = struct.Struct(">q")
 _UTC, _FIXED, _NAMED, _ZONE = b"u", b"f", b"n", b"z"
 
 
-def _encode_date(value: date, _: Packing) -> ExtType:
-    return ext(6, _DATE.pack(value.year, value.month, value.day))
-
-
-def _decode_date(data: bytes, _: Unpacking) -> date:
-    return date(*_DATE.unpack(data))
-
-
-def _encode_time(value: time, _: Packing) -> ExtType:
+def _encode_time(value: time, _: Packing) -> bytes:
     fields = _TIME.pack(value.hour, value.minute, value.second, value.microsecond, value.fold)
-    return ext(7, fields + _zone_bytes(value.tzinfo))
+    return fields + _zone_bytes(value.tzinfo)
 
 
 def _decode_time(data: bytes, _: Unpacking) -> time:
@@ -41,23 +40,15 @@ def _decode_time(data: bytes, _: Unpacking) -> time:
     return time(hour, minute, second, micro, _zone(data[_TIME.size :]), fold=fold)
 
 
-def _encode_datetime(value: datetime, _: Packing) -> ExtType:
+def _encode_datetime(value: datetime, _: Packing) -> bytes:
     day = (value.year, value.month, value.day)
     fields = _DATETIME.pack(*day, value.hour, value.minute, value.second, value.microsecond, value.fold)
-    return ext(8, fields + _zone_bytes(value.tzinfo))
+    return fields + _zone_bytes(value.tzinfo)
 
 
 def _decode_datetime(data: bytes, _: Unpacking) -> datetime:
     year, month, day, hour, minute, second, micro, fold = _DATETIME.unpack_from(data)
     return datetime(year, month, day, hour, minute, second, micro, _zone(data[_DATETIME.size :]), fold=fold)
-
-
-def _encode_timedelta(value: timedelta, _: Packing) -> ExtType:
-    return ext(9, _TIMEDELTA.pack(value.days, value.seconds, value.microseconds))
-
-
-def _decode_timedelta(data: bytes, _: Unpacking) -> timedelta:
-    return timedelta(*_TIMEDELTA.unpack(data))
 
 
 def _zone_bytes(zone: tzinfo | None) -> bytes:
@@ -110,9 +101,51 @@ def _zone_info(key: str) -> tzinfo:
         ) from error
 
 
+_SAFE = {SafeUUID.unknown: b"", SafeUUID.safe: b"s", SafeUUID.unsafe: b"u"}
+
+
+def _decode_uuid(data: bytes, _: Unpacking) -> UUID:
+    safe = {b"": SafeUUID.unknown, b"s": SafeUUID.safe, b"u": SafeUUID.unsafe}[data[16:]]
+    return UUID(bytes=data[:16], is_safe=safe)
+
+
+_TAGS: dict[type[PurePath], bytes] = {
+    PurePosixPath: b"p",
+    PureWindowsPath: b"w",
+    PosixPath: b"P",
+    WindowsPath: b"W",
+}
+_CLASSES: dict[bytes, type[PurePath]] = {
+    b"p": PurePosixPath,
+    b"w": PureWindowsPath,
+    b"P": PurePosixPath if os.name == "nt" else PosixPath,
+    b"W": WindowsPath if os.name == "nt" else PureWindowsPath,
+}
+
+
+def _encode_path(value: PurePath, _: Packing) -> bytes:
+    return _TAGS[type(value)] + str(value).encode("utf-8", "surrogatepass")
+
+
+def _decode_path(data: bytes, _: Unpacking) -> PurePath:
+    return _CLASSES[data[:1]](data[1:].decode("utf-8", "surrogatepass"))
+
+
 KINDS = (
-    Kind(6, (date,), _encode_date, _decode_date),
+    Kind(
+        6, (date,), lambda value, _: _DATE.pack(value.year, value.month, value.day),
+        lambda data, _: date(*_DATE.unpack(data)),
+    ),
     Kind(7, (time,), _encode_time, _decode_time),
     Kind(8, (datetime,), _encode_datetime, _decode_datetime),
-    Kind(9, (timedelta,), _encode_timedelta, _decode_timedelta),
-)
+    Kind(
+        9, (timedelta,), lambda value, _: _TIMEDELTA.pack(value.days, value.seconds, value.microseconds),
+        lambda data, _: timedelta(*_TIMEDELTA.unpack(data)),
+    ),
+    Kind(
+        10, (Decimal,), lambda value, _: str(value).encode("ascii"),
+        lambda data, _: Decimal(data.decode("ascii")),
+    ),
+    Kind(11, (UUID,), lambda value, _: value.bytes + _SAFE[value.is_safe], _decode_uuid),
+    Kind(12, tuple(_TAGS), _encode_path, _decode_path),
+)  # fmt: skip

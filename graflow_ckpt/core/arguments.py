@@ -78,6 +78,19 @@ def kind(name: str, value: object, kinds: type | tuple[type, ...], expected: str
         raise refused(name, value, expected)
 
 
+def own(value: Any) -> Any:
+    """Return a number of another library as Python's own, which a document can hold."""
+    if not isinstance(value, Real) or isinstance(value, int | float):
+        return value
+    return int(value) if isinstance(value, Integral) else float(value)
+
+
+def settle(holder: object, *names: str) -> None:
+    """Put Python's own numbers into these fields, in the place of those of other libraries."""
+    for name in names:
+        object.__setattr__(holder, name, own(getattr(holder, name)))
+
+
 def refused(name: str, value: object, expected: str) -> GraphError:
     """Return the error for a value that cannot be used."""
     shown = repr(value)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from graflow_ckpt.core.arguments import flag, kind, real, text, whole
+from graflow_ckpt.core.arguments import flag, kind, real, settle, text, whole
 from graflow_ckpt.core.errors import GraphError
 
 OnInterrupted = Literal["rerun", "skip", "fail", "ask"]
@@ -32,6 +32,7 @@ class Backoff:
             raise GraphError(
                 f"{self} makes no delays.", hint="base and limit >= 0, factor >= 1, jitter from 0 to 1."
             )
+        settle(self, "base", "factor", "limit", "jitter")
 
     def delay(self, retries: int, spread: float) -> float:
         """`spread` is a random number in [0, 1)."""
@@ -73,6 +74,7 @@ class Options:
             )
         if self.isolation not in ("thread", "process"):
             raise GraphError(f"isolation={self.isolation!r} is neither thread nor process.")
+        settle(self, "max_retries", "timeout", "priority", "max_cycles")
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)

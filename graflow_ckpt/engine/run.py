@@ -159,7 +159,7 @@ class Run:
         self._running: dict[int, Running] = {}
         self._deadlines = Deadlines()
         self._conflicts: dict[int, int] = {}
-        self._exclusive: int | None = None  # a spec that has lost too many races
+        self._unlucky: set[int] = set()  # specs that have lost too many races; until each is through one runs
         self._watched = bool(settings.observers)
 
     # --- the loop ----------------------------------------------------------------------
@@ -294,8 +294,7 @@ class Run:
                 for spawned in outcome.effects.spawned:
                     self.graph.extend(claim.spec.task_id, spawned.task, spawned.before)
             ops = decide(self.graph, claim, outcome, self.settings.on_failure)
-            if claim.spec.key == self._exclusive:
-                self._exclusive = None
+            self._unlucky.discard(claim.spec.key)
             ops.append(("claim", self._unused()))
             claims = self._commit(ops, attempt)
         except (WriteConflict, TooLarge, GraphError) as error:  # nothing was committed
@@ -341,7 +340,7 @@ class Run:
         """How many attempts may start now, beside these."""
         if self.stopping or self.cuts.waiting:
             return 0
-        slots = self._slots if self._exclusive is None else 1
+        slots = 1 if self._unlucky else self._slots
         return max(0, slots - len(self._running) - sum(map(len, claimed)))
 
     def _with_bodies(self, claims: list[Claim]) -> list[Claim]:
@@ -368,7 +367,7 @@ class Run:
         if names:
             raise GoBack(claim, failed, names, CONFLICT_BUDGET)
         if lost >= FAIR:
-            self._exclusive = spec.key
+            self._unlucky.add(spec.key)
         log.info("%s; task %s runs again", conflict.message, spec.task_id)
         return self._again(claim, spec.crashes)
 

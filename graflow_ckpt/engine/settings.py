@@ -147,6 +147,7 @@ class Settings:
             for one in getattr(self, name):
                 if not callable(one):
                     raise arguments.refused(name, one, "a list of callables")
+        arguments.settle(self, "max_parallel", "max_checkpoint_size_mb", "grace")
 
     # --- as part of a session ----------------------------------------------------------
 
@@ -212,7 +213,7 @@ def _written(value: Any) -> Any:
         return {"is": name, **{f.name: _written(getattr(own, f.name)) for f in fields(own)}}
     if isinstance(value, tuple):
         return [_written(item) for item in value]
-    return value
+    return arguments.own(value)
 
 
 def _read(value: Any) -> Any:

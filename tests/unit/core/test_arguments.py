@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from fractions import Fraction
 from math import inf, nan
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -133,6 +134,30 @@ def test_numbers_of_other_libraries_are_numbers() -> None:
     assert EveryN(ANY or np.int64(3)).steps == 3
     assert task(timeout=ANY or np.float32(1.5), max_retries=ANY or np.int8(2), backoff=ANY or Fraction(1, 2))
     assert workflow("w", max_parallel=ANY or np.int64(2)).settings.slots == 2
+
+
+def test_a_session_keeps_numbers_of_other_libraries(tmp_path: Path) -> None:
+    options = {
+        "max_retries": np.int8(2),
+        "priority": np.int64(3),
+        "timeout": np.float32(20),
+        "backoff": np.float32(1),
+    }
+    flow = workflow(
+        "w",
+        "s",
+        store=tmp_path,
+        checkpoint=EveryN(ANY or np.int64(1)),
+        keep=KeepLast(ANY or np.int64(3)),
+        max_parallel=ANY or np.int64(2),
+        grace=ANY or np.float32(3),
+    )
+    with flow:
+        task(id="a", **options)(lambda: 1)  # type: ignore[call-overload]
+
+        assert flow.execute() == 1
+
+    assert flow.execution_context.last_save_error is None
 
 
 NAMES = ["checkpoint", "keep", "max_parallel", "grace", "rng", "observers", "durability", "changed"]

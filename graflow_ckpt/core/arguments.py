@@ -80,7 +80,7 @@ def kind(name: str, value: object, kinds: type | tuple[type, ...], expected: str
 
 def own(value: Any) -> Any:
     """Return a number of another library as Python's own, which a document can hold."""
-    if not isinstance(value, Real) or isinstance(value, int | float):
+    if isinstance(value, int | float) or not isinstance(value, Real):
         return value
     return int(value) if isinstance(value, Integral) else float(value)
 

@@ -54,6 +54,9 @@ class Kind:
     chunk: int  # bytes of the pieces in which a large part is kept
     large: int  # bytes of a part that is written before its commit
     unfinished: int  # pieces of such a part that are there before its commit
+    named_last = True  # a session's own checkpoints are listed before those with a name of the user's
+    short: str  # what may stand before a name instead of the place
+    other: tuple[str, str]  # a piece of the place's address, and what the address of another one has there
     far: ClassVar = {"boot": "another machine", "host": "far"}  # an owner whose process nobody can see
     patience: str  # the module that says how long a lost server is asked
     segment: str  # how an error calls the segment 1:0 of session `s`, as a pattern
@@ -146,6 +149,10 @@ store = {name}({self.where!r}{given})
         """Take that piece of every pkl away."""
         raise NotImplementedError
 
+    def lose_parts(self) -> None:
+        """Take all parts away, and leave the metas."""
+        raise NotImplementedError
+
     def owned(self, seconds: float, **unlike: object) -> None:
         """As if another process had claimed session `s` for so long, as its fourth owner."""
         raise NotImplementedError
@@ -177,6 +184,9 @@ store = {name}({self.where!r}{given})
 
 class InSqlite(Kind):
     type = SqliteStore
+    named_last = False
+    short = "sqlite://"
+    other = ("x.db", "y.db")
     chunk = sqlite_schema.CHUNK
     large = 3 * sqlite_chunks.HELD
     unfinished = large // chunk
@@ -187,7 +197,12 @@ class InSqlite(Kind):
             return connection.execute(statement, values).fetchall()
 
     def is_empty(self) -> bool:
-        return not os.path.exists(self.where)
+        tables = ("leases", "checkpoints", "chunks", "loose")
+        exists = os.path.exists(self.where)
+        return not exists or not any(self.ask(f"SELECT * FROM {table}") for table in tables)
+
+    def lose_parts(self) -> None:
+        self.ask("DELETE FROM chunks")
 
     def pieces(self) -> list[Any]:
         return self.ask("SELECT id, length(bytes) FROM chunks ORDER BY id")
@@ -226,6 +241,8 @@ class InSqlite(Kind):
 class InRedis(Kind):
     type = RedisStore
     patience = "redis_scripts"
+    short = "redis://"
+    other = ("/0", "/1")
     segment = r"graflow:ck:\{s\}:journal:1:0"
     chunk = redis_chunks.CHUNK
     large = 3 * chunk
@@ -260,6 +277,9 @@ class InRedis(Kind):
         for piece in ("pkl:0", "pkl:1", "state.json:0"):
             self.ask("SET", f"graflow:ck:{{s}}:chunk:{put}:{piece}", "x")
 
+    def lose_parts(self) -> None:
+        self.ask("DEL", *self.pieces())
+
     def lose(self, number: int) -> None:
         self.ask("DEL", *(key for key in self.pieces() if key.endswith(f"pkl:{number}")))
 
@@ -286,6 +306,9 @@ class InRedis(Kind):
 class InPostgres(Kind):
     type = PostgresStore
     patience = "postgres_link"
+    named_last = False
+    short = ""
+    other = ("/test_", "/other_")
     segment = r"session 's' \(1:0 in "
     chunk = SMALL_CHUNK
     large = 3 * chunk
@@ -334,6 +357,9 @@ class InPostgres(Kind):
         rows = "(%s, 'pkl', 0, 'x'), (%s, 'pkl', 1, 'x')"
         self.ask(f"insert into graflow_ckpt.chunks values {rows}", put, put)
 
+    def lose_parts(self) -> None:
+        self.ask("update graflow_ckpt.checkpoints set pkl = null, state = null")
+
     def lose(self, number: int) -> None:
         self.ask("delete from graflow_ckpt.chunks where part = 'pkl' and number = %s", number)
 
@@ -367,6 +393,8 @@ class InPostgres(Kind):
 class InBucket(Kind):
     type = ObjectStore
     patience = "objects_bucket"
+    short = ""
+    other = ("bucket/", "bucket2/")
     segment = "journal/s/1-0"
     chunk = objects_chunks.CHUNK
     large = chunk + 5

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
-from graflow_ckpt.stores import objects_bucket, open_store_of
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.core.errors import CheckpointCorrupt
+from graflow_ckpt.stores import objects_bucket
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.objects_chunks import CHUNK
 from graflow_ckpt.stores.objects_head import Head
@@ -33,31 +32,6 @@ def store(objects_url: str) -> ObjectStore:
 
 
 # --- paths -----------------------------------------------------------------------------
-
-
-def test_a_checkpoint_is_found_under_every_form_of_its_path(store: ObjectStore) -> None:
-    put(store, "best.pkl", "one")
-
-    for path in ("best", "best.pkl", f"{store.folder}/best", f"{store.folder}/best.state.json"):
-        assert json.loads(store.meta(path))["stage"] == "one"
-        assert store.open(path, "pkl", "one").size == 3
-
-
-def test_a_path_alone_leads_back_to_its_store(store: ObjectStore) -> None:
-    path = put(store, "best", "one")
-
-    assert read(open_store_of(path), path) == ("one", b"one", b"one")
-
-
-def test_a_path_of_another_store_is_not_its_own(store: ObjectStore, tmp_path: Path) -> None:
-    assert store.takes(f"{store.folder}/best.pkl") == f"{store.folder}/best"
-    assert store.takes(f"{store.folder}/{own_name()}") == f"{store.folder}/{own_name()}"
-    others = (f"{store.folder}/deeper/best", "s3://other/best", "checkpoints/best.pkl", "redis://best")
-    for path in (*others, store.folder):
-        assert store.takes(path) is None
-    with pytest.raises(CheckpointError, match=f"is not in {store.folder}"):
-        store.meta("s3://other/best")
-    assert LocalStore(tmp_path).takes("s3://bucket/best") is None
 
 
 def test_prefixes_are_stores_of_their_own(store: ObjectStore, object_server: ObjectServer) -> None:
@@ -88,14 +62,6 @@ def test_stores_in_one_bucket_share_their_clients_unless_the_environment_has_cha
     assert ObjectStore(object_server.url)._all.bucket._for(0) is not mine._for(0)
 
 
-def test_what_is_not_there_is_not_found(store: ObjectStore) -> None:
-    for name in ("best", own_name()):
-        for call in (store.meta, lambda path: store.open(path, "pkl", "one")):
-            with pytest.raises(CheckpointNotFound, match=rf"/{name} not found"):
-                call(name)
-        assert store.delete(name) is False
-
-
 # --- listings --------------------------------------------------------------------------
 
 
@@ -115,36 +81,6 @@ def test_the_newest_is_listed_first_and_no_pickle_is_fetched(
 
     assert names(store, "s") == [own_name(2), own_name(1), own_name(3)]
     assert sum(fetched) < 200
-
-
-def test_a_session_lists_its_own_and_what_names_it(store: ObjectStore) -> None:
-    put(store, own_name(), "one")
-    put(store, own_name(session="t"), "one", session="t")
-    put(store, "best", "one")
-    put(store, "other", "one", session="t")
-
-    assert names(store, "s") == [own_name(), "best"]
-    assert sorted(names(store, "t")) == ["other", own_name(session="t")]
-    assert len(names(store)) == 4
-    assert names(store, "u") == []
-
-
-@pytest.mark.parametrize(
-    ("pattern", "found"),
-    [
-        ("best", ["best"]),
-        ("b?st.pkl", ["best", "bust"]),
-        ("session_s_*", [own_name(1)]),
-        ("*", [own_name(1), "best", "bust"]),
-        ("none*", []),
-    ],
-)
-def test_a_pattern_is_one_of_names(store: ObjectStore, pattern: str, found: list[str]) -> None:
-    for name in (own_name(1), "best", "bust"):
-        put(store, name, "one")
-
-    assert sorted(names(store, None, pattern)) == sorted(found)
-    assert sorted(names(store, None, f"{store.folder}/{pattern}")) == sorted(found)
 
 
 def test_more_than_one_page_is_listed(store: ObjectStore) -> None:

@@ -2,34 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
 from graflow_ckpt.core.errors import (
     CheckpointError,
-    CheckpointNotFound,
     SchemaUnsupported,
     ServerError,
     ServerGone,
     ServerReadOnly,
     ServerRefuses,
 )
-from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.postgres import PostgresStore
 from tests.postgres_servers import PASSWORD, PostgresServer
-from tests.servers import free_port
-from tests.unit.stores.redis_trios import own_name, parts, put, read
-
-ROOT = Path(__file__).parents[3]
+from tests.unit.stores.buckets import names
+from tests.unit.stores.kinds import Kind, only
+from tests.unit.stores.redis_trios import own_name, put, read
 
 
 @pytest.fixture
@@ -55,46 +47,7 @@ def role(postgres_server: PostgresServer, postgres_url: str) -> Iterator[str]:
     postgres_server.ask("drop role worker")
 
 
-def names(store: CheckpointStore, *args: str | None, **more: str) -> list[str]:
-    return [path.rpartition("/")[2] for path, _ in store.list(*args, **more)]
-
-
 # --- paths -----------------------------------------------------------------------------
-
-
-def test_a_checkpoint_is_found_under_every_form_of_its_path(store: PostgresStore, postgres_url: str) -> None:
-    put(store, "best.pkl", "one")
-
-    for path in (f"{postgres_url}/best", f"{store.folder}/best.state.json", "best", "best.pkl"):
-        assert json.loads(store.meta(path))["stage"] == "one"
-        assert store.open(path, "pkl", "one").size == 3
-
-
-def test_a_path_of_another_store_is_not_its_own(store: PostgresStore, tmp_path: Path) -> None:
-    assert store.takes(f"{store.folder}/best") == f"{store.folder}/best"
-    assert store.takes(f"{store.folder}/{own_name()}") == f"{store.folder}/{own_name()}"
-    for path in (f"{store.folder}x/best", "checkpoints/best.pkl", "redis://best", store.folder):
-        assert store.takes(path) is None
-    with pytest.raises(CheckpointError, match=r"x/best is not in postgresql://"):
-        store.meta(f"{store.folder}x/best")
-    assert LocalStore(tmp_path).takes(f"{store.folder}/best") is None
-
-
-def test_what_is_not_there_is_not_found(store: PostgresStore) -> None:
-    for call in (store.meta, lambda path: store.open(path, "pkl", "one")):
-        with pytest.raises(CheckpointNotFound, match=r"/best not found"):
-            call("best")
-    assert store.delete("best") is False
-
-
-@pytest.mark.parametrize(
-    "name", ["'; drop table x; --", "%s", "a b", "größe", '"', "a@b", "%2F", "x" * 500, "%", "_"]
-)
-def test_odd_names_are_names(store: PostgresStore, name: str) -> None:
-    path = put(store, name, "one")
-
-    assert read(store, path)[0] == "one"
-    assert names(store) == [name]
 
 
 @pytest.mark.parametrize("name", ["x" * 501, "a\0b", "caf\udce9", "/", "a/b"])
@@ -104,40 +57,6 @@ def test_what_cannot_be_a_name_is_refused(store: PostgresStore, name: str) -> No
 
 
 # --- listings --------------------------------------------------------------------------
-
-
-def test_the_newest_is_listed_first_without_touching_values(
-    store: PostgresStore, postgres_server: PostgresServer
-) -> None:
-    for number in (1, 3, 2):
-        put(store, own_name(number), f"n{number}")
-    gone = "update graflow_ckpt.checkpoints set pkl = null, state = null"
-    postgres_server.ask(gone, database=store.folder.rpartition("/")[2])
-
-    assert names(store) == [own_name(2), own_name(3), own_name(1)]
-    assert [json.loads(raw)["stage"] for _, raw in store.list()] == ["n2", "n3", "n1"]
-    assert next(store.list())[0] == f"{store.folder}/{own_name(2)}"
-
-
-def test_a_session_has_its_own_and_those_whose_meta_names_it(store: PostgresStore) -> None:
-    put(store, own_name(1), "one")
-    put(store, own_name(1, "t"), "two", session="t")
-    put(store, "best", "three")
-    put(store, "other", "four", session="t")
-    for odd in (
-        b"damaged",
-        b"[1]",
-        b'{"session_id": 7}',
-        b'{"session_id": "s\\u0000"}',
-        b'"\\ud800"',
-        b"\xff",
-    ):
-        meta = ("meta.json", lambda sink, odd=odd: sink.write(odd))
-        store.put("damaged", [*parts("five")[:2], meta], lease=None, stage="five")
-
-    assert names(store, "s") == ["best", own_name(1)]
-    assert names(store, "t") == ["other", own_name(1, "t")]
-    assert sorted(names(store)) == sorted(["best", "other", "damaged", own_name(1), own_name(1, "t")])
 
 
 def test_a_list_is_of_one_workflow_or_status_if_asked(store: PostgresStore) -> None:
@@ -150,26 +69,6 @@ def test_a_list_is_of_one_workflow_or_status_if_asked(store: PostgresStore) -> N
     assert names(store, "t", workflow="train", status="failed") == ["b"]
     assert names(store, workflow="x" * 999) == ["c"]
     assert names(store, None, "a*", status="failed") == []
-
-
-@pytest.mark.parametrize(
-    ("pattern", "found"),
-    [
-        ("*", ["best", "bust", "b%st", own_name(1)]),
-        ("b*", ["best", "bust", "b%st"]),
-        ("b[e]st", ["best"]),
-        ("b%st", ["b%st"]),
-        ("b?st.pkl", ["best", "bust", "b%st"]),
-        ("session_s_*", [own_name(1)]),
-        ("none*", []),
-    ],
-)
-def test_a_pattern_is_one_of_names(store: PostgresStore, pattern: str, found: list[str]) -> None:
-    for name in (own_name(1), "best", "bust", "b%st"):
-        put(store, name, "one")
-
-    assert sorted(names(store, None, pattern)) == sorted(found)
-    assert sorted(names(store, None, f"{store.folder}/{pattern}")) == sorted(found)
 
 
 def fill(server: PostgresServer, store: PostgresStore, count: int) -> None:
@@ -261,25 +160,7 @@ def test_a_server_that_syncs_nothing_is_not_believed_and_keeps_no_journal(store:
     lease.release()
 
 
-def test_probing_leaves_nothing_behind(store: PostgresStore, postgres_server: PostgresServer) -> None:
-    store.probe()
-
-    assert store.synced is True
-    for table in ("chunks", "staging", "checkpoints"):
-        asked = f"select count(*) from graflow_ckpt.{table}"
-        assert postgres_server.ask(asked, database=store.folder.rpartition("/")[2]) == [(0,)]
-
-
 # --- what is wrong with a server -------------------------------------------------------
-
-
-def test_nothing_is_asked_before_the_first_use_and_nothing_secret_is_told() -> None:
-    store = PostgresStore(f"postgresql://me:hunter2@127.0.0.1:{free_port()}/d?application_name=hunter3")
-
-    with pytest.raises(ServerGone) as gone:
-        store.probe()
-
-    assert "hunter" not in f"{gone.value} {gone.value.ids} {store.url} {store.folder} {store!r} {vars(store)}"
 
 
 @pytest.mark.parametrize(
@@ -379,43 +260,11 @@ def test_a_server_that_takes_no_writes_is_found_out_by_the_probe(
 # --- processes and threads -------------------------------------------------------------
 
 
-def test_a_forked_child_goes_on_with_connections_of_its_own(postgres_url: str) -> None:
-    program = f"""
-import os
-from graflow_ckpt.stores.postgres import PostgresStore
-from tests.unit.stores.redis_trios import put, read
-store = PostgresStore({postgres_url!r})
-put(store, "first", "parent")
-pid = os.fork()
-for n in range(20):
-    who = "parent" if pid else "child"
-    put(store, who, f"{{who}}{{n}}")
-    assert read(store, f"{{store.folder}}/first")[0] == "parent"
-if not pid:
-    os._exit(0)
-assert os.wait()[1] == 0
-print(read(store, f"{{store.folder}}/parent")[0], read(store, f"{{store.folder}}/child")[0])
-"""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-
-    assert done.stdout.split() == ["parent19", "child19"]
-    assert done.stderr == ""
-
-
+@only("postgres")
 def test_a_child_that_is_forked_while_a_thread_waits_for_the_server_does_not_wait_for_that_thread(
-    postgres_url: str,
+    kind: Kind,
 ) -> None:
-    program = f"""
-import os, signal
-from graflow_ckpt.stores.postgres import PostgresStore
-from tests.unit.stores.redis_trios import put, read
-store = PostgresStore({postgres_url!r})
+    printed = kind.run("""
 path = put(store, "first", "parent")
 with store._link._mutex:  # as a thread has it that connects
     if not os.fork():
@@ -423,16 +272,9 @@ with store._link._mutex:  # as a thread has it that connects
         read(store, path)
         os._exit(0)
 print(os.waitstatus_to_exitcode(os.wait()[1]))
-"""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+""")
 
-    assert done.stdout.split() == ["0"]
+    assert printed.split() == ["0"]
 
 
 def test_more_threads_than_connections_get_their_turn(store: PostgresStore) -> None:

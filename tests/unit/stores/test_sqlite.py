@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound
-from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import folder_on_disk, home_of, open_store, open_store_of, store_of
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.sqlite import SqliteStore
-from tests.unit.stores.redis_trios import own_name, parts, put, read
+from tests.unit.stores.buckets import names
+from tests.unit.stores.redis_trios import own_name, put, read
 
 
 @pytest.fixture
@@ -24,10 +24,6 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
     store = SqliteStore(tmp_path / "x.db")
     yield store
     store.close()
-
-
-def names(store: CheckpointStore, *args: str | None) -> list[str]:
-    return [path.rpartition("/")[2] for path, _ in store.list(*args)]
 
 
 # --- paths -----------------------------------------------------------------------------
@@ -56,17 +52,6 @@ def test_a_database_is_a_store_that_is_made_by_the_first_write(
     assert os.stat(tmp_path / "new/x.db-wal").st_mode & 0o777 == 0o600
 
 
-def test_a_checkpoint_is_found_under_every_form_of_its_path(
-    store: SqliteStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    put(store, "best.pkl", "one")
-
-    for path in ("sqlite://best", "sqlite:///x.db/best.pkl", f"{store.folder}/best.state.json", "best"):
-        assert json.loads(store.meta(path))["stage"] == "one"
-        assert store.open(path, "pkl", "one").size == 3
-
-
 def test_a_path_leads_to_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     put(SqliteStore("sqlite:///x.db"), "best", "one")
@@ -76,31 +61,10 @@ def test_a_path_leads_to_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert json.loads(open_store_of("sqlite:///x.db/best").meta("sqlite:///x.db/best"))["stage"] == "one"
 
 
-def test_a_path_of_another_store_is_not_its_own(store: SqliteStore, tmp_path: Path) -> None:
-    other = f"sqlite:///{tmp_path}/y.db/best"
-
-    assert store.takes("sqlite://best") == store.takes(f"{store.folder}/best.pkl") == f"{store.folder}/best"
-    assert store.takes(f"sqlite://{own_name()}") == f"{store.folder}/{own_name()}"
-    for path in (other, "checkpoints/best.pkl", "redis://best", store.folder, "sqlite://"):
-        assert store.takes(path) is None
-    with pytest.raises(CheckpointError, match=r"y.db/best is not in sqlite://"):
-        store.meta(other)
-    assert LocalStore(tmp_path).takes("sqlite://best") is None
-
-
 @pytest.mark.parametrize("name", ["", "a/b", "a\0b", "\udcff"])
 def test_what_cannot_be_a_name_is_refused(name: str, store: SqliteStore) -> None:
     with pytest.raises(CheckpointError, match="no name"):
         store.meta(name)
-
-
-@pytest.mark.parametrize("name", ["ä ö?#%&'\"", "x" * 300, "a.b.c", "-", "line\nline", "session_s_step_1"])
-def test_odd_names_are_names(name: str, store: SqliteStore) -> None:
-    path = put(store, name, "one")
-
-    assert read(store, path)[0] == "one"
-    assert names(store) == [name]
-    assert store.delete(path)
 
 
 def test_the_home_of_a_session_is_taken_where_it_can_be_had(store: SqliteStore, tmp_path: Path) -> None:
@@ -119,16 +83,6 @@ def test_a_folder_is_no_database_and_says_how_a_checkpoint_is_called(tmp_path: P
             call()
 
 
-def test_what_is_not_there_is_not_found(store: SqliteStore) -> None:
-    store.probe()
-
-    for call in (store.meta, lambda path: store.open(path, "pkl", "one")):
-        with pytest.raises(CheckpointNotFound, match=r"/best not found"):
-            call("sqlite://best")
-    assert store.delete("best") is False
-    assert names(store) == []
-
-
 def test_who_could_have_written_it_is_told(store: SqliteStore, tmp_path: Path) -> None:
     put(store, "best", "one")
     assert store.unsafe("best") is None
@@ -142,53 +96,6 @@ def test_who_could_have_written_it_is_told(store: SqliteStore, tmp_path: Path) -
 
 
 # --- listings --------------------------------------------------------------------------
-
-
-def test_the_last_committed_is_listed_first_without_touching_values(store: SqliteStore) -> None:
-    for number in (1, 3, 2):
-        put(store, own_name(number), f"n{number}")
-    put(store, own_name(3), "again")
-    with closing(sqlite3.connect(store.file)) as connection, connection:
-        connection.execute("DELETE FROM chunks")
-    connection.close()
-
-    assert names(store) == [own_name(3), own_name(2), own_name(1)]
-    assert [json.loads(raw)["stage"] for _, raw in store.list()] == ["again", "n2", "n1"]
-
-
-def test_a_session_has_its_own_and_those_whose_meta_names_it(store: SqliteStore) -> None:
-    put(store, own_name(1), "one", session="forged")
-    put(store, own_name(1, "t"), "two", session="t")
-    put(store, "best", "three")
-    put(store, "other", "four", session="t")
-    for number, raw in enumerate((b"damaged", b"[1]", b'{"session_id": 7, "epoch": 1e400}', b"")):
-        meta = ("meta.json", lambda sink, raw=raw: sink.write(raw))
-        store.put(f"odd{number}", [*parts("five")[:2], meta], lease=None, stage="five")
-
-    assert names(store, "s") == ["best", own_name(1)]
-    assert names(store, "t") == ["other", own_name(1, "t")]
-    assert len(names(store)) == 8
-
-
-@pytest.mark.parametrize(
-    ("pattern", "found"),
-    [
-        ("sqlite://*", ["best", "bust", own_name(1)]),
-        ("sqlite://b*", ["best", "bust"]),
-        ("sqlite://b[!u]st", ["best"]),
-        ("b?st.pkl", ["best", "bust"]),
-        ("sqlite://session_s_*", [own_name(1)]),
-        ("sqlite://none*", []),
-    ],
-)
-def test_a_pattern_is_one_of_names(store: SqliteStore, pattern: str, found: list[str]) -> None:
-    for name in (own_name(1), "best", "bust"):
-        put(store, name, "one")
-
-    assert sorted(names(store, None, pattern)) == sorted(found)
-    if pattern.startswith("sqlite://"):
-        absolute = pattern.replace("sqlite://", f"{store.folder}/")
-        assert sorted(names(store, None, absolute)) == sorted(found)
 
 
 def test_more_metas_than_one_page_are_all_listed_while_others_come_and_go(store: SqliteStore) -> None:
@@ -264,14 +171,6 @@ def test_many_are_deleted_at_once_and_counted(store: SqliteStore) -> None:
     with closing(sqlite3.connect(store.file)) as connection, connection:
         assert connection.execute("SELECT count(*) FROM chunks").fetchone() == (1,)
         assert connection.execute("SELECT count(*) FROM loose").fetchone() == (0,)
-    connection.close()
-
-
-def test_probing_leaves_nothing_behind(store: SqliteStore) -> None:
-    store.probe()
-
-    with closing(sqlite3.connect(store.file)) as connection, connection:
-        assert connection.execute("SELECT count(*) FROM chunks").fetchone() == (0,)
     connection.close()
 
 

@@ -1,0 +1,215 @@
+"""Databases, servers and buckets as the layers above use them: paths, names, listings, and what a fork keeps.
+
+Not here: what one kind of store alone has or refuses (test_sqlite.py and so on).
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, ServerGone
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores import open_store_of
+from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.postgres import PostgresStore
+from graflow_ckpt.stores.redis import RedisStore
+from tests.servers import free_port
+from tests.unit.stores.buckets import names
+from tests.unit.stores.kinds import KINDS, REDIS, InBucket, Kind, only
+from tests.unit.stores.redis_trios import own_name, parts, put, read
+
+# --- paths and names ---------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_found_under_every_form_of_its_path(store: CheckpointStore, kind: Kind) -> None:
+    put(store, "best.pkl", "one")
+
+    for before in ("", f"{store.folder}/", kind.short):
+        for path in (f"{before}best", f"{before}best.pkl", f"{before}best.state.json"):
+            assert json.loads(store.meta(path))["stage"] == "one"
+            assert store.open(path, "pkl", "one").size == 3
+
+
+def test_a_path_alone_leads_back_to_its_store(store: CheckpointStore) -> None:
+    path = put(store, "best", "one")
+
+    assert read(open_store_of(path), path) == ("one", b"one", b"one")
+
+
+def test_a_path_of_another_store_is_not_its_own(store: CheckpointStore, kind: Kind, tmp_path: Path) -> None:
+    other = f"{store.folder}/best".replace(*kind.other)
+
+    assert store.takes(f"{store.folder}/best") == store.takes(f"{store.folder}/best.pkl")
+    for name in ("best", own_name()):
+        assert store.takes(f"{store.folder}/{name}") == f"{store.folder}/{name}"
+        if kind.short:
+            assert store.takes(f"{kind.short}{name}") == f"{store.folder}/{name}"
+    others = ["redis://h/0/best", "s3://other/best", "checkpoints/best.pkl", "file:///best.pkl", kind.short]
+    if isinstance(kind, InBucket):
+        others.append(f"{store.folder}/deeper/best")
+    for path in (other, *others, store.folder):
+        assert store.takes(path) is None
+    with pytest.raises(CheckpointError, match=f"{other} is not in {store.folder}"):
+        store.meta(other)
+    for path in (f"{store.folder}/best", f"{kind.short or store.folder + '/'}best"):
+        assert LocalStore(tmp_path).takes(path) is None
+    assert LocalStore(tmp_path).takes("x/best.pkl") == "x/best.pkl"
+
+
+def test_what_is_not_there_is_not_found(store: CheckpointStore) -> None:
+    store.probe()
+
+    for name in ("best", own_name()):
+        for call in (store.meta, lambda path: store.open(path, "pkl", "one")):
+            with pytest.raises(CheckpointNotFound, match=f"/{name} not found"):
+                call(f"{store.folder}/{name}")
+        assert store.delete(f"{store.folder}/{name}") is False
+    assert names(store) == []
+
+
+ODD_NAMES = [
+    "'; drop table x; --",
+    "%s",
+    "a b",
+    "größe",
+    '"',
+    "a@b",
+    "%2F",
+    "x" * 500,
+    "%",
+    "_",
+    "a.b.c",
+    "-",
+]
+ODD_NAMES += ["ä ö#%&'\"", "line\nline", "session_s_step_1"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [*product(KINDS, ODD_NAMES), ("sqlite", "ä ö?#%&'\""), ("objects", "ä ö?#%&'\"")],
+    indirect=["kind"],
+)
+def test_odd_names_are_names(store: CheckpointStore, name: str) -> None:
+    path = put(store, name, "one")
+
+    assert read(store, path)[0] == "one"
+    assert names(store) == [name]
+    assert store.delete(path)
+
+
+# --- listings ----------------------------------------------------------------------------
+
+
+@only("sqlite", "postgres", *REDIS)
+def test_the_last_committed_is_listed_first_without_touching_values(
+    store: CheckpointStore, kind: Kind
+) -> None:
+    for number in (1, 3, 2):
+        put(store, own_name(number), f"n{number}")
+    kind.lose_parts()
+
+    assert names(store) == [own_name(2), own_name(3), own_name(1)]
+    assert [json.loads(raw)["stage"] for _, raw in store.list()] == ["n2", "n3", "n1"]
+    assert next(store.list())[0] == f"{store.folder}/{own_name(2)}"
+
+    put(store, own_name(3), "again")
+    kind.lose_parts()
+
+    assert names(store) == [own_name(3), own_name(2), own_name(1)]
+    assert [json.loads(raw)["stage"] for _, raw in store.list()] == ["again", "n2", "n1"]
+
+
+ODD = [b"damaged", b"[1]", b'{"session_id": 7, "epoch": 1e400}', b"", b'{"session_id": "s\\u0000"}']
+ODD += [b'"\\ud800"', b"\xff"]
+
+
+def test_a_session_has_its_own_and_those_whose_meta_names_it(store: CheckpointStore, kind: Kind) -> None:
+    put(store, own_name(1), "one", session="forged")
+    put(store, own_name(1, "t"), "two", session="t")
+    put(store, "best", "three")
+    put(store, "other", "four", session="t")
+    for number, odd in enumerate(ODD):
+        meta = ("meta.json", lambda sink, odd=odd: sink.write(odd))
+        store.put(f"{store.folder}/odd{number}", [*parts("five")[:2], meta], lease=None, stage="five")
+
+    order = 1 if kind.named_last else -1
+    assert names(store, "s") == [own_name(1), "best"][::order]
+    assert names(store, "t") == [own_name(1, "t"), "other"][::order]
+    assert names(store, "u") == []
+    everything = ["best", "other", own_name(1), own_name(1, "t"), *(f"odd{n}" for n in range(len(ODD)))]
+    assert sorted(names(store)) == sorted(everything)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("*", ["best", "bust", "b%st", own_name(1)]),
+        ("best", ["best"]),
+        ("b*", ["best", "bust", "b%st"]),
+        ("b[e]st", ["best"]),
+        ("b[!u]st", ["best", "b%st"]),
+        ("b%st", ["b%st"]),
+        ("b?st.pkl", ["best", "bust", "b%st"]),
+        ("session_s_*", [own_name(1)]),
+        ("none*", []),
+    ],
+)
+def test_a_pattern_is_one_of_names(
+    store: CheckpointStore, kind: Kind, pattern: str, found: list[str]
+) -> None:
+    for name in (own_name(1), "best", "bust", "b%st"):
+        put(store, name, "one")
+
+    in_redis = store.folder.startswith("redis://")  # where a "?" in an address begins its options
+    for before in ("",) if in_redis and "?" in pattern else ("", f"{store.folder}/", kind.short):
+        assert sorted(names(store, None, before + pattern)) == sorted(found)
+
+
+# --- first use, and a fork ---------------------------------------------------------------
+
+
+def test_probing_leaves_nothing_behind(store: CheckpointStore, kind: Kind) -> None:
+    store.probe()
+
+    assert kind.is_empty()
+
+
+@pytest.mark.parametrize(
+    ("kind_of_store", "where"),
+    [
+        (RedisStore, "redis://:hunter2@127.0.0.1:{}/0"),
+        (PostgresStore, "postgresql://me:hunter2@127.0.0.1:{}/d?application_name=hunter3"),
+    ],
+)
+def test_nothing_is_asked_before_the_first_use_and_nothing_secret_is_told(
+    kind_of_store: type[RedisStore | PostgresStore], where: str
+) -> None:
+    store = kind_of_store(where.format(free_port()))
+
+    with pytest.raises(ServerGone) as gone:
+        store.probe()
+
+    held = vars(store) if isinstance(store, PostgresStore) else ""  # the other one connects with its address
+    assert "hunter" not in f"{gone.value} {gone.value.ids} {store.url} {store.folder} {store!r} {held}"
+
+
+@only("sqlite", "postgres", *REDIS)
+def test_a_forked_child_goes_on_with_connections_of_its_own(kind: Kind) -> None:
+    printed = kind.run("""
+put(store, "first", "parent")
+pid = os.fork()
+for n in range(30):
+    who = "parent" if pid else "child"
+    put(store, who, f"{who}{n}")
+    assert read(store, f"{store.folder}/first")[0] == "parent"
+if not pid:
+    os._exit(0)
+assert os.wait()[1] == 0
+print(read(store, f"{store.folder}/parent")[0], read(store, f"{store.folder}/child")[0])
+""")
+
+    assert printed.split() == ["parent29", "child29"]

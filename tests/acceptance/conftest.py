@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
 from graflow_ckpt import EveryN, task
 from graflow_ckpt import workflow as in_memory
 from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.command_line import COUNT, KILLED, checkpoints, graflow, program
+from tests.acceptance.machine import LOG, WORLD
 from tests.acceptance.places import Make, in_redis
 from tests.servers import Server
 
@@ -32,13 +34,13 @@ def one_redis() -> Iterator[Server]:
 
 
 @pytest.fixture(params=["memory", "redis"])
-def workflow(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Make:
+def workflow(request: pytest.FixtureRequest) -> Make:
     """`workflow(...)`, for tests that hold wherever a session lives."""
     if request.param == "memory":
         return in_memory
     server: Server = request.getfixturevalue("one_redis")
     server.ask("FLUSHALL")
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
+    request.getfixturevalue("key")
     return in_redis(server.client())
 
 
@@ -48,6 +50,19 @@ def key(monkeypatch: pytest.MonkeyPatch) -> str:
     made = new_key()
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", made)
     return made
+
+
+@pytest.fixture
+def client(redis_url: str, redis_server: Server, key: str) -> redis.Redis:
+    """Of an empty server."""
+    return redis_server.client()
+
+
+@pytest.fixture
+def world() -> None:
+    """The state machine of machine.py has not run, and what it calls is not down."""
+    LOG.clear()
+    WORLD["down"] = False
 
 
 @pytest.fixture

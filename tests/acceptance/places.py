@@ -8,11 +8,28 @@ from typing import Any
 
 import redis
 
-from graflow_ckpt import ExecutionContext, Workflow
+from graflow_ckpt import ExecutionContext, TaskGraph, Workflow
 from graflow_ckpt import workflow as in_memory
 from graflow_ckpt.core.errors import GraflowError
+from tests.acceptance.machine import step
 
 Make = Callable[..., Workflow]
+SESSION = "12345"
+
+
+def session_in_redis(
+    client: redis.Redis, graph: TaskGraph, start: str | None = None, **options: Any
+) -> ExecutionContext:
+    """A session with its queue and channel at that server."""
+    there: dict[str, Any] = {"queue_backend": "redis", "channel_backend": "redis"}
+    return ExecutionContext.create(graph, start, config={"redis_client": client}, **there, **options)
+
+
+def machine_in_redis(client: redis.Redis, session: str = SESSION, **options: Any) -> ExecutionContext:
+    """The state machine as such a session; a program that is started again calls this again."""
+    with in_memory("machine") as flow:
+        flow.add(step)
+    return session_in_redis(client, flow.graph, "step", session_id=session, **options)
 
 
 class InRedis(Workflow):
@@ -23,12 +40,10 @@ class InRedis(Workflow):
     @property
     def execution_context(self) -> ExecutionContext:
         if self._context is None:
-            self._context = ExecutionContext.create(
+            self._context = session_in_redis(
+                self.server,
                 self.graph,
                 session_id=self._session_id,
-                queue_backend="redis",
-                channel_backend="redis",
-                config={"redis_client": self.server},
                 settings=self.settings,
                 store=self._store,
             )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,20 +11,16 @@ from graflow_ckpt import CheckpointManager, ExecutionContext, TaskExecutionConte
 from graflow_ckpt.core.errors import CheckpointError, SessionBusy, SessionError, SessionExists
 from graflow_ckpt.fleet.client import Terms
 from graflow_ckpt.fleet.handle import Handle
-from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.elsewhere import Fleet
-from tests.acceptance.machine import LOG, WORLD, step
+from tests.acceptance.machine import step
 from tests.unit.fleet.played import Player
 
 used: list[str] = []
 
 
 @pytest.fixture
-def fleet(redis_url: str, own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
-    LOG.clear()
+def fleet(redis_url: str, key: str, world: None) -> Iterator[Fleet]:
     used.clear()
-    WORLD["down"] = False
     made = Fleet(redis_url, "", budget=2.0)
     yield made
     made.close()

@@ -13,7 +13,6 @@ import pytest
 from graflow_ckpt import CheckpointManager, TaskExecutionContext, task, workflow
 from graflow_ckpt.fleet.client import Terms
 from graflow_ckpt.fleet.handle import Handle
-from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.elsewhere import Fleet
 
 SESSIONS = 100
@@ -48,8 +47,7 @@ def end(context: TaskExecutionContext, left: str, right: str) -> list[str]:
 
 
 @pytest.fixture
-def fleet(redis_url: str, own_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Fleet]:
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
+def fleet(redis_url: str, key: str, own_folder: Path) -> Iterator[Fleet]:
     made = Fleet(redis_url, str(own_folder / "checkpoints"), workers=2, budget=2.0)
     yield made
     made.close()

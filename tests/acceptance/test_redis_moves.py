@@ -13,38 +13,11 @@ import redis
 
 from graflow_ckpt import CheckpointManager, ExecutionContext, TaskExecutionContext, task, workflow
 from graflow_ckpt.core.errors import CheckpointError, SessionBusy, SessionError
-from graflow_ckpt.stores.keys import new_key
-from tests.acceptance.machine import LOG, WORLD, step
-from tests.servers import Server
+from tests.acceptance.live import Box
+from tests.acceptance.machine import LOG, machine, step
+from tests.acceptance.places import SESSION, machine_in_redis, session_in_redis
 
-SESSION = "12345"
-
-
-@pytest.fixture(autouse=True)
-def world(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
-    LOG.clear()
-    WORLD["down"] = False
-
-
-@pytest.fixture
-def client(redis_server: Server) -> redis.Redis:
-    return redis_server.client()
-
-
-def create(client: redis.Redis, session: str = SESSION, **options: Any) -> ExecutionContext:
-    """The state machine as a session in Redis."""
-    with workflow("machine") as flow:
-        flow.add(step)
-    return ExecutionContext.create(
-        flow.graph,
-        "step",
-        session_id=session,
-        queue_backend="redis",
-        channel_backend="redis",
-        config={"redis_client": client},
-        **options,
-    )
+pytestmark = pytest.mark.usefixtures("client", "world")
 
 
 # --- rewind -------------------------------------------------------------------------------
@@ -52,17 +25,10 @@ def create(client: redis.Redis, session: str = SESSION, **options: Any) -> Execu
 
 def stopped_at(client: redis.Redis, steps: int) -> tuple[ExecutionContext, str]:
     """A session that has stopped there, and a portable checkpoint of it."""
-    context = create(client, max_steps=steps)
-    context.channel.set("live", Counted([1]))
+    context = machine_in_redis(client, max_steps=steps)
+    context.channel.set("live", Box(1))
     context.execute()
     return context, context.checkpoint(portable=True)[0]
-
-
-class Counted:
-    """A live value."""
-
-    def __init__(self, items: list[int]) -> None:
-        self.items = items
 
 
 def test_a_rewound_session_is_what_it_was_and_goes_on_from_there(client: redis.Redis) -> None:
@@ -107,10 +73,7 @@ def test_a_rewind_is_refused_while_somebody_works_on_it(client: redis.Redis) -> 
         "machine", middleware=[lambda claim, call_next: (began.set(), go_on.wait(20), call_next(claim))[2]]
     ) as flow:
         flow.add(step)
-    worker = ExecutionContext.create(
-        flow.graph, "step", session_id=SESSION, queue_backend="redis", channel_backend="redis",
-        config={"redis_client": client}, settings=flow.settings,
-    )  # fmt: skip
+    worker = session_in_redis(client, flow.graph, "step", session_id=SESSION, settings=flow.settings)
     thread = threading.Thread(target=worker.execute, args=(9,))
     thread.start()
     assert began.wait(20)
@@ -126,7 +89,7 @@ def test_a_rewind_is_refused_while_somebody_works_on_it(client: redis.Redis) -> 
 
 
 def test_a_checkpoint_without_values_cannot_be_gone_back_to(client: redis.Redis) -> None:
-    context = create(client)
+    context = machine_in_redis(client)
     context.execute()
     path, _ = context.checkpoint()
 
@@ -163,10 +126,7 @@ def test_a_fork_goes_its_own_way_with_new_idempotency_keys(client: redis.Redis) 
     KEYS.clear()
     with workflow("keyed") as flow:
         flow.add(keyed)
-    context = ExecutionContext.create(
-        flow.graph, "keyed", session_id="first", max_steps=1, queue_backend="redis", channel_backend="redis",
-        config={"redis_client": client},
-    )  # fmt: skip
+    context = session_in_redis(client, flow.graph, "keyed", session_id="first", max_steps=1)
     context.execute()
     path, _ = context.checkpoint(portable=True)
 
@@ -210,11 +170,14 @@ def test_a_fork_leaves_the_session_that_it_was_made_of_alone(client: redis.Redis
 # --- portable: memory, this Redis, another one --------------------------------------------
 
 
+def begun_in_memory(session: str) -> ExecutionContext:
+    flow = machine(session)
+    flow.execute("step", max_steps=1)
+    return flow.execution_context
+
+
 def test_a_session_goes_from_memory_into_redis_and_back(client: redis.Redis, redis_url: str) -> None:
-    with workflow("machine", "born-in-memory") as flow:
-        flow.add(step)
-        flow.execute("step", max_steps=1)
-    in_memory, _ = flow.execution_context.checkpoint(portable=True)
+    in_memory, _ = begun_in_memory("born-in-memory").checkpoint(portable=True)
 
     there = ExecutionContext.fork(in_memory, "in-redis", redis_url=redis_url)
     there.execute(max_steps=2)
@@ -229,10 +192,7 @@ def test_a_session_goes_from_memory_into_redis_and_back(client: redis.Redis, red
 
 
 def test_a_session_of_memory_takes_its_own_id_along(client: redis.Redis, redis_url: str) -> None:
-    with workflow("machine", "mine") as flow:
-        flow.add(step)
-        flow.execute("step", max_steps=1)
-    path, _ = flow.execution_context.checkpoint()
+    path, _ = begun_in_memory("mine").checkpoint()
 
     there = ExecutionContext.rewind(path, redis_url=redis_url)
 
@@ -241,10 +201,7 @@ def test_a_session_of_memory_takes_its_own_id_along(client: redis.Redis, redis_u
 
 
 def test_without_an_address_a_session_of_memory_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    with workflow("machine", "mine") as flow:
-        flow.add(step)
-        flow.execute("step", max_steps=1)
-    path, _ = flow.execution_context.checkpoint()
+    path, _ = begun_in_memory("mine").checkpoint()
 
     for move in (ExecutionContext.rewind, ExecutionContext.fork):
         with pytest.raises(CheckpointError, match="say into which Redis"):
@@ -277,10 +234,9 @@ def test_what_is_made_scheduled_and_waits_goes_along(client: redis.Redis, redis_
             return [context.get_result("made1"), context.get_result("made2")]
 
         spawns >> joins
-    context = ExecutionContext.create(
-        flow.graph, "spawns", session_id="all", max_steps=2, queue_backend="redis", channel_backend="redis",
-        config={"redis_client": client}, settings=flow.settings,
-    )  # fmt: skip
+    context = session_in_redis(
+        client, flow.graph, "spawns", session_id="all", max_steps=2, settings=flow.settings
+    )
     context.execute()
     path, _ = context.checkpoint(portable=True)
 
@@ -299,12 +255,7 @@ def made(number: int) -> int:
 
 
 def test_fifty_thousand_specs_are_taken_along(client: redis.Redis) -> None:
-    with workflow("machine") as flow:
-        flow.add(step)
-    context: Any = ExecutionContext.create(
-        flow.graph, "step", session_id="large", queue_backend="redis", channel_backend="redis",
-        config={"redis_client": client},
-    )  # fmt: skip
+    context: Any = machine_in_redis(client, "large")
     many = [("enqueue", "step", b"\xa4data", n % 3, 0, "default", "direct") for n in range(50_000)]
     for start in range(0, len(many), 5000):
         context.tables.commit(many[start : start + 5000])
@@ -321,7 +272,7 @@ def test_fifty_thousand_specs_are_taken_along(client: redis.Redis) -> None:
 
 
 def test_a_sessions_checkpoints_may_be_in_redis_too(client: redis.Redis, redis_url: str) -> None:
-    context = create(client, max_steps=2, store=redis_url)
+    context = machine_in_redis(client, max_steps=2, store=redis_url)
     context.execute()
     path, metadata = context.checkpoint(portable=True)
 
@@ -329,10 +280,8 @@ def test_a_sessions_checkpoints_may_be_in_redis_too(client: redis.Redis, redis_u
     assert not Path("checkpoints").exists()
     assert [m.steps for m in CheckpointManager.list_checkpoints(SESSION, store=redis_url)] == [2, 2, 1]
     assert CheckpointManager.verify(path).checkpoint_id == metadata.checkpoint_id
-    assert (
-        ExecutionContext.resume(CheckpointManager.list_checkpoints(SESSION, store=redis_url)[1].path).steps
-        == 2
-    )
+    second = CheckpointManager.list_checkpoints(SESSION, store=redis_url)[1]
+    assert ExecutionContext.resume(second.path).steps == 2
     assert ExecutionContext.fork(path, "fork").execute(max_steps=9) == "C"
 
 
@@ -340,7 +289,7 @@ def test_a_checkpoint_under_a_name_in_the_sessions_own_redis(
     client: redis.Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ruling 16: `redis://NAME` is a key in the session's own Redis."""
-    context = create(client, max_steps=1, store=redis_url)
+    context = machine_in_redis(client, max_steps=1, store=redis_url)
     context.execute()
 
     path, _ = context.checkpoint("redis://session_123")

@@ -13,9 +13,10 @@ import pytest
 import redis
 
 from graflow_ckpt.sessions.layout import keys_of
-from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.processes import LONG, Started, run, started
 from tests.servers import Server
+
+pytestmark = pytest.mark.usefixtures("redis_url", "key")
 
 # Twelve tasks that can all run at once, then one that adds up. argv: port, whether to wait in the first
 # task, how it is run
@@ -81,11 +82,6 @@ else:
     result = context.execute()
 say(f"result: {result}")
 """
-
-
-@pytest.fixture(autouse=True)
-def key(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
 
 
 @pytest.fixture

@@ -35,11 +35,7 @@ from graflow_ckpt import (
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, SchemaUnsupported, SessionError
 from tests.acceptance.machine import LOG, WORLD, cuts, files_of, machine
 
-
-@pytest.fixture(autouse=True)
-def world() -> None:
-    LOG.clear()
-    WORLD["down"] = False
+pytestmark = pytest.mark.usefixtures("world")
 
 
 # --- the three files --------------------------------------------------------------------

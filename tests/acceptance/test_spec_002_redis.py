@@ -28,44 +28,23 @@ from graflow_ckpt import (
 )
 from graflow_ckpt.core.errors import CheckpointError, NoSession, ServerGone, SessionError
 from graflow_ckpt.sessions.layout import keys_of
-from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.machine import LOG, WORLD, files_of, step
+from tests.acceptance.places import SESSION, machine_in_redis
 from tests.acceptance.processes import run, started
 from tests.servers import Server
 
-SESSION = "12345"
+pytestmark = pytest.mark.usefixtures("client", "world")
 
 
-@pytest.fixture(autouse=True)
-def world(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
-    LOG.clear()
-    WORLD["down"] = False
+def dumped(client: redis.Redis) -> dict[bytes, bytes]:
+    """All that a server has of the session."""
+    found: Any = client.keys(f"{keys_of(SESSION)}*")
+    return {key: client.dump(key) for key in found}
 
 
-@pytest.fixture
-def client(redis_server: Server) -> redis.Redis:
-    return redis_server.client()
-
-
-def create(client: redis.Redis, session: str = SESSION, **options: Any) -> ExecutionContext:
-    """The state machine as a session in Redis; a program that is started again calls this again."""
-    with workflow("machine") as flow:
-        flow.add(step)
-    return ExecutionContext.create(
-        flow.graph,
-        start_node="step",
-        session_id=session,
-        queue_backend="redis",
-        channel_backend="redis",
-        config={"redis_client": client},
-        **options,
-    )
-
-
-def keys(client: redis.Redis, session: str = SESSION) -> set[str]:
-    found: Any = client.keys(f"{keys_of(session)}*")
-    return {key.decode().removeprefix(keys_of(session)) for key in found}
+def restored(client: redis.Redis, kept: dict[bytes, bytes]) -> None:
+    for key, value in kept.items():
+        client.restore(key, 0, value)
 
 
 # --- Example 3 --------------------------------------------------------------------------
@@ -144,7 +123,7 @@ def test_example_3_as_it_is_written(redis_server: Server, capsys: pytest.Capture
 
 
 def test_queue_and_channel_have_their_documented_names(client: redis.Redis) -> None:
-    context = create(client)
+    context = machine_in_redis(client)
 
     assert isinstance(context.task_queue, RedisTaskQueue)
     assert isinstance(context.get_channel(), RedisChannel)
@@ -157,7 +136,7 @@ def test_queue_and_channel_have_their_documented_names(client: redis.Redis) -> N
 
 
 def test_neither_values_nor_task_data_are_in_the_trio(client: redis.Redis) -> None:
-    context = create(client, max_steps=1)
+    context = machine_in_redis(client, max_steps=1)
     context.channel.set("secret", "marrow" * 3)
     context.channel.append("list", "lemons" * 3)
     context.task_queue.enqueue(TaskSpec("step", task_data={"k": "quince" * 3}))
@@ -177,7 +156,7 @@ def test_neither_values_nor_task_data_are_in_the_trio(client: redis.Redis) -> No
 
 
 def test_pending_tasks_stay_in_the_queue_and_are_listed_for_reading(client: redis.Redis) -> None:
-    context = create(client, max_steps=1)
+    context = machine_in_redis(client, max_steps=1)
     context.execute()
     before = client.zrange(f"{keys_of(SESSION)}q:default", 0, -1, withscores=True)
 
@@ -194,7 +173,7 @@ def test_pending_tasks_stay_in_the_queue_and_are_listed_for_reading(client: redi
 
 
 def test_a_resume_queues_nothing_again(client: redis.Redis) -> None:
-    context = create(client, max_steps=1)
+    context = machine_in_redis(client, max_steps=1)
     context.execute()
     path, _ = context.checkpoint()
 
@@ -207,7 +186,7 @@ def test_a_resume_queues_nothing_again(client: redis.Redis) -> None:
 
 
 def test_pending_specs_have_their_data_and_order(client: redis.Redis) -> None:
-    context = create(client)
+    context = machine_in_redis(client)
     for number in (1, 2):
         context.task_queue.enqueue(TaskSpec("step", task_data={"n": (number,)}, max_retries=7))
     context.add_to_queue(TaskSpec("step", priority=5))
@@ -224,7 +203,7 @@ def test_pending_specs_have_their_data_and_order(client: redis.Redis) -> None:
 
 
 def test_resuming_an_older_checkpoint_means_the_live_session(client: redis.Redis) -> None:
-    context = create(client, max_steps=2)
+    context = machine_in_redis(client, max_steps=2)
     context.execute()
     first, second = (m.path for m in reversed(CheckpointManager.list_checkpoints(SESSION)))
 
@@ -239,7 +218,7 @@ def test_resuming_an_older_checkpoint_means_the_live_session(client: redis.Redis
 
 
 def test_who_attaches_to_what_is_completed_gets_its_result_and_runs_nothing(client: redis.Redis) -> None:
-    context = create(client)
+    context = machine_in_redis(client)
     context.execute()
     LOG.clear()
 
@@ -251,7 +230,7 @@ def test_who_attaches_to_what_is_completed_gets_its_result_and_runs_nothing(clie
 def test_a_failed_step_runs_again_and_those_before_it_do_not(client: redis.Redis) -> None:
     WORLD["down"] = True
     with pytest.raises(ConnectionError) as failure:
-        create(client).execute()
+        machine_in_redis(client).execute()
     assert "graflow-ckpt resume 12345" in failure.value.__notes__[0]
     WORLD["down"] = False
 
@@ -315,11 +294,16 @@ def program(tmp_path: Path) -> Path:
     return path
 
 
-def test_another_process_goes_on_when_the_first_is_killed(program: Path, redis_server: Server) -> None:
-    said = run(program, str(redis_server.port), "die", status=-9)
-    path = said.split()[1]
+def killed_after_its_checkpoint(program: Path, server: Server) -> tuple[str, Path]:
+    """Its checkpoint, and a program that resumes from one."""
+    said = run(program, str(server.port), "die", status=-9)
     resumes = program.with_name("resumes.py")
     resumes.write_text(RESUMES)
+    return said.split()[1], resumes
+
+
+def test_another_process_goes_on_when_the_first_is_killed(program: Path, redis_server: Server) -> None:
+    path, resumes = killed_after_its_checkpoint(program, redis_server)
 
     said = run(resumes, path)
 
@@ -337,10 +321,7 @@ def test_another_host_goes_on_with_the_queue_left_in_place(
     program: Path, redis_server: Server, client: redis.Redis
 ) -> None:
     """Of the dead process nothing can be seen from there: its lease has to run out."""
-    said = run(program, str(redis_server.port), "die", status=-9)
-    path = said.split()[1]
-    resumes = program.with_name("resumes.py")
-    resumes.write_text(RESUMES)
+    path, resumes = killed_after_its_checkpoint(program, redis_server)
     from_another_host(client)
     client.zadd(f"{keys_of(SESSION)}tok", dict.fromkeys(tokens(client), 1))  # the lease is over
 
@@ -411,14 +392,13 @@ def run_there(program: Path, *arguments: str) -> str:
 
 
 def test_a_cut_that_is_newer_than_the_live_session_is_refused_with_both_numbers(client: redis.Redis) -> None:
-    context = create(client, max_steps=1)
+    context = machine_in_redis(client, max_steps=1)
     context.execute()
-    kept = {key: client.dump(f"{keys_of(SESSION)}{key}") for key in keys(client)}
+    kept = dumped(client)
     context.execute(max_steps=2)
     path, metadata = context.checkpoint()
     client.flushall()
-    for key, value in kept.items():  # as a server that comes back with what its disk had
-        client.restore(f"{keys_of(SESSION)}{key}", 0, value)
+    restored(client, kept)  # as a server that comes back with what its disk had
 
     with pytest.raises(CheckpointError, match="Redis has lost commits") as lost:
         ExecutionContext.resume(path)
@@ -432,13 +412,12 @@ def test_a_cut_that_is_newer_than_the_live_session_is_refused_with_both_numbers(
 def test_a_cut_that_the_session_does_not_know_of_is_refused_although_it_has_gone_on(
     client: redis.Redis,
 ) -> None:
-    context = create(client, max_steps=1)
+    context = machine_in_redis(client, max_steps=1)
     context.execute()
-    kept = {key: client.dump(f"{keys_of(SESSION)}{key}") for key in keys(client)}
+    kept = dumped(client)
     path, _ = context.checkpoint()
     client.flushall()
-    for key, value in kept.items():
-        client.restore(f"{keys_of(SESSION)}{key}", 0, value)
+    restored(client, kept)
     for number in range(5):  # another history
         context.channel.set("n", number)
 
@@ -447,7 +426,7 @@ def test_a_cut_that_the_session_does_not_know_of_is_refused_although_it_has_gone
 
 
 def test_without_a_live_session_the_newest_portable_cut_is_named(client: redis.Redis) -> None:
-    context = create(client, max_steps=1)
+    context = machine_in_redis(client, max_steps=1)
     context.execute()
     portable, _ = context.checkpoint(portable=True)
     context.execute(max_steps=2)
@@ -462,7 +441,7 @@ def test_without_a_live_session_the_newest_portable_cut_is_named(client: redis.R
 
 
 def test_without_any_portable_cut_the_way_to_make_one_is_named(client: redis.Redis) -> None:
-    create(client).execute()
+    machine_in_redis(client).execute()
     client.flushall()
 
     with pytest.raises(NoSession) as gone:
@@ -473,7 +452,7 @@ def test_without_any_portable_cut_the_way_to_make_one_is_named(client: redis.Red
 
 def test_a_server_that_is_away_is_no_lost_session(own_redis: Any) -> None:
     server = own_redis()
-    context = create(server.client())
+    context = machine_in_redis(server.client())
     context.execute()
     path = CheckpointManager.get_latest(SESSION)
     server.kill()
@@ -487,20 +466,19 @@ def test_the_address_of_the_environment_is_tried_where_the_own_one_knows_nothing
 ) -> None:
     """Another name of the same server; the checkpoint has the one that its maker used."""
     other = own_redis()
-    context = create(client, max_steps=1)
+    context = machine_in_redis(client, max_steps=1)
     context.execute()
     path, _ = context.checkpoint()
-    kept = {key: client.dump(f"{keys_of(SESSION)}{key}") for key in keys(client)}
+    kept = dumped(client)
     client.flushall()
-    for key, value in kept.items():
-        other.client().restore(f"{keys_of(SESSION)}{key}", 0, value)
+    restored(other.client(), kept)
     monkeypatch.setenv("GRAFLOW_CKPT_REDIS_URL", other.url)
 
     assert ExecutionContext.resume(path).execute(max_steps=5) == "C"
 
 
 def test_a_session_that_lives_in_redis_is_not_started_in_memory(client: redis.Redis) -> None:
-    create(client).execute()
+    machine_in_redis(client).execute()
 
     with workflow("machine", SESSION) as flow:
         flow.add(step)
@@ -514,14 +492,14 @@ def test_a_session_that_lives_in_redis_is_not_started_in_memory(client: redis.Re
 
 
 def test_the_same_program_may_set_its_inputs_again(client: redis.Redis) -> None:
-    context = create(client, max_steps=1)
+    context = machine_in_redis(client, max_steps=1)
     context.channel.set("count", 7)
     context.execute()
     context.channel.set("count", 8)  # it has started: this is a change
 
-    again = create(client)
+    again = machine_in_redis(client)
     again.channel.set("count", 7)  # an input that is equal is dropped
 
     assert again.channel.get("count") == 8
     with pytest.raises(SessionError, match="was started with another input 'count'"):
-        create(client).channel.set("count", 9)
+        machine_in_redis(client).channel.set("count", 9)

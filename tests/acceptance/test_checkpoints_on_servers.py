@@ -1,4 +1,4 @@
-"""Sessions of one process whose checkpoints are in Redis: killed and resumed, found, verified, refused."""
+"""Sessions of one process whose checkpoints are in Redis or in a bucket: killed, resumed, found, refused."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import pickle
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from graflow_ckpt import CheckpointManager, EveryTask, task, workflow
+from graflow_ckpt import CheckpointManager, EveryTask, ExecutionContext, task, workflow
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, UnknownKey
+from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.keys import new_key
+from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.redis import RedisStore
 from tests.acceptance.command_line import CHAIN, COUNT, KILLED, graflow, program, python
+from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.servers import Server
 
 # A training loop whose model is a live object; kills itself before the step that it is told.
@@ -54,10 +57,13 @@ with workflow("train", session_id="s", store=sys.argv[1]) as ctx:
 
 
 @pytest.fixture
-def key(monkeypatch: pytest.MonkeyPatch) -> str:
-    found = new_key()
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", found)
-    return found
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The address of a store whose server the environment names, as it is in production."""
+    with ObjectServer() as server:
+        for name, value in CREDENTIALS.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{server.host}:{server.port}")
+        yield server.url.partition("?")[0]
 
 
 @pytest.fixture
@@ -79,17 +85,87 @@ def counting(url: str, limit: int, session: str | None = "s", **options: Any) ->
         return ctx.execute()
 
 
-def test_a_killed_training_goes_on_from_its_trio_in_redis(redis_url: str, key: str) -> None:
-    script = program("train.py", TRAIN)
+def completed(store: str | None = None) -> ExecutionContext:
+    """A session of one task."""
+    with workflow("one", session_id="s", store=store) as ctx:
+        task(id="one")(lambda: 1)
+        ctx.execute()
+        return ctx.execution_context
 
-    assert python(script, redis_url, "4", status=KILLED).out == ""
-    assert python(script, redis_url, "7", status=KILLED).out == ""
-    done = python(script, redis_url, "-1")
 
-    assert done.out == f"result {sum(epoch + 0.5 for epoch in range(10))}\n"
-    assert [int(line) for line in Path("epochs.log").read_text().split()] == list(range(10))
-    assert not Path("checkpoints").exists()
-    assert python(script, redis_url, "-1").out == done.out  # and is finished
+class OnAServer:
+    """What holds in Redis and in a bucket."""
+
+    synced: bool
+
+    def test_a_killed_training_goes_on_from_its_trio(self, url: str, key: str) -> None:
+        script = program("train.py", TRAIN)
+
+        assert python(script, url, "4", status=KILLED).out == ""
+        assert python(script, url, "7", status=KILLED).out == ""
+        done = python(script, url, "-1")
+
+        assert done.out == f"result {sum(epoch + 0.5 for epoch in range(10))}\n"
+        assert [int(line) for line in Path("epochs.log").read_text().split()] == list(range(10))
+        assert not Path("checkpoints").exists()
+        assert python(script, url, "-1").out == done.out  # and is finished
+
+    def test_a_checkpoint_is_resumed_by_its_path_from_anywhere(self, url: str, key: str) -> None:
+        assert counting(url, 5, checkpoint=EveryTask()) == 5
+        cuts = CheckpointManager.list_checkpoints("s", store=url)
+        third = next(cut for cut in cuts if cut.steps == 3)
+        assert third.path.startswith(f"{url.rstrip('/')}/session_s_step_3_")
+        assert (third.home, third.synced) == (url, self.synced)
+
+        context, metadata = CheckpointManager.resume_from_checkpoint(third.path)
+
+        assert (metadata.steps, context.steps, context.get_channel().get("n")) == (3, 3, 3)
+        assert context.execute() == 5
+        assert context.steps == 5
+        assert CheckpointManager.verify(CheckpointManager.get_latest("s", store=url)).epoch == 2
+
+    def test_what_is_not_there_is_not_found(self, url: str, key: str) -> None:
+        with pytest.raises(CheckpointNotFound, match="none not found"):
+            CheckpointManager.resume_from_checkpoint(f"{url}/none")
+        with pytest.raises(CheckpointNotFound, match="has no checkpoint"):
+            CheckpointManager.get_latest("s", store=url)
+        assert CheckpointManager.list_checkpoints(store=url) == []
+
+    def test_old_checkpoints_are_cleaned_up(self, url: str, key: str) -> None:
+        counting(url, 6, checkpoint=EveryTask())
+
+        assert CheckpointManager.cleanup_old_checkpoints(2, store=url) > 0
+
+        assert len(CheckpointManager.list_checkpoints("s", store=url)) == self.kept(url) == 2
+
+    def kept(self, url: str) -> int:
+        """How many there are by what the store has of them."""
+        return len(list(open_store(url).list("s")))
+
+    def test_a_shared_store_needs_a_key_that_all_have(self, url: str) -> None:
+        with pytest.raises(CheckpointError, match="GRAFLOW_CKPT_KEY"):
+            counting(url, 2)
+
+        assert list(open_store(url).list()) == []
+
+
+class TestRedis(OnAServer):
+    synced = False
+
+    @pytest.fixture
+    def url(self, redis_url: str) -> str:
+        return redis_url
+
+
+class TestBucket(OnAServer):
+    synced = True
+
+    @pytest.fixture
+    def url(self, bucket: str) -> str:
+        return bucket
+
+    def kept(self, url: str) -> int:
+        return len(ObjectStore(url)._all.heads.read("s").head.commits)
 
 
 @pytest.mark.crash
@@ -112,6 +188,16 @@ def test_a_journal_in_redis_loses_no_committed_task(own_redis: Callable[..., Ser
 
     graflow("run", *store, script, "--", "4", status=None)
     server.restart()
+    graflow("run", *store, script, "--", "none")
+
+    assert Path("steps.log").read_text().split() == ["0", "1", "2", "3", "4", "4", "5"]
+
+
+def test_a_journal_in_a_bucket_loses_no_committed_task(bucket: str, key: str) -> None:
+    store = ["--store", bucket, "--session", "s", "--durability", "journal"]
+    script = program("count.py", COUNT)
+
+    graflow("run", *store, script, "--", "4", status=None)
     graflow("run", *store, script, "--", "none")
 
     assert Path("steps.log").read_text().split() == ["0", "1", "2", "3", "4", "4", "5"]
@@ -142,31 +228,8 @@ def test_a_server_that_is_full_fails_the_save_and_not_the_workflow(
 # --- paths -----------------------------------------------------------------------------
 
 
-def test_a_checkpoint_is_resumed_by_its_path_from_anywhere(redis_url: str, key: str) -> None:
-    assert counting(redis_url, 5, checkpoint=EveryTask()) == 5
-    cuts = CheckpointManager.list_checkpoints("s", store=redis_url)
-    third = next(cut for cut in cuts if cut.steps == 3)
-    assert third.path.startswith(redis_url.rstrip("/") + "/session_s_step_3_")
-    assert third.home == redis_url
-
-    context, metadata = CheckpointManager.resume_from_checkpoint(third.path)
-
-    assert (metadata.steps, context.steps, context.get_channel().get("n")) == (3, 3, 3)
-    assert context.execute() == 5
-    assert context.steps == 5
-    newest = CheckpointManager.get_latest("s", store=redis_url)
-    assert CheckpointManager.verify(newest).epoch == 2
-
-
 def test_a_name_is_a_key_in_the_sessions_own_redis(redis_url: str, key: str) -> None:
-    with workflow("named", session_id="s", store=redis_url) as ctx:
-
-        @task
-        def one() -> int:
-            return 1
-
-        ctx.execute()
-        context = ctx.execution_context
+    context = completed(redis_url)
     path, metadata = CheckpointManager.create_checkpoint(context, "redis://best", {"by": "hand"})
 
     assert path == metadata.path == f"{redis_url}/best"
@@ -176,14 +239,7 @@ def test_a_name_is_a_key_in_the_sessions_own_redis(redis_url: str, key: str) -> 
 
 
 def test_a_name_is_else_a_key_in_the_redis_of_the_environment(named: str, key: str) -> None:
-    with workflow("local", session_id="s") as ctx:
-
-        @task
-        def one() -> int:
-            return 1
-
-        ctx.execute()
-        context = ctx.execution_context
+    context = completed()
     path, _ = CheckpointManager.create_checkpoint(context, "redis://best")
 
     assert path == f"{named}/best"
@@ -212,31 +268,16 @@ def test_a_session_in_redis_may_have_a_checkpoint_in_a_file(redis_url: str, key:
         assert pickle.load(file).session_id == "s"
 
 
-def test_what_is_not_there_is_not_found(redis_url: str, key: str) -> None:
-    with pytest.raises(CheckpointNotFound, match="none not found"):
-        CheckpointManager.resume_from_checkpoint(f"{redis_url}/none")
-    with pytest.raises(CheckpointNotFound, match="has no checkpoint"):
-        CheckpointManager.get_latest("s", store=redis_url)
-    assert CheckpointManager.list_checkpoints(store=redis_url) == []
+def test_a_session_on_disk_may_have_a_checkpoint_in_a_bucket(bucket: str, key: str) -> None:
+    path, metadata = CheckpointManager.create_checkpoint(completed("here"), f"{bucket}/best.pkl")
 
-
-def test_old_checkpoints_are_cleaned_up_in_redis_too(redis_url: str, key: str) -> None:
-    counting(redis_url, 6, checkpoint=EveryTask())
-
-    gone = CheckpointManager.cleanup_old_checkpoints(2, store=redis_url)
-
-    assert gone > 0
-    assert len(CheckpointManager.list_checkpoints("s", store=redis_url)) == 2
+    assert (path, metadata.home) == (f"{bucket}/best", f"file://{Path('here').absolute()}")
+    assert [cut.path for cut in CheckpointManager.list_checkpoints(f"{bucket}/b*")] == [f"{bucket}/best"]
+    resumed, _ = CheckpointManager.resume_from_checkpoint(f"{bucket}/best")
+    assert resumed.execute() == 1
 
 
 # --- keys and passwords ----------------------------------------------------------------
-
-
-def test_a_shared_store_needs_a_key_that_all_have(redis_url: str) -> None:
-    with pytest.raises(CheckpointError, match="GRAFLOW_CKPT_KEY"):
-        counting(redis_url, 2)
-
-    assert list(RedisStore(redis_url).list()) == []
 
 
 def test_another_key_opens_nothing(redis_url: str, key: str, monkeypatch: pytest.MonkeyPatch) -> None:

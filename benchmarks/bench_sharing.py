@@ -21,9 +21,8 @@ from benchmarks.harness import Case, Ratio, Run
 from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.pickles import live_bytes, live_digest
 from graflow_ckpt.core.apply import apply
-from graflow_ckpt.core.facts import Op
+from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Live
 from graflow_ckpt.engine.bundles import Bundles, Unrecordable
 from graflow_ckpt.engine.record import record
 

@@ -30,11 +30,11 @@ from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.apply import apply
+from graflow_ckpt.core.facts import Live
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore, Sink
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.core.values import Live
 from graflow_ckpt.stores.compressed import Compressed
 from graflow_ckpt.stores.encrypted import Encrypted
 from graflow_ckpt.stores.keys import Keyring

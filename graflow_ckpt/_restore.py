@@ -24,7 +24,7 @@ from typing import Any, Final
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.task import Task
 
-MOVED: Final[dict[str, str]] = {}
+MOVED: Final[dict[str, str]] = {"graflow_ckpt.core.values": "graflow_ckpt.core.facts"}
 """Where names are now: "module:name" to "module:name", or a whole module to a module."""
 
 GONE: Final[dict[str, str]] = {

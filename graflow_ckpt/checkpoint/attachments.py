@@ -19,7 +19,7 @@ from graflow_ckpt.checkpoint.codec import decode
 from graflow_ckpt.checkpoint.contents import name_of
 from graflow_ckpt.checkpoint.digest import CHUNK, Hasher, digest_of
 from graflow_ckpt.core.errors import AttachmentChanged, CheckpointCorrupt, CheckpointError
-from graflow_ckpt.core.values import Cell
+from graflow_ckpt.core.facts import Cell
 
 ATTACHED: Final = ".__attached__"
 

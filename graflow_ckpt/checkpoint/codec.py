@@ -26,7 +26,7 @@ import msgpack
 from graflow_ckpt.checkpoint.kinds import CONTAINERS, SCALARS, NotPlain, builtin, decoder, encoder, take_in
 from graflow_ckpt.checkpoint.pickles import check_picklable, live_bytes, load_live
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
-from graflow_ckpt.core.values import Cell, Live
+from graflow_ckpt.core.facts import Cell, Live
 
 MAX_DEPTH: Final = 400
 MAX_EXT_DEPTH: Final = 100  # each level of tuples or sets takes Python frames, in both directions

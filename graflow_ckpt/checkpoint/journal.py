@@ -25,8 +25,7 @@ import msgpack
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
 from graflow_ckpt.checkpoint.seal import Chain, Keyring
 from graflow_ckpt.core.errors import CheckpointError, JournalDamaged, SchemaUnsupported, UnknownKey
-from graflow_ckpt.core.facts import Op
-from graflow_ckpt.core.values import Live
+from graflow_ckpt.core.facts import Live, Op
 
 FORMAT = 2
 """The number of what is described here; a reader refuses one that it does not know by name."""

@@ -21,10 +21,10 @@ from graflow_ckpt.checkpoint.model import NOT_JSON, Document
 from graflow_ckpt.checkpoint.pickles import check_picklable, live_bytes, load_live
 from graflow_ckpt.checkpoint.plan import CurrentTask, SavedTask, State
 from graflow_ckpt.core.errors import CheckpointError, NotStorable
+from graflow_ckpt.core.facts import Cell, Live
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.redaction import redacted
 from graflow_ckpt.core.task import Group, Task
-from graflow_ckpt.core.values import Cell, Live
 
 SHOWN: Final = 1000
 """Characters of a bound argument that are shown in the control facts."""

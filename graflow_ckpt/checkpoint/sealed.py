@@ -26,8 +26,7 @@ from blake3 import blake3
 
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import CheckpointError, GraflowError, TooLarge, UnknownKey, UnsafeCheckpoint
-from graflow_ckpt.core.facts import RESULT
-from graflow_ckpt.core.values import Cell, Live
+from graflow_ckpt.core.facts import RESULT, Cell, Live
 from graflow_ckpt.stores.keys import Keyring
 
 LIVE: Final = b"\xc1"

@@ -12,10 +12,8 @@ from typing import Any
 
 from graflow_ckpt.checkpoint.model import SCHEMA, Document
 from graflow_ckpt.core.errors import CheckpointCorrupt
-from graflow_ckpt.core.facts import TaskSpec
-from graflow_ckpt.core.gate import Gate
-from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Cell, Live
+from graflow_ckpt.core.facts import Cell, Live, TaskSpec
+from graflow_ckpt.core.state import Gate, SessionState
 
 BACKEND = {"queue": "memory", "channel": "memory"}
 

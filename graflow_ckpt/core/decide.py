@@ -12,11 +12,21 @@ from __future__ import annotations
 from typing import assert_never
 
 from graflow_ckpt.core.errors import GraphError
-from graflow_ckpt.core.facts import NO_DATA, Cancelled, Claim, Done, Effects, Failed, Next, Op, Outcome
-from graflow_ckpt.core.gate import JUMP
+from graflow_ckpt.core.facts import (
+    JUMP,
+    NO_DATA,
+    Cancelled,
+    Cell,
+    Claim,
+    Done,
+    Effects,
+    Failed,
+    Next,
+    Op,
+    Outcome,
+)
 from graflow_ckpt.core.graph import Route, TaskGraph
 from graflow_ckpt.core.task import OnInterrupted
-from graflow_ckpt.core.values import Cell
 
 _NOWHERE: frozenset[str] = frozenset()
 

@@ -41,7 +41,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from graflow_ckpt.core.errors import BadSessionId
-from graflow_ckpt.core.values import Cell
 
 Op = tuple[Any, ...]
 """One flat tuple; the first item names it. Its fields are of several types, hence Any."""
@@ -49,7 +48,31 @@ Op = tuple[Any, ...]
 RESULT = ".__result__"
 """The suffix under which a task's result stands among the values."""
 
+JUMP = "\x1e"
+"""Stands before the name of each task that is jumped to; no task id has it in it."""
+
 _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
+
+class Live:
+    """A box around an object that only pickle can keep, so that nobody mistakes it for bytes."""
+
+    __slots__ = ("bundle", "value")
+
+    # Whatever the user put into the channel.
+    def __init__(self, value: Any, bundle: int = 0) -> None:
+        self.value = value
+        self.bundle = bundle  # in one transition: equal numbers share objects, and are pickled together
+
+    def __repr__(self) -> str:
+        return f"Live({type(self.value).__name__})"
+
+
+Cell = bytes | Live
+"""What a session holds for a value: the codec bytes of a plain one; everything else is live."""
+
+Version = int | bytes
+"""What tells one write of a value from every other: compared, and nothing else. 0: there is no value."""
 
 
 def check_session_id(session: str) -> str:

@@ -18,8 +18,7 @@ from graflow_ckpt.checkpoint.kinds.builtin import FORGOTTEN
 from graflow_ckpt.checkpoint.pickles import live_digest
 from graflow_ckpt.checkpoint.sharing import bundles, copied
 from graflow_ckpt.core.errors import GraflowError, NotStorable, ReadOnlyChanged, ResultForgotten
-from graflow_ckpt.core.facts import RESULT, Claim, Effects, Next, Op, Request, Spawned
-from graflow_ckpt.core.values import Cell, Live, Version
+from graflow_ckpt.core.facts import RESULT, Cell, Claim, Effects, Live, Next, Op, Request, Spawned, Version
 from graflow_ckpt.sessions.protocol import Values
 
 EMPTY_LIST = b"\x90"

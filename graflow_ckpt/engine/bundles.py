@@ -22,9 +22,8 @@ from typing import Any
 from graflow_ckpt.checkpoint.pickles import Memo
 from graflow_ckpt.checkpoint.sharing import lasting, reach, shares
 from graflow_ckpt.core.errors import NotStorable
-from graflow_ckpt.core.facts import RESULT, Op
+from graflow_ckpt.core.facts import RESULT, Cell, Live, Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Cell, Live
 
 Elsewhere = Callable[[str], bool]
 """Tells if an attempt other than the one that commits holds the value of that name."""

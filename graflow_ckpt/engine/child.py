@@ -16,9 +16,8 @@ from graflow_ckpt import _restore
 from graflow_ckpt.checkpoint.codec import check_storable
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import CheckpointError, WorkflowCancelled
-from graflow_ckpt.core.facts import Claim, Effects, Request
+from graflow_ckpt.core.facts import Cell, Claim, Effects, Live, Request
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.engine.attempt import Attempt, Got, checking
 from graflow_ckpt.engine.children import FromChannel, Pipe
 from graflow_ckpt.engine.invoke import is_coroutine

@@ -18,12 +18,11 @@ from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_me
 from graflow_ckpt.checkpoint.program import unpack_code
 from graflow_ckpt.checkpoint.snapshot import BACKEND, capture, no_facts, restore
 from graflow_ckpt.core.errors import CheckpointError, SessionError
-from graflow_ckpt.core.facts import Op, TaskSpec, check_session_id
+from graflow_ckpt.core.facts import Cell, Op, TaskSpec, check_session_id
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import EveryN
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.core.values import Cell
 from graflow_ckpt.engine.attempt import from_cells
 from graflow_ckpt.engine.backends import attached, made_in_redis, moved, one_backend
 from graflow_ckpt.engine.home import Home

@@ -9,8 +9,8 @@ from graflow_ckpt import __version__
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, now_iso
 from graflow_ckpt.checkpoint.program import pack_task
 from graflow_ckpt.checkpoint.snapshot import BACKEND
+from graflow_ckpt.core.facts import Cell, Live
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently, same_task

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from graflow_ckpt.checkpoint.codec import check_storable
 from graflow_ckpt.checkpoint.pickles import live_digest
 from graflow_ckpt.core.errors import InputsChanged
+from graflow_ckpt.core.facts import Cell, Live
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.engine.attempt import from_cells
 from graflow_ckpt.sessions.views import MemoryChannel, RedisChannel, Tables, ValueChannel
 

@@ -20,11 +20,10 @@ from graflow_ckpt.checkpoint.codec import check_storable, decode, to_cell
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
 from graflow_ckpt.checkpoint.sharing import bundles
 from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, ReadOnlyChanged, WorkflowCancelled
-from graflow_ckpt.core.facts import RESULT, Cancelled, Claim, Done, Failed, Outcome
+from graflow_ckpt.core.facts import RESULT, Cancelled, Cell, Claim, Done, Failed, Live, Outcome
 from graflow_ckpt.core.graph import Node, TaskGraph
 from graflow_ckpt.core.state import NONE
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.engine.account import Account
 from graflow_ckpt.engine.attempt import Attempt, checking
 from graflow_ckpt.engine.bind import MISSING, SPREAD, Binding, bind, fill

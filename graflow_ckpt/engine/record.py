@@ -14,8 +14,7 @@ from typing import Any
 from graflow_ckpt.checkpoint.journal import SIZE_LIMIT, Part
 from graflow_ckpt.checkpoint.pickles import Once, TooLong, collector_at_rest, pickle_once
 from graflow_ckpt.checkpoint.sharing import lasting, shares
-from graflow_ckpt.core.facts import RESULT, Op
-from graflow_ckpt.core.values import Cell, Live
+from graflow_ckpt.core.facts import RESULT, Cell, Live, Op
 from graflow_ckpt.engine.bundles import Bundle, Bundles, Elsewhere, TooLarge, Unrecordable
 
 

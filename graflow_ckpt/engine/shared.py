@@ -14,11 +14,10 @@ from typing import Any
 
 from graflow_ckpt.checkpoint.program import pack_task, unpack_task
 from graflow_ckpt.core.errors import CheckpointError, GraflowError, ServerError, SessionError
-from graflow_ckpt.core.facts import Claim, Done, Failed, Op, Outcome, Request
+from graflow_ckpt.core.facts import Cell, Claim, Done, Failed, Op, Outcome, Request
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import Since
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.core.values import Cell
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.host import RunHost
 from graflow_ckpt.engine.run import Run

@@ -17,9 +17,8 @@ from graflow_ckpt.checkpoint.codec import check_storable
 from graflow_ckpt.checkpoint.kinds.builtin import FORGOTTEN
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata
 from graflow_ckpt.core.errors import GraflowError, GraphError, UnknownTask, WorkflowCancelled
-from graflow_ckpt.core.facts import NO_DATA, RESULT, Next, Request, Spawned
+from graflow_ckpt.core.facts import NO_DATA, RESULT, Cell, Live, Next, Request, Spawned
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.bind import MISSING, Binding
 

@@ -35,8 +35,7 @@ from graflow_ckpt.core.errors import (
     ServerGone,
     SessionExists,
 )
-from graflow_ckpt.core.facts import Op, check_session_id
-from graflow_ckpt.core.values import Cell
+from graflow_ckpt.core.facts import Cell, Op, check_session_id
 from graflow_ckpt.engine.bind import SPREAD, Binding
 from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS

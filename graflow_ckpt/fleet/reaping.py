@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from redis import RedisError
 
-from graflow_ckpt.core.values import Cell
+from graflow_ckpt.core.facts import Cell
 from graflow_ckpt.engine.reaping import held, release
 from graflow_ckpt.engine.run import CRASH_BUDGET
 from graflow_ckpt.fleet.tokens import Carrier

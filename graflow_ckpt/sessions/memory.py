@@ -19,9 +19,8 @@ from time import time
 
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import GraflowError, SessionError
-from graflow_ckpt.core.facts import Claim, Op
+from graflow_ckpt.core.facts import Cell, Claim, Live, Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.sessions.protocol import Found
 
 Recorder = Callable[[SessionState, float, Sequence[Op]], None]

@@ -9,8 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from graflow_ckpt.core.facts import RESULT, Claim, Op, TaskSpec
-from graflow_ckpt.core.values import Cell, Live, Version
+from graflow_ckpt.core.facts import RESULT, Cell, Claim, Live, Op, TaskSpec, Version
 from graflow_ckpt.sessions.names import check_spec, check_value
 
 Arg = bytes | str | int | float

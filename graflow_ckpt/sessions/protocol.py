@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from graflow_ckpt.core.facts import Claim, Op
+from graflow_ckpt.core.facts import Cell, Claim, Live, Op, Version
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Cell, Live, Version
 
 Found = tuple[Cell, Version, tuple[Cell, ...]]
 """A value's cell, its version, and the items appended to it."""

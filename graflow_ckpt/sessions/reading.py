@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from graflow_ckpt.core.facts import RESULT
-from graflow_ckpt.core.values import Version
+from graflow_ckpt.core.facts import RESULT, Version
 from graflow_ckpt.sessions.protocol import Found
 
 Look = tuple[Found | None, bool]

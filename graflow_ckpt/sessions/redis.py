@@ -37,9 +37,8 @@ from graflow_ckpt.core.errors import (
     SessionError,
     WriteConflict,
 )
-from graflow_ckpt.core.facts import Claim, Op
+from graflow_ckpt.core.facts import Claim, Live, Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Live
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.scripts import Script

@@ -16,10 +16,8 @@ from dataclasses import asdict
 from typing import Any
 
 from graflow_ckpt.core.errors import NoSession, SessionBusy, SessionError, SessionExists
-from graflow_ckpt.core.facts import TaskSpec
-from graflow_ckpt.core.gate import Gate
-from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Cell, Live
+from graflow_ckpt.core.facts import Cell, Live, TaskSpec
+from graflow_ckpt.core.state import Gate, SessionState
 from graflow_ckpt.links.complaints import damaged
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from graflow_ckpt.core.facts import Claim, Op, TaskSpec
+from graflow_ckpt.core.facts import Cell, Claim, Op, TaskSpec
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Cell
 from graflow_ckpt.sessions.protocol import Found
 
 # Encoding and decoding belong to the layer above; values are whatever users put in, hence Any.

@@ -10,7 +10,7 @@ import msgpack
 from graflow_ckpt.checkpoint.codec import decode, encode
 from graflow_ckpt.checkpoint.kinds import NotPlain
 from graflow_ckpt.checkpoint.sealed import LIVE, SealedCells
-from graflow_ckpt.core.values import Live
+from graflow_ckpt.core.facts import Live
 from graflow_ckpt.stores.keys import Keyring
 from tests.attacks.attempts import SAME, Breach, attack
 from tests.attacks.gadgets import GADGETS

@@ -19,8 +19,8 @@ from graflow_ckpt.checkpoint.codec import encode
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.facts import Live
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore
-from graflow_ckpt.core.values import Live
 from graflow_ckpt.stores.names import contents_in
 from graflow_ckpt.testing.trios import all_of, own_name, path_of, writer
 from tests.unit.checkpoint import trios

@@ -25,11 +25,10 @@ from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pa
 from graflow_ckpt.checkpoint.seal import seal
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.apply import apply
-from graflow_ckpt.core.facts import Op
+from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import AtLeast, Group, Options, Task
-from graflow_ckpt.core.values import Live
 from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.local import LocalStore
 

@@ -23,7 +23,7 @@ from graflow_ckpt.core.errors import (
     UnknownKey,
     UnsafeCheckpoint,
 )
-from graflow_ckpt.core.values import Live
+from graflow_ckpt.core.facts import Live
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.stores.disk import Disk
 from graflow_ckpt.stores.keys import Keyring

@@ -11,7 +11,7 @@ import pytest
 
 from graflow_ckpt.checkpoint.codec import check_storable, decode, to_cell
 from graflow_ckpt.core.errors import NotStorable
-from graflow_ckpt.core.values import Live
+from graflow_ckpt.core.facts import Live
 
 
 class Model:

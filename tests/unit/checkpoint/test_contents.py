@@ -22,8 +22,8 @@ from graflow_ckpt.checkpoint.inventory import inventory
 from graflow_ckpt.checkpoint.pruning import Guard, carry_out, plan
 from graflow_ckpt.checkpoint.retention import KeepLast, KeepWithin, OfAll, bytes_of
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, TooLarge
+from graflow_ckpt.core.facts import Live
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.core.values import Live
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.testing.trios import all_of, own_name

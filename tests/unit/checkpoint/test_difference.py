@@ -12,8 +12,7 @@ from graflow_ckpt.checkpoint.codec import encode
 from graflow_ckpt.checkpoint.difference import Change, Holdings, difference, holdings, inner
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import CheckpointCorrupt, UnknownKey
-from graflow_ckpt.core.facts import Op
-from graflow_ckpt.core.values import Live
+from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.stores.local import LocalStore
 from tests.unit.checkpoint import trios
 

@@ -12,10 +12,9 @@ from graflow_ckpt.checkpoint.archive import Found, load
 from graflow_ckpt.checkpoint.inventory import inventory
 from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.errors import CheckpointCorrupt, JournalDamaged, UnknownKey, UnsafeCheckpoint
-from graflow_ckpt.core.facts import Op
+from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Live
 from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.local import LocalStore
 from tests.unit.checkpoint import stocked, trios

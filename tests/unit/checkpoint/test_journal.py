@@ -15,9 +15,8 @@ from graflow_ckpt.checkpoint.journal import Part, Record, Writer, pack, read, un
 from graflow_ckpt.checkpoint.pickles import live_bytes
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import JournalDamaged, NotStorable, UnknownKey
-from graflow_ckpt.core.facts import Op
+from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Live
 from graflow_ckpt.stores.keys import Keyring
 from tests.unit.core.histories import Record as Step
 from tests.unit.core.histories import dump, histories, run

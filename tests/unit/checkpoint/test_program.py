@@ -27,10 +27,10 @@ from graflow_ckpt.checkpoint.program import (
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import CheckpointError, NotStorable
+from graflow_ckpt.core.facts import Live
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import All, Group, Options, Task
-from graflow_ckpt.core.values import Live
 
 
 def one() -> int:

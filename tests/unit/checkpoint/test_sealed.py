@@ -8,7 +8,7 @@ import pytest
 
 from graflow_ckpt.checkpoint.sealed import LIVE, SealedCells, sealed_by
 from graflow_ckpt.core.errors import CheckpointError, TooLarge, UnknownKey, UnsafeCheckpoint
-from graflow_ckpt.core.values import Live
+from graflow_ckpt.core.facts import Live
 from graflow_ckpt.stores.keys import Keyring
 
 KEYS = Keyring({"one": bytes(32)})

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from graflow_ckpt.checkpoint.snapshot import Snapshot, capture, preview, restore
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import CheckpointCorrupt
-from graflow_ckpt.core.facts import Op
+from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Live
 from tests.unit.core.histories import Record, dump, histories, kept, run, transitions
 
 

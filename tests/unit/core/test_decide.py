@@ -17,6 +17,7 @@ from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.decide import decide, pass_on
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.facts import (
+    JUMP,
     NO_DATA,
     Cancelled,
     Claim,
@@ -29,7 +30,6 @@ from graflow_ckpt.core.facts import (
     Spawned,
     TaskSpec,
 )
-from graflow_ckpt.core.gate import JUMP
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import All, AtLeast, BestEffort, Group, GroupPolicy, Options, Task

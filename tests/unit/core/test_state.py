@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import Fenced, WriteConflict
-from graflow_ckpt.core.facts import RESULT, Claim, Op
+from graflow_ckpt.core.facts import RESULT, Claim, Live, Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Live
 from tests.unit.core.histories import CELLS, Record, dump, histories, run
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graflow_ckpt.core.values import Live
+from graflow_ckpt.core.facts import Live
 
 
 def test_a_box_shows_the_kind_of_its_value_and_never_the_value() -> None:

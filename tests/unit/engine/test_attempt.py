@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 
 from graflow_ckpt.checkpoint.codec import check_storable
 from graflow_ckpt.core.errors import Fenced, NotStorable, WriteConflict
-from graflow_ckpt.core.facts import Claim, Next, TaskSpec
+from graflow_ckpt.core.facts import Claim, Live, Next, TaskSpec
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Live
 from graflow_ckpt.engine.attempt import Attempt, from_cells, is_list
 from graflow_ckpt.sessions.memory import MemorySession
 from graflow_ckpt.sessions.views import MemoryChannel

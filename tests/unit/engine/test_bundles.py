@@ -12,9 +12,8 @@ import pytest
 
 from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.core.apply import apply
-from graflow_ckpt.core.facts import Op
+from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Live
 from graflow_ckpt.engine.bundles import Bundles, Unrecordable
 from graflow_ckpt.engine.record import record
 

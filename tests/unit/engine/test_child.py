@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from graflow_ckpt.core.errors import WorkflowCancelled
-from graflow_ckpt.core.facts import Claim, TaskSpec
+from graflow_ckpt.core.facts import Claim, Live, TaskSpec
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.core.values import Live
 from graflow_ckpt.engine import child
 from graflow_ckpt.engine.children import FromChannel, Pipe
 

@@ -10,9 +10,9 @@ import pytest
 
 from graflow_ckpt.checkpoint.program import unpack_task
 from graflow_ckpt.core.errors import GraphError
+from graflow_ckpt.core.facts import Live
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import All, Group, Task
-from graflow_ckpt.core.values import Live
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.cuts import Cutter
 from graflow_ckpt.engine.host import RunHost

@@ -10,9 +10,8 @@ import pytest
 
 from graflow_ckpt import EveryTask, task, workflow
 from graflow_ckpt.core.errors import NotStorable, TaskTimeout
-from graflow_ckpt.core.facts import Claim, Done, Failed, Outcome, TaskSpec
+from graflow_ckpt.core.facts import Claim, Done, Failed, Live, Outcome, TaskSpec
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Live
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.invoke import spread
 from graflow_ckpt.sessions.memory import MemorySession

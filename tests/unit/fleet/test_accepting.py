@@ -29,10 +29,9 @@ from graflow_ckpt.core.errors import (
     ServerGone,
     SessionExists,
 )
-from graflow_ckpt.core.facts import Op
+from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.core.values import Live
 from graflow_ckpt.engine.bind import SPREAD, Binding, bind
 from graflow_ckpt.fleet.accepting import Acceptance, Draft, Terms, call_of, data_of, pages
 from graflow_ckpt.fleet.client import Client

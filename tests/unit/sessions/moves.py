@@ -12,8 +12,7 @@ from typing import Any, Protocol, TypeVar
 
 from hypothesis import strategies as st
 
-from graflow_ckpt.core.facts import RESULT, Op
-from graflow_ckpt.core.gate import JUMP
+from graflow_ckpt.core.facts import JUMP, RESULT, Op
 from graflow_ckpt.core.state import SessionState
 
 T = TypeVar("T")

@@ -16,9 +16,8 @@ import pytest
 
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import Fenced, WriteConflict
-from graflow_ckpt.core.facts import RESULT, Claim, Op
+from graflow_ckpt.core.facts import RESULT, Cell, Claim, Live, Op, Version
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Cell, Live, Version
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import START, keys_of
 from graflow_ckpt.sessions.ops import REF, arguments, strictly

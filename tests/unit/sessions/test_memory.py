@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from graflow_ckpt.core.errors import Fenced, JournalFailed, SessionError
-from graflow_ckpt.core.facts import Op
+from graflow_ckpt.core.facts import Cell, Live, Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Cell, Live
 from graflow_ckpt.sessions.memory import MemorySession
 
 

@@ -22,9 +22,8 @@ from graflow_ckpt.core.errors import (
     UnsafeCheckpoint,
     WriteConflict,
 )
-from graflow_ckpt.core.facts import RESULT, Claim, Op, TaskSpec
+from graflow_ckpt.core.facts import RESULT, Cell, Claim, Op, TaskSpec
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.core.values import Cell
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.layout import START, keys_of
 from graflow_ckpt.sessions.reading import Reader

@@ -12,6 +12,7 @@ import redis
 from graflow_ckpt import EveryN, task
 from graflow_ckpt import workflow as in_memory
 from graflow_ckpt.stores.keys import new_key
+from tests.acceptance import fleet_line, fleets
 from tests.acceptance.command_line import COUNT, KILLED, checkpoints, graflow, program
 from tests.acceptance.machine import LOG, WORLD
 from tests.acceptance.places import Make, in_redis
@@ -92,3 +93,34 @@ def counted() -> list[str]:
 def checkpoints_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a session has is in its checkpoints: no journal, and none that nobody asked for."""
     monkeypatch.setenv("GRAFLOW_CKPT_DURABILITY", "checkpoint")
+
+
+# --- fleets ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[fleet_line.Fleet]:
+    """A fleet for commands, on which nobody works, for all tests of a file."""
+    with fleet_line.started() as fleet:
+        yield fleet
+
+
+@pytest.fixture
+def fleet(server: fleet_line.Fleet) -> fleet_line.Fleet:
+    """The same, empty."""
+    server.server.ask("FLUSHALL")
+    return server
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fleet_line.Fleet]:
+    """One with a worker, for all tests of a file."""
+    with fleet_line.started() as fleet, fleet.pool(folder=tmp_path_factory.mktemp("pool")):
+        yield fleet
+
+
+@pytest.fixture
+def mine(tmp_path: Path) -> Iterator[fleets.Fleet]:
+    """A fleet of one test's own, whose pools are yet to be started."""
+    with fleets.fleet(tmp_path, appendonly="no") as made:
+        yield made

@@ -127,18 +127,24 @@ class Fleet:
 
     def here(self, *arguments: str, status: int | None = 0, **environment: str) -> Ended:
         """The same in this process, where starting one is not what is tested; for what runs no program."""
-        before, out, err = dict(os.environ), io.StringIO(), io.StringIO()
-        os.environ.update({**self.environment, **environment})
-        try:
-            with redirect_stdout(out), redirect_stderr(err):
-                code = main(arguments)
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
+        out, err = io.StringIO(), io.StringIO()
+        with self.surrounding(**environment), redirect_stdout(out), redirect_stderr(err):
+            code = main(arguments)
         done = Ended(code, out.getvalue(), err.getvalue())
         self.check(done.out + done.err)
         assert status is None or code == status, f"{code}\n{done.out}\n{done.err}"
         return done
+
+    @contextmanager
+    def surrounding(self, **environment: str) -> Iterator[None]:
+        """It is that of the environment, which is put back: a command exports what it has resolved."""
+        before = dict(os.environ)
+        os.environ.update({**self.environment, **environment})
+        try:
+            yield
+        finally:
+            os.environ.clear()
+            os.environ.update(before)
 
     def check(self, said: str) -> None:
         for secret in (SECRET, "hu%2Fsh%40sh", self.key.partition(":")[2]):

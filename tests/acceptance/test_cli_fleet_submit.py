@@ -28,13 +28,6 @@ with workflow("count", session_id="{session}") as ctx:
 
 
 @pytest.fixture(scope="module")
-def idle() -> Iterator[Fleet]:
-    """A fleet on which nobody works."""
-    with started() as fleet:
-        yield fleet
-
-
-@pytest.fixture(scope="module")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
     """A fleet with two workers, for all tests of this file."""
     with started() as fleet, fleet.pool(workers=2, folder=tmp_path_factory.mktemp("pool")):
@@ -77,12 +70,12 @@ def test_a_session_that_fails_is_status_1_and_says_what_to_look_at(fleet: Fleet)
     assert "graflow-ckpt failed list --session fails --traceback" in done.err
 
 
-def test_of_a_module_the_workflow_is_submitted_that_is_named(idle: Fleet) -> None:
+def test_of_a_module_the_workflow_is_submitted_that_is_named(server: Fleet) -> None:
     program("flows.py", ETL.replace('print("result", ctx.execute())', "pass"))
 
-    assert fleet_document(idle, "flows:etl")["workflow"] == "etl"
-    assert fleet_document(idle, "flows:ctx")["workflow"] == "etl"
-    assert fleet_document(idle, "flows.py")["workflow"] == "etl"  # it executes none, and has one
+    assert fleet_document(server, "flows:etl")["workflow"] == "etl"
+    assert fleet_document(server, "flows:ctx")["workflow"] == "etl"
+    assert fleet_document(server, "flows.py")["workflow"] == "etl"  # it executes none, and has one
 
 
 def fleet_document(fleet: Fleet, target: str) -> dict[str, object]:
@@ -90,14 +83,14 @@ def fleet_document(fleet: Fleet, target: str) -> dict[str, object]:
     return found
 
 
-def test_what_the_program_says_counts_unless_the_command_line_says_otherwise(idle: Fleet) -> None:
+def test_what_the_program_says_counts_unless_the_command_line_says_otherwise(server: Fleet) -> None:
     program("count.py", COUNT.format(session="mine"))
 
-    idle("submit", "count.py")
-    idle("submit", "count.py", "--session", "other", "--max-steps", "2")
+    server("submit", "count.py")
+    server("submit", "count.py", "--session", "other", "--max-steps", "2")
 
-    assert idle.status("mine").max_steps == 4
-    assert idle.status("other").max_steps == 2
+    assert server.status("mine").max_steps == 4
+    assert server.status("other").max_steps == 2
 
 
 def test_inputs_of_the_program_reach_the_session(fleet: Fleet) -> None:
@@ -109,24 +102,24 @@ def test_inputs_of_the_program_reach_the_session(fleet: Fleet) -> None:
     assert "resume five --max-steps 8" in done.err
 
 
-def test_the_same_id_again_is_refused_or_given_back(idle: Fleet) -> None:
+def test_the_same_id_again_is_refused_or_given_back(server: Fleet) -> None:
     program("etl.py", ETL)
-    idle.put("twice")
+    server.put("twice")
 
-    refused = idle("submit", "etl.py", "--session", "twice", status=1)
+    refused = server("submit", "etl.py", "--session", "twice", status=1)
     assert "There is a session twice already" in refused.err
     assert "--existing return" in refused.err
 
-    assert idle.submit("etl.py", "twice", "--existing", "return") == "twice"
+    assert server.submit("etl.py", "twice", "--existing", "return") == "twice"
 
 
-def test_a_program_that_submits_itself_makes_one_session(idle: Fleet) -> None:
-    program("self.py", ETL.replace('print("result", ctx.execute())', f"ctx.submit({idle.url!r})"))
-    before = len(idle.client.sessions())
+def test_a_program_that_submits_itself_makes_one_session(server: Fleet) -> None:
+    program("self.py", ETL.replace('print("result", ctx.execute())', f"ctx.submit({server.url!r})"))
+    before = len(server.client.sessions())
 
-    idle("submit", "self.py")
+    server("submit", "self.py")
 
-    assert len(idle.client.sessions()) == before + 1
+    assert len(server.client.sessions()) == before + 1
 
 
 @pytest.mark.parametrize(
@@ -139,50 +132,50 @@ def test_a_program_that_submits_itself_makes_one_session(idle: Fleet) -> None:
     ],
     ids=["raises", "empty", "several", "exits"],
 )
-def test_a_program_without_a_workflow_to_submit_says_why(idle: Fleet, text: str, told: str) -> None:
+def test_a_program_without_a_workflow_to_submit_says_why(server: Fleet, text: str, told: str) -> None:
     program("bad.py", text)
 
-    assert told in idle("submit", "bad.py", status=1).err
+    assert told in server("submit", "bad.py", status=1).err
 
 
-def test_without_a_key_nothing_is_submitted(idle: Fleet) -> None:
+def test_without_a_key_nothing_is_submitted(server: Fleet) -> None:
     program("etl.py", ETL)
 
-    told = idle("submit", "etl.py", status=2, GRAFLOW_CKPT_KEY="").err
+    told = server("submit", "etl.py", status=2, GRAFLOW_CKPT_KEY="").err
 
     assert "GRAFLOW_CKPT_KEY" in told
 
 
-def test_a_timeout_without_wait_is_a_mistake(idle: Fleet) -> None:
-    assert "--timeout is for --wait" in idle("submit", "etl.py", "--timeout", "5", status=2).err
+def test_a_timeout_without_wait_is_a_mistake(server: Fleet) -> None:
+    assert "--timeout is for --wait" in server("submit", "etl.py", "--timeout", "5", status=2).err
 
 
 # --- wait --------------------------------------------------------------------------------
 
 
-def test_who_waits_no_longer_gets_status_124(idle: Fleet) -> None:
-    idle.put("patient")
+def test_who_waits_no_longer_gets_status_124(server: Fleet) -> None:
+    server.put("patient")
 
-    done = idle("wait", "patient", "--timeout", "100ms", status=124)
+    done = server("wait", "patient", "--timeout", "100ms", status=124)
     assert "has not ended after 0.1 s (0 done, 0 running, 1 waiting)" in done.err
 
-    found = idle("wait", "patient", "--timeout", "0", "--json", status=124).document
+    found = server("wait", "patient", "--timeout", "0", "--json", status=124).document
     assert (found["code"], found["status"], found["ready"]) == (124, "running", 1)
 
 
-def test_a_paused_session_is_status_3_and_a_cancelled_one_1(idle: Fleet) -> None:
-    idle.put("stops")
-    idle("pause", "stops", "--reason", "the disk is full")
+def test_a_paused_session_is_status_3_and_a_cancelled_one_1(server: Fleet) -> None:
+    server.put("stops")
+    server("pause", "stops", "--reason", "the disk is full")
 
-    done = idle("wait", "stops", status=3)
+    done = server("wait", "stops", status=3)
     assert "paused after 0 steps: the disk is full; go on: graflow-ckpt resume stops" in done.err
 
-    idle("cancel", "stops")
-    assert "cancelled after 0 steps" in idle("wait", "stops", status=1).err
+    server("cancel", "stops")
+    assert "cancelled after 0 steps" in server("wait", "stops", status=1).err
 
 
-def test_a_time_that_is_none_is_a_mistake(idle: Fleet) -> None:
-    assert "'soon' is no time" in idle("wait", "s", "--timeout", "soon", status=2).err
+def test_a_time_that_is_none_is_a_mistake(server: Fleet) -> None:
+    assert "'soon' is no time" in server("wait", "s", "--timeout", "soon", status=2).err
 
 
 def test_on_a_terminal_there_is_a_bar_while_it_runs(
@@ -201,18 +194,18 @@ def test_on_a_terminal_there_is_a_bar_while_it_runs(
     assert "session watched: completed after 1 step" in terminal.text
 
 
-def test_ctrl_c_ends_the_wait_and_not_the_session(idle: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    idle.put("goes-on")
+def test_ctrl_c_ends_the_wait_and_not_the_session(server: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.put("goes-on")
     monkeypatch.setenv("GRAFLOW_CKPT_REDIS_URL", "")
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", "")
 
-    terminal = idle.terminal("wait", "goes-on")
+    terminal = server.terminal("wait", "goes-on")
     terminal.read_until("0/1 done")
     terminal.type("\x03")
 
     assert terminal.end() == 130
     assert "session goes-on goes on by itself; wait again: graflow-ckpt wait goes-on" in terminal.text
-    assert idle.status("goes-on").status == "running"
+    assert server.status("goes-on").status == "running"
 
 
 def test_a_server_that_comes_back_is_waited_for(own_folder: Path) -> None:
@@ -232,12 +225,12 @@ def test_a_server_that_comes_back_is_waited_for(own_folder: Path) -> None:
 # --- status ------------------------------------------------------------------------------
 
 
-def test_status_says_how_far_it_is_and_where(idle: Fleet) -> None:
-    idle.put("looked-at")
+def test_status_says_how_far_it_is_and_where(server: Fleet) -> None:
+    server.put("looked-at")
 
-    lines = idle("status", "looked-at").out.splitlines()
+    lines = server("status", "looked-at").out.splitlines()
 
-    assert lines[0] == f"session looked-at of workflow etl at {idle.shown}"
+    assert lines[0] == f"session looked-at of workflow etl at {server.shown}"
     told = {line.split()[0]: line.split(maxsplit=1)[1] for line in lines[1:]}
     assert told["status"] == "running"
     assert told["tasks"] == "0 of 1 done, 0 failed"
@@ -245,16 +238,16 @@ def test_status_says_how_far_it_is_and_where(idle: Fleet) -> None:
     assert told["queues"] == "default 1 (no worker serves default)"
 
 
-def test_status_as_json_is_one_document(idle: Fleet) -> None:
-    idle.put("as-json")
+def test_status_as_json_is_one_document(server: Fleet) -> None:
+    server.put("as-json")
 
-    found = json.loads(idle("status", "as-json", "--json").out)
+    found = json.loads(server("status", "as-json", "--json").out)
 
-    assert found["at"] == idle.shown
+    assert found["at"] == server.shown
     assert (found["queues"], found["starts"], found["declined"]) == ({"default": 1}, ["never"], {})
 
 
-def test_also_what_is_found_after_the_program_has_begun_is_json(idle: Fleet) -> None:
+def test_also_what_is_found_after_the_program_has_begun_is_json(server: Fleet) -> None:
     program("flows.py", ETL)
 
-    assert idle("submit", "flows:nope", "--json", status=2).document["error"] == "Usage"
+    assert server("submit", "flows:nope", "--json", status=2).document["error"] == "Usage"

@@ -4,26 +4,13 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from graflow_ckpt.fleet.health import PoolFacts, pools
 from tests.acceptance.command_line import LONG, program
-from tests.acceptance.fleet_line import ETL, SECRET, Fleet, started
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Fleet]:
-    with started() as fleet:
-        yield fleet
-
-
-@pytest.fixture
-def fleet(server: Fleet) -> Fleet:
-    server.server.ask("FLUSHALL")
-    return server
+from tests.acceptance.fleet_line import ETL, SECRET, Fleet
 
 
 def only(fleet: Fleet) -> PoolFacts:

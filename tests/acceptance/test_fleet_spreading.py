@@ -3,22 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
 
 from graflow_ckpt import group
 from tests.acceptance.fleet_tasks import compute, make, named, wait
-from tests.acceptance.fleets import Fleet, fleet, intervals, most_at_once
+from tests.acceptance.fleets import Fleet, intervals, most_at_once
 from tests.chaos.pools import pools, until
 from tests.stretch import stretched
-
-
-@pytest.fixture
-def mine(tmp_path: Path) -> Iterator[Fleet]:
-    with fleet(tmp_path, appendonly="no") as made:
-        yield made
 
 
 def test_two_workers_share_tasks_of_five_milliseconds(mine: Fleet) -> None:

@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 from graflow_ckpt.sessions.layout import keys_of
 from tests.acceptance.coded import FLOWS, machine, pool_on, program_on, ran
 from tests.acceptance.fleet_tasks import named
-from tests.acceptance.fleets import Fleet, fleet
+from tests.acceptance.fleets import Fleet
 from tests.chaos.pools import pools, until
 from tests.stretch import stretched
-
-
-@pytest.fixture
-def mine(tmp_path: Path) -> Iterator[Fleet]:
-    with fleet(tmp_path, appendonly="no") as made:
-        yield made
 
 
 def submitted(mine: Fleet, folder: Path, session: str = "one", **options: Any) -> Any:

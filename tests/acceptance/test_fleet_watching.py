@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from graflow_ckpt import CheckpointManager
 from tests.acceptance.command_line import program
-from tests.acceptance.fleet_line import Fleet, started
+from tests.acceptance.fleet_line import Fleet
 
 # Spans and events go to files, which all processes of the pool extend.
 WATCHING = """
@@ -64,18 +62,6 @@ with workflow("two") as ctx:
     ctx.execute()
 """
 PROMETHEUS = "graflow_ckpt.interfaces.observers.prometheus:PrometheusObserver"
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Fleet]:
-    with started() as fleet:
-        yield fleet
-
-
-@pytest.fixture
-def fleet(server: Fleet) -> Fleet:
-    server.server.ask("FLUSHALL")
-    return server
 
 
 def lines(name: str) -> list[Any]:

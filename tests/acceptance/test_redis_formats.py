@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,16 +19,10 @@ from graflow_ckpt.sessions.pages import read_paged
 from graflow_ckpt.sessions.redis import RedisSession
 from graflow_ckpt.sessions.tables import frozen, read_state
 from tests.acceptance.fleet_tasks import named
-from tests.acceptance.fleets import Fleet, fleet
+from tests.acceptance.fleets import Fleet
 from tests.chaos.pools import pools, until
 
 REFUSED = rf"Session tomorrow .* has format {FORMAT + 1}, which this graflow-ckpt does not know"
-
-
-@pytest.fixture
-def mine(tmp_path: Path) -> Iterator[Fleet]:
-    with fleet(tmp_path, appendonly="no") as made:
-        yield made
 
 
 def of_tomorrow(mine: Fleet, **tables: dict[str, str]) -> dict[str, Any]:

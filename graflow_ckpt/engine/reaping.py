@@ -18,10 +18,9 @@ from graflow_ckpt.core.errors import Fenced, GraflowError
 from graflow_ckpt.core.facts import Op, TaskSpec
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.engine.run import CRASH_BUDGET
-from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.links.complaints import readable, translated
 from graflow_ckpt.links.processes import is_gone, owner_from
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import RENEW, head_of, keys_of
 from graflow_ckpt.sessions.ops import Cells, spec_of
 from graflow_ckpt.sessions.redis import PATIENCE, RedisSession

@@ -24,7 +24,7 @@ from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.settings import Settings, tell_slow
 from graflow_ckpt.engine.shared_home import SharedHome
 from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently, same_task
-from graflow_ckpt.sessions.damage import readable
+from graflow_ckpt.links.complaints import readable
 from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.ops import Cells
 from graflow_ckpt.sessions.redis import RedisSession

@@ -32,13 +32,12 @@ from graflow_ckpt.engine.reaping import owner_of
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_home import BACKEND, SharedHome
 from graflow_ckpt.links.addresses import URL_VARIABLE
-from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.links.complaints import readable, translated
 from graflow_ckpt.links.processes import named
 from graflow_ckpt.links.redis import RedisLink, open_link
-from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import CREATE, head_of, keys_of
 from graflow_ckpt.sessions.names import check_names
-from graflow_ckpt.sessions.shared import SharedTables
+from graflow_ckpt.sessions.redis import SharedTables
 from graflow_ckpt.sessions.tables import parse_line
 from graflow_ckpt.sessions.views import RedisTaskQueue
 from graflow_ckpt.stores import open_store

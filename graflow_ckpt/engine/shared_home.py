@@ -26,13 +26,11 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.announcer import Trace
 from graflow_ckpt.engine.tidying import Tidier
-from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.links.complaints import readable, translated
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import CUT, keys_of
 from graflow_ckpt.sessions.ops import Cells
-from graflow_ckpt.sessions.pages import read_paged
-from graflow_ckpt.sessions.tables import gone, parse_line, read_state
+from graflow_ckpt.sessions.tables import gone, parse_line, read_paged, read_state
 from graflow_ckpt.stores import backend_of, open_beside, open_store
 from graflow_ckpt.stores.keys import Keyring
 

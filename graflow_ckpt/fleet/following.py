@@ -24,8 +24,8 @@ from graflow_ckpt.core.facts import Op
 from graflow_ckpt.engine.bodiless import ANSWERS
 from graflow_ckpt.engine.taking_part import in_doubt
 from graflow_ckpt.fleet.asking import asked
+from graflow_ckpt.links.complaints import readable
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import keys_of
 
 LOOK = 0.5

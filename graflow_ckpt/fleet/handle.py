@@ -33,7 +33,7 @@ from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.following import Changes, Progress, completions
 from graflow_ckpt.fleet.programs import check_proof
 from graflow_ckpt.fleet.status import Failure, Status, failures, read
-from graflow_ckpt.sessions.damage import readable
+from graflow_ckpt.links.complaints import readable
 from graflow_ckpt.sessions.layout import head_of, keys_of
 from graflow_ckpt.sessions.redis import RedisSession
 from graflow_ckpt.sessions.tables import read_state

@@ -40,9 +40,8 @@ from graflow_ckpt.fleet.programs import Loaded, ProgramMissing, Programs, check_
 from graflow_ckpt.fleet.reaping import FALLS, take
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.fleet.watching import Observers, watched
-from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.links.complaints import readable, translated
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import START, keys_of
 from graflow_ckpt.sessions.redis import PATIENCE, RedisSession, new_nonce
 from graflow_ckpt.stores.keys import Keyring

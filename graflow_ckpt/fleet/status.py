@@ -15,9 +15,8 @@ from typing import Any
 
 from graflow_ckpt.core.errors import GraflowError, KeyTaken, SchemaUnsupported, SessionDamaged
 from graflow_ckpt.engine.account import Account
-from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.links.complaints import readable, translated
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.damage import readable
 from graflow_ckpt.sessions.layout import keys_of, whole
 from graflow_ckpt.sessions.tables import parse_line
 

@@ -28,7 +28,7 @@ from graflow_ckpt.fleet.tokens import job_id, token_in
 from graflow_ckpt.links.complaints import damaged, in_our_words, redis, theirs, translated
 from graflow_ckpt.links.processes import is_gone, owner_from
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.links.scripts import Script
+from graflow_ckpt.links.wire import Script
 from graflow_ckpt.sessions.layout import head_of, keys_of, source
 from graflow_ckpt.sessions.redis import RedisSession
 from graflow_ckpt.sessions.tables import parse_line

@@ -12,9 +12,10 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
-from typing import Any
+from typing import Any, Final
 
 from graflow_ckpt.core.errors import (
+    GraflowError,
     KeyTaken,
     PackageMissing,
     SchemaUnsupported,
@@ -77,6 +78,9 @@ if "driver_info" in signature(AbstractConnection.__init__).parameters:  # from r
     SILENT["driver_info"] = None
 
 
+BROKEN: Final = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError)
+"""What bytes that mean nothing raise when they are taken apart."""
+
 Key = bytes | str
 ResponseError = theirs.ResponseError  # for those who ask what a server may not know or allow
 
@@ -100,14 +104,31 @@ _BY_CLASS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], str], ...]
 )
 _IN_A_PIPELINE = " of pipeline caused error: "
 _IN_A_SCRIPT = "ACL failure in script"
-_REFUSALS = ("NOAUTH", "WRONGPASS", "NOPERM", "DENIED")
 _OF_A_CLUSTER = ("MOVED", "ASK", "CLUSTERDOWN", "CROSSSLOT")
-_TRANSIENT: Mapping[str, str] = {
-    "LOADING": "is loading its data",
-    "BUSY": "is busy with a script",
-    "MASTERDOWN": "has lost its master",
-    "NOREPLICAS": "has fewer replicas than it wants for a write",
+_KNOWN: Mapping[str, tuple[type[ServerError], str, str]] = {
+    **dict.fromkeys(("NOAUTH", "WRONGPASS", "NOPERM", "DENIED"), (ServerRefuses, "refuses", _REFUSED)),
+    "READONLY": (
+        ServerReadOnly,
+        "is a replica that takes no writes",
+        "Name its master, or the sentinels (redis+sentinel://host:26379/service).",
+    ),
+    "OOM": (
+        ServerFull,
+        "has used the memory that it may use",
+        "Raise its maxmemory or remove what is not needed; nothing was changed.",
+    ),
+    "MISCONF": (
+        ServerFull,
+        "cannot write to its disk and takes no changes",
+        "Look at its disk and its log; nothing was changed.",
+    ),
+    "GONE": (ServerGone, "cannot be reached, or was lost", _PASSING),
+    "LOADING": (ServerGone, "is loading its data", _PASSING),
+    "BUSY": (ServerGone, "is busy with a script", _PASSING),
+    "MASTERDOWN": (ServerGone, "has lost its master", _PASSING),
+    "NOREPLICAS": (ServerGone, "has fewer replicas than it wants for a write", _PASSING),
 }
+"""What a complaint of that kind is, what the server does, and what to do about it."""
 
 
 def in_our_words(
@@ -117,31 +138,15 @@ def in_our_words(
     text, code = str(error).rstrip("."), code_of(error)
     if code == "FORMAT":
         return unknown_format(text.rpartition("FORMAT ")[2], address)
-    if code in _REFUSALS:
-        return ServerRefuses(f"{address} refuses: {text}.", hint=_REFUSED, address=address)
     if code in _OF_A_CLUSTER:  # one that may not say at the door what it is
         refused = no_cluster(address)
         return ServerRefuses(f"{refused.message} It answers: {text}.", hint=refused.hint, address=address)
-    if code == "READONLY":
-        return ServerReadOnly(
-            f"{address} is a replica that takes no writes: {text}.",
-            hint="Name its master, or the sentinels (redis+sentinel://host:26379/service).",
-            address=address,
-        )
-    if code == "OOM":
-        return ServerFull(
-            f"{address} has used the memory that it may use: {text}.",
-            hint="Raise its maxmemory or remove what is not needed; nothing was changed.",
-            address=address,
-        )
-    if code == "MISCONF":
-        return ServerFull(
-            f"{address} cannot write to its disk and takes no changes: {text}.",
-            hint="Look at its disk and its log; nothing was changed.",
-            address=address,
-        )
-    if passing := _passing(error, code, text):
-        return ServerGone(f"{address} {passing}.", hint=_PASSING, address=address)
+    if isinstance(error, MasterNotFoundError):  # its text shows the sentinels' clients with all options
+        none = f"{address} is watched by no sentinel that answers and knows its master."
+        return ServerGone(none, hint=_PASSING, address=address)
+    if (known := _KNOWN.get(code)) is not None:
+        kind, what, hint = known
+        return kind(f"{address} {what}: {text}.", hint=hint, address=address)
     if isinstance(error, redis.InvalidResponse):
         return ServerError(
             f"What answers at {address} does not speak the protocol of Redis.",
@@ -163,6 +168,17 @@ def damaged(session: str, address: str, error: object) -> SessionDamaged:
     )
 
 
+@contextmanager
+def readable(session: str, address: str = "") -> Iterator[None]:
+    """Around what takes bytes of a session apart. Errors of our own pass."""
+    try:
+        yield
+    except BROKEN as error:
+        if isinstance(error, GraflowError):
+            raise
+        raise damaged(session, address, error) from error
+
+
 def _session_of(keys: Sequence[Key]) -> str:
     key = next(iter(keys), "")
     found = _SESSION.match(key if isinstance(key, str) else key.decode(errors="replace"))
@@ -179,17 +195,6 @@ def unknown_format(said: str, address: str) -> SchemaUnsupported:
         session=session,
         version=number,
     )
-
-
-def _passing(error: Exception, code: str, text: str) -> str:
-    """What is the matter now and may be over soon; "" if it is nothing of this kind."""
-    if isinstance(error, MasterNotFoundError):  # its text shows the sentinels' clients with all options
-        return "is watched by no sentinel that answers and knows its master"
-    if code == "GONE":
-        return f"cannot be reached, or was lost: {text}"
-    if code in _TRANSIENT:
-        return f"{_TRANSIENT[code]}: {text}"
-    return ""
 
 
 def code_of(error: Exception) -> str:

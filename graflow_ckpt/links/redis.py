@@ -36,8 +36,7 @@ from graflow_ckpt.links.complaints import (
     theirs,
     translated,
 )
-from graflow_ckpt.links.scripts import Script
-from graflow_ckpt.links.wire import Wire
+from graflow_ckpt.links.wire import Script, Wire
 
 Settings = dict[str, Any]
 

@@ -39,14 +39,11 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.facts import Claim, Live, Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.links.complaints import BROKEN, readable, translated
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.links.scripts import Script
-from graflow_ckpt.links.wire import Wire
-from graflow_ckpt.sessions.damage import BROKEN, readable
-from graflow_ckpt.sessions.layout import READ, RENEW, START, STEP, keys_of, wrong_keys
+from graflow_ckpt.links.wire import Script, Wire
+from graflow_ckpt.sessions.layout import READ, STEP, keys_of, wrong_keys
 from graflow_ckpt.sessions.ops import Arg, Cells, arguments, claim_of, in_full, strictly, turn, unpack_bundle
-from graflow_ckpt.sessions.patience import patiently
 from graflow_ckpt.sessions.protocol import Found
 from graflow_ckpt.sessions.reading import Look, Reader
 from graflow_ckpt.sessions.tables import read_state
@@ -70,9 +67,12 @@ PATIENCE = 60.0
 MEMORY = 600
 """Seconds for which a session knows the last reply to a sender without a token (step.lua)."""
 
-_QUIET = (
-    MEMORY / 2
-)  # seconds after which such a sender begins anew: what it did before is no part of what it does
+_QUIET = MEMORY / 2
+"""Seconds after which such a sender begins anew: what it did before is no part of what it does."""
+
+
+_GIVES_UP = frozenset({"end", "release", "doubt", "quarantine", "answer"})
+_NONCE = b"\x1fnonce\x1f"
 
 
 def new_nonce() -> str:
@@ -85,12 +85,37 @@ def _name() -> str:
     return secrets.token_hex(5)
 
 
+def _applied(tail: bytes) -> str:
+    """The nonce of the try that was carried out, of a request that was sent more than once."""
+    return tail.partition(_NONCE)[2].partition(b"\x1f")[0].decode()
+
+
 def fenced(session: str) -> Fenced:
     return Fenced(
         "This worker has lost the session's token; what it did is not committed.",
         hint="Somebody else goes on with it.",
         session=session,
     )
+
+
+def patiently(ask: Callable[[], T], address: str, session: str, seconds: float) -> T:
+    """The answer to something that changes nothing; ServerGone if there is none after so many seconds.
+
+    A restart of the server is no failure of the task that happened to ask.
+    """
+    deadline, pause = None, 0.02
+    while True:
+        try:
+            with translated(address):
+                return ask()
+        except ServerGone as error:
+            if deadline is None:
+                log.warning("session %s waits: %s", session, error, extra={"session": session})
+                deadline = monotonic() + seconds
+            elif monotonic() > deadline:
+                raise
+        sleep(pause)
+        pause = min(pause * 2, 1.0)
 
 
 class RedisSession:
@@ -495,15 +520,30 @@ class RedisSession:
         return fields
 
 
-_NONCE = b"\x1fnonce\x1f"
+class SharedTables:
+    """A session as its caller sees it: all of its tables, and commits from outside.
 
+    Nothing is held here: each question is a question to Redis.
+    """
 
-def _applied(tail: bytes) -> str:
-    """The nonce of the try that was carried out, of a request that was sent more than once."""
-    return tail.partition(_NONCE)[2].partition(b"\x1f")[0].decode()
+    def __init__(self, link: RedisLink, session: str, cells: Cells) -> None:
+        self.link = link
+        self.sender = RedisSession(link, session, cells)
+        self._cells = cells
 
+    @property
+    def state(self) -> SessionState:
+        """What is known of its tasks, as of now; no values."""
+        return read_state(self.link, self.sender.id, self._cells, values=False)
 
-_GIVES_UP = frozenset({"end", "release", "doubt", "quarantine", "answer"})
+    def commit(self, ops: Sequence[Op]) -> list[Claim]:
+        return self.sender.commit(ops)
 
+    def read(self, name: str) -> Found | None:
+        return self.sender.read(name)
 
-__all__ = ["RENEW", "START", "STEP", "Live", "Reader", "RedisSession", "fenced", "keys_of"]
+    def names(self) -> list[str]:
+        return self.sender.names()
+
+    def close(self) -> None:
+        self.sender.close()

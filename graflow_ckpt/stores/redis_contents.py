@@ -26,7 +26,7 @@ from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.links.complaints import Key
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.links.scripts import Argument, Script, Step
+from graflow_ckpt.links.wire import Argument, Script, Step
 from graflow_ckpt.stores.redis_chunks import CHUNK, LIFE, ChunkSource
 from graflow_ckpt.stores.redis_lease import RedisLease
 from graflow_ckpt.stores.redis_names import Target

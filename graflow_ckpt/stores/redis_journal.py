@@ -19,7 +19,7 @@ from typing import Any
 from graflow_ckpt.core.errors import JournalFailed, ServerError
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.links.scripts import Argument
+from graflow_ckpt.links.wire import Argument
 from graflow_ckpt.stores.redis_lease import RedisLease
 from graflow_ckpt.stores.redis_names import Keys
 from graflow_ckpt.stores.redis_scripts import Scripts

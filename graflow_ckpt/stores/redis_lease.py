@@ -26,7 +26,7 @@ from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.processes import is_gone, is_near, myself, named
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.links.scripts import Argument
+from graflow_ckpt.links.wire import Argument
 from graflow_ckpt.stores import claims
 from graflow_ckpt.stores.claims import busy, forgotten, released
 from graflow_ckpt.stores.claims import lost as lost_to

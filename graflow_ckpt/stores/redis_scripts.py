@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.links.complaints import Key
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.links.scripts import Argument, Script, Step, together
+from graflow_ckpt.links.wire import Argument, Script, Step, together
 from graflow_ckpt.stores.redis_names import Target
 
 T = TypeVar("T")

@@ -37,7 +37,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.protocols import Buffer, PartWriter
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.links.scripts import Argument, Step
+from graflow_ckpt.links.wire import Argument, Step
 from graflow_ckpt.stores.names import contents_in, gone, replaced
 from graflow_ckpt.stores.redis_chunks import LIFE, ChunkSink, ChunkSource
 from graflow_ckpt.stores.redis_lease import RedisLease

@@ -15,9 +15,8 @@ from graflow_ckpt.fleet.reaping import OPAQUE, Hands
 from graflow_ckpt.fleet.status import read_all
 from graflow_ckpt.fleet.sweeper import Sweeper
 from graflow_ckpt.sessions.layout import FORMAT, START, keys_of
-from graflow_ckpt.sessions.pages import read_paged
 from graflow_ckpt.sessions.redis import RedisSession
-from graflow_ckpt.sessions.tables import frozen, read_state
+from graflow_ckpt.sessions.tables import frozen, read_paged, read_state
 from tests.acceptance.fleet_tasks import named
 from tests.acceptance.fleets import Fleet
 from tests.chaos.pools import pools, until

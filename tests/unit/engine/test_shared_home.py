@@ -13,7 +13,7 @@ from graflow_ckpt.core.errors import CheckpointError, NoSession
 from graflow_ckpt.engine import shared_home
 from graflow_ckpt.engine.shared_context import SharedContext
 from graflow_ckpt.engine.shared_home import SharedHome
-from graflow_ckpt.sessions import pages
+from graflow_ckpt.sessions import tables
 from graflow_ckpt.sessions.tables import frozen
 from tests.unit.engine.shared_sessions import Holder, context_of, named
 
@@ -116,7 +116,7 @@ def test_a_portable_one_is_read_by_pages_if_it_is_large(
 ) -> None:
     monkeypatch.setattr(shared_home, "MANY", 6)
     read = []
-    monkeypatch.setattr(shared_home, "read_paged", lambda *a: read.append(1) or pages.read_paged(*a))
+    monkeypatch.setattr(shared_home, "read_paged", lambda *a: read.append(1) or tables.read_paged(*a))
     steps(context, 1)
     home.cut("request", None, portable=True)
     assert read == []

@@ -16,8 +16,7 @@ from graflow_ckpt.engine.reaping import held
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.sessions.layout import keys_of
-from graflow_ckpt.sessions.pages import read_paged
-from graflow_ckpt.sessions.tables import read_state
+from graflow_ckpt.sessions.tables import read_paged, read_state
 from tests.unit.fleet.played import Player, bag
 
 SESSION = "s"

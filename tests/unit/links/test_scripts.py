@@ -8,7 +8,7 @@ import pytest
 
 from graflow_ckpt.core.errors import KeyTaken, ServerError, ServerGone
 from graflow_ckpt.links.redis import open_link
-from graflow_ckpt.links.scripts import Step, together
+from graflow_ckpt.links.wire import Step, together
 from tests.proxy import Proxy
 from tests.servers import Server
 

@@ -13,11 +13,10 @@ from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import NoSession, SessionBusy
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions import pages
+from graflow_ckpt.sessions import tables
 from graflow_ckpt.sessions.layout import keys_of
-from graflow_ckpt.sessions.pages import read_paged
 from graflow_ckpt.sessions.redis import RedisSession
-from graflow_ckpt.sessions.tables import read_state, write_state
+from graflow_ckpt.sessions.tables import read_paged, read_state, write_state
 from tests.unit.sessions.moves import Drawn, transition
 from tests.unit.sessions.pair import SESSION, Plain, facts
 
@@ -69,14 +68,14 @@ def test_commits_wait_until_the_last_page_was_read(
     written(server_link)
     sender = RedisSession(server_link, SESSION, Plain())
     began, over = threading.Event(), threading.Event()
-    read = pages._lists
+    read = tables._lists
 
     def slow(*arguments: Any) -> Any:
         began.set()
         assert not over.wait(0.3)
         return read(*arguments)
 
-    monkeypatch.setattr(pages, "_lists", slow)
+    monkeypatch.setattr(tables, "_lists", slow)
 
     def commit() -> None:
         assert began.wait(20)
@@ -100,13 +99,13 @@ def test_what_changed_meanwhile_is_not_taken_for_one_moment(
     server_link.client.flushall()
     written(server_link)
     sender = RedisSession(server_link, SESSION, Plain())
-    read = pages._lists
+    read = tables._lists
 
     def late(*arguments: Any) -> Any:
         sender.commit([("put", "v0", b"\x07", -1)])  # waits until the freeze is over
         return read(*arguments)
 
-    monkeypatch.setattr(pages, "_lists", late)
+    monkeypatch.setattr(tables, "_lists", late)
     with pytest.raises(SessionBusy, match="changed while it was read"):
         read_paged(server_link, SESSION, Plain(), seconds=0.05)
     sender.close()

@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from graflow_ckpt.core.errors import NoSession, ServerGone
-from graflow_ckpt.sessions.patience import patiently
+from graflow_ckpt.sessions.redis import patiently
 
 
 def failing(*errors: Exception) -> Callable[[], str]:

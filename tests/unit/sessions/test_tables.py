@@ -13,7 +13,7 @@ from graflow_ckpt.core.errors import NoSession, SessionBusy, SessionError, Sessi
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.links.scripts import Script
+from graflow_ckpt.links.wire import Script
 from graflow_ckpt.sessions import tables
 from graflow_ckpt.sessions.layout import START, keys_of
 from graflow_ckpt.sessions.redis import RedisSession, new_nonce

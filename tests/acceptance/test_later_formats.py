@@ -8,9 +8,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +20,14 @@ from graflow_ckpt.checkpoint.program import Program
 from graflow_ckpt.checkpoint.seal import seal
 from graflow_ckpt.checkpoint.snapshot import capture, restore
 from graflow_ckpt.core.errors import JournalDamaged, SchemaUnsupported
-from graflow_ckpt.core.protocols import CheckpointStore, Sink
+from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli.overview import overview
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.keys import Keyring, new_key
+from graflow_ckpt.testing.trios import all_of, writer
 from tests.golden import layouts, make
 
 NEEDS = "needs rounds, which this graflow-ckpt does not know"
-
-
-def _write(data: bytes, sink: Sink) -> None:
-    sink.write(data)
 
 
 @dataclass
@@ -86,10 +81,9 @@ class Place:
         meta = json.loads(self.store.meta(path)) | {"stage": "planted"} | changes
         data = {"meta.json": json.dumps(meta if ring is None else seal(meta, ring)).encode()}
         for part in ("pkl", "state.json"):
-            with closing(self.store.open(path, part, found.stage)) as source:
-                data[part] = archive._all(source)
+            data[part] = all_of(self.store.open(path, part, found.stage))
         planted = archive.auto_path(self.store, "s", 9, 9)
-        parts = [(part, partial(_write, data[part])) for part in ("pkl", "state.json", "meta.json")]
+        parts = [(part, writer(data[part])) for part in ("pkl", "state.json", "meta.json")]
         self.store.put(planted, parts, lease=None, stage="planted")
         return planted
 

@@ -1,6 +1,6 @@
 """How stores lay out what they keep: the golden session as each kind of store has it, as one text file.
 
-    python -m tests.golden.layouts        writes layout-N for stores that have none of that number
+    python -m tests.golden.layouts        writes layout-N and contents-N where there is none
 
 A layout that was released has to be readable for ever, brought up to date by the store itself where it has
 steps for that (SQLite at the first write, Postgres with `db upgrade`). So a new one gets a new number, and
@@ -12,10 +12,9 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,11 @@ from graflow_ckpt.checkpoint.copying import Move
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.postgres import PostgresStore
+from graflow_ckpt.stores.redis import RedisStore
+from graflow_ckpt.testing.holdings import content, name_of, put_holding
+from graflow_ckpt.testing.trios import own_name
 from tests.golden import make
 from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.postgres_servers import PostgresServer
@@ -34,6 +37,7 @@ from tests.servers import Server
 
 HERE = Path(__file__).parent
 NUMBER = 1
+CONTENTS = 1
 KINDS = ("sqlite", "postgres", "redis", "objects")
 PREFIX = "golden"
 AOF = {"appendonly": "yes", "appendfsync": "always"}  # else that store keeps no journal
@@ -57,6 +61,37 @@ def place(kind: str, folder: Path) -> Iterator[tuple[str, Any]]:
             yield objects.at(PREFIX), objects
 
 
+# --- values of Redis -------------------------------------------------------------------
+
+TEXT = "latin-1"
+
+
+def _texts(values: Iterable[bytes]) -> list[str]:
+    return [value.decode(TEXT) for value in values]
+
+
+def _raw(values: Iterable[str]) -> list[bytes]:
+    return [value.encode(TEXT) for value in values]
+
+
+READ: dict[str, Callable[[Any, bytes], Any]] = {
+    "string": lambda client, key: client.get(key).decode(TEXT),
+    "hash": lambda client, key: {k.decode(TEXT): v.decode(TEXT) for k, v in client.hgetall(key).items()},
+    "list": lambda client, key: _texts(client.lrange(key, 0, -1)),
+    "set": lambda client, key: sorted(_texts(client.smembers(key))),
+    "zset": lambda client, key: {i.decode(TEXT): s for i, s in client.zrange(key, 0, -1, withscores=True)},
+}
+WRITE: dict[str, Callable[[Any, bytes, Any], Any]] = {
+    "string": lambda client, key, value: client.set(key, value.encode(TEXT)),
+    "hash": lambda client, key, value: client.hset(
+        key, mapping=dict(zip(_raw(value), _raw(value.values()), strict=True))
+    ),
+    "list": lambda client, key, value: client.rpush(key, *_raw(value)),
+    "set": lambda client, key, value: client.sadd(key, *_raw(value)),
+    "zset": lambda client, key, value: client.zadd(key, dict(zip(_raw(value), value.values(), strict=True))),
+}
+
+
 # --- out -------------------------------------------------------------------------------
 
 
@@ -77,30 +112,14 @@ def dump(kind: str, url: str, server: Any) -> str:
         return json.dumps({"version": version, "tables": found}, indent=1) + "\n"
     if kind == "redis":
         client = server.client()
-        keys = {key.decode("latin-1"): _value(client, key) for key in sorted(client.keys("*"))}
+        keys = {}
+        for key in sorted(client.keys("*")):
+            kind = client.type(key).decode()
+            keys[key.decode(TEXT)] = [kind, READ[kind](client, key)]
         return json.dumps(keys, indent=1) + "\n"
     found = {item["path"]: item for page in obstore.list(_bucket(url), PREFIX) for item in page}
-    data = {path: bytes(obstore.get(_bucket(url), path).bytes()).decode("latin-1") for path in sorted(found)}
+    data = {path: bytes(obstore.get(_bucket(url), path).bytes()).decode(TEXT) for path in sorted(found)}
     return json.dumps(data, indent=1) + "\n"
-
-
-def _value(client: Any, key: bytes) -> Any:
-    kind = client.type(key).decode()
-    text = "latin-1"
-    if kind == "string":
-        return [kind, client.get(key).decode(text)]
-    if kind == "hash":
-        return [kind, {k.decode(text): v.decode(text) for k, v in client.hgetall(key).items()}]
-    if kind == "list":
-        return [kind, [item.decode(text) for item in client.lrange(key, 0, -1)]]
-    if kind == "set":
-        return [kind, sorted(item.decode(text) for item in client.smembers(key))]
-    if kind == "zset":
-        return [
-            kind,
-            {item.decode(text): score for item, score in client.zrange(key, 0, -1, withscores=True)},
-        ]
-    raise NotImplementedError(f"{key!r} is a {kind}")
 
 
 # --- in --------------------------------------------------------------------------------
@@ -116,10 +135,10 @@ def load(kind: str, url: str, server: Any, text: str) -> None:
         _load_postgres(url, server, json.loads(text))
     elif kind == "redis":
         for key, (what, value) in json.loads(text).items():
-            _set(server.client(), key.encode("latin-1"), what, value)
+            WRITE[what](server.client(), key.encode(TEXT), value)
     else:
         for path, data in json.loads(text).items():
-            obstore.put(_bucket(url), path, data.encode("latin-1"))
+            obstore.put(_bucket(url), path, data.encode(TEXT))
 
 
 def _load_postgres(url: str, server: Any, document: Any) -> None:
@@ -140,19 +159,6 @@ def _load_postgres(url: str, server: Any, document: Any) -> None:
     store.close()
 
 
-def _set(client: Any, key: bytes, what: str, value: Any) -> None:
-    if what == "string":
-        client.set(key, value.encode("latin-1"))
-    elif what == "hash":
-        client.hset(key, mapping={k.encode("latin-1"): v.encode("latin-1") for k, v in value.items()})
-    elif what == "list":
-        client.rpush(key, *(item.encode("latin-1") for item in value))
-    elif what == "set":
-        client.sadd(key, *(item.encode("latin-1") for item in value))
-    else:
-        client.zadd(key, {item.encode("latin-1"): score for item, score in value.items()})
-
-
 def _bucket(url: str) -> Any:
     from obstore.store import S3Store
 
@@ -163,32 +169,61 @@ def _bucket(url: str) -> Any:
 # --- written once ----------------------------------------------------------------------
 
 
-def main(target: Path) -> None:
+def golden(folder: Path, url: str) -> None:
+    """The golden session, copied."""
     ring = Keyring.load({"GRAFLOW_CKPT_KEY": make.KEY})
-    target.mkdir(exist_ok=True)
-    for kind in KINDS:
-        file = target / f"{kind}.{'sql' if kind == 'sqlite' else 'json'}"
+    origin = folder / "origin"
+    origin.mkdir(0o700)
+    for released in (HERE / "schema-1.0").iterdir():
+        name_there = f".{released.name}" if released.suffix == ".journal" else released.name
+        shutil.copyfile(released, origin / name_there)
+        (origin / name_there).chmod(0o600)
+    if url.startswith("postgres"):
+        PostgresStore(url).schema.upgrade()
+    moved = Move(LocalStore(origin), open_store(url), ring, ring).session("golden")
+    assert moved.error is None, moved.error
+
+
+SOME = [content(number, 300) for number in range(4)]
+ONE, TWO, THREE = (content(number, 100 + number) for number in (1, 2, 3))
+HELD = {own_name(sequence=1): [ONE, TWO], own_name(sequence=2): [TWO, THREE], "best": [ONE]}
+
+
+def contents_in_bucket(folder: Path, url: str) -> None:
+    """A session's head with a table, one damaged, one of a save that never ended; a name with its own."""
+    store = ObjectStore(url)
+    lease = store.acquire("s")
+    first = put_holding(store, own_name(sequence=1), "one", SOME[:2], lease=lease)
+    store.contents.distrust(first, name_of(SOME[1]), "one")
+    put_holding(store, own_name(sequence=2), "two", SOME[:3], lease=lease, sequence=2)
+    put_holding(store, "best", "three", SOME[2:], lease=lease)
+    dead = store.contents.saving(own_name(sequence=3), lease=lease, stage="four")
+    dead.hold([name_of(SOME[2])])
+
+
+def contents_in_redis(folder: Path, url: str) -> None:
+    for number, (name, contents) in enumerate(HELD.items()):
+        put_holding(RedisStore(url), name, f"n{number}", contents, sequence=number)
+
+
+def main() -> None:
+    made: dict[str, Callable[[Path, str], None]] = {
+        **{f"layout-{NUMBER}/{kind}.{'sql' if kind == 'sqlite' else 'json'}": golden for kind in KINDS},
+        f"contents-{CONTENTS}/objects.json": contents_in_bucket,
+        f"contents-{CONTENTS}/redis.json": contents_in_redis,
+    }
+    for name, write in made.items():
+        file = HERE / name
         if file.exists():
             continue
-        with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
-            folder = Path(name)
-            patch = stack.enter_context(pytest.MonkeyPatch.context())
-            patch.setenv("GRAFLOW_CKPT_KEY", make.KEY)
-            for variable, value in CREDENTIALS.items():
+        with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+            for variable, value in {"GRAFLOW_CKPT_KEY": make.KEY, **CREDENTIALS}.items():
                 patch.setenv(variable, value)
-            origin = folder / "origin"
-            origin.mkdir(0o700)
-            for released in (HERE / "schema-1.0").iterdir():
-                name_there = f".{released.name}" if released.suffix == ".journal" else released.name
-                shutil.copyfile(released, origin / name_there)
-                (origin / name_there).chmod(0o600)
-            url, server = stack.enter_context(place(kind, folder))
-            if kind == "postgres":
-                PostgresStore(url).schema.upgrade()
-            moved = Move(LocalStore(origin), open_store(url), ring, ring).session("golden")
-            assert moved.error is None, moved.error
-            file.write_text(dump(kind, url, server))
+            with place(file.stem, Path(folder)) as (url, server):
+                write(Path(folder), url)
+                file.parent.mkdir(exist_ok=True)
+                file.write_text(dump(file.stem, url, server))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / f"layout-{NUMBER}")
+    main()

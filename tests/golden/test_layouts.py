@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,13 +15,17 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.testing.holdings import held, there
+from graflow_ckpt.stores.redis import RedisStore
+from graflow_ckpt.testing.holdings import held, put_holding, there
 from graflow_ckpt.testing.trios import own_name, path_of
-from tests.golden import layouts, make, make_contents
+from tests.golden import layouts, make
+from tests.golden.layouts import HELD, HERE, ONE, SOME, THREE, TWO
 from tests.object_servers import CREDENTIALS
+from tests.servers import Server
 from tests.unit.stores.redis_trios import put
 
-FILES = sorted(Path(__file__).parent.glob("layout-*/*"))
+FILES = sorted(HERE.glob("layout-*/*"))
+CONTENTS = sorted(HERE.glob("contents-*/*"))
 
 
 @pytest.fixture(params=FILES, ids=lambda file: f"{file.parent.name}-{file.stem}")
@@ -76,24 +81,54 @@ def test_its_next_owner_has_a_higher_epoch_and_writes_beside_it(store: Checkpoin
     lease.release()
 
 
+# --- checkpoints that have contents in common ----------------------------------------------
+
+
+def test_the_current_layouts_of_contents_are_among_them() -> None:
+    kinds = {file.stem for file in CONTENTS if file.parent.name == f"contents-{layouts.CONTENTS}"}
+
+    assert kinds == {"objects", "redis"}
+
+
+def of_contents(kind: str) -> Any:
+    files = [file for file in CONTENTS if file.stem == kind]
+    return pytest.mark.parametrize("file", files, ids=lambda file: file.parent.name)
+
+
+@of_contents("objects")
 def test_a_bucket_that_keeps_contents_is_read_and_gone_on_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
-    some = make_contents.SOME
     with layouts.place("objects", tmp_path) as (url, server):
-        layouts.load("objects", url, server, make_contents.FILE.read_text())
+        layouts.load("objects", url, server, file.read_text())
         store = ObjectStore(url)
 
-        assert held(store, path_of(store, own_name("s", 1))) == some[:2]
-        assert held(store, path_of(store, own_name("s", 2))) == some[:3]
-        assert held(store, path_of(store, "best")) == some[2:]
+        assert held(store, path_of(store, own_name("s", 1))) == SOME[:2]
+        assert held(store, path_of(store, own_name("s", 2))) == SOME[:3]
+        assert held(store, path_of(store, "best")) == SOME[2:]
         lease = store.acquire("s", take_over=True)
-        assert there(store, some) == set(some[:3])
+        assert there(store, SOME) == set(SOME[:3])
         assert store.delete_many([path_of(store, own_name("s", number)) for number in (1, 2)]) == 2
-        assert there(store, some) == set()
-        assert held(store, path_of(store, "best")) == some[2:]
+        assert there(store, SOME) == set()
+        assert held(store, path_of(store, "best")) == SOME[2:]
         assert store.delete(path_of(store, "best"))
         assert list(store._all.bucket.list("data")) == []
         lease.release()
+
+
+@of_contents("redis")
+def test_contents_are_read_shared_and_let_go_of(file: Path, redis_server: Server, redis_url: str) -> None:
+    layouts.load("redis", redis_url, redis_server, file.read_text())
+    store = RedisStore(redis_url)
+    paths = {name: path_of(store, name) for name in HELD}
+    assert {name: held(store, path) for name, path in paths.items()} == HELD
+
+    third = put_holding(store, own_name(sequence=3), "new", [TWO])
+    assert store.delete_many(paths.values()) == 3
+
+    assert held(store, third) == [TWO]
+    assert there(store, [ONE, TWO, THREE], own_name()) == {TWO}
+    assert store.delete(third)
+    assert redis_server.ask("KEYS", "*:contents*") == []

@@ -1,7 +1,7 @@
 """The demo: a training loop is killed with SIGKILL at random times and goes on where it was.
 
 It runs `training.py` in two fresh folders: in one it is left alone, in the other it is killed
-(by pid, at times drawn from the whole length of the run) and started again with the same
+(by pid, at moments drawn from the whole length of the run) and started again with the same
 command. Both must end with the same weights, to the last bit; the exit status says so.
 
     make demo                              another moment each time; the seed is printed
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -45,17 +46,19 @@ class Story:
     deaths: list[str] = field(default_factory=list)
     _seen: int = 0  # lines of events.log that earlier lives have written
 
-    def run(self, command: list[str], kill_after: float | None = None) -> bool:
-        """Start the program; False if it was killed."""
-        self._seen = len(self.lines("events.log"))
+    def run(self, command: list[str], moment: float | None = None, pace: float = 0.0) -> bool:
+        """Start the program; False if it was killed: at moment 7.5 half an epoch after epoch 7 has begun."""
+        self._seen, begun = len(self.lines("events.log")), len(self.lines("epochs.log"))
         console.print(f"\n[bold cyan]$[/][cyan] {shown(command)}[/]")
         began = time.monotonic()
         child = subprocess.Popen(command, cwd=self.folder, env=environment(self.folder.parent))
-        try:
-            child.wait(kill_after)
-        except subprocess.TimeoutExpired:
-            os.kill(child.pid, signal.SIGKILL)
-            child.wait()
+        if moment is not None:
+            while child.poll() is None and int(moment) > self._epoch(begun):
+                time.sleep(0.002)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(moment % 1 * pace)
+            child.kill()
+        child.wait()
         self.seconds += time.monotonic() - began
         if child.returncode not in (0, -signal.SIGKILL):
             raise SystemExit(f"the training failed with status {child.returncode}")
@@ -68,6 +71,10 @@ class Story:
         self.deaths.append(where)
         console.print(f"  [red]SIGKILL[/] to pid {child.pid} at {self.seconds:.2f} s: {where}")
         return False
+
+    def _epoch(self, begun: int) -> int:
+        """The epoch that this life has begun last; 0 if it has not come to one."""
+        return int((self.lines("epochs.log")[begun:] or ["0"])[-1])
 
     def lines(self, name: str) -> list[str]:
         """Of a log that is no part of the session: nothing in it is taken back."""
@@ -100,14 +107,14 @@ def shown(command: list[str]) -> str:
     return " ".join(["python", "examples/training.py", *command[2:]])
 
 
-def killed(folder: Path, command: list[str], length: float, draw: random.Random, kills: int) -> Story:
+def killed(folder: Path, command: list[str], pace: float, moments: list[float]) -> Story:
     """Run until it has finished, with so many kills on the way."""
     for _ in range(TRIES):
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
         story = Story(folder)
-        for moment in sorted(draw.uniform(0, length) for _ in range(kills)):
-            if story.run(command, max(0.0, moment - story.seconds)):
+        for moment in moments:
+            if story.run(command, moment, pace):
                 console.print("  it has finished before it could be killed; once more, from the beginning")
                 break
         else:
@@ -167,7 +174,8 @@ def main() -> int:
 
         console.print(f"\n[bold]2  The same training, killed {options.kills} times[/] (seed {options.seed})")
         draw = random.Random(options.seed)
-        broken = killed(folder / "killed", command, straight.seconds, draw, options.kills)
+        moments = sorted(draw.uniform(0, options.epochs) for _ in range(options.kills))
+        broken = killed(folder / "killed", command, straight.seconds / options.epochs, moments)
         console.print("  finished")
 
         same = compare(straight, broken)

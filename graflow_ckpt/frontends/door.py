@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,10 +21,17 @@ def connect(url: str | None = None) -> Fleet:
 # Any: a module of a layer beside this one, which is named here and imported nowhere.
 def fleet() -> Any:
     """What a front end can ask of a fleet: fleet/door.py."""
-    try:
+    with needed():
         return import_module("graflow_ckpt.fleet.door")
+
+
+@contextmanager
+def needed() -> Iterator[None]:
+    """Around what imports the fleet: a missing package is named together with what to install."""
+    try:
+        yield
     except ModuleNotFoundError as error:
-        if error.name not in ("redis", "rq"):
+        if error.name not in ("redis", "rq", "pydantic"):
             raise
         raise PackageMissing(
             f"A fleet needs the package {error.name!r}, which is not installed.",

@@ -3,7 +3,7 @@
 Promise: what a command goes on with is complete and of the right kind. What is not is refused with the
 place that says so (a flag, a variable, a file and its key) and with what is allowed there. Neither
 a key nor a password is in any message or repr.
-Not here: where values come from (sources.py), and the flags themselves (cli/configuration.py).
+Not here: where values come from (sources.py), and the flags themselves (cli/options.py).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ lock), and that the path still names the file that is locked.
 The lock file says nothing, so nothing can tear it. The record is written aside, synced and renamed.
 A damaged record is no obstacle: epochs of checkpoints and of journal segments are looked at as well.
 On a network file system a lock may not reach other hosts: there `check` reads the record, too.
-Not here: what a commit is; how a living owner is ended (`--take-over`: interfaces/cli/takeover.py).
+Not here: what a commit is; how a living owner is ended (`--take-over`: interfaces/cli/launch.py).
 """
 
 from __future__ import annotations

@@ -69,6 +69,16 @@ def test_connecting_names_what_to_install(package: str) -> None:
     assert "pip install 'graflow-ckpt[fleet]'" in last
 
 
+@pytest.mark.parametrize("command", ["status", "wait", "failed requeue"])
+def test_a_command_about_a_fleet_names_what_to_install(command: str) -> None:
+    given = [*command.split(), "night", "--url", "redis://localhost:1/0"]
+    done = without(["redis", "rq"], f"from graflow_ckpt.interfaces.cli import main; exit(main({given!r}))")
+
+    assert done.returncode == 1
+    assert "pip install 'graflow-ckpt[fleet]'" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_another_import_that_fails_is_not_taken_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "graflow_ckpt.fleet.door", raising=False)
     monkeypatch.setitem(sys.modules, "blake3", None)

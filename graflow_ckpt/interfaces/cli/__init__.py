@@ -8,7 +8,7 @@
     pause, cancel, failed  a session is steered                pause.py cancel.py failed.py steering.py
     trust, key, doctor     seals, keys, this machine           trust.py key.py doctor.py
     db                     tables of a store in a database    db.py
-    settings               what counts, and why                settings.py configuration.py
+    settings               what counts, and why                settings.py
     completion             for bash, zsh and fish              completion.py
 
 A command's file is loaded when it is called, and the engine and rich when something needs them:

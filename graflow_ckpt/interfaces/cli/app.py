@@ -17,6 +17,7 @@ from importlib import import_module
 import click
 
 from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.frontends.door import needed
 from graflow_ckpt.interfaces.cli.manner import Manner
 
 COMMANDS = {
@@ -102,7 +103,8 @@ def call(arguments: Sequence[str] | None) -> int:
     manner = Manner()
     given = list(sys.argv[1:] if arguments is None else arguments)  # before a program gets its own
     try:
-        status = app.main(arguments, prog_name="graflow-ckpt", standalone_mode=False, obj=manner)
+        with needed():
+            status = app.main(arguments, prog_name="graflow-ckpt", standalone_mode=False, obj=manner)
         return int(status or 0)
     except click.exceptions.Abort as error:
         worked = isinstance(error.__cause__, KeyboardInterrupt)  # else a question was not answered with yes

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from time import monotonic
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.file_proxy import FileProxy
@@ -23,7 +23,9 @@ from rich.text import Text
 from graflow_ckpt.fleet.status import Status
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.manner import clean
-from graflow_ckpt.interfaces.cli.tally import Tally
+
+if TYPE_CHECKING:
+    from graflow_ckpt.interfaces.cli.progress import Tally
 
 BARS = 8  # tasks that are shown with a bar of their own
 _spinner = Spinner("dots", style="cyan")

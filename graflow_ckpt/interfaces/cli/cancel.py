@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.configuration import fleet
-from graflow_ckpt.interfaces.cli.options import common, complete_remote, manner_of
+from graflow_ckpt.interfaces.cli.options import common, complete_remote, fleet, manner_of
 
 EXAMPLES = """\b
 Examples:
@@ -21,20 +20,16 @@ Examples:
 @click.option("--reason", default="cancelled by hand", help="What others are told.")
 @fleet
 @common
-@click.pass_context
 def command(ctx: click.Context, /, session: str, hard: bool, reason: str) -> int:
     """End a session of a fleet for good. What was committed stays readable; nothing goes on with it."""
-    from graflow_ckpt.interfaces.cli.connecting import client_of, session_at
-
-    manner = manner_of(ctx)
-    client = client_of(ctx)
-    handle = session_at(client, session)
-    from graflow_ckpt.interfaces.cli.connecting import document
+    from graflow_ckpt.interfaces.cli.connecting import document, handle_of
     from graflow_ckpt.interfaces.cli.steering import cancelled
 
+    manner = manner_of(ctx)
+    handle = handle_of(ctx, session)
     status = cancelled(handle, reason, hard=hard)
     if manner.json:
-        manner.document(document(status, client.link.address))
+        manner.document(document(status, handle.address))
     else:
         told = words.counted(status.running, "task")
         runs = f"; {told} still running, and told (--hard ends them)" if status.running else ""

@@ -31,7 +31,6 @@ Examples:
 @click.option("--yes", is_flag=True, help="Do not ask before a file is replaced.")
 @store
 @common
-@click.pass_context
 def backup(ctx: click.Context, /, file: str, yes: bool, store: str) -> int:
     """Copy a SQLite store as it is at one moment into FILE, while others go on saving.
 
@@ -55,7 +54,6 @@ def backup(ctx: click.Context, /, file: str, yes: bool, store: str) -> int:
 @click.command("vacuum", epilog=VACUUM, short_help="Give free room of a SQLite store back to the disk.")
 @store
 @common
-@click.pass_context
 def vacuum(ctx: click.Context, /, store: str) -> int:
     """Give the room of what was deleted from a SQLite store back to the disk, while others go on saving."""
     from graflow_ckpt.stores import sqlite_care
@@ -95,21 +93,26 @@ Examples:
 @click.option("--workflow", metavar="NAME", help="Only of this workflow.")
 @found_store
 @common
-@click.pass_context
 def stats(ctx: click.Context, /, workflow: str | None, store: str) -> int:
     """Count checkpoints: by workflow, by age, by status; the oldest, the newest, the largest."""
-    from graflow_ckpt.interfaces.cli.counting import COLUMNS, document, lines, rows, taken
+    from graflow_ckpt.interfaces.cli.showing import (
+        CENSUS,
+        census_document,
+        census_lines,
+        census_of,
+        census_rows,
+    )
 
     manner = manner_of(ctx)
     with bar("looking", show=not manner.json):
-        found = taken(store, workflow)
+        found = census_of(store, workflow)
     if manner.json:
-        manner.document(document(found))
+        manner.document(census_document(found))
     elif not found.total.checkpoints and not found.unreadable:
         manner.note(f"There are no such checkpoints in {store}; --store names another folder.")
     else:
-        manner.table(COLUMNS, rows(found), right=COLUMNS[1:])
-        for line in lines(found):
+        manner.table(CENSUS, census_rows(found), right=CENSUS[1:])
+        for line in census_lines(found):
             manner.say(line)
     return 0
 
@@ -123,7 +126,6 @@ Examples:
 @click.command("sync", epilog=EXAMPLES)
 @store
 @common
-@click.pass_context
 def sync(ctx: click.Context, /, store: str) -> int:
     """Hand over checkpoints that were saved while their store was away.
 
@@ -131,7 +133,7 @@ def sync(ctx: click.Context, /, store: str) -> int:
     a session that somebody else has gone on with is set aside, and what is being run is left to who runs
     it. The exit status is 1 if something is still waiting.
     """
-    from graflow_ckpt.interfaces.cli.waiting_saves import fallbacks
+    from graflow_ckpt.interfaces.cli.examination import fallbacks
     from graflow_ckpt.stores import open_store
     from graflow_ckpt.stores.fallback_folder import entries
 
@@ -164,7 +166,6 @@ COLUMNS = ("what", "name", "session", "size", "why")
 @click.command("audit", epilog=AUDIT, short_help="Find what belongs to no checkpoint.")
 @found_store
 @common
-@click.pass_context
 def audit(ctx: click.Context, /, store: str) -> int:
     """Find what belongs to no checkpoint, and checkpoints that lack a part.
 

@@ -10,12 +10,12 @@ import click
 
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.care import audit, backup, stats, sync, vacuum
-from graflow_ckpt.interfaces.cli.configuration import fleet
 from graflow_ckpt.interfaces.cli.options import (
     common,
     complete_places,
     complete_remote,
     complete_sessions,
+    fleet,
     found_store,
     manner_of,
 )
@@ -77,7 +77,6 @@ for _command in (prune, delete, clear, stats, fork, copy, export, import_, audit
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The newest N.")
 @found_store
 @common
-@click.pass_context
 def list_(
     ctx: click.Context,
     /,
@@ -120,7 +119,6 @@ def list_(
 @click.argument("what", metavar="PATH|SESSION", shell_complete=complete_places)
 @found_store
 @common
-@click.pass_context
 def show(ctx: click.Context, /, what: str, store: str) -> int:
     """Show what a checkpoint says of itself: metadata, control facts, sizes.
 
@@ -145,7 +143,6 @@ def show(ctx: click.Context, /, what: str, store: str) -> int:
 @click.option("--sample", type=click.IntRange(min=1), metavar="N", help="Any N of them, others each time.")
 @found_store
 @common
-@click.pass_context
 def verify(
     ctx: click.Context, /, what: tuple[str, ...], everything: bool, sample: int | None, store: str
 ) -> int:
@@ -182,7 +179,6 @@ def verify(
 @click.option("--path", metavar="PATH", help="Where to write it, instead of the session's own store.")
 @fleet
 @common
-@click.pass_context
 def take(ctx: click.Context, /, session: str, portable: bool, path: str | None) -> int:
     """Take a checkpoint of a fleet's session, now, from here. Its workers need not stop."""
     from graflow_ckpt.interfaces.cli.connecting import client_of, session_at
@@ -220,7 +216,6 @@ Examples:
 @click.argument("b", shell_complete=complete_places)
 @found_store
 @common
-@click.pass_context
 def diff(ctx: click.Context, /, a: str, b: str, store: str) -> int:
     """Compare two checkpoints: tasks, code, metadata, and the values of the channel with their sizes.
 
@@ -248,7 +243,6 @@ def diff(ctx: click.Context, /, a: str, b: str, store: str) -> int:
 @click.option("--all", "everything", is_flag=True, help="Look at every checkpoint: it may come and go.")
 @found_store
 @common
-@click.pass_context
 def bisect(ctx: click.Context, /, session: str, bad: str, everything: bool, store: str) -> int:
     """Find the first checkpoint of a session in which EXPR is true, and what was done since the one before.
 

@@ -108,8 +108,11 @@ class Clearance:
         with bar("looking", show=not manner.json):  # what stays instead is read to its last byte
             return self.again()
 
-    def show(self, manner: Manner) -> int:
-        """What would go."""
+    def carried_out(self, manner: Manner, *, dry_run: bool, yes: bool) -> int:
+        """Show what would go, or have it go; the exit status."""
+        return self._show(manner) if dry_run else self._go(manner, yes=yes)
+
+    def _show(self, manner: Manner) -> int:
         what = self._looked(manner)
         if manner.json:
             manner.document(_document(Pruned(what.cuts, (), what.spared), dry_run=True))
@@ -122,7 +125,7 @@ class Clearance:
         _tell_spared(manner, what.spared)
         return 0
 
-    def go(self, manner: Manner, *, yes: bool) -> int:
+    def _go(self, manner: Manner, *, yes: bool) -> int:
         """Ask, and delete; the exit status."""
         what = self._looked(manner)
         if what.cuts and not yes:

@@ -22,7 +22,6 @@ Examples:
 @click.command("completion", epilog=EXAMPLES, short_help="Print the completion script of a shell.")
 @click.argument("shell", type=click.Choice(list(PLACES)))
 @common
-@click.pass_context
 def command(ctx: click.Context, /, shell: str) -> int:
     """Print the completion script of a shell, and say where to put it.
 

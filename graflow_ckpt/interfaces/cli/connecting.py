@@ -7,25 +7,24 @@ says so before anything is done.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
-from graflow_ckpt.core.errors import GraflowError, NoSession, PackageMissing
+from graflow_ckpt.core.errors import GraflowError, NoSession
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.fleet.client import Client
+from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.status import Status, read_all
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.configuration import configured, with_fleet
 from graflow_ckpt.interfaces.cli.manner import Document, Manner
+from graflow_ckpt.interfaces.cli.options import configured, with_fleet
+from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.stores.keys import Keyring, uses_local_key
 
 if TYPE_CHECKING:
-    from graflow_ckpt.fleet.client import Client
-    from graflow_ckpt.fleet.handle import Handle
     from graflow_ckpt.interfaces.settings import Resolved
 
 
@@ -34,26 +33,8 @@ _MOMENT = 0.5  # seconds that a shell is made to wait for a server
 _MANY = 200  # ids that a shell is offered
 
 
-@contextmanager
-def needed() -> Iterator[None]:
-    """Around an import: a missing package is named together with what to install."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name not in ("redis", "rq", "pydantic"):
-            raise
-        raise PackageMissing(
-            f"A fleet needs the package {error.name!r}, which is not installed.",
-            hint="Install it with: pip install 'graflow-ckpt[fleet]'.",
-            extra="fleet",
-        ) from error
-
-
 def connect(resolved: Resolved, *, key: bool = False, timeout: float = 5.0) -> Client:
     """A client of the fleet that was named; `key`: something is going to be sealed."""
-    with needed():
-        from graflow_ckpt.fleet.client import Client
-        from graflow_ckpt.links.redis import open_link
     assert resolved.url is not None
     keyring = Keyring.load(local=False) if key or not uses_local_key() else None
     link = open_link(resolved.url, timeout=timeout)
@@ -85,6 +66,11 @@ def session_at(client: Client, session: str) -> Handle:
     except NoSession as error:
         raise unknown(client, session) from error
     return handle
+
+
+def handle_of(ctx: click.Context, session: str) -> Handle:
+    """The same, at the fleet that is meant."""
+    return session_at(client_of(ctx), session)
 
 
 def unknown(client: Client, session: str) -> NoSession:

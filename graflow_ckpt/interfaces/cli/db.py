@@ -42,7 +42,6 @@ def command() -> None:
 @command.command("status", epilog=STATUS)
 @store
 @common
-@click.pass_context
 def status_(ctx: click.Context, /, store: str) -> int:
     """Show which version the tables have. Exit status 0 if programs of this version can work with them."""
     manner, place = manner_of(ctx), _opened(store)
@@ -64,7 +63,6 @@ def status_(ctx: click.Context, /, store: str) -> int:
 @click.option("--to", type=click.IntRange(min=1), metavar="VERSION", help="Up to this version only.")
 @store
 @common
-@click.pass_context
 def upgrade(ctx: click.Context, /, to: int | None, store: str) -> int:
     """Make the tables, or bring them up to this version. Others may work with them meanwhile.
 
@@ -81,7 +79,6 @@ def upgrade(ctx: click.Context, /, to: int | None, store: str) -> int:
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @store
 @common
-@click.pass_context
 def downgrade(ctx: click.Context, /, to: int, yes: bool, store: str) -> int:
     """Take the tables back to an older version. To version 0 takes all checkpoints with it."""
     place = _opened(store)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import click
 
 from graflow_ckpt.core.errors import PackageMissing
-from graflow_ckpt.interfaces.cli.configuration import configured, fleet, named, with_fleet
-from graflow_ckpt.interfaces.cli.options import common, manner_of, store
+from graflow_ckpt.frontends.door import needed
+from graflow_ckpt.interfaces.cli.manner import Finding
+from graflow_ckpt.interfaces.cli.options import common, configured, fleet, manner_of, named, store, with_fleet
 from graflow_ckpt.interfaces.sources import BadSetting
 
 EXAMPLES = """\b
@@ -23,7 +24,6 @@ Examples:
 @store
 @fleet
 @common
-@click.pass_context
 def command(ctx: click.Context, /, store: str) -> int:
     """Say what is installed, writable and safe here.
 
@@ -31,17 +31,14 @@ def command(ctx: click.Context, /, store: str) -> int:
     and which tasks nobody can work on. The exit status is 1 if something would keep a session from being
     saved or from going on.
     """
-    from graflow_ckpt.interfaces.cli.examination import examine
-    from graflow_ckpt.interfaces.cli.manner import Finding
+    from graflow_ckpt.interfaces.cli.examination import examine, examine_fleet
 
     manner = manner_of(ctx)
     findings = [] if named(ctx) else examine(store)
     try:
-        if configured(ctx):
-            resolved = with_fleet(ctx)
-            from graflow_ckpt.interfaces.cli.fleet_examination import examine_fleet
-
-            findings += examine_fleet(resolved)
+        with needed():
+            if configured(ctx):
+                findings += examine_fleet(with_fleet(ctx))
     except (BadSetting, PackageMissing) as error:
         findings.append(Finding("settings", "bad", str(error)))
     if manner.json:

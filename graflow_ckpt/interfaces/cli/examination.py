@@ -8,22 +8,34 @@ import stat
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata
+from typing import TYPE_CHECKING
 
 from graflow_ckpt.checkpoint import inventory
 from graflow_ckpt.checkpoint.seal import key_storage_warning
-from graflow_ckpt.core.errors import CheckpointError, GraflowError, ServerError
+from graflow_ckpt.core.errors import CheckpointError, GraflowError, PackageMissing, ServerError
 from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.manner import Finding
-from graflow_ckpt.interfaces.cli.words import counted
+from graflow_ckpt.interfaces.sources import unknown
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import folder_on_disk, open_store
+from graflow_ckpt.stores.fallback import Fallback
+from graflow_ckpt.stores.fallback_folder import entries
 from graflow_ckpt.stores.keys import Keyring, local_key_path, uses_local_key
 from graflow_ckpt.stores.mounts import file_system
 from graflow_ckpt.stores.prefixes import prefix_of, unwrapped
 from graflow_ckpt.stores.redis_names import is_redis
 from graflow_ckpt.stores.sqlite_names import file_of, is_sqlite
+from graflow_ckpt.stores.wrapping import layers
+
+if TYPE_CHECKING:
+    from graflow_ckpt.fleet.client import Client
+    from graflow_ckpt.fleet.health import PoolFacts
+    from graflow_ckpt.interfaces.settings import Resolved
+    from graflow_ckpt.links.redis import RedisLink
 
 OPTIONAL = (
     "numpy", "torch", "redis", "rq", "psycopg", "obstore", "cryptography", "zstandard", "prometheus-client",
@@ -40,7 +52,8 @@ def examine(store: str) -> list[Finding]:
     """Look at what is installed, and at a store and its key; nothing is written to it."""
     place = open_store(store)
     if place.shared:
-        return [*_versions(), *_server(place), *_waiting(place), *_shared_key(place), *encryption(place)]
+        key = _keys("key", partial(Keyring.for_store, place))
+        return [*_versions(), *_server(place), *_waiting(place), key, *encryption(place)]
     return [*_versions(), *_store(store), *_waiting(place), *_key(store), *encryption(place)]
 
 
@@ -144,27 +157,39 @@ def _redis(url: str) -> Iterator[Finding]:
     """How a server is set up, if it is one that says so."""
     if not is_redis(url):
         return
-    from graflow_ckpt.links.examination import examine as examine_server
     from graflow_ckpt.links.redis import open_link
 
-    verdicts = {"ok": "ok", "warning": "warning", "error": "bad"}
-    for one in examine_server(open_link(url)):
-        yield Finding("server", verdicts[one.level], f"{one.what} {one.hint}".strip())
+    yield from _server_at("server", open_link(url))
 
 
 def _waiting(place: CheckpointStore) -> Iterator[Finding]:
-    """What was saved while a store was away."""
-    if prefix_of(place.url):
-        from graflow_ckpt.interfaces.cli.waiting_saves import findings
+    """Saves that wait in the folder of a fallback until their store is back, and what was set aside."""
+    for fallback in fallbacks(place):
+        where, waits, refused = fallback.waits.where, fallback.waits.waiting(), fallback.waits.refused
+        if not waits:
+            yield Finding("fallback", "ok", f"nothing waits in {where}")
+        else:
+            sessions = ", ".join(sorted({entry.session for entry in waits}))
+            said = (
+                f"{words.counted(len(waits), 'checkpoint')} of {sessions} in {where}; handed over by the next"
+            )
+            sync = f"graflow-ckpt checkpoints sync --store '{masked(place.url)}'"
+            yield Finding("fallback", "warning", f"{said} run of each session, or by: {sync}")
+        if aside := list(entries(refused)):
+            said = f"{words.counted(len(aside), 'checkpoint')} in {refused.folder}: somebody else had gone on"
+            yield Finding("fallback refused", "warning", f"{said}; nobody needs them")
 
-        yield from (Finding(*found) for found in findings(place))
+
+def fallbacks(store: CheckpointStore) -> list[Fallback]:
+    """Those among the wrappers around a store."""
+    return [layer for layer in layers(store) if isinstance(layer, Fallback)]
 
 
-def _shared_key(place: CheckpointStore) -> Iterator[Finding]:
+def _keys(what: str, keyring: Callable[[], Keyring], where: str = "") -> Finding:
     try:
-        yield Finding("key", "ok", ", ".join(Keyring.for_store(place).ids))
+        return Finding(what, "ok", ", ".join(keyring().ids) + where)
     except CheckpointError as error:
-        yield Finding("key", "bad", str(error))
+        return Finding(what, "bad", str(error))
 
 
 def existing(folder: str) -> str:
@@ -182,10 +207,8 @@ def _key(store: str) -> Iterator[Finding]:
     if uses_local_key() and not os.path.exists(local_key_path()):
         yield Finding("key", "ok", f"none yet; {where} will be made by the first save")
     else:
-        try:
-            yield Finding("key", "ok", f"{', '.join(Keyring.load().ids)} ({where})")
-        except CheckpointError as error:
-            yield Finding("key", "bad", str(error))
+        yield (found := _keys("key", Keyring.load, f" ({where})"))
+        if found.verdict == "bad":
             return
     warning = key_storage_warning(folder_on_disk(open_store(store)))
     if warning:
@@ -209,9 +232,118 @@ def encryption(place: CheckpointStore) -> Iterator[Finding]:
         return
     here = f"what is new, with key {ids[0]}"
     if older := sum(count for key_id, count in keys.items() if key_id in ids[1:]):
-        here += f"; {counted(older, 'checkpoint')} with older ones (graflow-ckpt key reseal)"
+        here += f"; {words.counted(older, 'checkpoint')} with older ones (graflow-ckpt key reseal)"
     yield Finding("encryption", "ok", here)
     for key_id, count in sorted(keys.items()):
         if key_id not in ids:
             what = f"encrypted with key {key_id}, which is not here" if key_id else "not encrypted at all"
-            yield Finding("encryption", "warning", f"{counted(count, 'checkpoint')}: {what}")
+            yield Finding("encryption", "warning", f"{words.counted(count, 'checkpoint')}: {what}")
+
+
+# --- a fleet -------------------------------------------------------------------------------
+
+LATE = 5.0  # seconds after which a pool should have given a sign of life
+RQ = ((2, 9), (3,))  # from, and below
+_VERDICTS = {"ok": "ok", "warning": "warning", "error": "bad"}
+
+
+def examine_fleet(resolved: Resolved) -> Iterator[Finding]:
+    """All of it, as far as it can be reached."""
+    yield Finding("settings", "ok", resolved.file or "of the environment, no file")
+    for name in unknown():
+        yield Finding("settings", "warning", f"{name} is set, and nothing reads it")
+    yield _fleet_key()
+    from graflow_ckpt.interfaces.cli.connecting import connect
+
+    try:
+        client = connect(resolved)
+    except (ServerError, PackageMissing) as error:
+        yield Finding("server", "bad", str(error))
+        return
+    except CheckpointError:  # the key, which has been told already
+        return
+    yield from _servers(client, resolved)
+    yield from _rights(client)
+    yield _rq()
+    yield from _work(client)
+
+
+def _fleet_key() -> Finding:
+    if uses_local_key():
+        said = "none is set, so nothing can be submitted or run: GRAFLOW_CKPT_KEY or GRAFLOW_CKPT_KEY_FILE"
+        return Finding("fleet key", "bad", said)
+    return _keys("fleet key", partial(Keyring.load, local=False))
+
+
+def _servers(client: Client, resolved: Resolved) -> Iterator[Finding]:
+    from graflow_ckpt.links.redis import open_link
+
+    yield from _server_at("server", client.link)
+    if resolved.rq_url is not None:
+        yield from _server_at("rq server", open_link(resolved.rq_url))
+
+
+def _server_at(what: str, link: RedisLink) -> Iterator[Finding]:
+    from graflow_ckpt.links.examination import examine
+
+    for one in examine(link):
+        yield Finding(what, _VERDICTS[one.level], f"{one.what} {one.hint}".strip())
+
+
+def _rights(client: Client) -> Iterator[Finding]:
+    """Sessions and queues are tried, with the rights of this user."""
+    from graflow_ckpt.fleet.health import hears, try_queue, try_session
+
+    try:
+        try_session(client.link)
+        try_queue(client.carrier)
+    except ServerError as error:
+        yield Finding("rights", "bad", f"a trial session was refused: {error}")
+        return
+    yield Finding("rights", "ok", "a trial session was made, worked on and taken away")
+    if not hears(client.link):
+        said = "this user may not use channels (&graflow:*): who follows a session looks ten times a second"
+        yield Finding("rights", "warning", said)
+
+
+def _rq() -> Finding:
+    version = metadata.version("rq")
+    number = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if number < RQ[0]:
+        return Finding("rq", "bad", f"{version} is too old: pip install -U 'rq>=2.9,<3'")
+    if number >= RQ[1]:
+        return Finding("rq", "warning", f"{version}; from 2.9 on and below 3 is what this is tested with")
+    return Finding("rq", "ok", version)
+
+
+def _work(client: Client) -> Iterator[Finding]:
+    from graflow_ckpt.fleet.health import pools
+    from graflow_ckpt.fleet.status import UNKNOWN
+    from graflow_ckpt.interfaces.cli.outlook import Overview
+
+    alive = pools(client.link)
+    if not alive:
+        yield Finding("workers", "warning", "no worker gives a sign of life: graflow-ckpt worker")
+    yield from map(_pool, alive)
+    versions = sorted({pool.version for pool in alive})
+    if len(versions) > 1:
+        yield Finding("workers", "warning", f"of several versions: {', '.join(versions)}")
+    outlook = Overview(client, 1000).look()
+    for queue in outlook.queues:
+        if queue.ready and not queue.workers:
+            said = f"{words.counted(queue.ready, 'task')} in queue {queue.name}, which no worker serves"
+            yield Finding("queues", "bad", said)
+    for row in outlook.sessions:
+        if row.status == UNKNOWN:
+            yield Finding("sessions", "bad", row.reason)
+            continue
+        for host, why in client.session(row.session).declined().items():
+            yield Finding("code", "warning", f"session {row.session}, {host}: {why}")
+
+
+def _pool(pool: PoolFacts) -> Finding:
+    n = words.counted(len(pool.workers), "worker")
+    said = f"{pool.pool}: {n} on {', '.join(pool.queues)}, {pool.version}, Python {pool.python}"
+    if pool.age > LATE:
+        return Finding("workers", "warning", f"{said}; no sign of life for {pool.age:.0f} s")
+    return Finding("workers", "ok", f"{said}{', draining' if pool.draining else ''}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.configuration import fleet
-from graflow_ckpt.interfaces.cli.options import as_json, common, complete_remote, manner_of
+from graflow_ckpt.interfaces.cli.options import as_json, common, complete_remote, fleet, manner_of
 
 LIST = """\b
 Examples:
@@ -34,7 +33,6 @@ def command() -> None:
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", default=1000, show_default=True)
 @fleet
 @as_json
-@click.pass_context
 def list_(ctx: click.Context, /, session: str | None, task: str | None, tracebacks: bool, limit: int) -> int:
     """List tasks that have failed, by session, the newest session first.
 
@@ -69,7 +67,6 @@ def list_(ctx: click.Context, /, session: str | None, task: str | None, tracebac
 @click.argument("tasks", nargs=-1, metavar="[TASK]…")
 @fleet
 @common
-@click.pass_context
 def requeue(ctx: click.Context, /, session: str, tasks: tuple[str, ...]) -> int:
     """Have what has failed in a session run again, with fresh retries; the session goes on."""
     from graflow_ckpt.interfaces.cli.connecting import client_of, session_at

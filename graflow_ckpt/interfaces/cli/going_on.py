@@ -22,7 +22,7 @@ from graflow_ckpt.engine.notice import since
 from graflow_ckpt.engine.resuming import open_session
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.frontends.overrides import overrides
-from graflow_ckpt.interfaces.cli import program, takeover, words
+from graflow_ckpt.interfaces.cli import program, words
 from graflow_ckpt.interfaces.cli.finding import (
     Place,
     argv_of,
@@ -32,7 +32,7 @@ from graflow_ckpt.interfaces.cli.finding import (
     is_kept,
     origin_of,
 )
-from graflow_ckpt.interfaces.cli.launch import Wishes, conducted, launch
+from graflow_ckpt.interfaces.cli.launch import Wishes, conducted, launch, may_fence
 from graflow_ckpt.interfaces.cli.manner import Manner
 from graflow_ckpt.interfaces.cli.overview import standing
 
@@ -50,7 +50,7 @@ def go_on(manner: Manner, place: Place, wishes: Wishes, *, rewind: bool, fork: s
         _check_not_gone_on(place, rewind)
         if is_kept(place):
             at = place.kept_in, [place.session]
-            _rewind(place, takeover.may_fence(manner, *at, take_over=wishes.take_over, yes=wishes.yes))
+            _rewind(place, may_fence(manner, *at, take_over=wishes.take_over, yes=wishes.yes))
     journal, until_damage = not place.named, wishes.until_damage
     state, _ = standing(place.kept_in, place.found, journal=journal, until_damage=until_damage)
     if state.status == "completed":

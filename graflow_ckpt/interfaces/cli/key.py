@@ -41,7 +41,6 @@ def command() -> None:
 
 @command.command("new", epilog=NEW)
 @common
-@click.pass_context
 def new(ctx: click.Context, /) -> int:
     """Print a new key. It is a secret: whoever has it can write checkpoints that you open."""
     from graflow_ckpt.stores.keys import new_key
@@ -58,7 +57,6 @@ def new(ctx: click.Context, /) -> int:
 @command.command("list", epilog=LIST, short_help="List the keys, and what needs each of them.")
 @store
 @common
-@click.pass_context
 def list_(ctx: click.Context, /, store: str) -> int:
     """List the keys that are here, and how much of a store needs each of them.
 
@@ -83,7 +81,6 @@ def list_(ctx: click.Context, /, store: str) -> int:
 @command.command("rotate", epilog=ROTATE, short_help="Put a new key first, and seal a store with it.")
 @store
 @common
-@click.pass_context
 def rotate(ctx: click.Context, /, store: str) -> int:
     """Put a new key before the others in the key file, and seal the checkpoints of a store with it.
 
@@ -103,7 +100,6 @@ def rotate(ctx: click.Context, /, store: str) -> int:
 @command.command("reseal", epilog=RESEAL, short_help="Seal the checkpoints of a store with the first key.")
 @store
 @common
-@click.pass_context
 def reseal(ctx: click.Context, /, store: str) -> int:
     """Seal the checkpoints of a store with the first key, if they have another one.
 

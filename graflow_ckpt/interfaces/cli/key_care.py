@@ -1,14 +1,15 @@
-"""Looking after keys: which there are, which are needed, and how a new one takes over."""
+"""Looking after keys: which there are, which are needed, how a new one takes over, and sealing with one."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from graflow_ckpt.checkpoint.resealing import Resealed, reseal, usage
-from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.resealing import Resealed, put_sealed, reseal, usage
+from graflow_ckpt.core.errors import CheckpointError, UnsafeCheckpoint
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli.manner import Document, bar
-from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores import open_store, open_store_of
 from graflow_ckpt.stores.keys import Keyring, key_file, put_first
 from graflow_ckpt.stores.prefixes import prefix_of
 
@@ -81,3 +82,28 @@ def _encrypting_ids(place: CheckpointStore) -> tuple[str, ...]:
 
     found = within(place)
     return found.keyring.ids if found is not None else ()
+
+
+def check_parts(path: str) -> Document:
+    """That the other files are the ones of this meta, byte for byte; the meta."""
+    store = open_store_of(path)
+    unsafe = store.unsafe(path)
+    if unsafe is not None:
+        raise UnsafeCheckpoint(
+            f"Checkpoint {path} is not sealed: {unsafe}.",
+            hint="Anybody could change it before it is sealed. Take the permission away first (chmod o-w).",
+            path=path,
+        )
+    return archive.described(store, path)
+
+
+def trusted(path: str) -> str:
+    """Seal the meta of a checkpoint with this machine's key; the key's id.
+
+    The other files stay as they are.
+    """
+    store = open_store_of(path)
+    meta = check_parts(path)
+    keyring = Keyring.for_store(store)
+    put_sealed(store, keyring, path, meta, None)
+    return keyring.signing[0]

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.core import ParameterSource
+from click.shell_completion import CompletionItem
 
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.manner import Manner
+from graflow_ckpt.interfaces.sources import CONFIG_VARIABLE, FILE_NAME, BadSetting, gather, variable
+
+if TYPE_CHECKING:
+    from graflow_ckpt.interfaces.settings import Resolved
 
 # Any: click's decorators take whatever functions commands are.
 F = TypeVar("F", bound=Callable[..., Any])
@@ -30,15 +36,15 @@ def manner_of(ctx: click.Context) -> Manner:
     return found if found is not None else ctx.ensure_object(Manner)
 
 
-def common(function: F) -> F:
-    """`--json` and `--traceback`: of every command. What they say stands in its manner."""
+def common(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`--json` and `--traceback`: of every command, whose context has what they say in its manner."""
     text = "Show where an error of graflow-ckpt comes from."
     return as_json(_flag("--traceback", "traceback", text)(function))
 
 
-def as_json(function: F) -> F:
+def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
     """`--json` alone, for a command that has another `--traceback`."""
-    return _flag("--json", "json", "JSON instead of text.")(function)
+    return _flag("--json", "json", "JSON instead of text.")(click.pass_context(function))
 
 
 def _flag(flag: str, name: str, text: str) -> Callable[[F], F]:
@@ -115,12 +121,96 @@ def running(function: F) -> F:
     return function
 
 
+# --- which fleet ---------------------------------------------------------------------------
+
+_KEPT = "graflow_ckpt.flags"
+_CONFIG = "graflow_ckpt.config"
+
+
+class NoFleet(BadSetting):
+    """No server was named anywhere."""
+
+
+def _keep(ctx: click.Context, parameter: click.Parameter, value: Any) -> None:  # Any: whatever was typed
+    if value is None:
+        return
+    if parameter.name == "config":
+        ctx.meta[_CONFIG] = value
+    elif parameter.name is not None:
+        ctx.meta.setdefault(_KEPT, {})[parameter.name] = value
+
+
+def kept(*flags: str, **options: Any) -> Callable[[F], F]:  # Any: what click.option takes
+    """An option that is a setting; its name is the setting's."""
+    return click.option(*flags, callback=_keep, expose_value=False, **options)
+
+
+def fleet(function: F) -> F:
+    """`--url`, `--rq-url` and `--config`: of every command that speaks to a fleet.
+
+    They do not become arguments of a command: they are gathered per call of the command line, so that
+    `sessions --url … purge` and `sessions purge --url …` mean the same. pydantic is loaded when somebody asks
+    for what they come to.
+    """
+    for option in reversed((
+        kept("--url", "redis_url", metavar="URL",
+             help=f"The fleet's server; better {variable('redis_url')}: others can see a flag."),
+        kept("--rq-url", metavar="URL", help="The server of RQ's queues, if that is another one."),
+        kept("--config", metavar="FILE", shell_complete=complete_files,
+             help=f"Settings, instead of {FILE_NAME}; also {CONFIG_VARIABLE}."),
+    )):  # fmt: skip
+        function = option(function)
+    return function
+
+
+def is_server(store: str) -> bool:
+    """Whether a fleet can be there: at the address of a Redis server, and of nothing else."""
+    from graflow_ckpt.links.addresses import SCHEMES
+
+    scheme, separator, _ = store.partition("://")
+    return bool(separator) and scheme.lower() in SCHEMES
+
+
+def name(ctx: click.Context, url: str) -> None:
+    """As if `--url` had been typed."""
+    ctx.meta.setdefault(_KEPT, {})["redis_url"] = url
+
+
+def named(ctx: click.Context) -> bool:
+    """Was a fleet named on the command line?"""
+    return "redis_url" in ctx.meta.get(_KEPT, {})
+
+
+def configured(ctx: click.Context) -> bool:
+    """Is a fleet named anywhere? Checks nothing, so that pydantic is not needed to find out."""
+    return "redis_url" in gather(ctx.meta.get(_KEPT), ctx.meta.get(_CONFIG)).values
+
+
+def settings(ctx: click.Context) -> Resolved:
+    """All settings as they count."""
+    given = gather(ctx.meta.get(_KEPT), ctx.meta.get(_CONFIG))
+    from graflow_ckpt.interfaces.settings import resolve
+
+    return resolve(given)
+
+
+def with_fleet(ctx: click.Context) -> Resolved:
+    """The same, and a server has to be named; from here on this process's environment says so, too."""
+    resolved = settings(ctx)
+    if resolved.url is None:
+        raise NoFleet(
+            "Which fleet? No server is named.",
+            hint=f"Set {variable('redis_url')}, write redis_url into [fleet] of {FILE_NAME}, or give --url.",
+        )
+    resolved.export()
+    return resolved
+
+
 # --- completion ----------------------------------------------------------------------------
 
 
 def _ids(ctx: click.Context) -> dict[str, str]:
     """Session ids by what the names of their files say; nothing is opened."""
-    from graflow_ckpt.interfaces.cli.names import session_names
 
     return session_names(_named_store(ctx))
 
@@ -130,16 +220,12 @@ def _named_store(ctx: click.Context) -> str:
 
 
 def complete_sessions(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    from click.shell_completion import CompletionItem
-
     found = _ids(ctx).items()
     return [CompletionItem(name, help=text) for name, text in found if name.startswith(incomplete)]
 
 
 def complete_remote(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
     """Sessions of the fleet that is set up; a server that does not answer at once is as good as none."""
-    from click.shell_completion import CompletionItem
-
     from graflow_ckpt.interfaces.cli.connecting import some_sessions
 
     return [CompletionItem(name) for name in some_sessions(ctx) if name.startswith(incomplete)]
@@ -153,10 +239,6 @@ def complete_everywhere(ctx: click.Context, parameter: click.Parameter, incomple
 
 def complete_places(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
     """Sessions and the paths of checkpoints."""
-    from click.shell_completion import CompletionItem
-
-    from graflow_ckpt.interfaces.cli.names import checkpoint_paths
-
     store = _named_store(ctx)
     folder = os.path.dirname(incomplete) if os.sep in incomplete else store
     paths = [CompletionItem(path) for path in checkpoint_paths(folder) if path.startswith(incomplete)]
@@ -165,12 +247,61 @@ def complete_places(ctx: click.Context, parameter: click.Parameter, incomplete: 
 
 
 def complete_folders(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    from click.shell_completion import CompletionItem
-
     return [CompletionItem(incomplete, type="dir")]
 
 
 def complete_files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    from click.shell_completion import CompletionItem
-
     return [CompletionItem(incomplete, type="file")]
+
+
+# What file names alone tell, or a database on this machine. No checkpoint is opened, so that a tab costs one
+# listing of a folder, or one query. Servers are not asked: somebody would wait for them. What is offered is
+# checked by the command that gets it.
+
+_OWN = re.compile(r"session_([A-Za-z0-9_-]{1,64})_step_(\d+)_(\d+)-(\d+)\.meta\.json\Z")
+_META = ".meta.json"
+_MANY = 500  # checkpoints that are looked at for ids
+
+
+def session_names(folder: str) -> dict[str, str]:
+    """Sessions that have checkpoints in a folder, and how far the newest is."""
+    from graflow_ckpt.stores.sqlite_names import is_sqlite
+
+    if is_sqlite(folder):
+        return _in_database(folder)
+    newest: dict[str, tuple[int, str]] = {}
+    for name in _listing(folder):
+        match = _OWN.match(name)
+        if match is not None:
+            entry = int(match[4]), f"step {match[2]}"
+            newest[match[1]] = max(newest.get(match[1], entry), entry)
+    return {session: text for session, (_, text) in sorted(newest.items())}
+
+
+def _in_database(store: str) -> dict[str, str]:
+    from graflow_ckpt.checkpoint.inventory import cut_of
+    from graflow_ckpt.core.errors import GraflowError
+    from graflow_ckpt.stores import open_store
+
+    found: dict[str, str] = {}
+    try:
+        for path, raw in open_store(store).newest(_MANY):
+            cut = cut_of(path, raw)
+            if cut is not None:
+                found.setdefault(cut.session, cut.status)
+    except GraflowError:
+        return {}
+    return dict(sorted(found.items()))
+
+
+def checkpoint_paths(folder: str) -> list[str]:
+    """The checkpoints in a folder."""
+    found = [name.removesuffix(_META) + ".pkl" for name in _listing(folder) if name.endswith(_META)]
+    return [os.path.join(folder, name) for name in sorted(found)]
+
+
+def _listing(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder.removeprefix("file://") or ".")
+    except OSError:
+        return []

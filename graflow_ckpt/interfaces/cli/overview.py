@@ -8,9 +8,9 @@ session id mentions of its workflow.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint import history
 from graflow_ckpt.checkpoint.archive import Found
@@ -21,8 +21,10 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.manner import Document, Manner
-from graflow_ckpt.interfaces.cli.tally import Tally
 from graflow_ckpt.stores import open_store
+
+if TYPE_CHECKING:
+    from graflow_ckpt.interfaces.cli.progress import Tally
 
 _PLACEHOLDER = ("plain", b"\xc0")
 
@@ -78,7 +80,7 @@ class Row:
         return {**asdict(self), "owner": self.owner or None, "age": words.seconds_since(self.created_at)}
 
 
-def overview(store: str, sessions: Iterable[str] | None = None) -> list[Row]:
+def overview(store: str) -> list[Row]:
     """The sessions of a store, the newest first."""
     place = open_store(store)
     counts: dict[str, int] = {}
@@ -86,9 +88,8 @@ def overview(store: str, sessions: Iterable[str] | None = None) -> list[Row]:
         session = _session_of(path, raw)
         if session:
             counts[session] = counts.get(session, 0) + 1
-    wanted = counts if sessions is None else [session for session in sessions if session in counts]
-    keyring = Keyring.for_store(place) if wanted else None
-    rows = [_row(place, keyring, session, counts[session]) for session in wanted] if keyring else []
+    keyring = Keyring.for_store(place) if counts else None
+    rows = [_row(place, keyring, session, count) for session, count in counts.items()] if keyring else []
     return sorted(rows, key=lambda row: row.created_at, reverse=True)
 
 

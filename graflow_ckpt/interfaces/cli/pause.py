@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.configuration import fleet
-from graflow_ckpt.interfaces.cli.options import common, complete_remote, manner_of
+from graflow_ckpt.interfaces.cli.options import common, complete_remote, fleet, manner_of
 
 EXAMPLES = """\b
 Examples:
@@ -20,20 +19,16 @@ Examples:
 @click.option("--reason", default="paused by hand", help="What others are told.")
 @fleet
 @common
-@click.pass_context
 def command(ctx: click.Context, /, session: str, reason: str) -> int:
     """Have a session of a fleet hand out no more tasks; those that run are finished and committed."""
-    from graflow_ckpt.interfaces.cli.connecting import client_of, session_at
-
-    manner = manner_of(ctx)
-    client = client_of(ctx)
-    handle = session_at(client, session)
-    from graflow_ckpt.interfaces.cli.connecting import document
+    from graflow_ckpt.interfaces.cli.connecting import document, handle_of
     from graflow_ckpt.interfaces.cli.steering import paused
 
+    manner = manner_of(ctx)
+    handle = handle_of(ctx, session)
     status = paused(handle, reason)
     if manner.json:
-        manner.document(document(status, client.link.address))
+        manner.document(document(status, handle.address))
     else:
         runs = f"; {words.counted(status.running, 'task')} still running" if status.running else ""
         manner.note(

@@ -38,7 +38,6 @@ Examples:
 )
 @found_store
 @common
-@click.pass_context
 def command(
     ctx: click.Context,
     /,

@@ -1,26 +1,37 @@
-"""Planning: a session's saved tasks against those of its program; nothing of either is run."""
+"""Planning: the graph of a program that is run until it would execute a workflow. No task is run.
+
+Compared with a session's saved tasks it is a plan; submitted it is a session of a fleet.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from graflow_ckpt.checkpoint.plan import HINT, CurrentTask, Plan, make_plan
 from graflow_ckpt.checkpoint.program import saved_tasks
-from graflow_ckpt.core.errors import GraphError
+from graflow_ckpt.core.errors import GraphError, SessionExists
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.resuming import plan_for
 from graflow_ckpt.engine.settings import Changed, Durability, Settings
+from graflow_ckpt.frontends.dsl import Workflow
 from graflow_ckpt.frontends.overrides import Planned, overrides
 from graflow_ckpt.interfaces.cli import program, words
 from graflow_ckpt.interfaces.cli.finding import Origin, Place
-from graflow_ckpt.interfaces.cli.manner import Document
+from graflow_ckpt.interfaces.cli.manner import Document, Manner
 from graflow_ckpt.interfaces.cli.overview import standing, status_now
 from graflow_ckpt.sessions.memory import MemorySession
+
+if TYPE_CHECKING:
+    from graflow_ckpt.fleet.client import Client
+    from graflow_ckpt.fleet.handle import Handle
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,16 +105,99 @@ def planned(place: Place, origin: Origin, changed: Changed | None) -> Outlook:
 
 def graph_of(origin: Origin, workflow: str) -> TaskGraph:
     """The graph of a program, which is run until it would execute the workflow."""
-    overrides.planning, overrides.only, overrides.target = True, workflow, workflow
-    try:
-        with redirect_stdout(sys.stderr), program.Sandbox() as sandbox:
-            program.run(origin.target, origin.arguments, origin.called)
-    except Planned as reached:
+    overrides.only, overrides.target = workflow, workflow
+    reached, status = _reached(origin.target, origin.arguments, origin.called)
+    if reached is not None:
         graph: TaskGraph = reached.workflow.graph
         return graph
-    what = "ended before it executed" if sandbox.status is not None else "did not execute"
+    what = "ended before it executed" if status is not None else "did not execute"
     raise GraphError(
         f"{origin.target} {what} workflow {workflow!r}, so its tasks are not known.",
         hint="See what it needs by running it, or plan against another program: plan FILE.py --session ID.",
         workflow=workflow,
     )
+
+
+def _reached(
+    target: str, arguments: Sequence[str], called: str | None = None
+) -> tuple[Planned | None, int | None]:
+    """Where a program would have run a workflow, with what it prints led to stderr; else how it ended."""
+    overrides.planning = True
+    try:
+        with redirect_stdout(sys.stderr), program.Sandbox() as sandbox:
+            program.run(target, arguments, called)
+    except Planned as reached:
+        return reached, None
+    finally:
+        overrides.planning = False
+    return None, sandbox.status
+
+
+# --- submission ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the command line says of the session."""
+
+    session: str | None = None
+    existing: str = "refuse"
+    max_steps: int | None = None
+    ttl: float | None = None
+    inputs: dict[str, Any] = field(default_factory=dict)  # Any: JSON
+
+
+def submit(
+    manner: Manner, client: Client, target: str, arguments: Sequence[str], wanted: Wanted, *, quiet: bool
+) -> Handle:
+    """Make the graph of a program a session of a fleet, which has accepted it when this returns.
+
+    What the program would have given the workflow (start, inputs, its session id) counts, where the command
+    line does not say otherwise. The id is printed, and nothing but it; `quiet`: not even that.
+    """
+    from graflow_ckpt.fleet.accepting import Terms
+    from graflow_ckpt.interfaces.cli.connecting import document
+
+    reached = _submitted(target, arguments)
+    workflow: Workflow = reached.workflow
+    terms = Terms(
+        wanted.session or workflow.wanted_session,
+        wanted.existing,
+        wanted.max_steps if wanted.max_steps is not None else reached.max_steps,
+        ledger=workflow.ledger,
+    )
+    if wanted.ttl is not None:
+        terms = replace(terms, ttl=wanted.ttl)
+    inputs = {**reached.inputs, **wanted.inputs}
+    try:
+        handle = client.submit(workflow.graph, workflow.settings, reached.starts, inputs, terms)
+    except SessionExists as error:
+        error.hint = "Give another id (--session), or be content with that one (--existing return)."
+        raise
+    status = handle.status()
+    if quiet:
+        manner.note(f"session {handle.session} ({status.workflow}) at {client.link.address}: {status.status}")
+    elif manner.json:
+        manner.document(document(status, client.link.address))
+    else:
+        follow = words.fleet_command("wait", handle.session)
+        manner.note(f"{status.workflow} at {client.link.address}: {status.status}; follow it: {follow}")
+        click.echo(handle.session)
+    return handle
+
+
+def _submitted(target: str, arguments: Sequence[str]) -> Planned:
+    """Where the program would have run a workflow; of one that only writes it down, the only one."""
+    reached, status = _reached(target, arguments)
+    if reached is not None:
+        return reached
+    if status not in (None, 0):
+        raise GraphError(f"{target} ended with status {status} before it executed a workflow.")
+    met: list[Workflow] = list(overrides.met)
+    if len(met) != 1:
+        names = ", ".join(sorted({workflow.name for workflow in met})) or "none"
+        raise GraphError(
+            f"{target} executes no workflow, and has {'several' if met else 'none'} (it has: {names}).",
+            hint="Call execute() of the one that is meant, or: graflow-ckpt submit MODULE:WORKFLOW.",
+        )
+    return Planned(met[0], tuple(met[0].graph.roots()))

@@ -11,7 +11,7 @@ From what is typed for `prune` to a retention:
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import and_, or_
 from typing import Any, get_args
@@ -98,6 +98,18 @@ def retention_of(
     return reduce(or_, [*([reduce(and_, limits)] if limits else []), *besides])
 
 
+_force = click.option(
+    "--force", is_flag=True, help="Also paused ones, and those that a session was forked from."
+)
+
+
+def _deleting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """What they have in common."""
+    yes = click.option("--yes", is_flag=True, help="Do not ask.")
+    dry_run = click.option("--dry-run", is_flag=True, help="Only say what would go, and how many bytes.")
+    return dry_run(yes(found_store(common(function))))
+
+
 PRUNE = """\b
 Examples:
   graflow-ckpt checkpoints prune --dry-run                       what the default would take away
@@ -137,11 +149,7 @@ Examples:
 )
 @click.option("--session", metavar="ID", help="Only of this session.", shell_complete=complete_sessions)
 @click.option("--workflow", metavar="NAME", help="Only of this workflow.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go, and how many bytes.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@found_store
-@common
-@click.pass_context
+@_deleting
 def prune(
     ctx: click.Context,
     /,
@@ -162,11 +170,8 @@ def prune(
     from graflow_ckpt.interfaces.cli.clearance import Clearance
 
     retention = retention_of(per=per, **rules)
-    manner = manner_of(ctx)
     clearance = Clearance.by_retention(store, retention, session=session, workflow=workflow)
-    if dry_run:
-        return clearance.show(manner)
-    return clearance.go(manner, yes=yes)
+    return clearance.carried_out(manner_of(ctx), dry_run=dry_run, yes=yes)
 
 
 DELETE = """\b
@@ -183,12 +188,8 @@ Examples:
 
 @click.command("delete", epilog=DELETE)
 @click.argument("what", nargs=-1, required=True, metavar="SESSION|PATH…", shell_complete=complete_places)
-@click.option("--force", is_flag=True, help="Also paused ones, and those that a session was forked from.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go, and how many bytes.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@found_store
-@common
-@click.pass_context
+@_force
+@_deleting
 def delete(
     ctx: click.Context, /, what: tuple[str, ...], force: bool, dry_run: bool, yes: bool, store: str
 ) -> int:
@@ -199,20 +200,15 @@ def delete(
     """
     from graflow_ckpt.interfaces.cli.clearance import Clearance
 
-    manner = manner_of(ctx)
     clearance = Clearance.by_name(store, what, force=force)
-    return clearance.show(manner) if dry_run else clearance.go(manner, yes=yes)
+    return clearance.carried_out(manner_of(ctx), dry_run=dry_run, yes=yes)
 
 
 @click.command("clear", epilog=CLEAR, short_help="Delete all checkpoints of a workflow.")
 @click.argument("workflow")
 @click.option("--finished", is_flag=True, help="Only sessions that are completed or cancelled.")
-@click.option("--force", is_flag=True, help="Also paused ones, and those that a session was forked from.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go, and how many bytes.")
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@found_store
-@common
-@click.pass_context
+@_force
+@_deleting
 def clear(
     ctx: click.Context, /, workflow: str, finished: bool, force: bool, dry_run: bool, yes: bool, store: str
 ) -> int:
@@ -223,6 +219,5 @@ def clear(
     """
     from graflow_ckpt.interfaces.cli.clearance import Clearance
 
-    manner = manner_of(ctx)
     clearance = Clearance.by_workflow(store, workflow, finished=finished, force=force)
-    return clearance.show(manner) if dry_run else clearance.go(manner, yes=yes)
+    return clearance.carried_out(manner_of(ctx), dry_run=dry_run, yes=yes)

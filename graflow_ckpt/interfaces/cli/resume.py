@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.configuration import fleet, named
 from graflow_ckpt.interfaces.cli.manner import Manner
-from graflow_ckpt.interfaces.cli.options import common, complete_everywhere, found_store, manner_of, running
+from graflow_ckpt.interfaces.cli.options import (
+    common,
+    complete_everywhere,
+    fleet,
+    found_store,
+    manner_of,
+    named,
+    running,
+)
 
 if TYPE_CHECKING:
     from graflow_ckpt.fleet.handle import Handle
@@ -43,7 +50,6 @@ OF_FLEET = ("max_steps", "in_doubt", "progress")  # what else is said is about a
 @found_store
 @fleet
 @common
-@click.pass_context
 def command(
     ctx: click.Context, /, what: str | None, latest: bool, rewind: bool, fork: str | None, **options: Any
 ) -> int:  # fmt: skip
@@ -79,11 +85,9 @@ def command(
     if rewind and not place.named:
         raise click.UsageError("--rewind needs the path of a checkpoint: graflow-ckpt checkpoints list.")
     if named(ctx) or place.found.facts.get("redis"):
-        from graflow_ckpt.interfaces.cli.connecting import needed
+        from graflow_ckpt.interfaces.cli.whereabouts import on_fleet_from
 
         _check_options(ctx, (*OF_FLEET, "latest", "rewind", "fork", "store"))
-        with needed():
-            from graflow_ckpt.interfaces.cli.whereabouts import on_fleet_from
         return _on_fleet(manner, on_fleet_from(ctx, manner, place, rewind=rewind, fork=fork), options)
     del options["store"]
     return go_on(manner, place, Wishes(**options), rewind=rewind, fork=fork)

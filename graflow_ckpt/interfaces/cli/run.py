@@ -57,7 +57,6 @@ Examples:
 )
 @click.option("--here", is_flag=True, help="Begin a new session, although this one is in another place.")
 @common
-@click.pass_context
 def command(
     ctx: click.Context, /, target: str, arguments: tuple[str, ...], **options: Any
 ) -> int:  # fmt: skip

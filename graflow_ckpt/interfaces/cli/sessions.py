@@ -7,9 +7,18 @@ from click.core import ParameterSource
 
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.configuration import configured, fleet, is_server, name, named
 from graflow_ckpt.interfaces.cli.manner import Document, Manner
-from graflow_ckpt.interfaces.cli.options import common, complete_remote, manner_of, store
+from graflow_ckpt.interfaces.cli.options import (
+    common,
+    complete_remote,
+    configured,
+    fleet,
+    is_server,
+    manner_of,
+    name,
+    named,
+    store,
+)
 
 EXAMPLES = """\b
 Examples:
@@ -42,7 +51,6 @@ COLUMNS = (
 @store
 @fleet
 @common
-@click.pass_context
 def command(ctx: click.Context, workflow: str | None, unfinished: bool, limit: int | None, store: str) -> int:
     """List sessions, the newest first: those of the fleet that is set up, and those in the store.
 
@@ -133,7 +141,6 @@ def _of_store(
 @click.option("--yes", is_flag=True, help="Also what is not finished: it is cancelled first.")
 @fleet
 @common
-@click.pass_context
 def purge(ctx: click.Context, /, sessions: tuple[str, ...], yes: bool) -> int:
     """Take away all that a fleet keeps of sessions: their queues, values, results and errors.
 

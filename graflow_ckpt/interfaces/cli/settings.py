@@ -7,9 +7,8 @@ import os
 import click
 
 from graflow_ckpt.core.redaction import HIDDEN
-from graflow_ckpt.interfaces.cli.configuration import fleet, settings
 from graflow_ckpt.interfaces.cli.manner import Document
-from graflow_ckpt.interfaces.cli.options import common, manner_of
+from graflow_ckpt.interfaces.cli.options import common, fleet, manner_of, settings
 from graflow_ckpt.interfaces.sources import ALONE, NAMES, Origin, unknown, variable
 from graflow_ckpt.links.addresses import masked
 
@@ -27,7 +26,6 @@ _SECRET = ("fernet_key",)
 @click.command("settings", epilog=EXAMPLES, short_help="Show what is set, and where it comes from.")
 @fleet
 @common
-@click.pass_context
 def command(ctx: click.Context, /) -> int:
     """Show the settings as they count here, and whether a flag, the environment or a file says so.
 

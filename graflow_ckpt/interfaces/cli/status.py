@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import click
 
-from graflow_ckpt.interfaces.cli.configuration import fleet
-from graflow_ckpt.interfaces.cli.options import common, complete_remote, manner_of
+from graflow_ckpt.interfaces.cli.options import common, complete_remote, fleet, manner_of
 
 EXAMPLES = """\b
 Examples:
@@ -18,17 +17,14 @@ Examples:
 @click.argument("session", shell_complete=complete_remote)
 @fleet
 @common
-@click.pass_context
 def command(ctx: click.Context, /, session: str) -> int:
     """Show how far a session of a fleet is: its counters, its queues, what has failed and why it waits."""
     from graflow_ckpt.interfaces.cli.connecting import client_of, session_at
+    from graflow_ckpt.interfaces.cli.outlook import describe, session_lines
 
     manner = manner_of(ctx)
     client = client_of(ctx)
-    handle = session_at(client, session)
-    from graflow_ckpt.interfaces.cli.outlook import describe, session_lines
-
-    found = describe(handle, client)
+    found = describe(session_at(client, session), client)
     if manner.json:
         manner.document(found)
     else:

@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.configuration import fleet
-from graflow_ckpt.interfaces.cli.options import common, complete_files, complete_remote, manner_of
+from graflow_ckpt.interfaces.cli.options import common, complete_files, complete_remote, fleet, manner_of
 
 EXAMPLES = """\b
 Examples:
@@ -55,7 +54,6 @@ Examples:
 @click.option("--progress/--no-progress", default=True, help="With --wait: show how far it is.")
 @fleet
 @common
-@click.pass_context
 def command(ctx: click.Context, /, target: str, arguments: tuple[str, ...], **options: Any) -> int:
     """Have a fleet run a program's workflow. Prints the id of the session once it has been accepted.
 
@@ -71,7 +69,7 @@ def command(ctx: click.Context, /, target: str, arguments: tuple[str, ...], **op
         raise click.UsageError("--timeout is for --wait.")
     manner = manner_of(ctx)
     client = client_of(ctx, key=True)
-    from graflow_ckpt.interfaces.cli.submission import Wanted, submit
+    from graflow_ckpt.interfaces.cli.planning import Wanted, submit
 
     waits, timeout, progress = (options.pop(name) for name in ("waits", "timeout", "progress"))
     handle = submit(manner, client, target, arguments, Wanted(**options), quiet=waits)
@@ -79,4 +77,4 @@ def command(ctx: click.Context, /, target: str, arguments: tuple[str, ...], **op
         return 0
     from graflow_ckpt.interfaces.cli.waiting import wait
 
-    return wait(manner, handle, client.link.address, timeout, progress=progress)
+    return wait(manner, handle, timeout, progress=progress)

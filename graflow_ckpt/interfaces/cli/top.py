@@ -8,8 +8,7 @@ from time import sleep
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.configuration import fleet
-from graflow_ckpt.interfaces.cli.options import common, manner_of
+from graflow_ckpt.interfaces.cli.options import common, fleet, manner_of
 
 EXAMPLES = """\b
 Examples:
@@ -31,7 +30,6 @@ MOMENT = 0.5  # seconds between the two looks that one picture needs for its rat
               help="So many sessions, those that do most first.")  # fmt: skip
 @fleet
 @common
-@click.pass_context
 def command(ctx: click.Context, /, every: float, once: bool, limit: int) -> int:
     """Watch the sessions and workers of a fleet: what is ready and running, and how fast it goes.
 

@@ -61,7 +61,6 @@ Examples:
 @click.option("--take-over", is_flag=True, help=TAKE_OVER)
 @click.option("--yes", is_flag=True, help="With --take-over: do not ask before a process is ended.")
 @common
-@click.pass_context
 def copy(
     ctx: click.Context,
     /,
@@ -126,7 +125,6 @@ def _copied(
 @click.option("--all", "everything", is_flag=True, help="All sessions of the store.")
 @found_store
 @common
-@click.pass_context
 def export(ctx: click.Context, /, what: tuple[str, ...], file: str, everything: bool, store: str) -> int:
     """Copy sessions with their journals, or single checkpoints, into one file: a SQLite store.
 
@@ -152,7 +150,6 @@ def export(ctx: click.Context, /, what: tuple[str, ...], file: str, everything: 
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @store
 @common
-@click.pass_context
 def import_(ctx: click.Context, /, file: str, trust: bool, take_over: bool, yes: bool, store: str) -> int:
     """Take the checkpoints of a file into a store.
 
@@ -211,7 +208,6 @@ Examples:
               help="A value of the channel: JSON if it parses, else text; may be repeated.")  # fmt: skip
 @found_store
 @common
-@click.pass_context
 def fork(ctx: click.Context, /, what: str, new: str | None, values: dict[str, Any], store: str) -> int:
     """Make a new session that goes on from a checkpoint, with some of its values changed. Runs nothing.
 

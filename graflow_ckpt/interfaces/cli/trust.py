@@ -21,14 +21,13 @@ Examples:
 @click.argument("path", shell_complete=complete_places)
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @common
-@click.pass_context
 def command(ctx: click.Context, /, path: str, yes: bool) -> int:
     """Look at a checkpoint that this machine did not write, and seal it with its key.
 
     To resume from a checkpoint runs the code in it. Do this only if you know who wrote it.
     """
+    from graflow_ckpt.interfaces.cli.key_care import check_parts, trusted
     from graflow_ckpt.interfaces.cli.showing import describe, lines
-    from graflow_ckpt.interfaces.cli.trusting import check_parts, reseal
 
     manner = manner_of(ctx)
     document = describe(path)
@@ -42,7 +41,7 @@ def command(ctx: click.Context, /, path: str, yes: bool) -> int:
         manner.note(line)
     if not yes:
         manner.ask("Resuming from it runs the code in it. Seal it with the key of this machine?")
-    key = reseal(document["path"])
+    key = trusted(document["path"])
     manner.note(f"{document['path']} is now sealed with key {key}")
     if manner.json:
         manner.document({"path": document["path"], "sealed": True, "key_id": key})

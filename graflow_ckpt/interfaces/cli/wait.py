@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.configuration import fleet
-from graflow_ckpt.interfaces.cli.options import common, complete_remote, manner_of
+from graflow_ckpt.interfaces.cli.options import common, complete_remote, fleet, manner_of
 
 EXAMPLES = """\b
 Examples:
@@ -23,18 +22,14 @@ Examples:
 @click.option("--progress/--no-progress", default=True, help="Show how far it is.")
 @fleet
 @common
-@click.pass_context
 def command(ctx: click.Context, /, session: str, timeout: float | None, progress: bool) -> int:
     """Wait until a session of a fleet has ended, or has paused.
 
     The exit status says how: 0 completed, or stopped at its limit; 1 failed, cancelled or stalled; 3
     paused, somebody has to do something; 124 it has not ended in time.
     """
-    from graflow_ckpt.interfaces.cli.connecting import client_of, session_at
-
-    manner = manner_of(ctx)
-    client = client_of(ctx)
-    handle = session_at(client, session)
+    from graflow_ckpt.interfaces.cli.connecting import handle_of
     from graflow_ckpt.interfaces.cli.waiting import wait
 
-    return wait(manner, handle, client.link.address, timeout, progress=progress)
+    handle = handle_of(ctx, session)
+    return wait(manner_of(ctx), handle, timeout, progress=progress)

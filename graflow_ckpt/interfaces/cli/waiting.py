@@ -30,7 +30,7 @@ PATIENCE = 60.0  # seconds for which a server may be away
 _SOON, _LATER = 0.02, 0.25  # seconds between two looks
 
 
-def wait(manner: Manner, handle: Handle, at: str, timeout: float | None, *, progress: bool) -> int:
+def wait(manner: Manner, handle: Handle, timeout: float | None, *, progress: bool) -> int:
     """Until it has ended, paused, or the time is over; the exit status."""
     began = monotonic()
     shown = _shown(manner, progress)
@@ -47,7 +47,8 @@ def wait(manner: Manner, handle: Handle, at: str, timeout: float | None, *, prog
     assert status is not None
     code = EXITS.get(status.status, TIMED_OUT)
     if manner.json:
-        manner.document({**document(status, at), "code": code, "waited": round(monotonic() - began, 3)})
+        waited = round(monotonic() - began, 3)
+        manner.document({**document(status, handle.address), "code": code, "waited": waited})
     else:
         manner.note(f"session {status.session}: {closing(status, code, timeout)}")
     return code

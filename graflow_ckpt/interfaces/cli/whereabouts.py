@@ -26,14 +26,14 @@ from click.core import ParameterSource
 from graflow_ckpt.core.errors import BadSessionId, CheckpointError, NoSession, ServerError
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.interfaces.cli import program, words
-from graflow_ckpt.interfaces.cli.configuration import configured, name, named
-from graflow_ckpt.interfaces.cli.connecting import client_of, session_at
-from graflow_ckpt.interfaces.cli.finding import Place
+from graflow_ckpt.interfaces.cli.connecting import client_of, handle_of, unknown
+from graflow_ckpt.interfaces.cli.finding import Ambiguous, Place, by_session, checkpoint_path
 from graflow_ckpt.interfaces.cli.manner import Manner
+from graflow_ckpt.interfaces.cli.options import configured, name, named
+from graflow_ckpt.interfaces.cli.overview import overview
 
 if TYPE_CHECKING:
     from graflow_ckpt.fleet.client import Client
-    from graflow_ckpt.fleet.handle import Handle
 
 
 _SUFFIXES = (".pkl", ".meta.json", ".state.json")
@@ -48,8 +48,6 @@ def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -
         return _named(ctx, what, typed)
     if what is None or typed or not configured(ctx):
         return None
-    from graflow_ckpt.interfaces.cli.connecting import client_of
-
     hits = _in_store(store, what)
     try:
         client = client_of(ctx)
@@ -58,7 +56,7 @@ def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -
     except BadSessionId:
         return None
     except NoSession:
-        if hits or _is_checkpoint(what):
+        if hits or checkpoint_path(what) is not None:
             return None
         raise _nowhere(client, what, store) from None
     except ServerError as error:
@@ -67,8 +65,6 @@ def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -
         manner.note(f"{error.message} What is in {store} is taken.")
         return None
     if hits:
-        from graflow_ckpt.interfaces.cli.finding import Ambiguous
-
         hits.append(f"session {what} at {client.link.address}")
         raise Ambiguous(
             f"{what!r} may mean: {'; '.join(hits)}.",
@@ -79,24 +75,14 @@ def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -
 
 
 def _named(ctx: click.Context, what: str | None, typed: bool) -> Handle:
-    from graflow_ckpt.interfaces.cli.connecting import client_of, session_at
-
     if typed:
         raise click.UsageError("--store is for sessions of a store, --url for those of a fleet: one of them.")
     if what is None:
         raise click.UsageError("Which session of the fleet? graflow-ckpt sessions lists them.")
-    return session_at(client_of(ctx), what)
-
-
-def _is_checkpoint(what: str) -> bool:
-    from graflow_ckpt.interfaces.cli.finding import checkpoint_path
-
-    return checkpoint_path(what) is not None
+    return handle_of(ctx, what)
 
 
 def _nowhere(client: Client, what: str, store: str) -> NoSession:
-    from graflow_ckpt.interfaces.cli.connecting import unknown
-
     error = unknown(client, what)
     error.message += f" It is neither a checkpoint nor a session nor a workflow in {store} either."
     return error
@@ -104,9 +90,6 @@ def _nowhere(client: Client, what: str, store: str) -> NoSession:
 
 def _in_store(store: str, what: str) -> list[str]:
     """What it may mean there; a fleet's session that is only checkpointed there is left out."""
-    from graflow_ckpt.interfaces.cli.finding import by_session
-    from graflow_ckpt.interfaces.cli.overview import overview
-
     rows = [row for row in overview(store) if what in (row.session, row.workflow)]
     return [
         f"session {row.session} of workflow {row.workflow} in {store}"
@@ -126,7 +109,7 @@ def on_fleet_from(
     if redis is not None and not named(ctx):
         name(ctx, redis["address"])
     if not rewind and fork is None:
-        return session_at(client_of(ctx), session)
+        return handle_of(ctx, session)
     client = client_of(ctx, key=True)
     program.looked_for(place.found.meta.get("file"))
     try:

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from graflow_ckpt.core.errors import BadAddress
-from graflow_ckpt.interfaces.cli.configuration import fleet, kept, with_fleet
 from graflow_ckpt.interfaces.cli.manner import Manner
-from graflow_ckpt.interfaces.cli.options import common, manner_of
+from graflow_ckpt.interfaces.cli.options import common, fleet, kept, manner_of, with_fleet
 from graflow_ckpt.interfaces.sources import PREFIX, unknown, variable
 
 if TYPE_CHECKING:
@@ -49,7 +48,6 @@ SIGHUP starts the workers anew, one after the other.
 @click.option("--health", is_flag=True, help="Only say whether the workers of this machine are well.")
 @fleet
 @common
-@click.pass_context
 def command(ctx: click.Context, /, health: bool) -> int:
     """Run the tasks of a fleet: a pool of processes that share a parent, which starts them anew.
 
@@ -61,10 +59,8 @@ def command(ctx: click.Context, /, health: bool) -> int:
 
 
 def _probe(manner: Manner, resolved: Resolved) -> int:
-    from graflow_ckpt.interfaces.cli.connecting import needed
+    from graflow_ckpt.fleet.health import health
 
-    with needed():
-        from graflow_ckpt.fleet.health import health
     said = resolved.origin("queues").kind != "default"
     assert resolved.url is not None
     well, text = health(resolved.url, resolved.fleet.queues if said else ())
@@ -76,13 +72,11 @@ def _probe(manner: Manner, resolved: Resolved) -> int:
 
 
 def _work(manner: Manner, ctx: click.Context) -> int:
-    from graflow_ckpt.interfaces.cli.connecting import needed
+    from graflow_ckpt.fleet.pool import run
+    from graflow_ckpt.links.addresses import parse
 
     for name in unknown():
         manner.note(f"{name} is set, and nothing reads it: graflow-ckpt settings shows what is.")
-    with needed():
-        from graflow_ckpt.fleet.pool import run
-        from graflow_ckpt.links.addresses import parse
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
         sys.path[0:0] = [os.getcwd()]  # the script of an installation has its own folder there
     with suppress(BadAddress):  # what it knows of passwords, for addresses that are given without

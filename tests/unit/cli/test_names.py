@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from graflow_ckpt.interfaces.cli.names import checkpoint_paths, session_names
+from graflow_ckpt.interfaces.cli.options import checkpoint_paths, session_names
 from graflow_ckpt.stores.sqlite import SqliteStore
 from tests.unit.checkpoint import stocked
 

@@ -10,8 +10,7 @@ import pytest
 from graflow_ckpt.core.events import Event, Kind
 from graflow_ckpt.interfaces.cli import progress
 from graflow_ckpt.interfaces.cli.manner import Manner
-from graflow_ckpt.interfaces.cli.progress import JsonLines, PlainLines, Reporter, reporter_for
-from graflow_ckpt.interfaces.cli.tally import Tally
+from graflow_ckpt.interfaces.cli.progress import JsonLines, PlainLines, Reporter, Tally, reporter_for
 
 START = {
     "workflow": "w", "store": "checkpoints", "pending": 1, "path": None, "resumed": False, "replayed": 0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graflow_ckpt.core.events import Event, Kind
-from graflow_ckpt.interfaces.cli.tally import Tally
+from graflow_ckpt.interfaces.cli.progress import Tally
 
 START = {"workflow": "w", "store": "checkpoints", "pending": 1, "path": None}
 

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.usefixtures("checkpoints_alone")
         (EveryN(3), [3, 6]),
         (EveryTask(), [1, 2, 3, 4, 5, 6, 7]),
         (EveryN(3) | EveryN(7), [3, 6]),
+        (EveryN(2) | EveryN(5), [2, 4, 6]),
         (EverySeconds(60), []),
     ],
     ids=str,
@@ -194,7 +195,9 @@ def test_requests_are_numbered_in_the_order_of_their_commits(workflow: Make) -> 
     assert found[1].parent == found[0].checkpoint_id
 
 
-def test_a_second_request_of_one_attempt_replaces_the_metadata_of_the_first(workflow: Make) -> None:
+def test_a_second_request_of_one_attempt_replaces_the_metadata_of_the_first(
+    workflow: Make, caplog: pytest.LogCaptureFixture
+) -> None:
     handles = []
 
     def ask(context: Any) -> None:
@@ -206,6 +209,8 @@ def test_a_second_request_of_one_attempt_replaces_the_metadata_of_the_first(work
     assert handles[0].path == handles[1].path
     assert cuts("request") == [1]
     assert CheckpointManager.verify(handles[0].path).user_metadata["part"] == 2
+    assert handles[0].metadata.user_metadata["part"] == 2
+    assert sum("asked for a checkpoint twice" in record.message for record in caplog.records) == 1
 
 
 def test_a_request_from_a_child_process_is_honoured(workflow: Make) -> None:

@@ -14,7 +14,6 @@ import pytest
 from graflow_ckpt import (
     CheckpointManager,
     Event,
-    EveryN,
     EverySeconds,
     EveryTask,
     ExecutionContext,
@@ -22,7 +21,6 @@ from graflow_ckpt import (
     OnRequest,
     PendingCheckpoint,
     TaskGraph,
-    WhenIdle,
     task,
     workflow,
 )
@@ -33,7 +31,7 @@ from graflow_ckpt.stores.local import LocalStore
 from tests.loops import LONG, cuts, loop
 from tests.unit.stores.faults import FaultyDisk
 
-# --- policies --------------------------------------------------------------------------
+# --- policies; what holds in Redis, too: tests/acceptance/test_policies.py --------------
 
 
 def test_on_request_cuts_when_asked_and_at_the_end_only() -> None:
@@ -41,52 +39,6 @@ def test_on_request_cuts_when_asked_and_at_the_end_only() -> None:
 
     assert cuts() == []
     assert cuts("end") == [5]
-
-
-def test_every_n_cuts_every_n_steps() -> None:
-    loop(7, checkpoint=EveryN(3)).execute()
-
-    assert cuts() == [3, 6]
-
-
-def test_every_task_cuts_every_step() -> None:
-    loop(3, checkpoint=EveryTask()).execute()
-
-    assert cuts() == [1, 2, 3]
-
-
-def test_a_request_counts_as_the_cut_of_its_step() -> None:
-    loop(5, lambda context: context.cycle == 1 and context.checkpoint(), checkpoint=EveryN(3)).execute()
-
-    assert cuts("request") == [2]
-    assert cuts() == [5]
-
-
-def test_policies_combine() -> None:
-    loop(5, checkpoint=EveryN(2) | EveryN(5)).execute()
-
-    assert cuts() == [2, 4]
-
-
-def test_every_seconds_cuts_between_commits_while_a_task_runs() -> None:
-    saved = threading.Event()
-    observer = lambda event: event.kind == "checkpoint_saved" and saved.set()  # noqa: E731
-
-    with workflow(
-        "w", "s", durability="checkpoint", checkpoint=EverySeconds(0.05), observers=[observer]
-    ) as flow:
-
-        @task
-        def quick() -> None: ...
-
-        @task(timeout=LONG)
-        def slow(quick: None) -> bool:
-            return saved.wait(LONG)
-
-        quick >> slow
-        assert flow.execute() is True
-
-    assert cuts() == [1]
 
 
 def test_every_seconds_cuts_while_all_wait_for_a_retry() -> None:
@@ -109,47 +61,6 @@ def test_every_seconds_cuts_while_all_wait_for_a_retry() -> None:
 
     kinds = [(e.kind, e.task, e.facts.get("outcome")) for e in seen]
     assert kinds.index(("checkpoint_saved", "", None)) < kinds.index(("task_ended", "flaky", "done"))
-
-
-def test_every_seconds_does_not_cut_when_nothing_has_happened() -> None:
-    loop(50, checkpoint=EverySeconds(60)).execute()
-
-    assert cuts() == []
-
-
-def test_when_idle_cuts_when_a_wave_is_through() -> None:
-    with workflow("w", session_id="s", checkpoint=WhenIdle()) as flow:
-        meeting = threading.Barrier(2, timeout=LONG)
-
-        @task
-        def a() -> None: ...
-
-        @task
-        def b() -> int:
-            return meeting.wait()
-
-        @task
-        def c() -> int:
-            return meeting.wait()
-
-        @task
-        def d() -> None: ...
-
-        a >> (b | c) >> d
-        flow.execute()
-
-    assert cuts() == [1, 3, 4]
-
-
-def test_durability_none_writes_what_is_asked_for_and_nothing_else() -> None:
-    loop(
-        3,
-        lambda context: context.cycle == 1 and context.checkpoint(),
-        checkpoint=EveryTask(),
-        durability="none",
-    ).execute()
-
-    assert [m.cause for m in CheckpointManager.list_checkpoints("s")] == ["request"]
 
 
 def test_the_newest_ten_cuts_are_kept_and_all_that_were_asked_for() -> None:
@@ -207,24 +118,6 @@ def test_a_pending_checkpoint_is_done_when_its_task_has_completed() -> None:
     assert found.user_metadata["task_id"] == "a"
     assert restored.completed_tasks == {"a"}
     assert restored.task_queue.get_pending_tasks() == ["b"]
-
-
-def test_a_second_request_of_one_attempt_replaces_the_metadata_of_the_first(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    handles = []
-
-    def ask(context) -> None:
-        handles.append(context.checkpoint({"part": 1}))
-        handles.append(context.checkpoint({"part": 2}))
-
-    loop(1, ask).execute()
-
-    assert handles[0].path == handles[1].path
-    assert cuts("request") == [1]
-    assert CheckpointManager.verify(handles[0].path).user_metadata["part"] == 2
-    assert handles[0].metadata.user_metadata["part"] == 2
-    assert sum("asked for a checkpoint twice" in record.message for record in caplog.records) == 1
 
 
 def test_a_next_iteration_asked_for_in_the_same_task_is_in_the_checkpoint() -> None:

@@ -19,12 +19,13 @@ from functools import cache, partial
 from itertools import count as numbers
 from typing import Any
 
+import obstore
+
 from benchmarks.harness import AtMost, Case, Ratio, Run
 from graflow_ckpt.core.protocols import PartWriter, Sink
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_lease import ObjectLease
-from graflow_ckpt.stores.objects_library import obstore
 from tests.object_servers import CREDENTIALS, ObjectServer
 
 NAME = "objects"

@@ -188,7 +188,7 @@ def of_session(place: PostgresStore) -> object:
 
 
 def of_workflow_and_status(place: PostgresStore) -> object:
-    return list(islice(place.list(workflow="w3", status="failed"), 50))
+    return place.newest(50, workflow="w3", status="failed")
 
 
 CASES = [

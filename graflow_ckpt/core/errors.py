@@ -211,6 +211,15 @@ class PackageMissing(GraflowError, ImportError):
     __str__ = GraflowError.__str__
 
 
+def not_installed(missing: ImportError, cannot: str, extra: str) -> PackageMissing:
+    """Return what to raise where an optional package is imported and is not there, or lacks a part."""
+    lacks = isinstance(missing, ModuleNotFoundError)
+    why = f"the package {missing.name} is not installed" if lacks else str(missing).splitlines()[0]
+    return PackageMissing(
+        f"{cannot}: {why}.", hint=f"Install it with: pip install 'graflow-ckpt[{extra}]'.", extra=extra
+    )
+
+
 class ServerError(GraflowError):
     """A server did not do what it was asked to. `.address` says which, without a password."""
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from graflow_ckpt.core.errors import BadAddress, CheckpointError, GraphError, PackageMissing
+from graflow_ckpt.core.errors import BadAddress, CheckpointError, GraphError, not_installed
 from graflow_ckpt.interfaces.sources import DEFAULT, BadSetting, Given, Origin, variable
 from graflow_ckpt.links.addresses import masked, parse
 
@@ -23,11 +23,7 @@ try:
     from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError
     from pydantic import field_validator as checked
 except ModuleNotFoundError as missing:
-    raise PackageMissing(
-        f"Settings of a fleet cannot be read: the package {missing.name} is not installed.",
-        hint="Install it with: pip install 'graflow-ckpt[fleet]'.",
-        extra="fleet",
-    ) from missing
+    raise not_installed(missing, "Settings of a fleet cannot be read", "fleet") from missing
 
 _SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _MAKER = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*\Z")

@@ -17,7 +17,6 @@ from typing import Any, Final
 from graflow_ckpt.core.errors import (
     GraflowError,
     KeyTaken,
-    PackageMissing,
     SchemaUnsupported,
     ServerError,
     ServerFull,
@@ -25,6 +24,7 @@ from graflow_ckpt.core.errors import (
     ServerReadOnly,
     ServerRefuses,
     SessionDamaged,
+    not_installed,
 )
 from graflow_ckpt.links.addresses import no_cluster
 
@@ -43,11 +43,7 @@ try:
     from redis.retry import Retry
     from redis.sentinel import MasterNotFoundError, Sentinel, SentinelConnectionPool
 except ModuleNotFoundError as missing:
-    raise PackageMissing(
-        f"A Redis server cannot be used: the package {missing.name} is not installed.",
-        hint="Install it with: pip install 'graflow-ckpt[fleet]'.",
-        extra="fleet",
-    ) from missing
+    raise not_installed(missing, "A Redis server cannot be used", "fleet") from missing
 
 hiredis: Any
 try:

@@ -9,24 +9,36 @@ Not here: stores that know the order of their commits.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from heapq import nlargest
 from itertools import islice
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
-from graflow_ckpt.stores.names import base_of, session_of
+from graflow_ckpt.stores.names import base_of, facts_in, session_of
 
 _Listed = tuple[str, bytes]
+
+
+class Facts(TypedDict, total=False):
+    """What a meta says that is chosen by; None: whatever it is."""
+
+    workflow: str | None
+    status: str | None
+
+
+class Filters(Facts, total=False):
+    """And the session."""
+
+    session: str | None
+
+
 _ALL = 1 << 62
 
 
-def newest(
-    listing: Iterable[_Listed], limit: int, *, workflow: str | None = None, status: str | None = None
-) -> Sequence[_Listed]:
+def newest(listing: Iterable[_Listed], limit: int, **wanted: Unpack[Facts]) -> Sequence[_Listed]:
     """Of what `list` gives: the newest of a session first, sessions in any order."""
-    dated = ((when, found) for when, found, facts in _dated(listing) if _fit(facts, workflow, status))
+    dated = ((when, found) for when, found, facts in _dated(listing) if _fit(facts, wanted))
     return [found for _, found in nlargest(limit, dated, key=lambda each: each[0])]
 
 
@@ -35,11 +47,9 @@ def within(limit: int) -> int:
     return min(max(limit, 0), _ALL)
 
 
-def first(
-    listing: Iterable[_Listed], limit: int, *, workflow: str | None = None, status: str | None = None
-) -> Sequence[_Listed]:
+def first(listing: Iterable[_Listed], limit: int, **wanted: Unpack[Facts]) -> Sequence[_Listed]:
     """The same of a listing that has the newest of all first."""
-    fitting = (found for found in listing if _fit(_facts_in(found[1]), workflow, status))
+    fitting = (found for found in listing if _fit(facts_in(found[1]), wanted))
     return list(islice(fitting, within(limit)))
 
 
@@ -47,7 +57,7 @@ def _dated(listing: Iterable[_Listed]) -> Iterator[tuple[float, _Listed, dict[st
     """With the time to sort by. A clock that was put back makes nothing older than its predecessors."""
     latest: dict[str, float] = {}
     for path, raw in listing:
-        facts = _facts_in(raw)
+        facts = facts_in(raw)
         when = _seconds(facts.get("created_at"))
         session = session_of(base_of(path.rpartition("/")[2]))
         if session is not None:
@@ -55,17 +65,8 @@ def _dated(listing: Iterable[_Listed]) -> Iterator[tuple[float, _Listed, dict[st
         yield when, (path, raw), facts
 
 
-def _fit(facts: dict[str, Any], workflow: str | None, status: str | None) -> bool:
-    return workflow in (None, facts.get("workflow")) and status in (None, facts.get("status"))
-
-
-def _facts_in(raw: bytes) -> dict[str, Any]:
-    """What an unverified meta claims; nothing, if it is damaged."""
-    try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def _fit(facts: dict[str, Any], wanted: Facts) -> bool:
+    return all(value in (None, facts.get(name)) for name, value in wanted.items())
 
 
 def _seconds(created_at: object) -> float:

@@ -16,7 +16,6 @@ Not here: trust; whoever reads verifies the seal, cached or not.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -29,8 +28,9 @@ from graflow_ckpt.core.protocols import CheckpointStore, Lease, PartWriter, Sour
 from graflow_ckpt.links.addresses import URL_VARIABLE, masked
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink, open_link
-from graflow_ckpt.stores.names import base_of
+from graflow_ckpt.stores.names import base_of, stage_in
 from graflow_ckpt.stores.passing import Breaker
+from graflow_ckpt.stores.pieces import BytesSource, read_up_to
 from graflow_ckpt.stores.wrapping import Wrapper, keeps_no_secret, takes_none
 
 log = logging.getLogger("graflow_ckpt.stores")
@@ -92,19 +92,19 @@ class Cached(Wrapper):
         inner = self._inner(path)
         raw = self.inner.meta(inner)
         under, kept = blake3(raw).digest(), self._kept(inner, part)
-        if kept is not None and _stage_of(raw) == stage and kept[:_DIGEST] == under:
+        if kept is not None and stage_in(raw) == stage and kept[:_DIGEST] == under:
             data = kept[2 * _DIGEST :]
             if blake3(data).digest() == kept[_DIGEST : 2 * _DIGEST]:
-                return _Bytes(data)
+                return BytesSource(data)
         source = self.inner.open(inner, part, stage)
         if source.size > self._limit:
             return source
         try:
-            data = _all(source)
+            data = bytes(read_up_to(source, source.size))
         finally:
             source.close()
         self._keep(inner, part, under + blake3(data).digest() + data)
-        return _Bytes(data)
+        return BytesSource(data)
 
     def delete(self, path: str) -> bool:
         there = super().delete(path)
@@ -150,36 +150,3 @@ class Cached(Wrapper):
             return None
         self._breaker.good()
         return found
-
-
-class _Bytes:
-    """A part that is here as a whole."""
-
-    def __init__(self, data: bytes) -> None:
-        self.size = len(data)
-        self._data = memoryview(data)
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        count = min(len(buffer), len(self._data))
-        buffer[:count] = self._data[:count]
-        self._data = self._data[count:]
-        return count
-
-    def close(self) -> None:
-        pass
-
-
-def _all(source: Source) -> bytes:
-    buffer = bytearray(source.size)
-    view, got = memoryview(buffer), 0
-    while got < len(buffer) and (count := source.readinto(view[got:])):
-        got += count
-    return bytes(view[:got])
-
-
-def _stage_of(raw: bytes) -> object:
-    try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    return found.get("stage") if isinstance(found, dict) else None

@@ -152,7 +152,7 @@ def released(session: str, epoch: int) -> Fenced:
 def forgotten(server: str, session: str, epoch: int) -> Fenced:
     """Return what to raise where a server does not know the session of its owner."""
     return Fenced(
-        f"{server} has forgotten session {session!r}: its data was lost or deleted.",
+        f"{server} has forgotten session {session!r}: its data was lost, removed or replaced.",
         hint="Nothing more is written, because another process could own the session now.",
         session=session,
         epoch=epoch,

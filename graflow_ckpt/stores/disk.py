@@ -1,10 +1,11 @@
 """The disk: raw system calls, one method each, so that a test can stand between us and the kernel.
 
-Promise: every call that changes what is on the disk goes through one of these methods, in the
-order in which the protocols (trio.py, ownership.py, segments.py) ask for it. A subclass that
-records them sees the whole history that a crash can cut short.
-Also here: what an operating system's error means to a person (`refusal`).
-Not here: which calls, in which order, and why.
+Promise: every call that changes what is on the disk goes through one of these methods, in the order in
+which the protocols (trio.py, ownership.py, segments.py) ask for it. A subclass that records them sees the
+whole history that a crash can cut short. Also here: what an operating system's error means to a person
+(`refusal`). A part of a checkpoint as an open file: what the sink took is with the kernel after `flush`, in
+order, however the writes were cut; an error names the path and what to do.
+Not here: when a file is synced, and what it is called; which calls, in which order, and why.
 """
 
 from __future__ import annotations
@@ -228,3 +229,67 @@ def refusing(doing: str, path: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise refusal(error, doing, path) from error
+
+
+# --- a part as an open file ----------------------------------------------------------------
+
+
+_BUFFER = 64 << 10
+_SLICE = 8 << 20
+
+
+class FileSink:
+    """Small writes are collected, large ones go straight to the kernel."""
+
+    __slots__ = ("_disk", "_fd", "_path", "_pending")
+
+    def __init__(self, disk: Disk, fd: int, path: str) -> None:
+        self._disk, self._fd, self._path = disk, fd, path
+        self._pending = bytearray()
+
+    def write(self, data: Buffer, /) -> int:
+        size = data.nbytes if isinstance(data, memoryview) else len(data)
+        if size < _BUFFER:
+            self._pending += data
+            if len(self._pending) >= _BUFFER:
+                self.flush()
+        else:
+            self.flush()
+            with memoryview(data) as view:
+                self._write(view.cast("B"))
+        return size
+
+    def flush(self) -> None:
+        if self._pending:
+            self._write(memoryview(self._pending))
+            self._pending = bytearray()
+
+    def _write(self, view: memoryview) -> None:
+        at = 0
+        with refusing("write", self._path):
+            while at < len(view):
+                at += self._disk.write(self._fd, view[at : at + _SLICE])
+
+
+class FileSource:
+    """An open part. Its size is that of the file that was opened, whatever happens to the name."""
+
+    __slots__ = ("_fd", "path", "size")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd = fd
+        self.path = path
+        try:
+            self.size = regular_size(fd, path)
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        with refusing("read", self.path):
+            return os.readv(self._fd, [buffer])
+
+    def close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)

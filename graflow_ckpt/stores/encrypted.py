@@ -5,7 +5,7 @@
     EncryptedCheckpointStore(db_path, encryption_key)     the same, in SQLite, with a Fernet key
 
 Promise: values, control facts, metadata and journal frames are encrypted with AES-256-GCM and bound to
-their place (encryption.py, encrypted_journal.py). What is not encrypted, or with a part of another trio, or
+their place (encryption.py, encryption.py). What is not encrypted, or with a part of another trio, or
 cut off, or with fields that were changed outside, is refused with an error that names it. Several keys: the
 first one encrypts, all open. A meta that is put alone keeps the key of its trio, so that changing to a new
 key rewrites metas and no values.
@@ -39,9 +39,17 @@ from graflow_ckpt.core.errors import (
     UnsafeCheckpoint,
 )
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, PartWriter, Sink, Source
-from graflow_ckpt.stores import encrypted_journal, encryption, envelope
-from graflow_ckpt.stores.encryption import EncryptingSink, InvalidTag, OpeningSource, derived
+from graflow_ckpt.stores import encryption, envelope
+from graflow_ckpt.stores.encryption import (
+    EncryptedSegment,
+    EncryptingSink,
+    InvalidTag,
+    OpeningSource,
+    derived,
+    read_segment,
+)
 from graflow_ckpt.stores.keys import SIZE, Keyring
+from graflow_ckpt.stores.names import document_in
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.wrapping import Wrapper
 
@@ -136,11 +144,11 @@ class Encrypted(envelope.Enveloping[bytes]):
     def journal(self, lease: Lease, after: int) -> Journal:
         inner = self.inner.journal(lease, after)
         key_id, secret = self.keyring.signing
-        return encrypted_journal.Segment(inner, key_id, secret, (lease.session, lease.epoch, after))
+        return EncryptedSegment(inner, key_id, secret, (lease.session, lease.epoch, after))
 
     def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
         for epoch, after, raw in self.inner.segments(session):
-            yield epoch, after, encrypted_journal.read(self.keyring, (session, epoch, after), raw)
+            yield epoch, after, read_segment(self.keyring, (session, epoch, after), raw)
 
 
 class EncryptedCheckpointStore(Encrypted):
@@ -174,7 +182,7 @@ def _meta_key(secret: bytes) -> bytes:
 
 
 def _stripped(path: str, raw: bytes) -> CheckpointCorrupt | UnsafeCheckpoint:
-    if envelope.is_document(raw):
+    if document_in(raw) is not None:
         return UnsafeCheckpoint(
             f"Checkpoint {path} is not encrypted, and its store is: somebody else wrote it.",
             hint="It is not opened. If you know where it comes from, name the store without encrypted+.",

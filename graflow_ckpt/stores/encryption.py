@@ -9,6 +9,17 @@ one part is derived, and a frame's nonce is its number and whether it is the las
 a beginning of one does not open anywhere else. `tag` says which key it was, so that a meta which has been
 replaced meanwhile is told from damage. No key seals two things under one nonce, whatever is written twice.
 
+Frames of a journal are each bound to session, epoch, segment and number:
+
+    segment  head, frames; the head is written with the first frame: without one the segment is empty
+    head     "GJE" 1 · salt:16 · length:u8 · the id of the key
+    frame    "GF" · number:u32 · length:u32 · nonce:12 · the sealed bytes          (little endian)
+
+What follows from a bad frame is what follows in journal.py: with a good one after it, it is damage; with
+nothing after it, it is what a crash left of an append, and is cut off. So an end that was taken away by
+somebody looks like a crash, here as there. Zeros where a frame should begin are the end.
+A segment keeps the key that it was begun with; it is gone with the next cut.
+
 Not here: where secrets come from, and what is encrypted (encrypted.py).
 """
 
@@ -16,26 +27,24 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
+from collections.abc import Iterator
 from hmac import compare_digest
 from typing import Final
+from zlib import crc32
 
 from blake3 import blake3
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, PackageMissing, UnsafeCheckpoint
-from graflow_ckpt.core.protocols import Buffer, Sink, Source
-from graflow_ckpt.stores.pieces import read_up_to
+from graflow_ckpt.core.errors import UnknownKey, UnsafeCheckpoint, not_installed
+from graflow_ckpt.core.protocols import Buffer, Journal, Sink, Source
+from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.stores.pieces import OpenedSource, read_up_to
 
 try:
-    from cryptography.exceptions import InvalidTag
+    from cryptography.exceptions import InvalidTag as InvalidTag
     from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 except ModuleNotFoundError as missing:
-    raise PackageMissing(
-        "An encrypted store cannot be used: the package cryptography is not installed.",
-        hint="Install it with: pip install 'graflow-ckpt[encryption]'.",
-        extra="encryption",
-    ) from missing
-
-__all__ = ["AESGCM", "EncryptingSink", "InvalidTag", "OpeningSource", "derived", "open_box", "seal_box"]
+    raise not_installed(missing, "An encrypted store cannot be used", "encryption") from missing
 
 FRAME: Final = 64 << 10  # larger ones leave the cache, and are ten times as slow to make
 MAGIC: Final = b"GE\x01\0"
@@ -100,11 +109,13 @@ class EncryptingSink:
         self._count += 1
 
 
-class OpeningSource:
+class OpeningSource(OpenedSource):
     """A part in the clear. Its head is read at once; a frame is handed out when it has been verified."""
 
+    cannot = "does not open"
+
     def __init__(self, source: Source, key: bytes, stage: str, part: str, path: str) -> None:
-        self._source, self._path, self._part = source, path, part
+        super().__init__(source, part, path)
         head = read_up_to(source, min(_HEAD.size, source.size))
         if head[: len(MAGIC)] != MAGIC:
             raise UnsafeCheckpoint(
@@ -125,41 +136,135 @@ class OpeningSource:
         self._left = body
         self._cipher = AESGCM(derived(key, "part", stage, part, salt))
         self._next = 0
-        self._rest = memoryview(b"")
 
-    def readinto(self, buffer: memoryview, /) -> int:
-        view, done = buffer.cast("B"), 0
-        while done < len(view) and (self._rest or self._next < self._frames):
-            if not self._rest:
-                self._rest = memoryview(self._frame())
-                continue
-            count = min(len(view) - done, len(self._rest))
-            view[done : done + count] = self._rest[:count]
-            self._rest = self._rest[count:]
-            done += count
-        return done
-
-    def close(self) -> None:
-        self._source.close()
-
-    def _frame(self) -> bytes:
-        size = min(self._left, FRAME + TAG)
-        sealed = read_up_to(self._source, size)
-        if len(sealed) < size:
-            raise self._corrupt("it ends too early")
+    def _piece(self) -> bytes:
+        if self._next == self._frames:
+            return b""
+        sealed = self._exactly(min(self._left, FRAME + TAG))
         last = self._next == self._frames - 1
         try:
             data = self._cipher.decrypt(_NONCE.pack(self._next, last), sealed, None)
         except InvalidTag:
             raise self._corrupt(f"frame {self._next} was changed, moved, or is not the end of it") from None
-        self._left -= size
+        self._left -= len(sealed)
         self._next += 1
         return data
 
-    def _corrupt(self, what: str) -> CheckpointCorrupt:
-        return CheckpointCorrupt(
-            f"The {self._part} of checkpoint {self._path} does not open: {what}.",
-            hint="Use another checkpoint of the session.",
-            path=self._path,
-            part=self._part,
+
+# --- a journal -----------------------------------------------------------------------------
+
+
+Place = tuple[str, int, int]
+"""Session, epoch, and what the segment follows."""
+
+_JOURNAL: Final = b"GJE\x01"
+_JOURNAL_HEAD: Final = struct.Struct("<4s16sB")
+_JOURNAL_FRAME: Final = struct.Struct("<2sII12s")
+_MARK: Final = b"GF"
+_DAMAGED: Final = struct.pack("<2sII16sB", b"GJ", 1, crc32(b"?"), bytes(16), ord("?"))
+"""A record with a seal that cannot be: damage, for whoever reads the journal within."""
+
+
+class EncryptedSegment:
+    """Encrypts what is appended. Its threads take turns."""
+
+    def __init__(self, inner: Journal, key_id: str, secret: bytes, place: Place) -> None:
+        salt = os.urandom(16)
+        self._inner = inner
+        self._cipher = AESGCM(_journal_key(secret, place, salt))
+        self._head = _JOURNAL_HEAD.pack(_JOURNAL, salt, len(key_id)) + key_id.encode("ascii")
+        self._next = 0
+        self._mutex = threading.Lock()
+
+    def append(self, frame: bytes, /) -> None:
+        with self._mutex:
+            # Random, not counted: a frame whose append failed may be there all the same.
+            number, nonce = self._next, os.urandom(12)
+            sealed = self._cipher.encrypt(nonce, frame, struct.pack("<I", number))
+            head = b"" if number else self._head
+            self._inner.append(head + _JOURNAL_FRAME.pack(_MARK, number, len(sealed), nonce) + sealed)
+            self._next += 1
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def read_segment(keyring: Keyring, place: Place, raw: bytes) -> bytes:
+    """Return the frames of a segment, one after the other; at a damaged one end with `_DAMAGED`."""
+    if not raw.strip(b"\0") or raw.startswith(bytes(len(_JOURNAL))):
+        return b""
+    found = _opened(keyring, place, raw)
+    if found is None:
+        return b""  # the first append was cut off
+    cipher, at = found
+    frames: list[bytes] = []
+    number = 0
+    while (frame := _frame(cipher, raw, at)) is not None:
+        found_number, data, end = frame
+        if found_number != number:
+            return _damaged(frames)
+        frames.append(data)
+        number, at = number + 1, end
+    if any(_frame(cipher, raw, later) is not None for later in _marks(raw, at)):
+        return _damaged(frames)
+    return b"".join(frames)
+
+
+def _damaged(frames: list[bytes]) -> bytes:
+    # the first frame holds the id of a key, and this one must not be taken for it
+    return b"".join(frames or [b"?"]) + _DAMAGED
+
+
+def _opened(keyring: Keyring, place: Place, raw: bytes) -> tuple[AESGCM, int] | None:
+    """What opens the frames, and where they begin; None, if not even the head is whole."""
+    if not _JOURNAL.startswith(raw.rstrip(b"\0")[: len(_JOURNAL)]):
+        raise UnsafeCheckpoint(
+            f"The journal of session {place[0]} (epoch {place[1]}) is not encrypted, and its store is: "
+            "somebody else wrote it.",
+            hint="Resume from a checkpoint that you name: graflow-ckpt checkpoints list.",
+            session=place[0],
+            epoch=place[1],
         )
+    if len(raw) < _JOURNAL_HEAD.size:
+        return None
+    _, salt, size = _JOURNAL_HEAD.unpack_from(raw)
+    end = _JOURNAL_HEAD.size + size
+    key_id = raw[_JOURNAL_HEAD.size : end].decode("ascii", "replace")
+    secret = keyring.secret(key_id)
+    if secret is None:
+        if not raw[end:].strip(b"\0"):
+            return None
+        raise UnknownKey(
+            f"The journal of session {place[0]} (epoch {place[1]}) is encrypted with key {key_id}, "
+            "which is not among the keys here.",
+            hint="Carry the key over, or resume from a checkpoint that you name.",
+            session=place[0],
+            key_id=key_id,
+        )
+    return AESGCM(_journal_key(secret, place, salt)), end
+
+
+def _frame(cipher: AESGCM, raw: bytes, at: int) -> tuple[int, bytes, int] | None:
+    if raw[at : at + 2] != _MARK or len(raw) < at + _JOURNAL_FRAME.size:
+        return None
+    _, number, size, nonce = _JOURNAL_FRAME.unpack_from(raw, at)
+    start = at + _JOURNAL_FRAME.size
+    sealed = raw[start : start + size]
+    if len(sealed) != size:
+        return None
+    try:
+        return number, cipher.decrypt(nonce, sealed, struct.pack("<I", number)), start + size
+    except InvalidTag:
+        return None
+
+
+def _marks(raw: bytes, at: int) -> Iterator[int]:
+    at = raw.find(_MARK, at + 1)
+    while at >= 0:
+        yield at
+        at = raw.find(_MARK, at + 1)
+
+
+def _journal_key(secret: bytes, place: Place, salt: bytes) -> bytes:
+    session, epoch, after = place
+    return derived(secret, "graflow_ckpt 2026 encryption of journals", session, str(epoch), str(after), salt)

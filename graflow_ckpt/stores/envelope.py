@@ -17,11 +17,12 @@ import threading
 from base64 import b64decode, b64encode
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, Unpack
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
-from graflow_ckpt.core.protocols import Buffer, CheckpointStore, Lease, PartWriter, Sink, Source
-from graflow_ckpt.stores.names import META, PARTS, base_of
+from graflow_ckpt.core.protocols import CheckpointStore, Lease, PartWriter, Sink, Source
+from graflow_ckpt.stores.batches import Filters
+from graflow_ckpt.stores.names import META, PARTS, Collected, base_of, document_in, facts_in, not_its
 from graflow_ckpt.stores.wrapping import Wrapper
 
 FIELDS = (
@@ -38,9 +39,7 @@ Note = TypeVar("Note")
 
 def copied(raw: bytes) -> Document:
     """The fields of a meta that stores look at; none, if it is damaged."""
-    found = _document(raw)
-    if found is None:
-        return {}
+    found = facts_in(raw)
     return {name: found[name] for name in FIELDS if type(found.get(name)) in (str, int)}
 
 
@@ -51,7 +50,7 @@ def written(document: Mapping[str, Any]) -> bytes:
 
 def opened(word: str, raw: bytes) -> tuple[Document, Document] | None:
     """The fields outside, and what the wrapper of that word has written. None: it did not write this."""
-    found = _document(raw)
+    found = document_in(raw)
     body = found.pop(word, None) if found is not None else None
     if found is None or not isinstance(body, dict) or not isinstance(body.get("stage"), str):
         return None
@@ -71,22 +70,8 @@ def unpacked(text: object) -> bytes:
 
 def stage_of(raw: bytes) -> str:
     """The stage that a meta without an envelope names; "" if it names none."""
-    found = _document(raw)
-    stage = found.get("stage") if found is not None else None
+    stage = facts_in(raw).get("stage")
     return stage if isinstance(stage, str) else ""
-
-
-def is_document(raw: bytes) -> bool:
-    """Whether it is a meta of any kind, and no damaged one."""
-    return _document(raw) is not None
-
-
-def _document(raw: bytes) -> Document | None:
-    try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 class Enveloping(Wrapper, Generic[Note]):
@@ -148,12 +133,7 @@ class Enveloping(Wrapper, Generic[Note]):
                 pass  # it may have been put anew under the same stage
         found, note = self._looked_up(path)
         if found != stage:
-            raise CheckpointCorrupt(
-                f"The checkpoint {path} has no {part} that belongs to its meta.",
-                hint="It was written anew meanwhile, or by something else.",
-                path=path,
-                part=part,
-            )
+            raise not_its(path, part)
         return self._opened_part(path, part, stage, note)
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
@@ -162,15 +142,8 @@ class Enveloping(Wrapper, Generic[Note]):
         for path, raw in self.inner.list(session, inner):
             yield self._outer(path), self._listed(path, raw)
 
-    def newest(
-        self,
-        limit: int,
-        *,
-        session: str | None = None,
-        workflow: str | None = None,
-        status: str | None = None,
-    ) -> Sequence[tuple[str, bytes]]:
-        found = self.inner.newest(limit, session=session, workflow=workflow, status=status)
+    def newest(self, limit: int, **wanted: Unpack[Filters]) -> Sequence[tuple[str, bytes]]:
+        found = self.inner.newest(limit, **wanted)
         return [(self._outer(path), self._listed(path, raw)) for path, raw in found]
 
     # --- within ------------------------------------------------------------------------
@@ -226,15 +199,3 @@ class Enveloping(Wrapper, Generic[Note]):
     def _forget(self, path: str) -> None:
         with self._mutex:
             self._notes.pop(base_of(path), None)
-
-
-class Collected:
-    """A sink that keeps what was written: copies, for the writer may use its buffer again."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def write(self, data: Buffer, /) -> int:
-        with memoryview(data) as given, given.cast("B") as view:
-            self.data += view
-            return len(view)

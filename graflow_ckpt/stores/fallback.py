@@ -23,7 +23,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Self, TypeVar
+from typing import Self, TypeVar, Unpack
 
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
@@ -36,7 +36,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Owner, PartWriter, Source
 from graflow_ckpt.links.addresses import masked
-from graflow_ckpt.stores.batches import newest
+from graflow_ckpt.stores.batches import Facts, newest
 from graflow_ckpt.stores.fallback_folder import FallbackLease, Folder, Waiting, highest_epoch
 from graflow_ckpt.stores.names import PARTS, base_of, session_of
 from graflow_ckpt.stores.passing import Attempt, Breaker, may_pass
@@ -160,18 +160,11 @@ class Fallback(Wrapper):
         return waits[0].delete(waits[1]) or there if waits is not None else there
 
     def newest(
-        self,
-        limit: int,
-        *,
-        session: str | None = None,
-        workflow: str | None = None,
-        status: str | None = None,
+        self, limit: int, *, session: str | None = None, **facts: Unpack[Facts]
     ) -> Sequence[tuple[str, bytes]]:
         if self.waits.waiting(session):  # they have a place among the others
-            return newest(self.list(session), limit, workflow=workflow, status=status)
-        return self.asked(
-            lambda: super(Fallback, self).newest(limit, session=session, workflow=workflow, status=status)
-        )
+            return newest(self.list(session), limit, **facts)
+        return self.asked(lambda: super(Fallback, self).newest(limit, session=session, **facts))
 
     def delete_many(self, paths: Iterable[str]) -> int:
         wanted = [*paths]

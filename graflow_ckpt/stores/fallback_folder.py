@@ -17,7 +17,6 @@ saves are kept under it in the folder, and checked by the store when they are ha
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import threading
@@ -32,7 +31,7 @@ from graflow_ckpt.core.protocols import CheckpointStore, Lease, PartWriter, Sink
 from graflow_ckpt.stores.claims import released
 from graflow_ckpt.stores.flock import held
 from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.names import META, PARTS
+from graflow_ckpt.stores.names import META, PARTS, facts_in
 from graflow_ckpt.stores.passing import may_pass
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ def entries(store: LocalStore) -> Iterator[Waiting]:
     if not Path(store.folder).is_dir():
         return
     for path, raw in store.list():
-        facts = _facts(raw)
+        facts = facts_in(raw)
         epoch, sequence = (
             value if type(value := facts.get(name)) is int else -1 for name in ("epoch", "sequence")
         )
@@ -152,7 +151,7 @@ def entries(store: LocalStore) -> Iterator[Waiting]:
 
 def highest_epoch(store: CheckpointStore, session: str, without: int) -> int:
     """Under which others have written something of a session; 0: nobody has."""
-    found = [_facts(raw).get("epoch") for _, raw in store.list(session)]
+    found = [facts_in(raw).get("epoch") for _, raw in store.list(session)]
     found += [epoch for epoch, _, raw in store.segments(session) if raw]
     return max((epoch for epoch in found if type(epoch) is int and epoch != without), default=0)
 
@@ -163,14 +162,6 @@ def default_root() -> str:
         return named
     state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return os.path.join(state, "graflow_ckpt", "fallback")
-
-
-def _facts(raw: bytes) -> dict[str, object]:
-    try:
-        found = json.loads(raw)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 log = logging.getLogger("graflow_ckpt.stores")

@@ -13,7 +13,6 @@ Not here: what a checkpoint contains, and whether it can be trusted.
 from __future__ import annotations
 
 import glob
-import json
 import logging
 import os
 import re
@@ -26,21 +25,23 @@ from functools import partial
 from graflow_ckpt.core.errors import CheckpointError, UnsafeCheckpoint
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
-from graflow_ckpt.stores import batches, segments, trio
+from graflow_ckpt.stores import segments, trio
 from graflow_ckpt.stores.claims import no_take_over
-from graflow_ckpt.stores.disk import Disk, refusing
-from graflow_ckpt.stores.files import FileSource
+from graflow_ckpt.stores.disk import Disk, FileSource, refusing
+from graflow_ckpt.stores.fencing import clearing
 from graflow_ckpt.stores.flock import held
+from graflow_ckpt.stores.names import META, PARTS, base_of, highest_epoch_in, session_in
 from graflow_ckpt.stores.ownership import LocalLease, Ownership
+from graflow_ckpt.stores.store import Store
 
 _logger = logging.getLogger(__name__)
 _OWN_NAME = re.compile(r"session_(?P<session>[A-Za-z0-9_-]{1,64})_step_\d+_\d+-(?P<sequence>\d+)\Z")
-_SUFFIXES = tuple(f".{part}" for part in trio.PARTS)
 
 
-class LocalStore:
+class LocalStore(Store[LocalLease]):
     """The folder is made at the first write, not before. Each .pkl is complete by itself."""
 
+    own = LocalLease
     shared = False
     contents = None
 
@@ -99,15 +100,9 @@ class LocalStore:
             raise no_take_over(session, self.url)
         self._settle(self._root)
         lease = self._ownership.acquire(session, partial(self._highest_epoch, session))
-        try:
-            with lease.locked():
-                lease.check()
-                trio.sweep(self._disk, self._root, partial(self._left_by, session))
-        except OSError as error:
-            _logger.warning("leftovers of session %s stay: %s", session, error, extra={"session": session})
-        except BaseException:
-            lease.release()
-            raise
+        with clearing(lease), lease.locked():
+            lease.check()
+            trio.sweep(self._disk, self._root, partial(self._left_by, session))
         return lease
 
     def owner(self, session: str) -> Owner | None:
@@ -132,7 +127,7 @@ class LocalStore:
             guard = partial(_standing, guard, partial(trio.check_stands, self._disk, target, stage))
         self._settle(target.folder)
         if own:
-            former = os.path.lexists(target.final(trio.META))
+            former = os.path.lexists(target.final(META))
             self.synced &= trio.write(self._disk, target, parts, stage, guard)
             if former:
                 self._tidy(target)
@@ -152,7 +147,7 @@ class LocalStore:
     def unsafe(self, path: str) -> str | None:
         """Why anybody could have written that checkpoint; None if not everybody could."""
         target = self._target(path)
-        for part in trio.PARTS:
+        for part in PARTS:
             with refusing("look at", target.final(part)), suppress(FileNotFoundError):
                 mode = os.stat(target.final(part)).st_mode
                 if mode & stat.S_IWOTH:
@@ -172,27 +167,13 @@ class LocalStore:
             if session is not None and named and named["session"] != session:
                 continue
             try:
-                raw = self._disk.read(target.final(trio.META))
+                raw = self._disk.read(target.final(META))
             except FileNotFoundError:
                 continue  # deleted meanwhile
             except (OSError, CheckpointError):
                 raw = b""
-            if session is None or named or _session_in(raw) == session:
+            if session is None or named or session_in(raw) == session:
                 yield path, raw
-
-    def newest(
-        self,
-        limit: int,
-        *,
-        session: str | None = None,
-        workflow: str | None = None,
-        status: str | None = None,
-    ) -> Sequence[tuple[str, bytes]]:
-        """The last accepted of those whose metas say so; looks at all of them (batches.py)."""
-        return batches.newest(self.list(session), limit, workflow=workflow, status=status)
-
-    def delete(self, path: str) -> bool:
-        return self.delete_many([path]) == 1
 
     def delete_many(self, paths: Iterable[str]) -> int:
         """One after the other; how many there were."""
@@ -215,11 +196,7 @@ class LocalStore:
     # --- within ------------------------------------------------------------------------
 
     def _target(self, path: str) -> trio.Target:
-        text = os.fspath(path).removeprefix("file://")
-        for suffix in _SUFFIXES:
-            if text.endswith(suffix):
-                text = text.removesuffix(suffix)
-                break
+        text = base_of(os.fspath(path).removeprefix("file://"))
         folder, base = os.path.split(text)
         if not base or base in (".", "..") or "\0" in text:
             raise CheckpointError(
@@ -235,15 +212,10 @@ class LocalStore:
     def _delete(self, target: trio.Target) -> bool:
         with ExitStack() as locks:
             with refusing("lock", target.lock):
-                if not os.path.lexists(target.final(trio.META)):
+                if not os.path.lexists(target.final(META)):
                     return False
                 locks.enter_context(held(target.lock))
             return trio.delete(self._disk, target)
-
-    def _own(self, lease: Lease) -> LocalLease:
-        if not isinstance(lease, LocalLease):
-            raise TypeError(f"a lease of this store is needed, not {type(lease).__name__}")
-        return lease
 
     def _check_folder(self) -> None:
         """The look that a reader takes, before anything is written that no reader would open."""
@@ -277,7 +249,7 @@ class LocalStore:
             _logger.warning("leftovers of %s stay: %s", target.base, error, extra={"path": target.base})
 
     def _paths(self, pattern: str | None) -> Iterator[str]:
-        ending = f".{trio.META}"
+        ending = f".{META}"
         if pattern is not None:
             glob_of = pattern.removeprefix("file://").removesuffix(".pkl").removesuffix(ending)
             found = glob.iglob(glob_of + ending)
@@ -295,9 +267,8 @@ class LocalStore:
 
     def _highest_epoch(self, session: str) -> int:
         """Return the highest one under which anything of the session was written."""
-        metas = (_field_in(raw, "epoch") for _, raw in self.list(session))
-        found = [epoch for epoch in metas if type(epoch) is int]
-        return max(found + segments.epochs(self._disk, self._root, session), default=0)
+        written = highest_epoch_in(raw for _, raw in self.list(session))
+        return max(written, *segments.epochs(self._disk, self._root, session), 0)
 
 
 def _open_to_all(folder: str) -> str | None:
@@ -313,7 +284,7 @@ def _committing(lease: LocalLease, target: trio.Target, locked: bool) -> Iterato
     with lease.locked(), ExitStack() as locks:
         lease.check()
         # where there is none yet, there is nothing that another process deletes
-        if not locked and os.path.lexists(target.final(trio.META)):
+        if not locked and os.path.lexists(target.final(META)):
             locks.enter_context(held(target.lock))
         yield
 
@@ -329,15 +300,3 @@ def _age(path: str) -> tuple[str, int, str]:
     base = os.path.basename(path).removesuffix(".pkl")
     named = _OWN_NAME.match(base)
     return (named["session"], int(named["sequence"]), base) if named else ("", 0, base)
-
-
-def _field_in(raw: bytes, name: str) -> object:
-    try:
-        meta = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    return meta.get(name) if isinstance(meta, dict) else None
-
-
-def _session_in(raw: bytes) -> object:
-    return _field_in(raw, "session_id")

@@ -11,10 +11,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
-from graflow_ckpt.core.errors import CheckpointError, ServerError
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    SaveOutcomeUnknown,
+    ServerError,
+    ServerGone,
+)
+from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.links.addresses import masked
 
 META = "meta.json"
@@ -39,6 +48,11 @@ def session_of(base: str) -> str | None:
     return own["session"] if own else None
 
 
+def path_of(folder: str, base: str) -> str:
+    """As it is listed: a session's own with the suffix that the session gave it."""
+    return f"{folder}/{base}.pkl" if _OWN.match(base) else f"{folder}/{base}"
+
+
 def check_own(path: str, its: str | None, mine: str) -> None:
     """Whether a session that is `mine` may write there; `its`: the session whose own name it is."""
     if its not in (None, mine):
@@ -51,22 +65,35 @@ def check_own(path: str, its: str | None, mine: str) -> None:
         )
 
 
-def session_in(meta: bytes) -> object:
+def session_in(meta: bytes | bytearray) -> object:
     """The session that a meta names. None if it names none, or is damaged."""
-    return _named_in(meta, "session_id")
+    return facts_in(meta).get("session_id")
 
 
 def stage_in(meta: bytes) -> object:
     """The stage that a meta names. None if it names none, or is damaged."""
-    return _named_in(meta, "stage")
+    return facts_in(meta).get("stage")
 
 
-def _named_in(meta: bytes, field: str) -> object:
+# Any: what JSON can hold.
+def facts_in(meta: bytes | bytearray) -> dict[str, Any]:
+    """What a meta claims that nobody has verified; nothing, if it is damaged."""
+    return document_in(meta) or {}
+
+
+def document_in(meta: bytes | bytearray) -> dict[str, Any] | None:
+    """The same; None if it is damaged."""
     try:
         found = json.loads(meta)
     except (ValueError, RecursionError):
         return None
-    return found.get(field) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else None
+
+
+def highest_epoch_in(metas: Iterable[bytes]) -> int:
+    """The highest epoch that any of them claims to be of; 0 if none does."""
+    epochs = (facts_in(meta).get("epoch") for meta in metas)
+    return max((epoch for epoch in epochs if type(epoch) is int), default=0)
 
 
 def is_content(name: object) -> bool:
@@ -122,6 +149,57 @@ def elsewhere(path: str, folder: str) -> CheckpointError:
         hint=f"Its checkpoints are called {folder}/NAME.",
         path=masked(path),
     )
+
+
+def not_found(path: str) -> CheckpointNotFound:
+    return CheckpointNotFound(f"Checkpoint {path} not found. It may have expired or been deleted.", path=path)
+
+
+def not_its(path: str, part: str) -> CheckpointCorrupt:
+    """Return what to raise where a part is of another stage than the meta that was read."""
+    return CheckpointCorrupt(
+        f"The checkpoint {path} has no {part} that belongs to its meta.",
+        hint="It was written anew meanwhile, or by something else.",
+        path=path,
+        part=part,
+    )
+
+
+def holds_none(path: str, name: str, why: str = "") -> CheckpointCorrupt:
+    """Return what to raise where a checkpoint does not hold a content."""
+    return CheckpointCorrupt(
+        f"The checkpoint {path} holds no content {name[:64]}.",
+        hint=f"It was written anew meanwhile, or by something else{why}.",
+        path=path,
+        part=name[:64],
+    )
+
+
+def lacks(path: str, what: str, why: str) -> CheckpointCorrupt:
+    """Return what to raise where bytes are gone that a reader was on its way to."""
+    hint = f"It was written anew or deleted meanwhile, or {why}."
+    return CheckpointCorrupt(f"The checkpoint {path} lacks {what}.", hint=hint, path=path)
+
+
+def unconfirmed(path: str, error: ServerGone) -> SaveOutcomeUnknown:
+    """Return what to raise where the reply to a commit was lost for good."""
+    return SaveOutcomeUnknown(
+        f"The checkpoint {path} was sent, but not confirmed: {error.message}",
+        hint="It is there or its predecessor is. Look when the server is back.",
+        path=path,
+    )
+
+
+class Collected:
+    """A sink that keeps what was written: copies, for the writer may use its buffer again."""
+
+    def __init__(self) -> None:
+        self.data = bytearray()
+
+    def write(self, data: Buffer, /) -> int:
+        with memoryview(data) as given, given.cast("B") as view:
+            self.data += view
+            return len(view)
 
 
 @contextmanager

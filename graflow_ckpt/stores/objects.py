@@ -5,7 +5,7 @@ appears whole, in one conditional put; a writer that has lost its session commit
 word. A bucket that does not honour conditional puts is refused before anything is written into it. A
 server that is lost is asked again, for some seconds; a save that fails after that is a `CheckpointError`.
 
-The journal is kept as one object per frame, at the price of a request for each commit: objects_journal.py.
+The journal is kept as one object per frame, at the price of a request for each commit: objects_lease.py.
 Everybody who can write to the bucket can write here, so seals need a key that all have (`shared`).
 Who we are there is taken from the environment, as the services' own tools do. Paths and keys:
 objects_names.py. A process that was forked after any object store was used cannot use one, and is told.
@@ -27,19 +27,17 @@ from itertools import chain
 from graflow_ckpt.core import arguments
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
-from graflow_ckpt.stores import batches, objects_journal, objects_orphans
-from graflow_ckpt.stores.names import check_own, elsewhere, unwritten
+from graflow_ckpt.stores import objects_lease, objects_orphans
+from graflow_ckpt.stores.names import base_of, elsewhere, path_of, unwritten
 from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_chunks import PieceSource
-from graflow_ckpt.stores.objects_fence import close_behind
-from graflow_ckpt.stores.objects_head import Head, Heads
+from graflow_ckpt.stores.objects_head import Head, Heads, Names
 from graflow_ckpt.stores.objects_lease import LEASE, Leases, ObjectLease
-from graflow_ckpt.stores.objects_listing import Listings, side_by_side
-from graflow_ckpt.stores.objects_named import Names
-from graflow_ckpt.stores.objects_names import Target, base_of, is_objects, path_of, place_of, split, target_of
-from graflow_ckpt.stores.objects_put import Put
-from graflow_ckpt.stores.objects_saving import ObjectSaving
-from graflow_ckpt.stores.objects_trio import Trios
+from graflow_ckpt.stores.objects_names import Target, is_objects, place_of, split, target_of
+from graflow_ckpt.stores.objects_orphans import close_behind
+from graflow_ckpt.stores.objects_put import ObjectSaving, Put
+from graflow_ckpt.stores.objects_trio import Listings, Trios, side_by_side
+from graflow_ckpt.stores.store import FencedStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class _Opened:
     listings: Listings
 
 
-class ObjectStore:
+class ObjectStore(FencedStore[ObjectLease]):
     """Connects at the first use, not before.
 
     `where`: s3://bucket/prefix, gs://bucket/prefix or az://container/prefix; what the client has to know
@@ -60,6 +58,7 @@ class ObjectStore:
     another machine counts as dead.
     """
 
+    own = ObjectLease
     shared = True
     synced = True  # these services confirm what they have stored
 
@@ -75,16 +74,11 @@ class ObjectStore:
             lambda: (self._all.trios, self._all.heads), self._target, self._own, self._sweep
         )
 
-    @property
-    def url(self) -> str:
-        return self.folder
-
     def probe(self) -> None:
         """Do once what saving will do, and take it away again."""
         self._all.bucket.verify(again=True)
 
     def takes(self, path: str) -> str | None:
-        """The path as it is written here; None if it leads to another store."""
         if not is_objects(path):
             return None
         store, base = split(path)
@@ -115,10 +109,7 @@ class ObjectStore:
         self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
     ) -> None:
         target = self._target(path)
-        mine = self._own(lease) if lease is not None else None
-        if mine is not None:
-            mine.not_released()
-            check_own(path, target.session, mine.session)  # its epoch is in another head
+        mine = self._writer(path, target.session, lease)  # the epoch of another is in another head
         with unwritten(path):
             self._all.bucket.verify()
             self._all.trios.write(Put(target, path_of(self.folder, target.base), mine, stage), parts)
@@ -128,10 +119,6 @@ class ObjectStore:
 
     def meta(self, path: str) -> bytes:
         return self._all.trios.meta(self._target(path))
-
-    def unsafe(self, path: str) -> str | None:
-        """Who can write to the bucket is not known: the seal has to tell."""
-        return None
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
         """Paths and metas, the last committed first for each session, then those under other names.
@@ -145,20 +132,6 @@ class ObjectStore:
         listings = opened.listings.of_sessions(sessions, wanted), opened.listings.of_names(session, wanted)
         for base, raw in chain(*listings):
             yield path_of(self.folder, base), raw
-
-    def newest(
-        self,
-        limit: int,
-        *,
-        session: str | None = None,
-        workflow: str | None = None,
-        status: str | None = None,
-    ) -> Sequence[tuple[str, bytes]]:
-        """The last accepted of those whose metas say so; looks at all of them (batches.py)."""
-        return batches.newest(self.list(session), limit, workflow=workflow, status=status)
-
-    def delete(self, path: str) -> bool:
-        return self._all.trios.delete(self._target(path))
 
     def delete_many(self, paths: Iterable[str]) -> int:
         """How many were there. Those of a session go together, in one change of its head."""
@@ -174,14 +147,14 @@ class ObjectStore:
 
     # --- journal -----------------------------------------------------------------------
 
-    def journal(self, lease: Lease, after: int) -> objects_journal.ObjectSegment:
-        return objects_journal.open_segment(self._all.bucket, self._own(lease), after)
+    def journal(self, lease: Lease, after: int) -> objects_lease.ObjectSegment:
+        return objects_lease.open_segment(self._all.bucket, self._own(lease), after)
 
     def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
-        return objects_journal.read_segments(self._all.bucket, self._all.heads, check_session_id(session))
+        return objects_lease.read_segments(self._all.bucket, self._all.heads, check_session_id(session))
 
     def drop_segments(self, session: str, before: int) -> None:
-        objects_journal.drop_segments(self._all.bucket, self._all.heads, check_session_id(session), before)
+        objects_lease.drop_segments(self._all.bucket, self._all.heads, check_session_id(session), before)
 
     # --- within ------------------------------------------------------------------------
 
@@ -197,20 +170,13 @@ class ObjectStore:
             return self._opened
 
     def _target(self, path: str) -> Target:
-        if "://" not in path and "/" not in path:
-            return target_of(base_of(path))
-        if (placed := self.takes(path)) is None:
+        if "/" in path and "://" not in path:
             raise elsewhere(path, self.folder)
-        return target_of(base_of(placed.rpartition("/")[2]))
+        return target_of(self._name(path))
 
     def _sweep(self) -> int:
         opened = self._all
         return objects_orphans.sweep(opened.bucket, opened.heads, self.owner, self.acquire)
-
-    def _own(self, lease: Lease) -> ObjectLease:
-        if not isinstance(lease, ObjectLease):
-            raise TypeError(f"a lease of this store is needed, not {type(lease).__name__}")
-        return lease
 
 
 def _pattern(pattern: str | None) -> str | None:

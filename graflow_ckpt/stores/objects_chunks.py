@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError, ServerGone
+from graflow_ckpt.core.errors import GraflowError, ServerGone
 from graflow_ckpt.core.protocols import Buffer
+from graflow_ckpt.stores.names import lacks
 from graflow_ckpt.stores.objects_bucket import Bucket
 
 CHUNK = 8 << 20
@@ -184,9 +185,9 @@ class PieceSource:
     def _fetch(self, number: int, offset: int, length: int) -> Buffer:
         found = self._bucket.get_range(piece_key(self._data, number), offset, length)
         if found is None or len(found) != length:
-            raise CheckpointCorrupt(
-                f"The checkpoint {self.path} lacks bytes of a part (piece {number} of its data).",
-                hint="It was written anew or deleted meanwhile, or something else has removed objects.",
-                path=self.path,
+            raise lacks(
+                self.path,
+                f"bytes of a part (piece {number} of its data)",
+                "something else has removed objects",
             )
         return found

@@ -1,60 +1,65 @@
-"""Leases in an object store: one owner per session, under an epoch that only grows, by conditional puts.
+"""Leases and journals in an object store: one owner per session, by conditional puts, and its frames.
 
 Promise: of several who acquire a session at once exactly one gets it: a claim is a change of the head.
-Before `acquire` returns, everything a former owner may still be at is closed to it (objects_fence.py).
+Before `acquire` returns, everything a former owner may still be at is closed to it (objects_orphans.py).
 An owner is told by epoch and claim: a head that was put back to an older state gives an epoch out once more.
 No clock decides who may write. The bucket's clock and the watcher's patience decide only whether a
 silent owner on another machine may be taken over: a thread touches `alive/{id}/{epoch}` every third of
 the lease's time, and whoever is not seen to do so for that time counts as dead. An owner on this machine
 is judged by its process.
-Not here: what the epoch guards (objects_trio.py, objects_journal.py).
+
+Journal segments in an object store: one object per frame, since nothing there can be appended to.
+
+    sessions/{id}                        the head says which segments there are
+    alive/{id}/{epoch}-{after}-{claim}   that it was begun
+    journal/{id}/{epoch}-{after}-{claim}/{n}      a frame; an empty one closes the segment for good
+
+Promise: a frame is in the bucket when `append` returns, once: it is created under the next number, and
+the bucket refuses a number that is taken. The next owner takes the next number of each open segment for
+an empty frame before it begins, so a former owner's append is refused: also of those that the head does not
+know (any more), because it was put back. Two owners never have a segment in common, even if they have the
+same epoch: its name has the claim in it. After a failure nothing more is appended, ever.
+
+What it costs: each append is a request (tens of milliseconds at the large services, and a price), so
+`durability="journal"` suits sessions of slow tasks here. Dropping a segment leaves its empty frame.
+Not here: what is in a frame, and which frames count (checkpoint/journal.py).
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
-import time
 import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 
-from graflow_ckpt.core.errors import GraflowError, ServerError, ServerGone
+from graflow_ckpt.core.errors import ServerError, ServerGone
 from graflow_ckpt.core.protocols import Owner
-from graflow_ckpt.links.processes import is_gone, is_near, myself, named
-from graflow_ckpt.stores.claims import busy, forgotten, lost, released
+from graflow_ckpt.links.processes import is_gone, is_near, myself
+from graflow_ckpt.stores.fencing import FencedLease, FencedSegment, Watch, used
 from graflow_ckpt.stores.objects_bucket import Bucket, Patience
-from graflow_ckpt.stores.objects_head import Change, Head, Heads, Seen
-from graflow_ckpt.stores.objects_names import alive_key
+from graflow_ckpt.stores.objects_head import Change, Head, Heads, Seen, Span
+from graflow_ckpt.stores.objects_names import alive_key, begun_key, segment_key, segment_name
 
 LEASE = 30.0
 
-_POLL = 0.2
-_logger = logging.getLogger(__name__)
 
-
-class ObjectLease:
-    """A session that this process owns until it releases it, dies, or is fenced."""
+class ObjectLease(FencedLease):
+    """One in a bucket."""
 
     def __init__(
         self, bucket: Bucket, heads: Heads, session: str, seen: Seen, taken_from: Owner | None
     ) -> None:
-        self.session = session
-        self.epoch = seen.head.epoch
-        self.claim = seen.head.claim
-        self.taken_from = taken_from
         self._bucket = bucket
         self._heads = heads
         self._seen: Seen | None = seen
-        self._seconds = seen.head.seconds
         self._done: set[str] = set()  # announced writes that are over: the next change says so
         self._mutex = threading.Lock()
-        self._process = os.getpid()
-        self._released = False
-        self._over = threading.Event()  # nothing is left to keep alive
-        self._keeper = threading.Thread(target=self._keep, name=f"lease-{session}", daemon=True)
-        self._keeper.start()
+        head = seen.head
+        super().__init__(bucket.address, session, head.epoch, head.claim, taken_from, head.seconds)
 
     @property
     def head(self) -> Head:
@@ -63,7 +68,6 @@ class ObjectLease:
         return seen.head
 
     def check(self) -> None:
-        """Raise `Fenced` unless the session is still ours: the bucket is asked."""
         self.not_released()
         with self._mutex:
             self._seen = self._heads.read(self.session)
@@ -90,42 +94,22 @@ class ObjectLease:
         """Announced writes that are over, one way or the other."""
         self._done.update(marks)
 
-    def release(self) -> None:
-        """Let the session go. What cannot be written then does not matter: the lease runs out."""
-        if self._process != os.getpid() or self._released:
-            return
-        try:
-            self.change(lambda head: replace(head, owner=None))
-            self._bucket.delete([alive_key(self.session, self.epoch)])
-        except GraflowError as error:
-            _logger.info("session %s let go without a word: %s", self.session, error)
-        finally:
-            self._released = True
-            self._over.set()
+    def _let_go(self) -> None:
+        self.change(lambda head: replace(head, owner=None))
+        self._bucket.delete([alive_key(self.session, self.epoch)])
 
-    def not_released(self) -> None:
-        if self._released or self._process != os.getpid():
-            raise released(self.session, self.epoch)
+    def _renew(self) -> bool:
+        self._bucket.put(alive_key(self.session, self.epoch), os.urandom(8))
+        return True
 
     def _still_ours(self, head: Head) -> None:
         if (head.epoch, head.claim) == (self.epoch, self.claim):
             return
-        self._over.set()
-        if head.epoch < self.epoch:
-            raise forgotten(self._bucket.address, self.session, self.epoch)
-        raise lost(self.session, self.epoch, head.epoch, head.owner)
+        raise self.lost_to(None if head.epoch < self.epoch else head.epoch, head.owner)
 
     def _tidied(self, head: Head) -> Head:
         left = {mark: write for mark, write in head.announced.items() if mark not in self._done}
         return replace(head, announced=left)
-
-    def _keep(self) -> None:
-        """The keeper's thread: whatever goes wrong in one pass, the next one tries again."""
-        while not self._over.wait(self._seconds / 3):
-            try:
-                self._bucket.put(alive_key(self.session, self.epoch), os.urandom(8))
-            except Exception as error:  # noqa: BLE001  a keeper's pass
-                _logger.warning("cannot say that session %s is alive: %s", self.session, error)
 
 
 class Leases:
@@ -139,7 +123,7 @@ class Leases:
     def claim(self, session: str, *, take_over: bool) -> ObjectLease:
         """Become the owner in the head; what a former owner is still at is not closed to it yet."""
         nonce, me = uuid.uuid4().hex, myself()
-        patience, watch = Patience(), _Watch()
+        patience, watch = Patience(), Watch(session)
         former: Owner | None = None
         meant: str | None = None  # the claim that may be taken over without a question
         while True:
@@ -152,7 +136,6 @@ class Leases:
                 meant = head.claim if meant is None else meant
                 asks = not take_over or head.claim != meant  # else somebody else was faster
                 if former is not None and asks and not self._is_dead(session, seen, watch):
-                    time.sleep(_POLL)
                     continue
                 highest = self._highest_epoch(session) if seen.tag is None else head.epoch
                 epoch = highest + 1
@@ -177,23 +160,15 @@ class Leases:
             return owner
         return None
 
-    def _is_dead(self, session: str, seen: Seen, watch: _Watch) -> bool:
+    def _is_dead(self, session: str, seen: Seen, watch: Watch) -> bool:
         """Whether the owner may be taken over; False: look again. SessionBusy: it lives."""
         owner = seen.head.owner
         assert owner is not None
         if is_gone(owner):
             return True
-        if is_near(owner):
-            raise busy(session, owner)
-        mark = self._mark(session, seen)
-        if watch.first is None:
-            if self._silent(session, seen):
-                return True
-            _logger.info("waiting to see whether %s is alive", named(owner), extra={"session": session})
-            watch.begin(mark)
-        elif mark != watch.first:
-            raise busy(session, owner)
-        return watch.lasted(seen.head.seconds)
+        if watch.since is None and not is_near(owner) and self._silent(session, seen):
+            return True
+        return watch.silent(owner, self._mark(session, seen), seen.head.seconds)
 
     def _mark(self, session: str, seen: Seen) -> tuple[object, ...]:
         """Something else each time that the owner shows itself."""
@@ -219,15 +194,113 @@ class Leases:
         return max((int(epoch) for epoch in epochs if epoch.isdecimal()), default=0)
 
 
-class _Watch:
-    """How long somebody has shown no life while one looked."""
+# --- journals ------------------------------------------------------------------------------
 
-    def __init__(self) -> None:
-        self.first: tuple[object, ...] | None = None
-        self._since = 0.0
 
-    def begin(self, mark: tuple[object, ...]) -> None:
-        self.first, self._since = mark, time.monotonic()
+_AT_ONCE = 16  # frames that are read at once
 
-    def lasted(self, seconds: float) -> bool:
-        return time.monotonic() - self._since > seconds
+
+class ObjectSegment(FencedSegment):
+    """One in a bucket."""
+
+    mend = "store"
+
+    def __init__(self, bucket: Bucket, lease: ObjectLease, key: str) -> None:
+        super().__init__(lease, key)
+        self._bucket = bucket
+
+    def _write(self, frame: bytes) -> bool:
+        found = create_frame(self._bucket, frame_key(self.key, self._count), frame)
+        if not found:
+            self._owner.check()
+        return found == frame
+
+
+def open_segment(bucket: Bucket, lease: ObjectLease, after: int) -> ObjectSegment:
+    """A new segment for the records after `after`."""
+    lease.not_released()
+    segment, name = (lease.epoch, after), segment_name(lease.epoch, after, lease.claim)
+    key = segment_key(lease.session, name)
+
+    def begin(head: Head) -> Head | None:
+        if segment in head.segments:
+            return None
+        return replace(head, segments={**head.segments, segment: Span(claim=lease.claim)})
+
+    is_new = _create(bucket, begun_key(lease.session, name))  # before the head says so: see close_behind
+    lease.change(begin)
+    if not is_new and any(True for _ in bucket.list(key)):
+        lease.check()
+        raise used(lease.session, key)
+    return ObjectSegment(bucket, lease, key)
+
+
+def close_segment(bucket: Bucket, session: str, name: str) -> int:
+    """Take the next number, so that nobody else does; which one it is."""
+    key = segment_key(session, name)
+    number = sum(1 for _ in bucket.list(key))
+    if number and (last := bucket.get(frame_key(key, number - 1))) is not None and not last.data:
+        return number - 1  # who was at it before us has ended in the middle
+    while create_frame(bucket, frame_key(key, number), b""):
+        number += 1  # the former owner was faster
+    return number
+
+
+def read_segments(bucket: Bucket, heads: Heads, session: str) -> Iterator[tuple[int, int, bytes]]:
+    """(epoch, after, bytes) in that order."""
+    head = heads.read(session).head
+    for epoch, after in sorted(head.segments):
+        entries = bucket.list(segment_key(session, head.named((epoch, after))))
+        keys = [entry.key for entry in entries if entry.size]
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="journal") as pool:
+            found = list(pool.map(bucket.get, keys))
+        # one that is gone was dropped meanwhile; if not, the chain of seals says so
+        yield epoch, after, b"".join(frame.data for frame in found if frame is not None)
+
+
+def drop_segments(bucket: Bucket, heads: Heads, session: str, before: int) -> None:
+    """Remove those that end at or before `before`: where the next one begins is where one ends."""
+    gone: dict[tuple[int, int], str] = {}
+
+    def forget(head: Head) -> Head | None:
+        found = [segment for segment, (_, ended) in pairwise(sorted(head.segments)) if ended <= before]
+        gone.update({segment: head.named(segment) for segment in found})
+        if not any(segment in head.segments for segment in gone):
+            return None
+        return replace(head, segments={s: span for s, span in head.segments.items() if s not in gone})
+
+    heads.update(session, forget)
+    for name in gone.values():
+        # an empty frame stays: a former owner that wakes up must still find its number taken
+        entries = bucket.list(segment_key(session, name))
+        bucket.delete([begun_key(session, name), *(entry.key for entry in entries if entry.size)])
+
+
+def frame_key(segment: str, number: int) -> str:
+    return f"{segment}/{number:010d}"
+
+
+def _create(bucket: Bucket, key: str) -> bool:
+    """False: it was there already; or this is the second try, whose first one nobody has heard of."""
+    patience = Patience()
+    while True:
+        try:
+            return bucket.create(key, b"") is not None
+        except ServerGone:
+            if patience.over():
+                raise
+
+
+def create_frame(bucket: Bucket, key: str, frame: bytes) -> bytes:
+    """What is there now: the frame, unless somebody else has taken the number."""
+    patience = Patience()
+    while True:
+        try:
+            if bucket.create(key, frame) is not None:
+                return frame
+            found = bucket.get(key)
+            if found is not None:
+                return found.data
+        except ServerGone:
+            if patience.over():
+                raise

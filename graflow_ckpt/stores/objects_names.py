@@ -26,14 +26,12 @@ from dataclasses import dataclass, field
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 from graflow_ckpt.core.errors import BadAddress, CheckpointError
+from graflow_ckpt.stores.names import base_of, session_of
 
 SCHEMES = {"s3": "s3", "gs": "gs", "gcs": "gs", "az": "az", "azure": "az"}
 """As they may be written, and as they are shown."""
 
 NAMED = "@"  # no session is called like that
-PARTS = ("pkl", "state.json", "meta.json")
-_SUFFIXES = tuple(f".{part}" for part in PARTS)
-_OWN_NAME = re.compile(r"session_(?P<session>[A-Za-z0-9_-]{1,64})_step_\d+_\d+-\d+\Z")
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _SECRET = re.compile(r"key|secret|token|password|sas|credential", re.IGNORECASE)
 _QUERY = re.compile(r"\?\w+=")
@@ -127,21 +125,7 @@ def target_of(base: str) -> Target:
             hint="Give it a name that is not empty, `.` or `..`, and shorter.",
             path=base,
         )
-    named = _OWN_NAME.match(base)
-    return Target(base, named["session"] if named else None)
-
-
-def base_of(name: str) -> str:
-    """Without the suffix that names one of the three parts."""
-    for suffix in _SUFFIXES:
-        if name.endswith(suffix):
-            return name.removesuffix(suffix)
-    return name
-
-
-def path_of(folder: str, base: str) -> str:
-    """As it is listed: a session's own with the suffix that the session gave it."""
-    return f"{folder}/{base}.pkl" if _OWN_NAME.match(base) else f"{folder}/{base}"
+    return Target(base, session_of(base))
 
 
 def is_objects(path: str) -> bool:

@@ -1,4 +1,7 @@
-"""Contents in a bucket that nobody holds: which they are, and how they are told from a save under way.
+"""What the dead have left in a bucket: who still holds it, who clears it away, and what a new owner closes
+first.
+
+Contents that nobody holds, and how they are told from a save under way:
 
     of an epoch before the head's      its save can commit nothing any more
     of the head's epoch                its owner may be at it: who may take the session over does, and clears
@@ -7,30 +10,42 @@
 
 Promise: what is listed first and is not held by a head that was read then is held by none that comes later.
 LIFE goes by the bucket's clock, and only a save that took longer is refused for it (`gone`).
-Not here: what saves and checkpoints let go of themselves (objects_saving.py, objects_trio.py).
 
-Strays in a bucket: pieces that no checkpoint points at, and journals of sessions that have none.
-What a session that runs may be at is left out, and what was written under a name of somebody's within a day:
-whose save that is cannot be told.
+Strays: pieces that no checkpoint points at, and journals of sessions that have none. What a session that runs
+may be at is left out, and what was written under a name of somebody's within a day: whose save that is cannot
+be told.
+
+A new owner closes to a former one, before it begins, whatever that may still be at:
+
+    announced names     their objects are changed: a late conditional put has seen something else
+    open segments       their next number is taken by an empty frame; also of those that have been begun
+                        (alive/…) and are not in the head, for it was put back to an older state
+    data, contents      what no record points at is removed
+
+Promise: after `close_behind` no write of a former owner succeeds, whenever it was begun; ending in the
+middle does no harm, because the head forgets what was to be closed only when it has been.
+Not here: the session's own checkpoints, which the claim itself has closed; what saves and checkpoints let
+go of themselves (objects_put.py, objects_trio.py).
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import NamedTuple
 
-from graflow_ckpt.core.errors import SessionBusy
+from graflow_ckpt.core.errors import GraflowError, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, Owner
 from graflow_ckpt.stores.names import is_content
 from graflow_ckpt.stores.objects_bucket import Bucket, Entry
-from graflow_ckpt.stores.objects_head import Head, Heads
-from graflow_ckpt.stores.objects_named import named
-from graflow_ckpt.stores.objects_names import NAMED, place_of
-from graflow_ckpt.stores.objects_record import Held, Record
-from graflow_ckpt.stores.objects_saving import let_go
+from graflow_ckpt.stores.objects_head import OPEN, Head, Heads, Held, Names, Record, Span, named
+from graflow_ckpt.stores.objects_lease import ObjectLease, close_segment
+from graflow_ckpt.stores.objects_names import NAMED, alive_key, data_key, place_of, target_of
+from graflow_ckpt.stores.objects_put import let_go
 
 LIFE = timedelta(days=1)  # what somebody without a lease has begun to write is left alone for that long
 
@@ -161,3 +176,72 @@ def _together(kind: str, entries: list[Entry], session: str) -> Iterator[tuple[s
         sizes[entry.key.rpartition("/")[0]] += entry.size
     for name, size in sorted(sizes.items()):
         yield kind, name, size, session
+
+
+# --- behind a former owner -----------------------------------------------------------------
+
+
+_logger = logging.getLogger(__name__)
+
+
+def close_behind(bucket: Bucket, names: Names, lease: ObjectLease, head: Head) -> None:
+    """`head`: as the claim has left it."""
+    stale = dict(head.announced)
+    failed: list[str] = []
+    for mark, write in stale.items():
+        record = names.touch(target_of(write.name))
+        kept = {*record.data, record.alone} if record else set()
+        failed += [data_key(NAMED, each) for each in (mark, *write.former) if each not in kept]
+    ends = {
+        segment: Span(close_segment(bucket, lease.session, head.named(segment)), span.claim)
+        for segment, span in head.segments.items()
+        if span.end == OPEN and segment[0] < lease.epoch
+    }
+    shown = [entry.key for entry in bucket.list(f"alive/{lease.session}")]
+    begun = {name for key in shown if "-" in (name := key.rpartition("/")[2])}
+    for name in begun - {head.named(segment) for segment in head.segments}:
+        close_segment(bucket, lease.session, name)
+    lease.forget(*stale)
+    if stale or ends:
+        lease.change(
+            lambda now: replace(now, segments={s: ends.get(s, span) for s, span in now.segments.items()})
+        )
+    try:
+        _sweep(bucket, lease, head, shown, failed)
+    except GraflowError as error:
+        _logger.warning(
+            "leftovers of session %s stay: %s", lease.session, error, extra={"session": lease.session}
+        )
+
+
+def _sweep(bucket: Bucket, lease: ObjectLease, head: Head, shown: list[str], failed: list[str]) -> None:
+    keys = [entry.key for prefix in failed for entry in bucket.list(prefix)]
+    keys += _unreferenced(bucket, lease, head)
+    mine = alive_key(lease.session, lease.epoch)
+    keys += [key for key in shown if key != mine]
+    bucket.delete(keys)
+
+
+def _unreferenced(bucket: Bucket, lease: ObjectLease, head: Head) -> Iterator[str]:
+    kept = {mark for record in head.commits.values() for mark in record.data}
+    now = None
+    listed = list(bucket.list(f"data/{lease.session}"))
+    contents = contents_among(listed).get(lease.session, [])
+    if contents:
+        lease.check()  # what those without a lease are at is in the head as it is now
+    for loose in unheld(lease.head, contents):
+        if loose.epoch < lease.epoch:
+            yield loose.entry.key
+    its_contents = {loose.entry.key for loose in contents}
+    for entry in listed:
+        if entry.key in its_contents:
+            continue
+        mark = entry.key.split("/")[2]
+        epoch = int(mark.partition("-")[0])
+        if mark in kept or epoch >= lease.epoch:
+            continue
+        if epoch == 0:
+            now = now or bucket.now()
+            if now - entry.at < LIFE:
+                continue
+        yield entry.key

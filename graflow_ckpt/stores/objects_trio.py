@@ -1,13 +1,13 @@
 """The trio in an object store: a record, what it points at, and the one conditional put that changes it.
 
     sessions/{id}    the head: the records of the session's own checkpoints are in it (objects_head.py)
-    names/{name}     the record of one under any other name (objects_named.py)
+    names/{name}     the record of one under any other name (objects_head.py)
 
-Promise: before the record is put (objects_put.py) a reader finds the previous checkpoint, after it this one,
-whole. That put is refused if the writer has lost its session: its own checkpoints are committed in the head,
-which a claim changes; other names are announced in the head, and the next owner changes the objects of all
-announced names before it begins (objects_fence.py), so that a late put finds something else than it has seen.
-A reader whose pieces go while it reads finds out, and that meta has changed.
+Promise: before the record is put (objects_put.py) a reader finds the previous checkpoint, after it this
+one, whole. That put is refused if the writer has lost its session: its own checkpoints are committed in the
+head, which a claim changes; other names are announced in the head, and the next owner changes the objects
+of all announced names before it begins (objects_orphans.py), so that a late put finds something else than
+it has seen. A reader whose pieces go while it reads finds out, and that meta has changed.
 
 Whoever has just seen a meta is given the parts that were there then: nothing is asked twice for a load.
 Not here: who may write (objects_lease.py), and what a path names (objects_names.py).
@@ -15,6 +15,8 @@ Not here: who may write (objects_lease.py), and what a path names (objects_names
 Contents that are fetched while the one before them is read: a load opens one after the other.
 Promise: no more than AHEAD wait, whoever opens what; who stops in the middle leaves them until the next one
 is opened. One that could not be fetched ahead is asked for again in its turn.
+
+Listings give names and metas, newest first; no pickle is fetched for them.
 """
 
 from __future__ import annotations
@@ -23,24 +25,23 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
+from fnmatch import fnmatchcase
 from functools import partial
+from typing import TypeVar
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, GraflowError
+from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError
 from graflow_ckpt.core.protocols import PartWriter
-from graflow_ckpt.stores.names import is_content
+from graflow_ckpt.stores.names import META, holds_none, is_content, not_found, not_its, path_of
 from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_chunks import PieceSource
-from graflow_ckpt.stores.objects_head import Head, Heads
+from graflow_ckpt.stores.objects_head import Head, Heads, Held, Names, Record, Seen, named
 from graflow_ckpt.stores.objects_lease import ObjectLease
-from graflow_ckpt.stores.objects_named import Names
-from graflow_ckpt.stores.objects_names import Target, path_of
-from graflow_ckpt.stores.objects_put import META, Put, write
-from graflow_ckpt.stores.objects_record import Held, Record
-from graflow_ckpt.stores.objects_saving import ObjectSaving, let_go
+from graflow_ckpt.stores.objects_names import Target, decoded, target_of
+from graflow_ckpt.stores.objects_put import ObjectSaving, Put, let_go, write
 
 _FRESH = 30.0  # seconds in which somebody who has seen a meta opens its parts
 _REMEMBERED = 64
@@ -88,8 +89,7 @@ class Trios:
         record = self.record(target)
         if record is None:
             self._recent.forget(target.base)
-            path = path_of(self._folder, target.base)
-            raise CheckpointNotFound(f"Checkpoint {path} not found. It may have been deleted.", path=path)
+            raise not_found(path_of(self._folder, target.base))
         return record
 
     def open_part(self, target: Target, part: str, stage: str) -> PieceSource:
@@ -100,14 +100,8 @@ class Trios:
                 source.begin()
                 return source
         record = self.find(target)
-        path = path_of(self._folder, target.base)
         if part not in record.parts or record.stage != stage:
-            raise CheckpointCorrupt(
-                f"The checkpoint {path} has no {part} that belongs to its meta.",
-                hint="It was written anew meanwhile, or by something else.",
-                path=path,
-                part=part,
-            )
+            raise not_its(path_of(self._folder, target.base), part)
         return self.source(target.base, record, part)
 
     def open_content(self, target: Target, name: str, stage: str) -> PieceSource:
@@ -145,13 +139,7 @@ class Trios:
         return f"{path} {key}", opening
 
     def _holds_none(self, base: str, name: str) -> CheckpointCorrupt:
-        path = path_of(self._folder, base)
-        return CheckpointCorrupt(
-            f"The checkpoint {path} holds no content {name[:64]}.",
-            hint="It was written anew meanwhile, or by something else.",
-            path=path,
-            part=name[:64],
-        )
+        return holds_none(path_of(self._folder, base), name)
 
     def meta(self, target: Target) -> bytes:
         record = self.find(target)
@@ -305,3 +293,99 @@ def _drop(future: Future[PieceSource]) -> None:
 
     if not future.cancel():
         future.add_done_callback(close)
+
+
+# --- listings ------------------------------------------------------------------------------
+
+
+log = logging.getLogger(__name__)
+_AT_ONCE = 16  # objects that are read at once
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+class Listings:
+    """Those of one store."""
+
+    def __init__(self, bucket: Bucket, heads: Heads, trios: Trios) -> None:
+        self._bucket = bucket
+        self._heads = heads
+        self._trios = trios
+
+    def of_sessions(
+        self, sessions: Sequence[str] | None, wanted: str | None = None
+    ) -> Iterator[tuple[str, bytes]]:
+        """Names and metas of their own checkpoints, the last committed of each first; None: of all."""
+        read = self._heads.read if sessions is not None else self._sound
+        for page in _pages(self._heads.sessions() if sessions is None else sessions, _AT_ONCE):
+            for seen in side_by_side(read, page):
+                found = sorted(seen.head.commits.items(), key=lambda item: item[1].number, reverse=True)
+                yield from self._metas(None, [each for each in found if _fits(each[0], wanted)])
+
+    def _sound(self, session: str) -> Seen:
+        """One head that is damaged keeps nobody from seeing the others."""
+        try:
+            return self._heads.read(session)
+        except CheckpointCorrupt as error:
+            log.warning("%s", error, extra={"session": session})
+            return Seen(Head())
+
+    def of_names(self, session: str | None, wanted: str | None = None) -> Iterator[tuple[str, bytes]]:
+        """Those under other names whose meta names the session, or all; the last written first."""
+        entries = sorted(self._bucket.list("names"), key=lambda entry: entry.at, reverse=True)
+        keys = [entry.key for entry in entries if _fits(decoded(entry.key.rpartition("/")[2]), wanted)]
+        records: list[tuple[str, Record]] = []
+        for key, found in zip(keys, side_by_side(self._bucket.get, keys), strict=True):
+            if found is None:
+                continue  # gone meanwhile
+            try:
+                base, record = named(key, found.data)
+            except CheckpointCorrupt as error:
+                log.warning("%s", error)
+                if session is None:  # whose it is cannot be read
+                    yield decoded(key.rpartition("/")[2]), b""
+                continue
+            if record is not None:
+                records.append((base, record))
+        yield from self._metas(session, records)
+
+    def _metas(
+        self, session: str | None, listed: Sequence[tuple[str, Record]]
+    ) -> Iterator[tuple[str, bytes]]:
+        meta_of = partial(self._meta_of, session)
+        for page in _pages(listed, 4 * _AT_ONCE):  # a reader of the newest few waits for no others
+            far = any(record.parts[META].data for _, record in page)
+            for (base, _), raw in zip(page, (side_by_side if far else map)(meta_of, page), strict=True):
+                if raw is not None:
+                    yield base, raw
+
+    def _meta_of(self, session: str | None, listed: tuple[str, Record]) -> bytes | None:
+        """None: it was deleted, or names another session by now; empty: it is there and its meta is not."""
+        base, record = listed
+        while session in (None, record.session):
+            try:
+                return self._trios.meta_of(base, record)
+            except CheckpointCorrupt:
+                newer = self._trios.record(target_of(base))
+            if newer is None:
+                return None
+            if newer.nonce == record.nonce:
+                return b""
+            record = newer  # written anew while it was read
+        return None
+
+
+def _fits(base: str, wanted: str | None) -> bool:
+    return wanted is None or fnmatchcase(base, wanted)
+
+
+def _pages(of: Sequence[_T], size: int) -> Iterator[Sequence[_T]]:
+    return (of[at : at + size] for at in range(0, len(of), size))
+
+
+def side_by_side(read: Callable[[_T], _R], of: Sequence[_T]) -> Iterator[_R]:
+    """Several at once, in their order."""
+    if len(of) < 2:
+        return map(read, of)
+    with ThreadPoolExecutor(min(_AT_ONCE, len(of)), thread_name_prefix="listing") as pool:
+        return iter(list(pool.map(read, of)))

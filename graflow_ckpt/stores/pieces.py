@@ -1,8 +1,17 @@
-"""Reading exactly so much of a part, however its source cuts it."""
+"""Sinks and sources that have one piece of a part in memory at a time, or all of it.
+
+Promise: the bytes that go in come out, however they were cut. What is larger than a chunk is handed on as it
+comes, in order; the last chunk is kept for the commit, so that a small checkpoint is one round trip.
+Not here: where chunks are, and what a piece has to be.
+"""
 
 from __future__ import annotations
 
-from graflow_ckpt.core.protocols import Source
+from collections.abc import Callable
+from typing import ClassVar
+
+from graflow_ckpt.core.errors import CheckpointCorrupt
+from graflow_ckpt.core.protocols import Buffer, Source
 
 
 def read_up_to(source: Source, size: int) -> bytearray:
@@ -16,3 +25,135 @@ def read_up_to(source: Source, size: int) -> bytearray:
                 break
             done += count
     return found[:done] if done < size else found
+
+
+class BytesSource:
+    """A part that is here as a whole. What it reads stays what it was, whatever happens to the name."""
+
+    __slots__ = ("_at", "_data", "size")
+
+    def __init__(self, data: bytes | bytearray) -> None:
+        self._data = data
+        self._at = 0
+        self.size = len(data)
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        piece = memoryview(self._data)[self._at : self._at + buffer.nbytes]
+        buffer.cast("B")[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+    def close(self) -> None:
+        self._data, self._at = b"", 0
+
+
+class ChunkSink:
+    """Takes bytes, hands out full chunks of `most` bytes to `stage`, with their number."""
+
+    __slots__ = ("_most", "_stage", "size", "staged", "tail")
+
+    def __init__(self, most: int, stage: Callable[[int, bytes], None]) -> None:
+        self._most, self._stage = most, stage
+        self.tail = bytearray()  # the last chunk, which is not staged; nothing if there is none
+        self.staged = 0
+        self.size = 0
+
+    @property
+    def count(self) -> int:
+        return self.staged + bool(self.tail)
+
+    def write(self, data: Buffer, /) -> int:
+        if type(data) is bytes and len(self.tail) + len(data) <= self._most:  # as of most checkpoints
+            self.tail += data
+            self.size += len(data)
+            return len(data)
+        with memoryview(data) as given, given.cast("B") as view:
+            at = 0
+            while at < len(view):
+                if len(self.tail) == self._most:
+                    self._stage(self.staged, bytes(self.tail))
+                    self.staged += 1
+                    self.tail = bytearray()
+                with view[at : at + self._most - len(self.tail)] as taken:
+                    self.tail += taken
+                    at += len(taken)
+            self.size += len(view)
+            return len(view)
+
+
+class ChunkSource:
+    """Reads `count` chunks one after the other. `first`: the first one, if it is there already."""
+
+    __slots__ = ("_at", "_chunk", "_count", "_next", "path", "size")
+
+    def __init__(self, size: int, count: int, path: str, first: bytes = b"") -> None:
+        self._count = count
+        self._chunk = first
+        self._at = 0  # of what has been handed out of the chunk
+        self._next = 1 if first else 0
+        self.size = size
+        self.path = path
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        if self._at == len(self._chunk):
+            if self._next >= self._count:
+                return 0
+            self._chunk, self._at = self._read(self._next), 0
+            self._next += 1
+        piece = memoryview(self._chunk)[self._at : self._at + buffer.nbytes]
+        buffer.cast("B")[: len(piece)] = piece
+        self._at += len(piece)
+        return len(piece)
+
+    def close(self) -> None:
+        self._chunk, self._at, self._next = b"", 0, self._count
+
+    def _read(self, number: int) -> bytes:
+        """That chunk; `CheckpointCorrupt` if it is gone: a newer checkpoint may have taken its place."""
+        raise NotImplementedError
+
+
+class OpenedSource:
+    """A part in pieces, each of which is checked before anything of it is handed out."""
+
+    size: int
+    cannot: ClassVar[str]
+    """What is said of a part that is damaged."""
+
+    def __init__(self, source: Source, part: str, path: str) -> None:
+        self._source, self._part, self._path = source, part, path
+        self._rest = memoryview(b"")
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        view, done = buffer.cast("B"), 0
+        while done < len(view):
+            if not self._rest:
+                self._rest = memoryview(self._piece())
+                if not self._rest:
+                    break
+            count = min(len(view) - done, len(self._rest))
+            view[done : done + count] = self._rest[:count]
+            self._rest = self._rest[count:]
+            done += count
+        return done
+
+    def close(self) -> None:
+        self._source.close()
+
+    def _piece(self) -> bytes | bytearray:
+        """The next one; nothing at the end."""
+        raise NotImplementedError
+
+    def _exactly(self, size: int) -> bytearray:
+        found = read_up_to(self._source, size)
+        if len(found) < size:
+            raise self._corrupt("it ends too early")
+        return found
+
+    def _corrupt(self, what: str) -> CheckpointCorrupt:
+        return CheckpointCorrupt(
+            f"The {self._part} of checkpoint {self._path} {self.cannot}: {what}.",
+            hint="Use another checkpoint of the session.",
+            path=self._path,
+            part=self._part,
+        )

@@ -12,37 +12,30 @@ Paths and addresses: postgres_names.py. Not here: what a checkpoint contains, an
 
 from __future__ import annotations
 
-import logging
 import os
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Unpack
 
 from graflow_ckpt.core import arguments
-from graflow_ckpt.core.errors import CheckpointError, ServerError
+from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
-from graflow_ckpt.stores import postgres_journal
-from graflow_ckpt.stores.names import check_own, elsewhere, unwritten
-from graflow_ckpt.stores.postgres_chunks import ChunkSource
-from graflow_ckpt.stores.postgres_contents import PostgresContents
+from graflow_ckpt.stores import postgres_lease
+from graflow_ckpt.stores.batches import Filters
+from graflow_ckpt.stores.fencing import clearing
+from graflow_ckpt.stores.names import base_of, path_of, session_of, unwritten
+from graflow_ckpt.stores.postgres_contents import PostgresContents, PostgresSource
 from graflow_ckpt.stores.postgres_lease import LEASE, Leases, PostgresLease
 from graflow_ckpt.stores.postgres_link import Connection, Link
-from graflow_ckpt.stores.postgres_names import (
-    base_of,
-    divided,
-    folder_of,
-    is_postgres,
-    parse,
-    path_of,
-    session_of,
-)
+from graflow_ckpt.stores.postgres_names import divided, folder_of, is_postgres, parse
 from graflow_ckpt.stores.postgres_schema import Schema
 from graflow_ckpt.stores.postgres_trio import Put, Trios, Wanted
+from graflow_ckpt.stores.store import FencedStore
 
-_logger = logging.getLogger(__name__)
 _LONGEST = 500  # bytes of a name
 _PLAIN = re.compile(r"[^/?#]+\Z")
 
@@ -53,13 +46,14 @@ class _Opened:
     trios: Trios
 
 
-class PostgresStore:
+class PostgresStore(FencedStore[PostgresLease]):
     """Connects at the first use, not before.
 
     `where`: postgresql://host:port/database; the name of a checkpoint may follow, and does not matter.
     `lease`: seconds after which a silent owner on another machine counts as dead.
     """
 
+    own = PostgresLease
     shared = True
 
     def __init__(self, where: str | os.PathLike[str], *, lease: float = LEASE) -> None:
@@ -72,10 +66,6 @@ class PostgresStore:
         self._opened: _Opened | None = None
         self._prefix = f"{self.folder}/"
         self.contents = PostgresContents(self._linked, self._base)
-
-    @property
-    def url(self) -> str:
-        return self.folder
 
     @property
     def schema(self) -> Schema:
@@ -100,7 +90,6 @@ class PostgresStore:
         self.synced = self._link.run(ask)
 
     def takes(self, path: str) -> str | None:
-        """The path as it is written here; None if it leads to another store."""
         if not is_postgres(path):
             return None
         store, base = divided(path)
@@ -113,13 +102,8 @@ class PostgresStore:
         leases, trios = self._all.leases, self._all.trios
         floor = 0 if leases.known(session) else trios.highest_epoch(session)
         lease = leases.acquire(session, take_over=take_over, floor=floor)
-        try:
+        with clearing(lease):
             trios.sweep(lease)
-        except ServerError as error:
-            _logger.warning("leftovers of session %s stay: %s", session, error, extra={"session": session})
-        except BaseException:
-            lease.release()
-            raise
         return lease
 
     def owner(self, session: str) -> Owner | None:
@@ -131,32 +115,18 @@ class PostgresStore:
         self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
     ) -> None:
         base = self._base(path)
-        mine = self._own(lease) if lease is not None else None
-        if mine is not None:
-            mine.not_released()
-            check_own(path, session_of(base), mine.session)
+        mine = self._writer(path, session_of(base), lease)
         with unwritten(path):
             self.synced = self._all.trios.write(Put(base, mine, stage), parts)
 
-    def open(self, path: str, part: str, stage: str) -> ChunkSource:
+    def open(self, path: str, part: str, stage: str) -> PostgresSource:
         return self._all.trios.open_part(self._base(path), part, stage)
 
     def meta(self, path: str) -> bytes:
         return self._all.trios.meta(self._base(path))
 
-    def unsafe(self, path: str) -> str | None:
-        """Who can write to the database is not known: the seal has to tell."""
-        return None
-
-    def list(
-        self,
-        session: str | None = None,
-        pattern: str | None = None,
-        *,
-        workflow: str | None = None,
-        status: str | None = None,
-    ) -> Iterator[tuple[str, bytes]]:
-        """Paths and metas, the last committed first; each filter has an index.
+    def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
+        """Paths and metas, the last committed first.
 
         `session`: its own paths, and those under other names whose meta names it.
         `pattern`: a glob of names, alone or after the store, instead of all.
@@ -167,27 +137,16 @@ class PostgresStore:
         if pattern is not None:
             names = pattern.removeprefix(f"{self.folder}/")  # as a glob, in which `?` begins no options
             names = base_of(divided(names)[1] if is_postgres(names) else names)
-        wanted = Wanted(session, _literal(names or ""), workflow, status)
-        for base, raw in self._all.trios.metas(wanted):
+        for base, raw in self._all.trios.metas(Wanted(session, _literal(names or ""))):
             if names is None or fnmatchcase(base, names):
                 yield path_of(self.folder, base), raw
 
-    def newest(
-        self,
-        limit: int,
-        *,
-        session: str | None = None,
-        workflow: str | None = None,
-        status: str | None = None,
-    ) -> Sequence[tuple[str, bytes]]:
+    def newest(self, limit: int, **wanted: Unpack[Filters]) -> Sequence[tuple[str, bytes]]:
         """The last committed of those whose metas say so, found by indexes."""
-        if session is not None:
+        if (session := wanted.get("session")) is not None:
             check_session_id(session)
-        found = self._all.trios.newest(Wanted(session, "", workflow, status), limit)
+        found = self._all.trios.newest(Wanted(**wanted), limit)
         return [(path_of(self.folder, base), raw) for base, raw in found]
-
-    def delete(self, path: str) -> bool:
-        return self.delete_many([path]) > 0
 
     def delete_many(self, paths: Iterable[str]) -> int:
         """Some hundreds in one transaction; how many there were."""
@@ -195,15 +154,15 @@ class PostgresStore:
 
     # --- journal -----------------------------------------------------------------------
 
-    def journal(self, lease: Lease, after: int) -> postgres_journal.PostgresSegment:
-        return postgres_journal.open_segment(self._own(lease), self._link, after)
+    def journal(self, lease: Lease, after: int) -> postgres_lease.PostgresSegment:
+        return postgres_lease.open_segment(self._own(lease), self._link, after)
 
     def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
         assert self._all is not None
-        return postgres_journal.read_segments(self._link, check_session_id(session))
+        return postgres_lease.read_segments(self._link, check_session_id(session))
 
     def drop_segments(self, session: str, before: int) -> None:
-        postgres_journal.drop_segments(self._link, check_session_id(session), before)
+        postgres_lease.drop_segments(self._link, check_session_id(session), before)
 
     # --- within ------------------------------------------------------------------------
 
@@ -221,11 +180,7 @@ class PostgresStore:
     def _base(self, path: str) -> str:
         if path.startswith(self._prefix) and _PLAIN.match(path, len(self._prefix)):  # as it is saved
             path = path[len(self._prefix) :]
-        elif "://" in path:
-            if (placed := self.takes(path)) is None:
-                raise elsewhere(path, self.folder)
-            path = placed.rpartition("/")[2]
-        base = base_of(path)
+        base = self._name(path)
         try:
             fits = 0 < len(base.encode()) <= _LONGEST and "\0" not in base
         except UnicodeEncodeError:  # half of a character, from a file name that is no UTF-8
@@ -237,11 +192,6 @@ class PostgresStore:
                 path=path[:_LONGEST],
             )
         return base
-
-    def _own(self, lease: Lease) -> PostgresLease:
-        if not isinstance(lease, PostgresLease):
-            raise TypeError(f"a lease of this store is needed, not {type(lease).__name__}")
-        return lease
 
 
 def _literal(pattern: str) -> str:

@@ -1,14 +1,20 @@
-"""Contents in Postgres: chunks that several checkpoints have in common.
+"""Chunks in Postgres: those of the parts of a checkpoint, and those that several checkpoints have in common.
 
+    graflow_ckpt.chunks        put, part, number, data (CHUNK bytes)
+    graflow_ckpt.checkpoints   …, pkl, state: of each part the last chunk
     graflow_ckpt.contents      id, name, size, count, good     its chunks: put 'content/ID'
     graflow_ckpt.holds         holder ('c' and the put of a checkpoint, 's' and that of a save), content
     graflow_ckpt.freed         what was let go, until somebody has looked whether anybody still holds it
 
-Promise: a checkpoint's holds come in the transaction of its commit, and go in the one that takes it away; a
+Promise: what is larger than a chunk is written as it comes, in order; the last chunk is kept for the
+commit, so that a small checkpoint is one round trip and one row. A chunk that is gone when it is read is
+`CheckpointCorrupt`: a newer checkpoint may have taken its place.
+
+A checkpoint's holds come in the transaction of its commit, and go in the one that takes it away; a
 foreign key keeps what somebody holds. What nobody holds goes right after that transaction, or with the next
 sweep. What is being written is held by its save, and found by others when it is whole; a save has a row in
 `staging` and is swept like any other. Migrations 0003 has the routines.
-Not here: digests, and who compares them.
+Not here: what makes chunks visible (postgres_trio.py); digests, and who compares them.
 """
 
 from __future__ import annotations
@@ -16,12 +22,58 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, GraflowError, ServerError
+from graflow_ckpt.core.errors import CheckpointError, GraflowError, ServerError
 from graflow_ckpt.core.protocols import Lease
-from graflow_ckpt.stores.postgres_chunks import CHUNK, LIFE, ChunkSource, Found
+from graflow_ckpt.stores.names import holds_none, lacks
+from graflow_ckpt.stores.pieces import ChunkSource
 from graflow_ckpt.stores.postgres_link import Connection, Link
+
+CHUNK = 4 << 20
+LIFE = 3600  # seconds; what a dead writer without a session has left goes when it is older than this
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A part that a row points at. `last`: what asks for its last chunk, should there be several."""
+
+    put: str
+    part: str
+    size: int
+    count: int
+    first: bytes
+    last: tuple[str, list[object]]
+
+
+class PostgresSource(ChunkSource):
+    """A part, or a content, in Postgres. The first chunk is already there."""
+
+    __slots__ = ("_found", "_link")
+
+    def __init__(self, link: Link, found: Found, path: str) -> None:
+        super().__init__(found.size, found.count, path, found.first)
+        self._link, self._found = link, found
+
+    def _read(self, number: int) -> bytes:
+        found = self._found
+        asked = "select data from graflow_ckpt.chunks where put = %s and part = %s and number = %s"
+        args: list[object] = [found.put, found.part, number]
+        if number == found.count - 1:
+            asked, args = found.last
+
+        def ask(connection: Connection) -> tuple[bytes | None] | None:
+            return connection.execute(asked.encode(), args, binary=True).fetchone()
+
+        row = self._link.sure(ask)
+        if row is None or row[0] is None:
+            raise lacks(self.path, f"chunk {number} of a part", "somebody has deleted rows")
+        return row[0]
+
+
+# --- contents ------------------------------------------------------------------------------
+
 
 T = TypeVar("T")
 
@@ -51,7 +103,7 @@ class PostgresContents:
     def saving(self, path: str, *, lease: Lease | None, stage: str) -> PostgresSaving:
         return PostgresSaving(self._link(), path, [lease.session, lease.epoch] if lease else [None, None])
 
-    def open(self, path: str, name: str, stage: str) -> ChunkSource:
+    def open(self, path: str, name: str, stage: str) -> PostgresSource:
         args = [self._base(path), stage, name]
         link, row = self._link(), self._link().sure(lambda c: c.execute(_HELD, args).fetchone())
         first = None
@@ -59,16 +111,11 @@ class PostgresContents:
             at = [f"content/{row[0]}", 0]
             first = link.sure(lambda c: c.execute(_CHUNK, at, binary=True).fetchone())
         if row is None or first is None:
-            raise CheckpointCorrupt(
-                f"The checkpoint {path} holds no content {name}.",
-                hint="It was written anew meanwhile, or by something else.",
-                path=path,
-                part=name,
-            )
+            raise holds_none(path, name)
         content, size, count = row
         last: list[object] = [f"content/{content}", count - 1]
         place = Found(f"content/{content}", "content", size, count, bytes(first[0]), (_CHUNK, last))
-        return ChunkSource(link, place, path)
+        return PostgresSource(link, place, path)
 
     def distrust(self, path: str, name: str, stage: str) -> None:
         asked = f"update graflow_ckpt.contents set good = false where id = (select id from ({_HELD}) as one)"

@@ -23,14 +23,13 @@ from urllib.parse import parse_qsl, quote, unquote
 
 from graflow_ckpt.core.errors import BadAddress, CheckpointError
 from graflow_ckpt.links.addresses import masked
+from graflow_ckpt.stores.names import base_of
 from graflow_ckpt.stores.prefixes import unwrapped
 
 SCHEMES = ("postgresql", "postgres")
 STORE_VARIABLE = "GRAFLOW_CKPT_STORE"
-PARTS = ("pkl", "state.json", "meta.json")
 
 _PORT = 5432
-_OWN_NAME = re.compile(r"session_(?P<session>[A-Za-z0-9_-]{1,64})_step_\d+_\d+-\d+\Z")
 _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[A-Za-z0-9_.%~-]*)(?::(?P<port>\d{1,5}))?\Z")
 _known: dict[tuple[object, ...], Mapping[str, str]] = {}
 
@@ -149,25 +148,6 @@ def divided(url: str) -> tuple[str, str]:
         )
     store = f"{scheme}://{netloc}/{database}"
     return f"{store}?{query}" if query else store, base_of(name)
-
-
-def base_of(name: str) -> str:
-    """Without the suffix that names one of the three parts."""
-    for part in PARTS:
-        if name.endswith(f".{part}"):
-            return name.removesuffix(f".{part}")
-    return name
-
-
-def path_of(folder: str, base: str) -> str:
-    """As it is listed: a session's own with the suffix that the session gave it."""
-    return f"{folder}/{base}.pkl" if _OWN_NAME.match(base) else f"{folder}/{base}"
-
-
-def session_of(base: str) -> str | None:
-    """The session whose own path this is."""
-    named = _OWN_NAME.match(base)
-    return named["session"] if named else None
 
 
 def _host(text: str, port: str) -> tuple[str, int]:

@@ -3,17 +3,19 @@
     graflow_ckpt.checkpoints   name, commit_number, put, session, workflow, status,
                                parts: {pkl: {put, stage, size, count}, …}, meta,
                                pkl, state: the last chunk of each part
-    graflow_ckpt.chunks        those before: postgres_chunks.py
+    graflow_ckpt.chunks        those before: postgres_contents.py
     graflow_ckpt.staging       put, session, epoch, begun: who writes chunks that no row points at
 
     W1 full chunks, each in a transaction of its own, the first with its row in `staging`
     W2 the commit: epoch and claim are locked, all chunks are there, the row is set with the last ones, the
        chunks of the former row go
 
-Promise: before W2 a reader finds the previous checkpoint, after it this one, whole. A reader whose
-chunks go while it reads finds out, and that meta has changed. Each put has an id of its own, so that no
-put writes into another's chunks, and a commit that is asked for again changes nothing. A server that
-goes away and comes back within some seconds interrupts nothing; after that the save has failed.
+Promise: before W2 a reader finds the previous checkpoint, after it this one, whole. A reader whose chunks
+go while it reads finds out, and that meta has changed. Each put has an id of its own, so that no put writes
+into another's chunks, and a commit that is asked for again changes nothing. A server that goes away and
+comes back within some seconds interrupts nothing; after that the save has failed. What a meta says that
+rows are listed by can stand in a column, whatever the meta holds. Nobody believes it: what counts is
+sealed.
 Not here: who may write (postgres_lease.py), and what a path names (postgres_names.py).
 """
 
@@ -28,7 +30,6 @@ from itertools import islice
 from typing import Any
 
 from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
     GraflowError,
@@ -36,16 +37,24 @@ from graflow_ckpt.core.errors import (
     ServerError,
     ServerGone,
 )
-from graflow_ckpt.core.protocols import Buffer, PartWriter
+from graflow_ckpt.core.protocols import PartWriter
 from graflow_ckpt.stores import batches, postgres_contents
-from graflow_ckpt.stores.names import contents_in, replaced
-from graflow_ckpt.stores.postgres_chunks import LIFE, ChunkSink, ChunkSource, Found
+from graflow_ckpt.stores.names import (
+    Collected,
+    check_parts,
+    contents_in,
+    highest_epoch_in,
+    not_found,
+    not_its,
+    path_of,
+    replaced,
+    session_of,
+    unconfirmed,
+)
+from graflow_ckpt.stores.pieces import ChunkSink
+from graflow_ckpt.stores.postgres_contents import CHUNK, LIFE, Found, PostgresSource
 from graflow_ckpt.stores.postgres_lease import HELD, PostgresLease
-from graflow_ckpt.stores.postgres_link import Connection, Link, Rollback
-from graflow_ckpt.stores.postgres_names import PARTS, path_of
-from graflow_ckpt.stores.postgres_prepared import TRUE, Prepared, field_in, fields_of, listed_by
-
-META = PARTS[-1]
+from graflow_ckpt.stores.postgres_link import TRUE, Connection, Link, Prepared, Rollback
 
 _LACKS = "GC001"  # what the commit says when chunks are gone
 _FIRST = 100  # metas that are read at once, before it is known whether anybody wants more
@@ -130,13 +139,12 @@ class Trios:
     def write(self, put: Put, parts: Sequence[tuple[str, PartWriter]]) -> bool:
         """Write a trio; the last of `parts` is its meta. Whether it is on the server's disk."""
         names = [part for part, _ in parts]
-        if not set(names) <= set(PARTS) or names[-1] != META:
-            raise ValueError(f"parts are some of {PARTS}, {META} last; not {names}")
-        sinks = {part: ChunkSink(self._stager(put, part)) for part in names[:-1]}
+        check_parts(names)
+        sinks = {part: ChunkSink(CHUNK, self._stager(put, part)) for part in names[:-1]}
         try:
             for part, writer in parts[:-1]:
                 writer(sinks[part])
-            meta = _Collector()
+            meta = Collected()
             parts[-1][1](meta)
             return self._commit(put, sinks, bytes(meta.data))
         except SaveOutcomeUnknown:
@@ -177,7 +185,7 @@ class Trios:
                 f'"{part}":{{"put":"{put.id}","stage":{stage},"size":{sink.size},"count":{sink.count}}}'
             )
             staged += sink.staged
-        tails = [sinks[part].tail if part in sinks else None for part in _COLUMNS]
+        tails = [(sinks[part].tail or None) if part in sinks else None for part in _COLUMNS]
         row = [put.id, put.base, *fields_of(put.base, meta), f"{{{','.join(each)}}}"]
 
         names, has_replaced = contents_in(meta), [False]
@@ -207,11 +215,7 @@ class Trios:
         try:
             outcome = self._link.sure(holding if names else commit)
         except ServerGone as error:
-            raise SaveOutcomeUnknown(
-                f"The checkpoint {path} was sent, but not confirmed: {error.message}",
-                hint="It is there or its predecessor is. Look when the server is back.",
-                path=path,
-            ) from error
+            raise unconfirmed(path, error) from error
         except ServerError as error:
             if error.ids.get("code") != _LACKS:
                 raise postgres_contents.in_our_words(error, path) from error
@@ -231,7 +235,7 @@ class Trios:
 
     # --- reading -----------------------------------------------------------------------
 
-    def open_part(self, base: str, part: str, stage: str) -> ChunkSource:
+    def open_part(self, base: str, part: str, stage: str) -> PostgresSource:
         path = path_of(self._folder, base)
         asked = _OPEN.format(column=_COLUMNS[part]).encode()
 
@@ -243,16 +247,11 @@ class Trios:
             raise self._not_found(base)
         found, first = row
         if found is None or found["stage"] != stage or (first is None and found["count"]):
-            raise CheckpointCorrupt(
-                f"The checkpoint {path} has no {part} that belongs to its meta.",
-                hint="It was written anew meanwhile, or by something else.",
-                path=path,
-                part=part,
-            )
+            raise not_its(path, part)
         put, last = str(found["put"]), _LAST.format(column=_COLUMNS[part])
         size, count = int(found["size"]), int(found["count"])
         there = Found(put, part, size, count, first or b"", (last, [base, part, put]))
-        return ChunkSource(self._link, there, path)
+        return PostgresSource(self._link, there, path)
 
     def meta(self, base: str) -> bytes:
         asked = "select meta from graflow_ckpt.checkpoints where name = %s"
@@ -290,8 +289,7 @@ class Trios:
 
     def highest_epoch(self, session: str) -> int:
         """From the session's metas, should its row have been lost."""
-        epochs = (field_in(raw, "epoch") for _, raw in self.metas(Wanted(session)))
-        return max((epoch for epoch in epochs if isinstance(epoch, int)), default=0)
+        return highest_epoch_in(raw for _, raw in self.metas(Wanted(session)))
 
     # --- deleting ----------------------------------------------------------------------
 
@@ -315,16 +313,32 @@ class Trios:
         return self._link.sure(lambda c: c.execute(asked.encode(), args, binary=True).fetchall())
 
     def _not_found(self, base: str) -> CheckpointNotFound:
-        path = path_of(self._folder, base)
-        return CheckpointNotFound(f"Checkpoint {path} not found. It may have been deleted.", path=path)
+        return not_found(path_of(self._folder, base))
 
 
-class _Collector:
-    """A sink in memory."""
+# --- what rows are listed by ------------------------------------------------------------
 
-    def __init__(self) -> None:
-        self.data = bytearray()
+_FIELD = 200  # characters of a field that is listed by
 
-    def write(self, data: Buffer, /) -> int:
-        self.data += data
-        return len(data)
+
+def listed_by(value: object) -> str | None:
+    """A field as it stands in its column; None if it can stand in none."""
+    if not isinstance(value, str) or "\0" in value:
+        return None
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return None
+    return value[:_FIELD]
+
+
+def fields_of(base: str, raw: bytes) -> list[str | None]:
+    """Session, workflow and status; a session's own path is its own whatever the meta says."""
+    try:
+        meta = json.loads(raw.decode())  # of bytes it would guess the encoding
+    except (ValueError, RecursionError):
+        meta = {}
+    if not isinstance(meta, dict):
+        meta = {}
+    session = session_of(base) or listed_by(meta.get("session_id"))
+    return [session, listed_by(meta.get("workflow")), listed_by(meta.get("status"))]

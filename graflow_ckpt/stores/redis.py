@@ -12,8 +12,6 @@ Not here: what a checkpoint contains, and whether it can be trusted.
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import threading
 import uuid
@@ -22,33 +20,36 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from graflow_ckpt.core import arguments
-from graflow_ckpt.core.errors import CheckpointError, NoJournal, ServerError
+from graflow_ckpt.core.errors import CheckpointError, NoJournal
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
 from graflow_ckpt.links.addresses import URL_VARIABLE
 from graflow_ckpt.links.complaints import ResponseError, translated
 from graflow_ckpt.links.redis import RedisLink, open_link
-from graflow_ckpt.stores import batches, redis_journal
-from graflow_ckpt.stores.names import check_own, elsewhere, unwritten
-from graflow_ckpt.stores.redis_chunks import ChunkSource
+from graflow_ckpt.stores import redis_lease
+from graflow_ckpt.stores.fencing import clearing
+from graflow_ckpt.stores.names import (
+    base_of,
+    highest_epoch_in,
+    path_of,
+    session_in,
+    unwritten,
+)
 from graflow_ckpt.stores.redis_contents import RedisContents
 from graflow_ckpt.stores.redis_lease import LEASE, Leases, RedisLease
 from graflow_ckpt.stores.redis_names import (
     NAMED,
     Keys,
     Target,
-    base_of,
     divided,
     folder_of,
     is_redis,
-    path_of,
     split,
     target_of,
 )
 from graflow_ckpt.stores.redis_scripts import Scripts
-from graflow_ckpt.stores.redis_trio import SYNCS, Put, Trios, syncs
-
-_logger = logging.getLogger(__name__)
+from graflow_ckpt.stores.redis_trio import SYNCS, Put, RedisSource, Trios, syncs
+from graflow_ckpt.stores.store import FencedStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ class _Opened:
     trios: Trios
 
 
-class RedisStore:
+class RedisStore(FencedStore[RedisLease]):
     """Connects at the first use, not before.
 
     `where`: redis://host:port/db, or redis:// alone for the server that the environment names. The
@@ -67,6 +68,7 @@ class RedisStore:
     on another machine counts as dead.
     """
 
+    own = RedisLease
     shared = True
 
     def __init__(self, where: str | os.PathLike[str], *, lease: float = LEASE) -> None:
@@ -79,10 +81,6 @@ class RedisStore:
         self._mutex = threading.Lock()
         self.contents = RedisContents(self._working, self._target, self._own)
 
-    @property
-    def url(self) -> str:
-        return self.folder
-
     def probe(self) -> None:
         """Do once what saving will do, and take it away again."""
         keys = Keys(NAMED)
@@ -94,7 +92,6 @@ class RedisStore:
         self.synced = self._syncs(keys)
 
     def takes(self, path: str) -> str | None:
-        """The path as it is written here; None if it leads to another store."""
         if not is_redis(path):
             return None
         store, base = split(path, {URL_VARIABLE: self._where})
@@ -107,14 +104,9 @@ class RedisStore:
         leases = self._all.leases
         floor = 0 if leases.known(session) else self._highest_epoch(session)
         lease = leases.acquire(session, take_over=take_over, floor=floor)
-        try:
+        with clearing(lease):
             for keys in (lease.keys, Keys(NAMED)):
                 self._all.trios.sweep(keys, session, lease.epoch)
-        except ServerError as error:
-            _logger.warning("leftovers of session %s stay: %s", session, error, extra={"session": session})
-        except BaseException:
-            lease.release()
-            raise
         return lease
 
     def owner(self, session: str) -> Owner | None:
@@ -126,22 +118,15 @@ class RedisStore:
         self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
     ) -> None:
         target = self._target(path)
-        mine = self._own(lease) if lease is not None else None
-        if mine is not None:
-            mine.not_released()
-            check_own(path, target.session, mine.session)  # its epoch is under another tag
+        mine = self._writer(path, target.session, lease)  # the epoch of another is under another tag
         with unwritten(path):
             self.synced = self._all.trios.write(Put(target, mine, stage), parts)
 
-    def open(self, path: str, part: str, stage: str) -> ChunkSource:
+    def open(self, path: str, part: str, stage: str) -> RedisSource:
         return self._all.trios.open_part(self._target(path), part, stage)
 
     def meta(self, path: str) -> bytes:
         return self._all.trios.meta(self._target(path))
-
-    def unsafe(self, path: str) -> str | None:
-        """Who can write to the server is not known: the seal has to tell."""
-        return None
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
         """Paths and metas, the last committed first for each session.
@@ -154,23 +139,9 @@ class RedisStore:
         tags = trios.tags() if session is None else [Keys(check_session_id(session)), Keys(NAMED)]
         for keys in tags:
             for base, raw in trios.metas(keys):
-                its = session in (None, keys.tag) or _field_in(raw, "session_id") == session
+                its = session in (None, keys.tag) or session_in(raw) == session
                 if its and (wanted is None or fnmatchcase(base, wanted)):
                     yield path_of(self.folder, base), raw
-
-    def newest(
-        self,
-        limit: int,
-        *,
-        session: str | None = None,
-        workflow: str | None = None,
-        status: str | None = None,
-    ) -> Sequence[tuple[str, bytes]]:
-        """The last accepted of those whose metas say so; looks at all of them (batches.py)."""
-        return batches.newest(self.list(session), limit, workflow=workflow, status=status)
-
-    def delete(self, path: str) -> bool:
-        return self.delete_many([path]) > 0
 
     def delete_many(self, paths: Iterable[str]) -> int:
         """One after the other; how many there were."""
@@ -178,7 +149,7 @@ class RedisStore:
 
     # --- journal -----------------------------------------------------------------------
 
-    def journal(self, lease: Lease, after: int) -> redis_journal.RedisSegment:
+    def journal(self, lease: Lease, after: int) -> redis_lease.RedisSegment:
         mine = self._own(lease)
         if not self._syncs(mine.keys):
             raise NoJournal(
@@ -186,13 +157,13 @@ class RedisStore:
                 hint="CONFIG SET appendonly yes and appendfsync always, or use durability='checkpoint'.",
                 store=self.folder,
             )
-        return redis_journal.open_segment(mine, self._all.scripts, after)
+        return redis_lease.open_segment(mine, self._all.scripts, after)
 
     def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
-        return redis_journal.read_segments(self._all.link, check_session_id(session))
+        return redis_lease.read_segments(self._all.link, check_session_id(session))
 
     def drop_segments(self, session: str, before: int) -> None:
-        redis_journal.drop_segments(self._all.link, self._all.scripts, check_session_id(session), before)
+        redis_lease.drop_segments(self._all.link, self._all.scripts, check_session_id(session), before)
 
     # --- within ------------------------------------------------------------------------
 
@@ -217,21 +188,11 @@ class RedisStore:
                 return False
 
     def _target(self, path: str) -> Target:
-        if "://" not in path:
-            return target_of(base_of(path))
-        if (placed := self.takes(path)) is None:
-            raise elsewhere(path, self.folder)
-        return target_of(base_of(placed.rpartition("/")[2]))
-
-    def _own(self, lease: Lease) -> RedisLease:
-        if not isinstance(lease, RedisLease):
-            raise TypeError(f"a lease of this store is needed, not {type(lease).__name__}")
-        return lease
+        return target_of(self._name(path))
 
     def _highest_epoch(self, session: str) -> int:
         """From the session's metas, should its lease have been lost."""
-        epochs = (_field_in(raw, "epoch") for _, raw in self.list(session))
-        return max((epoch for epoch in epochs if isinstance(epoch, int)), default=0)
+        return highest_epoch_in(raw for _, raw in self.list(session))
 
 
 def _address(where: str) -> str:
@@ -250,11 +211,3 @@ def _pattern(pattern: str | None) -> str | None:
     if pattern is None:
         return None
     return split(pattern)[1] if is_redis(pattern) else base_of(pattern)
-
-
-def _field_in(raw: bytes, name: str) -> object:
-    try:
-        meta = json.loads(raw)
-    except (ValueError, RecursionError):
-        return None
-    return meta.get(name) if isinstance(meta, dict) else None

@@ -22,16 +22,16 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
+from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.links.complaints import Key
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.wire import Argument, Script, Step
-from graflow_ckpt.stores.redis_chunks import CHUNK, LIFE, ChunkSource
+from graflow_ckpt.stores.names import holds_none
 from graflow_ckpt.stores.redis_lease import RedisLease
 from graflow_ckpt.stores.redis_names import Target
 from graflow_ckpt.stores.redis_scripts import Scripts
-from graflow_ckpt.stores.redis_trio import Put, Trios
+from graflow_ckpt.stores.redis_trio import CHUNK, LIFE, Put, RedisSource, Trios
 
 _AT_ONCE = 500  # names that one script looks up
 _Working = Callable[[], tuple[RedisLink, Scripts, Trios]]
@@ -56,19 +56,13 @@ class RedisContents:
         _, scripts, trios = self._working()
         return RedisSaving(scripts, trios, Put(self._target(path), mine, stage), path)
 
-    def open(self, path: str, name: str, stage: str) -> ChunkSource:
+    def open(self, path: str, name: str, stage: str) -> RedisSource:
         link, _, _ = self._working()
         keys = self._target(path).keys
         found = self._find(path, name, stage).split()
         if not found:
-            raise CheckpointCorrupt(
-                f"The checkpoint {path} holds no content {name}.",
-                hint="It was written anew meanwhile, or by something else, or the server has dropped keys "
-                "(maxmemory-policy).",
-                path=path,
-                part=name,
-            )
-        return ChunkSource(link, keys.content(found[0].decode()), int(found[1]), path)
+            raise holds_none(path, name, ", or the server has dropped keys (maxmemory-policy)")
+        return RedisSource(link, keys.content(found[0].decode()), int(found[1]), path)
 
     def distrust(self, path: str, name: str, stage: str) -> None:
         self._find(path, name, stage, damaged=True)

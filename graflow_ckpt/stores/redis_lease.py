@@ -1,4 +1,4 @@
-"""Leases in Redis: one owner per session, under an epoch that only grows, by the server's clock.
+"""Leases and journals in Redis: one owner per session, by the server's clock, and the frames of the owner.
 
     graflow:ck:{id}:lease    hash: epoch, owner (as JSON), until (milliseconds), nonce (of the claim)
 
@@ -7,41 +7,46 @@ at the next write, which is refused by its epoch and claim: by both, since a ser
 older state, or a replica that took over, gives an epoch out once more. A thread renews the lease every
 third of its time. A dead owner of this machine is told by its process and taken over at once. A process of
 another machine shows that it lives by renewing; if it does not, its lease runs out, and `acquire` waits.
-Not here: what the epoch guards (redis.py).
+
+Journal segments in Redis: lists that frames are appended to, one after each cut.
+
+    graflow:ck:{id}:journal                  set of epoch:after
+    graflow:ck:{id}:journal:{epoch}:{after}  list of frames
+
+Promise: a frame has been confirmed when `append` returns, once, and it was appended by the session's
+owner. After a failure nothing more is appended, ever.
+Not here: that what is confirmed is on a disk (redis.py asks), what is in a frame, and which frames
+count (checkpoint/journal.py).
 """
 
 from __future__ import annotations
 
 import json
-import logging
-import os
-import threading
-import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
-from graflow_ckpt.core.errors import Fenced, GraflowError
+from graflow_ckpt.core.errors import Fenced
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.complaints import translated
-from graflow_ckpt.links.processes import is_gone, is_near, myself, named
+from graflow_ckpt.links.processes import is_gone, myself
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.wire import Argument
 from graflow_ckpt.stores import claims
-from graflow_ckpt.stores.claims import busy, forgotten, released
-from graflow_ckpt.stores.claims import lost as lost_to
+from graflow_ckpt.stores.claims import busy
+from graflow_ckpt.stores.fencing import FencedLease, FencedSegment, Watch, used
 from graflow_ckpt.stores.redis_names import NAMED, Keys
 from graflow_ckpt.stores.redis_scripts import Scripts
 
 LEASE = 15.0
 
-_POLL = 0.1
 _WAITED = 4  # lease times: an end that is further off comes of a clock that was wrong, or of somebody else
-_logger = logging.getLogger(__name__)
 
 
-class RedisLease:
-    """A session that this process owns until it releases it, dies, or is fenced."""
+class RedisLease(FencedLease):
+    """One in Redis."""
 
     def __init__(
         self,
@@ -53,19 +58,9 @@ class RedisLease:
         taken_from: Owner | None,
         seconds: float,
     ) -> None:
-        self.session = session
-        self.epoch = epoch
-        self.claim = claim
-        self.taken_from = taken_from
         self.keys = Keys(session)
-        self._link = link
         self._scripts = scripts
-        self._seconds = seconds
-        self._process = os.getpid()
-        self._released = False
-        self._over = threading.Event()  # nothing is left to renew
-        self._keeper = threading.Thread(target=self._keep, name=f"lease-{session}", daemon=True)
-        self._keeper.start()
+        super().__init__(link.address, session, epoch, claim, taken_from, seconds)
 
     @property
     def fenced(self) -> list[str | int]:
@@ -73,45 +68,21 @@ class RedisLease:
         return [self.epoch, self.claim]
 
     def check(self) -> None:
-        """Raise `Fenced` unless the session is still ours: the server is asked."""
         self.not_released()
         held = self._scripts["hold"]([self.keys.lease], [*self.fenced, ""])
         if not held[0]:
             raise self.lost(held[1], held[2])
 
-    def release(self) -> None:
-        """Let the session go. What cannot be written then does not matter: the lease runs out."""
-        if self._process != os.getpid() or self._released:
-            return
-        self._released = True
-        self._over.set()
-        try:
-            self._scripts["release"]([self.keys.lease], self.fenced)
-        except GraflowError as error:
-            _logger.info("session %s let go without a word: %s", self.session, error)
-
-    def not_released(self) -> None:
-        if self._released or self._process != os.getpid():
-            raise released(self.session, self.epoch)
-
     def lost(self, epoch: bytes = b"", owner: bytes = b"") -> Fenced:
         """What to raise when a script has refused the claim."""
-        self._over.set()
-        if not epoch:
-            return forgotten(self._link.address, self.session, self.epoch)
-        return lost_to(self.session, self.epoch, claims.number(epoch, self.keys.lease), owner_of(owner))
+        return self.lost_to(claims.number(epoch, self.keys.lease) if epoch else None, owner_of(owner))
 
-    def _keep(self) -> None:
-        """The keeper's thread: whatever goes wrong in one pass, the next one tries again."""
+    def _let_go(self) -> None:
+        self._scripts["release"]([self.keys.lease], self.fenced)
+
+    def _renew(self) -> bool:
         args: list[Argument] = [*self.fenced, int(self._seconds * 1000)]
-        while not self._over.wait(self._seconds / 3):
-            try:
-                held = self._scripts["hold"]([self.keys.lease], args)
-            except Exception as error:  # noqa: BLE001  a keeper's pass
-                _logger.warning("cannot renew session %s: %s", self.session, error)
-                continue
-            if not held[0]:
-                return  # the next write says so, where somebody can hear it
+        return bool(self._scripts["hold"]([self.keys.lease], args)[0])
 
 
 class Leases:
@@ -124,8 +95,8 @@ class Leases:
 
     def acquire(self, session: str, *, take_over: bool, floor: int) -> RedisLease:
         """Become the owner. `floor`: the highest epoch known from elsewhere, if the lease was lost."""
-        keys, nonce, since = Keys(session), uuid.uuid4().hex, 0.0
-        how, seen = ("take" if take_over else "ask"), b""
+        keys, nonce, watch = Keys(session), uuid.uuid4().hex, Watch(session)
+        how = "take" if take_over else "ask"
         taken: list[Owner | None] = []  # from whom, once it was granted
         me = json.dumps(asdict(myself()), separators=(",", ":"))
         while True:
@@ -144,15 +115,8 @@ class Leases:
             if owner is None or is_gone(owner):
                 how = str(epoch)  # not "take": somebody else may have found out, too, and be the owner now
                 continue
-            if is_near(owner) or (seen and until[0] != seen):
+            if watch.silent(owner, until[0], _WAITED * self._seconds):
                 raise busy(session, owner)
-            if not seen:
-                _logger.info("waiting to see whether %s is alive", named(owner), extra={"session": session})
-                since = time.monotonic()
-            elif time.monotonic() - since > _WAITED * self._seconds:
-                raise busy(session, owner)
-            seen = until[0]
-            time.sleep(_POLL)
         return RedisLease(self._link, self._scripts, session, int(epoch), nonce, taken[0], self._seconds)
 
     def owner(self, session: str) -> Owner | None:
@@ -176,3 +140,68 @@ class Leases:
 
 def owner_of(said: bytes | None) -> Owner | None:
     return claims.owner_in(said, "the lease of a session in Redis")
+
+
+# --- journals ------------------------------------------------------------------------------
+
+
+_PAGE = 1000  # frames that are read at once
+
+
+class RedisSegment(FencedSegment):
+    """One in Redis."""
+
+    def __init__(self, lease: RedisLease, scripts: Scripts, after: int) -> None:
+        super().__init__(lease, lease.keys.segment(lease.epoch, after))
+        self._lease, self._scripts = lease, scripts
+
+    def _write(self, frame: bytes) -> bool:
+        keys = [self._lease.keys.lease, self.key]
+        found = self._scripts.sure("append", keys, [*self._lease.fenced, self._count, frame])
+        if found == 0:
+            self._lease.check()
+        return bool(found == 1)
+
+
+def open_segment(lease: RedisLease, scripts: Scripts, after: int) -> RedisSegment:
+    """A new segment for the records after `after`."""
+    lease.not_released()
+    keys, key = lease.keys, lease.keys.segment(lease.epoch, after)
+    args: list[Argument] = [*lease.fenced, f"{lease.epoch}:{after}"]
+    begun = scripts.sure("begin", [keys.lease, keys.journal, key], args)
+    if begun == 0:
+        lease.check()
+    if begun != 1:
+        raise used(lease.session, key)
+    return RedisSegment(lease, scripts, after)
+
+
+def read_segments(link: RedisLink, session: str) -> Iterator[tuple[int, int, bytes]]:
+    """(epoch, after, bytes) in that order."""
+    keys = Keys(session)
+    for epoch, after in _segments(link, session):
+        frames: list[bytes] = []
+        key = keys.segment(epoch, after)
+        with translated(link.address):
+            client: Any = link.client
+            while page := client.lrange(key, len(frames), len(frames) + _PAGE - 1):
+                frames += page
+        yield epoch, after, b"".join(frames)
+
+
+def drop_segments(link: RedisLink, scripts: Scripts, session: str, before: int) -> None:
+    """Remove those that end at or before `before`: where the next one begins is where one ends."""
+    keys = Keys(session)
+    gone = [segment for segment, (_, ended) in pairwise(_segments(link, session)) if ended <= before]
+    if gone:
+        names = [keys.segment(*segment) for segment in gone]
+        scripts.sure("drop", [keys.journal, *names], [f"{epoch}:{after}" for epoch, after in gone])
+
+
+def _segments(link: RedisLink, session: str) -> list[tuple[int, int]]:
+    key = Keys(session).journal
+    with translated(link.address):
+        client: Any = link.client  # its types allow replies that never come here
+        found = client.smembers(key)
+    pairs = (member.decode().split(":") for member in found)
+    return sorted((int(epoch), int(after)) for epoch, after in pairs)

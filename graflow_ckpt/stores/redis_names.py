@@ -21,11 +21,9 @@ from dataclasses import dataclass
 
 from graflow_ckpt.core.errors import BadAddress, CheckpointError
 from graflow_ckpt.links.addresses import SCHEMES, URL_VARIABLE, masked, parse
+from graflow_ckpt.stores.names import base_of, session_of
 
 NAMED = "@"  # no session is called like that
-PARTS = ("pkl", "state.json", "meta.json")
-_SUFFIXES = tuple(f".{part}" for part in PARTS)
-_OWN_NAME = re.compile(r"session_(?P<session>[A-Za-z0-9_-]{1,64})_step_\d+_\d+-\d+\Z")
 _ALONE = re.compile(r"[^:/@?]+\Z")  # what follows redis:// in a path that names no server
 
 
@@ -115,8 +113,7 @@ class Target:
 
 
 def target_of(base: str) -> Target:
-    named = _OWN_NAME.match(base)
-    return Target(Keys(named["session"] if named else NAMED), base)
+    return Target(Keys(session_of(base) or NAMED), base)
 
 
 def split(path: str, environment: Mapping[str, str] = os.environ) -> tuple[str, str]:
@@ -160,19 +157,6 @@ def folder_of(store: str) -> str:
             address=str(address),
         )
     return str(address)
-
-
-def base_of(name: str) -> str:
-    """Without the suffix that names one of the three parts."""
-    for suffix in _SUFFIXES:
-        if name.endswith(suffix):
-            return name.removesuffix(suffix)
-    return name
-
-
-def path_of(folder: str, base: str) -> str:
-    """As it is listed: a session's own with the suffix that the session gave it."""
-    return f"{folder}/{base}.pkl" if _OWN_NAME.match(base) else f"{folder}/{base}"
 
 
 def is_redis(path: str) -> bool:

@@ -12,39 +12,96 @@
     record are set, the chunks of the former record go. What is left of W1 and W2 goes in the same round trip
     W4 what the former record held alone goes, if it held contents
 
-Promise: before W3 a reader finds the previous checkpoint, after it this one, whole. A reader whose
-chunks go while it reads finds out, and that meta has changed. Each put has a nonce of its own, so
-that no put writes into another's chunks, and a commit that is asked for again changes nothing.
+Promise: before W3 a reader finds the previous checkpoint, after it this one, whole. A reader whose chunks
+go while it reads finds out, and that meta has changed. Each put has a nonce of its own, so that no put
+writes into another's chunks, and a commit that is asked for again changes nothing. Chunks have at most
+CHUNK bytes, are written in order, and each expires unless a commit makes it stay. The last one is kept for
+the commit, so that a small checkpoint is one round trip. A chunk that is gone when it is read is
+`CheckpointCorrupt`: a newer checkpoint may have taken its place.
 Not here: who may write (redis_lease.py), and what a path names (redis_names.py).
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from graflow_ckpt.core.errors import (
-    CheckpointCorrupt,
     CheckpointError,
     CheckpointNotFound,
     GraflowError,
     SaveOutcomeUnknown,
     ServerGone,
 )
-from graflow_ckpt.core.protocols import Buffer, PartWriter
+from graflow_ckpt.core.protocols import PartWriter
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.wire import Argument, Step
-from graflow_ckpt.stores.names import contents_in, gone, replaced
-from graflow_ckpt.stores.redis_chunks import LIFE, ChunkSink, ChunkSource
+from graflow_ckpt.stores.names import (
+    PARTS,
+    Collected,
+    check_parts,
+    contents_in,
+    gone,
+    lacks,
+    not_found,
+    not_its,
+    path_of,
+    replaced,
+    unconfirmed,
+)
+from graflow_ckpt.stores.pieces import ChunkSink, ChunkSource
 from graflow_ckpt.stores.redis_lease import RedisLease
-from graflow_ckpt.stores.redis_names import NAMED, PARTS, Keys, Target, path_of
+from graflow_ckpt.stores.redis_names import NAMED, Keys, Target
 from graflow_ckpt.stores.redis_scripts import Scripts, Seen, parts_in
 
-META = PARTS[-1]
+CHUNK = 4 << 20
+LIFE = 3600  # seconds; a save that takes longer fails, and what a dead writer has left is gone by then
+
+
+class RedisSink(ChunkSink):
+    """`prefix`: what comes before the number of a chunk. `first` is called before one is written."""
+
+    __slots__ = ("_first", "_link", "_prefix")
+
+    def __init__(self, link: RedisLink, prefix: str, first: Callable[[], None]) -> None:
+        super().__init__(CHUNK, self._set)
+        self._link, self._prefix, self._first = link, prefix, first
+
+    def key(self, number: int) -> str:
+        return f"{self._prefix}{number}"
+
+    def _set(self, number: int, chunk: bytes) -> None:
+        self._first()
+        with translated(self._link.address):
+            self._link.client.set(self.key(number), chunk, ex=LIFE)
+
+
+class RedisSource(ChunkSource):
+    """A part, or a content, in Redis."""
+
+    __slots__ = ("_link", "_prefix")
+
+    def __init__(self, link: RedisLink, prefix: str, size: int, path: str, first: bytes = b"") -> None:
+        super().__init__(size, -(-size // CHUNK), path, first)
+        self._link, self._prefix = link, prefix
+
+    def _read(self, number: int) -> bytes:
+        key = f"{self._prefix}{number}"
+        with translated(self._link.address):
+            found = self._link.client.get(key)
+        if not isinstance(found, bytes):
+            raise lacks(
+                self.path, f"chunk {number} of a part", "the server has dropped keys (maxmemory-policy)"
+            )
+        return found
+
+
+# --- trios ---------------------------------------------------------------------------------
+
 
 SYNCS = ("CONFIG", "GET", "*append*")
 
@@ -52,7 +109,7 @@ _ALONG = 64 << 10  # bytes of a last chunk that go into the script with the comm
 _SMALL = 16 << 10  # bytes of a part that comes along with its meta
 _PAGE = 200  # metas that are read at once
 _STEP = 1000  # keys of contents that one script takes away
-_Sinks = dict[str, ChunkSink]
+_Sinks = dict[str, RedisSink]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +151,7 @@ class Trios:
     def write(self, put: Put, parts: Sequence[tuple[str, PartWriter]]) -> bool:
         """Write a trio; the last of `parts` is its meta. Whether it is on the server's disk."""
         names = [part for part, _ in parts]
-        if not set(names) <= set(PARTS) or names[-1] != META:
-            raise ValueError(f"parts are some of {PARTS}, {META} last; not {names}")
+        check_parts(names)
         announced: list[bool] = []
 
         def announce() -> None:
@@ -104,13 +160,13 @@ class Trios:
                 announced.append(True)
 
         sinks = {
-            part: ChunkSink(self._link, put.target.keys.chunks(put.nonce, part), announce)
+            part: RedisSink(self._link, put.target.keys.chunks(put.nonce, part), announce)
             for part in names[:-1]
         }
         try:
             for part, writer in parts[:-1]:
                 writer(sinks[part])
-            meta = _Collector()
+            meta = Collected()
             parts[-1][1](meta)
             return self._commit(put, sinks, bytes(meta.data))
         except SaveOutcomeUnknown:
@@ -159,7 +215,7 @@ class Trios:
         steps.append((None, (), ["SADD", Keys(NAMED).sessions, keys.tag]))
         large = {part: sink for part, sink in sinks.items() if len(sink.tail) > _ALONG}
         for sink in large.values():  # NX: sent again, it would make a chunk expire that is committed
-            steps.append((None, (), ["SET", sink.tail_key, bytes(sink.tail), "NX", "EX", LIFE]))
+            steps.append((None, (), ["SET", sink.key(sink.staged), bytes(sink.tail), "NX", "EX", LIFE]))
         held = sorted(contents_in(meta))
         args: list[Argument] = [*put.fenced, put.target.base, put.nonce, meta, keys.chunks(), put.stage]
         args += [len(held), *held]
@@ -171,11 +227,7 @@ class Trios:
         try:
             how, *between, said = self._scripts.sure_together(steps)
         except ServerGone as error:
-            raise SaveOutcomeUnknown(
-                f"The checkpoint {path} was sent, but not confirmed: {error.message}",
-                hint="It is there or its predecessor is. Look when the server is back.",
-                path=path,
-            ) from error
+            raise unconfirmed(path, error) from error
         for reply in (*between, said):
             if isinstance(reply, Exception):
                 raise reply
@@ -199,13 +251,14 @@ class Trios:
     def _withdraw(self, put: Put, sinks: _Sinks) -> None:
         """Take away what a failed write has staged. After Ctrl-C nobody knows whether it was committed."""
         keys = [put.target.keys.records, put.target.keys.staging]
-        written = [key for sink in sinks.values() for key in (*sink.keys, sink.tail_key)]
+        # also the one that is not staged: a write whose reply was lost is withdrawn, too
+        written = [sink.key(number) for sink in sinks.values() for number in range(sink.staged + 1)]
         for at in range(0, max(1, len(written)), _PAGE):
             self._scripts["withdraw"](keys, [put.target.base, put.nonce, *written[at : at + _PAGE]])
 
     # --- reading -----------------------------------------------------------------------
 
-    def open_part(self, target: Target, part: str, stage: str) -> ChunkSource:
+    def open_part(self, target: Target, part: str, stage: str) -> RedisSource:
         path = path_of(self._folder, target.base)
         found = self._seen.take(target, part, stage)
         if found is None:
@@ -215,14 +268,9 @@ class Trios:
                 raise self._not_found(target)
             found = parts_in(raw).get(part)
         if found is None or found.stage != stage:
-            raise CheckpointCorrupt(
-                f"The checkpoint {path} has no {part} that belongs to its meta.",
-                hint="It was written anew meanwhile, or by something else.",
-                path=path,
-                part=part,
-            )
+            raise not_its(path, part)
         prefix = target.keys.chunks(found.nonce, part)
-        return ChunkSource(self._link, prefix, found.size, path, found.first)
+        return RedisSource(self._link, prefix, found.size, path, found.first)
 
     def meta(self, target: Target) -> bytes:
         """Whoever sees it goes on to the parts: what is small comes along, in one round trip."""
@@ -282,10 +330,7 @@ class Trios:
         return self._link.client
 
     def _not_found(self, target: Target) -> CheckpointNotFound:
-        path = path_of(self._folder, target.base)
-        return CheckpointNotFound(
-            f"Checkpoint {path} not found. It may have expired or been deleted.", path=path
-        )
+        return not_found(path_of(self._folder, target.base))
 
 
 def syncs(reply: Any) -> bool:
@@ -299,14 +344,3 @@ def syncs(reply: Any) -> bool:
     found = dict(zip(reply[::2], reply[1::2], strict=True))
     kept = [found.get(name) for name in (b"appendonly", b"appendfsync", b"no-appendfsync-on-rewrite")]
     return kept == [b"yes", b"always", b"no"]
-
-
-class _Collector:
-    """A sink in memory."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def write(self, data: Buffer, /) -> int:
-        self.data += data
-        return len(data)

@@ -15,11 +15,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import count
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, Unpack
 
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, Owner, PartWriter, Source
 from graflow_ckpt.links.addresses import masked
+from graflow_ckpt.stores.batches import Filters
 from graflow_ckpt.stores.passing import Attempt, Breaker, Patience, may_pass
 from graflow_ckpt.stores.wrapping import Wrapper
 
@@ -82,17 +83,8 @@ class Retrying(Wrapper):
         """What was listed before an error is not listed once more."""
         return self._from_where_it_was(lambda: super(Retrying, self).list(session, pattern))
 
-    def newest(
-        self,
-        limit: int,
-        *,
-        session: str | None = None,
-        workflow: str | None = None,
-        status: str | None = None,
-    ) -> Sequence[tuple[str, bytes]]:
-        return self._again(
-            lambda: super(Retrying, self).newest(limit, session=session, workflow=workflow, status=status)
-        )
+    def newest(self, limit: int, **wanted: Unpack[Filters]) -> Sequence[tuple[str, bytes]]:
+        return self._again(lambda: super(Retrying, self).newest(limit, **wanted))
 
     def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
         return self._from_where_it_was(lambda: self.inner.segments(session))

@@ -19,6 +19,7 @@ from itertools import pairwise
 
 from graflow_ckpt.core.errors import CheckpointError, JournalFailed
 from graflow_ckpt.stores.disk import Disk, refusing
+from graflow_ckpt.stores.fencing import used
 from graflow_ckpt.stores.ownership import LocalLease
 
 _FIRST_STEP = 16 << 10
@@ -121,12 +122,7 @@ def open_segment(disk: Disk, folder: str, lease: LocalLease, after: int) -> Segm
 def _reopen(disk: Disk, lease: LocalLease, path: str) -> int:
     """A segment that got no frame may be opened again (two cuts with nothing between)."""
     if disk.read(path).strip(b"\0"):
-        raise JournalFailed(
-            f"The journal segment {path} has records already.",
-            hint="Two writers of one epoch cannot be; resume the session to open a new epoch.",
-            session=lease.session,
-            path=path,
-        )
+        raise used(lease.session, path)
     return disk.open_to_update(path)
 
 

@@ -15,35 +15,32 @@ import os
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
+from typing import Unpack
 
 from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
-from graflow_ckpt.stores import sqlite_chunks, sqlite_contents, sqlite_journal
-from graflow_ckpt.stores.names import check_own
+from graflow_ckpt.stores import sqlite_chunks, sqlite_lease
+from graflow_ckpt.stores.batches import Filters
+from graflow_ckpt.stores.fencing import clearing
+from graflow_ckpt.stores.names import base_of, path_of, session_of
 from graflow_ckpt.stores.sqlite_chunks import ChunkSource
 from graflow_ckpt.stores.sqlite_file import PATIENCE, Database
 from graflow_ckpt.stores.sqlite_lease import LEASE, Leases, SqliteLease
-from graflow_ckpt.stores.sqlite_names import (
-    base_of,
-    file_of,
-    folder_of,
-    is_sqlite,
-    path_of,
-    session_of,
-    split,
-)
+from graflow_ckpt.stores.sqlite_names import file_of, folder_of, is_sqlite, split
 from graflow_ckpt.stores.sqlite_trio import Put, Trios
+from graflow_ckpt.stores.store import FencedStore
 
 
-class SqliteStore:
+class SqliteStore(FencedStore[SqliteLease]):
     """Opened at the first use, made at the first write.
 
     `where`: sqlite:///FILE, or sqlite:// alone for the user's own. `lease`: seconds after which a silent
     owner counts as dead. `patience`: seconds to wait for others that write.
     """
 
+    own = SqliteLease
     shared = False
     synced = True
 
@@ -58,11 +55,7 @@ class SqliteStore:
         self._database = Database(self.file, patience=patience)
         self._leases = Leases(self._database, lease)
         self._trios = Trios(self._database, self.folder)
-        self.contents = sqlite_contents.SqliteContents(self._database)
-
-    @property
-    def url(self) -> str:
-        return self.folder
+        self.contents = sqlite_chunks.SqliteContents(self._database)
 
     def probe(self) -> None:
         """Do once what saving will do, and take it away again."""
@@ -71,7 +64,6 @@ class SqliteStore:
             connection.execute("DELETE FROM chunks WHERE id = -1")
 
     def takes(self, path: str) -> str | None:
-        """The path as it is written here; None if it leads to another store."""
         if not is_sqlite(path):
             return None
         store, base = split(path)
@@ -85,12 +77,9 @@ class SqliteStore:
 
     def acquire(self, session: str, *, take_over: bool = False) -> SqliteLease:
         lease = self._leases.acquire(check_session_id(session), take_over=take_over)
-        try:
+        with clearing(lease):
             sqlite_chunks.sweep(self._database, session, lease.epoch)
-            sqlite_contents.clear(self._database)
-        except BaseException:
-            lease.release()
-            raise
+            sqlite_chunks.clear_contents(self._database)
         return lease
 
     def owner(self, session: str) -> Owner | None:
@@ -102,11 +91,7 @@ class SqliteStore:
         self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
     ) -> None:
         base = self._base(path)
-        mine = self._own(lease) if lease is not None else None
-        if mine is not None:
-            mine.not_released()
-            check_own(path, session_of(base), mine.session)
-        self._trios.write(Put(base, mine, stage), parts)
+        self._trios.write(Put(base, self._writer(path, session_of(base), lease), stage), parts)
 
     def open(self, path: str, part: str, stage: str) -> ChunkSource:
         return self._trios.open_part(self._base(path), part, stage)
@@ -140,17 +125,9 @@ class SqliteStore:
         for base, raw in self._trios.metas(session, glob):
             yield path_of(self.folder, base), raw
 
-    def newest(
-        self,
-        limit: int,
-        *,
-        session: str | None = None,
-        workflow: str | None = None,
-        status: str | None = None,
-    ) -> Sequence[tuple[str, bytes]]:
+    def newest(self, limit: int, **wanted: Unpack[Filters]) -> Sequence[tuple[str, bytes]]:
         """The last committed of those whose metas say so, found by indexes."""
-        found = self._trios.newest(limit, session, workflow, status)
-        return [(path_of(self.folder, base), raw) for base, raw in found]
+        return [(path_of(self.folder, base), raw) for base, raw in self._trios.newest(limit, wanted)]
 
     def delete(self, path: str) -> bool:
         return self._database.is_there() and self._trios.delete(self._base(path))
@@ -161,30 +138,20 @@ class SqliteStore:
 
     # --- journal -----------------------------------------------------------------------
 
-    def journal(self, lease: Lease, after: int) -> sqlite_journal.SqliteSegment:
-        return sqlite_journal.open_segment(self._database, self._own(lease), after)
+    def journal(self, lease: Lease, after: int) -> sqlite_lease.SqliteSegment:
+        return sqlite_lease.open_segment(self._database, self._own(lease), after)
 
     def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
-        return sqlite_journal.read_segments(self._database, check_session_id(session))
+        return sqlite_lease.read_segments(self._database, check_session_id(session))
 
     def drop_segments(self, session: str, before: int) -> None:
-        sqlite_journal.drop_segments(self._database, check_session_id(session), before)
+        sqlite_lease.drop_segments(self._database, check_session_id(session), before)
 
     # --- within ------------------------------------------------------------------------
 
     def _base(self, path: str) -> str:
-        if path.startswith(f"{self.folder}/"):  # as it is listed and saved
-            path = path[len(self.folder) + 1 :]
-        elif "://" in path:
-            placed = self.takes(path)
-            if placed is None:
-                raise CheckpointError(
-                    f"{path} is not in {self.folder}, or names no checkpoint.",
-                    hint=f"Its checkpoints are called {self.folder}/NAME.",
-                    path=path,
-                )
-            path = placed.removeprefix(f"{self.folder}/")
-        base = base_of(path)
+        own = f"{self.folder}/"  # as it is listed and saved
+        base = base_of(path[len(own) :]) if path.startswith(own) else self._name(path)
         if not base or "/" in base or "\0" in base or not _is_text(base):
             raise CheckpointError(
                 f"{path!r} is no name for a checkpoint in SQLite.",
@@ -192,11 +159,6 @@ class SqliteStore:
                 path=path,
             )
         return base
-
-    def _own(self, lease: Lease) -> SqliteLease:
-        if not isinstance(lease, SqliteLease):
-            raise TypeError(f"a lease of this store is needed, not {type(lease).__name__}")
-        return lease
 
 
 def _is_text(name: str) -> bool:

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.stores.disk import Disk, open_own, refusing
 from graflow_ckpt.stores.flock import held
-from graflow_ckpt.stores.sqlite_errors import refusing as refusing_sqlite
 from graflow_ckpt.stores.sqlite_file import PAUSE, Database
+from graflow_ckpt.stores.sqlite_file import refusing as refusing_sqlite
 from graflow_ckpt.stores.sqlite_names import file_of
 
 Progress = Callable[[int, int], None]

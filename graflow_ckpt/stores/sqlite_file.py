@@ -3,12 +3,20 @@
 Promise: `writing` is one transaction, all or nothing, on the disk when it ends (`easy`: with the next one
 that is not). Of several processes and threads that write, each waits for its turn, for `patience` seconds.
 Reading never waits for writers, and makes no file. A file that was put in the place of the former one is
-opened anew. A forked child has connections of its own (sqlite_forks.py).
+opened anew. What SQLite's errors mean to a person is said here, too: what happened to which file, and what
+to do.
 
 The file is opened by SQLite alone: POSIX takes all locks of a process off a file as soon as that process
 closes any descriptor of it.
-Not here: what is in the tables (sqlite_schema.py), and file systems that several machines share: WAL is
-for processes of one.
+
+Forks: SQLite notes in the memory of a process which locks that has on a file, and a child's copy of the
+notes is wrong: the locks stay with the parent. A connection that a child opens would be taken for one
+beside those of the parent and lock nothing, so that the parent's last one takes the log away while the
+child commits to it.
+Promise: all idle connections are closed before a fork, so that a child opens a file like any other process.
+If one is still used then, by another thread, the child is refused that file, by name.
+Not here: forks of C code without Python's hooks; what is in the tables (sqlite_schema.py), and file systems
+that several machines share: WAL is for processes of one.
 """
 
 from __future__ import annotations
@@ -25,16 +33,160 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Literal, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 from urllib.parse import quote
 
-from graflow_ckpt.core.errors import CheckpointError, PackageMissing
-from graflow_ckpt.stores import sqlite_forks, sqlite_schema
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, PackageMissing, SaveOutcomeUnknown
+from graflow_ckpt.stores import sqlite_schema
 from graflow_ckpt.stores.disk import Disk
 from graflow_ckpt.stores.disk import refusing as refusing_system
-from graflow_ckpt.stores.sqlite_errors import code_of, is_busy, is_unconfirmed, refusing
-from graflow_ckpt.stores.sqlite_forks import Connection, Identity, connected
 from graflow_ckpt.stores.trio import make_folders
+
+Identity = tuple[int, int]
+"""Of a file: its device and number."""
+
+_GRACE: Final = 1.0  # seconds for other threads to come to the end of what they do
+
+_gate = threading.RLock()  # nobody opens a connection while the process forks
+_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+_pools: weakref.WeakSet[Closing] = weakref.WeakSet()
+_carried: list[Connection] = []  # of a parent: not ours to close, so they are kept
+
+
+class Closing(Protocol):
+    """A pool."""
+
+    def close(self) -> None: ...  # what is idle
+
+
+class Connection(sqlite3.Connection):
+    """Knows which file it was opened on."""
+
+    identity: Identity | None = None
+    lasts = True  # else it sees nothing of what others write: for one use
+
+    def close(self) -> None:
+        super().close()
+        _open.discard(self)
+
+
+# Any: what `sqlite3.connect` takes.
+def connected(address: str, **options: Any) -> Connection:
+    """A connection that is looked after. Waits while the process forks."""
+    with _gate:
+        connection = sqlite3.connect(address, factory=Connection, **options)
+        _open.add(connection)
+    return connection
+
+
+def look_after(pool: Closing) -> None:
+    """Its idle connections are closed before a fork."""
+    with _gate:
+        _pools.add(pool)
+
+
+def check_fork(identity: Identity | None, file: str) -> None:
+    """Refuse a file that a parent used when this process was forked from it."""
+    if identity is not None and any(one.identity in (None, identity) for one in _carried):
+        raise CheckpointError(
+            f"{file} cannot be used in this process: another thread was using it when it was forked.",
+            hint="Start such processes with 'spawn' or 'forkserver', or before the first save.",
+            path=file,
+        )
+
+
+def _before_fork() -> None:
+    _gate.acquire()
+    end = time.monotonic() + _GRACE
+    while True:
+        for pool in list(_pools):
+            pool.close()
+        if not len(_open) or time.monotonic() > end:
+            return
+        time.sleep(0.001)
+
+
+def _in_child() -> None:
+    _carried.extend(_open)
+    _open.clear()
+    _gate.release()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_gate.release, after_in_child=_in_child)
+
+
+_BUSY = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_ADVICE = {
+    sqlite3.SQLITE_READONLY: "It, or its folder, is read-only for this user: change that, or use another.",
+    sqlite3.SQLITE_FULL: "The disk is full: free some space or use another one, then run again.",
+    sqlite3.SQLITE_CANTOPEN: "Is the folder there, and may this user write in it? WAL needs to.",
+    sqlite3.SQLITE_IOERR: "The device reported an error: look at the kernel's log; do not trust this disk.",
+    sqlite3.SQLITE_PERM: "This user may not open it: change its permissions or use another file.",
+    sqlite3.SQLITE_AUTH: "This user may not open it: change its permissions or use another file.",
+    sqlite3.SQLITE_NOMEM: "The process has no memory left.",
+    sqlite3.SQLITE_TOOBIG: "Something in it is larger than SQLite takes.",
+}
+
+
+def code_of(error: sqlite3.Error) -> int:
+    """The primary code; 0 where the error is Python's own."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def is_busy(error: sqlite3.Error) -> bool:
+    return code_of(error) in _BUSY
+
+
+def is_unconfirmed(error: sqlite3.Error) -> bool:
+    """Whether a commit that failed so may come back after a power cut: it was written, not synced."""
+    return getattr(error, "sqlite_errorcode", 0) in (
+        sqlite3.SQLITE_IOERR_FSYNC,
+        sqlite3.SQLITE_IOERR_DIR_FSYNC,
+    )
+
+
+def refusal(error: sqlite3.Error, doing: str, file: str) -> CheckpointError:
+    name = getattr(error, "sqlite_errorname", type(error).__name__)
+    if is_unconfirmed(error):
+        return SaveOutcomeUnknown(
+            f"What was last written into {file} was not confirmed by the disk ({name}).",
+            hint="After a power cut it is there or it is not. Look at the disk before you go on.",
+            path=file,
+        )
+    if is_busy(error):
+        return CheckpointError(
+            f"Cannot {doing} {file}: another process has kept it locked all the time ({name}).",
+            hint="Does a shell, a backup or a stopped process hold a transaction? End it, then run again.",
+            path=file,
+        )
+    if code_of(error) in _DAMAGED:
+        return CheckpointCorrupt(
+            f"Cannot {doing} {file}: it is damaged, or no SQLite database ({name}: {error}).",
+            hint="Put a backup in its place, or save what can be read: sqlite3 FILE .recover.",
+            path=file,
+        )
+    return CheckpointError(
+        f"Cannot {doing} {file}: {error} ({name}).",
+        hint=_ADVICE.get(code_of(error), "Nothing was changed there."),
+        path=file,
+    )
+
+
+@contextmanager
+def refusing(doing: str, file: str) -> Iterator[None]:
+    """Turn what SQLite says inside the block into a CheckpointError."""
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise refusal(error, doing, file) from error
+    except OverflowError as error:
+        raise CheckpointError(
+            f"Cannot {doing} {file}: a number is out of the range of its column ({error}).",
+            hint="Numbers of checkpoints lie within 64 bits: the metadata were made up or damaged.",
+            path=file,
+        ) from error
+
 
 PATIENCE = 30.0
 PAUSE = 0.002
@@ -199,7 +351,7 @@ class Database:
                 path=self.file,
             )
         for _ in range(10):
-            sqlite_forks.check(_identity(self.file), self.file)
+            check_fork(_identity(self.file), self.file)
             if kind != "read":
                 self._make()
             elif not self.is_there():
@@ -312,7 +464,7 @@ class Database:
     def _new_pool(self) -> _Pool:
         pool = _Pool()
         weakref.finalize(self, pool.close)
-        sqlite_forks.look_after(pool)
+        look_after(pool)
         return pool
 
 

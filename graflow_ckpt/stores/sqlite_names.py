@@ -14,15 +14,12 @@ Nothing is opened here, and no name is a pattern.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 
 from graflow_ckpt.core.errors import CheckpointError
-from graflow_ckpt.stores.trio import PARTS
+from graflow_ckpt.stores.names import base_of
 
 _SCHEME = "sqlite"
-_SUFFIXES = tuple(f".{part}" for part in PARTS)
-_OWN_NAME = re.compile(r"session_(?P<session>[A-Za-z0-9_-]{1,64})_step_\d+_\d+-\d+\Z")
 
 
 def is_sqlite(path: str) -> bool:
@@ -77,22 +74,3 @@ def split(path: str) -> tuple[str, str]:
     if database in ("", "/"):
         return path, ""  # sqlite:///runs.db is a database, and no name follows
     return f"{_SCHEME}://{database}", base_of(name)
-
-
-def base_of(name: str) -> str:
-    """Without the suffix that names one of the three parts."""
-    for suffix in _SUFFIXES:
-        if name.endswith(suffix):
-            return name.removesuffix(suffix)
-    return name
-
-
-def path_of(folder: str, base: str) -> str:
-    """As it is listed: a session's own with the suffix that the session gave it."""
-    return f"{folder}/{base}.pkl" if _OWN_NAME.match(base) else f"{folder}/{base}"
-
-
-def session_of(base: str) -> str | None:
-    """The session whose own name this is."""
-    named = _OWN_NAME.match(base)
-    return named["session"] if named else None

@@ -25,16 +25,23 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, GraflowError, SaveOutcomeUnknown
-from graflow_ckpt.core.protocols import Buffer, PartWriter
-from graflow_ckpt.stores import batches, sqlite_chunks, sqlite_contents
+from graflow_ckpt.core.errors import CheckpointNotFound, GraflowError, SaveOutcomeUnknown
+from graflow_ckpt.core.protocols import PartWriter
+from graflow_ckpt.stores import batches, sqlite_chunks
 from graflow_ckpt.stores.disk import SMALL
-from graflow_ckpt.stores.names import replaced
+from graflow_ckpt.stores.names import (
+    Collected,
+    check_parts,
+    facts_in,
+    not_found,
+    not_its,
+    path_of,
+    replaced,
+    session_of,
+)
 from graflow_ckpt.stores.sqlite_chunks import Body, ChunkSource, first_chunk
 from graflow_ckpt.stores.sqlite_file import PAUSE, Database
 from graflow_ckpt.stores.sqlite_lease import SqliteLease
-from graflow_ckpt.stores.sqlite_names import path_of, session_of
-from graflow_ckpt.stores.trio import META, PARTS
 
 _PAGE = 200  # metas that are read at once
 _TURN = 0.015  # seconds for which deleting many keeps writers out; each turn has to be written, too
@@ -82,8 +89,7 @@ class Trios:
     def write(self, put: Put, parts: Sequence[tuple[str, PartWriter]]) -> None:
         """Write a trio; the last of `parts` is its meta."""
         names = [part for part, _ in parts]
-        if not set(names) <= set(PARTS) or names[-1] != META:
-            raise ValueError(f"parts are some of {PARTS}, {META} last; not {names}")
+        check_parts(names)
         body = Body(self._database, put.lease)
         try:
             placed: dict[str, tuple[int, int]] = {}
@@ -91,7 +97,7 @@ class Trios:
                 began = body.begin_part()
                 writer(body)
                 placed[part] = (began, body.size - began)
-            meta = _Collector()
+            meta = Collected()
             parts[-1][1](meta)
             former = self._commit(put, body, placed, bytes(meta.data))
         except SaveOutcomeUnknown:
@@ -116,7 +122,7 @@ class Trios:
             if not placed:
                 sealed = connection.execute(_RESEAL, (*claimed, meta, put.base, put.stage)).fetchall()
                 if sealed:
-                    sqlite_contents.hold(connection, path, sealed[0][0], meta, sealed[0][0])
+                    sqlite_chunks.hold(connection, path, sealed[0][0], meta, sealed[0][0])
                     return []
                 its = "SELECT 1 FROM checkpoints WHERE name = ? AND parts <> '{}'"
                 if connection.execute(its, (put.base,)).fetchone():
@@ -125,7 +131,7 @@ class Trios:
             stored = (put.stage, body.id, body.size, json.dumps(placed), meta)
             checkpoint = connection.execute(_INSERT, (put.base, *claimed, *stored)).lastrowid
             assert checkpoint is not None
-            sqlite_contents.hold(connection, path, checkpoint, meta, former.id if former else 0)
+            sqlite_chunks.hold(connection, path, checkpoint, meta, former.id if former else 0)
             body.settle(connection, checkpoint)
             if former is None:
                 return []
@@ -183,7 +189,7 @@ class Trios:
         with suppress(GraflowError):  # the checkpoint is gone; the next owner clears what is left of it
             if loose is not None:
                 sqlite_chunks.clear(self._database, loose)
-            sqlite_contents.clear(self._database)
+            sqlite_chunks.clear_contents(self._database)
 
     # --- reading -----------------------------------------------------------------------
 
@@ -196,12 +202,7 @@ class Trios:
         checkpoint, body, its_stage, said = found
         place = _place_in(said, part) if its_stage == stage else None
         if place is None:
-            raise CheckpointCorrupt(
-                f"The checkpoint {path} has no {part} that belongs to its meta.",
-                hint="It was written anew meanwhile, or by something else.",
-                path=path,
-                part=part,
-            )
+            raise not_its(path, part)
         return ChunkSource(self._database, first_chunk(checkpoint, body), *place, path)
 
     def meta(self, base: str) -> bytes:
@@ -235,12 +236,11 @@ class Trios:
             found = dict(self._rows(select, (*some, *given)))
             yield from _matching([(name, found[name]) for name in some if name in found], glob)
 
-    def newest(
-        self, limit: int, session: str | None, workflow: str | None, status: str | None
-    ) -> list[tuple[str, bytes]]:
+    def newest(self, limit: int, wanted: batches.Filters) -> list[tuple[str, bytes]]:
         """The same for a few of those that fit; looks at no more than the indexes for the others."""
-        filters = {"session": session, "workflow": workflow, "status": status}
-        given = {column: _column(value) for column, value in filters.items() if value is not None}
+        session = wanted.get("session")
+        named = {column: wanted.get(column) for column in ("session", "workflow", "status")}
+        given = {column: _column(str(value)) for column, value in named.items() if value is not None}
         where = " AND ".join(f"{column} = :{column}" for column in given) or "TRUE"
         values = {**given, "limit": batches.within(limit)}
         with self._database.reading() as connection:
@@ -271,10 +271,7 @@ class Trios:
             return [] if connection is None else connection.execute(select, values).fetchall()
 
     def _not_found(self, base: str) -> CheckpointNotFound:
-        path = path_of(self._folder, base)
-        return CheckpointNotFound(
-            f"Checkpoint {path} not found. It may have expired or been deleted.", path=path
-        )
+        return not_found(path_of(self._folder, base))
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,24 +301,9 @@ def _matching(found: list[tuple[str, bytes]], glob: str | None) -> Iterator[tupl
     return (each for each in found if glob is None or fnmatchcase(each[0], glob))
 
 
-class _Collector:
-    """A sink in memory."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def write(self, data: Buffer, /) -> int:
-        self.data += data
-        return len(data)
-
-
 def _facts_in(meta: bytes, base: str) -> Facts:
     """As an unverified meta claims them: for looking only. An own name says the session by itself."""
-    try:
-        found = json.loads(meta)
-    except (ValueError, RecursionError):
-        found = None
-    said = found if isinstance(found, dict) else {}
+    said = facts_in(meta)
     text = {name: _column(value) for name, value in said.items() if isinstance(value, str)}
     epoch = said.get("epoch")
     return Facts(

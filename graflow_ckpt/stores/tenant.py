@@ -22,7 +22,7 @@ import glob
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Self
+from typing import Self, Unpack
 
 from graflow_ckpt.core.errors import (
     BadSessionId,
@@ -34,7 +34,8 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Owner, PartWriter, Sink
 from graflow_ckpt.stores import envelope
-from graflow_ckpt.stores.names import META, base_of, session_of
+from graflow_ckpt.stores.batches import Filters
+from graflow_ckpt.stores.names import META, Collected, base_of, session_of
 from graflow_ckpt.stores.prefixes import unwrapped
 from graflow_ckpt.stores.wrapping import Wrapper
 
@@ -124,20 +125,14 @@ class Tenant(Wrapper):
                 continue
             yield self._outer(path), self._listed(path, raw)
 
-    def newest(
-        self,
-        limit: int,
-        *,
-        session: str | None = None,
-        workflow: str | None = None,
-        status: str | None = None,
-    ) -> Sequence[tuple[str, bytes]]:
+    def newest(self, limit: int, **wanted: Unpack[Filters]) -> Sequence[tuple[str, bytes]]:
         """Of all, so many are asked for that this tenant's are enough."""
-        mine = None if session is None else self._session(session)
+        if (session := wanted.get("session")) is not None:
+            wanted["session"] = self._session(session)
         asked = max(limit, 0)
         while True:
             asked = max(min(asked * 4 + 16, _MOST), limit)
-            found = self.inner.newest(asked, session=mine, workflow=workflow, status=status)
+            found = self.inner.newest(asked, **wanted)
             its = [each for each in found if self._outer_name(each[0].rpartition("/")[2]) is not None]
             if len(its) >= limit or len(found) < asked:
                 return [(self._outer(path), self._listed(path, raw)) for path, raw in its[: max(limit, 0)]]
@@ -215,7 +210,7 @@ class Tenant(Wrapper):
 
     def _in_envelope(self, writer: PartWriter, stage: str) -> PartWriter:
         def write(sink: Sink) -> None:
-            collected = envelope.Collected()
+            collected = Collected()
             writer(collected)
             raw = bytes(collected.data)
             body = {"stage": stage, "name": self.name, "meta": envelope.packed(raw)}

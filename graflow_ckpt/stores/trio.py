@@ -19,7 +19,6 @@ Not here: what is in the files (the digests that tell whether they belong togeth
 from __future__ import annotations
 
 import errno
-import json
 import logging
 import os
 import re
@@ -29,12 +28,8 @@ from dataclasses import dataclass
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, SaveOutcomeUnknown
 from graflow_ckpt.core.protocols import PartWriter
-from graflow_ckpt.stores.disk import Disk, refusal, refusing
-from graflow_ckpt.stores.files import FileSink, FileSource
-from graflow_ckpt.stores.names import replaced
-
-META = "meta.json"
-PARTS = ("pkl", "state.json", META)
+from graflow_ckpt.stores.disk import Disk, FileSink, FileSource, refusal, refusing
+from graflow_ckpt.stores.names import META, PARTS, check_parts, document_in, not_found, replaced
 
 _logger = logging.getLogger(__name__)
 _STAGE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
@@ -98,9 +93,7 @@ def write(
 def _check(target: Target, parts: Sequence[tuple[str, PartWriter]], stage: str) -> None:
     if not _STAGE.match(stage) or stage == _DELETED:
         raise ValueError(f"{stage!r} is not a staging id")
-    unknown = [part for part, _ in parts if part not in PARTS]
-    if unknown or parts[-1][0] != META:
-        raise ValueError(f"parts are some of {PARTS}, {META} last; not {[part for part, _ in parts]}")
+    check_parts([part for part, _ in parts])
     for part, _ in parts:
         if os.path.isdir(target.final(part)):  # W6 would find out, when it is too late
             error = IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
@@ -217,10 +210,7 @@ def open_part(disk: Disk, target: Target, part: str, stage: str) -> FileSource:
             except FileNotFoundError:
                 continue
     if not os.path.lexists(target.final(META)):
-        raise CheckpointNotFound(
-            f"Checkpoint {target.final('pkl')} not found. It may have expired or been deleted.",
-            path=target.final("pkl"),
-        )
+        raise not_found(target.final("pkl"))
     raise CheckpointCorrupt(
         f"The checkpoint {target.final('pkl')} lacks its companion {target.base}.{part}.",
         hint="All three files belong together: copy or rename them as one, or use another checkpoint.",
@@ -247,11 +237,8 @@ def read_meta(disk: Disk, target: Target) -> bytes:
 
 def stage_of(meta: bytes) -> str | None:
     """The staging id that a meta names: "" if it names none, None if it cannot be read."""
-    try:
-        found = json.loads(meta)
-    except (ValueError, RecursionError):
-        return None
-    stage = found.get("stage", "") if isinstance(found, dict) else None
+    found = document_in(meta)
+    stage = found.get("stage", "") if found is not None else None
     return stage if isinstance(stage, str) and (not stage or _STAGE.match(stage)) else None
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import ClassVar, Self
+from typing import ClassVar, Self, Unpack
 
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import (
@@ -30,6 +30,7 @@ from graflow_ckpt.core.protocols import (
     Source,
 )
 from graflow_ckpt.links.addresses import masked
+from graflow_ckpt.stores.batches import Filters
 from graflow_ckpt.stores.prefixes import Layer, divided
 
 
@@ -110,16 +111,8 @@ class Wrapper:
         for path, raw in self.inner.list(session, None if pattern is None else self._inner(pattern)):
             yield self._outer(path), raw
 
-    def newest(
-        self,
-        limit: int,
-        *,
-        session: str | None = None,
-        workflow: str | None = None,
-        status: str | None = None,
-    ) -> Sequence[tuple[str, bytes]]:
-        found = self.inner.newest(limit, session=session, workflow=workflow, status=status)
-        return [(self._outer(path), raw) for path, raw in found]
+    def newest(self, limit: int, **wanted: Unpack[Filters]) -> Sequence[tuple[str, bytes]]:
+        return [(self._outer(path), raw) for path, raw in self.inner.newest(limit, **wanted)]
 
     def delete(self, path: str) -> bool:
         return self.inner.delete(self._inner(path))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import pytest
 
-from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.errors import SessionBusy
+from graflow_ckpt.core.protocols import CheckpointStore, Lease
 
 Opener = Callable[[], CheckpointStore]
 """Opens the store that is tested. Each call gives another handle to the same place."""
@@ -25,3 +27,13 @@ class Contract:
     def opener(self) -> Opener:
         """An empty place. `ProcessContract` also sends it to other processes: it has to be pickled."""
         raise NotImplementedError("give the class a fixture `opener` that returns what opens your store")
+
+    def acquired(self, store: CheckpointStore, session: str = "s") -> Lease:
+        """The lease of a session whose owner was killed."""
+        end = time.monotonic() + self.patience
+        while True:
+            try:
+                return store.acquire(session)
+            except SessionBusy:
+                assert time.monotonic() < end, f"still busy after {self.patience} s, and its owner is dead"
+                time.sleep(0.05)

@@ -8,48 +8,30 @@ when the tests run.
 
 from __future__ import annotations
 
-from graflow_ckpt.core.errors import PackageMissing
+from graflow_ckpt.core.errors import not_installed
 
 try:
     import pytest
 except ModuleNotFoundError as missing:
-    raise PackageMissing(
-        "Stores are tested with pytest, and it is not installed.",
-        hint="Install it with: pip install 'graflow-ckpt[testing]'.",
-        extra="testing",
-    ) from missing
+    raise not_installed(missing, "Stores are tested with pytest", "testing") from missing
 
-_PIECES = (
-    "batches",
-    "contents",
-    "trios",
-    "trio",
-    "bytes",
-    "names",
-    "listing",
-    "ownership",
-    "fencing",
-    "journal",
-    "threads",
-    "processes",
-    "restored",
-)
 # Before they are loaded, so that an assertion that fails shows the two sides.
+_PIECES = ("contents", "fencing", "journal", "listing", "processes", "trio")
 pytest.register_assert_rewrite(*(f"graflow_ckpt.testing.store_{piece}" for piece in _PIECES))
 
 from graflow_ckpt.testing.contract import Contract, Opener  # noqa: E402
-from graflow_ckpt.testing.store_batches import BatchContract  # noqa: E402
-from graflow_ckpt.testing.store_bytes import BytesContract  # noqa: E402
 from graflow_ckpt.testing.store_contents import ContentContract, ContentProcessContract  # noqa: E402
-from graflow_ckpt.testing.store_fencing import FencingContract, FencingProcessContract  # noqa: E402
-from graflow_ckpt.testing.store_journal import JournalContract  # noqa: E402
-from graflow_ckpt.testing.store_listing import ListingContract  # noqa: E402
-from graflow_ckpt.testing.store_names import NamesContract  # noqa: E402
-from graflow_ckpt.testing.store_ownership import OwnershipContract  # noqa: E402
+from graflow_ckpt.testing.store_fencing import (  # noqa: E402
+    FencingContract,
+    FencingProcessContract,
+    OwnershipContract,
+    RestoredContract,
+    Snapshot,
+)
+from graflow_ckpt.testing.store_journal import JournalContract, ThreadContract  # noqa: E402
+from graflow_ckpt.testing.store_listing import BatchContract, ListingContract, NamesContract  # noqa: E402
 from graflow_ckpt.testing.store_processes import ProcessContract  # noqa: E402
-from graflow_ckpt.testing.store_restored import RestoredContract, Snapshot  # noqa: E402
-from graflow_ckpt.testing.store_threads import ThreadContract  # noqa: E402
-from graflow_ckpt.testing.store_trio import TrioContract  # noqa: E402
+from graflow_ckpt.testing.store_trio import BytesContract, TrioContract  # noqa: E402
 
 __all__ = [
     "BatchContract", "BytesContract", "ContentContract", "ContentProcessContract", "Contract",

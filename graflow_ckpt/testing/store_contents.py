@@ -7,36 +7,33 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, GraflowError, SessionBusy
-from graflow_ckpt.core.protocols import CheckpointStore, Lease, Sink
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, GraflowError
+from graflow_ckpt.core.protocols import CheckpointStore, Lease, PartWriter, Sink
 from graflow_ckpt.testing.companion import Companion
 from graflow_ckpt.testing.contract import Contract, Opener
-from graflow_ckpt.testing.holdings import (
+from graflow_ckpt.testing.store_journal import at_once
+from graflow_ckpt.testing.trios import (
+    all_of,
     called,
     content,
     contents_of,
     held,
+    listed,
     meta_holding,
     name_of,
-    pieces,
-    put_holding,
-    there,
-)
-from graflow_ckpt.testing.store_threads import at_once
-from graflow_ckpt.testing.trios import (
-    all_of,
-    listed,
     own_name,
     owning,
     path_of,
+    pieces,
     put,
+    put_holding,
     put_meta,
+    there,
     writer,
 )  # fmt: skip
 
@@ -128,12 +125,7 @@ class ContentContract(Contract):
             raise OSError("no more")
 
         with pytest.raises(OSError, match="no more"):
-            store.put(
-                path_of(store, called("best")),
-                [("pkl", values), ("meta.json", values)],
-                lease=None,
-                stage="two",
-            )
+            _put(store, called("best"), "two", values, values)
         saving.end()
 
         assert held(store, path_of(store, called("best"))) == [ONE]
@@ -154,12 +146,7 @@ class ContentContract(Contract):
             saving.add(name_of(large), len(large), broken())
 
         with pytest.raises(OSError, match="no more"):
-            store.put(
-                path_of(store, called("best")),
-                [("pkl", values), ("meta.json", values)],
-                lease=None,
-                stage="two",
-            )
+            _put(store, called("best"), "two", values, values)
         saving.end()
 
         assert there(store, [large]) == set()
@@ -176,9 +163,7 @@ class ContentContract(Contract):
             contents_of(other).sweep()
             saving.settle()
 
-        meta = writer(meta_holding("two", [name_of(ONE)]))
-        best = path_of(store, called("best"))
-        store.put(best, [("pkl", values), ("meta.json", meta)], lease=None, stage="two")
+        best = _put(store, called("best"), "two", values, writer(meta_holding("two", [name_of(ONE)])))
         saving.end()
 
         assert held(other, best) == [ONE]
@@ -202,9 +187,7 @@ class ContentContract(Contract):
             saving.settle()
             contents_of(other).sweep()
 
-        best = path_of(store, called("best"))
-        meta = writer(meta_holding("one", [name_of(large)]))
-        store.put(best, [("pkl", values), ("meta.json", meta)], lease=None, stage="one")
+        best = _put(store, called("best"), "one", values, writer(meta_holding("one", [name_of(large)])))
         saving.end()
 
         assert held(other, best) == [large]
@@ -296,7 +279,7 @@ class ContentProcessContract(Contract):
             other.wait()
 
         store = opener()
-        lease = self._acquired(store)
+        lease = self.acquired(store)
         contents_of(store).sweep()
 
         turns = [json.loads(raw)["sequence"] for _, raw in store.list("s")]
@@ -324,12 +307,7 @@ class ContentProcessContract(Contract):
 
             meta = writer(meta_holding("one", [name_of(ONE)]))
             with pytest.raises(GraflowError):
-                store.put(
-                    path_of(store, own_name()),
-                    [("pkl", values), ("meta.json", meta)],
-                    lease=lease,
-                    stage="one",
-                )
+                _put(store, own_name(), "one", values, meta, lease)
             with suppress(GraflowError):
                 saving.end()
 
@@ -337,12 +315,15 @@ class ContentProcessContract(Contract):
         assert listed(other) == []
         assert there(other, [ONE], own_name()) == set()
 
-    def _acquired(self, store: CheckpointStore) -> Lease:
-        end = time.monotonic() + self.patience + self.lease_seconds
-        while True:
-            try:
-                return store.acquire("s")
-            except SessionBusy:
-                if time.monotonic() > end:
-                    raise
-                time.sleep(0.05)
+
+def _put(
+    store: CheckpointStore,
+    name: str,
+    stage: str,
+    values: PartWriter,
+    meta: PartWriter,
+    lease: Lease | None = None,
+) -> str:
+    path = path_of(store, name)
+    store.put(path, [("pkl", values), ("meta.json", meta)], lease=lease, stage=stage)
+    return path

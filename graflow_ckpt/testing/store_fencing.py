@@ -1,7 +1,18 @@
-"""The contract of fences: an owner that was taken over changes nothing, whenever it finds out.
+"""The contracts of owners: one at a time, an epoch that only grows, and no write without it.
+
+Fences: an owner that was taken over changes nothing, whenever it finds out.
 
 For stores where a session can be taken from a living owner. A store of files has no such owners: its lock
 belongs to a process for as long as that lives.
+
+A storage that was put back: an epoch that is given out twice makes no two owners.
+
+    acquire, release        snapshot        first = acquire, works        put back        second = acquire
+
+A backup that is restored, and a replica that takes over without the last claim, have forgotten `first`, which
+knows nothing of that. Its epoch is that of `second`, so a fence that goes by epochs alone lets both write.
+
+Not here: what was confirmed and is gone with the older state; nobody can bring that back.
 """
 
 from __future__ import annotations
@@ -9,18 +20,19 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import cast
+from unittest.mock import patch
 
 import pytest
 
 from graflow_ckpt.core.errors import Fenced, JournalFailed, SessionBusy
-from graflow_ckpt.core.protocols import CheckpointStore, Lease, Sink
+from graflow_ckpt.core.protocols import CheckpointStore, Lease, Owner, Sink
 from graflow_ckpt.testing.companion import Companion
 from graflow_ckpt.testing.contract import Contract, Opener
-from graflow_ckpt.testing.store_journal import append, segments
-from graflow_ckpt.testing.store_names import ALIKE
-from graflow_ckpt.testing.store_ownership import DAY, clock_off_by
-from graflow_ckpt.testing.store_threads import at_once
+from graflow_ckpt.testing.store_journal import append, at_once, segments
+from graflow_ckpt.testing.store_listing import ALIKE
 from graflow_ckpt.testing.trios import (
     listed,
     meta_of,
@@ -34,6 +46,137 @@ from graflow_ckpt.testing.trios import (
     read,
     writer,
 )
+
+DAY = 86_400.0
+
+
+class OwnershipContract(Contract):
+    """One living owner, and no write without it."""
+
+    def test_the_owner_is_this_process_until_it_releases(self, opener: Opener) -> None:
+        store, other = opener(), opener()
+
+        lease = store.acquire("s")
+
+        assert lease.session == "s"
+        assert lease.taken_from is None
+        lease.check()
+        owner = other.owner("s")
+        assert owner is not None
+        assert owner.pid == os.getpid()
+        lease.release()
+        assert store.owner("s") is other.owner("s") is None
+
+    def test_a_second_owner_is_refused_and_told_who_the_first_is(self, opener: Opener) -> None:
+        store, other = opener(), opener()
+
+        with owning(store) as lease:
+            for handle in (store, other):
+                with pytest.raises(SessionBusy) as busy:
+                    handle.acquire("s")
+                owner: Owner | None = busy.value.ids["owner"]
+                assert owner is not None
+                assert owner.pid == os.getpid()
+            lease.check()
+            put_own(store, lease, 1)
+
+    def test_an_epoch_only_grows_while_anything_of_the_session_is_there(self, opener: Opener) -> None:
+        epochs = []
+        for sequence in range(1, 4):
+            with owning(opener()) as lease:
+                epochs.append(lease.epoch)
+                put_own(opener(), lease, sequence)
+
+        assert epochs == sorted(set(epochs))
+        assert epochs[0] >= 1
+
+    def test_who_has_released_writes_nothing(self, opener: Opener) -> None:
+        store = opener()
+        lease = store.acquire("s")
+        lease.release()
+        lease.release()
+
+        with pytest.raises(Fenced):
+            lease.check()
+        for name in (own_name(), "best"):
+            with pytest.raises(Fenced):
+                put(store, name, "late", lease=lease)
+        assert listed(store) == []
+
+    def test_who_has_released_does_not_come_back_with_the_next_owner(self, opener: Opener) -> None:
+        store = opener()
+        old = store.acquire("s")
+        old.release()
+
+        with owning(opener()) as new:
+            assert new.taken_from is None
+            with pytest.raises(Fenced):
+                put_own(store, old, 1)
+            old.release()
+            new.check()
+            assert store.owner("s") is not None
+
+    def test_no_step_of_this_machines_clock_changes_the_owner(self, opener: Opener) -> None:
+        store, other = opener(), opener()
+        with owning(store) as lease:
+            for step in (DAY, -DAY):
+                with clock_off_by(step):
+                    with pytest.raises(SessionBusy):
+                        other.acquire("s")
+                    lease.check()
+                    put_own(store, lease, 1)
+
+    def test_an_owner_that_does_nothing_stays_the_owner(self, opener: Opener) -> None:
+        store, other = opener(), opener()
+        with owning(store) as lease:
+            time.sleep(self.lease_seconds * 1.5)
+
+            assert other.owner("s") is not None
+            with pytest.raises(SessionBusy):
+                other.acquire("s")
+            lease.check()
+            put_own(store, lease, 1)
+
+    def test_a_lease_of_something_else_is_refused(self, opener: Opener) -> None:
+        store = opener()
+        foreign = cast(Lease, _Foreign())
+
+        for write in (lambda: put(store, "best", "one", lease=foreign), lambda: store.journal(foreign, 0)):
+            with pytest.raises(TypeError, match="lease"):
+                write()
+        assert listed(store) == []
+
+
+class _Foreign:
+    """Looks like a lease, and was given out by nobody."""
+
+    session, epoch, taken_from = "s", 1, None
+
+    def check(self) -> None: ...
+
+    def release(self) -> None: ...
+
+
+class clock_off_by:
+    """The wall clock of this process, moved."""
+
+    def __init__(self, seconds: float) -> None:
+        now, now_ns = time.time, time.time_ns
+        self._patches = (
+            patch("time.time", lambda: now() + seconds),
+            patch("time.time_ns", lambda: now_ns() + int(seconds * 1e9)),
+        )
+
+    def __enter__(self) -> None:
+        for one in self._patches:
+            one.start()
+
+    def __exit__(self, *_: object) -> None:
+        for one in self._patches:
+            one.stop()
+
+
+# --- fences --------------------------------------------------------------------------------
 
 
 class FencingContract(Contract):
@@ -290,3 +433,155 @@ def _is_fenced(lease: Lease) -> bool:
     except Fenced:
         return True
     return False
+
+
+# --- a storage that was put back -----------------------------------------------------------
+
+
+Snapshot = Callable[[], Callable[[], None]]
+"""Takes a copy of all that the place of `opener` has; what it returns puts that back under open stores."""
+
+
+class RestoredContract(Contract):
+    """A class of tests gives `snapshot`, too."""
+
+    epochs_come_again: bool = True
+    """False for a store that remembers elsewhere which epochs it has given out."""
+
+    @pytest.fixture
+    def snapshot(self, opener: Opener) -> Snapshot:
+        raise NotImplementedError("give the class a fixture `snapshot` that copies your storage")
+
+    def test_what_came_after_the_copy_is_gone_and_its_epoch_comes_again(
+        self, opener: Opener, snapshot: Snapshot
+    ) -> None:
+        store, other = opener(), opener()
+        put_back, first = begun(store, snapshot)
+        put_own(store, first, 2, "later")
+
+        put_back()
+
+        assert listed(other) == [named(own_name())]
+        with owning(other, take_over=True) as second:
+            assert second.epoch >= first.epoch
+            assert (second.epoch == first.epoch) is self.epochs_come_again
+
+    def test_who_was_forgotten_finds_out_and_is_told_who_the_owner_is(
+        self, opener: Opener, snapshot: Snapshot
+    ) -> None:
+        store, other = opener(), opener()
+        put_back, first = begun(store, snapshot)
+        put_back()
+
+        with owning(other, take_over=True) as second:
+            with pytest.raises(Fenced) as fenced:
+                first.check()
+            second.check()
+
+        owner: Owner | None = fenced.value.ids["owner"]
+        assert owner is not None
+        assert owner.pid == os.getpid()
+
+    @pytest.mark.parametrize("name", [own_name(sequence=2), "best"], ids=["own", "named"])
+    def test_who_was_forgotten_puts_nothing(self, opener: Opener, snapshot: Snapshot, name: str) -> None:
+        store, other = opener(), opener()
+        put_back, first = begun(store, snapshot)
+        put_back()
+
+        with owning(other, take_over=True) as second:
+            with pytest.raises(Fenced):
+                put(store, name, "late", lease=first, sequence=2)
+
+            assert listed(other) == [named(own_name())]
+            put(other, name, "mine", lease=second, sequence=2)
+            with pytest.raises(Fenced):
+                put(store, name, "late", lease=first, sequence=2)
+            assert read(other, path_of(other, name)).stage == "mine"
+
+    def test_a_put_that_began_before_ends_without_a_trace(self, opener: Opener, snapshot: Snapshot) -> None:
+        store, other = opener(), opener()
+        put_back, first = begun(store, snapshot)
+        second: list[Lease] = []
+
+        def forget(sink: Sink) -> None:
+            put_back()
+            second.append(other.acquire("s", take_over=True))
+            writer(meta_of("late", sequence=2))(sink)
+
+        path, parts = path_of(store, own_name(sequence=2)), [*parts_of("late")[:2], ("meta.json", forget)]
+        with pytest.raises(Fenced):
+            store.put(path, parts, lease=first, stage="late")
+
+        assert listed(other) == [named(own_name())]
+        put_own(other, second[0], 2)
+        second[0].release()
+
+    def test_who_was_forgotten_cannot_let_the_session_go(self, opener: Opener, snapshot: Snapshot) -> None:
+        store, other = opener(), opener()
+        put_back, first = begun(store, snapshot)
+        put_back()
+
+        with owning(other, take_over=True) as second:
+            first.release()
+
+            second.check()
+            with pytest.raises(SessionBusy):
+                store.acquire("s")
+            put_own(other, second, 2)
+
+    @pytest.mark.parametrize("frames", [0, 1, 2])
+    def test_who_was_forgotten_appends_nothing(self, opener: Opener, snapshot: Snapshot, frames: int) -> None:
+        store, other = opener(), opener()
+        put_back, first = begun(store, snapshot)
+        journal = store.journal(first, 1)
+        for _ in range(frames):
+            journal.append(b"lost;")
+        put_back()
+
+        with owning(other, take_over=True):
+            with pytest.raises(Fenced):
+                journal.append(b"late;")
+
+            assert segments(other) == []
+        journal.close()
+
+    def test_who_was_forgotten_begins_no_segment(self, opener: Opener, snapshot: Snapshot) -> None:
+        store, other = opener(), opener()
+        put_back, first = begun(store, snapshot)
+        put_back()
+
+        with owning(other, take_over=True):
+            with pytest.raises(Fenced):
+                store.journal(first, 1)
+
+            assert segments(other) == []
+
+    @pytest.mark.parametrize("frames", [0, 2])
+    def test_two_owners_of_one_epoch_have_no_segment_in_common(
+        self, opener: Opener, snapshot: Snapshot, frames: int
+    ) -> None:
+        store, other = opener(), opener()
+        put_back, first = begun(store, snapshot)
+        old = store.journal(first, 1)
+        for _ in range(frames):
+            old.append(b"lost;")
+        put_back()
+
+        with owning(other, take_over=True) as second:
+            new = other.journal(second, 1)
+            for frame in (b"one;", b"two;", b"three;"):
+                with pytest.raises((Fenced, JournalFailed)):
+                    old.append(b"late;")
+                new.append(frame)
+            new.close()
+
+            assert segments(other) == [(second.epoch, 1, b"one;two;three;")]
+        old.close()
+
+
+def begun(store: CheckpointStore, snapshot: Snapshot) -> tuple[Callable[[], None], Lease]:
+    """A session with one checkpoint is copied, and owned again: what puts the copy back, and that owner."""
+    with owning(store) as former:
+        put_own(store, former, 1)
+    put_back = snapshot()
+    return put_back, store.acquire("s")

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from graflow_ckpt.core.errors import CheckpointNotFound, SessionBusy
-from graflow_ckpt.core.protocols import CheckpointStore, Lease
+from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.testing.companion import Companion
 from graflow_ckpt.testing.contract import Contract, Opener
 from graflow_ckpt.testing.store_journal import segments
@@ -187,16 +187,6 @@ class ProcessContract(Contract):
         assert listed(store) == [named(own_name(sequence=2))]
         assert [raw for _, _, raw in segments(store)] == [b"frame;frame;"]
         assert store.owner("s") is None
-
-    def acquired(self, store: CheckpointStore, session: str = "s") -> Lease:
-        """The lease of a session whose owner was killed."""
-        end = time.monotonic() + self.patience
-        while True:
-            try:
-                return store.acquire(session)
-            except SessionBusy:
-                assert time.monotonic() < end, f"still busy after {self.patience} s, and its owner is dead"
-                time.sleep(0.05)
 
 
 def _check_own(store: CheckpointStore, sequence: int, deleted: bool, may_be_gone: bool) -> None:

@@ -17,8 +17,7 @@ from graflow_ckpt.stores.keys import new_key
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_names import place_of
-from graflow_ckpt.testing.holdings import contents_of
-from graflow_ckpt.testing.trios import all_of, writer
+from graflow_ckpt.testing.trios import all_of, contents_of, writer
 
 ROWS = 50_000
 

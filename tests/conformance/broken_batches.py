@@ -11,6 +11,7 @@ from graflow_ckpt.core.protocols import Lease, PartWriter
 from graflow_ckpt.stores import batches
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.names import facts_in
 
 Listed = Sequence[tuple[str, bytes]]
 
@@ -137,4 +138,4 @@ class DeletesTheEndFirst(LocalStore):
 
 
 def _created(raw: bytes) -> str:
-    return str(batches._facts_in(raw).get("created_at", ""))
+    return str(facts_in(raw).get("created_at", ""))

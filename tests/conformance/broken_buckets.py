@@ -9,9 +9,8 @@ from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import Lease, PartWriter
 from graflow_ckpt.stores import objects_put
 from graflow_ckpt.stores.objects import ObjectContents, ObjectStore
-from graflow_ckpt.stores.objects_head import Head
-from graflow_ckpt.stores.objects_record import Held, Record
-from graflow_ckpt.stores.objects_saving import Holding, ObjectSaving, keys_of
+from graflow_ckpt.stores.objects_head import Head, Held, Record
+from graflow_ckpt.stores.objects_put import Holding, ObjectSaving, keys_of
 
 
 class _LooksOnly(ObjectContents):

@@ -7,9 +7,16 @@ from typing import Any
 
 from graflow_ckpt.core.protocols import Lease, PartWriter
 from graflow_ckpt.stores import memory
-from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.stores.memory_room import Content, MemoryContents, MemorySaving, MemorySource, Room, Trio
+from graflow_ckpt.stores.memory import (
+    Content,
+    MemoryContents,
+    MemorySaving,
+    MemoryStore,
+    Room,
+    Trio,
+)
 from graflow_ckpt.stores.names import contents_in
+from graflow_ckpt.stores.pieces import BytesSource
 
 _kept: list[Content] = []  # what a store should have let go of
 
@@ -167,9 +174,9 @@ class LosesContentsOfResealed(Broken):
 
 
 class _AnyName(Contents):
-    def open(self, path: str, name: str, stage: str) -> MemorySource:
+    def open(self, path: str, name: str, stage: str) -> BytesSource:
         self._trio(path)
-        return MemorySource(self._room.contents[name].data)
+        return BytesSource(self._room.contents[name].data)
 
 
 class ReadsWhatOthersHold(Broken):

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from graflow_ckpt.core.errors import Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Lease, PartWriter
-from graflow_ckpt.stores import trio
 from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.names import META, PARTS
 from graflow_ckpt.stores.ownership import LocalLease
 from graflow_ckpt.stores.segments import Segment
 from graflow_ckpt.stores.sqlite import SqliteStore
@@ -129,9 +129,9 @@ class DeletesInTheWrongOrder(LocalStore):
 
     def delete(self, path: str) -> bool:
         target = self._target(path)
-        if not os.path.exists(target.final(trio.META)):
+        if not os.path.exists(target.final(META)):
             return False
-        for part in trio.PARTS[:-1]:
+        for part in PARTS[:-1]:
             Path(target.final(part)).unlink(missing_ok=True)
         time.sleep(0.01)  # as a slow disk would
         return super().delete(path)

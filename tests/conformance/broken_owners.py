@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from graflow_ckpt.core.errors import Fenced, JournalFailed, SessionBusy
 from graflow_ckpt.core.protocols import Lease, PartWriter
-from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.stores.memory_room import Holding, MemoryLease, MemorySegment
+from graflow_ckpt.stores.memory import Holding, MemoryLease, MemorySegment, MemoryStore
 from graflow_ckpt.stores.names import session_of
 
 Parts = Sequence[tuple[str, PartWriter]]

@@ -15,14 +15,14 @@ from typing import Any
 from graflow_ckpt.core.errors import CheckpointNotFound
 from graflow_ckpt.core.protocols import Buffer, Lease, PartWriter, Sink
 from graflow_ckpt.stores import memory
-from graflow_ckpt.stores.memory import MemorySource, MemoryStore
-from graflow_ckpt.stores.memory_room import Trio
+from graflow_ckpt.stores.memory import MemoryStore, Trio
+from graflow_ckpt.stores.pieces import BytesSource
 
 Parts = Sequence[tuple[str, PartWriter]]
 
 
 def written(writer: PartWriter) -> bytes:
-    sink = memory._Collector()
+    sink = memory.Collected()
     writer(sink)
     return bytes(sink.data)
 
@@ -147,27 +147,27 @@ class CountsItems(MemoryStore):
 class CutsLargeParts(MemoryStore):
     """A row of it holds 16 MiB, and the rest falls off."""
 
-    def open(self, path: str, part: str, stage: str) -> MemorySource:
+    def open(self, path: str, part: str, stage: str) -> BytesSource:
         source = super().open(path, part, stage)
-        return MemorySource(bytes(source._data[: 16 << 20]))
+        return BytesSource(bytes(source._data[: 16 << 20]))
 
 
 class LosesTheLastChunk(MemoryStore):
     """What does not fill a chunk of 64 KiB is not written, unless it is the only one."""
 
-    def open(self, path: str, part: str, stage: str) -> MemorySource:
+    def open(self, path: str, part: str, stage: str) -> BytesSource:
         data = super().open(path, part, stage)._data
         whole = len(data) >> 16 << 16
-        return MemorySource(data[:whole] if whole else data)
+        return BytesSource(data[:whole] if whole else data)
 
 
 class ReadsWhatIsThereNow(MemoryStore):
     """A source looks up its bytes at each read, whatever has been put there since."""
 
-    def open(self, path: str, part: str, stage: str) -> MemorySource:
+    def open(self, path: str, part: str, stage: str) -> BytesSource:
         store, sound = super(), super().open(path, part, stage)
 
-        class Live(MemorySource):
+        class Live(BytesSource):
             def readinto(self, buffer: memoryview, /) -> int:
                 now = json.loads(store.meta(path))["stage"]
                 self._data = store.open(path, part, now)._data

@@ -36,15 +36,14 @@ from graflow_ckpt.core.protocols import CheckpointStore, Lease
 from graflow_ckpt.stores import (
     objects_bucket,
     objects_chunks,
-    objects_saving,
+    objects_put,
     open_store,
-    postgres_chunks,
     postgres_link,
-    redis_chunks,
+    postgres_trio,
     redis_contents,
     redis_scripts,
+    redis_trio,
     sqlite_chunks,
-    sqlite_contents,
 )
 from graflow_ckpt.stores.disk import Disk
 from graflow_ckpt.stores.postgres import PostgresStore as PostgresStore  # all that has the real size by now
@@ -68,11 +67,10 @@ Order = dict[str, Any]
 
 def small_chunks(patch: pytest.MonkeyPatch) -> None:
     """So that a checkpoint of some pieces goes ahead of its commit, as one of many megabytes does."""
-    for module in (objects_chunks, objects_saving, postgres_chunks, redis_chunks, redis_contents):
+    for module in (objects_chunks, objects_put, postgres_trio, redis_trio, redis_contents):
         patch.setattr(module, "CHUNK", 1 << 16)
-    for module in (sqlite_chunks, sqlite_contents):
-        patch.setattr(module, "CHUNK", 1 << 14)
-        patch.setattr(module, "HELD", 1 << 16)
+    patch.setattr(sqlite_chunks, "CHUNK", 1 << 14)
+    patch.setattr(sqlite_chunks, "HELD", 1 << 16)
 
 
 def saved(store: CheckpointStore, name: str, sequence: int, lease: Lease | None = None) -> None:

@@ -26,7 +26,7 @@ import pytest
 from graflow_ckpt.stores.names import base_of
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.sqlite_file import Connection, Database
-from graflow_ckpt.testing.holdings import content, put_holding
+from graflow_ckpt.testing.trios import content, put_holding
 from tests.crash.doomed import small_chunks
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from graflow_ckpt.stores import trio
-from graflow_ckpt.stores.files import FileSink
+from graflow_ckpt.stores.disk import FileSink
 from tests.crash.crash_states import Sync, SyncFolder, Unlink
 from tests.crash.trio_reader import parts, read, read_naively
 from tests.crash.trio_scenarios import ANY, SCENARIOS, Scenario, Stage, judge, judge_all, record, weigh

@@ -28,8 +28,7 @@ from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.redis import RedisStore
-from graflow_ckpt.testing.holdings import content, name_of, put_holding
-from graflow_ckpt.testing.trios import own_name
+from graflow_ckpt.testing.trios import content, name_of, own_name, put_holding
 from tests.golden import make
 from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.postgres_servers import PostgresServer

@@ -16,8 +16,7 @@ from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.redis import RedisStore
-from graflow_ckpt.testing.holdings import held, put_holding, there
-from graflow_ckpt.testing.trios import own_name, path_of
+from graflow_ckpt.testing.trios import held, own_name, path_of, put_holding, there
 from tests.golden import layouts, make
 from tests.golden.layouts import HELD, HERE, ONE, SOME, THREE, TWO
 from tests.object_servers import CREDENTIALS

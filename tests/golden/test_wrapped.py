@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.stores import encrypted_journal
+from graflow_ckpt.stores import encryption
 from graflow_ckpt.stores.compressed import Compressed
 from graflow_ckpt.stores.encrypted import Encrypted
 from graflow_ckpt.stores.keys import Keyring
@@ -43,7 +43,7 @@ def test_checkpoints_behind_wrappers_are_read() -> None:
 def test_an_encrypted_journal_is_read() -> None:
     raw = (FOLDER / "journal").read_bytes()
 
-    assert encrypted_journal.read(RING, ("s", EPOCH, AFTER), raw) == b"".join(FRAMES)
+    assert encryption.read_segment(RING, ("s", EPOCH, AFTER), raw) == b"".join(FRAMES)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from graflow_ckpt.core.errors import PackageMissing
+from graflow_ckpt.core.errors import not_installed
 from graflow_ckpt.core.events import Event, Tracer
 
 try:
@@ -30,11 +30,7 @@ try:
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ModuleNotFoundError as missing:
-    raise PackageMissing(
-        f"There can be no traces: the package {missing.name} is not installed.",
-        hint="Install it with: pip install 'graflow-ckpt[otel]'.",
-        extra="otel",
-    ) from missing
+    raise not_installed(missing, "There can be no traces", "otel") from missing
 
 _W3C = TraceContextTextMapPropagator()
 _BAD = frozenset({"failed", "stalled"})

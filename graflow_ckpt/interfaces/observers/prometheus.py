@@ -18,7 +18,7 @@ from typing import Any
 
 from graflow_ckpt.checkpoint.inventory import Inventory, inventory
 from graflow_ckpt.checkpoint.retention import Taken
-from graflow_ckpt.core.errors import GraflowError, PackageMissing
+from graflow_ckpt.core.errors import GraflowError, not_installed
 from graflow_ckpt.core.events import Event
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import backend_of, open_store
@@ -31,11 +31,7 @@ try:
     from prometheus_client.core import GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 except ModuleNotFoundError as missing:
-    raise PackageMissing(
-        f"There can be no metrics: the package {missing.name} is not installed.",
-        hint="Install it with: pip install 'graflow-ckpt[prometheus]'.",
-        extra="prometheus",
-    ) from missing
+    raise not_installed(missing, "There can be no metrics", "prometheus") from missing
 
 log = logging.getLogger("graflow_ckpt.observers")
 

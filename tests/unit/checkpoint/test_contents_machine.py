@@ -18,17 +18,22 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from graflow_ckpt.core.protocols import Lease, Sink
-from graflow_ckpt.testing.holdings import (
+from graflow_ckpt.testing.trios import (
     content,
     contents_of,
     held,
+    listed,
     meta_holding,
     name_of,
+    named,
+    own_name,
+    path_of,
     pieces,
     put_holding,
+    put_meta,
     there,
+    writer,
 )  # fmt: skip
-from graflow_ckpt.testing.trios import listed, named, own_name, path_of, put_meta, writer
 from tests.unit.checkpoint.kept import InMemory, InObjects, InPostgres, InRedis, InSqlite, Kept
 
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

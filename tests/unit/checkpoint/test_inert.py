@@ -15,7 +15,7 @@ import pytest
 
 from graflow_ckpt.checkpoint import inert
 from graflow_ckpt.core.errors import CheckpointCorrupt
-from graflow_ckpt.stores.memory import MemorySource
+from graflow_ckpt.stores.pieces import BytesSource
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Gadget:
 
 
 def read(value: Any) -> Any:
-    return inert.load(MemorySource(cloudpickle.dumps(value, protocol=5)))
+    return inert.load(BytesSource(cloudpickle.dumps(value, protocol=5)))
 
 
 def made_here(name: str) -> Any:
@@ -113,7 +113,7 @@ def test_nothing_that_a_pickle_names_is_imported_or_called(value: Any) -> None:
 def test_names_that_do_not_exist_do_not_matter() -> None:
     data = pickle.dumps(Model([3])).replace(b"test_inert", b"gone_inert")
 
-    found = inert.load(MemorySource(data))
+    found = inert.load(BytesSource(data))
 
     assert inert.kind_of(found).endswith("gone_inert.Model")
     assert inert.plainer(found)["weights"] == [3]
@@ -156,7 +156,7 @@ def test_what_holds_itself_can_be_weighed() -> None:
 def test_what_is_no_pickle_is_refused() -> None:
     for data in (b"", b"nonsense", pickle.dumps([1, 2])[:-4], pickle.dumps(1) + b"more"):
         with pytest.raises(CheckpointCorrupt):
-            inert.load(MemorySource(data))
+            inert.load(BytesSource(data))
 
 
 @pytest.mark.parametrize(
@@ -165,4 +165,4 @@ def test_what_is_no_pickle_is_refused() -> None:
 )
 def test_a_pickle_that_refers_to_what_is_not_there_is_refused(data: bytes) -> None:
     with pytest.raises(CheckpointCorrupt):
-        inert.load(MemorySource(data))
+        inert.load(BytesSource(data))

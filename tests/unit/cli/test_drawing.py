@@ -11,7 +11,7 @@ from graflow_ckpt.checkpoint import inert
 from graflow_ckpt.checkpoint.difference import Held
 from graflow_ckpt.core.redaction import HIDDEN
 from graflow_ckpt.interfaces.cli.comparing import change_of, picture, shown
-from graflow_ckpt.stores.memory import MemorySource
+from graflow_ckpt.stores.pieces import BytesSource
 
 
 def held(value: Any, size: int = 0) -> Held:
@@ -42,7 +42,7 @@ def test_what_is_shown_of_a_value(value: Any, text: str) -> None:
 def test_arrays_are_pictures() -> None:
     import pickle
 
-    array = inert.load(MemorySource(pickle.dumps(np.arange(6.0).reshape(2, 3), protocol=5)))
+    array = inert.load(BytesSource(pickle.dumps(np.arange(6.0).reshape(2, 3), protocol=5)))
 
     assert shown("w", Held(False, "numpy.ndarray", 9, "", array)) == "array of 2×3 ▁▂▄▅▇█ 0 … 5"
 

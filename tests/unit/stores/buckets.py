@@ -14,8 +14,8 @@ from graflow_ckpt.stores.objects import ObjectStore
 LARGE = 10_000  # times its text: more than what goes with the record
 
 
-def names(store: CheckpointStore, *args: str | None, **more: str) -> list[str]:
-    return [path.rpartition("/")[2] for path, _ in store.list(*args, **more)]
+def names(store: CheckpointStore, *args: str | None) -> list[str]:
+    return [path.rpartition("/")[2] for path, _ in store.list(*args)]
 
 
 def keys(store: ObjectStore, prefix: str = "") -> list[str]:

@@ -25,7 +25,7 @@ import pytest
 
 from graflow_ckpt.core.protocols import CheckpointStore, Owner
 from graflow_ckpt.links.processes import myself
-from graflow_ckpt.stores import objects_chunks, postgres_chunks, redis_chunks, sqlite_chunks, sqlite_schema
+from graflow_ckpt.stores import objects_chunks, postgres_trio, redis_trio, sqlite_chunks, sqlite_schema
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.objects_names import head_key
 from graflow_ckpt.stores.postgres import PostgresStore
@@ -244,7 +244,7 @@ class InRedis(Kind):
     short = "redis://"
     other = ("/0", "/1")
     segment = r"graflow:ck:\{s\}:journal:1:0"
-    chunk = redis_chunks.CHUNK
+    chunk = redis_trio.CHUNK
     large = 3 * chunk
     unfinished = 2  # all but the last, which is kept for the commit
     lease = "graflow:ck:{s}:lease"
@@ -320,7 +320,7 @@ class InPostgres(Kind):
         return self.where.rpartition("/")[2]
 
     def program(self, body: str, **options: Any) -> str:
-        chunks = f"from graflow_ckpt.stores import postgres_chunks\npostgres_chunks.CHUNK = {self.chunk}\n"
+        chunks = f"from graflow_ckpt.stores import postgres_trio\npostgres_trio.CHUNK = {self.chunk}\n"
         return super().program(chunks + body, **options)
 
     def _behind(self, proxy: Proxy) -> str:
@@ -452,7 +452,7 @@ def kind_of(
     if name == "sqlite":
         return InSqlite(f"{tmp_path}/x.db")
     if name == "postgres":
-        monkeypatch.setattr(postgres_chunks, "CHUNK", SMALL_CHUNK)
+        monkeypatch.setattr(postgres_trio, "CHUNK", SMALL_CHUNK)
         server: PostgresServer = request.getfixturevalue("postgres_server")
         return InPostgres(request.getfixturevalue("postgres_url"), server)
     if name == "objects":

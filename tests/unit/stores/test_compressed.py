@@ -13,8 +13,7 @@ import zstandard
 
 from graflow_ckpt.core.errors import CheckpointCorrupt
 from graflow_ckpt.core.protocols import Sink
-from graflow_ckpt.stores.compressed import Compressed
-from graflow_ckpt.stores.compression import BLOCK
+from graflow_ckpt.stores.compressed import BLOCK, Compressed
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.testing.trios import all_of, meta_of, parts_of, put, put_meta, read, writer
 

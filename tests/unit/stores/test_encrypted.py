@@ -28,7 +28,8 @@ from graflow_ckpt.stores.encrypted import (
 )
 from graflow_ckpt.stores.encryption import FRAME, TAG, EncryptingSink, OpeningSource
 from graflow_ckpt.stores.keys import Keyring, new_key
-from graflow_ckpt.stores.memory import MemorySource, MemoryStore
+from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.pieces import BytesSource
 from graflow_ckpt.testing.trios import all_of, meta_of, owning, parts_of, put, put_meta, read, writer
 
 OLD, NEW = Keyring({"old": b"o" * 32}), Keyring({"new": b"n" * 32, "old": b"o" * 32})
@@ -236,7 +237,7 @@ def test_a_part_opens_under_its_own_stage_and_name_only(stage: str, part: str) -
     sink.finish()
 
     def opened(stage: str, part: str) -> bytes:
-        return all_of(OpeningSource(MemorySource(bytes(kept)), bytes(32), stage, part, "path"))
+        return all_of(OpeningSource(BytesSource(bytes(kept)), bytes(32), stage, part, "path"))
 
     assert opened("one", "pkl") == b"values"
     with pytest.raises(CheckpointCorrupt):

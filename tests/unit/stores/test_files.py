@@ -10,8 +10,7 @@ import pytest
 
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import Buffer
-from graflow_ckpt.stores.disk import Disk
-from graflow_ckpt.stores.files import FileSink, FileSource
+from graflow_ckpt.stores.disk import Disk, FileSink, FileSource
 from tests.unit.stores.faults import FaultyDisk
 
 

@@ -18,11 +18,10 @@ from graflow_ckpt.core.errors import (
     ServerTooOld,
 )
 from graflow_ckpt.core.protocols import Sink
-from graflow_ckpt.stores import objects_bucket, objects_clients
+from graflow_ckpt.stores import objects_bucket
 from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.stores.objects_bucket import Bucket
+from graflow_ckpt.stores.objects_bucket import Bucket, shown
 from graflow_ckpt.stores.objects_chunks import CHUNK
-from graflow_ckpt.stores.objects_clients import shown
 from tests.object_servers import ObjectServer
 from tests.proxy import Proxy
 from tests.servers import free_port
@@ -157,8 +156,8 @@ def test_a_listing_that_is_cut_off_goes_on_where_it_was(
 def watched(proxy: Proxy, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Bucket:
     """A bucket behind the proxy; that its server is silent is noticed soon."""
     monkeypatch.setattr(objects_bucket, "PATIENCE", 0)
-    monkeypatch.setattr(objects_clients, "WATCH", 0.02)
-    monkeypatch.setitem(objects_clients.QUICK, "read_timeout", timedelta(seconds=0.3))
+    monkeypatch.setattr(objects_bucket, "WATCH", 0.02)
+    monkeypatch.setitem(objects_bucket.QUICK, "read_timeout", timedelta(seconds=0.3))
     bucket = ObjectStore(object_server.at("watched", proxy.port))._all.bucket
     bucket.put("large", b"x" * CHUNK)
     return bucket

@@ -20,13 +20,26 @@ from graflow_ckpt.core.errors import (
     Fenced,
     ServerGone,
 )
-from graflow_ckpt.stores import objects_head, objects_orphans, objects_saving
+from graflow_ckpt.stores import objects_head, objects_orphans, objects_put
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.objects_chunks import CHUNK
 from graflow_ckpt.stores.objects_trio import AHEAD
 from graflow_ckpt.stores.strays import strays
-from graflow_ckpt.testing.holdings import content, held, meta_holding, name_of, put_holding, there
-from graflow_ckpt.testing.trios import all_of, own_name, path_of, put, put_meta, put_own, writer
+from graflow_ckpt.testing.trios import (
+    all_of,
+    content,
+    held,
+    meta_holding,
+    name_of,
+    own_name,
+    path_of,
+    put,
+    put_holding,
+    put_meta,
+    put_own,
+    there,
+    writer,
+)
 from tests.unit.stores.buckets import keys, requests
 from tests.unit.stores.interruptions import Killed, happening, killed, lost
 
@@ -176,7 +189,7 @@ def test_where_the_head_has_no_room_a_checkpoint_has_contents_of_its_own(
     store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = put_holding(store, own_name(sequence=1), "one", [ONE])
-    monkeypatch.setattr(objects_saving, "LISTED", 2 * objects_head.ROW)
+    monkeypatch.setattr(objects_put, "LISTED", 2 * objects_head.ROW)
 
     second = put_holding(store, own_name(sequence=2), "two", [ONE, TWO, THREE])  # ONE is there
 
@@ -409,7 +422,7 @@ def test_what_is_left_under_a_name_without_a_lease_is_swept_after_a_day(
 SAVER = """
 import sys
 from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.testing.holdings import content, name_of, put_holding
+from graflow_ckpt.testing.trios import content, name_of, put_holding
 from graflow_ckpt.testing.trios import own_name
 store = ObjectStore(sys.argv[1])
 lease = store.acquire("s")

@@ -6,7 +6,7 @@ import pytest
 
 from graflow_ckpt.core.errors import Fenced
 from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.stores.objects_journal import close_segment
+from graflow_ckpt.stores.objects_lease import close_segment
 from tests.unit.stores.interruptions import happening
 from tests.unit.stores.kinds import only
 

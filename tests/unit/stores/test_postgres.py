@@ -59,16 +59,18 @@ def test_what_cannot_be_a_name_is_refused(store: PostgresStore, name: str) -> No
 # --- listings --------------------------------------------------------------------------
 
 
-def test_a_list_is_of_one_workflow_or_status_if_asked(store: PostgresStore) -> None:
+def test_the_newest_are_of_one_workflow_or_status_if_asked(store: PostgresStore) -> None:
     put(store, "a", "one", workflow="train", status="running")
     put(store, "b", "two", workflow="train", status="failed", session="t")
     put(store, "c", "three", workflow="x" * 999, status="failed")
 
-    assert names(store, workflow="train") == ["b", "a"]
-    assert names(store, status="failed") == ["c", "b"]
-    assert names(store, "t", workflow="train", status="failed") == ["b"]
-    assert names(store, workflow="x" * 999) == ["c"]
-    assert names(store, None, "a*", status="failed") == []
+    def newest(**wanted: str) -> list[str]:
+        return [path.rpartition("/")[2] for path, _ in store.newest(9, **wanted)]
+
+    assert newest(workflow="train") == ["b", "a"]
+    assert newest(status="failed") == ["c", "b"]
+    assert newest(session="t", workflow="train", status="failed") == ["b"]
+    assert newest(workflow="x" * 999) == ["c"]
 
 
 def fill(server: PostgresServer, store: PostgresStore, count: int) -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from graflow_ckpt.core.errors import BadAddress, CheckpointError
 from graflow_ckpt.stores import open_store_of, store_of
-from graflow_ckpt.stores.postgres_names import divided, folder_of, parse, path_of
+from graflow_ckpt.stores.names import path_of
+from graflow_ckpt.stores.postgres_names import divided, folder_of, parse
 
 SECRET = "hun%2Fter2"
 

@@ -12,7 +12,7 @@ import pytest
 from graflow_ckpt.core.errors import CheckpointCorrupt, Fenced, SaveOutcomeUnknown, ServerGone
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.postgres_link import Connection
-from graflow_ckpt.testing.holdings import content, held, put_holding
+from graflow_ckpt.testing.trios import content, held, put_holding
 from tests.proxy import Proxy
 from tests.unit.stores.kinds import SMALL_CHUNK as CHUNK
 from tests.unit.stores.kinds import InPostgres, only

@@ -1,4 +1,4 @@
-"""Storages that were put back to an older state: what is not in the contract (store_restored.py) of all."""
+"""Storages that were put back to an older state: what is not in the contract (store_fencing.py) of all."""
 
 from __future__ import annotations
 

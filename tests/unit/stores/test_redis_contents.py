@@ -14,17 +14,21 @@ import pytest
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, Fenced
 from graflow_ckpt.stores import redis_trio
 from graflow_ckpt.stores.redis import RedisStore
-from graflow_ckpt.stores.redis_chunks import CHUNK, LIFE
-from graflow_ckpt.testing.holdings import (
+from graflow_ckpt.stores.redis_trio import CHUNK, LIFE
+from graflow_ckpt.testing.trios import (
     content,
     held,
     meta_holding,
     name_of,
+    own_name,
+    owning,
+    path_of,
     pieces,
     put_holding,
+    put_meta,
     there,
+    writer,
 )  # fmt: skip
-from graflow_ckpt.testing.trios import own_name, owning, path_of, put_meta, writer
 from tests.proxy import Proxy
 from tests.servers import Server
 from tests.unit.stores.redis_trios import put, read
@@ -77,7 +81,7 @@ def test_what_a_killed_save_has_left_goes_with_the_next_owner_and_what_is_kept_l
     program = f"""
 import os, signal
 from graflow_ckpt.stores.redis import RedisStore
-from graflow_ckpt.testing.holdings import content, meta_holding, name_of, pieces
+from graflow_ckpt.testing.trios import content, meta_holding, name_of, pieces
 store = RedisStore({redis_server.url!r})
 lease = store.acquire("s")
 saving = store.contents.saving({name!r}, lease=lease, stage="two")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from graflow_ckpt.core.errors import BadAddress, CheckpointError
-from graflow_ckpt.stores.redis_names import Keys, base_of, divided, folder_of, path_of, split, target_of
+from graflow_ckpt.stores.names import base_of, path_of
+from graflow_ckpt.stores.redis_names import Keys, divided, folder_of, split, target_of
 
 ENVIRONMENT = {"GRAFLOW_CKPT_REDIS_URL": "redis://:p@env:9/1"}
 OWN = "session_s-1_step_3_1700000000-7"

@@ -12,7 +12,7 @@ import pytest
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, SaveOutcomeUnknown
 from graflow_ckpt.stores.redis import RedisStore
-from graflow_ckpt.stores.redis_chunks import CHUNK
+from graflow_ckpt.stores.redis_trio import CHUNK
 from tests.proxy import Proxy
 from tests.unit.stores.kinds import REDIS, InRedis, only
 from tests.unit.stores.redis_trios import all_of, own_name, parts, put, read

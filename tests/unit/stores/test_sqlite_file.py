@@ -24,8 +24,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.stores import sqlite_schema
 from graflow_ckpt.stores.sqlite import SqliteStore
-from graflow_ckpt.stores.sqlite_errors import refusal
-from graflow_ckpt.stores.sqlite_file import Database
+from graflow_ckpt.stores.sqlite_file import Database, refusal
 from tests.unit.stores.redis_trios import own_name, put, read
 
 ROOT = Path(__file__).parents[3]

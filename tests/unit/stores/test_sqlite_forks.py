@@ -31,10 +31,10 @@ print(*listed(SqliteStore(sys.argv[1])))
 USES = """
 import os, sys, threading
 from graflow_ckpt.core.errors import CheckpointError
-from graflow_ckpt.stores import sqlite_forks
+from graflow_ckpt.stores import sqlite_file
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.testing.trios import listed, put
-sqlite_forks._PATIENCE = 0.01
+sqlite_file._GRACE = 0.01
 store, began, ends = SqliteStore(sys.argv[1]), threading.Event(), threading.Event()
 put(store, "parent", "one")
 

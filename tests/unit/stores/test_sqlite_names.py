@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.core.errors import CheckpointError
-from graflow_ckpt.stores import sqlite_names
-from graflow_ckpt.stores.sqlite_names import file_of, folder_of, is_sqlite, own_file, path_of, split
+from graflow_ckpt.stores.names import path_of, session_of
+from graflow_ckpt.stores.sqlite_names import file_of, folder_of, is_sqlite, own_file, split
 
 OWN = "session_s_step_1_1700000000-1"
 
@@ -76,8 +76,8 @@ def test_a_path_is_a_database_and_a_name(path: str, store: str, name: str) -> No
 def test_only_a_sessions_own_name_is_listed_with_its_suffix() -> None:
     assert path_of("sqlite:////x.db", OWN) == f"sqlite:////x.db/{OWN}.pkl"
     assert path_of("sqlite:////x.db", "best") == "sqlite:////x.db/best"
-    assert sqlite_names.session_of(OWN) == "s"
-    assert sqlite_names.session_of("best") is None
+    assert session_of(OWN) == "s"
+    assert session_of("best") is None
 
 
 def test_a_file_that_is_called_like_it_is_none() -> None:

@@ -18,7 +18,7 @@ from graflow_ckpt.core.errors import (
     SaveOutcomeUnknown,
 )
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.stores.redis_chunks import LIFE
+from graflow_ckpt.stores.redis_trio import LIFE
 from tests.unit.stores.kinds import REDIS, Kind, only
 from tests.unit.stores.redis_trios import own_name, parts, put, read
 

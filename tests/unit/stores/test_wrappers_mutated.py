@@ -15,7 +15,7 @@ import pytest
 from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.core.errors import CheckpointError, JournalDamaged
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.stores import encrypted_journal
+from graflow_ckpt.stores import encryption
 from graflow_ckpt.stores.compressed import Compressed
 from graflow_ckpt.stores.encrypted import Encrypted
 from graflow_ckpt.stores.keys import Keyring
@@ -116,7 +116,7 @@ def test_a_journal_that_was_changed_is_its_beginning_or_damaged_or_refused() -> 
     for _ in range(COUNT):
         found = list[bytes]()
         try:
-            frames = encrypted_journal.read(RING, ("s", lease.epoch, 0), changed(rng, raw))
+            frames = encryption.read_segment(RING, ("s", lease.epoch, 0), changed(rng, raw))
             found += journal.read(RING, "s", lease.epoch, 0, frames)
         except JournalDamaged:
             damaged += 1

@@ -1,0 +1,83 @@
+"""What stores do in the same way before they ask their place: whose a lease is, and what a path names.
+
+    class RedisStore(Store[RedisLease]):
+        own = RedisLease
+
+Promise: a lease of another store is refused, and so is the name of another session's checkpoint.
+Not here: what is asked then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import ClassVar, Generic, TypeVar, Unpack
+
+from graflow_ckpt.core.protocols import Lease
+from graflow_ckpt.stores import batches
+from graflow_ckpt.stores.batches import Facts
+from graflow_ckpt.stores.fencing import FencedLease
+from graflow_ckpt.stores.names import base_of, check_own, elsewhere
+
+L = TypeVar("L", bound=Lease)
+F = TypeVar("F", bound=FencedLease)
+
+
+class Store(Generic[L]):
+    """A store. `own`: the class of its leases."""
+
+    own: ClassVar[type]
+
+    folder: str
+
+    @property
+    def url(self) -> str:
+        return self.folder
+
+    def takes(self, path: str) -> str | None:
+        """The path as it is written here; None if it leads to another store."""
+        raise NotImplementedError
+
+    def unsafe(self, path: str) -> str | None:
+        """Who can write to a server, or to a bucket, is not known: the seal has to tell."""
+        return None
+
+    def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
+        raise NotImplementedError
+
+    def newest(
+        self, limit: int, *, session: str | None = None, **facts: Unpack[Facts]
+    ) -> Sequence[tuple[str, bytes]]:
+        """The last accepted of those whose metas say so; looks at all of them (batches.py)."""
+        return batches.newest(self.list(session), limit, **facts)
+
+    def delete(self, path: str) -> bool:
+        return self.delete_many([path]) > 0
+
+    def delete_many(self, paths: Iterable[str]) -> int:
+        raise NotImplementedError
+
+    def _own(self, lease: Lease) -> L:
+        if not isinstance(lease, self.own):
+            raise TypeError(f"a lease of this store is needed, not {type(lease).__name__}")
+        return lease  # type: ignore[return-value]  # `own` is the class that L stands for
+
+    def _name(self, path: str) -> str:
+        """The name that a path of this store means, without the suffix of a part."""
+        if "://" in path:
+            if (placed := self.takes(path)) is None:
+                raise elsewhere(path, self.folder)
+            path = placed.rpartition("/")[2]
+        return base_of(path)
+
+
+class FencedStore(Store[F]):
+    """One whose leases end, and whose owners are fenced."""
+
+    def _writer(self, path: str, its: str | None, lease: Lease | None) -> F | None:
+        """The lease that a put is under. `its`: the session whose own name the path is."""
+        if lease is None:
+            return None
+        mine = self._own(lease)
+        mine.not_released()
+        check_own(path, its, mine.session)
+        return mine

@@ -1,14 +1,13 @@
-"""graflow-ckpt failed: what has failed on a fleet, and how it runs again."""
+"""graflow-ckpt failed: what has failed on a busy, and how it runs again."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.acceptance.command_line import program
-from tests.acceptance.fleet_line import ETL, Fleet, started
+from tests.acceptance.fleet_line import ETL, Fleet
 
 # The session goes on without the task that fails.
 LENIENT = """
@@ -29,23 +28,17 @@ with workflow("lenient") as ctx:
 """
 
 
-@pytest.fixture(scope="module")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    with started() as fleet, fleet.pool(folder=tmp_path_factory.mktemp("pool")):
-        yield fleet
-
-
 @pytest.fixture
-def failed(fleet: Fleet, own_folder: Path) -> str:
+def failed(busy: Fleet, own_folder: Path) -> str:
     """A session whose task `enrich` has failed; it will not when there is a file `mended`."""
-    fleet.server.ask("FLUSHALL")
+    busy.server.ask("FLUSHALL")
     program("etl.py", ETL)
-    fleet("submit", "etl.py", "--session", "s", "--input", f"mended={own_folder}/mended", "--wait", status=1)
+    busy("submit", "etl.py", "--session", "s", "--input", f"mended={own_folder}/mended", "--wait", status=1)
     return "s"
 
 
-def test_a_failed_task_is_listed_with_its_error_and_what_can_be_done(fleet: Fleet, failed: str) -> None:
-    head, row = fleet("failed", "list").out.splitlines()
+def test_a_failed_task_is_listed_with_its_error_and_what_can_be_done(busy: Fleet, failed: str) -> None:
+    head, row = busy("failed", "list").out.splitlines()
 
     assert head.split() == ["SESSION", "TASK", "ERROR", "ATTEMPTS", "ENDED", "THEN", "MESSAGE"]
     assert row.split()[:4] == ["s", "enrich", "ValueError", "1"]
@@ -53,72 +46,72 @@ def test_a_failed_task_is_listed_with_its_error_and_what_can_be_done(fleet: Flee
     assert "no file" in row
 
 
-def test_tracebacks_are_shown_if_they_are_asked_for(fleet: Fleet, failed: str) -> None:
-    told = fleet.here("failed", "list", "--session", "s", "--traceback").out
+def test_tracebacks_are_shown_if_they_are_asked_for(busy: Fleet, failed: str) -> None:
+    told = busy.here("failed", "list", "--session", "s", "--traceback").out
 
     assert told.startswith("s  enrich (attempt 1): ValueError: no file")
     assert "etl.py" in told
     assert "raise ValueError" in told
 
 
-def test_as_json_a_failure_is_a_document(fleet: Fleet, failed: str) -> None:
-    (found,) = fleet.here("failed", "list", "--json").document
+def test_as_json_a_failure_is_a_document(busy: Fleet, failed: str) -> None:
+    (found,) = busy.here("failed", "list", "--json").document
 
     assert (found["task"], found["type"], found["then"]) == ("enrich", "ValueError", "requeue")
     assert (found["status"], found["workflow"], found["attempts"]) == ("failed", "etl", 1)
     assert found["ended"] > 0
     assert "traceback" not in found
-    assert "traceback" in fleet.here("failed", "list", "--traceback", "--json").document[0]
+    assert "traceback" in busy.here("failed", "list", "--traceback", "--json").document[0]
 
 
-def test_failures_can_be_chosen_and_are_limited(fleet: Fleet, failed: str) -> None:
+def test_failures_can_be_chosen_and_are_limited(busy: Fleet, failed: str) -> None:
     program("lenient.py", LENIENT)
-    fleet("submit", "lenient.py", "--wait")
+    busy("submit", "lenient.py", "--wait")
 
-    assert fleet.here("failed", "list", "--task", "enrich", "--json").document[0]["session"] == "s"
-    assert fleet.here("failed", "list", "--task", "none", "--json").document == []
-    done = fleet.here("failed", "list", "--limit", "1")
+    assert busy.here("failed", "list", "--task", "enrich", "--json").document[0]["session"] == "s"
+    assert busy.here("failed", "list", "--task", "none", "--json").document == []
+    done = busy.here("failed", "list", "--limit", "1")
     assert len(done.out.splitlines()) == 2
     assert "There are more than 1" in done.err
 
 
-def test_what_the_session_went_on_without_is_listed_and_cannot_run_again(fleet: Fleet, failed: str) -> None:
+def test_what_the_session_went_on_without_is_listed_and_cannot_run_again(busy: Fleet, failed: str) -> None:
     program("lenient.py", LENIENT)
-    fleet("submit", "lenient.py", "--session", "lenient", "--wait")
+    busy("submit", "lenient.py", "--session", "lenient", "--wait")
 
-    (row,) = fleet.here("failed", "list", "--session", "lenient", "--json").document
+    (row,) = busy.here("failed", "list", "--session", "lenient", "--json").document
 
     assert (row["task"], row["type"], row["message"]) == ("broken", "ArithmeticError", "seven is odd")
     assert (row["then"], row["attempts"]) == ("gone", None)
-    told = fleet.here("failed", "requeue", "lenient", "broken", status=1).err
+    told = busy.here("failed", "requeue", "lenient", "broken", status=1).err
     assert "what it was called with is not kept" in told
 
 
 def test_what_has_failed_runs_again_and_the_session_goes_on(
-    fleet: Fleet, failed: str, own_folder: Path
+    busy: Fleet, failed: str, own_folder: Path
 ) -> None:
     (own_folder / "mended").touch()
 
-    told = fleet("failed", "requeue", "s").err
+    told = busy("failed", "requeue", "s").err
 
     assert "session s goes on with 1 task: enrich" in told
-    assert "completed after 4 steps" in fleet("wait", "s").err
-    assert "Nothing has failed" in fleet.here("failed", "list").err
+    assert "completed after 4 steps" in busy("wait", "s").err
+    assert "Nothing has failed" in busy.here("failed", "list").err
 
 
-def test_a_task_can_be_named(fleet: Fleet, failed: str, own_folder: Path) -> None:
+def test_a_task_can_be_named(busy: Fleet, failed: str, own_folder: Path) -> None:
     (own_folder / "mended").touch()
 
-    found = fleet("failed", "requeue", "s", "enrich", "--json").document
+    found = busy("failed", "requeue", "s", "enrich", "--json").document
 
     assert (found["session"], found["requeued"]) == ("s", ["enrich"])
     assert found["status"] in ("running", "completed")  # the workers may be through already
 
 
-def test_what_has_not_failed_is_not_requeued(fleet: Fleet, failed: str) -> None:
-    told = fleet.here("failed", "requeue", "s", "clean", status=1).err
+def test_what_has_not_failed_is_not_requeued(busy: Fleet, failed: str) -> None:
+    told = busy.here("failed", "requeue", "s", "clean", status=1).err
     assert "Task 'clean' of session s has not failed" in told
     assert "Failed have: enrich" in told
 
-    fleet("submit", "etl.py", "--session", "fine", "--wait")
-    assert "no failed task that could run again" in fleet.here("failed", "requeue", "fine", status=1).err
+    busy("submit", "etl.py", "--session", "fine", "--wait")
+    assert "no failed task that could run again" in busy.here("failed", "requeue", "fine", status=1).err

@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.acceptance.command_line import COUNT, program
-from tests.acceptance.fleet_line import ETL, SLOW, Fleet, started, until
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Fleet]:
-    with started() as fleet:
-        yield fleet
-
-
-@pytest.fixture
-def fleet(server: Fleet) -> Fleet:
-    """An empty one, on which nobody works."""
-    server.server.ask("FLUSHALL")
-    return server
+from tests.acceptance.fleet_line import ETL, SLOW, Fleet, until
 
 
 def listed(fleet: Fleet, *arguments: str) -> list[str]:
     return [row["session"] for row in fleet.here("sessions", "--json", *arguments).document]
-
-
-@pytest.fixture(scope="module")
-def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """One with a worker."""
-    with started() as fleet, fleet.pool(folder=tmp_path_factory.mktemp("pool")):
-        yield fleet
 
 
 # --- sessions ----------------------------------------------------------------------------

@@ -18,16 +18,14 @@ from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_me
 from graflow_ckpt.checkpoint.program import unpack_code
 from graflow_ckpt.checkpoint.snapshot import BACKEND, capture, no_facts, restore
 from graflow_ckpt.core.errors import CheckpointError, SessionError
-from graflow_ckpt.core.facts import Cell, Op, TaskSpec, check_session_id
+from graflow_ckpt.core.facts import RESULT, Cell, Op, TaskSpec, check_session_id
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import EveryN
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.attempt import from_cells
-from graflow_ckpt.engine.backends import attached, made_in_redis, moved, one_backend
 from graflow_ckpt.engine.home import Home
-from graflow_ckpt.engine.inputs import Channel, Inputs, digest_of
-from graflow_ckpt.engine.readable import Readable
+from graflow_ckpt.engine.inputs import Channel, CycleController, Inputs, digest_of
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
 from graflow_ckpt.sessions.views import InMemoryTaskQueue, TaskQueue
@@ -35,10 +33,12 @@ from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.places import path_at
 
 if TYPE_CHECKING:
+    from graflow_ckpt.checkpoint.archive import Found
+    from graflow_ckpt.core.graph import TaskGraph
     from graflow_ckpt.engine.cuts import Cutter
 
 
-class ExecutionContext(Readable):
+class ExecutionContext:
     """One session of one graph."""
 
     def __init__(
@@ -99,7 +99,9 @@ class ExecutionContext(Readable):
         if auto_checkpoint_interval is not None:
             settings = replace(settings, policy=EveryN(auto_checkpoint_interval))
         if one_backend(queue_backend, channel_backend) == "redis":
-            return made_in_redis(graph, start_node, session_id, max_steps, config, settings, store)
+            from graflow_ckpt.engine.shared_context import SharedContext
+
+            return SharedContext.made(graph, start_node, session_id, max_steps, config, settings, store)
         context = cls(graph, session_id, settings=settings, store=store)
         context.session.state.starts = (start_node,) if start_node else ()
         context.session.state.max_steps = max_steps
@@ -110,6 +112,48 @@ class ExecutionContext(Readable):
     @property
     def state(self) -> SessionState:
         return self.session.state
+
+    @property
+    def start_node(self) -> str:
+        return self.state.start_node
+
+    @property
+    def steps(self) -> int:
+        return self.state.steps
+
+    @property
+    def max_steps(self) -> int | None:
+        return self.state.max_steps
+
+    @property
+    def status(self) -> str:
+        return self.state.status
+
+    @property
+    def completed_tasks(self) -> set[str]:
+        return set(self.state.completed)
+
+    @property
+    def cycle_controller(self) -> CycleController:
+        return CycleController(self.state)
+
+    @property
+    def cycle_counts(self) -> dict[str, int]:
+        return self.cycle_controller.cycle_counts
+
+    def get_next_task(self) -> str | None:
+        """The task that would run next."""
+        return next((spec.task_id for spec in self.state.pending()), None)
+
+    # Any: whatever a task has returned.
+    def get_result(self, task: str, default: Any = None) -> Any:
+        """What a task returned when it last completed."""
+        return self._channel.get(task + RESULT, default)
+
+    def result(self) -> Any:
+        """What the task that completed last returned."""
+        last = next(reversed(self.state.completed), None)
+        return None if last is None else self.get_result(last)
 
     @property
     def last_checkpoint_path(self) -> str | None:
@@ -259,7 +303,9 @@ class ExecutionContext(Readable):
     @classmethod
     def rewind(cls, path: str, *, redis_url: str | None = None, store: str | None = None) -> ExecutionContext:
         """The session in Redis, put back to a portable checkpoint; refused while somebody works on it."""
-        return moved("rewind", path, redis_url=redis_url, store=store)
+        from graflow_ckpt.engine import moving
+
+        return moving.rewind(path, redis_url=redis_url, store=store)
 
     @classmethod
     def fork(
@@ -271,7 +317,9 @@ class ExecutionContext(Readable):
         store: str | None = None,
     ) -> ExecutionContext:
         """A new session in Redis that begins at a checkpoint: a portable one, or one of memory."""
-        return moved("fork", path, session_id, redis_url=redis_url, store=store)
+        from graflow_ckpt.engine import moving
+
+        return moving.fork(path, session_id, redis_url=redis_url, store=store)
 
     def execute(self, max_steps: int | None = None) -> Any:
         """Run, or go on."""
@@ -324,7 +372,9 @@ class ExecutionContext(Readable):
         """The session of a checkpoint that somebody named: as it was there, or where it lives on."""
         place = found.facts.get("redis")
         if place is not None and not place["portable"]:
-            return attached(found, self.graph_from_code(), store)
+            from graflow_ckpt.engine.shared_context import attach
+
+            return attach(found, self.graph_from_code(), store)
         self.return_to(found, restore(found.facts, self.payload), store)
         return self
 
@@ -360,3 +410,21 @@ class ExecutionContext(Readable):
     def graph_from_code(self) -> TaskGraph:
         """The graph that the checkpoint carries."""
         return unpack_code(self.payload["code"], lambda task: task, self.payload["python"])
+
+
+BACKENDS = ("memory", "redis")
+
+
+def one_backend(queue: str, channel: str) -> str:
+    """Both are views of one session, for one commit has to span both."""
+    for name, backend in (("queue", queue), ("channel", channel)):
+        if backend not in BACKENDS:
+            raise SessionError(
+                f"{name}_backend={backend!r} is not available.", hint=f"There are: {', '.join(BACKENDS)}."
+            )
+    if queue != channel:
+        raise SessionError(
+            f"queue_backend={queue!r} and channel_backend={channel!r} do not agree.",
+            hint="Queue and channel are two views of one session: give both the same.",
+        )
+    return queue

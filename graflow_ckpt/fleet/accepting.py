@@ -37,8 +37,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.facts import Cell, Op, check_session_id
 from graflow_ckpt.engine.bind import SPREAD, Binding
-from graflow_ckpt.fleet.asking import asked
-from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS
+from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, asked
 from graflow_ckpt.links.processes import is_gone, myself, owner_from
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import CREATE, keys_of, source, wrong_keys

@@ -13,7 +13,8 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -24,21 +25,27 @@ from redis import RedisError
 from graflow_ckpt.checkpoint import parcel as parcels
 from graflow_ckpt.checkpoint.codec import check_storable
 from graflow_ckpt.checkpoint.sealed import SealedCells
-from graflow_ckpt.core.errors import GraphError, ServerFull, ServerGone, ServerReadOnly
+from graflow_ckpt.core.errors import (
+    GraphError,
+    ServerFull,
+    ServerGone,
+    ServerReadOnly,
+    UnknownKey,
+    UnsafeCheckpoint,
+)
 from graflow_ckpt.core.facts import Op, check_session_id
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.bind import bind
 from graflow_ckpt.engine.home import program_file
 from graflow_ckpt.engine.inputs import digest_of
+from graflow_ckpt.engine.moving import Destination, Opened, forked, opening, rewound
 from graflow_ckpt.engine.preflight import check_graph
 from graflow_ckpt.engine.settings import Settings
-from graflow_ckpt.fleet import moves
 from graflow_ckpt.fleet.accepting import GIVEN, KEPT, TTL, Acceptance, Call, Draft, Terms, data_of, pages
-from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.handle import Handle
-from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, sessions_in
-from graflow_ckpt.fleet.programs import Packed, Programs, proof
+from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, asked, sessions_in
+from graflow_ckpt.fleet.programs import Packed, ProgramMissing, Programs, proof
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.complaints import in_our_words
 from graflow_ckpt.links.redis import RedisLink, open_link
@@ -196,11 +203,72 @@ class Client:
 
     def fork(self, path: str, session_id: str | None = None, *, store: str | None = None) -> Handle:
         """A new session that begins at a checkpoint: a portable one, or one of memory."""
-        return Handle(self, moves.fork(self, path, session_id, store=store))
+        opened = opening(path, store)
+        session = check_session_id(session_id or uuid.uuid4().hex[:12])
+        to = self._destination(opened, session)
+        with self._listed(session):
+            forked(opened, to, session)
+        return Handle(self, session)
 
     def rewind(self, path: str, *, store: str | None = None) -> Handle:
         """The session of a portable checkpoint, as it was then; refused while somebody works on it."""
-        return Handle(self, moves.rewind(self, path, store=store))
+        opened = opening(path, store)
+        session = opened.state.session
+        to = self._destination(opened, session)
+        with self._listed(session):
+            rewound(opened, to)
+        return Handle(self, session)
+
+    @contextmanager
+    def _listed(self, session: str) -> Iterator[None]:
+        """Before it is there, should this process die.
+
+        And again: what is not there is taken off the lists.
+        """
+        self.enlist(session)
+        yield
+        self.enlist(session)
+
+    def _destination(self, opened: Opened, session: str) -> Destination:
+        keyring = self.keyring or Keyring.load(local=False)
+        opened.graph.compile(opened.state.starts or opened.graph.roots())
+        carried = opened.carried
+        store = carried["store"] if "code" in carried else self.link.address  # where workers can write
+        digest, starts = self._program(opened, keyring), json.dumps(opened.state.starts)
+        routes = opened.graph.routes.items()
+        asks = {name: o for name, route in routes if (o := route.options.on_interrupted) != "rerun"}
+        facts: dict[str, str | bytes] = {
+            "code": digest, "store": store, "io": json.dumps(asks),
+            "tasks": str(sum(isinstance(node, Task) for node in opened.graph.nodes.values())),
+            "proof": proof(SealedCells(session, keyring), digest, starts, store),
+            "flags": "f" + ("l" if "l" in carried.get("flags", "") else ""),
+        }  # fmt: skip
+        return Destination(self.link, facts, keyring, self.post)
+
+    def _program(self, opened: Opened, keyring: Keyring) -> str:
+        """The digest of the program that workers are given."""
+        carried = opened.carried
+        if digest := carried.get("code"):
+            with suppress(ProgramMissing, UnknownKey, UnsafeCheckpoint):
+                self.programs.parcel(digest)
+                return digest
+        settings = Settings(workflow=carried["workflow"]).with_stored(opened.found.meta.get("settings"))
+        settings = replace(settings, max_parallel=opened.state.cap)
+        calls, given = "bag" in carried, tuple(opened.state.values)
+        if not calls:
+            check_graph(opened.graph, settings, given, shared=True)
+        packed = Packed.of(
+            parcels.make(
+                opened.graph,
+                carried["workflow"],
+                settings,
+                calls=calls,
+                given=given,
+                settings=settings.document(),
+            )
+        )
+        self.programs.store(packed, keyring)
+        return packed.digest
 
     # --- the lists -----------------------------------------------------------------------
 

@@ -20,8 +20,7 @@ from typing import Any
 from graflow_ckpt.checkpoint.plan import COLUMNS, PlanRow
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.core.facts import Op
-from graflow_ckpt.fleet.asking import asked
-from graflow_ckpt.fleet.lists import ACTIVE
+from graflow_ckpt.fleet.lists import ACTIVE, asked
 from graflow_ckpt.fleet.reaping import OPAQUE
 from graflow_ckpt.fleet.status import ENDED
 from graflow_ckpt.links.redis import RedisLink

@@ -24,9 +24,8 @@ from graflow_ckpt.core.errors import GraflowError, ServerError, ServerRefuses
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.board import Line, Order
-from graflow_ckpt.fleet.lists import POOLS, pool_key
+from graflow_ckpt.fleet.lists import POOLS, asked, pool_key
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.processes import describe, is_gone, is_near, made_of, myself

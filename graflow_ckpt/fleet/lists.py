@@ -14,17 +14,18 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from functools import cache
 from typing import Any
 
 from redis import RedisError
 
-from graflow_ckpt.core.errors import BadSessionId, GraflowError
+from graflow_ckpt.core.errors import BadSessionId, GraflowError, ServerError
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Owner
+from graflow_ckpt.links.complaints import taken, translated
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import keys_of
@@ -103,3 +104,23 @@ class Presence:
                 seconds, micros = client.time()
                 if due * 1000 < seconds * 1000 + micros / 1000 + SOON:
                     client.zadd(ACTIVE, {session: int(due * 1000)}, xx=True)
+
+
+@contextmanager
+def asked(link: RedisLink, **kinds: str) -> Iterator[None]:
+    """Around calls of the client library on keys of ours: what goes wrong is said in our words.
+
+    `kinds`: what each key is to hold, `**{"graflow:sessions": "zset"}`; something else under it is named.
+    """
+    try:
+        with translated(link.address):
+            yield
+    except ServerError as error:
+        if error.ids.get("code") != "WRONGTYPE":
+            raise
+        with translated(link.address):
+            raise taken(link.address, list(kinds), list(kinds.values()), _kind_at(link)) from error
+
+
+def _kind_at(link: RedisLink) -> Any:  # a call of redis-py, whose types allow a coroutine
+    return lambda key: link.client.type(key)

@@ -10,36 +10,44 @@ nothing. The parent never waits for Redis: what cannot be done now is done when 
 
 from __future__ import annotations
 
+import json
 import logging
 import os
+import re
 import select
 import signal
 import socket
+import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from time import monotonic
 from types import FrameType
+from typing import Any
+from urllib.parse import quote
 
+from redis import RedisError
 from rq.version import VERSION
 
 import graflow_ckpt
-from graflow_ckpt.core.errors import GraflowError, ServerGone
-from graflow_ckpt.fleet import logs, watching
-from graflow_ckpt.fleet.board import Board, Line, Order, State
-from graflow_ckpt.fleet.estate import Estate
+from graflow_ckpt.core.errors import GraflowError, KeyTaken, ServerFull, ServerGone, SessionBusy
+from graflow_ckpt.fleet import watching
+from graflow_ckpt.fleet.board import Board, Line, Order, Run, State
 from graflow_ckpt.fleet.forks import be_called, deaf, fork
-from graflow_ckpt.fleet.reaping import STOPPED, Death
-from graflow_ckpt.fleet.slice import CODE_PATIENCE
+from graflow_ckpt.fleet.health import sign_off
+from graflow_ckpt.fleet.lists import asked
+from graflow_ckpt.fleet.reaping import STOPPED, Death, Hands, take
 from graflow_ckpt.fleet.steward import Charge, steward
-from graflow_ckpt.fleet.worker import WorkerSettings, rq_name, work
+from graflow_ckpt.fleet.tokens import Carrier
+from graflow_ckpt.fleet.worker import Manner, PoolSettings, rq_name, work
 from graflow_ckpt.links.addresses import parse
 from graflow_ckpt.links.examination import examine
 from graflow_ckpt.links.redis import open_link
+from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.names import check_queue
 from graflow_ckpt.stores.keys import Keyring
 
@@ -62,23 +70,6 @@ OLDEST_RQ = (2, 9)
 
 SETTLED = 10.0
 """Seconds after its birth in which a child that dies may have died of its birth."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSettings:
-    """How a pool is run. Parsed already: what is wrong here is the caller's mistake."""
-
-    url: str
-    rq_url: str = ""  # "": the same server
-    queues: tuple[str, ...] = ("default",)
-    n: int = 1
-    lease: float = 15.0
-    budget: float = 2.0
-    grace: float = 30.0
-    log: logs.Manner = "text"
-    preload: tuple[str, ...] = ()  # modules that are imported once, before the workers are forked
-    code_patience: float = CODE_PATIENCE
-    observers: tuple[str, ...] = ()  # module:name of what makes them
 
 
 @dataclass(slots=True)
@@ -105,22 +96,17 @@ class Pool:
         self._settings = settings
         self._board = Board(settings.n + 2)
         *lines, stewards, self._line = self._board.lines
-        rq_url = settings.rq_url or settings.url
-        told = WorkerSettings(
-            settings.url, rq_url, settings.queues, settings.lease, settings.budget,
-            settings.grace, settings.code_patience, settings.observers,
-        )  # fmt: skip
         self._workers = [
-            Seat(label, line, partial(work, told, line, label, keyring))
+            Seat(label, line, partial(work, settings, line, label, keyring))
             for label, line in ((f"worker-{n + 1}", line) for n, line in enumerate(lines))
         ]
         charge = Charge(
-            self.name, settings.url, rq_url, settings.queues, time.time(),
+            self.name, settings.url, settings.rq, settings.queues, time.time(),
             [(seat.label, seat.line) for seat in self._workers], self._line, stewards,
         )  # fmt: skip
         self._steward = Seat("steward", stewards, partial(steward, charge))
-        self._estate = Estate(settings.url, rq_url, settings.queues)
-        self._secrets = logs.secrets_of(settings.url, settings.rq_url)
+        self._estate = Estate(settings.url, settings.rq, settings.queues)
+        self._secrets = secrets_of(settings.url, settings.rq_url)
         self._signals: deque[int] = deque()
         self._stopped = 0  # the signal that asked for it
         self._status = 0
@@ -215,7 +201,7 @@ class Pool:
             signal.signal(number, signal.SIG_DFL)
         deaf(signal.SIGINT)
         be_called(seat.label)
-        logs.begin(self._settings.log, seat.label, self._secrets)
+        begin_log(self._settings.log, seat.label, self._secrets)
         self._estate.forget()
         return seat.body()
 
@@ -280,7 +266,7 @@ class Pool:
 
 def run(settings: PoolSettings) -> int:
     """The life of a pool, in this process, which it has to itself; the exit status."""
-    logs.begin(settings.log, "pool", logs.secrets_of(settings.url, settings.rq_url))
+    begin_log(settings.log, "pool", secrets_of(settings.url, settings.rq_url))
     _check(settings)
     keyring = Keyring.load(local=False)
     _examine(settings)
@@ -308,7 +294,7 @@ def _check(settings: PoolSettings) -> None:
 
 def _examine(settings: PoolSettings) -> None:
     """What is wrong with the server is said once, at the start; one that is not there is waited for."""
-    for url in dict.fromkeys((settings.url, settings.rq_url or settings.url)):
+    for url in dict.fromkeys((settings.url, settings.rq)):
         try:
             link = open_link(url)
             for finding in examine(link):
@@ -331,3 +317,218 @@ def _import(module: str) -> None:
         raise GraflowError(
             f"The module {module!r} cannot be imported: {error}.", hint="Check --preload and PYTHONPATH."
         ) from error
+
+
+# --- its log: one line per fact, as text or as JSON, on stderr -----------------------------
+
+# Promise: the keys of a fact are always the same, and no line has a password in it, whatever a library puts
+# into its errors. RQ says what it warns of and nothing else. Not here: what tasks print.
+
+KEYS = ("session", "task", "step", "attempt", "token", "worker")
+
+_QUIET = ("rq", "rq.worker", "rq.job", "rq.queue", "rq.scheduler", "rq.registry")
+
+
+class Named(logging.Filter):
+    """Every line says which process of the pool it is from."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._name = name
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.__dict__.get("worker") is None:
+            record.worker = self._name
+        return True
+
+
+class Lines(logging.Formatter):
+    """A record as one line; secrets are starred out."""
+
+    def __init__(self, manner: Manner, secrets: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._json = manner == "json"
+        self._secrets = [secret for secret in secrets if secret]
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = self._as_json(record) if self._json else self._as_text(record)
+        for secret in self._secrets:
+            line = line.replace(secret, "***")
+        return line
+
+    def _as_json(self, record: logging.LogRecord) -> str:
+        facts: dict[str, Any] = {
+            "time": _time(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_facts(record),
+            "pid": record.process,
+        }
+        if record.exc_info:
+            facts["error"] = self.formatException(record.exc_info)
+        return json.dumps(facts, default=str)
+
+    def _as_text(self, record: logging.LogRecord) -> str:
+        facts = _facts(record)
+        worker = facts.pop("worker", "")
+        line = f"{_time(record)} {record.levelname:<7} {worker}: {record.getMessage()}"
+        words = set(re.split(r"[^\w-]+", record.getMessage()))
+        said = [f"{key}={value}" for key, value in facts.items() if str(value) not in words]
+        line = "  ".join([line.replace("\n", "\n  "), " ".join(said)]).rstrip()
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+def _time(record: logging.LogRecord) -> str:
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+    return f"{whole}.{int(record.msecs):03d}Z"
+
+
+def _facts(record: logging.LogRecord) -> dict[str, Any]:
+    found = {key: record.__dict__.get(key) for key in KEYS}
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def begin_log(manner: Manner, name: str, secrets: Sequence[str] = ()) -> None:
+    """From now on this process logs like that. Called again by each child, under its own name."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(Lines(manner, secrets))
+    handler.addFilter(Named(name))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(logging.INFO)
+    for logger in _QUIET:
+        logging.getLogger(logger).setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+
+
+def secrets_of(*urls: str | None) -> list[str]:
+    """The passwords that addresses hold, as they are written and as they are meant."""
+    found = []
+    for url in filter(None, urls):
+        for name, secret in parse(url).secrets.items():
+            if name.endswith("password"):
+                found += [secret, quote(secret, safe="")]
+    return found
+
+
+# --- what the dead have left ---------------------------------------------------------------
+
+TIMEOUT = 1.0  # seconds of silence after which the server is taken to be away
+AGAIN = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Debt:
+    """A token that a dead child held."""
+
+    run: Run
+    why: str
+    crashed: bool
+
+
+class Estate:
+    """What children of a pool left to be settled with Redis when they died.
+
+    The parent does it itself, since it alone knows how they died, and at once, since others wait for it.
+    It never waits: what cannot be settled now is settled when the server is back, and whatever is
+    forgotten on the way a steward finds.
+    """
+
+    def __init__(self, url: str, rq_url: str, queues: Sequence[str]) -> None:
+        self._urls = url, rq_url
+        self._queues = queues
+        self._hands: Hands | None = None
+        self._debts: list[Debt] = []
+        self._names: list[str] = []  # under which RQ knows the dead
+        self._left = False  # somebody has ended who may just have taken a token
+        self._not_before = 0.0
+        self._said = False
+
+    def owes(self, run: Run, why: str, *, crashed: bool) -> None:
+        self._debts.append(Debt(run, why, crashed))
+
+    def leaves(self, name: str, *, listed: bool) -> None:
+        """A worker has ended. `listed`: it did not tell RQ so."""
+        self._left = True
+        if listed:
+            self._names.append(name)
+
+    @property
+    def patience(self) -> float:
+        """Seconds until it has to be tried again."""
+        return max(0.0, self._not_before - monotonic()) if self._owing else 60.0
+
+    @property
+    def _owing(self) -> bool:
+        return bool(self._debts or self._names or self._left)
+
+    def settle(self) -> None:
+        """As much as can be done now."""
+        if not self._owing or monotonic() < self._not_before:
+            return
+        try:
+            hands = self._open()
+            while self._debts:
+                debt = self._debts[0]
+                take(hands, debt.run.session, debt.run.token, debt.why, forced=True, crashed=debt.crashed)
+                del self._debts[0]
+            while self._left:
+                _return(hands, self._queues)
+                self._left = False
+            while self._names:
+                hands.carrier.bury(self._names[0], self._queues)
+                del self._names[0]
+            self._said = False
+        except (ServerGone, ServerFull, SessionBusy, RedisError) as error:
+            self._not_before = monotonic() + AGAIN
+            if not self._said:
+                log.warning("what a dead process held waits: %s", error)
+            self._said = True
+            self._debts.append(
+                self._debts.pop(0)
+            ) if self._debts else None  # a frozen one does not hold up others
+        except GraflowError as error:
+            log.warning("what a dead process held is left to the stewards: %s", error)
+            del self._debts[:1]
+
+    def _open(self) -> Hands:
+        if self._hands is None:
+            link, rq = (open_link(url, timeout=TIMEOUT) for url in self._urls)
+            self._hands = Hands(link, Carrier(rq.client))
+        return self._hands
+
+    def forget(self) -> None:
+        """In a child: the connections are its parent's."""
+        self._debts.clear()
+        self._names.clear()
+        self._left, self._hands = False, None
+
+    def close(self, pool: str) -> None:
+        """The pool has ended; one last try."""
+        self._not_before = 0.0
+        self.settle()
+        try:
+            sign_off(self._open().link, pool)
+        except (GraflowError, RedisError) as error:
+            log.info("the end of pool %s was not noted: %s", pool, error)
+
+
+def _return(hands: Hands, queues: Sequence[str]) -> None:
+    """Tokens that a worker had taken from RQ's queue when it ended, before it could begin on them.
+
+    One that another worker is about to begin on is posted twice then; the second time it is refused.
+    """
+    client: Any = hands.link.client
+    for queue in queues:
+        try:
+            for session, token in hands.carrier.taken_by_nobody(queue):
+                own, tok = f"{keys_of(session)}own", f"{keys_of(session)}tok"
+                with asked(hands.link, **{own: "hash", tok: "zset"}):
+                    lost = client.zscore(tok, token) is not None and not client.hexists(own, token)
+                if lost:
+                    hands.carrier.post_again(session, token, queue)
+        except KeyTaken as error:  # the stewards look at each session by itself
+            log.warning("what a dead process had taken is left to the stewards: %s", error)

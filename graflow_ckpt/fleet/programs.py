@@ -29,7 +29,7 @@ from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.bind import Binding, bind
 from graflow_ckpt.engine.preflight import check_graph
 from graflow_ckpt.engine.settings import Settings
-from graflow_ckpt.fleet.asking import asked
+from graflow_ckpt.fleet.lists import asked
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.stores.keys import Keyring
 

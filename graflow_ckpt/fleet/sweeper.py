@@ -20,9 +20,8 @@ from time import monotonic
 from typing import Any
 
 from graflow_ckpt.core.errors import GraflowError, SchemaUnsupported, ServerError, ServerGone
-from graflow_ckpt.fleet.asking import asked
 from graflow_ckpt.fleet.board import Run
-from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, session_in
+from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, asked, host_key, session_in
 from graflow_ckpt.fleet.reaping import OPAQUE, Fleet, take
 from graflow_ckpt.fleet.tokens import job_id, token_in
 from graflow_ckpt.links.complaints import damaged, in_our_words, redis, theirs, translated

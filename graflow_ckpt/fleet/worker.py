@@ -25,7 +25,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from time import monotonic, sleep
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import redis
 from redis.backoff import ExponentialBackoff
@@ -52,28 +52,39 @@ TTL = 75
 """Seconds without a sign of life after which RQ takes a worker for dead."""
 
 
+Manner = Literal["text", "json"]
+
+
 @dataclass(frozen=True, slots=True)
-class WorkerSettings:
-    """What a worker is told when it is started."""
+class PoolSettings:
+    """How a pool is run. Parsed already: what is wrong here is the caller's mistake."""
 
     url: str
-    rq_url: str
-    queues: tuple[str, ...]
+    rq_url: str = ""  # "": the same server
+    queues: tuple[str, ...] = ("default",)
+    n: int = 1
     lease: float = 15.0
     budget: float = 2.0
     grace: float = 30.0
+    log: Manner = "text"
+    preload: tuple[str, ...] = ()  # modules that are imported once, before the workers are forked
     code_patience: float = CODE_PATIENCE
-    observers: tuple[str, ...] = ()
+    observers: tuple[str, ...] = ()  # module:name of what makes them
+
+    @property
+    def rq(self) -> str:
+        """The server of RQ's queues."""
+        return self.rq_url or self.url
 
 
-def work(settings: WorkerSettings, line: Line, label: str, keyring: Keyring) -> int:
+def work(settings: PoolSettings, line: Line, label: str, keyring: Keyring) -> int:
     """The life of a worker, in a process of its own; its exit status."""
     in_foreign_main()
     link = reached(settings.url)
-    rq = reached(settings.rq_url).client
+    rq = reached(settings.rq).client
     # without retries RQ would leave its loop at the first broken connection
     rq.set_retry(Retry(ExponentialBackoff(cap=0.5, base=0.02), 10))
-    carrier = Carrier(reached(settings.rq_url).client)
+    carrier = Carrier(reached(settings.rq).client)
     owner = replace(myself(), argv=label)
     worker = Worker(
         link, carrier, keyring, owner=owner_text(owner), lease=settings.lease, budget=settings.budget,
@@ -88,7 +99,7 @@ def work(settings: WorkerSettings, line: Line, label: str, keyring: Keyring) -> 
     return 0
 
 
-def _listening(settings: WorkerSettings, rq: redis.Redis, worker: Worker, line: Line) -> Listening:
+def _listening(settings: PoolSettings, rq: redis.Redis, worker: Worker, line: Line) -> Listening:
     found = Listening(
         [queue_name(queue) for queue in settings.queues],
         name=rq_name(os.getpid()),

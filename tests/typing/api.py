@@ -54,8 +54,7 @@ from graflow_ckpt.core.policy import Policy
 from graflow_ckpt.engine.inputs import CycleController, Inputs
 from graflow_ckpt.engine.task_context import TaskChannel
 from graflow_ckpt.fleet.door import Fleet
-from graflow_ckpt.fleet.following import Progress
-from graflow_ckpt.fleet.handle import Handle
+from graflow_ckpt.fleet.handle import Handle, Progress
 from graflow_ckpt.fleet.status import Failure, Status
 from graflow_ckpt.frontends.expressions import Chain, DecoratedTask, Decorator, Parallel
 from graflow_ckpt.sessions.views import TaskQueue

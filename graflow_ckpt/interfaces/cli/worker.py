@@ -17,7 +17,7 @@ from graflow_ckpt.interfaces.cli.options import common, fleet, kept, manner_of, 
 from graflow_ckpt.interfaces.sources import PREFIX, unknown, variable
 
 if TYPE_CHECKING:
-    from graflow_ckpt.fleet.pool import PoolSettings
+    from graflow_ckpt.fleet.worker import PoolSettings
     from graflow_ckpt.interfaces.settings import Resolved
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ def _work(manner: Manner, ctx: click.Context) -> int:
 
 def _settings(manner: Manner, ctx: click.Context) -> tuple[PoolSettings, dict[str, str]]:
     """How the pool is run, and the environment that its tasks will find."""
-    from graflow_ckpt.fleet.pool import PoolSettings
+    from graflow_ckpt.fleet.worker import PoolSettings
 
     resolved = with_fleet(ctx)
     fleet = resolved.fleet

@@ -9,7 +9,7 @@ import pytest
 
 from graflow_ckpt import ExecutionContext, TaskGraph
 from graflow_ckpt.core.errors import SessionError
-from graflow_ckpt.engine.backends import one_backend
+from graflow_ckpt.engine.context import one_backend
 
 
 @pytest.mark.parametrize("name", ["queue", "channel"])

@@ -9,10 +9,10 @@ import pytest
 from rq import SimpleWorker
 from rq.serializers import JSONSerializer
 
-from graflow_ckpt.fleet import estate as estates
+from graflow_ckpt.fleet import pool as estates
 from graflow_ckpt.fleet.board import Run
 from graflow_ckpt.fleet.client import Client
-from graflow_ckpt.fleet.estate import Estate
+from graflow_ckpt.fleet.pool import Estate
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.tables import frozen
 from graflow_ckpt.stores.keys import Keyring

@@ -9,8 +9,7 @@ import pytest
 
 from graflow_ckpt.core.errors import InDoubt, NoSession, SessionError
 from graflow_ckpt.fleet.client import Client
-from graflow_ckpt.fleet.following import doubts
-from graflow_ckpt.fleet.handle import Handle
+from graflow_ckpt.fleet.handle import Handle, doubts
 from graflow_ckpt.sessions.layout import keys_of
 from tests.unit.fleet.played import Player, bag
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.fleet import logs
+from graflow_ckpt.fleet import pool as logs
 
 log = logging.getLogger("graflow_ckpt.fleet")
 
@@ -36,7 +36,7 @@ def as_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
 
 
 def test_a_fact_is_one_json_object_with_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.begin("json", "worker-1")
+    logs.begin_log("json", "worker-1")
 
     log.warning(
         "task %s failed", "a", extra={"session": "s", "task": "a", "step": 3, "attempt": 2, "token": "e1t1"}
@@ -51,7 +51,7 @@ def test_a_fact_is_one_json_object_with_its_keys(capsys: pytest.CaptureFixture[s
 
 
 def test_text_says_the_same_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.begin("text", "worker-1")
+    logs.begin_log("text", "worker-1")
 
     log.info("task %s failed", "a", extra={"session": "s1", "task": "a", "step": 3})
 
@@ -61,7 +61,7 @@ def test_text_says_the_same_for_people(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_several_lines_of_one_fact_stay_together(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.begin("json", "pool")
+    logs.begin_log("json", "pool")
 
     try:
         raise ValueError("two\nlines")
@@ -74,7 +74,7 @@ def test_several_lines_of_one_fact_stay_together(capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("manner", ["text", "json"])
 def test_a_password_is_in_no_line(capsys: pytest.CaptureFixture[str], manner: logs.Manner) -> None:
-    logs.begin(manner, "pool", logs.secrets_of("redis://user:s%40cret-word@host:6379/0", None, ""))
+    logs.begin_log(manner, "pool", logs.secrets_of("redis://user:s%40cret-word@host:6379/0", None, ""))
 
     try:
         raise ValueError("cannot connect to redis://user:s%40cret-word@host")
@@ -95,7 +95,7 @@ def test_passwords_are_known_by_all_kinds_of_addresses() -> None:
 
 
 def test_rq_says_only_what_it_warns_of(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.begin("text", "worker-1")
+    logs.begin_log("text", "worker-1")
 
     logging.getLogger("rq.worker").info("*** Listening on default...")
     logging.getLogger("rq.worker").warning("a warning")
@@ -105,8 +105,8 @@ def test_rq_says_only_what_it_warns_of(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_child_logs_under_its_own_name_and_once(capsys: pytest.CaptureFixture[str]) -> None:
-    logs.begin("text", "pool")
-    logs.begin("text", "worker-1")
+    logs.begin_log("text", "pool")
+    logs.begin_log("text", "worker-1")
 
     log.info("here")
 

@@ -12,7 +12,7 @@ import pytest
 
 from graflow_ckpt.core.errors import Fenced, SessionError, WriteConflict
 from graflow_ckpt.core.facts import Claim
-from graflow_ckpt.fleet.following import Changes
+from graflow_ckpt.fleet.handle import Changes
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions import redis as sessions
 from graflow_ckpt.sessions.layout import CREATE, RENEW, START

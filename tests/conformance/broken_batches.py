@@ -7,11 +7,12 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any
 
-from graflow_ckpt.core.protocols import Lease, PartWriter
+from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.stores import batches
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.names import facts_in
+from tests.conformance.broken_trios import Parts
 
 Listed = Sequence[tuple[str, bytes]]
 
@@ -47,9 +48,7 @@ class RemembersTheFirstStatus(MemoryStore):
 
     _known: dict[str, bytes] = {}  # noqa: RUF012  of the place, like everything here
 
-    def put(
-        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
-    ) -> None:
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
         super().put(path, parts, lease=lease, stage=stage)
         self._known.setdefault(f"{self.folder}/{self._base(path)}.pkl", self.meta(path))
 
@@ -119,9 +118,7 @@ class KeepsPartsOfLists(MemoryStore):
         self._left |= {base: self._room.trios[base].parts for base in bases if base in self._room.trios}
         return super().delete_many(bases)
 
-    def put(
-        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
-    ) -> None:
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
         super().put(path, parts, lease=lease, stage=stage)
         self._room.trios[self._base(path)].parts.update(self._left.pop(self._base(path), {}))
 

@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from graflow_ckpt.core.errors import CheckpointError
-from graflow_ckpt.core.protocols import Lease, PartWriter
+from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.stores import objects_put
 from graflow_ckpt.stores.objects import ObjectContents, ObjectStore
 from graflow_ckpt.stores.objects_head import Head, Held, Record
 from graflow_ckpt.stores.objects_put import Holding, ObjectSaving, keys_of
+from tests.conformance.broken_trios import Parts
 
 
 class _LooksOnly(ObjectContents):
@@ -57,9 +58,7 @@ class _Careless(Holding):
 class CommitsWithout(ObjectStore):
     """A meta may name what is not there."""
 
-    def put(
-        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
-    ) -> None:
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
         sound, objects_put.Holding = objects_put.Holding, _Careless  # type: ignore[misc]
         try:
             super().put(path, parts, lease=lease, stage=stage)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from graflow_ckpt.core.protocols import Lease, PartWriter
+from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.stores import memory
 from graflow_ckpt.stores.memory import (
     Content,
@@ -17,6 +17,7 @@ from graflow_ckpt.stores.memory import (
 )
 from graflow_ckpt.stores.names import contents_in
 from graflow_ckpt.stores.pieces import BytesSource
+from tests.conformance.broken_trios import Parts
 
 _kept: list[Content] = []  # what a store should have let go of
 
@@ -68,9 +69,7 @@ class DeletesWithTheFirst(Broken):
 class ForgetsWhatItReplaces(Broken):
     """A checkpoint that is replaced goes on holding what it held."""
 
-    def put(
-        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
-    ) -> None:
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
         former = self._room.trios.get(self._base(path))
         _kept.extend(former.contents.values() if former else ())
         super().put(path, parts, lease=lease, stage=stage)
@@ -148,9 +147,7 @@ class StoresOnePiece(Broken):
 class CommitsWithout(Broken):
     """A meta may name what is not there."""
 
-    def put(
-        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
-    ) -> None:
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
         def careless(room: Room, path: str, meta: bytes, former: Trio | None) -> dict[str, Content]:
             names = contents_in(meta)
             return {name: room.contents[name] for name in names if name in room.contents}
@@ -165,9 +162,7 @@ class CommitsWithout(Broken):
 class LosesContentsOfResealed(Broken):
     """A meta that is put alone holds nothing."""
 
-    def put(
-        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
-    ) -> None:
+    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
         super().put(path, parts, lease=lease, stage=stage)
         if len(parts) == 1:
             self._room.trios[self._base(path)].contents.clear()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from graflow_ckpt.core.errors import Fenced, SessionBusy
-from graflow_ckpt.core.protocols import Lease, PartWriter
+from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.names import META, PARTS
 from graflow_ckpt.stores.ownership import LocalLease
@@ -16,9 +16,7 @@ from graflow_ckpt.stores.segments import Segment
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.sqlite_lease import SqliteLease
 from graflow_ckpt.testing.trios import writer
-from tests.conformance.broken_trios import written
-
-Parts = Sequence[tuple[str, PartWriter]]
+from tests.conformance.broken_trios import Parts, written
 
 
 class WritesBehind(LocalStore):

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 from graflow_ckpt.core.errors import Fenced, JournalFailed, SessionBusy
-from graflow_ckpt.core.protocols import Lease, PartWriter
+from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.stores.memory import Holding, MemoryLease, MemorySegment, MemoryStore
 from graflow_ckpt.stores.names import session_of
-
-Parts = Sequence[tuple[str, PartWriter]]
-
+from tests.conformance.broken_trios import Parts
 
 # --- fences ----------------------------------------------------------------------------
 

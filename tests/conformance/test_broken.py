@@ -7,19 +7,23 @@ passes on the sound store beside it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores import redis_scripts
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.objects import ObjectStore
+from graflow_ckpt.stores.redis import RedisStore
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.testing import (
+    ContentContract,
+    Contract,
     FencingContract,
     FencingProcessContract,
     Opener,
@@ -30,10 +34,13 @@ from graflow_ckpt.testing import (
     names_of_tests,
 )
 from tests.conformance import broken_batches as batches
+from tests.conformance import broken_buckets as buckets
+from tests.conformance import broken_contents as contents
 from tests.conformance import broken_folders as folders
 from tests.conformance import broken_owners as owners
 from tests.conformance import broken_trios as trios
 from tests.conformance.restoring import in_folder, in_memory
+from tests.servers import Server
 
 IN_MEMORY: list[tuple[type[MemoryStore], str]] = [
     (trios.LosesReplacements, "test_what_is_put_again_is_replaced_as_a_whole"),
@@ -132,17 +139,19 @@ class Impatient(StoreContract, FencingContract, RestoredContract, ProcessContrac
 
 def convict(opener: Opener, test: str, snapshot: Snapshot) -> None:
     """Run one test of the contract as pytest does, with each of its parameters, in an empty place."""
-    method: Callable[..., None] = getattr(Impatient(), test)
     fixtures = [opener, snapshot] if test in names_of_tests(RestoredContract) else [opener]
-    for arguments in parameters_of(method):
+    for run in runs_of(Impatient(), test):
         empty = snapshot()
-        method(*fixtures, **arguments)
+        run(*fixtures)
         empty()
 
 
-def parameters_of(method: Any) -> list[dict[str, Any]]:
+def runs_of(suite: Contract, test: str) -> list[Callable[..., None]]:
+    """The test with each of its parameters."""
+    method: Callable[..., None] = getattr(suite, test)
     marks = [mark.args for mark in getattr(method, "pytestmark", []) if mark.name == "parametrize"]
-    return [{name: value} for name, values in marks for value in values] or [{}]
+    arguments = [{name: value} for name, values in marks for value in values] or [{}]
+    return [partial(method, **each) for each in arguments]
 
 
 def named(case: object) -> str:
@@ -185,3 +194,132 @@ def test_a_broken_store_is_a_store() -> None:
     store: CheckpointStore = trios.LosesReplacements("memory://broken")
 
     assert store.url == "memory://broken"
+
+
+# --- contents --------------------------------------------------------------------------
+
+PLACE = "memory://broken-contents"
+OF_CONTENTS: list[tuple[type[MemoryStore], str]] = [
+    (contents.KeepsForEver, "test_what_two_hold_stays_until_both_are_deleted"),
+    (contents.DeletesWithTheFirst, "test_what_two_hold_stays_until_both_are_deleted"),
+    (contents.ForgetsWhatItReplaces, "test_what_is_replaced_lets_go_of_what_the_new_one_does_not_hold"),
+    (contents.LooksAndDoesNotHold, "test_what_a_save_has_found_stays_for_it_whoever_deletes_it"),
+    (contents.KeepsFailedSaves, "test_a_save_that_fails_leaves_nothing"),
+    (contents.ShowsHalves, "test_what_is_being_written_is_not_swept"),
+    (contents.LeavesHalves, "test_pieces_that_fail_leave_no_content"),
+    (contents.StoresOnePiece, "test_a_content_of_any_size_comes_back"),
+    (contents.CommitsWithout, "test_a_meta_that_names_what_is_not_there_is_not_committed"),
+    (contents.LosesContentsOfResealed, "test_a_meta_put_alone_keeps_the_contents_of_its_stage"),
+    (contents.ReadsWhatOthersHold, "test_contents_of_a_checkpoint_that_is_gone_or_another_one_are_not_found"),
+    (contents.HoldsDamaged, "test_what_is_damaged_is_not_held_again_and_its_checkpoint_keeps_it"),
+]
+
+IN_A_BUCKET: list[tuple[type[ObjectStore], str]] = [
+    (buckets.LooksAndDoesNotPin, "test_what_a_save_has_found_stays_for_it_whoever_deletes_it"),
+    (buckets.DeletesWithTheFirst, "test_what_two_hold_stays_until_both_are_deleted"),
+    (buckets.CommitsWithout, "test_a_meta_that_names_what_is_not_there_is_not_committed"),
+    (buckets.SweepsWhatIsBeingWritten, "test_what_is_being_written_is_not_swept"),
+]
+
+
+@pytest.fixture
+def nothing_kept() -> Iterator[None]:
+    yield
+    contents._kept.clear()
+    MemoryStore(PLACE).forget()
+
+
+def convict_of_contents(opener: Opener, test: str, empty: Callable[[], object]) -> None:
+    for run in runs_of(ContentContract(), test):
+        empty()
+        run(opener)
+
+
+@pytest.mark.usefixtures("nothing_kept")
+@pytest.mark.parametrize(("broken", "test"), OF_CONTENTS, ids=named)
+def test_a_store_that_keeps_contents_badly_is_convicted(broken: type[MemoryStore], test: str) -> None:
+    convict_of_contents(partial(MemoryStore, PLACE), test, MemoryStore(PLACE).forget)
+
+    with pytest.raises((*CONVICTION, KeyError)):
+        convict_of_contents(partial(broken, PLACE), test, MemoryStore(PLACE).forget)
+
+
+@pytest.mark.usefixtures("nothing_kept")
+@pytest.mark.parametrize("test", sorted({test for _, test in OF_CONTENTS}))
+def test_nothing_is_wrong_with_what_the_broken_stores_are_made_of(test: str) -> None:
+    convict_of_contents(partial(contents.Broken, PLACE), test, MemoryStore(PLACE).forget)
+
+
+@pytest.mark.parametrize(("broken", "test"), IN_A_BUCKET, ids=named)
+def test_a_bucket_that_keeps_contents_badly_is_convicted(
+    objects_url: str, broken: type[ObjectStore], test: str
+) -> None:
+    store, _, options = objects_url.partition("?")
+    for number, run in enumerate(runs_of(ContentContract(), test)):
+        with pytest.raises(CONVICTION):  # each in a place of its own in the same bucket
+            run(partial(broken, f"{store}/{number}?{options}"))
+
+
+# Of Redis: in each one line is another one; the rest is sound, and with the line as it is the test passes.
+SCRIPTS = {
+    "what goes is not asked who else holds it": (
+        "free",
+        "if redis.call('EXISTS', root .. 'by:' .. nonce) == 1 then",
+        "if false then",
+        "test_what_two_hold_stays_until_both_are_deleted",
+    ),
+    "nobody lets go of what was deleted": (
+        "delete",
+        "redis.call('SADD', KEYS[4], record.holds.nonce)",
+        "redis.call('EXISTS', KEYS[4])",
+        "test_what_two_hold_stays_until_both_are_deleted",
+    ),
+    "nobody lets go of what was replaced": (
+        "commit",
+        "redis.call('SADD', KEYS[7], holds.nonce)",
+        "redis.call('EXISTS', KEYS[7])",
+        "test_what_is_replaced_lets_go_of_what_the_new_one_does_not_hold",
+    ),
+    "a commit does not look whether all is there": (
+        "commit",
+        "if #missing > 0 then",
+        "if false then",
+        "test_a_meta_that_names_what_is_not_there_is_not_committed",
+    ),
+    "a meta put alone holds nothing": (
+        "commit",
+        "holds = first > 9 and {nonce = nonce, stage = stage} or nil",
+        "holds = first > 9 and #ARGV >= first and {nonce = nonce, stage = stage} or nil",
+        "test_a_meta_put_alone_keeps_the_contents_of_its_stage",
+    ),
+    "a save looks and does not hold": (
+        "pin",
+        "redis.call('SADD', root .. 'by:' .. nonce, save)",
+        "redis.call('EXISTS', root)",
+        "test_what_a_save_has_found_stays_for_it_whoever_deletes_it",
+    ),
+    "what was found to be damaged is held again": (
+        "find",
+        "redis.call('HDEL', KEYS[2], ARGV[2])",
+        "redis.call('EXISTS', KEYS[2])",
+        "test_what_is_damaged_is_not_held_again_and_its_checkpoint_keeps_it",
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", SCRIPTS)
+def test_a_script_that_keeps_contents_badly_is_convicted(
+    redis_server: Server, redis_url: str, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    script, line, other, test = SCRIPTS[broken]
+    sound = redis_scripts.source
+    assert sound(script).count(line) == 1
+    flush = partial(redis_server.ask, "FLUSHALL")
+    convict_of_contents(partial(RedisStore, redis_url), test, flush)
+
+    def source(name: str) -> str:
+        return sound(name).replace(line, other) if name == script else sound(name)
+
+    monkeypatch.setattr(redis_scripts, "source", source)
+    with pytest.raises(CONVICTION):
+        convict_of_contents(partial(RedisStore, redis_url), test, flush)

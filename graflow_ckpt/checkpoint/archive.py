@@ -159,10 +159,10 @@ def save(
         meter.check()
 
     def facts(sink: Sink) -> None:
-        digesting = DigestingSink(meter.sink(sink))
         document = {**snapshot.facts, "graph": program.facts}
-        digesting.write(json.dumps(document, separators=(",", ":")).encode())
-        digests["state.json"] = digesting.finish()
+        with DigestingSink(meter.sink(sink)) as digesting:
+            digesting.write(json.dumps(document, separators=(",", ":")).encode())
+            digests["state.json"] = digesting.finish()
         meter.check()
 
     def meta(sink: Sink) -> None:

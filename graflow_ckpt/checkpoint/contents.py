@@ -341,10 +341,8 @@ def shares(target: CheckpointStore) -> bool:
 
 def alone(meta: Document, keyring: Keyring | None, whole: Callable[[], Source]) -> Document:
     """The meta of the same checkpoint as one plain pickle; sealed, if there is a keyring."""
-    digesting = DigestingSink(_Nowhere())
-    try:
+    with DigestingSink(_Nowhere()) as digesting:
         pour(whole, digesting)
-    finally:
         digest = digesting.finish()
     parts = meta["parts"] | {"pkl": digest.document()}
     made = {name: value for name, value in meta.items() if name != "contents"} | {"parts": parts}

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graflow_ckpt.checkpoint.inventory import Inventory, census, cut_of, inventory, seconds
+from graflow_ckpt.checkpoint.inventory import (
+    Inventory,
+    census,
+    cut_of,
+    get_checkpoint_metrics,
+    get_db_metrics,
+    inventory,
+    seconds,
+)
 from graflow_ckpt.checkpoint.retention import Cut
 from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores.local import LocalStore
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import line, save
 
@@ -142,3 +154,46 @@ def test_what_checkpoints_have_in_common_counts_once_and_makes_them_large() -> N
 
     assert found.total.size == 164
     assert found.total.largest == cuts[1]
+
+
+# --- metrics ----------------------------------------------------------------------------
+
+
+def test_totals_workflows_and_ages_are_counted_without_opening_a_pickle(tmp_path: Path) -> None:
+    store = LocalStore(tmp_path)
+    save(store, "a", 1, days=10)
+    save(store, "a", 2, days=2)
+    save(store, "b", 1, status="paused", workflow="etl")
+    for file in tmp_path.glob("*.pkl"):
+        file.write_bytes(b"no pickle")
+
+    found = get_checkpoint_metrics(store)
+
+    assert found | {"oldest_checkpoint_age_seconds": 0, "newest_checkpoint_age_seconds": 0} == {
+        "total_checkpoints": 3,
+        "paused_checkpoints": 1,
+        "automatic_checkpoints": 2,
+        "workflows": {"w": 2, "etl": 1},
+        "age_distribution": {"< 1 hour": 1, "1-24 hours": 0, "1-7 days": 1, "> 7 days": 1},
+        "oldest_checkpoint_age_seconds": 0,
+        "newest_checkpoint_age_seconds": 0,
+    }
+    assert 10 * 86400 <= found["oldest_checkpoint_age_seconds"] < 11 * 86400
+    assert 0 <= found["newest_checkpoint_age_seconds"] < 86400
+    assert get_checkpoint_metrics(str(tmp_path / "nothing"))["total_checkpoints"] == 0
+
+
+def test_a_database_of_more_than_a_gigabyte_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "runs.db"
+    with file.open("wb") as sparse, caplog.at_level(logging.WARNING):
+        for size, warnings in ((1 << 20, 0), (1100 << 20, 1)):
+            os.truncate(sparse.fileno(), size)
+
+            found = get_db_metrics(file)
+
+            assert (found["size_bytes"], found["size_mb"]) == (size, size / (1 << 20))
+            assert found["last_modified"] == file.stat().st_mtime
+            assert len(caplog.records) == warnings
+    assert "Database size exceeds 1GB - consider cleanup" in caplog.text

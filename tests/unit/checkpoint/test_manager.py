@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from graflow_ckpt.core.errors import (
     BadSessionId,
     CheckpointCorrupt,
     CheckpointError,
+    CheckpointExpired,
     CheckpointNotFound,
     MetadataChanged,
     NoGoodCheckpoint,
@@ -300,3 +302,39 @@ def test_what_json_cannot_hold_and_what_is_damaged_is_not_written(tmp_path: Path
         CheckpointManager.update_metadata(found, {"n": 2})
 
     assert store.owner("s") is None
+
+
+# --- what is too old --------------------------------------------------------------------
+
+
+LONG_AGO = 1_700_000_000
+
+
+def asked(folder: Path, name: str) -> CheckpointNotFound:
+    with pytest.raises(CheckpointNotFound) as missing:
+        CheckpointManager.resume_from_checkpoint(f"{folder}/{name}")
+    return missing.value
+
+
+def test_one_that_was_too_old_has_expired(tmp_path: Path) -> None:
+    save(LocalStore(tmp_path), "s", 9)
+
+    error = asked(tmp_path, f"session_s_step_3_{LONG_AGO}-3.pkl")
+
+    assert isinstance(error, CheckpointExpired)
+    assert error.message == (
+        f"Checkpoint {tmp_path}/session_s_step_3_{LONG_AGO}-3.pkl expired at 2023-11-21T22:13:20+00:00. "
+        "Automatic checkpoints expire after 604800 seconds."
+    )
+    assert "checkpoints list s" in error.hint
+
+
+def test_one_that_is_young_or_was_named_or_whose_session_is_not_here_is_not_found(tmp_path: Path) -> None:
+    save(LocalStore(tmp_path), "s", 9)
+
+    for name in (
+        f"session_s_step_3_{time.time():.0f}-3.pkl",
+        "best.pkl",
+        f"session_t_step_3_{LONG_AGO}-3.pkl",
+    ):
+        assert type(asked(tmp_path, name)) is CheckpointNotFound

@@ -7,31 +7,44 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from graflow_ckpt import CheckpointManager
+from graflow_ckpt.checkpoint import history
+from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.inventory import inventory
-from graflow_ckpt.checkpoint.pruning import Guard, Plan, carry_out, plan, planned
+from graflow_ckpt.checkpoint.pruning import WAITS, Guard, Plan, carry_out, plan, planned
 from graflow_ckpt.checkpoint.retention import (
     DEFAULT,
+    FINISHED,
     BestOf,
+    Cut,
     DeleteOnSuccess,
     KeepEvery,
     KeepFor,
     KeepLast,
     KeepWithin,
     LastSuccessful,
+    OfAll,
     Retention,
+    forked_from,
 )
 from graflow_ckpt.core.errors import CheckpointError, NoKey
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.testing.trios import put_meta
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import left, line, save
+from tests.unit.checkpoint.test_retention import retentions
 
 
 @pytest.fixture(autouse=True)
@@ -439,3 +452,110 @@ def test_a_session_that_has_gone_back_since_it_was_planned_loses_nothing(store: 
     what = plan(Guard(store, inventory(store), lambda: trios.RING), KeepLast(1), 0.0)
     carry_out(store, what, own="a")
     assert left(store) == ["a5", "b4"]
+
+
+# --- tenants ----------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["memory://tenants-kept", "sqlite:///{}/kept.db"])
+def tenants(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[CheckpointStore, CheckpointStore]]:
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", trios.KEY)
+    address = str(request.param).format(tmp_path)
+    yield open_store(f"tenant.acme+{address}"), open_store(f"tenant.beta+{address}")
+    MemoryStore("memory://tenants-kept").forget()
+
+
+def test_each_tenant_has_its_own_last_ones(tenants: tuple[CheckpointStore, CheckpointStore]) -> None:
+    acme, beta = tenants
+    line(beta, "s", 3)
+    line(acme, "s", 3)
+    save(acme, "t", 4)
+
+    gone = CheckpointManager.prune(OfAll(KeepLast(2, per="tenant")), store=acme.url)
+
+    assert len(gone.cuts) == 2
+    assert left(acme) == ["s3", "t4"]
+    assert left(beta) == ["s1", "s2", "s3"]
+
+
+def test_a_budget_is_of_one_tenant(tenants: tuple[CheckpointStore, CheckpointStore]) -> None:
+    acme, beta = tenants
+    line(acme, "s", 2)
+    line(beta, "s", 2)
+
+    assert CheckpointManager.prune(KeepWithin(kb=20, per="tenant"), store=beta.url).cuts == ()
+    CheckpointManager.prune(KeepWithin(kb=1, per="tenant"), store=acme.url)
+
+    assert left(acme) == ["s2"]  # the newest good one of a session that can go on
+    assert left(beta) == ["s1", "s2"]
+
+
+# --- any store, any retention -----------------------------------------------------------
+
+
+NOW = 2e9  # all of them are older than any period
+
+
+cuts = st.lists(
+    st.tuples(
+        st.sampled_from("abc"),
+        st.integers(1, 6),
+        st.sampled_from(["running", "running", "paused", "failed", "completed", "cancelled"]),
+        st.sampled_from(["", "", "damaged", "fork"]),
+    ),
+    min_size=1,
+    max_size=9,
+    unique_by=lambda cut: cut[:2],
+)
+
+
+def stock(store: LocalStore, described: list[Any]) -> None:
+    made: list[Any] = []
+    for session, sequence, status, what in described:
+        source = next((m for m in made if m.session_id != session), None) if what == "fork" else None
+        more = {"origin": source.checkpoint_id} if source else {}
+        found = save(store, session, sequence, status=status, user={"x": sequence}, **more)
+        if what == "damaged":
+            Path(found.path).write_bytes(b"x" * Path(found.path).stat().st_size)
+        made.append(found)
+
+
+def goes_on_at(store: LocalStore) -> dict[str, str]:
+    """Where a resume of each session would begin: found by the code of resume, not by that of pruning."""
+    found: dict[str, str] = {}
+    for session in "abc":
+        for path, one in history.newest(store, trios.RING, session):
+            if isinstance(one, Found) and not Path(path).read_bytes().startswith(b"xxxx"):
+                found[session] = path
+                break
+    return found
+
+
+def unfinished(cuts: Sequence[Cut]) -> set[str]:
+    last = {cut.session: cut for cut in sorted(cuts, key=lambda cut: cut.sequence)}
+    return {session for session, cut in last.items() if cut.status not in FINISHED}
+
+
+@settings(max_examples=60)
+@given(cuts, retentions)
+def test_what_must_never_go_stays(described: list[Any], retention: Retention) -> None:
+    with TemporaryDirectory() as folder:
+        store = LocalStore(folder)
+        stock(store, described)
+        before = inventory(store)
+        begin = goes_on_at(store)
+        needed = {path for session, path in begin.items() if session in unfinished(before.cuts)}
+        held = {cut.path for cut in before.cuts if cut.status in WAITS or cut.id in forked_from(before.cuts)}
+        kept = retention.keeps(before.cuts, NOW)
+
+        what = plan(Guard(store, before, lambda: trios.RING), retention, NOW)
+        carry_out(store, what)
+
+        there = {cut.path for cut in inventory(store).cuts}
+        assert held | kept | needed <= there
+        assert there == {cut.path for cut in before.cuts} - {cut.path for cut in what.cuts}
+        assert goes_on_at(store).items() <= begin.items()  # no session goes back, as long as it is there
+        spared = {cut.path for cut, _ in what.spared}
+        assert there == kept | spared

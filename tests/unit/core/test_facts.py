@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import FrozenInstanceError
+
 import pytest
 
 from graflow_ckpt.core.errors import BadSessionId
-from graflow_ckpt.core.facts import NO_EFFECTS, Done, Effects, TaskSpec, check_session_id
+from graflow_ckpt.core.events import Event
+from graflow_ckpt.core.facts import NO_EFFECTS, Done, Effects, Live, TaskSpec, check_session_id
 
 
 @pytest.mark.parametrize("session", ["a", "nightly-2", "A_z-0", "x" * 64])
@@ -32,3 +35,35 @@ def test_a_spec_is_a_frozen_value() -> None:
 def test_a_body_that_asks_for_nothing_has_no_effects() -> None:
     assert Done(b"\xc0").effects is NO_EFFECTS
     assert Effects() == NO_EFFECTS
+
+
+# --- cells ------------------------------------------------------------------------------
+
+
+def test_a_box_shows_the_kind_of_its_value_and_never_the_value() -> None:
+    assert repr(Live({"password": "secret"})) == "Live(dict)"
+
+
+def test_two_boxes_are_two_even_around_one_object() -> None:
+    shared = object()
+
+    assert Live(shared) != Live(shared)
+    assert Live(b"\x01") != b"\x01"
+
+
+# --- events -----------------------------------------------------------------------------
+
+
+def test_an_event_cannot_be_changed() -> None:
+    event = Event("task_ended", "s", 1.0, 3, "a", {"outcome": "done"})
+
+    with pytest.raises(FrozenInstanceError):
+        event.step = 4  # type: ignore[misc]
+
+
+def test_two_events_do_not_share_their_facts() -> None:
+    first, second = Event("session_started", "s", 0.0, 0), Event("session_started", "s", 0.0, 0)
+
+    first.facts["pending"] = 1
+
+    assert second.facts == {}

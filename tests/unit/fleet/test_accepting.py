@@ -36,6 +36,7 @@ from graflow_ckpt.engine.bind import SPREAD, Binding, bind
 from graflow_ckpt.fleet.accepting import Acceptance, Draft, Terms, call_of, data_of, pages
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.door import Fleet
+from graflow_ckpt.fleet.programs import Programs
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.redis import RedisSession
@@ -557,3 +558,23 @@ def test_specs_are_sent_in_portions_by_number_and_by_size() -> None:
     assert sizes(*[("enqueue", "t", None)] * 2500) == [1000, 1000, 500]
     assert sizes(*[("enqueue", "t", None)] * 2000) == [1000, 1000, 0]
     assert sizes(*[("enqueue", "t", bytes(400_000))] * 7) == [3, 3, 1]
+
+
+# --- programs ---------------------------------------------------------------------------
+
+
+@task
+def needs(rows: int) -> int:
+    return rows
+
+
+def test_a_parameter_may_be_filled_by_an_input_of_the_session(client: Client) -> None:
+    flow = workflow("flow").add(needs)
+
+    client.submit(flow.graph, flow.settings, ("needs",), {"rows": 3}, Terms("s"))
+
+    redis: Any = client.link.client
+    digest = redis.hget(f"{keys_of('s')}h", "code").decode()
+    loaded = Programs(client.link, client.keyring).load(digest, ("needs",))
+    assert loaded.parcel.given == ("rows",)
+    assert list(loaded.bindings) == ["needs"]

@@ -6,20 +6,37 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from graflow_ckpt.core.errors import ServerRefuses
 from graflow_ckpt.core.protocols import Owner
+from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.fleet.board import Board
-from graflow_ckpt.fleet.health import PoolFacts, WorkerFacts, health, pools, sign, sign_off, worker_facts
+from graflow_ckpt.fleet.health import (
+    PoolFacts,
+    WorkerFacts,
+    health,
+    hears,
+    pools,
+    sign,
+    sign_off,
+    try_queue,
+    try_session,
+    worker_facts,
+)
 from graflow_ckpt.fleet.lists import POOLS, pool_key
+from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.processes import describe, myself
 from graflow_ckpt.links.redis import RedisLink, open_link
-from tests.servers import free_port
+from graflow_ckpt.sessions.redis import RedisSession
+from graflow_ckpt.sessions.tables import read_state, write_state
+from tests.servers import Server, free_port
 from tests.unit.fleet.played import dead
+from tests.unit.sessions.pair import SESSION, Plain
 
 
 @pytest.fixture
@@ -149,3 +166,56 @@ def test_a_server_that_is_away_is_said_without_a_password() -> None:
     assert not well
     assert "127.0.0.1" in text
     assert "hidden-word" not in text
+
+
+# --- the trial --------------------------------------------------------------------------
+
+
+NEEDED = ["-@all", "+@read", "+@write", "+@connection", "+@scripting", "+@transaction", "+info", "+time"]
+KEYS = ("~graflow:*", "~rq:*")
+
+
+def server_of(own_redis: Callable[..., Server], *rights: str) -> tuple[Server, str]:
+    server = own_redis()
+    server.ask("ACL", "SETUSER", "worker", "reset", "on", ">hunter2", *KEYS, "resetchannels", *rights)
+    return server, server.url.replace("redis://", "redis://worker:hunter2@")
+
+
+@pytest.mark.parametrize("channels", [True, False])
+def test_a_user_of_the_documented_rights_works_and_leaves_nothing(
+    own_redis: Callable[..., Server], channels: bool
+) -> None:
+    server, url = server_of(own_redis, *NEEDED, *(["+@pubsub", "&graflow:*"] if channels else []))
+    link = open_link(url)
+
+    try_session(link)
+    try_queue(Carrier(link.client))
+
+    assert hears(link) is channels
+    assert server.client().keys() == []
+    link.close()
+
+
+@pytest.mark.parametrize("lacks", ["expire", "zpopmin", "hincrby", "rpush", "lrange", "rename", "set"])
+def test_a_right_that_is_lacking_is_named(own_redis: Callable[..., Server], lacks: str) -> None:
+    _, url = server_of(own_redis, *NEEDED, f"-{lacks}")
+    link = open_link(url)
+
+    with pytest.raises(ServerRefuses, match=f"'{lacks}'"):
+        try_session(link)
+
+    link.close()
+
+
+def test_an_end_whose_expiry_is_refused_is_an_end(own_redis: Callable[..., Server]) -> None:
+    """What stands behind the writes of a commit may be refused without it."""
+    _, url = server_of(own_redis, *NEEDED, "-expire")
+    link = open_link(url)
+    write_state(link, SessionState(SESSION), Plain(), {"ttl": "60", "kept": "60"}, verb="create", flags="f")
+    outside = RedisSession(link, SESSION, Plain())
+
+    outside.commit([("claim", 0)])
+
+    assert read_state(link, SESSION, Plain()).status == "completed"
+    outside.close()
+    link.close()

@@ -13,6 +13,7 @@ import pytest
 from graflow_ckpt.core.errors import BadAddress, CheckpointError, GraflowError, GraphError, ServerRefuses
 from graflow_ckpt.fleet import pool as pools
 from graflow_ckpt.fleet.pool import PoolSettings, run
+from graflow_ckpt.fleet.worker import reached, rq_name
 from graflow_ckpt.stores.keys import Keyring
 from tests.servers import Server
 
@@ -99,3 +100,18 @@ def test_a_version_of_rq_whose_workers_never_start_is_refused_by_name(
 
     with pytest.raises(GraflowError, match=r"RQ 2\.8\.0 is too old.*rq>=2\.9"):
         run(PoolSettings(redis_url))
+
+
+# --- a worker ---------------------------------------------------------------------------
+
+
+def test_a_worker_is_named_by_its_machine_and_process() -> None:
+    assert rq_name(77).startswith("graflow-")
+    assert rq_name(77).endswith("-77")
+
+
+def test_a_server_that_is_there_is_reached(redis_url: str) -> None:
+    link = reached(redis_url)
+
+    assert link.client.ping()
+    link.close()

@@ -1,6 +1,6 @@
 """Journal segments in databases, servers and buckets: a frame is there once, by the owner, or not at all.
 
-Not here: what one kind of store alone can be brought to (test_sqlite_journal.py and test_objects_journal.py).
+Not here: what one kind of store alone can be brought to (test_sqlite_lease.py and test_objects_lease.py).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.stores.sqlite import SqliteStore
 from tests.unit.stores.redis_trios import put, read
 
@@ -140,3 +141,16 @@ def test_what_cannot_be_read_is_no_missing_checkpoint(tmp_path: Path) -> None:
         assert "The device reported an error" in error
     assert read(store, f"{store.folder}/best")[0] == "1"
     store.close()
+
+
+# --- errors -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 2**200])
+def test_a_number_that_no_column_holds_is_refused_by_name(tmp_path: Path, number: int) -> None:
+    store = SqliteStore(tmp_path / "runs.db")
+    lease = store.acquire("s")
+
+    with pytest.raises(CheckpointError, match=r"runs\.db: a number is out of the range of its column"):
+        store.journal(lease, number)
+    assert list(store.segments("s")) == []

@@ -7,7 +7,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from tests.deploy.dockerfile import ROOT, Stage, copied, stages
+
+from tests.deploy.files import ROOT, Stage, copied, stages
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 BUILD, FINAL = stages()

@@ -320,11 +320,11 @@ def survey(place: Readable) -> dict[str, Inventory]:
 
 def unreadable(known: Inventory) -> list[Copied]:
     """What cannot be copied, since nobody can say what it is."""
-    return [Copied(cut.path, "bad", error=_damaged(cut.path)) for cut in known.unreadable]
-
-
-def _damaged(path: str) -> CheckpointCorrupt:
-    return CheckpointCorrupt(f"The metadata of {path} cannot be read.", path=path)
+    error = "The metadata of {} cannot be read."
+    return [
+        Copied(cut.path, "bad", error=CheckpointCorrupt(error.format(cut.path), path=cut.path))
+        for cut in known.unreadable
+    ]
 
 
 def _order(cut: Cut) -> tuple[int, int, str]:

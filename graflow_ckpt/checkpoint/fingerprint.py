@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from types import CodeType, FunctionType
 from typing import Any, Literal, NamedTuple
 
-from graflow_ckpt.checkpoint.reading import Reader, Reading, Unwrap, digest_of, task_body
+from graflow_ckpt.checkpoint.reading import Reader, Reading, digest_of
 
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 _SCHEME = 2  # raise it when the digest of unchanged code changes: saved ones become "unknown"
@@ -48,23 +48,20 @@ class Fingerprint(NamedTuple):
 
 
 # Any, here and below: a body is whatever can be called, or a task with bound arguments.
-def fingerprint(
-    func: Callable[..., Any], *, unwrap: Unwrap = task_body, packages: Collection[str] = ()
-) -> Fingerprint:
+def fingerprint(func: Callable[..., Any], *, packages: Collection[str] = ()) -> Fingerprint:
     """The fingerprint of one task, as if it were alone."""
-    return _Printer(unwrap, (), packages).take(func)
+    return _Printer((), packages).take(func)
 
 
-def fingerprints(tasks: Mapping[str, Any], *, unwrap: Unwrap = task_body) -> dict[str, Fingerprint]:
-    """The fingerprints of the tasks of one graph. `unwrap` takes a decoration off: it gives the
-    function behind the object, or None."""
-    printer = _Printer(unwrap, tuple(tasks.values()))
+def fingerprints(tasks: Mapping[str, Any]) -> dict[str, Fingerprint]:
+    """The fingerprints of the tasks of one graph."""
+    printer = _Printer(tuple(tasks.values()))
     return {name: printer.take(task) for name, task in tasks.items()}
 
 
-def summary(tasks: Mapping[str, Any], *, unwrap: Unwrap = task_body) -> str:
+def summary(tasks: Mapping[str, Any]) -> str:
     """One digest for all tasks of a graph."""
-    found = fingerprints(tasks, unwrap=unwrap)
+    found = fingerprints(tasks)
     return digest_of([_WRITTEN, *(repr((name, *found[name])) for name in found)]).hex()
 
 
@@ -78,8 +75,8 @@ def compare(saved: Fingerprint | None, current: Fingerprint | None) -> Literal["
 class _Printer:
     """Makes readings into fingerprints; what tasks share is read once."""
 
-    def __init__(self, unwrap: Unwrap, tasks: tuple[object, ...], packages: Collection[str] = ()) -> None:
-        self._reader = Reader(unwrap, tasks, packages)
+    def __init__(self, tasks: tuple[object, ...], packages: Collection[str] = ()) -> None:
+        self._reader = Reader(tasks, packages)
         # By id; the value is kept beside what is known of it, so that its id stays its own.
         self._bare: dict[tuple[int, int], tuple[CodeType, Fingerprint]] = {}
         self._reached: dict[int, tuple[object, bytes, frozenset[str]]] = {}

@@ -43,7 +43,7 @@ from graflow_ckpt.checkpoint.program import (
     summary_of,
     unpack_code,
 )
-from graflow_ckpt.checkpoint.reading import Reader, is_a, task_body
+from graflow_ckpt.checkpoint.reading import Reader, is_a
 from graflow_ckpt.core.errors import CheckpointCorrupt, SchemaUnsupported
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
@@ -77,7 +77,7 @@ def differing(uses: Mapping[str, Fingerprint]) -> list[str]:
 
 
 def _uses(bodies: list[Any]) -> dict[str, Fingerprint]:
-    reader = Reader(task_body, bodies)
+    reader = Reader(bodies)
     uses: dict[str, Fingerprint] = {}
     pending: list[Any] = [reader.body(body) for body in bodies]
     seen = {id(body) for body in pending}

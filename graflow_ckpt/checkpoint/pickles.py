@@ -114,7 +114,7 @@ def pickle_once(value: Any, limit: int, root: str = "value", *, stop: bool = Fal
 
 def pickled_with(kind: type[Any], value: Any, root: str) -> Memo:
     """What a pickler of that kind has met, kept alive."""
-    return _memo_of(_pickle(value, _Nothing(), lambda _: None, root, kind))
+    return _memo_of(_pickle(value, _Out(), lambda _: None, root, kind))
 
 
 def _memo_of(pickler: Any) -> Memo:
@@ -124,7 +124,7 @@ def _memo_of(pickler: Any) -> Memo:
 
 def check_picklable(value: Any, root: str) -> None:
     """NotStorable with the path to what cannot be pickled. Big buffers are not touched."""
-    _pickle(value, _Nothing(), lambda _: None, root)
+    _pickle(value, _Out(), lambda _: None, root)
 
 
 # --- out -------------------------------------------------------------------------------
@@ -169,16 +169,12 @@ class Aside(Protocol):
 
 
 class _Out:
-    """A pickler's file. `failure` tells what the file raised from what the value raised."""
+    """A file that keeps nothing. `failure` tells what a pickler's file raised from what the value raised."""
 
     failure: BaseException | None = None
 
     def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
         return 0
-
-
-class _Nothing(_Out):
-    """Where a trial goes."""
 
 
 class _Digesting(_Out):
@@ -353,7 +349,7 @@ def _trial() -> Callable[[dict[int, Any]], Any]:
 
     class Trial(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
         def __init__(self, passed: dict[int, Any]) -> None:
-            super().__init__(_Nothing(), protocol=5, buffer_callback=lambda _: None)
+            super().__init__(_Out(), protocol=5, buffer_callback=lambda _: None)
             self.passed = passed
 
         def persistent_id(self, value: Any) -> str | None:

@@ -35,8 +35,6 @@ from graflow_ckpt.checkpoint.codec import encode
 from graflow_ckpt.checkpoint.kinds import NotPlain
 from graflow_ckpt.core.task import Task
 
-Unwrap = Callable[[object], object | None]
-
 OWN: Final = "."  # the user's own modules, whose code is followed
 QUIET: Final = ""  # changes with Python or with this package, which the checkpoint names already
 
@@ -239,8 +237,7 @@ class Reader:
     """Reads values, with a memory for code. `tasks` are the tasks of the graph, `packages` are the user's own
     beside those that decorate them."""
 
-    def __init__(self, unwrap: Unwrap, tasks: Collection[object], packages: Collection[str] = ()) -> None:
-        self._unwrap = unwrap
+    def __init__(self, tasks: Collection[object], packages: Collection[str] = ()) -> None:
         self._shapes: dict[int, tuple[CodeType, Shape]] = {}  # by id; the code keeps its id its own
         self._kept = [body for task in tasks for body in (task, self.body(task))]
         self._kept += [task.func for task in tasks if isinstance(task, Task)]
@@ -259,7 +256,7 @@ class Reader:
     def _inner(self, value: object) -> object | None:
         if is_a(value, type, ModuleType, functools.partial, MethodType, *_DESCRIPTORS):
             return None
-        inner = self._unwrap(value)
+        inner = task_body(value)
         return state_of(value).get("__wrapped__") if inner is None else inner
 
     def read(self, value: object) -> Reading:

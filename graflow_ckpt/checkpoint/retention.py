@@ -112,8 +112,23 @@ class Retention:
         return _combined(Either, self, other)
 
 
+class _Counting(Retention):
+    """What counts the checkpoints of one session, workflow or store together."""
+
+    __slots__ = ()
+    per: Per
+
+    @property
+    def per_session(self) -> bool:
+        return self.per == "session"
+
+    def _check_per(self) -> None:
+        if self.per not in get_args(Per):
+            raise GraphError(f"per={self.per!r} is none of {', '.join(map(repr, get_args(Per)))}.")
+
+
 @dataclass(frozen=True, slots=True)
-class KeepLast(Retention):
+class KeepLast(_Counting):
     """The newest `count`: of each session, of each workflow, or of the store."""
 
     count: int = 10
@@ -126,14 +141,10 @@ class KeepLast(Retention):
                 f"KeepLast({self.count}) would keep nothing to resume from.",
                 hint="DeleteOnSuccess() keeps nothing of sessions that have ended well.",
             )
-        _check_per(self)
+        self._check_per()
 
     def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
         return frozenset(cut.path for group in _grouped(cuts, self.per) for cut in group[: self.count])
-
-    @property
-    def per_session(self) -> bool:
-        return self.per == "session"
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +186,7 @@ class KeepEvery(Retention):
 
 
 @dataclass(frozen=True, slots=True)
-class BestOf(Retention):
+class BestOf(_Counting):
     """The `n` with the lowest or highest number of that name in their metadata.
 
     Among equals the newer one. What does not have the number is not among them.
@@ -193,7 +204,7 @@ class BestOf(Retention):
             raise GraphError(
                 f"BestOf({self.metric!r}, {self.n!r}, {self.mode!r}): at least 1, and min or max."
             )
-        _check_per(self)
+        self._check_per()
 
     def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
         rated = [cut for cut in cuts if self.metric in cut.metrics]
@@ -203,13 +214,9 @@ class BestOf(Retention):
             kept += group[: self.n]
         return frozenset(cut.path for cut in kept)
 
-    @property
-    def per_session(self) -> bool:
-        return self.per == "session"
-
 
 @dataclass(frozen=True, slots=True)
-class KeepWithin(Retention):
+class KeepWithin(_Counting):
     """The newest ones that fit together into a budget of bytes: kB, MB and GB are powers of 1000.
 
     With the first that does not fit all older ones go. What is kept whatever a value says takes its
@@ -226,7 +233,7 @@ class KeepWithin(Retention):
             real(f"KeepWithin({name}=)", getattr(self, name))
         if not self.budget > 0:
             raise GraphError(f"KeepWithin: a budget of {self.budget} bytes would keep nothing.")
-        _check_per(self)
+        self._check_per()
 
     @property
     def budget(self) -> int:
@@ -243,13 +250,9 @@ class KeepWithin(Retention):
                 kept.append(cut.path)
         return frozenset(kept)
 
-    @property
-    def per_session(self) -> bool:
-        return self.per == "session"
-
 
 @dataclass(frozen=True, slots=True)
-class LastSuccessful(Retention):
+class LastSuccessful(_Counting):
     """The last checkpoint of each of the last `count` sessions that have completed."""
 
     count: int = 1
@@ -259,7 +262,7 @@ class LastSuccessful(Retention):
         whole("LastSuccessful", self.count)
         if self.count < 1:
             raise GraphError(f"LastSuccessful({self.count}): at least 1.")
-        _check_per(self)
+        self._check_per()
 
     def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
         ends = [group[0] for group in _grouped(cuts, "session") if group[0].status == "completed"]
@@ -280,47 +283,36 @@ class DeleteOnSuccess(Retention):
 
 
 @dataclass(frozen=True, slots=True)
-class Both(Retention):
-    """What all of them keep."""
-
+class _Several(Retention):
     members: tuple[Retention, ...]
+
+    @property
+    def per_session(self) -> bool:
+        return all(member.per_session for member in self.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Both(_Several):
+    """What all of them keep."""
 
     def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
         return frozenset.intersection(*(member.keeps(cuts, now) for member in self.members))
 
-    @property
-    def per_session(self) -> bool:
-        return all(member.per_session for member in self.members)
-
 
 @dataclass(frozen=True, slots=True)
-class Either(Retention):
+class Either(_Several):
     """What one of them keeps."""
-
-    members: tuple[Retention, ...]
 
     def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
         return frozenset().union(*(member.keeps(cuts, now) for member in self.members))
 
-    @property
-    def per_session(self) -> bool:
-        return all(member.per_session for member in self.members)
-
 
 @dataclass(frozen=True, slots=True)
-class OfAll(Retention):
-    """The same of all checkpoints: those that a task has asked for do not stay for that reason.
-
-    Combined with others it holds for the whole.
-    """
-
+class _Of(Retention):
     of: Retention
 
     def __post_init__(self) -> None:
         arguments.kind(type(self).__name__, self.of, Retention, "a retention such as KeepLast(10)")
-
-    def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
-        return self.of.keeps(cuts, now)
 
     @property
     def per_session(self) -> bool:
@@ -328,17 +320,23 @@ class OfAll(Retention):
 
 
 @dataclass(frozen=True, slots=True)
-class Automatic(Retention):
+class OfAll(_Of):
+    """The same of all checkpoints: those that a task has asked for do not stay for that reason.
+
+    Combined with others it holds for the whole.
+    """
+
+    def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
+        return self.of.keeps(cuts, now)
+
+
+@dataclass(frozen=True, slots=True)
+class Automatic(_Of):
     """What a task has asked for stays and counts for nothing; of all others what `of` keeps.
 
     Of those that a budget has made only the newest two of a session are looked at: the last one, and the
     one to fall back to.
     """
-
-    of: Retention
-
-    def __post_init__(self) -> None:
-        arguments.kind(type(self).__name__, self.of, Retention, "a retention such as KeepLast(10)")
 
     def keeps(self, cuts: Sequence[Cut], now: float) -> frozenset[str]:
         by_budget = [cut for cut in cuts if cut.cause == BUDGET]
@@ -346,10 +344,6 @@ class Automatic(Retention):
         others = [cut for cut in cuts if cut.cause != REQUESTED and cut.path not in older]
         asked = frozenset(cut.path for cut in cuts if cut.cause == REQUESTED)
         return asked | self.of.keeps(others, now)
-
-    @property
-    def per_session(self) -> bool:
-        return self.of.per_session
 
 
 def automatic(retention: Retention) -> Retention:
@@ -388,11 +382,6 @@ def _grouped(cuts: Sequence[Cut], per: Per) -> Iterator[list[Cut]]:
     for group in groups.values():
         group.sort(key=order, reverse=True)
         yield group
-
-
-def _check_per(retention: KeepLast | BestOf | KeepWithin | LastSuccessful) -> None:
-    if retention.per not in get_args(Per):
-        raise GraphError(f"per={retention.per!r} is none of {', '.join(map(repr, get_args(Per)))}.")
 
 
 PERIOD = KeepFor(days=7)

@@ -142,18 +142,12 @@ def _arrive(state: SessionState, op: Op, now: float, claims: list[Claim]) -> Non
 
 def _expect(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
     _, task, more, size, need = op
-    gate = state.gates.get(task)
-    if gate is None:
-        gate = state.gates[task] = Gate(size, need)
-    gate.size += more
+    state.gates.setdefault(task, Gate(size, need)).size += more
 
 
 def _toward(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
     _, task, target, size, need = op
-    gate = state.gates.get(task)
-    if gate is None:
-        gate = state.gates[task] = Gate(size, need)
-    gate.jump(target)
+    state.gates.setdefault(task, Gate(size, need)).jump(target)
 
 
 def _skipped(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:

@@ -116,53 +116,12 @@ class Readable(Protocol):
     def url(self) -> str: ...
 
     @property
-    def shared(self) -> bool: ...
-
-    @property
-    def contents(self) -> Contents | None: ...
-
-    def owner(self, session: str) -> Owner | None: ...
-
-    def open(self, path: str, part: str, stage: str) -> Source: ...
-
-    def meta(self, path: str) -> bytes: ...
-
-    def unsafe(self, path: str) -> str | None: ...
-
-    def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]: ...
-
-    def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]: ...
-
-
-class CheckpointStore(Protocol):
-    """Where trios and journals live. Blocking; all parts of a trio appear at once."""
-
-    @property
-    def url(self) -> str: ...
-
-    @property
-    def folder(self) -> str: ...  # what a path of its own starts with; "" if paths have none
-
-    @property
-    def synced(self) -> bool: ...  # whether what was put is on the disk, or only accepted
-
-    @property
     def shared(self) -> bool: ...  # whether others can write there: its seals need a key that all have
 
     @property
     def contents(self) -> Contents | None: ...  # None: each checkpoint has all of its bytes for itself
 
-    def takes(self, path: str) -> str | None: ...  # the path as it is written here; None: another store's
-
-    def probe(self) -> None: ...
-
-    def acquire(self, session: str, *, take_over: bool = False) -> Lease: ...
-
     def owner(self, session: str) -> Owner | None: ...
-
-    def put(
-        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
-    ) -> None: ...
 
     def open(self, path: str, part: str, stage: str) -> Source: ...
 
@@ -171,6 +130,28 @@ class CheckpointStore(Protocol):
     def unsafe(self, path: str) -> str | None: ...  # why anybody could have written it
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]: ...
+
+    def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]: ...
+
+
+class CheckpointStore(Readable, Protocol):
+    """Where trios and journals live. Blocking; all parts of a trio appear at once."""
+
+    @property
+    def folder(self) -> str: ...  # what a path of its own starts with; "" if paths have none
+
+    @property
+    def synced(self) -> bool: ...  # whether what was put is on the disk, or only accepted
+
+    def takes(self, path: str) -> str | None: ...  # the path as it is written here; None: another store's
+
+    def probe(self) -> None: ...
+
+    def acquire(self, session: str, *, take_over: bool = False) -> Lease: ...
+
+    def put(
+        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+    ) -> None: ...
 
     def newest(  # the last accepted first, between sessions, too; nothing but metas is read
         self,
@@ -186,7 +167,5 @@ class CheckpointStore(Protocol):
     def delete_many(self, paths: Iterable[str]) -> int: ...  # in that order; how many there were
 
     def journal(self, lease: Lease, after: int) -> Journal: ...
-
-    def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]: ...
 
     def drop_segments(self, session: str, before: int) -> None: ...

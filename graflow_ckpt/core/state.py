@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
@@ -19,6 +20,7 @@ NONE = b"\xc0"
 """The plain value None."""
 
 
+@dataclass(slots=True, eq=False)
 class Gate:
     """What a join or a group waits with.
 
@@ -32,17 +34,12 @@ class Gate:
     gate is not passed: the session continues at those tasks.
     """
 
-    __slots__ = ("arrived", "fired", "need", "ok", "size", "toward")
-
-    def __init__(
-        self, size: int, need: int, arrived: int = 0, ok: int = 0, fired: bool = False, toward: str = ""
-    ) -> None:
-        self.size = size
-        self.need = need
-        self.arrived = arrived
-        self.ok = ok
-        self.fired = fired
-        self.toward = toward
+    size: int
+    need: int
+    arrived: int = 0
+    ok: int = 0
+    fired: bool = False
+    toward: str = ""
 
     def jump(self, target: str) -> None:
         """Note where a branch jumps to."""

@@ -533,22 +533,6 @@ def test_a_decorated_task_has_the_fingerprint_of_its_function_and_sees_bound_arg
     assert bound[0].digest != bound[1].digest
 
 
-def test_another_decoration_is_taken_off_by_the_unwrap_that_is_given() -> None:
-    class Odd:
-        def __init__(self, hidden: Callable[..., Any]) -> None:
-            self.hidden = hidden
-
-        def __call__(self) -> None: ...
-
-    def run() -> int:
-        return 1
-
-    def unwrap(value: object) -> object | None:
-        return value.hidden if isinstance(value, Odd) else None
-
-    assert fingerprint(Odd(run), unwrap=unwrap) == fingerprint(run)
-
-
 def test_many_tasks_get_what_each_would_get_alone() -> None:
     module = load(HELPERS)
     tasks = {name: module[name] for name in ("run", "deep", "later", "cached", "curried", "wrapped")}

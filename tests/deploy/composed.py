@@ -18,6 +18,8 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
+from tests.servers import Server
+
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
 GIVEN = {"GRAFLOW_CKPT_KEY": f"id:{'0' * 64}", "GRAFLOW_CKPT_REDIS_PASSWORD": "5ecret"}
@@ -160,3 +162,24 @@ def against_schema(filled: Any, folder: Path) -> str:
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0 or "Schema validation errors" in done.stdout, done.stdout + done.stderr
     return done.stdout if done.returncode else ""
+
+
+# --- the server -------------------------------------------------------------------------
+
+
+class Composed(Server):
+    """A server whose command line is that of the compose file; the port and folder are the tests'."""
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        filled = document(env)
+        lines = filled["configs"]["redis"]["content"].splitlines()
+        super().__init__(dict(line.split(" ", 1) for line in lines))
+        self.flags: list[str] = filled["services"]["redis"]["command"][2:]
+        for name in ("save", "appendonly"):  # what tests turn off by default
+            del self.config[name]
+
+    def _command(self) -> list[str]:
+        return [*super()._command(), *self.flags]
+
+    def setting(self, name: str) -> str:
+        return str(self.ask("CONFIG", "GET", name)[1], "utf-8")

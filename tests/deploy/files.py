@@ -1,6 +1,6 @@
-"""workers/Dockerfile taken apart: stages, and in each its instructions in order.
+"""workers/Dockerfile and the systemd units taken apart: stages with instructions, sections with settings.
 
-As far as our own file goes: line continuations and comments, no heredocs and no other escape character.
+As far as our own Dockerfile goes: line continuations and comments, no heredocs and no other escape character.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-FILE = ROOT / "workers" / "Dockerfile"
+DOCKERFILE = ROOT / "workers" / "Dockerfile"
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def instructions(text: str) -> Iterator[Instruction]:
 
 def stages() -> list[Stage]:
     found: list[Stage] = []
-    for each in instructions(FILE.read_text(encoding="utf-8")):
+    for each in instructions(DOCKERFILE.read_text(encoding="utf-8")):
         if each.name == "FROM":
             image, _, name = each.text.partition(" AS ")
             found.append(Stage(image, name, []))
@@ -73,3 +73,38 @@ def copied() -> list[str]:
         if each.name in {"COPY", "ADD"} and "from" not in each.flags
         for source in each.text.split()[:-1]
     ]
+
+
+# --- workers/*.service ------------------------------------------------------------------
+
+
+ONE = ROOT / "workers" / "graflow-ckpt-worker.service"
+SEVERAL = ROOT / "workers" / "graflow-ckpt-worker@.service"
+EXAMPLE = ROOT / "workers" / "worker.env.example"
+
+
+def settings(unit: Path) -> list[tuple[str, str, str]]:
+    """(section, name, value); a name may come several times."""
+    found = []
+    section = ""
+    for line in unit.read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            section = line.strip("[]")
+        elif line and not line.startswith("#"):
+            name, equals, value = line.partition("=")
+            assert equals, line
+            assert not value.endswith("\\"), "not for these eyes"
+            found.append((section, name, value))
+    return found
+
+
+def service(unit: Path) -> dict[str, str]:
+    """The settings of [Service] that come once."""
+    return {name: value for section, name, value in settings(unit) if section == "Service"}
+
+
+def environment(text: str, *, comments: bool = False) -> dict[str, str]:
+    """An environment file; with its commented lines if asked for."""
+    lines = [line.lstrip("#") if comments else line for line in text.splitlines()]
+    pairs = [line.partition("=") for line in lines if line[:1].isupper() and "=" in line and " " not in line]
+    return {name: value.strip('"') for name, _, value in pairs}

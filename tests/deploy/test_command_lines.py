@@ -22,10 +22,9 @@ from rq import Worker
 from rq.serializers import JSONSerializer
 from rq.worker import BaseWorker
 
-from tests.deploy import dockerfile
-from tests.deploy.composed import GIVEN, document
-from tests.deploy.served import Composed
-from tests.deploy.units import EXAMPLE, ONE, SEVERAL, environment, service
+from tests.deploy import files
+from tests.deploy.composed import GIVEN, Composed, document
+from tests.deploy.files import EXAMPLE, ONE, SEVERAL, environment, service
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 PATIENCE = 60.0
@@ -43,14 +42,14 @@ class Line:
 
 def of_compose() -> Line:
     worker = document(GIVEN)["services"]["worker"]
-    words = [*dockerfile.stages()[-1].last("ENTRYPOINT").exec_form, *worker["command"]]
+    words = [*files.stages()[-1].last("ENTRYPOINT").exec_form, *worker["command"]]
     given = worker["environment"]
     given["GRAFLOW_CKPT_REDIS_URL"] = given["GRAFLOW_CKPT_REDIS_URL"].replace("redis:6379", OURS)
     return Line(words, worker["healthcheck"]["test"][1:], given)
 
 
 def of_image() -> Line:
-    image = dockerfile.stages()[-1]
+    image = files.stages()[-1]
     words = [*image.last("ENTRYPOINT").exec_form, *image.last("CMD").exec_form]
     address = f"redis://:{GIVEN['GRAFLOW_CKPT_REDIS_PASSWORD']}@{OURS}/0"
     given = {"GRAFLOW_CKPT_REDIS_URL": address, "GRAFLOW_CKPT_KEY": GIVEN["GRAFLOW_CKPT_KEY"]}

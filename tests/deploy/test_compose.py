@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.deploy import dockerfile
+from tests.deploy import files
 from tests.deploy.composed import (
     FILE,
     GIVEN,
@@ -208,7 +208,7 @@ def test_a_worker_is_not_killed_within_its_grace_period(services: Any) -> None:
 
 def test_a_worker_is_probed_as_its_image_says(services: Any) -> None:
     probe = services["worker"]["healthcheck"]
-    built = dockerfile.stages()[-1].last("HEALTHCHECK")
+    built = files.stages()[-1].last("HEALTHCHECK")
 
     assert ["CMD", *built.exec_form] == probe["test"]
     assert {name.replace("-", "_"): value for name, value in built.flags.items()} == {
@@ -230,7 +230,7 @@ def test_a_worker_has_no_rights_that_it_does_not_need(services: Any) -> None:
 
 
 def test_a_worker_writes_where_its_image_runs(services: Any) -> None:
-    image = dockerfile.stages()[-1]
+    image = files.stages()[-1]
     targets = {volume.split(":")[1]: volume.split(":")[2:] for volume in services["worker"]["volumes"]}
 
     assert targets == {image.last("WORKDIR").text: [], "/app": ["ro"]}
@@ -241,4 +241,4 @@ def test_the_image_is_built_from_here(services: Any) -> None:
     build = services["worker"]["build"]
 
     assert (ROOT / build["context"]).resolve() == ROOT
-    assert (ROOT / build["dockerfile"]).resolve() == dockerfile.FILE
+    assert (ROOT / build["dockerfile"]).resolve() == files.DOCKERFILE

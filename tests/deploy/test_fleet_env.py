@@ -14,7 +14,7 @@ import pytest
 
 from graflow_ckpt.stores.keys import Keyring
 from tests.deploy.composed import ROOT, document, refusal
-from tests.deploy.units import environment
+from tests.deploy.files import environment
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""A workflow of one task that comes round, and the cuts that it has made."""
+"""Workflows that many tests run: one task that comes round, two in a row; and the cuts that one has made."""
 
 from __future__ import annotations
 
@@ -28,6 +28,29 @@ def loop(
                 context.next_iteration()
             return context.cycle
 
+    return flow
+
+
+def pair(
+    ran: list[str] | None = None, *, fails: bool = False, session: str | None = "s", **options: Any
+) -> Workflow:
+    """A workflow of `a` and then `b`, which gives 2, or fails; each says in `ran` that it has run."""
+    said = [] if ran is None else ran
+    with workflow("w", session, **options) as flow:
+
+        @task
+        def a() -> int:
+            said.append("a")
+            return 1
+
+        @task
+        def b(a: int) -> int:
+            said.append("b")
+            if fails:
+                raise OSError("not yet")
+            return a + 1
+
+        a >> b
     return flow
 
 

@@ -136,21 +136,28 @@ def test_digests_that_do_not_fit_the_length_are_refused() -> None:
             VerifyingSource(Part(CONTENT), Digest(good.size, chunks))
 
 
+class Looking(Part):
+    """Sees at each call how many threads digest."""
+
+    def __init__(self, data: bytes, seen: list[int]) -> None:
+        super().__init__(data)
+        self._seen = seen
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        self._seen.append(threads())
+        return super().readinto(buffer)
+
+    def write(self, data: Buffer, /) -> int:
+        self._seen.append(threads())
+        return len(data)
+
+
 def test_a_part_of_one_chunk_starts_no_thread() -> None:
     seen: list[int] = []
 
-    class Looking(Part):
-        def readinto(self, buffer: memoryview, /) -> int:
-            seen.append(threads())
-            return super().readinto(buffer)
-
-        def write(self, data: Buffer, /) -> int:
-            seen.append(threads())
-            return len(data)
-
-    sink = DigestingSink(Looking(b""))
+    sink = DigestingSink(Looking(b"", seen))
     sink.write(CONTENT[:CHUNK])
-    source = VerifyingSource(Looking(CONTENT[:CHUNK]), sink.finish())
+    source = VerifyingSource(Looking(CONTENT[:CHUNK], seen), sink.finish())
     source.readinto(memoryview(bytearray(CHUNK)))
 
     assert set(seen) == {0}
@@ -159,19 +166,10 @@ def test_a_part_of_one_chunk_starts_no_thread() -> None:
 def test_large_parts_are_digested_in_a_second_thread_while_they_are_written_and_read() -> None:
     seen: list[int] = []
 
-    class Looking(Part):
-        def readinto(self, buffer: memoryview, /) -> int:
-            seen.append(threads())
-            return super().readinto(buffer)
-
-        def write(self, data: Buffer, /) -> int:
-            seen.append(threads())
-            return len(data)
-
-    with DigestingSink(Looking(b"")) as sink:
+    with DigestingSink(Looking(b"", seen)) as sink:
         sink.write(CONTENT)
         digest = sink.finish()
-    source = VerifyingSource(Looking(CONTENT), digest)
+    source = VerifyingSource(Looking(CONTENT, seen), digest)
     source.readinto(memoryview(bytearray(len(CONTENT))))
     source.close()
 

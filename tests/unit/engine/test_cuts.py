@@ -28,7 +28,7 @@ from graflow_ckpt.core.facts import Op
 from graflow_ckpt.engine.cuts import Cutter
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.stores.local import LocalStore
-from tests.loops import LONG, cuts, loop
+from tests.loops import LONG, cuts, loop, pair
 from tests.unit.stores.faults import FaultyDisk
 
 # --- policies; what holds in Redis, too: tests/acceptance/test_policies.py --------------
@@ -239,29 +239,12 @@ def slow(caplog: pytest.LogCaptureFixture, what: str) -> list[logging.LogRecord]
     return [record for record in caplog.records if f"SLOW CHECKPOINT {what}" in record.getMessage()]
 
 
-def run(*, fails: bool = False) -> None:
-    with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
-
-        @task
-        def a() -> int:
-            return 1
-
-        @task
-        def b(a: int) -> int:
-            if fails:
-                raise OSError("b")
-            return a
-
-        a >> b
-        flow.execute()
-
-
 def test_a_session_says_once_that_its_saves_are_slow(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRAFLOW_CKPT_SLOW_SAVE", "0")
 
-    run()
+    pair(checkpoint=EveryTask()).execute()
 
     (record,) = slow(caplog, "SAVE")
     assert record.levelno == logging.WARNING
@@ -274,17 +257,17 @@ def test_saves_that_are_fast_enough_say_nothing(
 ) -> None:
     monkeypatch.setenv("GRAFLOW_CKPT_SLOW_SAVE", "3600")
 
-    run()
+    pair(checkpoint=EveryTask()).execute()
 
     assert not slow(caplog, "")
 
 
 def test_a_slow_load_is_said_too(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(OSError, match="b"):
-        run(fails=True)
+    with pytest.raises(OSError, match="not yet"):
+        pair(fails=True, checkpoint=EveryTask()).execute()
     monkeypatch.setenv("GRAFLOW_CKPT_SLOW_SAVE", "0")
 
-    run()
+    pair(checkpoint=EveryTask()).execute()
 
     assert len(slow(caplog, "LOAD")) == 1
 
@@ -294,6 +277,6 @@ def test_a_limit_that_is_no_number_is_said_and_not_believed(
 ) -> None:
     monkeypatch.setenv("GRAFLOW_CKPT_SLOW_SAVE", "soon")
 
-    run()
+    pair(checkpoint=EveryTask()).execute()
 
     assert any("'soon' is no number of seconds" in record.getMessage() for record in caplog.records)

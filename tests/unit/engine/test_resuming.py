@@ -17,35 +17,17 @@ from graflow_ckpt.core.errors import (
     SessionCancelled,
     SessionExists,
 )
+from tests.loops import pair
 
 # --- the words of resume= --------------------------------------------------------------
-
-
-def flow_of(ran: list[str], *, fails: bool = False, session: str | None = "s", **options: Any) -> Any:
-    with workflow("w", session, **options) as flow:
-
-        @task
-        def a() -> int:
-            ran.append("a")
-            return 1
-
-        @task
-        def b(a: int) -> int:
-            ran.append("b")
-            if fails:
-                raise OSError("not yet")
-            return a + 1
-
-        a >> b
-    return flow
 
 
 def test_a_finished_session_gives_its_result_and_runs_nothing() -> None:
     ran: list[str] = []
     seen = []
 
-    first = flow_of(ran).execute()
-    again = flow_of(ran, observers=[seen.append])
+    first = pair(ran).execute()
+    again = pair(ran, observers=[seen.append])
 
     assert (first, again.execute()) == (2, 2)
     assert ran == ["a", "b"]
@@ -56,49 +38,25 @@ def test_a_failed_session_runs_what_is_not_completed() -> None:
     ran: list[str] = []
 
     with pytest.raises(OSError, match="not yet"):
-        flow_of(ran, fails=True).execute()
-    assert flow_of(ran, changed="reuse").execute() == 2
-
-    assert ran == ["a", "b", "b"]
-
-
-def test_the_same_workflow_object_goes_on_after_a_failure() -> None:
-    ran = []
-
-    with workflow("w", session_id="s") as flow:
-
-        @task
-        def a() -> None:
-            ran.append("a")
-
-        @task
-        def b() -> str:
-            ran.append("b")
-            if ran.count("b") == 1:
-                raise OSError("not yet")
-            return "done"
-
-        a >> b
-        with pytest.raises(OSError, match="not yet"):
-            flow.execute()
-        assert flow.execute() == "done"
+        pair(ran, fails=True).execute()
+    assert pair(ran, changed="reuse").execute() == 2
 
     assert ran == ["a", "b", "b"]
 
 
 def test_never_refuses_an_id_that_has_state() -> None:
-    flow_of([]).execute()
+    pair([]).execute()
 
     with pytest.raises(SessionExists, match="Session s exists already"):
-        flow_of([], resume="never").execute()
-    assert flow_of([]).execute() == 2  # the lease was let go
+        pair([], resume="never").execute()
+    assert pair([]).execute() == 2  # the lease was let go
 
 
 def test_must_refuses_an_id_that_has_none() -> None:
     with pytest.raises(NoSession, match="Session s has no checkpoint"):
-        flow_of([], resume="must").execute()
+        pair([], resume="must").execute()
     with pytest.raises(NoSession, match="needs a session id"):
-        flow_of([], session=None, resume="must").execute()
+        pair([], session=None, resume="must").execute()
 
 
 def test_a_cancelled_session_stays_cancelled() -> None:
@@ -167,10 +125,10 @@ def test_equal_inputs_are_dropped_on_resume_and_others_are_refused() -> None:
 
 
 def test_an_input_that_the_session_did_not_have_is_refused() -> None:
-    flow_of([]).execute()
+    pair([]).execute()
 
     with pytest.raises(InputsChanged, match="no input 'extra'"):
-        flow_of([]).execute(inputs={"extra": 1})
+        pair([]).execute(inputs={"extra": 1})
 
 
 # --- changed code ----------------------------------------------------------------------
@@ -239,7 +197,7 @@ def test_changed_reuse_keeps_the_result_and_rerun_makes_it_again(changed: str, r
 
 def test_a_named_checkpoint_means_that_state_and_opens_a_new_line() -> None:
     ran: list[str] = []
-    flow = flow_of(ran, checkpoint=EveryTask(), durability="checkpoint")
+    flow = pair(ran, checkpoint=EveryTask(), durability="checkpoint")
     flow.execute()
     first = CheckpointManager.list_checkpoints("s")[-1]
 
@@ -256,7 +214,7 @@ def test_a_named_checkpoint_means_that_state_and_opens_a_new_line() -> None:
 
 
 def test_the_names_of_the_context_do_the_same(tmp_path: Path) -> None:
-    flow = flow_of([], checkpoint=EveryTask())
+    flow = pair([], checkpoint=EveryTask())
     flow.execute()
     flow.execution_context.save(str(tmp_path / "mine.pkl"))
 
@@ -269,8 +227,8 @@ def test_the_names_of_the_context_do_the_same(tmp_path: Path) -> None:
 def test_a_start_on_a_session_that_goes_on_drops_what_was_scheduled() -> None:
     ran: list[str] = []
     with pytest.raises(OSError, match="not yet"):
-        flow_of(ran, fails=True).execute()
-    flow = flow_of(ran, changed="reuse")
+        pair(ran, fails=True).execute()
+    flow = pair(ran, changed="reuse")
 
     WorkflowEngine().execute(flow.execution_context, "a")
 

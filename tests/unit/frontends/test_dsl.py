@@ -298,7 +298,8 @@ def test_a_workflow_without_a_session_id_starts_anew_each_time() -> None:
     assert ctx.session_id != first
 
 
-def test_a_failed_session_goes_on_with_the_next_execute() -> None:
+@pytest.mark.parametrize("start", [("a",), ()])
+def test_a_failed_session_goes_on_with_the_next_execute(start: tuple[str, ...]) -> None:
     ran: list[str] = []
     with workflow("w", session_id="s") as ctx:
 
@@ -315,9 +316,9 @@ def test_a_failed_session_goes_on_with_the_next_execute() -> None:
 
         a >> b
         with pytest.raises(OSError, match="not yet"):
-            ctx.execute("a")
+            ctx.execute(*start)
 
-        assert ctx.execute("a") == "done"
+        assert ctx.execute(*start) == "done"
 
     assert ran == ["a", "b", "b"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,22 @@ def put_of(store: CheckpointStore, lease: object, sequence: int, size: int = 64)
     return path
 
 
+@contextmanager
+def cut_off(store: Fallback, far: Far, *sequences: int) -> Iterator[Any]:
+    """A session that has saved these while its store was away, and goes on like that."""
+    with owning(store) as lease:
+        far.cable.cut()
+        for sequence in sequences:
+            put_of(store, lease, sequence)
+        yield lease
+
+
+def back(far: Far, clock: Clock) -> None:
+    """The store can be reached, and it is time to ask for it."""
+    far.cable.mend()
+    clock.now = 5.0
+
+
 def waiting(store: Fallback) -> list[str]:
     return [named(entry.base) for entry in store.waits.waiting()]
 
@@ -108,9 +125,7 @@ def test_while_it_is_away_saves_go_to_the_folder_and_are_accepted(
 
 
 def test_while_it_is_away_it_is_not_asked_by_every_save(store: Fallback, far: Far, clock: Clock) -> None:
-    with owning(store) as lease:
-        far.cable.cut()
-        put_of(store, lease, 1)
+    with cut_off(store, far, 1) as lease:
         far.calls.clear()
 
         for sequence in range(2, 5):
@@ -185,12 +200,8 @@ def test_who_has_released_saves_nothing_in_the_folder_either(store: Fallback, fa
 def test_the_first_save_that_finds_it_back_hands_over_what_waits_in_order(
     store: Fallback, far: Far, clock: Clock
 ) -> None:
-    with owning(store) as lease:
-        far.cable.cut()
-        for sequence in (1, 2, 3):
-            put_of(store, lease, sequence)
-        far.cable.mend()
-        clock.now = 5.0
+    with cut_off(store, far, 1, 2, 3) as lease:
+        back(far, clock)
 
         put_of(store, lease, 4)
 
@@ -201,9 +212,7 @@ def test_the_first_save_that_finds_it_back_hands_over_what_waits_in_order(
 
 
 def test_a_session_that_ends_hands_over_what_waits_at_once(store: Fallback, far: Far) -> None:
-    with owning(store) as lease:
-        far.cable.cut()
-        put_of(store, lease, 1)
+    with cut_off(store, far, 1):
         far.cable.mend()
 
     assert listed(far.inner) == names(1)
@@ -213,9 +222,8 @@ def test_a_session_that_ends_hands_over_what_waits_at_once(store: Fallback, far:
 def test_a_session_that_ends_while_it_is_away_says_that_something_waits(
     store: Fallback, far: Far, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with owning(store) as lease:
-        far.cable.cut()
-        put_of(store, lease, 1)
+    with cut_off(store, far, 1):
+        pass
 
     assert "ends while checkpoints of it wait" in caplog.text
     assert waiting(store) == names(1)
@@ -224,12 +232,9 @@ def test_a_session_that_ends_while_it_is_away_says_that_something_waits(
 def test_the_next_owner_hands_over_what_the_last_one_has_left(
     store: Fallback, far: Far, tmp_path: Path, clock: Clock
 ) -> None:
-    with owning(store) as lease:
-        far.cable.cut()
-        put_of(store, lease, 1)
-        put_of(store, lease, 2)
-    far.cable.mend()
-    clock.now = 5.0
+    with cut_off(store, far, 1, 2):
+        pass
+    back(far, clock)
 
     with owning(opened(far, tmp_path, clock)) as lease:
         assert listed(far.inner) == names(2, 1)
@@ -242,12 +247,8 @@ def test_the_next_owner_hands_over_what_the_last_one_has_left(
 def test_it_goes_away_again_in_the_middle_and_nothing_is_lost_or_out_of_order(
     store: Fallback, far: Far, clock: Clock
 ) -> None:
-    with owning(store) as lease:
-        far.cable.cut()
-        for sequence in (1, 2, 3):
-            put_of(store, lease, sequence)
-        far.cable.mend()
-        clock.now = 5.0
+    with cut_off(store, far, 1, 2, 3) as lease:
+        back(far, clock)
         real, handed = far.over, []
 
         def second_fails(name: str, call):  # type: ignore[no-untyped-def]
@@ -305,8 +306,7 @@ def test_what_is_handed_over_while_somebody_lists_is_listed(
     lease = store.acquire("s")
     far.cable.cut()
     path = put_of(store, lease, 1)
-    far.cable.mend()
-    clock.now = 5.0
+    back(far, clock)
     other, real = opened(far, tmp_path, clock), far.over
 
     def handed_over(name: str, call):  # type: ignore[no-untyped-def]
@@ -328,8 +328,7 @@ def test_saves_without_a_lease_fall_back_too(store: Fallback, far: Far, clock: C
     put(store, "best", "one")
     put(store, "best", "two")
     assert waiting(store) == ["best"]
-    far.cable.mend()
-    clock.now = 5.0
+    back(far, clock)
 
     put(store, "other", "three")
 
@@ -343,9 +342,8 @@ def test_saves_without_a_lease_fall_back_too(store: Fallback, far: Far, clock: C
 def test_nothing_is_handed_over_to_a_session_with_which_somebody_has_gone_on(
     store: Fallback, far: Far, tmp_path: Path, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with owning(store) as lease:
-        far.cable.cut()
-        put_of(store, lease, 1)
+    with cut_off(store, far, 1):
+        pass
     far.cable.mend()
     elsewhere = Fallback(far, str(tmp_path / "another machine"), breaker=Breaker(1, 5.0, clock=clock))
     with owning(elsewhere) as lease:
@@ -365,9 +363,8 @@ def test_nothing_is_handed_over_to_a_session_with_which_somebody_has_gone_on(
 def test_an_owner_that_has_written_nothing_has_not_gone_on(
     store: Fallback, far: Far, tmp_path: Path, clock: Clock
 ) -> None:
-    with owning(store) as lease:
-        far.cable.cut()
-        put_of(store, lease, 1)
+    with cut_off(store, far, 1):
+        pass
     far.cable.mend()
     with owning(far):
         pass
@@ -408,8 +405,7 @@ def test_after_a_takeover_what_waits_stays_until_its_owner_has_ended(
     old = store.acquire("s")
     far.cable.cut()
     put_of(store, old, 1)
-    far.cable.mend()
-    clock.now = 5.0
+    back(far, clock)
 
     with owning(opened(far, tmp_path, clock), take_over=True):
         assert listed(far.inner) == []
@@ -443,13 +439,9 @@ def test_a_store_that_has_lost_everything_gets_what_waits(
 def test_what_is_damaged_in_the_folder_is_kept_aside_and_stops_nothing(
     store: Fallback, far: Far, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with owning(store) as lease:
-        far.cable.cut()
-        put_of(store, lease, 1)
-        put_of(store, lease, 2)
+    with cut_off(store, far, 1, 2) as lease:
         Path(f"{store.waits.owned.folder}/{names(1)[0]}.pkl").unlink()
-        far.cable.mend()
-        clock.now = 5.0
+        back(far, clock)
 
         put_of(store, lease, 3)
 
@@ -515,12 +507,9 @@ def test_an_address_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_everything_that_nobody_runs_is_handed_over_when_somebody_asks(
     store: Fallback, far: Far, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with owning(store) as lease:
-        far.cable.cut()
-        put_of(store, lease, 1)
+    with cut_off(store, far, 1):
         put(store, "best", "one")
-    far.cable.mend()
-    clock.now = 5.0
+    back(far, clock)
 
     with caplog.at_level(logging.INFO):
         left = store.hand_over_all()
@@ -532,14 +521,11 @@ def test_everything_that_nobody_runs_is_handed_over_when_somebody_asks(
 def test_one_that_is_damaged_does_not_keep_the_others_from_being_handed_over(
     store: Fallback, far: Far, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with owning(store) as lease:
-        far.cable.cut()
-        put_of(store, lease, 1)
+    with cut_off(store, far, 1) as lease:
         damaged = put(store, "best", "one", lease=lease)
     for file in store.waits.where.glob("owned/best.meta.json"):
         file.write_bytes(b"{")
-    far.cable.mend()
-    clock.now = 5.0
+    back(far, clock)
 
     left = store.hand_over_all()
 
@@ -593,8 +579,7 @@ def test_a_workflow_goes_through_an_outage_and_is_resumed_after_it(
         run(fails=True)
     assert [step for step in saved if step] == [1, 2, 3, 4, 5, 6, 6]
     assert len([r for r in caplog.records if "old checkpoints stay" in r.getMessage()]) == 1
-    far.cable.mend()
-    clock.now = 5.0
+    back(far, clock)
 
     assert run(fails=False) == 8
     assert len(listed(far.inner)) == 2

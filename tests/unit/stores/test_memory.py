@@ -8,15 +8,16 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import Any
 
 import pytest
 
-from graflow_ckpt import CheckpointManager, EveryTask, Workflow, task, workflow
+from graflow_ckpt import CheckpointManager, EveryTask
 from graflow_ckpt.core.errors import CheckpointError, Fenced, TooLarge
 from graflow_ckpt.stores import open_store, store_of
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.testing.trios import listed, own_name, path_of, put, put_own, read
+from tests.loops import pair
 
 ROOT = Path(__file__).parents[3]
 
@@ -153,32 +154,13 @@ def test_a_put_may_read_the_store_that_it_writes(place: str) -> None:
 
 
 @pytest.mark.parametrize("durability", ["checkpoint", "journal"])
-def test_a_session_goes_on_from_memory(place: str, durability: Literal["checkpoint", "journal"]) -> None:
+def test_a_session_goes_on_from_memory(place: str, durability: str) -> None:
     ran: list[str] = []
+    kept: dict[str, Any] = {"store": place, "checkpoint": EveryTask(), "durability": durability}
 
-    def chain(*, failing: bool) -> Workflow:
-        with workflow(
-            "w", session_id="s", store=place, checkpoint=EveryTask(), durability=durability
-        ) as flow:
-
-            @task
-            def a() -> int:
-                ran.append("a")
-                return 1
-
-            @task
-            def b(a: int) -> int:
-                ran.append("b")
-                if failing:
-                    raise ValueError("not yet")
-                return a + 1
-
-            a >> b
-        return flow
-
-    with pytest.raises(ValueError, match="not yet"):
-        chain(failing=True).execute()
-    result = chain(failing=False).execute()
+    with pytest.raises(OSError, match="not yet"):
+        pair(ran, fails=True, **kept).execute()
+    result = pair(ran, **kept).execute()
 
     assert result == 2
     assert ran == ["a", "b", "b"]

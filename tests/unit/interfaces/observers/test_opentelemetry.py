@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from graflow_ckpt.core.task import Options, Task
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.interfaces.observers.opentelemetry import Tracing
 from graflow_ckpt.stores.keys import new_key
+from tests.loops import pair
 
 
 @pytest.fixture(autouse=True)
@@ -48,26 +50,9 @@ class Recorded:
 
 
 def run(*observers: Observer, fails: bool) -> None:
-    with workflow(
-        "etl", session_id="s", durability="checkpoint", checkpoint=EveryTask(), observers=observers
-    ) as flow:
-
-        @task
-        def a() -> int:
-            return 1
-
-        @task
-        def b(a: int) -> int:
-            if fails:
-                raise OSError("b")
-            return a + 1
-
-        a >> b
-        if fails:
-            with pytest.raises(OSError, match="b"):
-                flow.execute()
-        else:
-            flow.execute()
+    flow = pair(fails=fails, durability="checkpoint", checkpoint=EveryTask(), observers=observers)
+    with pytest.raises(OSError, match="not yet") if fails else nullcontext():
+        flow.execute()
 
 
 def trace_of(span: ReadableSpan) -> str:
@@ -85,7 +70,7 @@ def test_an_execution_is_one_trace_with_its_tasks_and_saves() -> None:
 
     run(recorded.observer, fails=False)
 
-    whole = recorded.one("workflow etl")
+    whole = recorded.one("workflow w")
     assert whole.attributes is not None
     assert whole.attributes["graflow.session"] == "s"
     assert whole.attributes["graflow.status"] == "completed"
@@ -104,7 +89,7 @@ def test_what_failed_is_an_error_in_its_span() -> None:
 
     assert recorded.one("task a").status.status_code is StatusCode.UNSET
     assert recorded.one("task b").status.status_code is StatusCode.ERROR
-    assert recorded.one("workflow etl").status.status_code is StatusCode.ERROR
+    assert recorded.one("workflow w").status.status_code is StatusCode.ERROR
 
 
 def test_a_resume_is_a_trace_of_its_own_linked_to_the_one_before() -> None:
@@ -115,7 +100,7 @@ def test_a_resume_is_a_trace_of_its_own_linked_to_the_one_before() -> None:
 
     run(third.observer, fails=False)
 
-    former, middle, last = (recorded.one("workflow etl") for recorded in (first, second, third))
+    former, middle, last = (recorded.one("workflow w") for recorded in (first, second, third))
     assert middle.attributes is not None
     assert middle.attributes["resumed_from"] == path
     assert middle.attributes["resumed_from_trace"] == trace_of(former) != trace_of(middle)
@@ -135,7 +120,7 @@ def test_a_resume_goes_on_in_the_same_trace_if_it_is_told_to() -> None:
 
     run(second.observer, fails=False)
 
-    former, later = first.one("workflow etl"), second.one("workflow etl")
+    former, later = first.one("workflow w"), second.one("workflow w")
     assert trace_of(former) == trace_of(later)
     assert former.context is not None
     assert later.parent is not None
@@ -148,7 +133,7 @@ def test_a_checkpoint_keeps_the_context_of_its_run_and_the_first_trace() -> None
     run(first.observer, fails=True)
     run(second.observer, fails=False)
 
-    former, later = first.one("workflow etl"), second.one("workflow etl")
+    former, later = first.one("workflow w"), second.one("workflow w")
     kept = [meta["trace_context"] for meta in metas()]
     assert former.context is not None
     assert later.context is not None
@@ -165,9 +150,9 @@ def test_a_run_without_a_tracer_hands_on_what_it_found() -> None:
 
     run(third.observer, fails=False)
 
-    last = third.one("workflow etl")
+    last = third.one("workflow w")
     assert last.attributes is not None
-    assert last.attributes["resumed_from_trace"] == trace_of(first.one("workflow etl"))
+    assert last.attributes["resumed_from_trace"] == trace_of(first.one("workflow w"))
 
 
 def test_without_a_tracer_a_checkpoint_says_nothing_of_traces() -> None:
@@ -188,7 +173,7 @@ def test_no_span_and_no_checkpoint_is_left_open_by_a_session_that_is_fenced() ->
 
     recorded = Recorded()
     with workflow(
-        "etl", session_id="s", store="sqlite:///s.db", checkpoint=EveryTask(), observers=[recorded.observer]
+        "w", session_id="s", store="sqlite:///s.db", checkpoint=EveryTask(), observers=[recorded.observer]
     ) as flow:
 
         @task
@@ -198,7 +183,7 @@ def test_no_span_and_no_checkpoint_is_left_open_by_a_session_that_is_fenced() ->
         with pytest.raises(Fenced):
             flow.execute()
 
-    whole = recorded.one("workflow etl")
+    whole = recorded.one("workflow w")
     assert whole.attributes is not None
     assert whole.attributes["graflow.status"] == "broken"
 
@@ -215,11 +200,11 @@ def test_a_session_in_redis_is_linked_to_who_took_part_before(
         graph.add(Task("count", count, Options(inject_context=True)))
         context = ExecutionContext.create(
             graph, "count", session_id="s", queue_backend="redis", channel_backend="redis",
-            settings=Settings(workflow="etl", policy=EveryTask(), observers=observers), store="checkpoints",
+            settings=Settings(workflow="w", policy=EveryTask(), observers=observers), store="checkpoints",
         )  # fmt: skip
         context.execute(max_steps=steps)
 
-    former, later = first.one("workflow etl"), third.one("workflow etl")
+    former, later = first.one("workflow w"), third.one("workflow w")
     assert later.attributes is not None
     assert later.attributes["resumed_from_trace"] == trace_of(former)
     assert later.attributes["original_trace_id"] == trace_of(former)

@@ -5,6 +5,7 @@ A thin view: facts are read from the SessionState, and every change is a transit
 
 from __future__ import annotations
 
+import hashlib
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,26 +16,31 @@ from typing import TYPE_CHECKING, Any
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.codec import apart, check_storable
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_metadata
+from graflow_ckpt.checkpoint.pickles import live_digest
 from graflow_ckpt.checkpoint.program import unpack_code
 from graflow_ckpt.checkpoint.snapshot import BACKEND, capture, no_facts, restore
-from graflow_ckpt.core.errors import CheckpointError, SessionError
-from graflow_ckpt.core.facts import RESULT, Cell, Op, TaskSpec, check_session_id
+from graflow_ckpt.core.errors import CheckpointError, InputsChanged, SessionError
+from graflow_ckpt.core.facts import RESULT, Cell, Live, Op, TaskSpec, check_session_id
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import EveryN
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.attempt import from_cells
 from graflow_ckpt.engine.home import Home
-from graflow_ckpt.engine.inputs import Channel, CycleController, Inputs, digest_of
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
-from graflow_ckpt.sessions.views import InMemoryTaskQueue, TaskQueue
+from graflow_ckpt.sessions.views import (
+    InMemoryTaskQueue,
+    MemoryChannel,
+    RedisChannel,
+    Tables,
+    TaskQueue,
+    ValueChannel,
+)
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.places import path_at
 
 if TYPE_CHECKING:
-    from graflow_ckpt.checkpoint.archive import Found
-    from graflow_ckpt.core.graph import TaskGraph
     from graflow_ckpt.engine.cuts import Cutter
 
 
@@ -428,3 +434,69 @@ def one_backend(queue: str, channel: str) -> str:
             hint="Queue and channel are two views of one session: give both the same.",
         )
     return queue
+
+
+class CycleController:
+    """How often each task has come round."""
+
+    def __init__(self, state: SessionState) -> None:
+        self._state = state
+
+    @property
+    def cycle_counts(self) -> dict[str, int]:
+        return {task: n - 1 for task, n in self._state.counts.items() if n > 1}
+
+    def get_count(self, task_id: str) -> int:
+        return max(0, self._state.counts.get(task_id, 0) - 1)
+
+
+class Inputs(ValueChannel):
+    """The session's values for its caller; what is set before `execute` is an input."""
+
+    def __init__(self, context: ExecutionContext, session: Tables) -> None:
+        super().__init__(session, context.to_cell, from_cells)
+        self._context = context
+
+    def set(self, key: str, value: Any) -> None:
+        """Committed at once; on a resumed session an equal input is dropped, another refused."""
+        if not (self._context.goes_on and self._repeats(key, value)):
+            super().set(key, value)
+
+    def _repeats(self, key: str, value: Any) -> bool:
+        """Whether a write before `execute` repeats an input of a session that goes on; another is refused."""
+        known = self._context.home.inputs.get(key)
+        if known is None or known != digest_of(check_storable(key, value)):
+            raise InputsChanged(
+                f"Session {self._context.session_id} was started with "
+                f"{'another' if known else 'no'} input {key!r}.",
+                hint="Give the same inputs, none at all, or use a new session id.",
+                session=self._context.session_id,
+                name=key,
+            )
+        return True
+
+    def append(self, key: str, item: Any) -> None:
+        """Committed at once; on a resumed session refused before `execute`: it would be there twice."""
+        if self._context.goes_on:
+            raise InputsChanged(
+                f"Session {self._context.session_id} goes on and appends to the input {key!r} again.",
+                hint="Before execute, set() the whole list: an equal one is taken as the same input.",
+                session=self._context.session_id,
+                name=key,
+            )
+        super().append(key, item)
+
+
+class Channel(Inputs, MemoryChannel):
+    """Of a session in this process."""
+
+
+class SharedChannel(Inputs, RedisChannel):
+    """Of a session in Redis."""
+
+
+def digest_of(cell: Cell) -> str:
+    """Of an input: what a resumed session compares."""
+    if isinstance(cell, Live):
+        return live_digest(cell.value).hex()
+    return hashlib.blake2b(cell, digest_size=16).hexdigest()

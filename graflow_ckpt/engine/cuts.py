@@ -34,9 +34,9 @@ from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.bundles import Bundles, Unrecordable
 from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.record import plain, record, too_large
-from graflow_ckpt.engine.settings import Settings, tell_slow
+from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
-from graflow_ckpt.stores import backend_of, keeps_journal
+from graflow_ckpt.stores import keeps_journal
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -218,15 +218,7 @@ class Cutter:
         self._cut_steps, self._cut_time = self.session.state.steps, monotonic()
         self._exposure.failed(seconds, counts=cause == BUDGET)
         self.home.save_error = error
-        log.error("checkpoint failed: %s", error, extra={"session": self.session.state.session})
-        self._emit(
-            "checkpoint_failed",
-            error=str(error),
-            error_type=type(error).__name__,
-            cause=cause,
-            backend=backend_of(self.home.store.url),
-            seconds=seconds,
-        )
+        self.home.tell_failed(self._emit, error, cause, seconds)
         if self._exposure.must or self.settings.on_save_failure == "fail":
             self.session.broken = error if isinstance(error, GraflowError) else CheckpointError(str(error))
             raise self.session.broken
@@ -237,26 +229,12 @@ class Cutter:
         snapshot = capture(state, rng.capture() if self.settings.rng else None, self.begun())
         metadata = self.home.cut(self.graph, snapshot, cause, user, path)
         self._cut_steps, self._cut_time = state.steps, monotonic()
-        log.info(
-            "Checkpoint created: %s", metadata.path, extra={"session": state.session, "step": state.steps}
-        )
         seconds = monotonic() - began
         if self.home.finds(metadata.path):
             self._exposure.saved(seconds, state.values, counts=cause == BUDGET)
             if self.session.recorder is not None:
                 self._follow(state.sequence)
-        self._emit(
-            "checkpoint_saved",
-            path=metadata.path,
-            cause=cause,
-            seconds=seconds,
-            bytes=metadata.size,
-            backend=backend_of(self.home.store.url),
-            synced=metadata.synced,
-        )
-        if not self.home.told_slow:
-            limit = self.settings.slow_save
-            self.home.told_slow = tell_slow("SAVE", seconds, metadata.path, state.session, limit)
+        self.home.tell_saved(self._emit, metadata, cause, seconds, self.settings.slow_save)
         self.on_saved(metadata)
         self.home.prune(self.settings.keep, emit=self._emit, last=cause in LAST)
         return metadata

@@ -36,9 +36,8 @@ from graflow_ckpt.engine import notice, preflight, resuming, rng
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.cuts import Cutter
-from graflow_ckpt.engine.host import RunHost
 from graflow_ckpt.engine.invoke import Invoker
-from graflow_ckpt.engine.run import GoBack, Run
+from graflow_ckpt.engine.run import GoBack, Run, RunHost
 from graflow_ckpt.engine.signals import Stop, handled
 from graflow_ckpt.stores import as_typed
 from graflow_ckpt.stores.places import goes_without_saying

@@ -34,30 +34,96 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line
 from graflow_ckpt.engine.announcer import Trace
+from graflow_ckpt.engine.settings import tell_slow
 from graflow_ckpt.engine.tidying import Tidier
-from graflow_ckpt.stores import folder_on_disk, open_beside, places, store_of
+from graflow_ckpt.stores import backend_of, folder_on_disk, open_beside, open_store, places, store_of
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
 
-class Home:
+class CheckpointPlace:
+    """Where the checkpoints of a session go, and what is told of them."""
+
+    def __init__(self, session: str, store: CheckpointStore | str, *, alone: bool) -> None:
+        self.session = session
+        self.backend = backend_of(store if isinstance(store, str) else store.url)  # the kind of its store
+        self._store = store  # an address: it may not be there to be opened
+        self.last: CheckpointMetadata | None = None
+        self.trace = Trace(session)
+        self._alone = alone  # nobody else writes checkpoints of it
+        self._told_slow = False  # saves; a session says so once
+        self._keyring: Keyring | None = None
+        self._elsewhere: dict[str, CheckpointStore] = {}  # that paths of single cuts lead to
+        self._tidier: Tidier | None = None
+
+    @property
+    def store(self) -> CheckpointStore:
+        """Opened by the first cut."""
+        if isinstance(self._store, str):
+            self._store = open_store(self._store)
+        return self._store
+
+    @property
+    def keyring(self) -> Keyring:
+        if self._keyring is None:
+            self._keyring = Keyring.for_store(self.store)
+        return self._keyring
+
+    def place_of(self, path: str) -> tuple[CheckpointStore, str]:
+        """The store that a path leads to, and the path as it is written there."""
+        own = self.store.takes(path)
+        if own is not None:
+            return self.store, own
+        where = store_of(path)
+        if where not in self._elsewhere:
+            self._elsewhere[where] = open_beside(self.store, path)
+        place = self._elsewhere[where]
+        return place, place.takes(path) or path
+
+    def tidy(self, keep: Retention, *, emit: Callable[..., None], last: bool = False) -> bool:
+        """Delete what is not kept now that there is one more, whoever has made it; whether none is left."""
+        if self._tidier is None:
+            self._tidier = Tidier(
+                self.store, self.session, lambda: self.keyring, emit=emit, alone=self._alone
+            )
+        return self.last is not None and self._tidier.after(self.last, keep, last=last)
+
+    def tell_saved(
+        self, emit: Callable[..., None], saved: CheckpointMetadata, cause: str, seconds: float, limit: float
+    ) -> None:
+        """Tell the log and the observers of a checkpoint; `limit`: seconds from which on it was slow."""
+        facts = {"session": self.session, "step": saved.steps}
+        log.info("Checkpoint created: %s", saved.path, extra=facts)
+        emit(
+            "checkpoint_saved", path=saved.path, cause=cause, seconds=seconds, bytes=saved.size,
+            backend=self.backend, synced=saved.synced,
+        )  # fmt: skip
+        if not self._told_slow:
+            self._told_slow = tell_slow("SAVE", seconds, saved.path, self.session, limit)
+
+    def tell_failed(self, emit: Callable[..., None], error: Exception, cause: str, seconds: float) -> None:
+        """Tell them of one that could not be written."""
+        log.error("checkpoint failed: %s", error, extra={"session": self.session})
+        emit(
+            "checkpoint_failed", error=str(error), error_type=type(error).__name__, cause=cause,
+            backend=self.backend, seconds=seconds,
+        )  # fmt: skip
+
+
+class Home(CheckpointPlace):
     """One session in one store."""
 
     def __init__(self, store: CheckpointStore, session: str) -> None:
-        self.store = store
-        self.session = session
+        super().__init__(session, store, alone=True)
         self.lease: Lease | None = None
         self.sequence = 0  # of the last cut
         self._reserved = 0  # the last number that a path has
         self.parent: str | None = None  # the last cut
         self.origin: str | None = None  # the cut that the session was forked from
         self.rewinds: Lines = ()  # what the session has gone back behind
-        self.trace = Trace(session)
         self.save_error: Exception | None = None  # of the last save, unless a later one has succeeded
-        self.told_slow = False  # saves; a session says so once
         self.passed: list[tuple[str, CheckpointError]] = []  # cuts that the last `newest` could not use
         self.damage: JournalDamaged | None = None  # where the journal that was replayed ends too early
-        self.last: CheckpointMetadata | None = None
         self.workflow = ""
         self.allowance = Allowance()
         self.options: dict[str, str] = {}
@@ -66,22 +132,13 @@ class Home:
         self.cwd = os.getcwd()
         self.program = ""  # the file that defines the workflow
         self.inputs: dict[str, str] = {}
-        self._keyring: Keyring | None = None
         self._tasks: list[CurrentTask] | None = None
         self._summary: str | None = None
         self._described: Document | None = None
         self._program: Program | None = None
-        self._elsewhere: dict[str, CheckpointStore] = {}  # that paths of single cuts lead to
-        self._tidier: Tidier | None = None
         self._segment: Journal | None = None
         self._after = -1
         self._writer: journal.Writer | None = None
-
-    @property
-    def keyring(self) -> Keyring:
-        if self._keyring is None:
-            self._keyring = Keyring.for_store(self.store)
-        return self._keyring
 
     def open(self, *, take_over: bool = False) -> Lease:
         """Own the session; SessionBusy if somebody alive does."""
@@ -202,7 +259,7 @@ class Home:
         lease: Lease | None = self.open()
         assert lease is not None
         snapshot.facts["epoch"] = lease.epoch
-        place, path = self._place(path or self.reserve_path(snapshot.facts["steps"]))
+        place, path = self.place_of(path or self.reserve_path(snapshot.facts["steps"]))
         keyring = self.keyring
         if place is not self.store:
             lease.check()  # that store knows nothing of ours
@@ -254,22 +311,9 @@ class Home:
         cuts = (history.order_of(raw, self.session) for _, raw in self.store.list(self.session))
         self.rewinds = history.with_line(self.rewinds, line, cuts)
 
-    def _place(self, path: str) -> tuple[CheckpointStore, str]:
-        """The store that a path leads to, and the path as it is written there."""
-        own = self.store.takes(path)
-        if own is not None:
-            return self.store, own
-        where = store_of(path)
-        if where not in self._elsewhere:
-            self._elsewhere[where] = open_beside(self.store, path)
-        place = self._elsewhere[where]
-        return place, place.takes(path) or path
-
     def prune(self, keep: Retention, *, emit: Callable[..., None], last: bool = False) -> None:
         """Delete what is not kept now that there is one more; `last`: this run saves nothing any more."""
-        if self._tidier is None:
-            self._tidier = Tidier(self.store, self.session, lambda: self.keyring, emit=emit)
-        if self.last is not None and self._tidier.after(self.last, keep, last=last) and last:
+        if self.tidy(keep, emit=emit, last=last) and last:
             self.close_journal()
             forget_journal(self.store, self.session, self.lease)
 

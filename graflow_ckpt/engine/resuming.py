@@ -37,12 +37,10 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine import notice
 from graflow_ckpt.engine.announcer import Announcer
-from graflow_ckpt.engine.context import ExecutionContext
-from graflow_ckpt.engine.inputs import Channel
+from graflow_ckpt.engine.context import Channel, ExecutionContext
 from graflow_ckpt.engine.run import CRASH_BUDGET
 from graflow_ckpt.engine.settings import Settings, tell_slow
 from graflow_ckpt.sessions.memory import MemorySession
-from graflow_ckpt.stores import backend_of
 
 log = logging.getLogger("graflow_ckpt.engine")
 
@@ -129,10 +127,9 @@ def check_workflow(context: ExecutionContext, state: SessionState, known: str | 
 def _newest(context: ExecutionContext) -> Found | None:
     """Load the newest good cut, and tell the observers what that took, or why there is none."""
     home, settings, began = context.home, context.settings, monotonic()
-    backend = backend_of(home.store.url)
 
     def emit(kind: Kind, **facts: Any) -> None:
-        Announcer(context.session, settings.observers).emit(kind, **facts, backend=backend)
+        Announcer(context.session, settings.observers).emit(kind, **facts, backend=home.backend)
 
     try:
         found = home.newest(partial(load, context))

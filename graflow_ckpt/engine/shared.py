@@ -19,9 +19,8 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import Since
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.attempt import Attempt
-from graflow_ckpt.engine.host import RunHost
-from graflow_ckpt.engine.run import Run
-from graflow_ckpt.engine.settings import Settings, tell_slow
+from graflow_ckpt.engine.run import Run, RunHost
+from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_home import SharedHome
 from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently, same_task
 from graflow_ckpt.links.complaints import readable
@@ -82,7 +81,7 @@ class SharedCuts:
         with self._home.turn(TURN if passes else 0.0) as mine:
             if mine and self._due_for_all(idle):  # others may have cut between the question and our turn
                 if self.cut("policy", {"auto": True}) is not None:
-                    self._home.prune(self._settings.keep, emit=self._emit)
+                    self._home.tidy(self._settings.keep, emit=self._emit)
                 self._looked = (self._session.steps, monotonic())
 
     def _due_for_all(self, idle: bool) -> bool:
@@ -115,36 +114,13 @@ class SharedCuts:
                 handle.error = found
             self._failed(found, cause, monotonic() - began)
             return None
-        log.info(
-            "Checkpoint created: %s", saved.path, extra={"session": saved.session_id, "step": saved.steps}
-        )
         self.on_saved(saved)
-        seconds = monotonic() - began
-        self._emit(
-            "checkpoint_saved",
-            path=saved.path,
-            cause=cause,
-            seconds=seconds,
-            bytes=saved.size,
-            backend=self._home.backend,
-            synced=saved.synced,
-        )
-        if not self._home.told_slow:
-            limit = self._settings.slow_save
-            self._home.told_slow = tell_slow("SAVE", seconds, saved.path, saved.session_id, limit)
+        self._home.tell_saved(self._emit, saved, cause, monotonic() - began, self._settings.slow_save)
         return saved
 
     def _failed(self, error: GraflowError, cause: str, seconds: float) -> None:
         """An event; with on_save_failure="fail" nobody goes on with the session."""
-        log.error("checkpoint failed: %s", error, extra={"session": self._session.id})
-        self._emit(
-            "checkpoint_failed",
-            error=str(error),
-            error_type=type(error).__name__,
-            cause=cause,
-            backend=self._home.backend,
-            seconds=seconds,
-        )
+        self._home.tell_failed(self._emit, error, cause, seconds)
         with suppress(GraflowError):  # the server may be what has failed
             self._home.has_failed(self._session.steps)
         if self._settings.on_save_failure == "fail":

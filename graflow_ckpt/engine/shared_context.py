@@ -25,9 +25,8 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.announcer import Trace
 from graflow_ckpt.engine.attempt import from_cells
-from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.engine.context import ExecutionContext, SharedChannel, digest_of
 from graflow_ckpt.engine.home import program_file
-from graflow_ckpt.engine.inputs import SharedChannel, digest_of
 from graflow_ckpt.engine.reaping import owner_of
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_home import BACKEND, SharedHome

@@ -8,7 +8,7 @@ Several workers cut: paths and sequences are numbered in Redis, each trio is one
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from time import monotonic, sleep
@@ -19,19 +19,15 @@ from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.archive import metadata_of
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, now_iso
 from graflow_ckpt.checkpoint.program import Program
-from graflow_ckpt.checkpoint.retention import Retention
 from graflow_ckpt.checkpoint.snapshot import Snapshot, capture
 from graflow_ckpt.core.errors import CheckpointError, NoSession, SessionBusy
-from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine.announcer import Trace
-from graflow_ckpt.engine.tidying import Tidier
+from graflow_ckpt.engine.home import CheckpointPlace
 from graflow_ckpt.links.complaints import readable, translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import CUT, keys_of
 from graflow_ckpt.sessions.ops import Cells
 from graflow_ckpt.sessions.tables import gone, parse_line, read_paged, read_state
-from graflow_ckpt.stores import backend_of, open_beside, open_store
 from graflow_ckpt.stores.keys import Keyring
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
@@ -64,7 +60,7 @@ _PATIENCE = 10.0  # seconds, for somebody else who reads it by pages
 _TURNS = 20  # how often others may come first
 
 
-class SharedHome:
+class SharedHome(CheckpointPlace):
     """The checkpoints of one session in Redis."""
 
     def __init__(
@@ -76,37 +72,13 @@ class SharedHome:
         keyring: Keyring | None,
         program: Program,
     ) -> None:
+        super().__init__(session, store or link.address, alone=False)
         self.link = link
-        self.session = session
         self.program = program
-        self.last: CheckpointMetadata | None = None
-        self.trace = Trace(session)
-        self.told_slow = False  # saves; a session says so once
         self._cells = cells
-        self._place = store
-        self._store: CheckpointStore | None = None
         self._keyring = keyring
-        self._tidier: Tidier | None = None
         self._prefix = keys_of(session)
         self._script = link.script(CUT)
-
-    @property
-    def store(self) -> CheckpointStore:
-        """Opened by the first cut."""
-        if self._store is None:
-            self._store = open_store(self._place or self.link.address)
-        return self._store
-
-    @property
-    def backend(self) -> str:
-        """The kind of its store, which may not be there to be opened."""
-        return backend_of(self._place or self.link.address)
-
-    @property
-    def keyring(self) -> Keyring:
-        if self._keyring is None:
-            self._keyring = Keyring.for_store(self.store)
-        return self._keyring
 
     @property
     def _client(self) -> Any:  # a redis.Redis, whose types allow a coroutine
@@ -138,7 +110,7 @@ class SharedHome:
         """Take the session as it is now and write one trio; raises if it could not be written."""
         state, number, parent = self._numbered(portable)
         snapshot = self._snapshot(state, portable)
-        place, path = self._place_of(path or self.own_path(state.steps))
+        place, path = self.place_of(path or self.own_path(state.steps))
         keyring = self.keyring if place is self.store else Keyring.for_store(place)
         metadata = metadata_of(snapshot, self.program, path=path, sequence=number, cause=cause, user=user)
         carried = snapshot.facts["redis"]["session"]
@@ -236,14 +208,6 @@ class SharedHome:
             with translated(self.link.address):
                 self._client.hsetnx(f"{self._prefix}h", "trace", text)
 
-    def _place_of(self, path: str) -> tuple[CheckpointStore, str]:
-        """The store that a path leads to, and the path as it is written there."""
-        own = self.store.takes(path)
-        if own is not None:
-            return self.store, own
-        place = open_beside(self.store, path)
-        return place, place.takes(path) or path
-
     # --- policies: one worker cuts for all ------------------------------------------------
 
     def last_cut(self) -> tuple[int, float]:
@@ -280,10 +244,3 @@ class SharedHome:
     def has_failed(self, steps: int) -> None:
         """A cut was not written: nobody tries again before the policy is due once more."""
         self._tell("failed", steps)
-
-    def prune(self, keep: Retention, *, emit: Callable[..., None]) -> None:
-        """The session has one more: what is not kept goes, whoever has made it."""
-        assert self.last is not None
-        if self._tidier is None:
-            self._tidier = Tidier(self.store, self.session, lambda: self.keyring, emit=emit, alone=False)
-        self._tidier.after(self.last, keep)

@@ -35,12 +35,12 @@ from rq.version import VERSION
 
 import graflow_ckpt
 from graflow_ckpt.core.errors import GraflowError, KeyTaken, ServerFull, ServerGone, SessionBusy
-from graflow_ckpt.fleet import watching
 from graflow_ckpt.fleet.board import Board, Line, Order, Run, State
 from graflow_ckpt.fleet.forks import be_called, deaf, fork
 from graflow_ckpt.fleet.health import sign_off
 from graflow_ckpt.fleet.lists import asked
 from graflow_ckpt.fleet.reaping import STOPPED, Death, Hands, take
+from graflow_ckpt.fleet.slice import maker_of
 from graflow_ckpt.fleet.steward import Charge, steward
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.fleet.worker import Manner, PoolSettings, rq_name, work
@@ -274,7 +274,7 @@ def run(settings: PoolSettings) -> int:
     for module in settings.preload:
         _import(module)
     for maker in settings.observers:
-        watching.maker_of(maker)  # what is not there is said now, and what is there is shared by all
+        maker_of(maker)  # what is not there is said now, and what is there is shared by all
     pool = Pool(settings, keyring)
     queues, where = ", ".join(settings.queues), parse(settings.url)
     log.info("pool %s: %d workers on %s at %s", pool.name, settings.n, queues, where)

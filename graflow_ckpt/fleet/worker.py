@@ -39,9 +39,8 @@ from graflow_ckpt.fleet.forks import deaf, leave
 from graflow_ckpt.fleet.listening import Listening
 from graflow_ckpt.fleet.lists import owner_text
 from graflow_ckpt.fleet.reaping import GAVE_UP, STOPPED, take
-from graflow_ckpt.fleet.slice import CODE_PATIENCE, Slice, Worker, serve
+from graflow_ckpt.fleet.slice import CODE_PATIENCE, Observers, Slice, Worker, serve
 from graflow_ckpt.fleet.tokens import Carrier, queue_name
-from graflow_ckpt.fleet.watching import Observers
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.stores.keys import Keyring

@@ -34,7 +34,7 @@ from tests.unit.stores.faults import FaultyDisk
 def on_a_bad_disk(flow: Workflow, method: str, at: int = 1, number: int = errno.ENOSPC) -> FaultyDisk:
     """The session's store from now on; the lease stays with the one before."""
     disk = FaultyDisk(method, number, at)
-    flow.execution_context.home.store = LocalStore("checkpoints", disk=disk)
+    flow.execution_context.home._store = LocalStore("checkpoints", disk=disk)
     return disk
 
 

@@ -297,7 +297,7 @@ def test_a_journal_that_fails_stops_the_session_and_nothing_later_is_committed(c
                 disk.arm(call, errno.EIO)
             context.next_iteration()
 
-    flow.execution_context.home.store = LocalStore("checkpoints", disk=disk)
+    flow.execution_context.home._store = LocalStore("checkpoints", disk=disk)
     with pytest.raises(JournalFailed, match="Input/output error"):
         flow.execute()
     assert ran == [0, 1, 2]
@@ -328,7 +328,7 @@ def test_a_cut_that_a_journal_waits_for_and_that_fails_stops_the_session() -> No
                 context.get_channel().set("big", bytes(2_000_000))
             context.next_iteration()
 
-    flow.execution_context.home.store = LocalStore("checkpoints", disk=disk)
+    flow.execution_context.home._store = LocalStore("checkpoints", disk=disk)
     with pytest.raises(Exception, match="No space left"):
         flow.execute()
 

@@ -27,8 +27,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import EveryN, OnRequest
 from graflow_ckpt.core.task import BestEffort, Group, Options, Task
-from graflow_ckpt.engine.context import one_backend
-from graflow_ckpt.engine.inputs import digest_of
+from graflow_ckpt.engine.context import digest_of, one_backend
 from graflow_ckpt.engine.settings import Settings
 
 

@@ -165,7 +165,7 @@ def test_a_journal_costs_one_sync_per_commit() -> None:
     disk = CountingDisk()
     counts: list[int] = []
     flow = loop(10, lambda context: counts.append(disk.syncs), durability="journal")
-    flow.execution_context.home.store = LocalStore("checkpoints", disk=disk)
+    flow.execution_context.home._store = LocalStore("checkpoints", disk=disk)
 
     flow.execute()
 

@@ -15,9 +15,8 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import All, Group, Task
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.cuts import Cutter
-from graflow_ckpt.engine.host import RunHost
 from graflow_ckpt.engine.invoke import Invoker
-from graflow_ckpt.engine.run import Run
+from graflow_ckpt.engine.run import Run, RunHost
 from graflow_ckpt.engine.settings import Settings
 
 

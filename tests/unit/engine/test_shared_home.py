@@ -206,7 +206,7 @@ def test_the_last_cuts_of_policies_are_kept_whoever_made_them(
     for number in range(7):
         one = homes[number % 3]
         made.append(one.cut("policy", None).path)
-        one.prune(KeepLast(3), emit=unheard)
+        one.tidy(KeepLast(3), emit=unheard)
 
     left = [m.path for m in reversed(CheckpointManager.list_checkpoints("s"))]
     assert left == [asked.path, *made[-3:]]
@@ -219,9 +219,9 @@ def test_a_cut_that_cannot_be_taken_away_stays_and_is_logged(
         raise PermissionError(path)
 
     home.cut("policy", None)
-    home.prune(KeepLast(1), emit=unheard)
+    home.tidy(KeepLast(1), emit=unheard)
     home.cut("policy", None)
     monkeypatch.setattr(home.store, "delete", refuse)
-    home.prune(KeepLast(1), emit=unheard)
+    home.tidy(KeepLast(1), emit=unheard)
 
     assert "stays" in caplog.text

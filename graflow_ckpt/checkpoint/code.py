@@ -25,6 +25,7 @@ import cloudpickle
 from cloudpickle.cloudpickle import _make_function
 
 from graflow_ckpt import _restore
+from graflow_ckpt.checkpoint.pickles import Kept, TooLong
 from graflow_ckpt.core.task import Task
 
 COPY_LIMIT: Final = 1 << 20
@@ -103,10 +104,10 @@ def by_value(module: str) -> bool:
 def _copy(obj: Any) -> bytes:
     copy = _copies.get(obj)
     if copy is None:
-        room = _Room()
+        out = Kept(COPY_LIMIT, stop=True)
         try:
-            _Copier(room, protocol=5).dump(obj)
-        except _FullError:
+            _Copier(out, protocol=5).dump(obj)
+        except TooLong:
             _log.log(
                 logging.DEBUG if whole.get() else logging.WARNING,
                 "%s of __main__ uses more than %d MiB of global data: it is kept by name only, and its "
@@ -114,24 +115,5 @@ def _copy(obj: Any) -> bytes:
                 obj.__qualname__,
                 COPY_LIMIT >> 20,
             )
-            room.data.clear()
-        copy = _copies[obj] = bytes(room.data)
+        copy = _copies[obj] = out.data() or b""
     return copy
-
-
-class _FullError(Exception):
-    """A copy has become too large."""
-
-
-class _Room:
-    """A pickler's file with an end."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-
-    def write(self, data: Any) -> int:
-        with memoryview(data) as view:
-            if len(self.data) + view.nbytes > COPY_LIMIT:
-                raise _FullError
-            self.data += view
-            return view.nbytes

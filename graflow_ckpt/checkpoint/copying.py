@@ -35,7 +35,7 @@ from graflow_ckpt.checkpoint.contents import Bringing, pour, shares
 from graflow_ckpt.checkpoint.history import former_lines, is_superseded
 from graflow_ckpt.checkpoint.inventory import Inventory, inventory
 from graflow_ckpt.checkpoint.model import Document
-from graflow_ckpt.checkpoint.retention import Cut
+from graflow_ckpt.checkpoint.retention import Cut, by_session
 from graflow_ckpt.checkpoint.seal import Keyring, sealed_bytes, sealed_in
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
@@ -215,9 +215,8 @@ class Move:
         return Copied(path, "copied", size, where)
 
     def _as_at_target(self, meta: Document, stage: str) -> Document:
-        kept = {name: value for name, value in meta.items() if name not in ("seal", "key_id")}
-        home = kept.get("home")
-        return kept | {
+        home = meta.get("home")
+        return meta | {
             "stage": stage,
             "synced": self.target.synced,
             _COPIED_FROM: self._here(),
@@ -306,14 +305,8 @@ def survey(place: Readable) -> dict[str, Inventory]:
     """All that a place has, by session, the one that was cut last at the end; under "" what is damaged and
     has a name that tells no session. One look for all of them: a listing can be long."""
     known = inventory(place)
-    cuts: dict[str, list[Cut]] = {}
-    damaged: dict[str, list[Cut]] = {}
-    last: dict[str, float] = {}
-    for cut in known.cuts:
-        cuts.setdefault(cut.session, []).append(cut)
-        last[cut.session] = max(last.get(cut.session, cut.created), cut.created)
-    for cut in known.unreadable:
-        damaged.setdefault(cut.session, []).append(cut)
+    cuts, damaged = by_session(known.cuts), by_session(known.unreadable)
+    last = {session: max(cut.created for cut in some) for session, some in cuts.items()}
     names = sorted({*cuts, *damaged}, key=lambda name: (last.get(name, 0.0), name))
     return {name: Inventory(tuple(cuts.get(name, ())), tuple(damaged.get(name, ()))) for name in names}
 

@@ -38,6 +38,7 @@ from graflow_ckpt.checkpoint.retention import (
     WAITS,
     Cut,
     Retention,
+    by_session,
     bytes_of,
     forked_from,
 )
@@ -109,8 +110,8 @@ class Guard:
         self._own = own
         self._good = good
         self._forked = forked_from(known.cuts, going)
-        self._cuts = _by_session(known.cuts)
-        self._lacking = _by_session([cut for cut in (*known.cuts, *known.unreadable) if cut.lacks])
+        self._cuts = by_session(known.cuts)
+        self._lacking = by_session([cut for cut in (*known.cuts, *known.unreadable) if cut.lacks])
         self._later: dict[str, bool] = {}
         self._journals: dict[str, bool] = {}
         self._finished: dict[str, bool] = {}
@@ -286,7 +287,7 @@ def carry_out(
     gone: list[Cut] = []
     failed: list[tuple[Cut, str]] = []
     waiting: list[Cut] = []
-    for session, cuts in _by_session(what.cuts).items():
+    for session, cuts in by_session(what.cuts).items():
         if session not in ("", own) and store.owner(session) is not None:  # it was taken since
             failed += [(cut, f"session {session} is being run") for cut in cuts]
             continue
@@ -371,13 +372,6 @@ def forget_journal(store: CheckpointStore, session: str, lease: Lease | None = N
     finally:
         if mine is not None and lease is None:
             mine.release()
-
-
-def _by_session(cuts: Sequence[Cut]) -> dict[str, list[Cut]]:
-    found: dict[str, list[Cut]] = {}
-    for cut in cuts:
-        found.setdefault(cut.session, []).append(cut)
-    return found
 
 
 def sweep(

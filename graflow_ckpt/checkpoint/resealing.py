@@ -90,8 +90,7 @@ def put_sealed(
     store: CheckpointStore, keyring: Keyring, path: str, meta: Document, lease: Lease | None
 ) -> None:
     """Write a meta with a seal of the newest key; the parts stay as they are."""
-    own = {name: value for name, value in meta.items() if name not in ("seal", "key_id")}
-    sealed = sealed_bytes(own, keyring, path)
+    sealed = sealed_bytes(meta, keyring, path)
 
     def write(sink: Sink) -> None:
         sink.write(sealed)

@@ -83,6 +83,13 @@ def bytes_of(cuts: Iterable[Cut]) -> int:
     return sum(taken.add(cut) for cut in cuts)
 
 
+def by_session(cuts: Sequence[Cut]) -> dict[str, list[Cut]]:
+    found: dict[str, list[Cut]] = {}
+    for cut in cuts:
+        found.setdefault(cut.session, []).append(cut)
+    return found
+
+
 def shared_in(contents: object, scope: str = "") -> dict[str, int]:
     """Names and sizes of what a meta says it holds; it may be damaged. In each scope they are others."""
     entries = contents if isinstance(contents, list) else []

@@ -194,9 +194,4 @@ def _restore_spec(state: SessionState, facts: Document, data: list[Cell], order:
 
 def no_facts(session: str, starts: list[str]) -> Document:
     """The control facts of a session that has not begun."""
-    return {
-        "session_id": session, "starts": starts, "max_steps": None, "steps": 0, "status": "running",
-        "reason": "", "epoch": 0, "transition": 0, "counters": [1, 1, 1], "completed_tasks": [],
-        "completed_steps": [], "enqueued": {}, "gates": {}, "skipped": {}, "passed": [], "errors": {},
-        "pending_tasks": [], "schema_version": SCHEMA,
-    }  # fmt: skip
+    return capture(SessionState(session, starts)).facts

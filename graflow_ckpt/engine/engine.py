@@ -17,8 +17,7 @@ from time import sleep
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from graflow_ckpt.checkpoint import attachments
-from graflow_ckpt.checkpoint.allowance import Allowance
-from graflow_ckpt.checkpoint.archive import Found
+from graflow_ckpt.checkpoint.archive import Allowance, Found
 from graflow_ckpt.checkpoint.pickles import collector_at_rest
 from graflow_ckpt.checkpoint.pruning import forget_journal
 from graflow_ckpt.core.errors import (

@@ -14,8 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graflow_ckpt.checkpoint import archive, history, journal, program
-from graflow_ckpt.checkpoint.allowance import Allowance
-from graflow_ckpt.checkpoint.archive import Found, metadata_of
+from graflow_ckpt.checkpoint.archive import Allowance, Found, metadata_of
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, Lines, lines_in
 from graflow_ckpt.checkpoint.plan import CurrentTask
 from graflow_ckpt.checkpoint.program import Program

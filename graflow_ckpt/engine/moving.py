@@ -183,5 +183,5 @@ def _write(
     }  # fmt: skip
     write_state(context.link, state, context.cells, facts, verb=verb, flags=flags, share=bundles)
     if post is not None:
-        context.tables.sender.on_emitted = partial(post, state.session)
+        context.tables.on_emitted = partial(post, state.session)
     context.tables.commit([("claim", 0)])  # it may have ended; or somebody has to be asked for

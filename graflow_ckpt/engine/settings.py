@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from graflow_ckpt.checkpoint import retention
-from graflow_ckpt.checkpoint.allowance import MB
 from graflow_ckpt.checkpoint.retention import (
     DEFAULT,
     BestOf,
@@ -188,7 +187,7 @@ class Settings:
     @property
     def size_limit(self) -> int | None:
         """In bytes."""
-        return None if self.max_checkpoint_size_mb is None else int(self.max_checkpoint_size_mb * MB)
+        return None if self.max_checkpoint_size_mb is None else int(self.max_checkpoint_size_mb * 1_000_000)
 
     @property
     def slots(self) -> int:

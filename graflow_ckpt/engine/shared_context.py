@@ -36,7 +36,7 @@ from graflow_ckpt.links.processes import named
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.layout import CREATE, head_of, keys_of
 from graflow_ckpt.sessions.names import check_names
-from graflow_ckpt.sessions.redis import SharedTables
+from graflow_ckpt.sessions.redis import RedisSession
 from graflow_ckpt.sessions.tables import parse_line
 from graflow_ckpt.sessions.views import RedisTaskQueue
 from graflow_ckpt.stores import open_store
@@ -64,7 +64,7 @@ class SharedContext(ExecutionContext):
         self.link = link
         self.keyring = keyring if keyring or uses_local_key() else Keyring.load(local=False)
         self.cells = SealedCells(self.session_id, self.keyring)
-        self.tables = SharedTables(link, self.session_id, self.cells)
+        self.tables = RedisSession(link, self.session_id, self.cells)
         self.place = store
         self._channel = SharedChannel(self, self.tables)
         self._program: Program | None = None
@@ -89,7 +89,7 @@ class SharedContext(ExecutionContext):
             "store": store,
         }  # fmt: skip
         pairs = [item for pair in facts.items() for item in pair]
-        sender = context.tables.sender
+        sender = context.tables
         reply = context.link.script(CREATE)([f"{context._prefix}c"], [line, *sender.begins(), *pairs])
         context.attached = reply == b"exists"
         if context.attached:
@@ -245,7 +245,7 @@ class SharedContext(ExecutionContext):
         check_names(self.graph)
         self.note_start()
         ops = [self.graph.routes[name].enqueue() for name in self.graph.starts]
-        self.tables.sender.commit([*ops], mode="B")
+        self.tables.commit([*ops], mode="B")
 
     def begin_trace(self, trace: Trace) -> None:
         """From here on the session's trace is that of this run, if it has one."""
@@ -257,7 +257,7 @@ class SharedContext(ExecutionContext):
     def note_start(self) -> None:
         """What whoever goes on has to know: the starts, the inputs, and what attempts in doubt come to."""
         names = self.tables.names()
-        values = self.tables.sender.read_all(names) if names else []
+        values = self.tables.read_all(names) if names else []
         inputs = {n: digest_of(found[0]) for n, (found, _) in zip(names, values, strict=True) if found}
         routes = self.graph.routes.items()
         asks = {name: o for name, route in routes if (o := route.options.on_interrupted) != "rerun"}

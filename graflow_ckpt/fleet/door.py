@@ -23,7 +23,7 @@ from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.fleet.accepting import Existing, Terms, call_of
 from graflow_ckpt.fleet.client import Client, client_at
 from graflow_ckpt.fleet.handle import Handle
-from graflow_ckpt.links.examination import examine
+from graflow_ckpt.links.redis import examine
 
 __all__ = ["Existing", "Fleet", "Terms", "at", "connect", "submit", "submit_call", "submit_calls", "terms_of"]
 

@@ -45,8 +45,7 @@ from graflow_ckpt.fleet.steward import Charge, steward
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.fleet.worker import Manner, PoolSettings, rq_name, work
 from graflow_ckpt.links.addresses import parse
-from graflow_ckpt.links.examination import examine
-from graflow_ckpt.links.redis import open_link
+from graflow_ckpt.links.redis import examine, open_link
 from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.names import check_queue
 from graflow_ckpt.stores.keys import Keyring

@@ -436,9 +436,14 @@ class RedisSession:
         """A slice leaves when there is nothing to do; who stays asks again now and then."""
         return None if self._retires else self.clock() + POLL
 
-    def known(self) -> SessionState:
+    @property
+    def state(self) -> SessionState:
         """All that is known of its tasks, as of now; no values."""
-        return self.patiently(lambda: read_state(self._link, self.id, self._cells, values=False))
+        return read_state(self._link, self.id, self._cells, values=False)
+
+    def known(self) -> SessionState:
+        """The same; a server that is away is waited for."""
+        return self.patiently(lambda: self.state)
 
     def patiently(self, ask: Callable[[], T]) -> T:
         """The answer to something that changes nothing; a server that is away is waited for."""
@@ -518,32 +523,3 @@ class RedisSession:
         client: Any = self._link.client
         fields: list[bytes] = client.hkeys(keys_of(self.id) + "v")
         return fields
-
-
-class SharedTables:
-    """A session as its caller sees it: all of its tables, and commits from outside.
-
-    Nothing is held here: each question is a question to Redis.
-    """
-
-    def __init__(self, link: RedisLink, session: str, cells: Cells) -> None:
-        self.link = link
-        self.sender = RedisSession(link, session, cells)
-        self._cells = cells
-
-    @property
-    def state(self) -> SessionState:
-        """What is known of its tasks, as of now; no values."""
-        return read_state(self.link, self.sender.id, self._cells, values=False)
-
-    def commit(self, ops: Sequence[Op]) -> list[Claim]:
-        return self.sender.commit(ops)
-
-    def read(self, name: str) -> Found | None:
-        return self.sender.read(name)
-
-    def names(self) -> list[str]:
-        return self.sender.names()
-
-    def close(self) -> None:
-        self.sender.close()

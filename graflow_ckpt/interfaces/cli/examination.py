@@ -284,7 +284,7 @@ def _servers(client: Client, resolved: Resolved) -> Iterator[Finding]:
 
 
 def _server_at(what: str, link: RedisLink) -> Iterator[Finding]:
-    from graflow_ckpt.links.examination import examine
+    from graflow_ckpt.links.redis import examine
 
     for one in examine(link):
         yield Finding(what, _VERDICTS[one.level], f"{one.what} {one.hint}".strip())

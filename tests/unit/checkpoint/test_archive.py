@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from graflow_ckpt.checkpoint import archive, model
-from graflow_ckpt.checkpoint.allowance import Allowance
+from graflow_ckpt.checkpoint.archive import Allowance
 from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.checkpoint.seal import seal
 from graflow_ckpt.core.errors import (

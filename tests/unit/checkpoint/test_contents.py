@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from graflow_ckpt.checkpoint import archive, contents
-from graflow_ckpt.checkpoint.allowance import Allowance
+from graflow_ckpt.checkpoint.archive import Allowance
 from graflow_ckpt.checkpoint.auditing import audit
 from graflow_ckpt.checkpoint.copying import Move
 from graflow_ckpt.checkpoint.digest import CHUNK

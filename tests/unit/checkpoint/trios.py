@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from graflow_ckpt.checkpoint import archive
-from graflow_ckpt.checkpoint.allowance import Allowance
-from graflow_ckpt.checkpoint.archive import metadata_of
+from graflow_ckpt.checkpoint.archive import Allowance, metadata_of
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.snapshot import capture

@@ -22,8 +22,7 @@ from redis.sentinel import Sentinel as SentinelClient
 
 from graflow_ckpt.core.errors import BadAddress, ServerError, ServerGone, ServerRefuses, ServerTooOld
 from graflow_ckpt.links.addresses import parse
-from graflow_ckpt.links.examination import Finding, examine
-from graflow_ckpt.links.redis import RedisLink, client_to, open_link
+from graflow_ckpt.links.redis import Finding, RedisLink, client_to, examine, open_link
 from tests.proxy import Proxy
 from tests.servers import Sentinel, Server, free_port
 

@@ -137,6 +137,12 @@ def program(name: str, text: str) -> Path:
     return path
 
 
+def run_count(*arguments: str | Path, status: int = 0, **environment: str) -> Ended:
+    """Write COUNT to count.py, and run it."""
+    program("count.py", COUNT)
+    return graflow("run", "count.py", *arguments, status=status, **environment)
+
+
 def steps() -> list[int]:
     """The steps that COUNT has begun."""
     return [int(line) for line in Path("steps.log").read_text().split()]

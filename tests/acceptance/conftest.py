@@ -13,7 +13,7 @@ from graflow_ckpt import EveryN, task
 from graflow_ckpt import workflow as in_memory
 from graflow_ckpt.stores.keys import new_key
 from tests.acceptance import fleet_line, fleets
-from tests.acceptance.command_line import COUNT, KILLED, checkpoints, graflow, program
+from tests.acceptance.command_line import KILLED, checkpoints, run_count
 from tests.acceptance.machine import LOG, WORLD
 from tests.acceptance.places import Make, in_redis
 from tests.servers import Server
@@ -69,8 +69,7 @@ def world() -> None:
 @pytest.fixture
 def killed() -> list[str]:
     """The two checkpoints of session `s` of COUNT, which was killed in its fifth step."""
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--every", "2", "--", "4", status=KILLED)
+    run_count("--session", "s", "--every", "2", "--", "4", status=KILLED)
     return checkpoints("s")
 
 

@@ -17,13 +17,14 @@ from functools import lru_cache
 from types import CodeType
 from typing import Any
 
-from graflow_ckpt import AtLeast, BestEffort, ExecutionContext, group, task, workflow
+from graflow_ckpt import ExecutionContext, task, workflow
 from graflow_ckpt.core.errors import SessionCancelled, Stalled, WorkflowCancelled
 from graflow_ckpt.core.events import Event
 from graflow_ckpt.core.facts import Claim, Outcome
 from graflow_ckpt.frontends.dsl import Workflow
 from tests.acceptance.oracle import End
-from tests.acceptance.program import Body, Fork, Part, Program, mix
+from tests.acceptance.program import Body, Program, mix
+from tests.chaos.bodies import expression
 
 RESULT = ".__result__"
 MEETING = 10.0  # seconds: only a hang takes so long
@@ -218,22 +219,8 @@ def build(program: Program, **settings: Any) -> Workflow:
     ) as flow:
         tasks: dict[str, Any] = {body.name: made(body) for body in program.bodies}
         for chain in program.chains:
-            _expression(chain, tasks)
+            expression(chain, tasks)
     return flow
-
-
-def _expression(chain: tuple[Part, ...], known: dict[str, Any]) -> Any:
-    parts = []
-    for part in chain:
-        if isinstance(part, Fork) and part.name not in known:
-            members = [_expression(member, known) for member in part.members]
-            policy = {"all": None, "best": BestEffort(), "least": AtLeast(max(1, part.need))}[part.policy]
-            known[part.name] = group(*members, policy=policy, name=part.name)
-        parts.append(known[part if isinstance(part, str) else part.name])
-    joined = parts[0]
-    for part in parts[1:]:
-        joined = joined >> part
-    return joined
 
 
 def run(stage: Stage, *, slices: int | None = None, **settings: Any) -> End:

@@ -23,6 +23,7 @@ from tests.acceptance.command_line import (
     inside,
     program,
     python,
+    run_count,
 )
 
 pytestmark = pytest.mark.usefixtures("checkpoints_alone")
@@ -93,8 +94,7 @@ with workflow("waits") as ctx:
 
 
 def test_a_journaled_session_is_as_far_as_its_journal() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--durability", "journal", "--", "4", status=KILLED)
+    run_count("--session", "s", "--durability", "journal", "--", "4", status=KILLED)
 
     (row,) = graflow("sessions", "--json").document
 
@@ -221,8 +221,7 @@ def test_verify_wants_to_know_what() -> None:
 
 
 def test_a_path_that_was_noted_long_ago_is_said_to_have_expired() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s")
+    run_count("--session", "s")
 
     for command in (("checkpoints", "show"), ("resume",)):
         said = graflow(*command, "checkpoints/session_s_step_1_1700000000-1.pkl", status=1).err
@@ -443,8 +442,7 @@ def test_files_that_are_not_those_of_the_meta_are_never_sealed(foreign: list[str
 
 
 def test_one_s_own_checkpoint_needs_no_trust() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s")
+    run_count("--session", "s")
 
     assert "nothing to do" in graflow("trust", checkpoints("s")[0]).err
 

@@ -17,7 +17,7 @@ from graflow_ckpt.stores.fallback import Fallback
 from graflow_ckpt.stores.keys import new_key
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.testing.trios import listed, own_name, put
-from tests.acceptance.command_line import COUNT, graflow, program
+from tests.acceptance.command_line import COUNT, graflow, program, run_count
 from tests.servers import Server
 
 
@@ -38,8 +38,7 @@ def test_a_healthy_machine_is_told_so_and_keeps_nothing_of_it() -> None:
 
 
 def test_a_folder_that_anybody_can_write_is_bad() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s")
+    run_count("--session", "s")
     assert findings()["store modes"]["verdict"] == "ok"
 
     Path("checkpoints").chmod(0o777)

@@ -5,15 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from graflow_ckpt.stores.keys import new_key
-from tests.acceptance.command_line import (
-    COUNT,
-    KILLED,
-    Terminal,
-    graflow,
-    inside,
-    program,
-    steps,
-)
+from tests.acceptance.command_line import KILLED, Terminal, graflow, inside, run_count, steps
 
 DATABASE = "sqlite:///other.db"
 
@@ -88,8 +80,7 @@ def test_a_session_travels_in_a_file(killed: list[str]) -> None:
 
 
 def test_a_journal_travels_in_a_file(tmp_path: Path) -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--durability", "journal", "--", "4", status=KILLED)
+    run_count("--session", "s", "--durability", "journal", "--", "4", status=KILLED)
 
     inside("checkpoints", "export", "s", "s.ckpt")
     (done,) = inside("checkpoints", "import", "s.ckpt", "--store", DATABASE, "--json").document["sessions"]

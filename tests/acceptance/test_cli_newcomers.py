@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.stores.keys import new_key
-from tests.acceptance.command_line import COUNT, Terminal, checkpoints, graflow, inside, program
+from tests.acceptance.command_line import COUNT, Terminal, checkpoints, graflow, inside, program, run_count
 
 
 @pytest.fixture
 def counted() -> list[str]:
     """Six checkpoints of a session that has completed."""
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--every", "1")
+    run_count("--session", "s", "--every", "1")
     return checkpoints("s")
 
 
@@ -182,9 +181,7 @@ def test_a_key_that_is_none_is_refused_before_the_first_task() -> None:
 
 
 def test_the_command_that_goes_on_names_all_that_leads_to_a_bucket(objects_url: str) -> None:
-    program("count.py", COUNT)
-
-    told = graflow("run", "count.py", "--session", "s", "--max-steps", "2", "--store", objects_url,
+    told = run_count("--session", "s", "--max-steps", "2", "--store", objects_url,
                    GRAFLOW_CKPT_KEY=new_key()).err  # fmt: skip
 
     assert f"graflow-ckpt resume s --store '{objects_url}'" in told

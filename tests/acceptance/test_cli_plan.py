@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.command_line import CHAIN, COUNT, KILLED, checkpoints, graflow, program
+from tests.acceptance.command_line import CHAIN, KILLED, checkpoints, graflow, program, run_count
 
 pytestmark = pytest.mark.usefixtures("checkpoints_alone")
 
@@ -142,8 +142,7 @@ def test_a_plan_reads_the_journal_without_opening_a_pickle() -> None:
 
 
 def test_a_plan_of_a_checkpoint_is_of_that_one() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--every", "2", "--", "4", status=KILLED)
+    run_count("--session", "s", "--every", "2", "--", "4", status=KILLED)
 
     document = graflow("plan", checkpoints("s")[0], "--json").document
 
@@ -151,8 +150,7 @@ def test_a_plan_of_a_checkpoint_is_of_that_one() -> None:
 
 
 def test_a_plan_of_a_checkpoint_leaves_the_journal_out() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--durability", "journal", "--", "4", status=KILLED)
+    run_count("--session", "s", "--durability", "journal", "--", "4", status=KILLED)
 
     document = graflow("plan", checkpoints("s")[0], "--json").document
 

@@ -9,7 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.command_line import COUNT, KILLED, checkpoints, ended, graflow, program, steps
+from tests.acceptance.command_line import (
+    COUNT,
+    KILLED,
+    checkpoints,
+    ended,
+    graflow,
+    program,
+    run_count,
+    steps,
+)
 
 pytestmark = pytest.mark.usefixtures("checkpoints_alone")
 
@@ -52,8 +61,7 @@ def test_a_session_that_is_called_like_a_checkpoint_is_an_error_that_lists_both(
 
 
 def test_what_is_not_there_is_one_clear_message() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--max-steps", "1")
+    run_count("--session", "s", "--max-steps", "1")
 
     assert "It has: s." in graflow("resume", "nobody", status=1).err
     assert "There is no checkpoint checkpoints/x.pkl." in graflow("resume", "checkpoints/x.pkl", status=1).err
@@ -78,8 +86,7 @@ def test_the_program_is_run_again_with_its_arguments_from_anywhere(monkeypatch: 
 
 
 def test_a_finished_session_runs_nothing_not_even_its_program() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s")
+    run_count("--session", "s")
 
     done = graflow("resume", "s")
 
@@ -88,8 +95,7 @@ def test_a_finished_session_runs_nothing_not_even_its_program() -> None:
 
 
 def test_durability_and_policy_of_the_run_are_those_of_the_resume() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--durability", "journal", "--", "2", status=KILLED)
+    run_count("--session", "s", "--durability", "journal", "--", "2", status=KILLED)
     Path("killed").unlink()
     program("count.py", COUNT.replace("sys.argv[1:2] == [str(data)]", "data == 4"))
 
@@ -125,8 +131,7 @@ def test_if_the_program_is_gone_the_code_in_the_checkpoint_is_run() -> None:
 
 
 def test_the_journal_counts_also_if_the_program_is_gone() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--durability", "journal", "--", "4", status=KILLED)
+    run_count("--session", "s", "--durability", "journal", "--", "4", status=KILLED)
     Path("count.py").unlink()
 
     assert "continues from step 4" in graflow("resume", "s").err
@@ -199,8 +204,7 @@ def test_a_session_that_has_gone_on_is_not_taken_back_by_chance(killed: list[str
 
 
 def test_a_journal_after_the_checkpoint_is_going_on_too() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--durability", "journal", "--", "4", status=KILLED)
+    run_count("--session", "s", "--durability", "journal", "--", "4", status=KILLED)
     first = checkpoints("s")[0]
 
     assert "journal records" in graflow("resume", first, status=1).err
@@ -228,8 +232,7 @@ def test_a_fork_is_another_session_and_leaves_the_first_alone(killed: list[str])
 
 
 def test_a_fork_of_a_journaled_session_has_all_that_was_committed() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--durability", "journal", "--", "4", status=KILLED)
+    run_count("--session", "s", "--durability", "journal", "--", "4", status=KILLED)
 
     assert "session other continues from step 4" in graflow("resume", "s", "--fork", "other").err
     assert "continues from step 4" in graflow("resume", "s").err

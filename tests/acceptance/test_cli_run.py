@@ -19,6 +19,7 @@ from tests.acceptance.command_line import (
     graflow,
     program,
     python,
+    run_count,
     steps,
 )
 
@@ -99,9 +100,7 @@ def test_what_a_program_raises_is_shown_as_python_shows_it() -> None:
 
 
 def test_what_a_program_prints_is_all_of_standard_output() -> None:
-    program("count.py", COUNT)
-
-    done = graflow("run", "count.py", "--session", "s")
+    done = run_count("--session", "s")
 
     assert done.out == "result 6\n"
     assert done.err.startswith("graflow-ckpt: session s (count): new; ")
@@ -139,8 +138,7 @@ def test_killed_and_typed_again_it_goes_on_from_its_newest_checkpoint() -> None:
 
 
 def test_a_finished_session_says_so_and_runs_nothing() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s")
+    run_count("--session", "s")
 
     again = graflow("run", "count.py", "--session", "s")
 
@@ -152,9 +150,7 @@ def test_a_finished_session_says_so_and_runs_nothing() -> None:
 
 
 def test_a_session_that_has_kept_nothing_names_no_command_to_resume_it() -> None:
-    program("count.py", COUNT)
-
-    killed = graflow("run", "count.py", "--session", "s", "--", "3", status=KILLED)
+    killed = run_count("--session", "s", "--", "3", status=KILLED)
 
     assert "session s (count): new; nothing is saved before its first checkpoint" in killed.err
     assert "graflow-ckpt resume" not in killed.err
@@ -162,8 +158,7 @@ def test_a_session_that_has_kept_nothing_names_no_command_to_resume_it() -> None
 
 
 def test_without_a_session_each_run_is_new_and_says_how_to_resume_it() -> None:
-    program("count.py", COUNT)
-    killed = graflow("run", "count.py", "--every", "1", "--", "3", status=KILLED)
+    killed = run_count("--every", "1", "--", "3", status=KILLED)
     assert re.search(r"session (\w+) \(count\): new; ", killed.err)
 
     fresh = graflow("run", "count.py", "--", "-")
@@ -178,8 +173,7 @@ def test_without_a_session_each_run_is_new_and_says_how_to_resume_it() -> None:
 
 
 def test_a_named_session_mentions_no_other_one() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--every", "1", "--", "3", status=KILLED)
+    run_count("--every", "1", "--", "3", status=KILLED)
 
     assert " of count is interrupted" not in graflow("run", "count.py", "--session", "s").err
 
@@ -198,9 +192,7 @@ def test_resume_never_and_must_are_kept_to() -> None:
 
 
 def test_a_run_that_reaches_max_steps_says_so_and_takes_a_larger_limit() -> None:
-    program("count.py", COUNT)
-
-    stopped = graflow("run", "count.py", "--session", "s", "--max-steps", "4")
+    stopped = run_count("--session", "s", "--max-steps", "4")
     assert "max_steps=4 reached" in stopped.err
     command = re.search(r"graflow-ckpt (resume s --max-steps \d+)", stopped.err)
     assert command is not None
@@ -242,9 +234,7 @@ def test_other_inputs_on_resume_are_refused() -> None:
 
 
 def test_every_counts_steps_and_seconds() -> None:
-    program("count.py", COUNT)
-
-    graflow("run", "count.py", "--session", "steps", "--every", "3")
+    run_count("--session", "steps", "--every", "3")
     graflow("run", "count.py", "--session", "time", "--every", "0.001ms")
     graflow("run", "count.py", "--session", "both", "--every", "6", "--every", "1h")
 
@@ -254,9 +244,7 @@ def test_every_counts_steps_and_seconds() -> None:
 
 
 def test_where_checkpoints_go_can_be_said() -> None:
-    program("count.py", COUNT)
-
-    done = graflow("run", "count.py", "--session", "s", "--store", "else where", "--max-steps", "1")
+    done = run_count("--session", "s", "--store", "else where", "--max-steps", "1")
 
     assert not checkpoints()
     assert "graflow-ckpt resume s --store 'else where' --max-steps" in done.err

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.interfaces.cli.app import COMMANDS
-from tests.acceptance.command_line import COUNT, GRAFLOW, checkpoints, graflow, program
+from tests.acceptance.command_line import GRAFLOW, checkpoints, graflow, run_count
 
 ALL = [
     *([name] for name in COMMANDS),
@@ -107,8 +107,7 @@ def test_help_starts_fast() -> None:
 
 
 def test_whoever_has_read_enough_may_close_the_pipe() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--every", "1")
+    run_count("--session", "s", "--every", "1")
 
     with subprocess.Popen(
         [*GRAFLOW, "checkpoints", "list"], stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -151,8 +150,7 @@ def completed(line: str) -> list[str]:
 
 
 def test_commands_sessions_and_checkpoints_are_completed() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "alpha")
+    run_count("--session", "alpha")
     graflow("run", "count.py", "--session", "beta", "--store", "other")
 
     assert "resume" in completed("graflow-ckpt res")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.command_line import CHAIN, COUNT, Terminal, graflow, program
+from tests.acceptance.command_line import CHAIN, COUNT, Terminal, graflow, program, run_count
 
 pytestmark = pytest.mark.usefixtures("checkpoints_alone")
 
@@ -99,8 +99,7 @@ def test_without_progress_a_terminal_gets_plain_lines() -> None:
 
 
 def test_tables_have_lines_and_colours_on_a_terminal() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s")
+    run_count("--session", "s")
 
     terminal = Terminal("sessions")
 

@@ -11,7 +11,7 @@ import pytest
 
 from graflow_ckpt import ExecutionContext, task, workflow
 from graflow_ckpt.core.errors import CheckpointError
-from tests.acceptance.command_line import COUNT, KILLED, Ended, ended, graflow, program, steps
+from tests.acceptance.command_line import COUNT, KILLED, Ended, ended, graflow, program, run_count, steps
 
 PAGE = Path("docs/sessions.md").resolve()
 
@@ -220,9 +220,7 @@ def test_commands_look_in_all_places_used(folders: tuple[Path, Path]) -> None:
 
 
 def test_the_command_line_and_a_program_keep_sessions_in_the_same_folder(data: Path) -> None:
-    program("count.py", COUNT)
-
-    graflow("run", "count.py", "--session", "s", "--every", "1", "--", "3", status=KILLED)
+    run_count("--session", "s", "--every", "1", "--", "3", status=KILLED)
 
     assert Path("checkpoints").is_dir()
     assert not data.exists()
@@ -232,8 +230,7 @@ def test_the_command_line_and_a_program_keep_sessions_in_the_same_folder(data: P
 
 
 def test_a_store_that_is_named_is_the_only_one_that_counts() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--store", "sqlite://")
+    run_count("--session", "s", "--store", "sqlite://")
 
     assert "is neither a checkpoint" in graflow("resume", "s", "--store", "checkpoints", status=1).err
 

@@ -26,7 +26,7 @@ from graflow_ckpt.checkpoint.retention import Retention
 from graflow_ckpt.checkpoint.seal import seal
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.keys import Keyring
-from tests.acceptance.command_line import COUNT, KILLED, checkpoints, graflow, program, python
+from tests.acceptance.command_line import COUNT, KILLED, checkpoints, graflow, program, python, run_count
 from tests.acceptance.places import Make
 
 pytestmark = pytest.mark.usefixtures("checkpoints_alone")
@@ -150,8 +150,7 @@ for number in range(3):
 
 
 def test_what_was_forked_stays_with_the_fork_and_goes_without_it() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--every", "1", "--", "4", status=KILLED)
+    run_count("--session", "s", "--every", "1", "--", "4", status=KILLED)
     origin = checkpoints("s")[1]
     graflow("resume", origin, "--fork", "other")
     first = checkpoints("other")[0]
@@ -197,8 +196,7 @@ def test_a_session_goes_on_from_what_pruning_has_left() -> None:
 
 
 def test_deleting_needs_an_answer() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--every", "1", "--", "4", status=KILLED)
+    run_count("--session", "s", "--every", "1", "--", "4", status=KILLED)
     before = checkpoints("s")
 
     assert "Nothing was done." in graflow("checkpoints", "clear", "count", stdin="n\n", status=130).err
@@ -210,8 +208,7 @@ def test_deleting_needs_an_answer() -> None:
 
 
 def test_stats_are_for_people_and_for_programs() -> None:
-    program("count.py", COUNT)
-    graflow("run", "count.py", "--session", "s", "--every", "2")
+    run_count("--session", "s", "--every", "2")
 
     assert graflow("checkpoints", "stats").out.splitlines()[0].split() == [
         "WORKFLOW", "SESSIONS", "CHECKPOINTS", "SIZE", "OLDEST", "NEWEST", "LARGEST",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -37,22 +38,14 @@ def _fitted(parts: Parts, part: str, data: bytes) -> Parts:
     return _with(parts | {part: data}, meta)
 
 
-@attack("bytes of the values are changed")
-def values_flipped(scene: Scene, rng: Random) -> str:
+def _part_flipped(part: str, scene: Scene, rng: Random) -> str:
     parts = scene.of("victim", 3)
-    return loads(scene, parts | {"pkl": flipped(rng, parts["pkl"])})
+    return loads(scene, parts | {part: flipped(rng, parts[part])})
 
 
-@attack("bytes of the control facts are changed")
-def facts_flipped(scene: Scene, rng: Random) -> str:
-    parts = scene.of("victim", 3)
-    return loads(scene, parts | {"state.json": flipped(rng, parts["state.json"])})
-
-
-@attack("bytes of the meta are changed")
-def meta_flipped(scene: Scene, rng: Random) -> str:
-    parts = scene.of("victim", 3)
-    return loads(scene, parts | {"meta.json": flipped(rng, parts["meta.json"])})
+attack("bytes of the values are changed")(partial(_part_flipped, "pkl"))
+attack("bytes of the control facts are changed")(partial(_part_flipped, "state.json"))
+attack("bytes of the meta are changed")(partial(_part_flipped, "meta.json"))
 
 
 @attack("a part is cut off, moved or made longer")

@@ -16,7 +16,7 @@ from pathlib import Path
 from random import Random
 
 from graflow_ckpt.core.errors import GraflowError
-from tests.attacks import canary, on_cells, on_files, on_journals, on_lists, on_places, on_trios
+from tests.attacks import canary, on_cells, on_files, on_journals, on_places, on_trios
 from tests.attacks.attempts import ATTACKS, Breach
 from tests.attacks.places import PLACES
 from tests.attacks.scene import Scene
@@ -25,7 +25,6 @@ KINDS = (
     on_trios,
     on_journals,
     on_cells,
-    on_lists,
     on_places,
     on_files,
 )  # importing them has filled the table

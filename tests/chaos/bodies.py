@@ -104,15 +104,16 @@ def build(program: Program, session: str | None = None, **settings: Any) -> Work
         "chaos", session, **settings
     ) as flow:  # what is decorated in it, besides what is bound of it
         for chain in program.chains:
-            _expression(chain, tasks)
+            expression(chain, tasks)
     return flow
 
 
-def _expression(chain: tuple[Part, ...], known: dict[str, Any]) -> Any:
+def expression(chain: tuple[Part, ...], known: dict[str, Any]) -> Any:
+    """Join the tasks that are known as the chain has them; a group is made when it is met first."""
     parts = []
     for part in chain:
         if isinstance(part, Fork) and part.name not in known:
-            members = [_expression(member, known) for member in part.members]
+            members = [expression(member, known) for member in part.members]
             policy = {"all": None, "best": BestEffort(), "least": AtLeast(max(1, part.need))}[part.policy]
             known[part.name] = group(*members, policy=policy, name=part.name)
         parts.append(known[part if isinstance(part, str) else part.name])

@@ -232,7 +232,7 @@ def test_two_containers_of_compose_run_what_a_program_of_this_machine_submits(
 ) -> None:
     app = tmp_path / "app"
     app.mkdir()
-    (app / "companion.py").write_text(JOBS, encoding="utf-8")
+    (app / "jobs.py").write_text(JOBS, encoding="utf-8")
     (app / "client.py").write_text(
         "import json\nfrom jobs import double\nprint(json.dumps(double.submit(21).result(timeout=50)))\n",
         encoding="utf-8",

@@ -69,6 +69,20 @@ def test_connecting_names_what_to_install(package: str) -> None:
     assert "pip install 'graflow-ckpt[fleet]'" in last
 
 
+LOCAL = (
+    "block", "clearance", "comparing", "examination", "finding", "going_on", "journey", "key_care", "launch",
+    "overview", "planning", "showing", "whereabouts",
+)  # fmt: skip
+"""Modules that commands about a store load when they do something."""
+
+
+@pytest.mark.parametrize("module", LOCAL)
+def test_commands_about_a_store_need_nothing_optional(module: str) -> None:
+    done = without(OPTIONAL, f"import graflow_ckpt.interfaces.cli.{module}")
+
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("command", ["status", "wait", "failed requeue"])
 def test_a_command_about_a_fleet_names_what_to_install(command: str) -> None:
     given = [*command.split(), "night", "--url", "redis://localhost:1/0"]

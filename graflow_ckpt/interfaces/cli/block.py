@@ -20,11 +20,11 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from graflow_ckpt.fleet.status import Status
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.manner import clean
 
 if TYPE_CHECKING:
+    from graflow_ckpt.fleet.status import Status
     from graflow_ckpt.interfaces.cli.progress import Tally
 
 BARS = 8  # tasks that are shown with a bar of their own

@@ -24,16 +24,14 @@ import click
 from click.core import ParameterSource
 
 from graflow_ckpt.core.errors import BadSessionId, CheckpointError, NoSession, ServerError
-from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.interfaces.cli import program, words
-from graflow_ckpt.interfaces.cli.connecting import client_of, handle_of, unknown
 from graflow_ckpt.interfaces.cli.finding import Ambiguous, Place, by_session, checkpoint_path
 from graflow_ckpt.interfaces.cli.manner import Manner
 from graflow_ckpt.interfaces.cli.options import configured, name, named
 from graflow_ckpt.interfaces.cli.overview import overview
 
 if TYPE_CHECKING:
-    from graflow_ckpt.fleet.client import Client
+    from graflow_ckpt.fleet.handle import Handle
 
 
 _SUFFIXES = (".pkl", ".meta.json", ".state.json")
@@ -48,6 +46,8 @@ def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -
         return _named(ctx, what, typed)
     if what is None or typed or not configured(ctx):
         return None
+    from graflow_ckpt.interfaces.cli.connecting import client_of, unknown
+
     hits = _in_store(store, what)
     try:
         client = client_of(ctx)
@@ -58,7 +58,9 @@ def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -
     except NoSession:
         if hits or checkpoint_path(what) is not None:
             return None
-        raise _nowhere(client, what, store) from None
+        nowhere = unknown(client, what)
+        nowhere.message += f" It is neither a checkpoint nor a session nor a workflow in {store} either."
+        raise nowhere from None
     except ServerError as error:
         if not hits:
             raise
@@ -75,17 +77,13 @@ def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -
 
 
 def _named(ctx: click.Context, what: str | None, typed: bool) -> Handle:
+    from graflow_ckpt.interfaces.cli.connecting import handle_of
+
     if typed:
         raise click.UsageError("--store is for sessions of a store, --url for those of a fleet: one of them.")
     if what is None:
         raise click.UsageError("Which session of the fleet? graflow-ckpt sessions lists them.")
     return handle_of(ctx, what)
-
-
-def _nowhere(client: Client, what: str, store: str) -> NoSession:
-    error = unknown(client, what)
-    error.message += f" It is neither a checkpoint nor a session nor a workflow in {store} either."
-    return error
 
 
 def _in_store(store: str, what: str) -> list[str]:
@@ -102,6 +100,8 @@ def on_fleet_from(
     ctx: click.Context, manner: Manner, place: Place, *, rewind: bool, fork: str | None
 ) -> Handle:
     """The session of a fleet that goes on."""
+    from graflow_ckpt.interfaces.cli.connecting import client_of, handle_of
+
     redis = place.found.facts.get("redis")
     path, session = place.found.path, place.session
     if redis is None and fork is None:

@@ -297,11 +297,11 @@ class Run:
         conflict: WriteConflict | TooLarge | GraphError | None = None
         try:
             if isinstance(outcome, Failed):
-                self._check_torn(claim, attempt, outcome)
+                self._check_torn(claim, self._let_go(attempt), outcome)
                 self.cuts.failed(claim, outcome)
-            elif isinstance(outcome, Cancelled) and attempt is not None:
-                self.torn += self.invoker.let_go(attempt)
-            elif isinstance(outcome, Done) and outcome.effects.spawned:
+            elif isinstance(outcome, Cancelled):
+                self.torn += self._let_go(attempt)
+            else:
                 for spawned in outcome.effects.spawned:
                     self.graph.extend(claim.spec.task_id, spawned.task, spawned.before)
             ops = decide(self.graph, claim, outcome, self.settings.on_failure)
@@ -310,13 +310,15 @@ class Run:
             claims = self._commit(ops, attempt)
         except (WriteConflict, TooLarge, GraphError) as error:  # nothing was committed
             conflict = error
-            names = [] if attempt is None else self.invoker.let_go(attempt)
+            names = self._let_go(attempt)
         finally:
             if attempt is not None:
                 attempt.give_back()
         if isinstance(conflict, TooLarge | GraphError):  # as if the body had raised it
             why = conflict.of(claim.spec.task_id) if isinstance(conflict, TooLarge) else conflict
-            return self._finish(claim, None, self.invoker.failed(claim, why))
+            failed = self.invoker.failed(claim, why)
+            self._check_torn(claim, names, failed)
+            return self._finish(claim, None, failed)
         if conflict is not None:
             return self._conflict(claim, conflict, names)
         if self._watched or type(outcome) is not Done:
@@ -421,11 +423,11 @@ class Run:
         )
         self.announcer.emit("task_late", task)
 
-    def _check_torn(self, claim: Claim, attempt: Attempt | None, outcome: Failed) -> None:
+    def _let_go(self, attempt: Attempt | None) -> list[str]:
+        return [] if attempt is None else self.invoker.let_go(attempt)
+
+    def _check_torn(self, claim: Claim, names: list[str], outcome: Failed) -> None:
         """A failed attempt may have changed live values in place: see ARCHITECTURE 5."""
-        if attempt is None:
-            return
-        names = self.invoker.let_go(attempt)
         if isinstance(outcome.exception, ReadOnlyChanged):
             names.append(outcome.exception.ids["name"])
         if not names:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import CheckpointManager, EveryTask, task, workflow
-from graflow_ckpt.core.errors import ValueTorn, WorkflowCancelled
-from tests.acceptance.live import LONG, Box, Seen
+from graflow_ckpt.core.errors import GraphError, ValueTorn, WorkflowCancelled
+from tests.acceptance.live import LONG, Box, Seen, idle
 from tests.stretch import stretched
 
 
@@ -122,6 +122,9 @@ def test_a_failed_attempt_that_changed_nothing_is_retried_without_going_back() -
     assert seen.kinds("session_went_back") == []
 
 
+LAST = [("fails", OSError), ("cancels", WorkflowCancelled), ("is refused", GraphError)]
+
+
 def test_after_the_last_retry_the_cut_before_stands(tmp_path: Path) -> None:
     with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
 
@@ -144,11 +147,11 @@ def test_after_the_last_retry_the_cut_before_stands(tmp_path: Path) -> None:
     assert restored.get_channel().get("box").items == [1]
 
 
-@pytest.mark.parametrize("how", ["fails", "cancels"])
+@pytest.mark.parametrize(("how", "error"), LAST)
 def test_no_cut_photographs_what_a_last_attempt_may_have_changed(
-    how: str, caplog: pytest.LogCaptureFixture
+    how: str, error: type[Exception], caplog: pytest.LogCaptureFixture
 ) -> None:
-    with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
+    with workflow("w", session_id="s", checkpoint=EveryTask(), max_parallel=1) as flow:
 
         @task(inject_context=True)
         def make(context) -> None:
@@ -159,10 +162,14 @@ def test_no_cut_photographs_what_a_last_attempt_may_have_changed(
             context.get_channel().get("box").items.append("half")
             if how == "cancels":
                 context.cancel_workflow("no more")
-            raise OSError("no more")
+            if how == "fails":
+                raise OSError("no more")
+            context.next_task("left", goto=True)  # refused: `join` does not wait for this task
 
+        left, right, join = idle("left", "right", "join")
         make >> tears
-        with pytest.raises(WorkflowCancelled if how == "cancels" else OSError, match="no more"):
+        make >> (left | right) >> join
+        with pytest.raises(error):
             flow.execute()
 
     restored, metadata = CheckpointManager.resume_from_checkpoint(CheckpointManager.get_latest("s"))

@@ -119,11 +119,11 @@ def _with_data(op: Op, data: Cell | None) -> Op:
 def _goto(graph: TaskGraph, route: Route, gotos: list[Next]) -> list[Op]:
     """Other tasks instead of the successors.
 
-    Going back up sends nothing onward: the way down will be walked again, and joins beside it are
-    told to expect that. Going elsewhere skips what is cut off, up to the targets. A target that
-    other branches still lead to is joined there, as if the way that was cut short had arrived; so
-    is one below a join that others feed. A target in another branch runs for this one as well, and
-    arrives in its place.
+    Going back up sends nothing onward: the way down will be walked again, and joins are told of the
+    ways that will come twice, or not again. Going elsewhere skips what is cut off, up to the targets.
+    A target that other branches still lead to is joined there, as if the way that was cut short had
+    arrived; so is one below a join that others feed. A target in another branch runs for this one as
+    well, and arrives in its place.
     """
     targets = frozenset(item.task for item in gotos)
     cut: list[str] = []
@@ -131,8 +131,7 @@ def _goto(graph: TaskGraph, route: Route, gotos: list[Next]) -> list[Op]:
     ops: list[Op] = []
     runs: list[Op] = []
     if all(graph.is_ancestor(target, route.name) for target in targets):
-        for above in sorted(targets):
-            ops += graph.walked_again(route, above)
+        ops += graph.walked_again(route, targets)
     else:
         cut, partly = graph.cut_off(route, targets, True)
         ops = [("skipped", target) for target in cut]

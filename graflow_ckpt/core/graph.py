@@ -283,19 +283,35 @@ class TaskGraph:
                     sent[target] = sent.get(target, 0) + 1
         return sent
 
-    def walked_again(self, route: Route, above: str) -> list[Op]:
-        """What joins are told when `route` goes back up to `above` instead of leading on.
+    def walked_again(self, route: Route, targets: frozenset[str]) -> list[Op]:
+        """What joins are told when `route` goes back up to `targets` instead of leading on.
 
-        A join that other branches feed will hear from those twice, of this round and of the next.
+        What `route` leads to runs once, for this round and the next: its joins will hear twice from ways in
+        that are walked again beside it. Other joins fire in each round: their ways in that are not walked
+        again have come before and stand; of a group at least one that is has to succeed once more.
         """
-        _, partly = self.cut_off(route, frozenset(), True)
+        again, below = self._led_to(targets), self._led_to((route.name,))
         ops: list[Op] = []
-        for target, missing in partly.items():
-            join = self.routes[target]
-            fed = sum(self._counts(p, target) and self.is_ancestor(above, p) for p in join.preds)
-            if fed > missing:
-                ops.append(("expect", target, fed - missing, join.indegree, join.need))
+        for name in sorted(again):
+            join = self.routes[name]
+            ways = {p for p in join.preds if self._counts(p, name) and p not in self.made}
+            fed, more = len(ways & again), len((ways & again) - below)
+            if name == route.name or name not in below:
+                ops += [join.arrive(int(n < join.need - 1)) for n in range(len(ways) - fed) if fed]
+            elif more:
+                ops.append(("expect", name, more, join.indegree, join.need))
         return ops
+
+    def _led_to(self, names: Iterable[str]) -> set[str]:
+        """These nodes, and all that forward edges lead to from them."""
+        seen: set[str] = set()
+        work = [*names]
+        while work:
+            name = work.pop()
+            if name not in seen:
+                seen.add(name)
+                work.extend(self.routes[name].forward)
+        return seen
 
     def cut_off(self, route: Route, stop: frozenset[str], groups: bool) -> tuple[list[str], dict[str, int]]:
         """The nodes all of whose edges are cut, and those of which some are, with how many.

@@ -69,6 +69,8 @@ def _wait_again(graph: TaskGraph, state: SessionState, claim: Claim) -> list[Op]
     failed_last = state.errors.keys() - state.passed.keys()
     through = (state.completed.keys() | state.passed.keys()) - failed_last - state.skipped.keys()
     lost = [name for name in graph.nodes if name in failed_last and name not in waiting]
+    if failed.name not in lost:
+        return ops  # a later round has passed it: what follows it must not run once more
     tasks = [name for name in lost if name in failed.inside]
     for name in lost:
         node = graph.nodes[name]
@@ -79,8 +81,8 @@ def _wait_again(graph: TaskGraph, state: SessionState, claim: Claim) -> list[Op]
             )
             need = node.policy.need(len(node.members)) - ok
             ops += [("again", name), ("expect", name, 0, coming, need)]
-            if need > coming:
-                return None  # members that were skipped on purpose will not come: it fails again
+            if need > coming or not coming:
+                return None  # members that were skipped, or jumped elsewhere, will not come: it fails again
     return [*ops, *(graph.routes[name].enqueue() for name in tasks)]
 
 

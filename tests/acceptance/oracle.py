@@ -132,9 +132,14 @@ class Oracle:
             self._send(spec.task)
 
     def _wait_again(self, failed: str) -> bool:
-        """A failed group waits for the members that it has lost; False if too few of them can come."""
+        """A failed group waits for the members that it has lost; False if too few of them can come.
+
+        What is scheduled already, because the session jumped into the group, is not scheduled twice.
+        """
         graph = self.graph
-        within = inside(graph.groups[failed]) | {failed}
+        within = (inside(graph.groups[failed]) | {failed}) - {spec.task for _, _, spec in self.queue}
+        if failed not in self.lost & within:
+            return True  # a later round has passed it
         through = {*self.end.completed, *self.passed} - self.lost - self.end.skipped
         tasks = [name for name in self.bodies if name in self.lost & within]
         gates = {}
@@ -142,7 +147,7 @@ class Oracle:
             missing = [tail for tail in graph.tails[name] if tail not in through]
             coming = sum(any(graph.leads_to(task, tail) for task in tasks) for tail in missing)
             need = graph.groups[name].need - (len(graph.tails[name]) - len(missing))
-            if need > coming:
+            if need > coming or not coming:
                 return False
             gates[name] = Gate(coming, need=need)
         self.gates.update(gates)
@@ -233,23 +238,30 @@ class Oracle:
                         walk.append(target)
         return met
 
-    def _walk_again(self, task: str, above: str) -> None:
-        """Joins that other branches feed will hear from those twice: in this round and in the next."""
+    def _walk_again(self, task: str, targets: Sequence[str]) -> None:
+        """What the task leads to runs once for both rounds, so joins there hear twice from other ways.
+
+        Elsewhere a join fires in both rounds, and does not hear again from ways that are not walked again.
+        """
         graph = self.graph
-        closed = graph.cut_off(task, set(), failure=False) | {task}
-        for join, ways in graph.before.items():
-            missing = len(closed.intersection(ways))
-            fed = sum(1 for way in ways if graph.leads_to(above, way))
-            if join not in closed and 0 < missing < fed:
+        for join in sorted(graph.before):
+            below = join != task and graph.leads_to(task, join)
+            again = [w for w in graph.before[join] if any(graph.leads_to(t, w) for t in targets)]
+            twice = [way for way in again if below and not graph.leads_to(task, way)]
+            if twice:
                 self.features["join beside a way back"] += 1
-                self._gate(join).size += fed - missing
+                self._gate(join).size += len(twice)
+            need = graph.groups[join].need if join in graph.groups else 0
+            for number in range(0 if below or not again else len(graph.before[join]) - len(again)):
+                self.features["goto back into one branch of a join"] += 1
+                self._arrive(join, int(number < need - 1))
 
     def _goto(self, task: str, targets: Sequence[str]) -> None:
         graph = self.graph
         if all(target in graph.before and graph.leads_to(target, task) for target in targets):
+            self._walk_again(task, targets)
             for target in targets:
                 self.features["goto back"] += 1
-                self._walk_again(task, target)
                 self._enqueue(target)
             return
         cut = graph.cut_off(task, set(targets), failure=False)

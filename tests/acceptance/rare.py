@@ -26,6 +26,9 @@ BOTH = _fork("all", 0, ("l",), ("r",))
 NEVER_FULL = _fork("least", 2, ("a",), ("b",))
 FOUR = _fork("all", 0, ("a",), ("b",), ("c",), ("d",))
 FULL_EARLY = _fork("least", 1, ("a",), ("b", "c"))
+ONE_OF_TWO = _fork("least", 1, ("a",), ("b", "c", "d"))
+BOTH_NEEDED = _fork("least", 2, ("a",), ("b", "c"))
+MADE = (Body("x", ops=(("live", "live", 1), ("set", "own", 2), ("mutate", "items", 3))),)
 NESTED = _fork("all", 0, ("a", _fork("best", 0, ("b",), ("c",), name="inner"), "d"), ("e",))
 
 RARE = (
@@ -56,6 +59,25 @@ RARE = (
         s={"visits": (("goto", "b"),)}, b={"visits": (("goto", "c"),)},
     ),
     _program("sbcdej", ("s", OWN_JOIN, "j"), e={"visits": (("goto", "b"),)}),
+    # a goto into a group in the second round, while the first one is under way and one member has failed
+    replace(
+        _program(
+            "sabcdz", ("s", ONE_OF_TWO, "z"), ("s", "s"),
+            s={"visits": (("plain",),), "later": ("goto", "b"), "max_cycles": 2},
+            a={"priority": -1, "visits": (("make", "x", None),)}, b={"broken": True},
+        ),
+        made=MADE,
+    ),
+    # a goto back into one branch: of a group, of a diamond, and to before a join that follows another one
+    _program("sabcz", ("s", BOTH_NEEDED, "z"), z={"visits": (("goto", "b"),)}),
+    _program("slrj", ("s", "l", "j"), ("s", "r", "j"), j={"visits": (("goto", "l"),)}),
+    _program("slmjr", ("s", "l", "m", "j"), ("s", "r", "j"), ("l", "r"), l={"visits": (("goto", "s"),)}),
+    # a goto out of a group that needs this member, to a task made at run time
+    replace(_program("sabcz", ("s", BOTH_NEEDED, "z"), c={"visits": (("make goto", "x"),)}), made=MADE),
+    # a task made before a successor; a join that hears from one more than it waits for; an end with work left
+    replace(_program("sa", ("s", "a"), s={"visits": (("make", "x", "a"),)}), made=MADE),
+    _program("slrj", ("s", "l", "j"), ("s", "r", "j"), l={"visits": (("also", "r", 5),)}),
+    _program("sab", ("s", "a"), ("s", "b"), a={"visits": (("terminate",),)}),
     # a group that can not get enough members any more, also when the program has been mended
     _program("sabz", ("s", NEVER_FULL, "z"), a={"broken": True}),
     _program("sabcz", ("s", FULL_EARLY, "z")),

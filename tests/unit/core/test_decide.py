@@ -355,6 +355,64 @@ def test_goto_into_another_branch_above_a_join_of_its_own_is_refused() -> None:
         walk(graph, e=[goto("b")])
 
 
+@given(ORDERS)
+@pytest.mark.parametrize("policy", [All(), BestEffort(), AtLeast(1), AtLeast(2)])
+def test_goto_back_into_one_member_of_a_group_runs_what_follows_it_once_more(
+    policy: GroupPolicy, random: object
+) -> None:
+    graph = graph_of("sl", "srx", "gz", starts="s", g=(policy, "lx"))
+
+    done = Walk(graph, z=[goto("r")]).go(order_of(random))
+
+    assert (sorted(done.ran), done.state.status, done.state.gates) == (list("lrrsxxzz"), "completed", {})
+
+
+def test_goto_back_into_one_branch_of_a_diamond_does_not_wait_for_the_other_one() -> None:
+    assert ran(graph_of("abd", "acd"), d=[goto("b")]) == "abcdbd"
+
+
+@given(ORDERS)
+def test_goto_back_beside_a_join_that_follows_another_one_runs_both_once(random: object) -> None:
+    graph = graph_of("abced", "abfd", "cf")
+
+    done = Walk(graph, c=[goto("a")]).go(order_of(random))
+
+    assert (sorted(done.ran), done.state.status) == (list("aabbccdef"), "completed")
+
+
+@given(ORDERS, st.sampled_from("lrx"))
+@pytest.mark.parametrize("policy", [All(), BestEffort(), AtLeast(1)])
+def test_goto_into_a_member_of_a_group_runs_that_member_alone_and_the_group_once(
+    policy: GroupPolicy, random: object, target: str
+) -> None:
+    graph = graph_of("sl", "srx", "gz", starts="s", g=(policy, "lx"))
+
+    done = Walk(graph, s=[goto(target)]).go(order_of(random))
+
+    assert "".join(sorted(done.ran)) == {"l": "lsz", "r": "rsxz", "x": "sxz"}[target]
+    assert (done.state.status, done.state.gates) == ("completed", {})
+
+
+@given(ORDERS, st.data())
+def test_one_jump_leaves_no_join_waiting_and_what_follows_the_jumper_runs_once(
+    random: object, data: st.DataObject
+) -> None:
+    names = "abcdefgh"
+    ways = [
+        (source, data.draw(st.integers(0, n), f"before {target}"))
+        for n, target in enumerate(names[1:])
+        for source in [target] * data.draw(st.integers(1, 2), f"ways to {target}")
+    ]
+    graph = graph_of(*{names[source] + target for target, source in ways})
+    jumper = data.draw(st.sampled_from(names), "from")
+    along = [n for n in names if graph.is_ancestor(n, jumper) or graph.is_ancestor(jumper, n)]
+
+    done = Walk(graph, **{jumper: [goto(data.draw(st.sampled_from(along), "to"))]}).go(order_of(random))
+
+    assert done.state.status == "completed", done.state.reason
+    assert all(done.ran.count(n) <= 1 + (n == jumper or not graph.is_ancestor(jumper, n)) for n in names)
+
+
 # --- skipped ---------------------------------------------------------------------------
 
 

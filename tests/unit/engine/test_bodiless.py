@@ -82,6 +82,30 @@ def test_a_group_of_which_too_few_can_come_fails_again() -> None:
     assert claim.spec.execution_strategy == "lost"
 
 
+def test_a_group_whose_members_succeeded_without_coming_fails_again() -> None:
+    graph = graph_of()
+    session = session_of(graph, "a", "b")
+    for name in "ab":  # they have run since, and jumped elsewhere
+        session.state.completed[name] = session.state.steps
+        del session.state.errors[name]
+
+    ops, claim = without_body(graph, session, claimed(session))
+
+    assert (ops, claim.spec.execution_strategy) == (None, "lost")
+
+
+def test_a_group_that_a_later_round_has_passed_waits_for_nothing() -> None:
+    graph = graph_of()
+    session = session_of(graph, "a", "b")
+    session.commit([("reopen", 2, None), graph.routes["g"].enqueue()])
+    (claim,) = session.commit([("claim", 1)])
+
+    ops, _ = without_body(graph, session, claim)
+
+    assert claim.spec.execution_strategy == "again"
+    assert ops == [("end", claim.spec.key, claim.number, "dropped")]
+
+
 def test_a_group_with_too_few_successes_is_to_be_run_so_that_it_can_fail() -> None:
     graph = graph_of()
     session = session_of(graph, "a", "b")

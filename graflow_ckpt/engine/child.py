@@ -16,7 +16,7 @@ from graflow_ckpt import _restore
 from graflow_ckpt.checkpoint.codec import check_storable
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import CheckpointError, WorkflowCancelled
-from graflow_ckpt.core.facts import Cell, Claim, Effects, Live, Request
+from graflow_ckpt.core.facts import Cell, Effects, Live, Request
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.attempt import Attempt, Got, checking
 from graflow_ckpt.engine.children import FromChannel, Pipe
@@ -123,16 +123,13 @@ def main(read: int, write: int, parent: int) -> None:
     os.register_at_fork(after_in_child=pipe.close)  # else our death would not be noticed before theirs
     if context is not None:
         name, number = context
-        arguments[name] = TaskExecutionContext(attempt, host, number - _attempts(claim))
+        own = claim.spec.retry_count + claim.spec.crashes + 1
+        arguments[name] = TaskExecutionContext(attempt, host, number - own)
     outcome = _run(func, arguments, attempt, host)
     try:
         pipe.send(("outcome", outcome))
     except CheckpointError as error:  # a result or a change that does not cross
         pipe.send(("outcome", ("failed", error)))
-
-
-def _attempts(claim: Claim) -> int:
-    return claim.spec.retry_count + claim.spec.crashes + 1
 
 
 def _run(func: Any, arguments: dict[str, Any], attempt: Attempt, host: Parent) -> tuple[Any, ...]:

@@ -17,14 +17,13 @@ from time import sleep
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from graflow_ckpt.checkpoint import attachments
-from graflow_ckpt.checkpoint.archive import Allowance, Found
+from graflow_ckpt.checkpoint.archive import Allowance
 from graflow_ckpt.checkpoint.pickles import collector_at_rest
 from graflow_ckpt.checkpoint.pruning import forget_journal
 from graflow_ckpt.core.errors import (
     Fenced,
     GraphError,
     Interrupted,
-    Stalled,
     TaskError,
     ValueTorn,
     WorkflowCancelled,
@@ -36,6 +35,7 @@ from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.cuts import Cutter
 from graflow_ckpt.engine.invoke import Invoker
+from graflow_ckpt.engine.resuming import stalled
 from graflow_ckpt.engine.run import GoBack, Run, RunHost
 from graflow_ckpt.engine.signals import Stop, handled
 from graflow_ckpt.stores import as_typed
@@ -252,8 +252,10 @@ class _Execution:
             run.stop()
         if self.settings.rng and isinstance(session.state.rng, bytes):
             rng.restore(session.state.rng)
-        if context.rewinds and context.found is not None and self._goes_back(context.found):
-            self.home.go_back_to(context.found)
+        found = context.found if context.rewinds else None
+        # not if the session stands at that cut, and looks for its cuts where it is
+        if found is not None and not (self.home.finds(found.path) and self.home.stands_at(found)):
+            self.home.go_back_to(found)
             session.commit(ops)
             ops = []
             undriven.clear()
@@ -286,10 +288,6 @@ class _Execution:
         if context.checkpoint_requested:
             context.checkpoint_requested = False
             cutter.now("request", context.checkpoint_request_metadata)
-
-    def _goes_back(self, found: Found) -> bool:
-        """Return True if the session does not stand at that cut, or looks for its cuts in another place."""
-        return not self.home.finds(found.path) or not self.home.stands_at(found)
 
     # --- going back --------------------------------------------------------------------
 
@@ -359,7 +357,7 @@ class Ending:
         failed = status == "failed"
         if failed and self.settings.on_failure == "rollback":
             self._roll_back()
-        elif status != "completed" or self._keeps_end():
+        elif status != "completed" or self.context.named or self.home.sequence > 0:  # somebody may ask again
             self._last_cut("failure" if failed else "end")
         unsaved = self.context.cutter.unsaved if self.context.cutter is not None else ""
         self.run.announcer.emit("session_ended", status=status, reason=state.reason, unsaved=unsaved)
@@ -371,7 +369,10 @@ class Ending:
             return self.context.result()
         if status == "cancelled":
             raise WorkflowCancelled(state.reason, session=state.session)
-        raise self.with_note(self._stalled() if status == "stalled" else self._failure())
+        if status == "stalled":
+            raise self.with_note(stalled(state))
+        failure = self.run.announcer.failure or TaskError(state.reason, session=state.session)
+        raise self.with_note(failure)
 
     def leave(self) -> NoReturn:
         """Stopped by a signal: cut if nothing is on loan, and say what goes on from where."""
@@ -400,22 +401,6 @@ class Ending:
         if self.home.last is not None and self.settings.on_failure != "rollback":
             error.add_note(f"Session {self.context.session_id} can go on: {self._command()}")
         return error
-
-    def _stalled(self) -> Stalled:
-        state = self.context.state
-        return Stalled(
-            f"Session {state.session} is stalled: nothing is left to run, and {state.reason}.",
-            session=state.session,
-            gates=sorted(state.waiting_gates()),
-        )
-
-    def _failure(self) -> BaseException:
-        state = self.context.state
-        return self.run.announcer.failure or TaskError(state.reason, session=state.session)
-
-    def _keeps_end(self) -> bool:
-        """A session that somebody may ask for again keeps its end."""
-        return self.context.named or self.home.sequence > 0
 
     def _last_cut(self, cause: str) -> None:
         if self.settings.durability == "none":

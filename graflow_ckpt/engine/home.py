@@ -218,17 +218,14 @@ class Home(CheckpointPlace):
             self._described = described
         return self._described is described
 
-    def _describe(self, graph: TaskGraph) -> Document:
+    def describe_program(self, graph: TaskGraph) -> Program:
+        """Made once; tasks made at run time are kept with the state."""
         if self._described is None:
             self._described = program.describe(graph, self.tasks_of(graph))
             self._described["summary"] = self._summary or program.summary_of(graph)
-        return self._described
-
-    def describe_program(self, graph: TaskGraph) -> Program:
-        """Made once; tasks made at run time are kept with the state."""
         if self._program is None:
             self._program = Program(
-                self._describe(graph),
+                self._described,
                 program.pack_code(graph),
                 self.file,
                 tuple(sys.argv),

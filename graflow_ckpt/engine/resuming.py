@@ -30,6 +30,7 @@ from graflow_ckpt.core.errors import (
     SessionError,
     SessionExists,
     SessionFinished,
+    Stalled,
 )
 from graflow_ckpt.core.events import Kind
 from graflow_ckpt.core.facts import Op
@@ -89,16 +90,12 @@ def _finished(context: ExecutionContext, found: Found) -> None:
             session=context.session_id,
         )
     check_workflow(context, context.state, found.meta.get("workflow"))
-    last = max((_run_of(raw) for _, raw in context.home.store.list(context.session_id)), default=1)
+    cuts = (cut_of("", raw) for _, raw in context.home.store.list(context.session_id))
+    last = max((cut.run for cut in cuts if cut is not None), default=1)
     state = SessionState(context.session_id)
     state.run = max(last, context.state.run) + 1
     state.epoch = context.state.epoch
     context.begins_again(MemorySession(state))
-
-
-def _run_of(raw: bytes) -> int:
-    cut = cut_of("", raw)
-    return 1 if cut is None else cut.run
 
 
 def check_workflow(context: ExecutionContext, state: SessionState, known: str | None) -> None:
@@ -211,6 +208,15 @@ def is_finished(context: ExecutionContext) -> bool:
     """Return whether nothing is left to do in a session that has ended well."""
     state = context.state
     return state.status == "completed" and not (state.ready or state.delayed)
+
+
+def stalled(state: SessionState) -> Stalled:
+    """The error of a session in which nothing is left to run, and joins wait."""
+    return Stalled(
+        f"Session {state.session} is stalled: nothing is left to run, and {state.reason}.",
+        session=state.session,
+        gates=sorted(state.waiting_gates()),
+    )
 
 
 def plan_for(context: ExecutionContext, *, noted: bool = False) -> Plan:

@@ -154,7 +154,8 @@ class Settings:
         """Return what a checkpoint keeps of them; `lost` names what it cannot keep."""
         kept: dict[str, Any] = {}
         own = "graflow_ckpt.interfaces.cli."  # the command line brings its observers along
-        lost = [f"observer {_name_of(one)}" for one in self.observers if not _module_of(one).startswith(own)]
+        foreign = [one for one in self.observers if not type(one).__module__.startswith(own)]
+        lost = [f"observer {_name_of(one)}" for one in foreign]
         lost += [f"middleware {_name_of(one)}" for one in self.middleware]
         for name in _STORED:
             try:
@@ -192,10 +193,6 @@ class Settings:
     @property
     def slots(self) -> int:
         return self.max_parallel or min(32, (os.cpu_count() or 1) + 4)
-
-
-def _module_of(value: object) -> str:
-    return type(value).__module__
 
 
 def _name_of(value: object) -> str:

@@ -29,7 +29,6 @@ from graflow_ckpt.core.errors import (
     SessionCancelled,
     SessionError,
     SessionFinished,
-    Stalled,
     TaskError,
     WorkflowCancelled,
 )
@@ -41,7 +40,7 @@ from graflow_ckpt.engine.bodiless import ANSWERS
 from graflow_ckpt.engine.invoke import Invoker
 from graflow_ckpt.engine.preflight import check_answers, check_graph, takes_cuts
 from graflow_ckpt.engine.reaping import Keeper, Kept, release_the_dead
-from graflow_ckpt.engine.resuming import accept, changes_of, check_workflow
+from graflow_ckpt.engine.resuming import accept, changes_of, check_workflow, stalled
 from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.shared import SharedCuts, SharedHost
 from graflow_ckpt.engine.shared_context import SharedContext
@@ -320,12 +319,7 @@ class TakingPart:
         """What the session has ended with, and the command that goes on."""
         error: BaseException
         if status == "stalled":
-            gates = sorted(self.context.state.waiting_gates())
-            error = Stalled(
-                f"Session {self.session} is stalled: nothing is left to run, and {reason}.",
-                session=self.session,
-                gates=gates,
-            )
+            error = stalled(self.context.state)
         else:
             failure = self._run.announcer.failure if self._run is not None else None
             error = failure or TaskError(reason, session=self.session)

@@ -96,7 +96,7 @@ class Client:
             parcels.make(
                 graph,
                 settings.workflow,
-                _manner(settings),
+                replace(settings, observers=()),  # they are told in the process that has them
                 program_file(),
                 given=inputs,
                 settings=settings.document(),
@@ -312,11 +312,6 @@ class Client:
 
 def _digest(given: list[list[str]]) -> str:
     return blake3(json.dumps(given).encode()).hexdigest(16)
-
-
-def _manner(settings: Settings) -> Settings:
-    """What workers go by; observers are told in the process that has them."""
-    return replace(settings, observers=())
 
 
 Key = tuple[str, str, str, str]

@@ -162,7 +162,9 @@ def failures(link: RedisLink, session: str) -> Iterator[Failure]:
             cursor, page = client.hscan(f"{prefix}er", cursor or 0, count=_PAGE)
             found = {n.decode(): e[1:].decode(errors="replace") for n, e in page.items() if e[:1] == b"f"}
             for task in sorted(found.keys() - seen):
-                yield _failure(session, task, found[task], aside.get(task))
+                attempts, crashes, queue = aside.get(task) or (None, 0, None)
+                known = Account.read(found[task])
+                yield Failure(session, task, *known, attempts, crashes, queue, task in aside)
             seen |= found.keys()
 
 
@@ -171,8 +173,3 @@ def _spec(record: bytes) -> tuple[str, tuple[int, int, str]]:
     _, size, rest = record.split(b"\x1e", 2)
     fields = rest[int(size) :].split(b"\x1f", 10)
     return fields[1].decode(), (int(fields[3]) + 1, int(fields[9]), fields[8].decode())
-
-
-def _failure(session: str, task: str, text: str, aside: tuple[int, int, str] | None) -> Failure:
-    attempts, crashes, queue = aside or (None, 0, None)
-    return Failure(session, task, *Account.read(text), attempts, crashes, queue, aside is not None)

@@ -200,13 +200,10 @@ class Workflow:
         inputs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run from `start` (default: the tasks that nothing leads to), or go on; the last result."""
-        context = self._prepared(start, max_steps, inputs)
-        if context is None:
-            return None
         from graflow_ckpt.engine.engine import WorkflowEngine
 
-        with self._running():
-            return WorkflowEngine().execute(context)
+        with self._running(start, max_steps, inputs) as context:
+            return None if context is None else WorkflowEngine().execute(context)
 
     async def aexecute(
         self,
@@ -216,13 +213,10 @@ class Workflow:
         inputs: Mapping[str, Any] | None = None,
     ) -> Any:
         """The same from a coroutine; `async def` tasks run on its loop."""
-        context = self._prepared(start, max_steps, inputs)
-        if context is None:
-            return None
         from graflow_ckpt.engine.engine import WorkflowEngine
 
-        with self._running():
-            return await WorkflowEngine().aexecute(context)
+        with self._running(start, max_steps, inputs) as context:
+            return None if context is None else await WorkflowEngine().aexecute(context)
 
     def submit(
         self,
@@ -260,14 +254,20 @@ class Workflow:
     _ended = False
 
     @contextmanager
-    def _running(self) -> Iterator[None]:
-        """What bodies decorate and join is theirs: it is no part of the block that they are run in."""
+    def _running(
+        self, start: str | DecoratedTask | None, max_steps: int | None, inputs: Mapping[str, Any] | None
+    ) -> Iterator[ExecutionContext | None]:
+        """The session, ready to run; None if another workflow is meant.
+
+        What bodies decorate and join is theirs: it is no part of the block that they are run in.
+        """
+        context = self._prepared(start, max_steps, inputs)
         token = collector.set(None)
         try:
-            yield
+            yield context
         finally:
             collector.reset(token)
-            self._ended = True
+            self._ended |= context is not None
 
     def _prepared(
         self, start: str | DecoratedTask | None, max_steps: int | None, inputs: Mapping[str, Any] | None
@@ -285,10 +285,9 @@ class Workflow:
         try:
             context = self.execution_context
             ours = overrides.concerns(self)
-            self._check_inputs(
-                {**(inputs or {}), **(overrides.inputs if ours else {})}, context.found is None
-            )
-            for key, value in {**(inputs or {}), **(overrides.inputs if ours else {})}.items():
+            given = {**(inputs or {}), **(overrides.inputs if ours else {})}
+            self._check_inputs(given, context.found is None)
+            for key, value in given.items():
                 context.channel.set(key, value)
         except BaseException:
             if self._context is not None:

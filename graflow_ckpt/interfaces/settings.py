@@ -135,7 +135,8 @@ class Resolved:
             case None | ():
                 return ""
             case SecretStr() if name == "key":
-                return ", ".join(word.partition(":")[0] for word in _words_of(value))
+                keys = value.get_secret_value().replace(",", " ").split()
+                return ", ".join(key.partition(":")[0] for key in keys)
             case SecretStr():
                 return str(parse(value.get_secret_value()))
             case tuple():
@@ -159,10 +160,6 @@ class Resolved:
             else:
                 text = value.get_secret_value() if isinstance(value, SecretStr) else value
                 environment[variable(name)] = text
-
-
-def _words_of(value: SecretStr) -> list[str]:
-    return value.get_secret_value().replace(",", " ").split()
 
 
 def resolve(given: Given) -> Resolved:

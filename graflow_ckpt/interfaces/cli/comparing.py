@@ -201,7 +201,8 @@ def search(
 
 
 def tell(manner: Manner, session: str, found: Bisected, between: Difference | None) -> None:
-    manner.table(_COLUMNS, [_verdict_row(verdict) for verdict in found.looked_at], right=("step",))
+    verdicts = [(v.path, str(v.steps), "bad" if v.bad else "good") for v in found.looked_at]
+    manner.table(_COLUMNS, verdicts, right=("step",))
     for path, error in found.damaged:
         manner.note(f"{path} was not looked at: {error.message}")
     looked = f"{len(found.looked_at)} of {words.counted(found.cuts, 'checkpoint')} looked at"
@@ -233,10 +234,6 @@ def bisected_document(session: str, expression: str, found: Bisected, between: D
 
 def _verdict(verdict: Verdict | None) -> Any:  # JSON
     return None if verdict is None else asdict(verdict)
-
-
-def _verdict_row(verdict: Verdict) -> Sequence[str]:
-    return verdict.path, str(verdict.steps), "bad" if verdict.bad else "good"
 
 
 _BARS = "▁▂▃▄▅▆▇█"

@@ -86,7 +86,8 @@ def conducted(manner: Manner, wishes: Wishes, body: Callable[[], object], *, wha
         _show_log(wishes.log_level)
     if manner.json:
         _set_documents_apart(manner)
-    reporter = reporter_for(manner, mention(manner, wishes.session), progress=wishes.progress)
+    tell = partial(mention, manner) if wishes.session is None else lambda tally: None
+    reporter = reporter_for(manner, tell, progress=wishes.progress)
     _fill(manner, wishes, reporter)
     sandbox = program.Sandbox()
     try:

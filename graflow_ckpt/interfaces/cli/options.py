@@ -94,6 +94,18 @@ def _parse_store(ctx: click.Context, parameter: click.Parameter, given: str) -> 
     return place_of(manner_of(ctx), store, names)
 
 
+def of_program(function: F) -> F:
+    """What `run` and `submit` have in common: a program, its arguments, and inputs."""
+    for option in reversed((
+        click.argument("target", metavar="FILE.py|MODULE[:WORKFLOW]", shell_complete=complete_files),
+        click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]"),
+        click.option("--input", "inputs", multiple=True, callback=words.parse_inputs, metavar="NAME=VALUE",
+                     help="An input of the workflow: JSON if it parses, else text."),
+    )):  # fmt: skip
+        function = option(function)
+    return function
+
+
 def running(function: F) -> F:
     """What `run` and `resume` have in common."""
     for option in reversed((
@@ -209,18 +221,12 @@ def with_fleet(ctx: click.Context) -> Resolved:
 # --- completion ----------------------------------------------------------------------------
 
 
-def _ids(ctx: click.Context) -> dict[str, str]:
-    """Session ids by what the names of their files say; nothing is opened."""
-
-    return session_names(_named_store(ctx))
-
-
 def _named_store(ctx: click.Context) -> str:
     return str(ctx.params.get("store") or ctx.params.get("origin") or default_store())
 
 
 def complete_sessions(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    found = _ids(ctx).items()
+    found = session_names(_named_store(ctx)).items()
     return [CompletionItem(name, help=text) for name, text in found if name.startswith(incomplete)]
 
 

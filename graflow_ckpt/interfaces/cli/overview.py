@@ -8,7 +8,7 @@ session id mentions of its workflow.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -149,17 +149,8 @@ def _session_of(path: str, raw: bytes) -> str:
     return found if isinstance(found, str) else ""
 
 
-def mention(manner: Manner, session: str | None) -> Callable[[Tally], None]:
-    """What a reporter calls when a new session starts."""
-
-    def said(tally: Tally) -> None:
-        if session is None:
-            _say(manner, tally)
-
-    return said
-
-
-def _say(manner: Manner, tally: Tally) -> None:
+def mention(manner: Manner, tally: Tally) -> None:
+    """Say which session of the workflow could go on, where a new one starts."""
     try:
         found = [
             row

@@ -9,10 +9,10 @@ import click
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.options import (
     common,
-    complete_files,
     complete_folders,
     complete_sessions,
     manner_of,
+    of_program,
     running,
 )
 
@@ -26,8 +26,7 @@ Examples:
 
 
 @click.command("run", epilog=EXAMPLES, short_help="Run a program's workflow under a session.")
-@click.argument("target", metavar="FILE.py|MODULE[:WORKFLOW]", shell_complete=complete_files)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
+@of_program
 @click.option(
     "--session", metavar="ID", shell_complete=complete_sessions, help="Go on with this session, or start it."
 )
@@ -35,14 +34,6 @@ Examples:
     "--resume",
     type=click.Choice(["auto", "never", "must"]),
     help="If the session exists: go on (auto, must) or refuse (never); if not, must refuses.",
-)
-@click.option(
-    "--input",
-    "inputs",
-    multiple=True,
-    callback=words.parse_inputs,
-    metavar="NAME=VALUE",
-    help="An input of the workflow: JSON if it parses, else text.",
 )
 @running
 @click.option(

@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.options import common, complete_files, complete_remote, fleet, manner_of
+from graflow_ckpt.interfaces.cli.options import common, complete_remote, fleet, manner_of, of_program
 
 EXAMPLES = """\b
 Examples:
@@ -19,8 +19,7 @@ Examples:
 
 
 @click.command("submit", epilog=EXAMPLES, short_help="Have a fleet run a program's workflow.")
-@click.argument("target", metavar="FILE.py|MODULE[:WORKFLOW]", shell_complete=complete_files)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
+@of_program
 @click.option(
     "--session",
     metavar="ID",
@@ -34,14 +33,6 @@ Examples:
     default="refuse",
     show_default=True,
     help="If there is a session of that id: refuse, or leave it as it is and print its id.",
-)
-@click.option(
-    "--input",
-    "inputs",
-    multiple=True,
-    callback=words.parse_inputs,
-    metavar="NAME=VALUE",
-    help="An input of the workflow: JSON if it parses, else text.",
 )
 @click.option("--max-steps", type=click.IntRange(min=1), metavar="N", help="Stop after so many steps.")
 @click.option(

@@ -213,21 +213,20 @@ T = TypeVar("T")
 def _settled(store: Readable, path: str, read: Callable[[bytes], T], raw: bytes | None = None) -> T:
     """Read something of a checkpoint again if a newer one was written over it meanwhile."""
     for _ in range(5):
-        meta = _meta_of(store, path) if raw is None else raw
+        try:
+            meta = store.meta(path) if raw is None else raw
+        except CheckpointNotFound as error:
+            raise expired(store, path) or error from None
         try:
             return read(meta)
         except CheckpointCorrupt as error:
             if store.meta(path) == meta:
-                raise _corrupted(path, error) from error
+                opening = f"Checkpoint {path} is corrupted or uses an incompatible schema version."
+                if error.message.startswith(opening):
+                    raise
+                raise CheckpointCorrupt(opening, hint=str(error), path=path) from error
             raw = None
     raise CheckpointCorrupt(f"Checkpoint {path} changes faster than it can be read.", path=path)
-
-
-def _corrupted(path: str, error: CheckpointCorrupt) -> CheckpointCorrupt:
-    opening = f"Checkpoint {path} is corrupted or uses an incompatible schema version."
-    if error.message.startswith(opening):
-        return error
-    return CheckpointCorrupt(opening, hint=str(error), path=path)
 
 
 def _find(store: Readable, keyring: Keyring, path: str, raw: bytes) -> Found:
@@ -364,14 +363,6 @@ def check_values(store: Readable, found: Found) -> int:
 
 
 # --- what has expired -------------------------------------------------------------------
-
-
-def _meta_of(store: Readable, path: str) -> bytes:
-    """The meta of a checkpoint; if there is none, CheckpointExpired says so of one that was too old."""
-    try:
-        return store.meta(path)
-    except CheckpointNotFound as error:
-        raise expired(store, path) or error from None
 
 
 def expired(store: Readable, path: str) -> CheckpointExpired | None:

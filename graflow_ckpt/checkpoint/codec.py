@@ -221,14 +221,9 @@ def _level(depth: int, inner: Callable[[bytes], Any] | None) -> Callable[[bytes]
     return unpack
 
 
-def _levels() -> Callable[[bytes], Any]:
-    unpack = _level(MAX_EXT_DEPTH + 1, None)
-    for depth in range(MAX_EXT_DEPTH, -1, -1):
-        unpack = _level(depth, unpack)
-    return unpack
-
-
-_unpack: Final = _levels()
+_unpack = _level(MAX_EXT_DEPTH + 1, None)
+for _depth in range(MAX_EXT_DEPTH, -1, -1):
+    _unpack = _level(_depth, _unpack)
 
 
 def _refuse_timestamps(value: Any) -> None:

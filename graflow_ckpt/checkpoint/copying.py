@@ -186,7 +186,7 @@ class Move:
         where = target_path(self.target, path)
         size = sum(int(meta["parts"][name]["size"]) for name in PARTS if name != META)
         former = self._former(where)
-        if former is not None and _same(former, meta):
+        if former is not None and all(former.get(key) == meta.get(key) for key in ("checkpoint_id", "parts")):
             return Copied(path, "there", size, where)
         if former is not None:
             _check_older(where, former, meta)
@@ -350,10 +350,6 @@ def _superseded(place: Readable, keys: Keyring | None, session: str, cuts: Seque
             yield cut.path
 
 
-def _same(former: Document, meta: Document) -> bool:
-    return all(former.get(name) == meta.get(name) for name in ("checkpoint_id", "parts"))
-
-
 def _check_older(where: str, former: Document, meta: Document) -> None:
     """A name that people give may stand for a newer checkpoint by now; anything else is somebody else's."""
 
@@ -381,7 +377,12 @@ def at_one_moment(
     """
     before = known if known is not None else inventory(place, session)
     while True:
-        journal = _tail_or_error(place, keys, session)
+        journal: Tail | CheckpointError = _NOTHING
+        if keys is not None:  # records are sealed one after the other: none can be checked without
+            try:
+                journal = tail(place, keys, session)
+            except CheckpointError as why:
+                journal = why
         if known is not None and not running and journal == _NOTHING:
             return journal, known
         after = inventory(place, session)
@@ -392,15 +393,6 @@ def at_one_moment(
 
 def _gone_back(known: Inventory) -> object:
     return max(((cut.epoch, cut.sequence, cut.rewinds) for cut in known.cuts), default=(0, 0, ()))[2]
-
-
-def _tail_or_error(place: Readable, keys: Keyring | None, session: str) -> Tail | CheckpointError:
-    if keys is None:  # records are sealed one after the other: none can be checked without
-        return _NOTHING
-    try:
-        return tail(place, keys, session)
-    except CheckpointError as why:
-        return why
 
 
 def tail(place: Readable, keys: Keyring, session: str) -> Tail:

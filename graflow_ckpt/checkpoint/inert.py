@@ -102,8 +102,12 @@ class _Reader(pickle.Unpickler):
             "graflow_ckpt._restore.of_main": lambda name, copy: self._class("__main__", name),
             "builtins.getattr": lambda home, name: self._class(kind_of(home), name),
             "cloudpickle.cloudpickle._builtin_type": lambda name: self._class("builtins", name),
-            "cloudpickle.cloudpickle._make_skeleton_class": self._skeleton,
-            "cloudpickle.cloudpickle._make_skeleton_enum": self._skeleton_of_enum,
+            "cloudpickle.cloudpickle._make_skeleton_class": lambda make, name, bases, options, *_: (
+                self._class(str(options.get("__module__", "?")), name)
+            ),
+            "cloudpickle.cloudpickle._make_skeleton_enum": lambda bases, name, path, members, module, *_: (
+                self._class(module, path)
+            ),
             "cloudpickle.cloudpickle._class_setstate": _set_state,
             "cloudpickle.cloudpickle._function_setstate": _set_state,
         }
@@ -116,14 +120,6 @@ class _Reader(pickle.Unpickler):
         if kind not in self._kinds:
             self._kinds[kind] = type(name.rpartition(".")[2], (Inert,), {"kind": kind})
         return self._kinds[kind]
-
-    def _skeleton(self, make: Any, name: str, bases: Any, options: dict[str, Any], *_: Any) -> type[Inert]:
-        return self._class(str(options.get("__module__", "?")), name)
-
-    def _skeleton_of_enum(
-        self, bases: Any, name: str, qualname: str, members: Any, module: str, *_: Any
-    ) -> Any:
-        return self._class(module, qualname)
 
     def persistent_load(self, name: Any, /) -> Any:
         return _Stored(name)

@@ -361,7 +361,9 @@ class Reader:
             self._code(reading, value)
         elif kind is ModuleType:
             self._foreign(reading, label, value.__name__)
-        elif kind is MethodType or (kind is BuiltinFunctionType and _is_bound(value)):
+        elif kind is MethodType or (
+            kind is BuiltinFunctionType and type(value.__self__) not in (type(None), ModuleType)
+        ):
             reading.parts.append(value.__name__)
             if kind is MethodType:
                 self._refer(reading, label, value.__func__)
@@ -443,10 +445,6 @@ def _parts(member: object) -> tuple[object, ...]:
     if type(member) is property:
         return (member.fget, member.fset, member.fdel)
     return (member.__func__,) if type(member) in _DESCRIPTORS else (member,)  # type: ignore[attr-defined]
-
-
-def _is_bound(builtin: Any) -> bool:  # to an object, as `items.append` is
-    return not (builtin.__self__ is None or type(builtin.__self__) is ModuleType)
 
 
 # --- whose code a module is -------------------------------------------------------------

@@ -76,7 +76,15 @@ def verify(meta: Meta, keyring: Keyring) -> None:
         )
     secret = keyring.secret(key_id)
     if secret is None:
-        raise _unknown_key(key_id, meta.get("host"))
+        host = meta.get("host")
+        made = f" on {host}" if isinstance(host, str) and host else ""
+        raise UnknownKey(
+            f"This checkpoint was sealed with key {key_id}{made}, which is not among the keys here.",
+            hint="Either carry that key over (GRAFLOW_CKPT_KEY or GRAFLOW_CKPT_KEY_FILE),"
+            " or look at it and seal it with yours: graflow-ckpt trust PATH",
+            key_id=key_id,
+            host=host,
+        )
     try:
         expected = _seal_of(meta, secret)
     except (ValueError, TypeError) as error:
@@ -153,18 +161,6 @@ def _seal_of(meta: Meta, secret: bytes) -> str:
 
 def _derived(secret: bytes, purpose: str) -> bytes:
     return blake3(secret, derive_key_context=purpose).digest()
-
-
-# Any: what a foreign meta says.
-def _unknown_key(key_id: str, host: Any) -> UnknownKey:
-    made = f" on {host}" if isinstance(host, str) and host else ""
-    return UnknownKey(
-        f"This checkpoint was sealed with key {key_id}{made}, which is not among the keys here.",
-        hint="Either carry that key over (GRAFLOW_CKPT_KEY or GRAFLOW_CKPT_KEY_FILE),"
-        " or look at it and seal it with yours: graflow-ckpt trust PATH",
-        key_id=key_id,
-        host=host,
-    )
 
 
 # --- where keys live --------------------------------------------------------------------

@@ -202,7 +202,8 @@ def _passes(data: bytes, budget: int) -> bool:
     """Return True as soon as what was met takes more than the budget."""
     at, end, cost = 0, len(data), 0
     while cost <= budget:
-        at = _end_of_flat(data, at)
+        found = _FLAT.match(data, at)
+        at = found.end() if found is not None else at
         if at >= end:
             return False
         head = data[at]
@@ -227,11 +228,6 @@ def _passes(data: bytes, budget: int) -> bool:
         else:
             return False  # cut off, or no head at all: decoding ends here
     return True
-
-
-def _end_of_flat(data: bytes, at: int) -> int:
-    found = _FLAT.match(data, at)
-    return found.end() if found is not None else at
 
 
 def _extension(data: bytes, at: int, size: int) -> tuple[int, int]:

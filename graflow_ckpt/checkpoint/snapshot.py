@@ -141,7 +141,7 @@ def _restore(facts: Document, payload: dict[str, Any]) -> SessionState:
     state.next_key, state.next_claim, state.next_order = facts["counters"]
     state.completed = dict(zip(facts["completed_tasks"], facts["completed_steps"], strict=True))
     state.counts = dict(facts["enqueued"])
-    state.gates = {name: _gate(values) for name, values in facts["gates"].items()}
+    state.gates = {name: Gate(*values) for name, values in facts["gates"].items()}
     state.skipped, state.errors = dict(facts["skipped"]), dict(facts["errors"])
     state.passed = dict.fromkeys(facts["passed"], 0)
     values: dict[str, Cell] = dict(payload["plain"])
@@ -157,11 +157,6 @@ def _restore(facts: Document, payload: dict[str, Any]) -> SessionState:
     state.ready.sort()
     state.delayed.sort()
     return state
-
-
-def _gate(values: list[Any]) -> Gate:
-    size, need, arrived, ok, fired, *toward = values
-    return Gate(size, need, arrived, ok, bool(fired), *toward)
 
 
 def _restore_spec(state: SessionState, facts: Document, data: list[Cell], order: int) -> None:

@@ -32,12 +32,8 @@ def redacted(value: Any, name: str = "") -> Any:  # Any: JSON
 
 
 def _is_secret(name: str, value: Any = "") -> bool:
-    flat = _flat(name)
+    flat = name.replace("-", "_").replace(".", "_").replace(" ", "_")
     return bool(_SECRET.search(flat) or (not isinstance(value, int | float) and _TOKEN.search(flat)))
-
-
-def _flat(name: str) -> str:
-    return name.replace("-", "_").replace(".", "_").replace(" ", "_")
 
 
 def redacted_argv(argv: list[str]) -> list[str]:

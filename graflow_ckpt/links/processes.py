@@ -168,11 +168,8 @@ def named(owner: Owner | None) -> str:
     """As errors speak of it."""
     if owner is None:
         return "another owner"
-    return _shown(f"process {owner.pid} on {owner.host} (since {owner.since}: {owner.argv})")
-
-
-def _shown(text: str) -> str:
-    """Without what a terminal would obey: it comes from where others can write."""
+    text = f"process {owner.pid} on {owner.host} (since {owner.since}: {owner.argv})"
+    # without what a terminal would obey: it comes from where others can write
     return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 

@@ -93,7 +93,8 @@ def in_full(args: Sequence[Arg]) -> list[Arg]:
 def strictly(args: Sequence[Arg], seen: Sequence[tuple[str, Version]]) -> list[Arg]:
     """What `arguments` has made, refused unless these values are what they were."""
     at = 1 + 2 * int(args[0])
-    bases = [item for name, version in seen for item in (name, b"=" + _raw(version))]
+    raw = [(name, version if isinstance(version, bytes) else b"%d" % version) for name, version in seen]
+    bases = [item for name, version in raw for item in (name, b"=" + version)]
     return [*args[:at], int(args[at]) + len(seen), *bases, *args[at + 1 :]]
 
 
@@ -160,10 +161,6 @@ def unpack_bundle(number: str, data: bytes, cells: Cells) -> dict[str, Any]:
 def referred(cell: bytes) -> str:
     """The id of the bundle that a cell refers to, or nothing."""
     return cell[len(REF) :].decode() if cell[: len(REF)] == REF else ""
-
-
-def _raw(version: Version) -> bytes:
-    return version if isinstance(version, bytes) else b"%d" % version
 
 
 def _other_end(op: Op) -> tuple[Arg, ...]:

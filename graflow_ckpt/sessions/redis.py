@@ -190,7 +190,7 @@ class RedisSession:
         if args is not None:
             mode = "t" + mode
         else:
-            args = arguments(ops, self._cells, self.queue, self._task_of)
+            args = arguments(ops, self._cells, self.queue, lambda key: self.held[key].spec.task_id)
         if self.help_after is not None and self.ready and monotonic() > self.help_after:
             mode += "s"
             self.help_after = monotonic() + HELP
@@ -255,9 +255,6 @@ class RedisSession:
         """Somebody outside whose requests stand for themselves: another sender from here on."""
         self.sender = _name()
         self.token, self._follows, self._number = f"!{self.sender}", "", 0
-
-    def _task_of(self, key: int) -> str:
-        return self.held[key].spec.task_id
 
     def _ends_all(self, ops: Sequence[Op]) -> bool:
         """Whether nothing is held after these."""
@@ -515,11 +512,7 @@ class RedisSession:
         return self.read_all([name])[0][0]
 
     def names(self) -> list[str]:
-        fields = self.patiently(self._fields)
+        client: Any = self._link.client
+        fields: list[bytes] = self.patiently(lambda: client.hkeys(keys_of(self.id) + "v"))
         with readable(self.id, self._link.address):
             return [f[1:].decode() for f in fields if f[:1] == b"="]
-
-    def _fields(self) -> list[bytes]:
-        client: Any = self._link.client
-        fields: list[bytes] = client.hkeys(keys_of(self.id) + "v")
-        return fields

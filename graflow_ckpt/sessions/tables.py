@@ -219,7 +219,8 @@ def write_state(
     """
     key, stage = f"{keys_of(state.session)}c", uuid.uuid4().hex
     hashes, sets = _as_tables(state, cells, stage, share)
-    names = _stage(link, key, stage, hashes, sets, _lists_of(state, cells))
+    lists = {name: [(cells.pack(name, item),) for item in items] for name, items in state.appended.items()}
+    names = _stage(link, key, stage, hashes, sets, lists)
     more = (
         ("m" if state.errors or state.skipped else "")
         + ("a" if state.appended else "")
@@ -256,10 +257,6 @@ def write_state(
             owner=reply[1].decode(),
         )
     return int(reply[1])
-
-
-def _lists_of(state: SessionState, cells: Cells) -> dict[str, list[tuple[bytes]]]:
-    return {name: [(cells.pack(name, item),) for item in items] for name, items in state.appended.items()}
 
 
 def _stage(
@@ -368,7 +365,9 @@ def _sealed(name: str, record: Cell, cells: Cells) -> bytes:
 @contextmanager
 def frozen(link: RedisLink, session: str, seconds: float = 60.0) -> Iterator[None]:
     """Commits of others wait; at most so many seconds, should this process die."""
-    freeze, key, maker = link.script(_FREEZE), f"{keys_of(session)}c", _maker()
+    freeze, key = link.script(_FREEZE), f"{keys_of(session)}c"
+    # nobody else's, and of this process: if that dies, the session need not wait for its time
+    maker = f"{uuid.uuid4().hex} {json.dumps(asdict(myself()))}"
     reply = freeze([key], [maker, seconds, ""])
     if reply[0] == b"gone":
         raise gone(link, session)
@@ -383,11 +382,6 @@ def frozen(link: RedisLink, session: str, seconds: float = 60.0) -> Iterator[Non
         yield
     finally:
         freeze([key], [maker, 0, ""])
-
-
-def _maker() -> str:
-    """Nobody else's, and of this process: if that dies, the session need not wait for its time."""
-    return f"{uuid.uuid4().hex} {json.dumps(asdict(myself()))}"
 
 
 # --- page by page ----------------------------------------------------------------------

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 LONG = 60.0  # seconds: only a hang takes so long
 GRAFLOW = [sys.executable, "-m", "graflow_ckpt"]
 
@@ -101,11 +99,14 @@ def inside(*arguments: str | Path, status: int | None = 0, **environment: str) -
     """The same within this process, for commands that run no program and ask nothing: that takes no time."""
     from graflow_ckpt.interfaces.cli import main
 
-    out, err = io.StringIO(), io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
-        for name, value in environment.items():
-            patch.setenv(name, value)
-        ended = main([str(argument) for argument in arguments])
+    before, out, err = dict(os.environ), io.StringIO(), io.StringIO()
+    os.environ.update(environment)
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            ended = main([str(argument) for argument in arguments])
+    finally:  # a command exports what it has resolved
+        os.environ.clear()
+        os.environ.update(before)
     assert status is None or ended == status, f"{ended}\n{out.getvalue()}\n{err.getvalue()}"
     return Ended(ended, out.getvalue(), err.getvalue())
 

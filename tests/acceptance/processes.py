@@ -93,6 +93,13 @@ class Started:
         return "\n".join(self.said)
 
 
+def written(text: str, name: str = "program.py") -> Path:
+    """A program in the test's own folder."""
+    path = Path(name).absolute()
+    path.write_text(text)
+    return path
+
+
 @contextmanager
 def started(program: Path, *arguments: str, **environment: str) -> Iterator[Started]:
     """A program that runs beside the test, and no longer than it."""

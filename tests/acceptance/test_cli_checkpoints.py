@@ -54,15 +54,15 @@ def test_sessions_are_listed_with_how_far_they_are(killed: list[str]) -> None:
     program("chain.py", CHAIN)
     graflow("run", "chain.py", "--session", "c")
 
-    header, first, second = graflow("sessions").out.splitlines()
+    header, first, second = inside("sessions").out.splitlines()
 
     columns = "SESSION WORKFLOW STATUS STEPS DONE PENDING CHECKPOINTS AGE OWNER NEWEST"
     assert " ".join(header.split()) == columns
     assert first.split()[:7] == ["c", "chain", "completed", "2", "2", "0", "1"]
     assert second.split()[:7] == ["s", "count", "interrupted", "4", "1", "1", "2"]
     assert second.split()[-1] == killed[-1]
-    assert [row["session"] for row in graflow("sessions", "--unfinished", "--json").document] == ["s"]
-    assert [row["session"] for row in graflow("sessions", "--workflow", "chain", "--json").document] == ["c"]
+    assert [row["session"] for row in inside("sessions", "--unfinished", "--json").document] == ["s"]
+    assert [row["session"] for row in inside("sessions", "--workflow", "chain", "--json").document] == ["c"]
 
 
 def test_who_runs_a_session_is_told() -> None:
@@ -86,7 +86,7 @@ with workflow("waits") as ctx:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
         owner.stdout.readline()
-        (row,) = graflow("sessions", "--json").document
+        (row,) = inside("sessions", "--json").document
         owner.communicate("\n")
 
     assert row["status"] == "running"
@@ -96,7 +96,7 @@ with workflow("waits") as ctx:
 def test_a_journaled_session_is_as_far_as_its_journal() -> None:
     run_count("--session", "s", "--durability", "journal", "--", "4", status=KILLED)
 
-    (row,) = graflow("sessions", "--json").document
+    (row,) = inside("sessions", "--json").document
 
     assert (row["steps"], row["status"]) == (4, "interrupted")
 
@@ -105,7 +105,7 @@ def test_a_session_without_a_good_checkpoint_is_listed_as_bad(killed: list[str])
     for path in killed:
         Path(path.replace(".pkl", ".state.json")).write_text("{}")
 
-    (row,) = graflow("sessions", "--json").document
+    (row,) = inside("sessions", "--json").document
 
     assert (row["status"], row["checkpoints"]) == ("bad", 2)
     assert row["note"]
@@ -118,10 +118,10 @@ def test_an_empty_store_is_no_error_and_is_not_made(
     monkeypatch.setenv("GRAFLOW_CKPT_STORE", store)
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     Path("checkpoints").rmdir()
-    assert graflow("sessions").out == ""
-    assert graflow("sessions", "--json").document == []
-    assert graflow("checkpoints", "list", "--json").document == []
-    graflow("checkpoints", "verify", "--all")
+    assert inside("sessions").out == ""
+    assert inside("sessions", "--json").document == []
+    assert inside("checkpoints", "list", "--json").document == []
+    inside("checkpoints", "verify", "--all")
     assert os.listdir() == []
 
 
@@ -133,14 +133,14 @@ def test_checkpoints_are_listed_newest_first_and_filtered(killed: list[str]) -> 
     graflow("run", "chain.py", "--session", "c")
 
     def paths(*arguments: str) -> list[str]:
-        return [row["path"] for row in graflow("checkpoints", "list", *arguments, "--json").document]
+        return [row["path"] for row in inside("checkpoints", "list", *arguments, "--json").document]
 
     assert paths("s") == killed[::-1]
     assert paths("s", "--limit", "1") == killed[-1:]
     assert paths("--workflow", "chain") == checkpoints("c")
     assert paths("--status", "completed") == checkpoints("c")
     assert paths() == [*checkpoints("c"), *killed[::-1]]
-    lines = graflow("checkpoints", "list").out.splitlines()
+    lines = inside("checkpoints", "list").out.splitlines()
     assert lines[0].split() == ["PATH", "SESSION", "WORKFLOW", "STEP", "STATUS", "CAUSE", "AGE", "SIZE"]
     assert lines[1].split()[1:6] == ["c", "chain", "2", "completed", "end"]
 
@@ -149,13 +149,13 @@ def test_checkpoints_are_listed_newest_first_and_filtered(killed: list[str]) -> 
 def test_what_cannot_be_read_does_not_hide_the_rest(killed: list[str], garbage: bytes) -> None:
     Path(killed[0].replace(".pkl", ".meta.json")).write_bytes(garbage)
 
-    listed = graflow("checkpoints", "list", "--json").document
+    listed = inside("checkpoints", "list", "--json").document
     assert [row["path"] for row in listed] == [killed[1], killed[0]]
     assert listed[1]["status"] == "unreadable"
-    bad = graflow("checkpoints", "list", "--status", "unreadable", "--limit", "5", "--json").document
+    bad = inside("checkpoints", "list", "--status", "unreadable", "--limit", "5", "--json").document
     assert [row["path"] for row in bad] == [killed[0]]
-    graflow("checkpoints", "list")
-    assert graflow("sessions", "--json").document[0]["steps"] == 4
+    inside("checkpoints", "list")
+    assert inside("sessions", "--json").document[0]["steps"] == 4
 
 
 # --- show ------------------------------------------------------------------------------------
@@ -166,10 +166,10 @@ def test_a_checkpoint_is_shown_without_values_and_secrets() -> None:
     graflow("run", "secrets.py", "--session", "s", "--", "--token", "hunter2", status=1)
     path = checkpoints("s")[0]
 
-    text = graflow("checkpoints", "show", path)
-    document = graflow("checkpoints", "show", path, "--json").document
+    text = inside("checkpoints", "show", path)
+    document = inside("checkpoints", "show", path, "--json").document
 
-    for shown in (text.out, json.dumps(document), graflow("checkpoints", "list", "--json").out):
+    for shown in (text.out, json.dumps(document), inside("checkpoints", "list", "--json").out):
         assert "hunter2" not in shown
         assert "value-" not in shown
     assert not Path("opened").exists()
@@ -184,20 +184,20 @@ def test_a_checkpoint_is_shown_without_values_and_secrets() -> None:
 def test_a_damaged_checkpoint_is_shown_as_bad(killed: list[str]) -> None:
     Path(killed[0]).write_bytes(b"x" + Path(killed[0]).read_bytes()[1:])
 
-    done = graflow("checkpoints", "show", killed[0], status=1)
+    done = inside("checkpoints", "show", killed[0], status=1)
 
     assert "verdict     bad: " in done.out
     assert "session     s of workflow count" in done.out
-    assert "There is no checkpoint no.pkl." in graflow("checkpoints", "show", "no.pkl", status=1).err
+    assert "There is no checkpoint no.pkl." in inside("checkpoints", "show", "no.pkl", status=1).err
 
 
 # --- verify ----------------------------------------------------------------------------------
 
 
 def test_good_checkpoints_verify(killed: list[str]) -> None:
-    assert graflow("checkpoints", "verify", "s").err == "graflow-ckpt: 2 checkpoints, 0 bad\n"
-    assert graflow("checkpoints", "verify", "--all").out.count("good") == 2
-    found = graflow("checkpoints", "verify", killed[0], "--json").document
+    assert inside("checkpoints", "verify", "s").err == "graflow-ckpt: 2 checkpoints, 0 bad\n"
+    assert inside("checkpoints", "verify", "--all").out.count("good") == 2
+    found = inside("checkpoints", "verify", killed[0], "--json").document
     assert [(row["path"], row["verdict"]) for row in found] == [(killed[0], "good")]
 
 
@@ -208,16 +208,16 @@ def test_one_bad_byte_anywhere_is_found(killed: list[str], part: str) -> None:
     raw[len(raw) // 2] ^= 1
     path.write_bytes(raw)
 
-    done = graflow("checkpoints", "verify", "s", "--json", status=1)
+    done = inside("checkpoints", "verify", "s", "--json", status=1)
 
     assert [row["verdict"] for row in done.document] == ["good", "bad"]
     assert done.document[1]["why"]
 
 
 def test_verify_wants_to_know_what() -> None:
-    graflow("checkpoints", "verify", status=2)
-    graflow("checkpoints", "verify", "s", "--all", status=2)
-    assert "neither a checkpoint nor a session" in graflow("checkpoints", "verify", "s", status=1).err
+    inside("checkpoints", "verify", status=2)
+    inside("checkpoints", "verify", "s", "--all", status=2)
+    assert "neither a checkpoint nor a session" in inside("checkpoints", "verify", "s", status=1).err
 
 
 def test_a_path_that_was_noted_long_ago_is_said_to_have_expired() -> None:
@@ -359,7 +359,7 @@ def rated() -> list[str]:
 
 
 def test_a_fork_begins_where_the_checkpoint_is_with_the_values_that_were_set(rated: list[str]) -> None:
-    made = graflow("checkpoints", "fork", rated[0], "fast", "--set", "rate=100", "--json").document
+    made = inside("checkpoints", "fork", rated[0], "fast", "--set", "rate=100", "--json").document
     done = graflow("resume", "fast")
 
     assert (made["session"], made["from"], made["set"]) == ("fast", rated[0], ["rate"])
@@ -369,8 +369,8 @@ def test_a_fork_begins_where_the_checkpoint_is_with_the_values_that_were_set(rat
 
 
 def test_it_gets_a_name_and_runs_nothing(rated: list[str]) -> None:
-    first = graflow("checkpoints", "fork", rated[1])
-    second = graflow("checkpoints", "fork", rated[1], "--json").document
+    first = inside("checkpoints", "fork", rated[1])
+    second = inside("checkpoints", "fork", rated[1], "--json").document
 
     assert first.out.startswith("checkpoints/session_s-fork_step_2_")
     assert "session s-fork begins at step 2; graflow-ckpt resume s-fork" in first.err
@@ -378,13 +378,13 @@ def test_it_gets_a_name_and_runs_nothing(rated: list[str]) -> None:
 
 
 def test_only_values_that_are_there_can_be_set(rated: list[str]) -> None:
-    told = graflow("checkpoints", "fork", rated[0], "x", "--set", "rat=2", status=1)
+    told = inside("checkpoints", "fork", rated[0], "x", "--set", "rat=2", status=1)
 
     assert "has no value 'rat' that could be set" in told.err
     assert "It has: rate." in told.err
     assert checkpoints("x") == []
-    graflow("checkpoints", "fork", rated[0], "x", "--set", "rate", status=2)
-    graflow("checkpoints", "fork", rated[0], "s", status=1)
+    inside("checkpoints", "fork", rated[0], "x", "--set", "rate", status=2)
+    inside("checkpoints", "fork", rated[0], "s", status=1)
 
 
 # --- trust, key -------------------------------------------------------------------------
@@ -413,7 +413,7 @@ def test_a_trusted_checkpoint_is_one_s_own(foreign: list[str]) -> None:
 
     assert "host" in done.err
     assert "count.py" in done.err
-    assert [row["verdict"] for row in graflow("checkpoints", "verify", "s", "--json", status=1).document] == [
+    assert [row["verdict"] for row in inside("checkpoints", "verify", "s", "--json", status=1).document] == [
         "bad", "good",
     ]  # fmt: skip
     assert "continues from step 4" in graflow("resume", "s").err
@@ -429,7 +429,7 @@ def test_somebody_is_asked_first(foreign: list[str]) -> None:
     terminal.read_until(r"Seal it with the key of this machine\? \[y/N\]")
     terminal.type("y\n")
     assert terminal.end() == 0
-    graflow("checkpoints", "verify", foreign[-1])
+    inside("checkpoints", "verify", foreign[-1])
 
 
 @pytest.mark.parametrize("part", ["pkl", "state.json"])
@@ -438,7 +438,7 @@ def test_files_that_are_not_those_of_the_meta_are_never_sealed(foreign: list[str
     path.write_bytes(path.read_bytes()[:-1] + b"!")
 
     assert "corrupted" in graflow("trust", foreign[-1], "--yes", status=1).err
-    graflow("checkpoints", "verify", foreign[-1], status=1)
+    inside("checkpoints", "verify", foreign[-1], status=1)
 
 
 def test_one_s_own_checkpoint_needs_no_trust() -> None:
@@ -455,5 +455,5 @@ def test_a_key_can_be_carried_over(foreign: list[str]) -> None:
     Path("key").chmod(0o600)
     graflow("trust", foreign[-1], "--yes", GRAFLOW_CKPT_KEY_FILE="key")
 
-    graflow("checkpoints", "verify", foreign[-1], GRAFLOW_CKPT_KEY=key["key"])
-    graflow("checkpoints", "verify", foreign[-1], status=1)
+    inside("checkpoints", "verify", foreign[-1], GRAFLOW_CKPT_KEY=key["key"])
+    inside("checkpoints", "verify", foreign[-1], status=1)

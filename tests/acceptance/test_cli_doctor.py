@@ -17,12 +17,12 @@ from graflow_ckpt.stores.fallback import Fallback
 from graflow_ckpt.stores.keys import new_key
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.testing.trios import listed, own_name, put
-from tests.acceptance.command_line import COUNT, graflow, program, run_count
+from tests.acceptance.command_line import COUNT, graflow, inside, program, run_count
 from tests.servers import Server
 
 
 def findings(*arguments: str, status: int | None = 0, **environment: str) -> dict[str, Any]:
-    found = graflow("doctor", *arguments, "--json", status=status, **environment).document
+    found = inside("doctor", *arguments, "--json", status=status, **environment).document
     return {finding["what"]: finding for finding in found}
 
 
@@ -69,7 +69,7 @@ def test_a_key_that_others_can_read_is_bad(tmp_path: Path) -> None:
 
 
 def test_for_people_it_is_a_table() -> None:
-    lines = graflow("doctor").out.splitlines()
+    lines = inside("doctor").out.splitlines()
 
     assert lines[0].split() == ["WHAT", "VERDICT", "FOUND"]
     assert any(line.startswith("store") for line in lines)
@@ -104,7 +104,7 @@ def store(own_redis: Callable[..., Server], tmp_path: Path, monkeypatch: pytest.
 
 
 def verdicts(store: Fallback) -> dict[str, tuple[str, str]]:
-    document = graflow("doctor", "--store", store.url, "--json", status=None).document
+    document = inside("doctor", "--store", store.url, "--json", status=None).document
     return {finding["what"]: (finding["verdict"], finding["found"]) for finding in document}
 
 
@@ -114,7 +114,7 @@ def test_doctor_names_what_waits_and_sync_hands_it_over(store: Fallback) -> None
     assert "1 checkpoint of s in" in said
     assert str(store.waits.where) in said
 
-    done = graflow("checkpoints", "sync", "--store", store.url, "--json")
+    done = inside("checkpoints", "sync", "--store", store.url, "--json")
 
     assert done.document == {"handed_over": 1, "refused": 0, "waiting": 0}
     assert len(listed(open_store(store.inner.url), "s")) == 1
@@ -122,6 +122,6 @@ def test_doctor_names_what_waits_and_sync_hands_it_over(store: Fallback) -> None
 
 
 def test_a_store_without_a_fallback_has_nothing_to_sync() -> None:
-    done = graflow("checkpoints", "sync", "--store", "checkpoints", status=2)
+    done = inside("checkpoints", "sync", "--store", "checkpoints", status=2)
 
     assert "has no fallback" in done.err

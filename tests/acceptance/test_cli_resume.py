@@ -15,6 +15,7 @@ from tests.acceptance.command_line import (
     checkpoints,
     ended,
     graflow,
+    inside,
     program,
     run_count,
     steps,
@@ -113,7 +114,7 @@ def test_how_often_to_save_is_remembered_too() -> None:
     graflow("resume", "s", "--max-steps", "9")
 
     assert len(checkpoints("s")) == before + 1  # at the end; the policy is due at step 7 only
-    options = graflow("checkpoints", "list", "s", "--limit", "1", "--json").document[0]["options"]
+    options = inside("checkpoints", "list", "s", "--limit", "1", "--json").document[0]["options"]
     assert options == {"every": "2"}
 
 
@@ -176,7 +177,7 @@ def test_of_several_workflows_of_a_program_the_one_of_the_session_goes_on() -> N
     done = graflow("resume", "second")
 
     assert done.out == "b runs\n"
-    statuses = {row["session"]: row["status"] for row in graflow("sessions", "--json").document}
+    statuses = {row["session"]: row["status"] for row in inside("sessions", "--json").document}
     assert statuses == {"first": "completed", "second": "completed"}
 
 
@@ -226,7 +227,7 @@ def test_a_fork_is_another_session_and_leaves_the_first_alone(killed: list[str])
 
     assert "session other continues from step 2" in done.err
     assert done.out == "result 6\n"
-    rows = {row["session"]: (row["status"], row["steps"]) for row in graflow("sessions", "--json").document}
+    rows = {row["session"]: (row["status"], row["steps"]) for row in inside("sessions", "--json").document}
     assert rows == {"s": ("interrupted", 4), "other": ("completed", 6)}
     assert "Session other exists already" in graflow("resume", "s", "--fork", "other", status=1).err
 

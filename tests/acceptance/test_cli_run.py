@@ -17,6 +17,7 @@ from tests.acceptance.command_line import (
     KILLED,
     checkpoints,
     graflow,
+    inside,
     program,
     python,
     run_count,
@@ -248,7 +249,7 @@ def test_where_checkpoints_go_can_be_said() -> None:
 
     assert not checkpoints()
     assert "graflow-ckpt resume s --store 'else where' --max-steps" in done.err
-    assert graflow("sessions", "--store", "else where", "--json").document[0]["session"] == "s"
+    assert inside("sessions", "--store", "else where", "--json").document[0]["session"] == "s"
 
 
 # --- modules ---------------------------------------------------------------------------------
@@ -272,7 +273,7 @@ def test_the_workflow_of_a_module_is_chosen_by_variable_or_name(target: str, wor
 
     graflow("run", target, "--session", "s")
 
-    assert [row["workflow"] for row in graflow("sessions", "--json").document] == [workflow]
+    assert [row["workflow"] for row in inside("sessions", "--json").document] == [workflow]
 
 
 @pytest.mark.parametrize("target", ["flows", "flows:noon"])

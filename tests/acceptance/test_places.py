@@ -11,7 +11,17 @@ import pytest
 
 from graflow_ckpt import ExecutionContext, task, workflow
 from graflow_ckpt.core.errors import CheckpointError
-from tests.acceptance.command_line import COUNT, KILLED, Ended, ended, graflow, program, run_count, steps
+from tests.acceptance.command_line import (
+    COUNT,
+    KILLED,
+    Ended,
+    ended,
+    graflow,
+    inside,
+    program,
+    run_count,
+    steps,
+)
 
 PAGE = Path("docs/sessions.md").resolve()
 
@@ -204,19 +214,19 @@ def test_commands_look_in_all_places_used(folders: tuple[Path, Path]) -> None:
     os.chdir(b)
 
     place = f"{a}/checkpoints"
-    assert place in graflow("checkpoints", "list", "nightly").err
-    assert place in graflow("checkpoints", "list").err
-    assert place in graflow("checkpoints", "stats").err
-    assert "nightly" in graflow("sessions").out
-    assert graflow("checkpoints", "verify", "nightly").status == 0
-    assert "nightly of workflow count" in graflow("checkpoints", "show", "nightly").out
+    assert place in inside("checkpoints", "list", "nightly").err
+    assert place in inside("checkpoints", "list").err
+    assert place in inside("checkpoints", "stats").err
+    assert "nightly" in inside("sessions").out
+    assert inside("checkpoints", "verify", "nightly").status == 0
+    assert "nightly of workflow count" in inside("checkpoints", "show", "nightly").out
     assert "count" in graflow("plan", "nightly").out
     resumed = graflow("resume", "nightly")
     assert f"in folder {a}" in resumed.err
     assert "result 6" in resumed.out
     assert (a / "steps.log").read_text().split() == ["0", "1", "2", "3", "3", "4", "5"]
-    assert graflow("checkpoints", "delete", "nightly", "--yes").status == 0
-    assert "no such checkpoints" in graflow("checkpoints", "list", "nightly", status=1).err
+    assert inside("checkpoints", "delete", "nightly", "--yes").status == 0
+    assert "no such checkpoints" in inside("checkpoints", "list", "nightly", status=1).err
 
 
 def test_the_command_line_and_a_program_keep_sessions_in_the_same_folder(data: Path) -> None:
@@ -224,7 +234,7 @@ def test_the_command_line_and_a_program_keep_sessions_in_the_same_folder(data: P
 
     assert Path("checkpoints").is_dir()
     assert not data.exists()
-    assert [row["session"] for row in graflow("sessions", "--json").document] == ["s"]
+    assert [row["session"] for row in inside("sessions", "--json").document] == ["s"]
     assert "result 6" in graflow("resume", "s").out
     assert steps() == [0, 1, 2, 3, 3, 4, 5]
 

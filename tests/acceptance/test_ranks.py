@@ -14,7 +14,7 @@ import pytest
 from graflow_ckpt import CheckpointManager, ExecutionContext, workflow
 from graflow_ckpt.core.errors import SessionBusy
 from graflow_ckpt.engine.settings import Settings
-from tests.acceptance.processes import run, started
+from tests.acceptance.processes import run, started, written
 
 PROGRAM = """
 import os, sys
@@ -45,10 +45,8 @@ print("result:", flow.execute(), flush=True)
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Path:
-    path = tmp_path / "program.py"
-    path.write_text(PROGRAM)
-    return path
+def program() -> Path:
+    return written(PROGRAM)
 
 
 def test_a_session_that_another_process_runs_is_refused_by_the_name_of_its_owner(program: Path) -> None:
@@ -81,7 +79,7 @@ def test_ranks_with_sessions_of_their_own_do_not_meet(program: Path) -> None:
         assert "result:" in run(program, SESSION="s-rank1")
 
 
-def test_the_same_session_twice_in_one_process_is_refused(tmp_path: Path) -> None:
+def test_the_same_session_twice_in_one_process_is_refused() -> None:
     first = workflow("w", session_id="s").execution_context
 
     with pytest.raises(SessionBusy, match="in use by this process itself"):
@@ -91,7 +89,7 @@ def test_the_same_session_twice_in_one_process_is_refused(tmp_path: Path) -> Non
     workflow("w", session_id="s").execution_context.home.close()
 
 
-def test_the_same_session_in_two_threads_is_refused(tmp_path: Path) -> None:
+def test_the_same_session_in_two_threads_is_refused() -> None:
     entered, leave = threading.Event(), threading.Event()
     results: list[Any] = []
 
@@ -151,7 +149,7 @@ def test_a_stopped_owner_is_ended_by_the_command_and_by_no_setting(program: Path
     assert old.pid not in by
 
 
-def test_a_context_that_ended_lets_its_session_go(tmp_path: Path) -> None:
+def test_a_context_that_ended_lets_its_session_go() -> None:
     from graflow_ckpt import WorkflowEngine, task
 
     with workflow("w") as flow:

@@ -26,7 +26,16 @@ from graflow_ckpt.checkpoint.retention import Retention
 from graflow_ckpt.checkpoint.seal import seal
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.keys import Keyring
-from tests.acceptance.command_line import COUNT, KILLED, checkpoints, graflow, program, python, run_count
+from tests.acceptance.command_line import (
+    COUNT,
+    KILLED,
+    checkpoints,
+    graflow,
+    inside,
+    program,
+    python,
+    run_count,
+)
 from tests.acceptance.places import Make
 
 pytestmark = pytest.mark.usefixtures("checkpoints_alone")
@@ -157,15 +166,15 @@ def test_what_was_forked_stays_with_the_fork_and_goes_without_it() -> None:
     metas = [json.loads(Path(p.replace(".pkl", ".meta.json")).read_text()) for p in checkpoints("other")]
     source = json.loads(Path(origin.replace(".pkl", ".meta.json")).read_text())
     assert {meta["origin"] for meta in metas} == {source["checkpoint_id"]}
-    graflow("checkpoints", "delete", first, "--yes")  # the others still know where they come from
+    inside("checkpoints", "delete", first, "--yes")  # the others still know where they come from
 
-    spared = graflow("checkpoints", "prune", "--keep", "1", "--yes", "--json").document["spared"]
+    spared = inside("checkpoints", "prune", "--keep", "1", "--yes", "--json").document["spared"]
     assert [(row["path"], row["why"]) for row in spared] == [(origin, "forked")]
     graflow("resume", "s")
     assert origin in checkpoints("s")
 
-    graflow("checkpoints", "delete", "other", "--yes")
-    graflow("prune", "--keep", "1", "--yes")  # the same by its short name
+    inside("checkpoints", "delete", "other", "--yes")
+    inside("prune", "--keep", "1", "--yes")  # the same by its short name
     assert origin not in checkpoints("s")
     assert len(checkpoints("s")) == 1
 
@@ -188,7 +197,7 @@ def test_a_session_goes_on_from_what_pruning_has_left() -> None:
     newest = checkpoints("s")[-1]
 
     aged("s", 30)
-    text = graflow("checkpoints", "prune", "--older-than", "7d", "--yes").err
+    text = inside("checkpoints", "prune", "--older-than", "7d", "--yes").err
 
     assert "1 checkpoint kept: the newest good one of a session" in text
     assert checkpoints("s") == [newest]
@@ -210,9 +219,9 @@ def test_deleting_needs_an_answer() -> None:
 def test_stats_are_for_people_and_for_programs() -> None:
     run_count("--session", "s", "--every", "2")
 
-    assert graflow("checkpoints", "stats").out.splitlines()[0].split() == [
+    assert inside("checkpoints", "stats").out.splitlines()[0].split() == [
         "WORKFLOW", "SESSIONS", "CHECKPOINTS", "SIZE", "OLDEST", "NEWEST", "LARGEST",
     ]  # fmt: skip
-    found = graflow("checkpoints", "stats", "--json").document
+    found = inside("checkpoints", "stats", "--json").document
     assert found["checkpoints"] == len(checkpoints())
     assert found["bytes"] == sum(f.stat().st_size for f in Path("checkpoints").glob("session_*"))

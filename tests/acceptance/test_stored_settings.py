@@ -20,6 +20,7 @@ from graflow_ckpt import (
     OfAll,
     OnRequest,
     WhenIdle,
+    Workflow,
     WorkflowEngine,
     task,
     workflow,
@@ -52,8 +53,8 @@ class Mine(Policy):
 def observer(event: object) -> None: ...
 
 
-def stopped(place: Path, **options: Any) -> str:
-    """Run the first of two tasks; the path of the checkpoint."""
+def two(place: Path, **options: Any) -> Workflow:
+    """Two tasks, one after the other."""
     with workflow("w", "s", store=str(place), **options) as flow:
 
         @task
@@ -65,8 +66,14 @@ def stopped(place: Path, **options: Any) -> str:
             return a + 1
 
         _ = a >> b
-        flow.execute(max_steps=1)
-        path = flow.execution_context.last_checkpoint_path
+    return flow
+
+
+def stopped(place: Path, **options: Any) -> str:
+    """Run the first of them; the path of the checkpoint."""
+    flow = two(place, **options)
+    flow.execute(max_steps=1)
+    path = flow.execution_context.last_checkpoint_path
     assert path is not None
     return path
 
@@ -96,19 +103,9 @@ def test_where_the_program_runs_its_line_counts_whole_and_a_difference_is_report
 ) -> None:
     stopped(tmp_path, durability="journal", keep=KeepLast(100), max_parallel=3)
 
-    with workflow("w", "s", store=str(tmp_path), max_parallel=2) as flow:
-
-        @task
-        def a() -> int:
-            return 1
-
-        @task
-        def b(a: int) -> int:
-            return a + 1
-
-        _ = a >> b
-        caplog.set_level(logging.WARNING)
-        flow.execute(max_steps=9)
+    flow = two(tmp_path, max_parallel=2)
+    caplog.set_level(logging.WARNING)
+    flow.execute(max_steps=9)
 
     context = flow.execution_context
     assert (context.settings.durability, context.settings.keep) == ("auto", DEFAULT)

@@ -265,5 +265,7 @@ SCENES: list[list[list[Op]]] = [
     [[_A, _ONE], [("answer", 1, "failed"), _ONE],
      [("end", 1, 2, "failed", "E: no"), ("status", "failing", "E: no"), ("claim", 0)],
      [("reopen", 2, None), _ONE]],
+    [[_A, _ONE], [("end", 1, 1, "failed", "E: no"), ("status", "failing", "E: no"), ("claim", 0)],
+     [("status", "closing", "late")]],
 ]  # fmt: skip
 """What chance brings too seldom, from the start of a session on."""

@@ -58,7 +58,7 @@ class Kind:
     short: str  # what may stand before a name instead of the place
     other: tuple[str, str]  # a piece of the place's address, and what the address of another one has there
     far: ClassVar = {"boot": "another machine", "host": "far"}  # an owner whose process nobody can see
-    patience: str  # the module that says how long a lost server is asked
+    patience: tuple[str, ...]  # what says how long a lost server is asked, and waited for
     segment: str  # how an error calls the segment 1:0 of session `s`, as a pattern
     silence: tuple[float, float] = (0.3, 0.29)  # seconds of a silent lease, and how long it is waited for
 
@@ -116,7 +116,8 @@ store = {name}({self.where!r}{given})
     def impatient(self, seconds: float) -> Iterator[None]:
         """The store does not ask longer than so for a server that was lost."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(f"graflow_ckpt.stores.{self.patience}.PATIENCE", seconds)
+            for name in self.patience:
+                patch.setattr(f"graflow_ckpt.stores.{name}", seconds)
             yield
 
     # --- as another program sees it ------------------------------------------------------
@@ -240,7 +241,7 @@ class InSqlite(Kind):
 
 class InRedis(Kind):
     type = RedisStore
-    patience = "redis_scripts"
+    patience = ("redis_scripts.PATIENCE",)
     short = "redis://"
     other = ("/0", "/1")
     segment = r"graflow:ck:\{s\}:journal:1:0"
@@ -305,7 +306,7 @@ class InRedis(Kind):
 
 class InPostgres(Kind):
     type = PostgresStore
-    patience = "postgres_link"
+    patience = ("postgres_link.PATIENCE", "postgres_link._WAIT")
     named_last = False
     short = ""
     other = ("/test_", "/other_")
@@ -392,7 +393,7 @@ class InPostgres(Kind):
 
 class InBucket(Kind):
     type = ObjectStore
-    patience = "objects_bucket"
+    patience = ("objects_bucket.PATIENCE",)
     short = ""
     other = ("bucket/", "bucket2/")
     segment = "journal/s/1-0"

@@ -29,11 +29,12 @@ _POLL = 0.1
 class FencedLease:
     """A session that this process owns until it releases it, dies, or is fenced.
 
-    A subclass sets what it needs before it calls `__init__`, which starts the keeper.
+    A subclass sets what it needs before it calls `__init__`, which starts the keeper, unless silence says
+    nothing here: `seconds` is 0.
     """
 
     def __init__(
-        self, where: str, session: str, epoch: int, claim: str, taken_from: Owner | None, seconds: float
+        self, where: str, session: str, epoch: int, claim: str, taken_from: Owner | None, seconds: float = 0
     ) -> None:
         self.session = session
         self.epoch = epoch
@@ -44,8 +45,8 @@ class FencedLease:
         self._process = os.getpid()
         self._released = False
         self._over = threading.Event()  # nothing is left to renew
-        self._keeper = threading.Thread(target=self._keep, name=f"lease-{session}", daemon=True)
-        self._keeper.start()
+        if seconds:
+            threading.Thread(target=self._keep, name=f"lease-{session}", daemon=True).start()
 
     def check(self) -> None:
         """Raise `Fenced` unless the session is still ours: the place itself is asked."""
@@ -165,13 +166,16 @@ class FencedSegment:
         raise NotImplementedError
 
     def _failed(self, why: str) -> JournalFailed:
-        return JournalFailed(
-            f"Cannot append to the journal of session {self._owner.session!r} ({self.key}): {why}.",
-            hint="The session stops here; what was appended before is safe. "
-            f"Mend the {self.mend} and resume.",
-            session=self._owner.session,
-            path=self.key,
-        )
+        return cannot_append(self._owner.session, self.key, why, self.mend)
+
+
+def cannot_append(session: str, key: str, why: str, mend: str) -> JournalFailed:
+    return JournalFailed(
+        f"Cannot append to the journal of session {session!r} ({key}): {why}.",
+        hint=f"The session stops here; what was appended before is safe. Mend the {mend} and resume.",
+        session=session,
+        path=key,
+    )
 
 
 def used(session: str, key: str) -> JournalFailed:

@@ -39,13 +39,14 @@ from urllib.parse import parse_qsl
 from weakref import WeakValueDictionary
 
 from graflow_ckpt.core import arguments
-from graflow_ckpt.core.errors import CheckpointError, GraflowError, JournalFailed, TooLarge
+from graflow_ckpt.core.errors import CheckpointError, TooLarge
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores import batches
 from graflow_ckpt.stores.batches import Facts
-from graflow_ckpt.stores.claims import busy, lost, released
+from graflow_ckpt.stores.claims import busy
+from graflow_ckpt.stores.fencing import FencedLease, FencedSegment, used
 from graflow_ckpt.stores.names import (
     META,
     Collected,
@@ -141,82 +142,50 @@ class Room:
                 self.holdings[session] = Holding(held.epoch + 1)
 
 
-class MemoryLease:
-    """A session that this process owns until it releases it, ends, or is fenced."""
+class MemoryLease(FencedLease):
+    """One in memory: its owner is this process, so there is nothing to renew."""
 
     def __init__(self, room: Room, session: str, epoch: int, taken_from: Owner | None, claim: str) -> None:
-        self.session = session
-        self.epoch = epoch
-        self.taken_from = taken_from
-        self.claim = claim
         self.room = room
-        self._released = False
-        self._process = os.getpid()
+        super().__init__(f"memory://{room.name}", session, epoch, claim, taken_from)
 
     def check(self) -> None:
-        self._of_this_process()
+        self.not_released()
         with self.room.locked():
             self.hold()
 
     def hold(self) -> None:
-        """Raise `Fenced` unless the session is still ours. For those who are alone with the room."""
-        self._of_this_process()
+        """The same for those who are alone with the room."""
+        self.not_released()
         held = self.room.holdings.get(self.session, Holding())
         if (held.epoch, held.claim) != (self.epoch, self.claim):
-            raise lost(self.session, self.epoch, held.epoch, held.owner)
+            raise self.lost_to(held.epoch, held.owner)
 
-    def release(self) -> None:
-        """Let the session go, unless somebody else has it by now."""
-        if self._released or os.getpid() != self._process:
-            return
-        try:
-            with self.room.locked():
-                self.hold()
-                held = self.room.holdings[self.session]
-                self.room.holdings[self.session] = replace(held, owner=None)
-        except GraflowError as error:
-            _logger.info("session %s let go without a word: %s", self.session, error)
-        finally:
-            self._released = True
-
-    def _of_this_process(self) -> None:
-        if self._released or os.getpid() != self._process:
-            raise released(self.session, self.epoch)
+    def _let_go(self) -> None:
+        with self.room.locked():
+            self.hold()
+            held = self.room.holdings[self.session]
+            self.room.holdings[self.session] = replace(held, owner=None)
 
 
-class MemorySegment:
+class MemorySegment(FencedSegment):
     """One open segment of a journal. It lasts as long as the process."""
 
     def __init__(self, lease: MemoryLease, after: int) -> None:
+        super().__init__(lease, f"memory://{lease.room.name}, epoch {lease.epoch}, after {after}")
         self._lease = lease
-        self._after = after
-        self._open = True
         with lease.room.locked():
             lease.hold()
             of_session = lease.room.segments.setdefault(lease.session, {})
             self._frames = of_session.setdefault((lease.epoch, after), bytearray())
             if self._frames:
-                raise self._failed("it has records already")
+                raise used(lease.session, self.key)
 
-    def append(self, frame: bytes, /) -> None:
-        lease = self._lease
-        lease.check()  # also in a forked child, where the room refuses more than this segment
-        with lease.room.locked():
-            lease.hold()
-            if not self._open:
-                raise self._failed("it was closed")
+    def _write(self, frame: bytes) -> bool:
+        with self._lease.room.locked():
+            self._lease.hold()
             self._frames += frame
-
-    def close(self) -> None:
-        self._open = False
-
-    def _failed(self, why: str) -> JournalFailed:
-        return JournalFailed(
-            f"Cannot append to segment {self._after} of the journal of session {self._lease.session!r}: "
-            f"{why}.",
-            hint="Two writers of one epoch cannot be; resume the session to open a new epoch.",
-            session=self._lease.session,
-        )
+        return True
 
 
 def segments_of(room: Room, session: str) -> list[tuple[int, int, bytes]]:

@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from graflow_ckpt.core.errors import CheckpointError, JournalFailed
 from graflow_ckpt.stores.disk import Disk, refusing
-from graflow_ckpt.stores.fencing import used
+from graflow_ckpt.stores.fencing import cannot_append, used
 from graflow_ckpt.stores.ownership import LocalLease
 
 _FIRST_STEP = 16 << 10
@@ -94,12 +94,7 @@ class Segment:
             self._disk.close(fd)
 
     def _failed(self, why: str) -> JournalFailed:
-        return JournalFailed(
-            f"Cannot append to the journal of session {self._lease.session!r} ({self.path}): {why}.",
-            hint="The session stops here; what was appended before is safe. Mend the disk and resume.",
-            session=self._lease.session,
-            path=self.path,
-        )
+        return cannot_append(self._lease.session, self.path, why, "disk")
 
 
 def open_segment(disk: Disk, folder: str, lease: LocalLease, after: int) -> Segment:

@@ -18,27 +18,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graflow_ckpt.testing.contracts import (
-        BatchContract,
-        BytesContract,
-        ContentContract,
-        ContentProcessContract,
-        Contract,
+    from graflow_ckpt.testing.contract import Contract, Opener
+    from graflow_ckpt.testing.contracts import StoreContract, names_of_tests
+    from graflow_ckpt.testing.store_contents import ContentContract, ContentProcessContract
+    from graflow_ckpt.testing.store_fencing import (
         FencingContract,
         FencingProcessContract,
-        JournalContract,
-        ListingContract,
-        NamesContract,
-        Opener,
         OwnershipContract,
-        ProcessContract,
         RestoredContract,
         Snapshot,
-        StoreContract,
-        ThreadContract,
-        TrioContract,
-        names_of_tests,
     )
+    from graflow_ckpt.testing.store_journal import JournalContract, ThreadContract
+    from graflow_ckpt.testing.store_listing import BatchContract, ListingContract, NamesContract
+    from graflow_ckpt.testing.store_processes import ProcessContract
+    from graflow_ckpt.testing.store_trio import BytesContract, TrioContract
 
 __all__ = [
     "BatchContract", "BytesContract", "ContentContract", "ContentProcessContract", "Contract",

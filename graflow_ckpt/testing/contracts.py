@@ -19,9 +19,9 @@ except ModuleNotFoundError as missing:
 _PIECES = ("contents", "fencing", "journal", "listing", "processes", "trio")
 pytest.register_assert_rewrite(*(f"graflow_ckpt.testing.store_{piece}" for piece in _PIECES))
 
-from graflow_ckpt.testing.contract import Contract, Opener  # noqa: E402
-from graflow_ckpt.testing.store_contents import ContentContract, ContentProcessContract  # noqa: E402
-from graflow_ckpt.testing.store_fencing import (  # noqa: E402
+from graflow_ckpt.testing.contract import Contract, Opener  # noqa: E402, F401
+from graflow_ckpt.testing.store_contents import ContentContract, ContentProcessContract  # noqa: E402, F401
+from graflow_ckpt.testing.store_fencing import (  # noqa: E402, F401
     FencingContract,
     FencingProcessContract,
     OwnershipContract,
@@ -30,15 +30,8 @@ from graflow_ckpt.testing.store_fencing import (  # noqa: E402
 )
 from graflow_ckpt.testing.store_journal import JournalContract, ThreadContract  # noqa: E402
 from graflow_ckpt.testing.store_listing import BatchContract, ListingContract, NamesContract  # noqa: E402
-from graflow_ckpt.testing.store_processes import ProcessContract  # noqa: E402
+from graflow_ckpt.testing.store_processes import ProcessContract  # noqa: E402, F401
 from graflow_ckpt.testing.store_trio import BytesContract, TrioContract  # noqa: E402
-
-__all__ = [
-    "BatchContract", "BytesContract", "ContentContract", "ContentProcessContract", "Contract",
-    "FencingContract", "FencingProcessContract", "JournalContract", "ListingContract", "NamesContract",
-    "Opener", "OwnershipContract", "ProcessContract", "RestoredContract", "Snapshot", "StoreContract",
-    "ThreadContract", "TrioContract", "names_of_tests",
-]  # fmt: skip
 
 
 class StoreContract(

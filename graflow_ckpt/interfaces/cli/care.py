@@ -135,7 +135,7 @@ def sync(ctx: click.Context, /, store: str) -> int:
     """
     from graflow_ckpt.interfaces.cli.examination import fallbacks
     from graflow_ckpt.stores import open_store
-    from graflow_ckpt.stores.fallback_folder import entries
+    from graflow_ckpt.stores.fallback import entries
 
     manner = manner_of(ctx)
     found = fallbacks(open_store(store))

@@ -22,8 +22,7 @@ from graflow_ckpt.interfaces.cli.manner import Finding
 from graflow_ckpt.interfaces.sources import unknown
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores import folder_on_disk, open_store
-from graflow_ckpt.stores.fallback import Fallback
-from graflow_ckpt.stores.fallback_folder import entries
+from graflow_ckpt.stores.fallback import Fallback, entries
 from graflow_ckpt.stores.keys import Keyring, local_key_path, uses_local_key
 from graflow_ckpt.stores.mounts import file_system
 from graflow_ckpt.stores.prefixes import prefix_of, unwrapped

@@ -22,8 +22,7 @@ from graflow_ckpt.core.errors import GraflowError, not_installed
 from graflow_ckpt.core.events import Event
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import backend_of, open_store
-from graflow_ckpt.stores.fallback import Fallback
-from graflow_ckpt.stores.fallback_folder import entries
+from graflow_ckpt.stores.fallback import Fallback, entries
 from graflow_ckpt.stores.wrapping import layers
 
 try:

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from graflow_ckpt.core.errors import Fenced, ServerGone, SessionBusy
-from graflow_ckpt.stores.fallback import Fallback
-from graflow_ckpt.stores.fallback_folder import FallbackLease
+from graflow_ckpt.stores.fallback import Fallback, FallbackLease
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.passing import Breaker

@@ -15,8 +15,8 @@ import fcntl
 import os
 import shlex
 import stat
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.core.protocols import Buffer
@@ -197,6 +197,26 @@ def _not_own(path: str, why: str) -> CheckpointError:
         hint=f"Find out who made it, then remove it: rm {shlex.quote(path)}",
         path=path,
     )
+
+
+def anyones(files: Iterable[str], folder: str) -> str | None:
+    """Why anybody could have written one of these files of a folder; None if not everybody could."""
+    for path in files:
+        with refusing("look at", path), suppress(FileNotFoundError):
+            mode = os.stat(path).st_mode
+            if mode & stat.S_IWOTH:
+                return f"{path} can be written by everybody (mode {stat.S_IMODE(mode):04o})"
+    with suppress(FileNotFoundError):
+        return open_to_all(folder)
+    return None
+
+
+def open_to_all(folder: str) -> str | None:
+    """Why everybody could put files there, or replace them; None if not."""
+    mode = os.stat(folder).st_mode
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        return f"everybody can put files into {folder} (mode {stat.S_IMODE(mode):04o})"
+    return None
 
 
 def regular_size(fd: int, path: str) -> int:

@@ -22,6 +22,7 @@ from blake3 import blake3
 
 from graflow_ckpt.core.errors import CheckpointError, NoKey, UnsafeCheckpoint
 from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores.disk import Disk
 from graflow_ckpt.stores.flock import held
 
 SIZE: Final = 32
@@ -122,7 +123,7 @@ def put_first(path: Path) -> str:
             made = new_key()
             draft = _drafted(path, _whole(path, f"{made}\n{text.strip()}\n"), mode)
             os.replace(draft, path)
-            _sync(path.parent)
+            Disk().sync_folder(str(path.parent))
     except OSError as error:
         raise CheckpointError(
             f"No key could be put into {path}: {error.strerror}.",
@@ -211,7 +212,8 @@ def _make(path: Path) -> None:
             _publish(draft, path)
         finally:
             os.unlink(draft)
-        _sync(path.parent)  # or a power cut takes the key away that checkpoints are sealed with
+        # or a power cut takes the key away that checkpoints are sealed with
+        Disk().sync_folder(str(path.parent))
     except OSError as error:
         raise CheckpointError(
             f"No key could be made at {path}: {error.strerror}.",
@@ -252,12 +254,4 @@ def _make_folders(folder: Path) -> None:
         folder.mkdir(0o700)
     except FileExistsError:
         return
-    _sync(folder.parent)
-
-
-def _sync(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    Disk().sync_folder(str(folder.parent))

@@ -17,7 +17,6 @@ import logging
 import os
 import re
 import shlex
-import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
@@ -27,7 +26,7 @@ from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
 from graflow_ckpt.stores import segments, trio
 from graflow_ckpt.stores.claims import no_take_over
-from graflow_ckpt.stores.disk import Disk, FileSource, refusing
+from graflow_ckpt.stores.disk import Disk, FileSource, anyones, open_to_all, refusing
 from graflow_ckpt.stores.fencing import clearing
 from graflow_ckpt.stores.flock import held
 from graflow_ckpt.stores.names import META, PARTS, base_of, highest_epoch_in, session_in
@@ -147,12 +146,7 @@ class LocalStore(Store[LocalLease]):
     def unsafe(self, path: str) -> str | None:
         """Why anybody could have written that checkpoint; None if not everybody could."""
         target = self._target(path)
-        for part in PARTS:
-            with refusing("look at", target.final(part)), suppress(FileNotFoundError):
-                mode = os.stat(target.final(part)).st_mode
-                if mode & stat.S_IWOTH:
-                    return f"{target.final(part)} can be written by everybody (mode {stat.S_IMODE(mode):04o})"
-        return _open_to_all(target.folder)
+        return anyones(map(target.final, PARTS), target.folder)
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
         """Whatever has a meta: damaged ones with their bytes, unreadable ones with none at all.
@@ -219,7 +213,7 @@ class LocalStore(Store[LocalLease]):
 
     def _check_folder(self) -> None:
         """The look that a reader takes, before anything is written that no reader would open."""
-        if (why := _open_to_all(self._root)) is not None:
+        if (why := open_to_all(self._root)) is not None:
             own = f"{self._root}/{os.environ.get('USER') or 'own'}"
             raise UnsafeCheckpoint(
                 f"The folder {self._root} is not used: {why}, so nothing in it could be trusted.",
@@ -269,14 +263,6 @@ class LocalStore(Store[LocalLease]):
         """Return the highest one under which anything of the session was written."""
         written = highest_epoch_in(raw for _, raw in self.list(session))
         return max(written, *segments.epochs(self._disk, self._root, session), 0)
-
-
-def _open_to_all(folder: str) -> str | None:
-    """Why everybody could put files there, or replace them; None if not."""
-    mode = os.stat(folder).st_mode
-    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-        return f"everybody can put files into {folder} (mode {stat.S_IMODE(mode):04o})"
-    return None
 
 
 @contextmanager

@@ -65,6 +65,15 @@ def check_own(path: str, its: str | None, mine: str) -> None:
         )
 
 
+def is_text(name: str) -> bool:
+    """Whether a database can hold it: a name from the file system may have bytes that are no text."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def session_in(meta: bytes | bytearray) -> object:
     """The session that a meta names. None if it names none, or is damaged."""
     return facts_in(meta).get("session_id")

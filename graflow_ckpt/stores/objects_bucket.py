@@ -281,14 +281,7 @@ class Bucket:
 
     def put(self, key: str, data: Buffer) -> None:
         """Whatever was there; again, if the server was lost for a moment: twice is as good as once."""
-        patience = self._patience()
-        while True:
-            try:
-                self._put(key, data, "overwrite")
-                return
-            except ServerGone:
-                if patience.over():
-                    raise
+        patiently(lambda: self._put(key, data, "overwrite"), self._patience())
 
     def create(self, key: str, data: Buffer) -> Tag | None:
         """None: there is something already, or another writer was at it. Look."""
@@ -363,19 +356,15 @@ class Bucket:
 
     def _found(self, ask: Callable[[], _T]) -> _T | None:
         """What is there; asked again, if the server was lost for a moment."""
-        patience = self._patience()
-        while True:
-            try:
-                with translated(self.address):
-                    found = ask()
-                self._answered = True
-                return found
-            except FileNotFoundError:
-                self._answered = True
-                return None
-            except ServerGone:
-                if patience.over():
-                    raise
+
+        def once() -> _T | None:
+            with suppress(FileNotFoundError), translated(self.address):
+                return ask()
+            return None
+
+        found = patiently(once, self._patience())
+        self._answered = True
+        return found
 
     def _patience(self) -> Patience:
         """With a server that was there. One that never was is not waited for."""
@@ -426,6 +415,17 @@ class Patience:
             return True
         time.sleep(_PAUSE)
         return False
+
+
+def patiently(ask: Callable[[], _T], patience: Patience | None = None) -> _T:
+    """What it comes to; asked again while the server is gone."""
+    patience = patience or Patience()
+    while True:
+        try:
+            return ask()
+        except ServerGone:
+            if patience.over():
+                raise
 
 
 def _tag(said: Mapping[str, Any]) -> Tag:

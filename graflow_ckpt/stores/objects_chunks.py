@@ -16,6 +16,7 @@ from graflow_ckpt.core.errors import GraflowError, ServerGone
 from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.stores.names import lacks
 from graflow_ckpt.stores.objects_bucket import Bucket
+from graflow_ckpt.stores.pieces import ChunkSink
 
 CHUNK = 8 << 20
 _AT_ONCE = 3  # pieces that are on their way while another one fills, or is read
@@ -29,47 +30,32 @@ def piece_keys(data: str, size: int) -> list[str]:
     return [piece_key(data, number) for number in range(-(-size // CHUNK))]
 
 
-class PieceSink:
+class PieceSink(ChunkSink):
     """Takes bytes, writes pieces. `finish` when all are written, `abandon` instead of it."""
 
     def __init__(self, bucket: Bucket, data: str) -> None:
+        super().__init__(CHUNK, self._send)
         self._bucket, self._data = bucket, data
-        self._pending = bytearray()
         self._pool: ThreadPoolExecutor | None = None
         self._going: deque[Future[None]] = deque()
-        self._count = 0
         self._failure: BaseException | None = None  # of a piece, which may still be on its way
-        self.size = 0
-
-    def write(self, data: Buffer, /) -> int:
-        with memoryview(data) as given, given.cast("B") as view:
-            at = 0
-            while at < len(view):
-                if len(self._pending) == CHUNK:
-                    self._send()
-                taken = view[at : at + CHUNK - len(self._pending)]
-                self._pending += taken
-                at += len(taken)
-                taken.release()
-            self.size += len(view)
-            return len(view)
 
     def take_back(self, size: int) -> bytes | None:
         """The last bytes, as if they had not been written; None if some were sent."""
-        if size > len(self._pending):
+        if size > len(self.tail):
             return None
-        start = len(self._pending) - size
-        taken = bytes(self._pending[start:])
-        del self._pending[start:]
+        start = len(self.tail) - size
+        taken = bytes(self.tail[start:])
+        del self.tail[start:]
         self.size -= size
         return taken
 
     def finish(self) -> None:
         """All of it is in the bucket when this returns."""
-        if self._pending:
-            self._count += 1
-            self._put(piece_key(self._data, self._count - 1), self._pending)
-            self._pending = bytearray()
+        if self.tail:
+            self.staged += 1
+            self._put(piece_key(self._data, self.staged - 1), self.tail)
+            self.tail = bytearray()
         while self._going:
             self._going.popleft().result()
         self._stop()
@@ -80,20 +66,17 @@ class PieceSink:
         if isinstance(self._failure, ServerGone):
             return False
         try:
-            self._bucket.delete([piece_key(self._data, number) for number in range(self._count)])
+            self._bucket.delete([piece_key(self._data, number) for number in range(self.staged)])
         except GraflowError:  # what failed is raised already
             return False
         return self._failure is None
 
-    def _send(self) -> None:
+    def _send(self, number: int, piece: bytearray) -> None:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="pieces")
         if len(self._going) == _AT_ONCE:
             self._going.popleft().result()
-        key, piece = piece_key(self._data, self._count), self._pending
-        self._count += 1
-        self._pending = bytearray()  # the other one is sent as it is, without a copy
-        self._going.append(self._pool.submit(self._put, key, piece))
+        self._going.append(self._pool.submit(self._put, piece_key(self._data, number), piece))
 
     def _put(self, key: str, piece: bytearray) -> None:
         try:

@@ -40,7 +40,7 @@ from graflow_ckpt.core.errors import ServerError, ServerGone
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself
 from graflow_ckpt.stores.fencing import FencedLease, FencedSegment, Watch, used
-from graflow_ckpt.stores.objects_bucket import Bucket, Patience
+from graflow_ckpt.stores.objects_bucket import Bucket, Patience, patiently
 from graflow_ckpt.stores.objects_head import Change, Head, Heads, Seen, Span
 from graflow_ckpt.stores.objects_names import alive_key, begun_key, segment_key, segment_name
 
@@ -282,25 +282,16 @@ def frame_key(segment: str, number: int) -> str:
 
 def _create(bucket: Bucket, key: str) -> bool:
     """False: it was there already; or this is the second try, whose first one nobody has heard of."""
-    patience = Patience()
-    while True:
-        try:
-            return bucket.create(key, b"") is not None
-        except ServerGone:
-            if patience.over():
-                raise
+    return patiently(lambda: bucket.create(key, b"") is not None)
 
 
 def create_frame(bucket: Bucket, key: str, frame: bytes) -> bytes:
     """What is there now: the frame, unless somebody else has taken the number."""
-    patience = Patience()
-    while True:
-        try:
-            if bucket.create(key, frame) is not None:
-                return frame
-            found = bucket.get(key)
-            if found is not None:
+
+    def ask() -> bytes:
+        while bucket.create(key, frame) is None:
+            if (found := bucket.get(key)) is not None:
                 return found.data
-        except ServerGone:
-            if patience.over():
-                raise
+        return frame
+
+    return patiently(ask)

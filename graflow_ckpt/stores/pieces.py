@@ -7,7 +7,7 @@ Not here: where chunks are, and what a piece has to be.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import ClassVar
 
 from graflow_ckpt.core.errors import CheckpointCorrupt
@@ -25,6 +25,14 @@ def read_up_to(source: Source, size: int) -> bytearray:
                 break
             done += count
     return found[:done] if done < size else found
+
+
+def cut(pieces: Iterable[bytes], size: int) -> Iterator[memoryview]:
+    """The same bytes in chunks of that size; the pieces are whole numbers of them, but for the last."""
+    for piece in pieces:
+        view = memoryview(piece)
+        for start in range(0, len(view), size):
+            yield view[start : start + size]
 
 
 class BytesSource:
@@ -52,7 +60,7 @@ class ChunkSink:
 
     __slots__ = ("_most", "_stage", "size", "staged", "tail")
 
-    def __init__(self, most: int, stage: Callable[[int, bytes], None]) -> None:
+    def __init__(self, most: int, stage: Callable[[int, bytearray], None]) -> None:
         self._most, self._stage = most, stage
         self.tail = bytearray()  # the last chunk, which is not staged; nothing if there is none
         self.staged = 0
@@ -71,7 +79,7 @@ class ChunkSink:
             at = 0
             while at < len(view):
                 if len(self.tail) == self._most:
-                    self._stage(self.staged, bytes(self.tail))
+                    self._stage(self.staged, self.tail)  # as it is, without a copy
                     self.staged += 1
                     self.tail = bytearray()
                 with view[at : at + self._most - len(self.tail)] as taken:

@@ -27,7 +27,7 @@ from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
 from graflow_ckpt.stores import postgres_lease
 from graflow_ckpt.stores.batches import Filters
 from graflow_ckpt.stores.fencing import clearing
-from graflow_ckpt.stores.names import base_of, path_of, session_of, unwritten
+from graflow_ckpt.stores.names import base_of, is_text, path_of, session_of, unwritten
 from graflow_ckpt.stores.postgres_contents import PostgresContents, PostgresSource
 from graflow_ckpt.stores.postgres_lease import LEASE, Leases, PostgresLease
 from graflow_ckpt.stores.postgres_link import Connection, Link
@@ -181,11 +181,7 @@ class PostgresStore(FencedStore[PostgresLease]):
         if path.startswith(self._prefix) and _PLAIN.match(path, len(self._prefix)):  # as it is saved
             path = path[len(self._prefix) :]
         base = self._name(path)
-        try:
-            fits = 0 < len(base.encode()) <= _LONGEST and "\0" not in base
-        except UnicodeEncodeError:  # half of a character, from a file name that is no UTF-8
-            fits = False
-        if not fits:
+        if not is_text(base) or not 0 < len(base.encode()) <= _LONGEST or "\0" in base:
             raise CheckpointError(
                 f"{base[:80]!r} cannot be the name of a checkpoint in Postgres.",
                 hint=f"It is text of at most {_LONGEST} bytes.",

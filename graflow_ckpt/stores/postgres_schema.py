@@ -186,30 +186,21 @@ class Schema:
 
     def _refuse(self, status: Status, *, ready: bool) -> None:
         verdict, where = status.verdict, self._link.address
+        if verdict == "ready" or (verdict in ("none", "behind") and not ready):
+            return
+        upgrade, step = upgrade_hint(where), next(iter(status.changed), 0)
+        made = f"The tables in {where} have version {status.version}; this program"
+        why, hint = {
+            "newer": (f"{made} knows {status.wanted}.", "Use the newer graflow-ckpt that has upgraded them."),
+            "changed": (
+                f"The tables in {where} were made by another text of step {step} than this program has.",
+                "Use the program that made them, or copy the checkpoints to a new database.",
+            ),
+            "none": (f"{where} has no tables for checkpoints yet.", upgrade),
+            "behind": (f"{made} needs {status.wanted}.", upgrade),
+        }[verdict]
         ids = {"store": where, "version": status.version, "wanted": status.wanted}
-        if verdict == "newer":
-            raise SchemaUnsupported(
-                f"The tables in {where} have version {status.version}; this program knows {status.wanted}.",
-                hint="Use the newer graflow-ckpt that has upgraded them.",
-                **ids,
-            )
-        if verdict == "changed":
-            raise SchemaUnsupported(
-                f"The tables in {where} were made by another text of step {status.changed[0]} than this "
-                "program has.",
-                hint="Use the program that made them, or copy the checkpoints to a new database.",
-                **ids,
-            )
-        if ready and verdict == "none":
-            raise SchemaUnsupported(
-                f"{where} has no tables for checkpoints yet.", hint=upgrade_hint(where), **ids
-            )
-        if ready and verdict == "behind":
-            raise SchemaUnsupported(
-                f"The tables in {where} have version {status.version}; this program needs {status.wanted}.",
-                hint=upgrade_hint(where),
-                **ids,
-            )
+        raise SchemaUnsupported(why, hint=hint, **ids)
 
 
 _BOOK = b"""

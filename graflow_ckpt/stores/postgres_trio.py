@@ -161,10 +161,10 @@ class Trios:
         self._link.run(lambda c: c.execute("select graflow_ckpt.sweep(%s, %s, %s)", args))
         postgres_contents.clear(self._link)
 
-    def _stager(self, put: Put, part: str) -> Callable[[int, bytes], None]:
+    def _stager(self, put: Put, part: str) -> Callable[[int, bytearray], None]:
         """W1."""
 
-        def stage(number: int, chunk: bytes) -> None:
+        def stage(number: int, chunk: bytearray) -> None:
             def ask(connection: Connection) -> bool:
                 asked = _STAGE.format("session, epoch" if put.held else "null, null") + put.held
                 args = [put.id, part, number, chunk, *put.fence]

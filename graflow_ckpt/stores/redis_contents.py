@@ -20,7 +20,7 @@ Not here: digests, and who compares them.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import Lease
@@ -28,6 +28,7 @@ from graflow_ckpt.links.complaints import Key
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.wire import Argument, Script, Step
 from graflow_ckpt.stores.names import holds_none
+from graflow_ckpt.stores.pieces import cut
 from graflow_ckpt.stores.redis_lease import RedisLease
 from graflow_ckpt.stores.redis_names import Target
 from graflow_ckpt.stores.redis_scripts import Scripts
@@ -101,7 +102,7 @@ class RedisSaving:
         nonce, keys = uuid.uuid4().hex, [self._keys.staging, self._keys.contents]
         said: list[Argument] = [self._put.nonce, nonce, size, -(-size // CHUNK)]
         self._send(self._scripts["place"], keys, said)
-        for number, chunk in enumerate(_chunks(pieces)):
+        for number, chunk in enumerate(cut(pieces, CHUNK)):
             key = f"{self._keys.content(nonce)}{number}"
             # NX: sent again, it would make a chunk expire that is whole
             self._send(None, [key], ["SET", key, chunk, "NX", "EX", LIFE], len(chunk))
@@ -154,11 +155,3 @@ class RedisSaving:
             "or the server drops keys (maxmemory-policy): save it again.",
             path=self._path,
         )
-
-
-def _chunks(pieces: Iterable[bytes]) -> Iterator[memoryview]:
-    """The same bytes in chunks of CHUNK; the pieces are whole numbers of them, but for the last."""
-    for piece in pieces:
-        view = memoryview(piece)
-        for start in range(0, len(view), CHUNK):
-            yield view[start : start + CHUNK]

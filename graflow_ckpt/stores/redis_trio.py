@@ -74,10 +74,10 @@ class RedisSink(ChunkSink):
     def key(self, number: int) -> str:
         return f"{self._prefix}{number}"
 
-    def _set(self, number: int, chunk: bytes) -> None:
+    def _set(self, number: int, chunk: bytearray) -> None:
         self._first()
         with translated(self._link.address):
-            self._link.client.set(self.key(number), chunk, ex=LIFE)
+            self._link.client.set(self.key(number), bytes(chunk), ex=LIFE)
 
 
 class RedisSource(ChunkSource):

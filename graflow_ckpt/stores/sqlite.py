@@ -12,9 +12,7 @@ Not here: what a checkpoint contains, and whether it can be trusted. What is del
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from typing import Unpack
 
 from graflow_ckpt.core import arguments
@@ -23,8 +21,9 @@ from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
 from graflow_ckpt.stores import sqlite_chunks, sqlite_lease
 from graflow_ckpt.stores.batches import Filters
+from graflow_ckpt.stores.disk import anyones
 from graflow_ckpt.stores.fencing import clearing
-from graflow_ckpt.stores.names import base_of, path_of, session_of
+from graflow_ckpt.stores.names import base_of, is_text, path_of, session_of
 from graflow_ckpt.stores.sqlite_chunks import ChunkSource
 from graflow_ckpt.stores.sqlite_file import PATIENCE, Database
 from graflow_ckpt.stores.sqlite_lease import LEASE, Leases, SqliteLease
@@ -101,17 +100,7 @@ class SqliteStore(FencedStore[SqliteLease]):
 
     def unsafe(self, path: str) -> str | None:
         """Why anybody could have written that checkpoint; None if not everybody could."""
-        for file in (self.file, f"{self.file}-wal"):
-            with suppress(FileNotFoundError):
-                mode = os.stat(file).st_mode
-                if mode & stat.S_IWOTH:
-                    return f"{file} can be written by everybody (mode {stat.S_IMODE(mode):04o})"
-        with suppress(FileNotFoundError):
-            folder = os.path.dirname(self.file)
-            mode = os.stat(folder).st_mode
-            if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
-                return f"everybody can put files into {folder} (mode {stat.S_IMODE(mode):04o})"
-        return None
+        return anyones((self.file, f"{self.file}-wal"), os.path.dirname(self.file))
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
         """Paths and metas, the last committed first.
@@ -152,19 +141,10 @@ class SqliteStore(FencedStore[SqliteLease]):
     def _base(self, path: str) -> str:
         own = f"{self.folder}/"  # as it is listed and saved
         base = base_of(path[len(own) :]) if path.startswith(own) else self._name(path)
-        if not base or "/" in base or "\0" in base or not _is_text(base):
+        if not base or "/" in base or "\0" in base or not is_text(base):
             raise CheckpointError(
                 f"{path!r} is no name for a checkpoint in SQLite.",
                 hint="Give it one without slashes.",
                 path=path,
             )
         return base
-
-
-def _is_text(name: str) -> bool:
-    """Whether a database can hold it: a name from the file system may have bytes that are none."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

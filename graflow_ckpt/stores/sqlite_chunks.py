@@ -32,6 +32,7 @@ from graflow_ckpt.core.protocols import Buffer, Lease
 from graflow_ckpt.links.processes import is_gone, is_near, myself
 from graflow_ckpt.stores.claims import owner_in
 from graflow_ckpt.stores.names import base_of, contents_in, gone, holds_none, lacks
+from graflow_ckpt.stores.pieces import cut
 from graflow_ckpt.stores.sqlite_file import PAUSE, Database
 from graflow_ckpt.stores.sqlite_lease import SqliteLease
 from graflow_ckpt.stores.sqlite_names import split
@@ -328,7 +329,7 @@ class SqliteSaving:
             for name, size, pieces in self._waiting:
                 if not self._is_there(connection, loose, name):
                     content = _insert_content(connection, loose, name, size, good=1)
-                    _insert_chunks(connection, _first(content), _chunks(pieces))
+                    _insert_chunks(connection, _first(content), cut(pieces, CHUNK))
         self._loose = loose
         self._waiting, self._size = [], 0
 
@@ -339,7 +340,7 @@ class SqliteSaving:
 
     def _add_large(self, name: str, size: int, pieces: Iterable[bytes]) -> None:
         content, written, together = 0, 0, list[Buffer]()
-        for chunk in _chunks(pieces):
+        for chunk in cut(pieces, CHUNK):
             together.append(chunk)
             if len(together) * CHUNK >= HELD or written + len(together) == chunks_of(size):
                 with self._database.writing(easy=True) as connection:
@@ -461,11 +462,3 @@ def _insert_content(connection: sqlite3.Connection, loose: int, name: str, size:
 
 def _insert_chunks(connection: sqlite3.Connection, first: int, chunks: Iterable[Buffer]) -> None:
     connection.executemany("INSERT INTO chunks VALUES (?, ?)", enumerate(chunks, first))
-
-
-def _chunks(pieces: Iterable[bytes]) -> Iterator[Buffer]:
-    """The same bytes in chunks of CHUNK; the pieces are whole numbers of them, but for the last."""
-    for piece in pieces:
-        view = memoryview(piece)
-        for start in range(0, len(view), CHUNK):
-            yield view[start : start + CHUNK]

@@ -48,18 +48,11 @@ _MOST = 2**62  # whoever asks for all of them asks for so many; databases count 
 class TenantLease:
     """A lease of the store below, of the session as the tenant calls it."""
 
-    __slots__ = ("inner", "session", "tenant")
+    __slots__ = ("epoch", "inner", "session", "taken_from", "tenant")
 
     def __init__(self, tenant: str, session: str, inner: Lease) -> None:
         self.tenant, self.session, self.inner = tenant, session, inner
-
-    @property
-    def epoch(self) -> int:
-        return self.inner.epoch
-
-    @property
-    def taken_from(self) -> Owner | None:
-        return self.inner.taken_from
+        self.epoch, self.taken_from = inner.epoch, inner.taken_from
 
     def check(self) -> None:
         self.inner.check()

@@ -126,12 +126,12 @@ def read(store: CheckpointStore, path: str) -> Trio:
         try:
             values, state = (all_of(store.open(path, part, stage)) for part in ("pkl", "state.json"))
         except (CheckpointCorrupt, CheckpointNotFound) as error:
-            if is_still(store, path, meta):
+            if store.meta(path) == meta:
                 raise Torn(f"{path} has a meta of stage {stage!r}, and lacks a part: {error}") from error
             continue
         if {"pkl": _digest(values), "state.json": _digest(state)} == digests:
             return Trio(stage, values, state, meta)
-        if is_still(store, path, meta):
+        if store.meta(path) == meta:
             raise Torn(f"{path} has a meta of stage {stage!r}, and parts of something else")
 
 
@@ -140,11 +140,6 @@ def _parsed(path: str, meta: bytes) -> Any:
         return json.loads(meta)
     except ValueError:
         raise Torn(f"{path} has a meta that nobody has written: {meta[:80]!r}") from None
-
-
-def is_still(store: CheckpointStore, path: str, meta: bytes) -> bool:
-    """Whether that meta is there; CheckpointNotFound goes on to the reader: it was deleted meanwhile."""
-    return store.meta(path) == meta
 
 
 def all_of(source: Source, step: int = 1 << 20) -> bytes:

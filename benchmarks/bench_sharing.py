@@ -23,8 +23,7 @@ from graflow_ckpt.checkpoint.pickles import live_bytes, live_digest
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine.bundles import Bundles, Unrecordable
-from graflow_ckpt.engine.record import record
+from graflow_ckpt.engine.record import Bundles, Unrecordable, record
 
 NAME = "sharing"
 

@@ -31,9 +31,8 @@ from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine import rng
 from graflow_ckpt.engine.attempt import Attempt
-from graflow_ckpt.engine.bundles import Bundles, Unrecordable
 from graflow_ckpt.engine.home import Home
-from graflow_ckpt.engine.record import plain, record, too_large
+from graflow_ckpt.engine.record import Bundles, Unrecordable, plain, record, too_large
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
 from graflow_ckpt.stores import keeps_journal

@@ -11,6 +11,7 @@ import json
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
@@ -130,18 +131,16 @@ LOOK = 0.01
 """Seconds between looks at a slice that runs."""
 
 
+@dataclass(slots=True)
 class Kept:
     """A lease that is kept."""
 
-    def __init__(
-        self, session: RedisSession, on_news: Callable[[str], None], help_with: Callable[[], None]
-    ) -> None:
-        self.session = session
-        self.on_news = on_news  # called with "fenced", "gone" or the session's status, if it is not running
-        self.help_with = help_with
-        self.look_around: Callable[[], None] = lambda: None  # each time the lease has been renewed
-        self.renew_at = 0.0
-        self.asked = 0.0
+    session: RedisSession
+    on_news: Callable[[str], None]  # "fenced", "gone", or the session's status if it is not running
+    help_with: Callable[[], None]
+    look_around: Callable[[], None] = lambda: None  # each time the lease has been renewed
+    renew_at: float = 0.0
+    asked: float = 0.0
 
 
 class Keeper:

@@ -9,18 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from graflow_ckpt.checkpoint import retention
-from graflow_ckpt.checkpoint.retention import (
-    DEFAULT,
-    BestOf,
-    DeleteOnSuccess,
-    KeepEvery,
-    KeepFor,
-    KeepLast,
-    KeepWithin,
-    LastSuccessful,
-    OfAll,
-    Retention,
-)
+from graflow_ckpt.checkpoint.retention import DEFAULT, Retention
 from graflow_ckpt.core import arguments, policy
 from graflow_ckpt.core.errors import CheckpointError, GraphError
 from graflow_ckpt.core.events import Observer
@@ -58,8 +47,9 @@ _STORED = (
 
 _POLICIES: tuple[type[Policy], ...] = (OnRequest, EveryN, EverySeconds, Budget, WhenIdle, policy.Either)
 _RETENTIONS: tuple[type[Retention], ...] = (
-    KeepLast, KeepFor, KeepEvery, BestOf, KeepWithin, LastSuccessful, DeleteOnSuccess, OfAll,
-    retention.Automatic, retention.Both, retention.Either,
+    retention.KeepLast, retention.KeepFor, retention.KeepEvery, retention.BestOf, retention.KeepWithin,
+    retention.LastSuccessful, retention.DeleteOnSuccess, retention.OfAll, retention.Automatic, retention.Both,
+    retention.Either,
 )  # fmt: skip
 _VALUES: dict[str, Callable[..., Any]] = {f"policy.{kind.__name__}": kind for kind in _POLICIES} | {
     f"retention.{kind.__name__}": kind for kind in _RETENTIONS

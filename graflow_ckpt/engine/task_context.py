@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
@@ -290,6 +290,3 @@ class TaskExecutionContext:
     def execution_context(self) -> Any:
         """The session's ExecutionContext, where the task runs in its process."""
         return getattr(self._host, "execution_context", None)
-
-
-ContextFactory = Callable[[Attempt], TaskExecutionContext]

@@ -4,7 +4,7 @@ who submits      door.py client.py accepting.py      a graph, a call or many bec
                  handle.py status.py                  what the caller holds of it, sees, and does to it
 what travels     tokens.py    RQ carries tokens               programs.py declining.py  code, sealed
 who works        pool.py      a parent and its children       forks.py board.py
-                 worker.py    one process, until its end      listening.py  RQ's side of it
+                 worker.py    one process, until its end, and RQ's side of it
                  slice.py     what it does with a token
 who mends        steward.py   one per pool                    sweeper.py  what the dead have left
                  reaping.py   what a dead worker held         lists.py  what there is to look after

@@ -16,16 +16,14 @@ from blake3 import blake3
 
 from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import BadAddress, GraflowError, GraphError
-from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.bind import signature
-from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.fleet.accepting import Existing, Terms, call_of
 from graflow_ckpt.fleet.client import Client, client_at
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.links.redis import examine
 
-__all__ = ["Existing", "Fleet", "Terms", "at", "connect", "submit", "submit_call", "submit_calls", "terms_of"]
+__all__ = ["Existing", "Fleet", "Terms", "at", "connect", "submit_call", "submit_calls", "terms_of"]
 
 log = logging.getLogger("graflow_ckpt.fleet")
 
@@ -118,17 +116,6 @@ def _warn(client: Client) -> None:
 def terms_of(session: str | None, **options: Any) -> Terms:
     """Terms of those options that were given."""
     return Terms(session, **{name: value for name, value in options.items() if value is not None})
-
-
-def submit(
-    where: Where,
-    graph: TaskGraph,
-    settings: Settings,
-    starts: Sequence[str],
-    inputs: Mapping[str, Any],
-    terms: Terms,
-) -> Handle:
-    return at(where).submit(graph, settings, starts, inputs, terms)
 
 
 def refuse_clash(task: Task, args: Sequence[Any], options: Mapping[str, Any]) -> None:

@@ -48,12 +48,12 @@ class Fleet(Protocol):
     def carrier(self) -> Carrier: ...
 
 
+@dataclass(frozen=True, slots=True)
 class Hands:
     """A fleet, for who repairs it."""
 
-    def __init__(self, link: RedisLink, carrier: Carrier) -> None:
-        self.link = link
-        self.carrier = carrier
+    link: RedisLink
+    carrier: Carrier
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,14 +76,14 @@ class Complaints:
         log.warning("%s failed: %s%s", where, error, often, exc_info=None if known else error)
 
 
+@dataclass(slots=True)
 class Chore:
     """Something that is done again and again."""
 
-    def __init__(self, name: str, every: float, body: Callable[[], float | None]) -> None:
-        self.name = name
-        self.every = every
-        self.body = body
-        self.due = 0.0
+    name: str
+    every: float
+    body: Callable[[], float | None]
+    due: float = 0.0
 
 
 class Steward:

@@ -4,7 +4,7 @@ A token says: session S has work in queue Q. It is an RQ job with two strings, c
 pickle is on the wire. Retries, results, callbacks, dependencies and RQ's own recovery are not used:
 whether a token still counts is for the session to say, which refuses a void one in one round trip.
 
-Promise: of all that RQ keeps in Redis only names are read, here and in listening.py, and a name that is
+Promise: of all that RQ keeps in Redis only names are read, here and in worker.py, and a name that is
 none of ours is passed over. No job is restored: a user who can write there could name a function to import
 and call, or an address to send something to.
 """

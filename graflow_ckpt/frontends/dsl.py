@@ -248,7 +248,7 @@ class Workflow:
             self._session_id, existing=existing, max_steps=max_steps, ttl=ttl, store=store,
             ledger=self.ledger if ledger is None else ledger, value_limit=value_limit,
         )  # fmt: skip
-        return cast("Handle", door.submit(url, self.graph, self.settings, starts, inputs, terms))
+        return cast("Handle", door.at(url).submit(self.graph, self.settings, starts, inputs, terms))
 
     ledger = False  # on a fleet: whether each commit leaves a line that nothing takes away before the session
     _ended = False

@@ -22,6 +22,7 @@ from graflow_ckpt.interfaces.cli.connecting import document, shortened
 from graflow_ckpt.interfaces.cli.manner import Document, Manner, clean, style_of
 from graflow_ckpt.links.complaints import translated
 
+_field = words.field
 RECENT = 60.0  # seconds for which a session that has ended is still shown
 _NEWEST = 50  # sessions that are looked at although nothing goes on in them
 
@@ -166,10 +167,6 @@ def session_lines(found: Document) -> Iterator[str]:
         yield _field("declined", f"{host}: {why}")
     if found["failed"]:
         yield _field("errors", words.fleet_command("failed", "list", "--session", found["session"]))
-
-
-def _field(name: str, value: str) -> str:
-    return f"  {name:<11} {value}"
 
 
 SESSIONS = ("session", "workflow", "status", "done", "ready", "running", "failed", "rate", "age", "queues")

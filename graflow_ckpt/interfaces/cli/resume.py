@@ -106,7 +106,7 @@ def _check_options(ctx: click.Context, allowed: Sequence[str]) -> None:
 def _on_fleet(manner: Manner, handle: Handle, options: dict[str, Any]) -> int:
     from graflow_ckpt.interfaces.cli.connecting import document
     from graflow_ckpt.interfaces.cli.steering import gone_on
-    from graflow_ckpt.interfaces.cli.waiting import EXITS, closing
+    from graflow_ckpt.interfaces.cli.wait import EXITS, closing
 
     before, status = gone_on(handle, options["max_steps"], dict(options["in_doubt"]))
     if manner.json:

@@ -24,6 +24,7 @@ from graflow_ckpt.interfaces.cli.manner import along
 from graflow_ckpt.stores import open_store, open_store_of, store_of
 from graflow_ckpt.stores.keys import Keyring
 
+_field = words.field
 _LISTED = 12  # tasks, before it becomes a number
 
 
@@ -128,10 +129,6 @@ def _spec(spec: Document) -> str:
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
     return (", ".join(names[:_LISTED]) + more) or "none"
-
-
-def _field(name: str, value: str) -> str:
-    return f"  {name:<11} {value}"
 
 
 _UNREADABLE = "unreadable"

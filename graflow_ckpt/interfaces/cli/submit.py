@@ -66,6 +66,6 @@ def command(ctx: click.Context, /, target: str, arguments: tuple[str, ...], **op
     handle = submit(manner, client, target, arguments, Wanted(**options), quiet=waits)
     if not waits:
         return 0
-    from graflow_ckpt.interfaces.cli.waiting import wait
+    from graflow_ckpt.interfaces.cli.wait import wait
 
     return wait(manner, handle, timeout, progress=progress)

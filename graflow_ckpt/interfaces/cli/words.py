@@ -186,6 +186,11 @@ def age(seconds: float | None) -> str:
     return f"{int(seconds)} s"
 
 
+def field(name: str, value: str) -> str:
+    """One line of what is shown of one thing."""
+    return f"  {name:<11} {value}"
+
+
 def size(count: int | None) -> str:
     """`17 B`, `5.7 kB`, `1.2 GB`."""
     if count is None:

@@ -15,7 +15,7 @@ from graflow_ckpt.fleet.health import PoolFacts, WorkerFacts
 from graflow_ckpt.fleet.status import Status
 from graflow_ckpt.interfaces.cli.manner import Manner
 from graflow_ckpt.interfaces.cli.outlook import Outlook, Overview, Queue, drawn, headline, printed
-from graflow_ckpt.interfaces.cli.waiting import EXITS, closing, counts
+from graflow_ckpt.interfaces.cli.wait import EXITS, closing, counts
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.stores.keys import Keyring
 from tests.unit.fleet.played import Player, bag

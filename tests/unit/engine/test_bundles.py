@@ -14,8 +14,7 @@ from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine.bundles import Bundles, Unrecordable
-from graflow_ckpt.engine.record import record
+from graflow_ckpt.engine.record import Bundles, Unrecordable, record
 
 
 class Node:

@@ -18,8 +18,8 @@ from graflow_ckpt.checkpoint.retention import (
     KeepWithin,
     OfAll,
 )
-from graflow_ckpt.engine import tidying
-from graflow_ckpt.engine.tidying import Tidier
+from graflow_ckpt.engine import home as tidying
+from graflow_ckpt.engine.home import Tidier
 from graflow_ckpt.stores.local import LocalStore
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import left, line, save

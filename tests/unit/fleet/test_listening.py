@@ -9,8 +9,8 @@ import pytest
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from graflow_ckpt.fleet.listening import Listening, NoAlarm
 from graflow_ckpt.fleet.slice import serve
+from graflow_ckpt.fleet.worker import Listening, NoAlarm
 from graflow_ckpt.links.redis import open_link
 from tests.servers import Server
 

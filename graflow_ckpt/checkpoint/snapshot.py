@@ -185,8 +185,3 @@ def _restore_spec(state: SessionState, facts: Document, data: list[Cell], order:
         state.delayed.append((spec.not_before, key))
     else:
         state.ready.append((-spec.priority, order, key))
-
-
-def no_facts(session: str, starts: list[str]) -> Document:
-    """The control facts of a session that has not begun."""
-    return capture(SessionState(session, starts)).facts

@@ -18,7 +18,7 @@ from graflow_ckpt.checkpoint.codec import apart, check_storable
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_metadata
 from graflow_ckpt.checkpoint.pickles import live_digest
 from graflow_ckpt.checkpoint.program import unpack_code
-from graflow_ckpt.checkpoint.snapshot import BACKEND, capture, no_facts, restore
+from graflow_ckpt.checkpoint.snapshot import BACKEND, capture, restore
 from graflow_ckpt.core.errors import CheckpointError, InputsChanged, SessionError
 from graflow_ckpt.core.facts import RESULT, Cell, Live, Op, TaskSpec, check_session_id
 from graflow_ckpt.core.graph import TaskGraph
@@ -369,7 +369,7 @@ class ExecutionContext:
         """What a plain `pickle.load` of a `.pkl` gives: values and graph; no control facts."""
         context = cls(TaskGraph(), payload["session_id"])
         context._payload = payload
-        facts = no_facts(payload["session_id"], payload["starts"])
+        facts = capture(SessionState(payload["session_id"], payload["starts"])).facts
         context.session = MemorySession(restore(facts, payload))
         context._channel = Channel(context, context.session)
         return context

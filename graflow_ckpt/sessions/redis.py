@@ -37,7 +37,7 @@ from graflow_ckpt.core.errors import (
     SessionError,
     WriteConflict,
 )
-from graflow_ckpt.core.facts import Claim, Live, Op
+from graflow_ckpt.core.facts import RESULT, Claim, Live, Op, Version
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.complaints import BROKEN, readable, translated
 from graflow_ckpt.links.redis import RedisLink
@@ -45,12 +45,14 @@ from graflow_ckpt.links.wire import Script, Wire
 from graflow_ckpt.sessions.layout import READ, STEP, keys_of, wrong_keys
 from graflow_ckpt.sessions.ops import Arg, Cells, arguments, claim_of, in_full, strictly, turn, unpack_bundle
 from graflow_ckpt.sessions.protocol import Found
-from graflow_ckpt.sessions.reading import Look, Reader
 from graflow_ckpt.sessions.tables import read_state
 
 log = logging.getLogger("graflow_ckpt.sessions")
 
 T = TypeVar("T")
+
+Look = tuple[Found | None, bool]
+"""What stands under a name; and of a result, whether its task gave none this time."""
 
 POLL = 0.05
 """Seconds after which a run that stays asks again whether others have made something ready."""
@@ -167,7 +169,7 @@ class RedisSession:
         self._first_sent = (0.0, 0.0)  # when, by two clocks
         self._nonce = ""  # of the last request as it was sent
         self._follows = began  # the nonce of the last one that was answered
-        self._connections = 0  # so many were opened: a server that has another history is met on a new one
+        self.connections = 0  # so many were opened: a server that has another history is met on a new one
         self._readers: dict[int, Reader] = {}  # of attempts, by the key of their spec
         self._ahead: float | None = None  # the server's clock before ours
         self._said = b"running"  # the status, as it came
@@ -199,7 +201,7 @@ class RedisSession:
             self._tries = 1
             self._nonce = f"1_{self._number}_{self.sender}"
             words = [self.token, self._nonce, self.stamp, mode, self._follows, *args]
-            if self._connections > 1:
+            if self.connections > 1:
                 words = self._strictly(words, ops)
             if self._outside:
                 self._first_sent = monotonic(), time()
@@ -235,9 +237,7 @@ class RedisSession:
     def _strictly(self, words: list[Arg], ops: Sequence[Op]) -> list[Arg]:
         """Refused unless what its attempts read on an earlier connection is there as it was."""
         ended = (self._readers.get(op[1]) for op in ops if op[0] == "end")
-        seen = [
-            one for reader in ended if reader is not None for one in reader.seen_before(self._connections)
-        ]
+        seen = [one for reader in ended if reader is not None for one in reader.seen_before(self.connections)]
         if not seen:
             return words
         mode, args = str(words[3]), words[5:]
@@ -366,7 +366,7 @@ class RedisSession:
                 wire = self._wire
                 if wire is None or lost:
                     wire = self._connect()
-                    if ops is not None and self._connections > 1:
+                    if ops is not None and self.connections > 1:
                         args = self._once_more(args, ops)
                 lost = False
                 reply = wire.call(script, (self._key,), args)
@@ -392,7 +392,7 @@ class RedisSession:
             self._wire = self._link.connection()
         else:
             self._wire.reconnect()  # the key may be served elsewhere now
-        self._connections += 1
+        self.connections += 1
         return self._wire
 
     def close(self) -> None:
@@ -467,7 +467,7 @@ class RedisSession:
         """The values as one attempt sees them, that of the spec with this key."""
         reader = self._readers.get(key)
         if reader is None:
-            reader = Reader(self.look, self.names, lambda: self._connections)
+            reader = Reader(self)
             if key in self.held:
                 self._readers[key] = reader
         return reader
@@ -516,3 +516,69 @@ class RedisSession:
         fields: list[bytes] = self.patiently(lambda: client.hkeys(keys_of(self.id) + "v"))
         with readable(self.id, self._link.address):
             return [f[1:].decode() for f in fields if f[:1] == b"="]
+
+
+class Reader:
+    """What one attempt reads, each value once: it sees them as they were when it first looked."""
+
+    shares = False
+
+    def __init__(self, session: RedisSession) -> None:
+        self._session = session
+        self._since = 0  # the number of the one that the first value came by
+        self._found: dict[str, Look] = {}
+        self._together: dict[str, dict[str, Found]] = {}  # by name: what came by the same pickle
+
+    def seen_before(self, connection: int) -> list[tuple[str, Version]]:
+        """What was read if some of it came by an earlier connection: names and versions, 0 for nothing."""
+        if self._since >= connection or not self._found:
+            return []
+        return [(name, 0 if found is None else found[1]) for name, (found, _) in self._found.items()]
+
+    def prefetch(self, names: Sequence[str]) -> None:
+        """These will be read: one round trip for all."""
+        self._look_for(names)
+
+    def read(self, name: str) -> Found | None:
+        return self._look(name)[0]
+
+    def gave_nothing(self, task: str) -> bool:
+        return self._look(task + RESULT)[1]
+
+    def _look(self, name: str) -> Look:
+        found = self._found.get(name)
+        if found is None:
+            self._look_for([name])
+            found = self._found[name]
+        return found
+
+    def _look_for(self, names: Sequence[str]) -> None:
+        if not self._found:
+            # before it is asked: another thread may reconnect meanwhile
+            self._since = self._session.connections
+        names = [name for name in names if name not in self._found]
+        if not names:
+            return
+        looks, bundles = self._session.look(names)
+        for bundle in bundles:
+            found = {name: look[0] for name, look in bundle.items() if look[0] is not None}
+            for name, look in bundle.items():
+                if name not in self._found:  # else it is of an earlier moment, and a write of it is refused
+                    self._found[name], self._together[name] = look, found
+        self._found |= looks
+
+    def together(self, name: str) -> dict[str, Found]:
+        """What came by the same pickle: copies that share objects with the value, and it itself."""
+        return self._together.get(name, {})
+
+    def names(self) -> list[str]:
+        return self._session.names()
+
+    def lend(self, name: str) -> None:
+        """What it gets is a copy of its own."""
+
+    def give_back(self, names: Sequence[str]) -> None:
+        """Nothing was lent."""
+
+    def on_loan(self) -> list[str]:
+        return []

@@ -27,8 +27,7 @@ from graflow_ckpt.core.facts import RESULT, Cell, Claim, Op, TaskSpec
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.layout import START, keys_of
-from graflow_ckpt.sessions.reading import Reader
-from graflow_ckpt.sessions.redis import RedisSession, new_nonce, patiently
+from graflow_ckpt.sessions.redis import Reader, RedisSession, new_nonce, patiently
 from graflow_ckpt.sessions.tables import frozen, read_state, write_state
 from tests.proxy import Proxy
 from tests.servers import Server

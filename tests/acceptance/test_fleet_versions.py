@@ -1,18 +1,101 @@
-"""Two versions of a module on one fleet: each session runs where its own is."""
+"""Two versions of a module on one fleet: each session runs where its own is.
+
+What a pool or a program can import is what lies in its folders: each is a machine.
+"""
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import time
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 from graflow_ckpt.sessions.layout import keys_of
-from tests.acceptance.coded import FLOWS, machine, pool_on, program_on, ran
 from tests.acceptance.fleet_tasks import named
 from tests.acceptance.fleets import Fleet
-from tests.chaos.pools import pools, until
+from tests.chaos.bodies import RUNS
+from tests.chaos.pools import ROOT, Pool, pools, surroundings, until
 from tests.stretch import stretched
+
+FLOWS = """
+import os, time
+from graflow_ckpt import group, task, workflow
+
+VERSION = {version}
+
+def note(name):
+    with open(os.environ["CHAOS_RUNS"], "a") as file:
+        file.write(f"{{name}} {{VERSION}} {{os.getpid()}}\\n")
+
+@task
+def first():
+    note("first")
+    return VERSION
+
+@task(inject_context=True)
+def middle(context, n=0):
+    note(context.task_id)
+    time.sleep(0.01)
+    return n
+
+@task
+def last():
+    note("last")
+    return VERSION
+
+def flow(session, width=20):
+    with workflow("flow", session) as made:
+        made.add(first >> group(*(middle.bind(id=f"m{{n}}", n=n) for n in range(width))) >> last)
+    return made
+"""
+
+
+def machine(mine: Fleet, name: str, **modules: str) -> Path:
+    """A folder with these modules."""
+    folder = mine.folder / name
+    folder.mkdir(exist_ok=True)
+    for module, text in modules.items():
+        (folder / f"{module}.py").write_text(dedent(text))
+    return folder
+
+
+def two_machines(mine: Fleet, text: str = FLOWS) -> list[Path]:
+    """Of the first and the second version of that module."""
+    return [machine(mine, name, flows=text.format(version=n)) for n, name in enumerate(("old", "new"), 1)]
+
+
+def pool_on(mine: Fleet, folder: Path, **settings: str) -> Pool:
+    """A pool that can import what is in a folder."""
+    made = mine.pool(f"{folder.name}-{len(mine.pools)}", **settings)
+    made._environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{folder}"
+    return made
+
+
+def program_on(mine: Fleet, folder: Path, text: str, *, status: int = 0, **environment: str) -> str:
+    """What a program prints that is run there; `connect()` is imported."""
+    file = folder / "program.py"
+    file.write_text(f"from graflow_ckpt import connect, group, task, workflow\n{dedent(text)}")
+    surrounding = surroundings(mine.server.url) | {RUNS: str(mine.folder / "runs")} | environment
+    surrounding["PYTHONPATH"] = f"{ROOT}{os.pathsep}{folder}"
+    done = subprocess.run(
+        [sys.executable, file.name], cwd=folder, env=surrounding, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == status, done.stderr
+    return done.stdout + done.stderr
+
+
+def ran(mine: Fleet) -> list[tuple[str, str, int]]:
+    """What was noted: task, version, process."""
+    file = mine.folder / "runs"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [(name, version, int(pid)) for name, version, pid in map(str.split, lines)]
+
+
+# --- versions ---------------------------------------------------------------------------
 
 
 def submitted(mine: Fleet, folder: Path, session: str = "one", **options: Any) -> Any:
@@ -26,9 +109,7 @@ def hows(mine: Fleet, session: str = "one") -> set[str]:
 
 
 def test_each_session_runs_on_the_workers_that_have_its_version(mine: Fleet) -> None:
-    old, new = (
-        machine(mine, name, flows=FLOWS.format(version=n)) for n, name in enumerate(("old", "new"), 1)
-    )
+    old, new = two_machines(mine)
     on_old, on_new = pool_on(mine, old), pool_on(mine, new)
 
     with pools(on_old, on_new):
@@ -44,9 +125,7 @@ def test_each_session_runs_on_the_workers_that_have_its_version(mine: Fleet) -> 
 
 
 def test_with_the_other_version_alone_the_session_pauses_and_shows_the_plan(mine: Fleet) -> None:
-    old, new = (
-        machine(mine, name, flows=FLOWS.format(version=n)) for n, name in enumerate(("old", "new"), 1)
-    )
+    old, new = two_machines(mine)
 
     with pools(pool_on(mine, new, code_patience="1s")):
         began = time.monotonic()
@@ -75,9 +154,7 @@ def test_with_the_other_version_alone_the_session_pauses_and_shows_the_plan(mine
 
 
 def test_a_worker_that_comes_within_the_patience_is_not_kept_waiting(mine: Fleet) -> None:
-    old, new = (
-        machine(mine, name, flows=FLOWS.format(version=n)) for n, name in enumerate(("old", "new"), 1)
-    )
+    old, new = two_machines(mine)
 
     with pools(pool_on(mine, new, workers="2")):
         handle = submitted(mine, old)
@@ -90,9 +167,7 @@ def test_a_worker_that_comes_within_the_patience_is_not_kept_waiting(mine: Fleet
 
 
 def test_sessions_that_are_declined_hardly_hold_up_the_others(mine: Fleet) -> None:
-    old, new = (
-        machine(mine, name, flows=FLOWS.format(version=n)) for n, name in enumerate(("old", "new"), 1)
-    )
+    old, new = two_machines(mine)
     program = "import flows\nfor n in range(10): flows.flow(f'd{n}').submit()"
 
     with pools(pool_on(mine, new)):
@@ -122,7 +197,7 @@ def test_a_session_does_not_pause_while_somebody_works_on_it(mine: Fleet) -> Non
         "def long(session):\n    with workflow('long', session) as made:\n"
         "        made.add(slow, middle, first)\n    return made\n"
     )
-    old, new = (machine(mine, name, flows=text.format(version=n)) for n, name in enumerate(("old", "new"), 1))
+    old, new = two_machines(mine, text)
 
     with pools(pool_on(mine, old)):
         program_on(mine, old, "import flows; flows.long('one').submit()")
@@ -139,9 +214,7 @@ def test_a_session_does_not_pause_while_somebody_works_on_it(mine: Fleet) -> Non
 
 def test_in_a_mixed_fleet_little_time_is_lost(mine: Fleet) -> None:
     """A long session gives its worker up every two seconds: it is asked again soon."""
-    old, new = (
-        machine(mine, name, flows=FLOWS.format(version=n)) for n, name in enumerate(("old", "new"), 1)
-    )
+    old, new = two_machines(mine)
 
     def took(session: str) -> float:
         program_on(mine, old, f"import flows; flows.flow({session!r}, width=400).submit()")

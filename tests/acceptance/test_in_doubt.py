@@ -23,7 +23,7 @@ from graflow_ckpt.fleet.client import Terms
 from graflow_ckpt.fleet.handle import Handle, RemoteError
 from graflow_ckpt.stores.local import LocalStore
 from tests.acceptance.elsewhere import Fleet, rob
-from tests.acceptance.processes import run, started
+from tests.acceptance.processes import run, started, written
 from tests.servers import Server
 from tests.unit.stores.faults import FaultyDisk
 
@@ -77,10 +77,8 @@ Go = Callable[..., str]
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Path:
-    path = tmp_path / "program.py"
-    path.write_text(PROGRAM)
-    return path
+def program() -> Path:
+    return written(PROGRAM)
 
 
 def runs() -> list[str]:

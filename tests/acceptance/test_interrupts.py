@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt import CheckpointManager, task, workflow
-from tests.acceptance.processes import gone, run, started
+from tests.acceptance.processes import gone, run, started, written
 from tests.stretch import stretched
 
 # Four steps; in the second one it says "at work" and waits for a line. argv: how it is run, grace.
@@ -70,10 +70,8 @@ say(f"result: {result}")
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Path:
-    path = tmp_path / "program.py"
-    path.write_text(PROGRAM)
-    return path
+def program() -> Path:
+    return written(PROGRAM)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -175,9 +173,8 @@ def test_after_the_grace_period_the_process_leaves_with_what_is_complete(program
     assert "it goes on at step 1" in first.text
 
 
-def test_a_body_that_swallows_everything_is_left_behind_in_the_end(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
+def test_a_body_that_swallows_everything_is_left_behind_in_the_end() -> None:
+    program = written(
         "from graflow_ckpt import task, workflow\n"
         "import graflow_ckpt.engine.signals as signals\n"
         "signals._LAST_RESORT = 0.3\n"
@@ -200,9 +197,8 @@ def test_a_body_that_swallows_everything_is_left_behind_in_the_end(tmp_path: Pat
     assert "a task does not let go" in process.text
 
 
-def test_a_signal_during_the_last_task_ends_the_program_and_keeps_the_result(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
+def test_a_signal_during_the_last_task_ends_the_program_and_keeps_the_result() -> None:
+    program = written(
         "import select, sys\n"
         "from graflow_ckpt import task, workflow\n"
         "with workflow('w', session_id='s') as flow:\n"
@@ -224,9 +220,8 @@ def test_a_signal_during_the_last_task_ends_the_program_and_keeps_the_result(tmp
     assert "result: 7" in run(program)
 
 
-def test_a_signal_ends_the_wait_for_a_retry(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
+def test_a_signal_ends_the_wait_for_a_retry() -> None:
+    program = written(
         "from graflow_ckpt import task, workflow\n"
         "with workflow('w', session_id='s') as flow:\n"
         "    @task(max_retries=1, backoff=1000)\n"

@@ -30,7 +30,7 @@ from graflow_ckpt.core.errors import CheckpointError, NoSession, ServerGone, Ses
 from graflow_ckpt.sessions.layout import keys_of
 from tests.acceptance.machine import LOG, WORLD, files_of, step
 from tests.acceptance.places import SESSION, machine_in_redis
-from tests.acceptance.processes import run, started
+from tests.acceptance.processes import run, started, written
 from tests.servers import Server
 
 pytestmark = pytest.mark.usefixtures("client", "world")
@@ -288,10 +288,8 @@ print("result:", WorkflowEngine().execute(context))
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Path:
-    path = tmp_path / "flow.py"
-    path.write_text(PROGRAM)
-    return path
+def program() -> Path:
+    return written(PROGRAM, "flow.py")
 
 
 def killed_after_its_checkpoint(program: Path, server: Server) -> tuple[str, Path]:

@@ -17,7 +17,7 @@ import pytest
 from graflow_ckpt import Backoff, Event, task, workflow
 from graflow_ckpt.core.errors import TaskTimeout
 from tests.acceptance.places import Make
-from tests.acceptance.processes import LONG, gone, run
+from tests.acceptance.processes import LONG, gone, run, written
 from tests.stretch import stretched
 
 
@@ -108,7 +108,7 @@ def test_a_retry_runs_in_a_process_of_its_own_after_a_timeout(tmp_path: Path, wo
     assert flow.get_channel().keys() == ["file", "trace2", "a.__result__"]
 
 
-def test_what_a_body_left_running_ends_with_its_attempt(tmp_path: Path, workflow: Make) -> None:
+def test_what_a_body_left_running_ends_with_its_attempt(workflow: Make) -> None:
     with workflow("w") as flow:
 
         @task(isolation="process")
@@ -242,9 +242,8 @@ def test_every_call_of_an_attempt_that_is_over_is_refused(workflow: Make) -> Non
     ]  # fmt: skip
 
 
-def test_the_interpreter_ends_although_a_thread_hangs(tmp_path: Path) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(
+def test_the_interpreter_ends_although_a_thread_hangs() -> None:
+    program = written(
         "import threading\n"
         "from graflow_ckpt import task, workflow\n"
         "with workflow('w', on_failure='continue') as flow:\n"

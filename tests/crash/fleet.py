@@ -17,6 +17,7 @@ import psutil
 from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.fleet.health import PoolFacts, pools
 from graflow_ckpt.links.redis import RedisLink, open_link
+from tests.crash.fleet_tasks import call
 
 ROOT = Path(__file__).parents[2]
 LONG = 30.0  # seconds: only a hang takes so long
@@ -110,7 +111,7 @@ class Pool:
 def pool(
     url: str, folder: Path, environment: dict[str, str] | None = None, **settings: Any
 ) -> Iterator[Pool]:
-    """A pool that is ready; killed with its parent at the end, and then nobody of it may be there."""
+    """A pool that is started; killed with its parent at the end, and then nobody of it may be there."""
     folder.mkdir(exist_ok=True)
     with open(folder / "pool.log", "ab") as log:
         process = subprocess.Popen(
@@ -136,6 +137,14 @@ def pool(
     assert made.nobody_is_left()
 
 
+@contextmanager
+def ready_pool(*where: Any, **settings: Any) -> Iterator[Pool]:
+    """The same, whose workers all wait for work."""
+    with pool(*where, **settings) as made:
+        made.ready()
+        yield made
+
+
 def lines(folder: Path) -> list[tuple[str, int, float]]:
     """What tasks have noted: their word, their process, when."""
     try:
@@ -155,6 +164,13 @@ def noted(folder: Path, word: str, times: int = 1) -> list[tuple[str, int, float
 
     result: list[tuple[str, int, float]] = until(found)
     return result
+
+
+def begun(task: Any, url: str, folder: Path, name: str, **options: Any) -> Any:
+    """A session of one call, whose body has begun."""
+    handle = call(task, url, folder, name, **options)
+    noted(folder, name)
+    return handle
 
 
 def go(folder: Path) -> None:

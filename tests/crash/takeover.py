@@ -24,7 +24,7 @@ from statistics import quantiles
 
 from graflow_ckpt.stores.keys import new_key
 from tests.crash import fleet_tasks as tasks
-from tests.crash.fleet import Pool, go, killed, lines, noted, pool, until
+from tests.crash.fleet import Pool, go, killed, lines, noted, pool, ready_pool, until
 from tests.proxy import Proxy
 from tests.servers import Server
 
@@ -51,8 +51,7 @@ def takeovers(url: str, folder: Path, times: int) -> list[float]:
 
 
 def _of_workers(server: Server, folder: Path, times: int) -> list[float]:
-    with pool(server.url, folder, n=2, lease=FAR) as fleet:
-        fleet.ready()
+    with ready_pool(server.url, folder, n=2, lease=FAR):
         return takeovers(server.url, folder, times)
 
 
@@ -88,8 +87,7 @@ def _of_machines(server: Server, folder: Path, times: int) -> list[float]:
             far.ready()
             handle = tasks.call(tasks.held, server.url, place, "a")
             _, zombie, _ = noted(place, "a")[0]
-            with pool(server.url, place / "near", n=1, lease=LEASE) as near:
-                near.ready()
+            with ready_pool(server.url, place / "near", n=1, lease=LEASE):
                 at = time.monotonic()
                 proxy.stall()
                 _, other, began = noted(place, "a", 2)[1]

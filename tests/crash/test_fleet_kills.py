@@ -14,7 +14,7 @@ import pytest
 from graflow_ckpt.fleet.client import client_at
 from graflow_ckpt.fleet.handle import Handle
 from tests.crash import fleet_tasks as tasks
-from tests.crash.fleet import alive, go, killed, noted, pool, until
+from tests.crash.fleet import alive, begun, go, killed, noted, pool, ready_pool, until
 from tests.crash.fleet_poison import innocent
 from tests.crash.takeover import said, takeovers
 from tests.stretch import stretched
@@ -29,8 +29,7 @@ def claims(handle: Handle) -> int:
 
 
 def test_what_a_killed_process_ran_is_gone_on_with_at_once(redis_url: str, tmp_path: Path) -> None:
-    with pool(redis_url, tmp_path, n=2, **FAR) as fleet:
-        fleet.ready()
+    with ready_pool(redis_url, tmp_path, n=2, **FAR) as fleet:
         handle = tasks.call(tasks.held, redis_url, tmp_path, "a")
         _, victim, _ = noted(tmp_path, "a")[0]
 
@@ -64,15 +63,12 @@ def test_rq_shows_no_ghosts_of_workers_that_were_killed(redis_url: str, tmp_path
 def test_all_die_with_their_parent_and_another_pool_of_the_machine_goes_on(
     redis_url: str, tmp_path: Path
 ) -> None:
-    with pool(redis_url, tmp_path / "one", n=2, **FAR) as first:
-        first.ready()
-        handle = tasks.call(tasks.deaf, redis_url, tmp_path, "a")
-        noted(tmp_path, "a")
+    with ready_pool(redis_url, tmp_path / "one", n=2, **FAR) as first:
+        handle = begun(tasks.deaf, redis_url, tmp_path, "a")
         family = first.family()
         assert len(family) >= 4
 
-        with pool(redis_url, tmp_path / "two", n=1, **FAR) as second:
-            second.ready()
+        with ready_pool(redis_url, tmp_path / "two", n=1, **FAR) as second:
             at = killed(first.pid)
 
             first.process.wait()
@@ -87,10 +83,8 @@ def test_all_die_with_their_parent_and_another_pool_of_the_machine_goes_on(
 def test_a_pool_that_is_started_again_finds_what_the_one_before_it_ran(
     redis_url: str, tmp_path: Path
 ) -> None:
-    with pool(redis_url, tmp_path / "one", n=1, **FAR) as first:
-        first.ready()
-        handle = tasks.call(tasks.held, redis_url, tmp_path, "a")
-        noted(tmp_path, "a")
+    with ready_pool(redis_url, tmp_path / "one", n=1, **FAR) as first:
+        handle = begun(tasks.held, redis_url, tmp_path, "a")
         killed(first.pid)
         first.process.wait()
 
@@ -114,8 +108,7 @@ def test_a_steward_is_started_again_and_sweeps(redis_url: str, tmp_path: Path) -
 def test_a_worker_that_was_stopped_for_longer_than_its_lease_is_refused(
     redis_url: str, tmp_path: Path
 ) -> None:
-    with pool(redis_url, tmp_path, n=2, lease=1.0) as fleet:
-        fleet.ready()
+    with ready_pool(redis_url, tmp_path, n=2, lease=1.0) as fleet:
         handle = tasks.call(tasks.held, redis_url, tmp_path, "a")
         _, zombie, _ = noted(tmp_path, "a")[0]
         os.kill(zombie, signal.SIGSTOP)
@@ -134,8 +127,7 @@ def test_a_worker_that_was_stopped_for_longer_than_its_lease_is_refused(
 
 
 def test_a_worker_that_was_stopped_for_a_moment_goes_on(redis_url: str, tmp_path: Path) -> None:
-    with pool(redis_url, tmp_path, n=2, **FAR) as fleet:
-        fleet.ready()
+    with ready_pool(redis_url, tmp_path, n=2, **FAR) as fleet:
         handle = tasks.call(tasks.held, redis_url, tmp_path, "a")
         _, worker, _ = noted(tmp_path, "a")[0]
         os.kill(worker, signal.SIGSTOP)
@@ -149,8 +141,7 @@ def test_a_worker_that_was_stopped_for_a_moment_goes_on(redis_url: str, tmp_path
 
 
 def test_a_task_that_kills_its_worker_is_set_aside_and_others_go_on(redis_url: str, tmp_path: Path) -> None:
-    with pool(redis_url, tmp_path, n=2, **FAR) as fleet:
-        fleet.ready()
+    with ready_pool(redis_url, tmp_path, n=2, **FAR) as fleet:
         bad = tasks.call(tasks.poison, redis_url, tmp_path, "bad")
         good = tasks.naps.submit_many([(str(tmp_path), f"g{n}") for n in range(50)], url=redis_url)
 
@@ -178,8 +169,7 @@ def test_a_task_that_ends_the_interpreter_is_set_aside_too(redis_url: str, tmp_p
 
 
 def test_a_task_that_ends_its_process_with_status_0_is_set_aside_too(redis_url: str, tmp_path: Path) -> None:
-    with pool(redis_url, tmp_path, n=1, **FAR) as fleet:
-        fleet.ready()
+    with ready_pool(redis_url, tmp_path, n=1, **FAR) as fleet:
         bad = tasks.call(tasks.vanishes, redis_url, tmp_path, "bad")
 
         status = bad.wait(20)
@@ -193,8 +183,7 @@ def test_a_task_that_ends_its_process_with_status_0_is_set_aside_too(redis_url: 
 def test_a_module_that_kills_whoever_imports_it_pauses_its_session_and_no_other(
     redis_url: str, tmp_path: Path
 ) -> None:
-    with pool(redis_url, tmp_path, {"FLEET_POISON": "1"}, n=1, **FAR) as fleet:
-        fleet.ready()
+    with ready_pool(redis_url, tmp_path, {"FLEET_POISON": "1"}, n=1, **FAR):
         bad = tasks.call(innocent, redis_url, tmp_path, "bad")
 
         status = bad.wait(20)
@@ -225,8 +214,7 @@ def test_a_token_that_an_idle_worker_took_with_it_is_given_to_another_at_once(
 
 
 def test_a_task_that_must_not_run_twice_fails_when_its_worker_dies(redis_url: str, tmp_path: Path) -> None:
-    with pool(redis_url, tmp_path, n=2, **FAR) as fleet:
-        fleet.ready()
+    with ready_pool(redis_url, tmp_path, n=2, **FAR):
         handle = tasks.call(tasks.once_only, redis_url, tmp_path, "a")
         killed(noted(tmp_path, "a")[0][1])
 
@@ -248,9 +236,7 @@ def test_a_task_that_does_not_end_has_its_worker_replaced(redis_url: str, tmp_pa
 
 def test_others_go_on_within_half_a_second(redis_url: str, tmp_path: Path) -> None:
     """`python -m tests.crash.takeover worker` does the same 200 times and says how long it took."""
-    with pool(redis_url, tmp_path, n=2, **FAR) as fleet:
-        fleet.ready()
-
+    with ready_pool(redis_url, tmp_path, n=2, **FAR):
         found = takeovers(redis_url, tmp_path, 20)
 
     print(said(found))

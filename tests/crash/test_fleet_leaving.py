@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash import fleet_tasks as tasks
-from tests.crash.fleet import alive, go, lines, noted, pool, until
+from tests.crash.fleet import alive, begun, go, lines, noted, pool, ready_pool, until
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("fleet_key")]
 
@@ -20,8 +20,7 @@ def test_a_drained_worker_finishes_its_task_and_the_next_owner_runs_at_once(
     redis_url: str, tmp_path: Path
 ) -> None:
     names = [f"t{n}" for n in range(200)]
-    with pool(redis_url, tmp_path / "one", n=1, budget=60.0, **FAR) as first:
-        first.ready()
+    with ready_pool(redis_url, tmp_path / "one", n=1, budget=60.0, **FAR) as first:
         calls = [(str(tmp_path), name, 0.02) for name in names]
         handle = tasks.naps.submit_many(calls, url=redis_url)
         until(lambda: len(lines(tmp_path)) > 10)
@@ -44,8 +43,7 @@ def test_a_drained_worker_finishes_its_task_and_the_next_owner_runs_at_once(
 
 
 def test_an_idle_pool_leaves_at_once(redis_url: str, tmp_path: Path) -> None:
-    with pool(redis_url, tmp_path, n=2, **FAR) as fleet:
-        fleet.ready()
+    with ready_pool(redis_url, tmp_path, n=2, **FAR) as fleet:
         fleet.signal(signal.SIGTERM)
 
         assert fleet.wait(3) == 0
@@ -55,10 +53,8 @@ def test_an_idle_pool_leaves_at_once(redis_url: str, tmp_path: Path) -> None:
 def test_what_does_not_finish_in_time_is_given_back_after_a_checkpoint(
     redis_url: str, tmp_path: Path
 ) -> None:
-    with pool(redis_url, tmp_path / "one", n=1, grace=0.3, **FAR) as first:
-        first.ready()
-        handle = tasks.call(tasks.deaf, redis_url, tmp_path, "a")
-        noted(tmp_path, "a")
+    with ready_pool(redis_url, tmp_path / "one", n=1, grace=0.3, **FAR) as first:
+        handle = begun(tasks.deaf, redis_url, tmp_path, "a")
 
         first.signal(signal.SIGTERM)
 
@@ -75,10 +71,8 @@ def test_what_does_not_finish_in_time_is_given_back_after_a_checkpoint(
 
 
 def test_a_body_in_c_is_given_back_in_time_too(redis_url: str, tmp_path: Path) -> None:
-    with pool(redis_url, tmp_path, n=1, grace=0.3, **FAR) as fleet:
-        fleet.ready()
-        handle = tasks.call(tasks.computes, redis_url, tmp_path, "a")
-        noted(tmp_path, "a")
+    with ready_pool(redis_url, tmp_path, n=1, grace=0.3, **FAR) as fleet:
+        handle = begun(tasks.computes, redis_url, tmp_path, "a")
 
         fleet.signal(signal.SIGTERM)
 
@@ -89,10 +83,8 @@ def test_a_body_in_c_is_given_back_in_time_too(redis_url: str, tmp_path: Path) -
 
 
 def test_a_body_that_is_given_up_may_put_its_things_in_order(redis_url: str, tmp_path: Path) -> None:
-    with pool(redis_url, tmp_path, n=1, grace=0.2, **FAR) as fleet:
-        fleet.ready()
-        tasks.call(tasks.tidy, redis_url, tmp_path, "a")
-        noted(tmp_path, "a")
+    with ready_pool(redis_url, tmp_path, n=1, grace=0.2, **FAR) as fleet:
+        begun(tasks.tidy, redis_url, tmp_path, "a")
 
         fleet.signal(signal.SIGTERM)
         fleet.wait(10)
@@ -101,8 +93,7 @@ def test_a_body_that_is_given_up_may_put_its_things_in_order(redis_url: str, tmp
 
 
 def test_a_second_signal_leaves_at_once_and_counts_no_crash(redis_url: str, tmp_path: Path) -> None:
-    with pool(redis_url, tmp_path, n=2, **FAR) as fleet:
-        fleet.ready()
+    with ready_pool(redis_url, tmp_path, n=2, **FAR) as fleet:
         handles = [tasks.call(tasks.deaf, redis_url, tmp_path, name) for name in "ab"]
         for name in "ab":
             noted(tmp_path, name)
@@ -121,10 +112,8 @@ def test_a_second_signal_leaves_at_once_and_counts_no_crash(redis_url: str, tmp_
 def test_a_task_that_must_not_run_twice_is_in_doubt_when_it_was_given_up(
     redis_url: str, tmp_path: Path
 ) -> None:
-    with pool(redis_url, tmp_path / "one", n=1, grace=0.1, **FAR) as first:
-        first.ready()
-        handle = tasks.call(tasks.once_only, redis_url, tmp_path, "a")
-        noted(tmp_path, "a")
+    with ready_pool(redis_url, tmp_path / "one", n=1, grace=0.1, **FAR) as first:
+        handle = begun(tasks.once_only, redis_url, tmp_path, "a")
         first.signal(signal.SIGTERM)
         first.wait(10)
 
@@ -136,10 +125,8 @@ def test_a_task_that_must_not_run_twice_is_in_doubt_when_it_was_given_up(
 def test_a_task_that_keeps_the_interpreter_to_itself_is_killed_and_given_back(
     redis_url: str, tmp_path: Path
 ) -> None:
-    with pool(redis_url, tmp_path, n=1, grace=0.1, **FAR) as fleet:
-        fleet.ready()
-        handle = tasks.call(tasks.hogs, redis_url, tmp_path, "a")
-        noted(tmp_path, "a")
+    with ready_pool(redis_url, tmp_path, n=1, grace=0.1, **FAR) as fleet:
+        handle = begun(tasks.hogs, redis_url, tmp_path, "a")
         fleet.signal(signal.SIGTERM)
         until(lambda: "draining" in fleet.said())
 
@@ -168,8 +155,7 @@ def test_a_hangup_renews_the_workers_one_by_one(redis_url: str, tmp_path: Path) 
 def test_a_worker_that_is_told_to_stop_by_hand_drains_and_is_replaced(redis_url: str, tmp_path: Path) -> None:
     with pool(redis_url, tmp_path, n=1, **FAR) as fleet:
         (worker,) = fleet.ready() and fleet.workers()
-        handle = tasks.call(tasks.held, redis_url, tmp_path, "a")
-        noted(tmp_path, "a")
+        handle = begun(tasks.held, redis_url, tmp_path, "a")
         for _ in range(3):  # as often as somebody likes: only the parent can make it leave
             os.kill(worker, signal.SIGTERM)
         go(tmp_path)
@@ -181,8 +167,7 @@ def test_a_worker_that_is_told_to_stop_by_hand_drains_and_is_replaced(redis_url:
 
 
 def test_a_hard_cancel_ends_the_code(redis_url: str, tmp_path: Path) -> None:
-    with pool(redis_url, tmp_path, n=1, **FAR) as fleet:
-        fleet.ready()
+    with ready_pool(redis_url, tmp_path, n=1, **FAR):
         handle = tasks.call(tasks.deaf, redis_url, tmp_path, "a")
         _, worker, _ = noted(tmp_path, "a")[0]
 
@@ -195,16 +180,14 @@ def test_a_hard_cancel_ends_the_code(redis_url: str, tmp_path: Path) -> None:
 
 
 def test_what_a_task_has_started_ends_when_it_is_told_to(redis_url: str, tmp_path: Path) -> None:
-    with pool(redis_url, tmp_path, n=1, **FAR) as fleet:
-        fleet.ready()
+    with ready_pool(redis_url, tmp_path, n=1, **FAR):
         handle = tasks.call(tasks.has_children, redis_url, tmp_path, "a")
 
         assert handle.result(20) == [-signal.SIGTERM, -signal.SIGINT]
 
 
 def test_ctrl_c_at_a_terminal_reaches_the_parent_alone(redis_url: str, tmp_path: Path) -> None:
-    with pool(redis_url, tmp_path, n=1, **FAR) as fleet:
-        fleet.ready()
+    with ready_pool(redis_url, tmp_path, n=1, **FAR) as fleet:
         groups = {os.getpgid(pid) for pid in fleet.family()[1:]}
 
         assert os.getpgid(fleet.pid) not in groups

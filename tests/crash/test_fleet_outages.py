@@ -14,7 +14,7 @@ from graflow_ckpt.fleet.client import Terms, client_at
 from graflow_ckpt.fleet.lists import ACTIVE
 from graflow_ckpt.sessions.layout import keys_of
 from tests.crash import fleet_tasks as tasks
-from tests.crash.fleet import go, lines, noted, pool, until
+from tests.crash.fleet import begun, go, lines, noted, pool, ready_pool, until
 from tests.proxy import Proxy
 from tests.servers import Server, free_port
 from tests.stretch import stretched
@@ -32,8 +32,7 @@ def kept(own_redis: Servers) -> Server:
 
 def test_a_server_that_is_killed_in_mid_run_is_waited_for(kept: Server, tmp_path: Path) -> None:
     names = [f"t{n}" for n in range(400)]
-    with pool(kept.url, tmp_path, n=2) as fleet:
-        fleet.ready()
+    with ready_pool(kept.url, tmp_path, n=2) as fleet:
         calls = [(str(tmp_path), name, 0.005) for name in names]
         handle = tasks.naps.submit_many(calls, url=kept.url)
         for round_ in range(1, 4):
@@ -51,10 +50,8 @@ def test_a_server_that_is_killed_in_mid_run_is_waited_for(kept: Server, tmp_path
 def test_a_server_that_is_away_for_longer_than_a_lease_takes_nothing_from_the_living(
     kept: Server, tmp_path: Path
 ) -> None:
-    with pool(kept.url, tmp_path, n=2, lease=0.5) as fleet:
-        fleet.ready()
-        handle = tasks.call(tasks.held, kept.url, tmp_path, "a")
-        noted(tmp_path, "a")
+    with ready_pool(kept.url, tmp_path, n=2, lease=0.5) as fleet:
+        handle = begun(tasks.held, kept.url, tmp_path, "a")
         kept.kill()
         outage = threading.Event()
         outage.wait(1.5)  # three leases
@@ -82,8 +79,7 @@ def test_a_pool_waits_for_a_server_that_is_not_there_yet(tmp_path: Path) -> None
 def test_a_token_that_was_lost_between_session_and_queue_is_posted_again(
     redis_url: str, tmp_path: Path
 ) -> None:
-    with pool(redis_url, tmp_path, n=1) as fleet:
-        fleet.ready()
+    with ready_pool(redis_url, tmp_path, n=1):
         client = client_at(redis_url)
         client.carrier.post = lambda *token: None  # type: ignore[method-assign]  # dies between the two
 
@@ -95,8 +91,7 @@ def test_a_token_that_was_lost_between_session_and_queue_is_posted_again(
 
 def test_all_that_rq_knew_may_be_lost(redis_url: str, own_redis: Servers, tmp_path: Path) -> None:
     rq = own_redis()
-    with pool(redis_url, tmp_path, rq_url=rq.url, n=1) as fleet:
-        fleet.ready()
+    with ready_pool(redis_url, tmp_path, rq_url=rq.url, n=1):
         client = client_at(redis_url, rq.url)
         handles = [
             client.submit_calls(tasks.held, None, Terms(), ((str(tmp_path), name), {})) for name in ("a", "b")
@@ -116,8 +111,7 @@ def test_a_machine_that_is_cut_off_loses_its_session_and_may_not_commit(
         far.ready()
         handle = tasks.call(tasks.held, redis_url, tmp_path, "a")
         _, zombie, _ = noted(tmp_path, "a")[0]
-        with pool(redis_url, tmp_path / "near", n=1, lease=1.0) as near:
-            near.ready()
+        with ready_pool(redis_url, tmp_path / "near", n=1, lease=1.0) as near:
             since = until(lambda: near.facts().age < 0.1 and time.monotonic())  # type: ignore[union-attr]
             proxy.stall()  # it goes on running, and hears nothing
 
@@ -134,8 +128,7 @@ def test_a_machine_that_is_cut_off_loses_its_session_and_may_not_commit(
 
 
 def test_a_list_that_the_server_forgot_is_written_anew(redis_url: str, tmp_path: Path) -> None:
-    with pool(redis_url, tmp_path, n=1) as fleet:
-        fleet.ready()
+    with ready_pool(redis_url, tmp_path, n=1):
         handle = tasks.call(tasks.quick, redis_url, tmp_path, "a", delay=1.0)
         redis = client_at(redis_url).link.client
         redis.delete(ACTIVE)  # as if it had come back from an older log

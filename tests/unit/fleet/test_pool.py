@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rq import SimpleWorker
+from rq.serializers import JSONSerializer
 
 from graflow_ckpt.core.errors import BadAddress, CheckpointError, GraflowError, GraphError, ServerRefuses
+from graflow_ckpt.fleet import pool as estates
+from graflow_ckpt.fleet import pool as logs
 from graflow_ckpt.fleet import pool as pools
-from graflow_ckpt.fleet.pool import PoolSettings, run
+from graflow_ckpt.fleet.board import Run
+from graflow_ckpt.fleet.client import Client
+from graflow_ckpt.fleet.pool import Estate, PoolSettings, run
 from graflow_ckpt.fleet.worker import reached, rq_name
+from graflow_ckpt.links.redis import open_link
+from graflow_ckpt.sessions.tables import frozen
 from graflow_ckpt.stores.keys import Keyring
 from tests.servers import Server
+from tests.unit.fleet.played import Player, bag, tokens
 
 
 @pytest.fixture(autouse=True)
@@ -115,3 +126,219 @@ def test_a_server_that_is_there_is_reached(redis_url: str) -> None:
 
     assert link.client.ping()
     link.close()
+
+
+# --- what its dead have left ------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def in_a_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estates, "AGAIN", 0.0)
+
+
+def estate_at(url: str) -> Estate:
+    return Estate(url, url, ["default"])
+
+
+def test_a_debt_is_settled_at_once(client: Client, redis_url: str) -> None:
+    handle = bag(client, "s", tasks=1)
+    player = Player(client, "s")
+    player.claim()
+    estate = estate_at(redis_url)
+
+    estate.owes(Run("s", player.token), "it was killed", crashed=True)
+    estate.settle()
+
+    assert handle.status().ready == 1
+    assert handle.pending()[0]["crashes"] == 1
+    assert estate.patience > 1
+
+
+def test_a_server_that_is_away_is_asked_again_later(
+    keyring: Keyring, own_redis: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    server: Server = own_redis({"appendonly": "yes", "appendfsync": "always"})
+    client = Client(open_link(server.url), keyring=keyring)
+    handle = bag(client, "s", tasks=1)
+    player = Player(client, "s")
+    player.claim()
+    estate = estate_at(server.url)
+    server.kill()
+    estate.owes(Run("s", player.token), "it was killed", crashed=True)
+    began = time.monotonic()
+
+    for _ in range(3):
+        estate.settle()
+    away = time.monotonic() - began
+    server.start()
+    estate.settle()
+
+    assert away < 2
+    assert caplog.text.count("waits") == 1
+    assert handle.status().ready == 1
+    client.close()
+
+
+def test_a_session_that_is_frozen_does_not_hold_up_the_others(client: Client, redis_url: str) -> None:
+    handles = [bag(client, name, tasks=1) for name in ("a", "b")]
+    players = [Player(client, name) for name in ("a", "b")]
+    estate = estate_at(redis_url)
+    for player in players:
+        player.claim()
+        estate.owes(Run(player.session.id, player.token), "it was killed", crashed=True)
+
+    with frozen(client.link, "a"):
+        for _ in range(2):
+            estate.settle()
+        during = [handle.status().ready for handle in handles]
+    estate.settle()
+
+    assert during == [0, 1]
+    assert [handle.status().ready for handle in handles] == [1, 1]
+
+
+def test_a_session_that_is_gone_owes_nothing(client: Client, redis_url: str) -> None:
+    estate = estate_at(redis_url)
+
+    estate.owes(Run("nobody", "e1t1"), "it was killed", crashed=True)
+    estate.settle()
+
+    assert estate.patience > 1
+
+
+def test_a_dead_worker_is_struck_from_rq_s_list(client: Client, redis_url: str) -> None:
+    connection: Any = client.carrier.connection
+    worker = SimpleWorker(["graflow-default"], "ghost", connection=connection, serializer=JSONSerializer)
+    worker.register_birth()
+    estate = estate_at(redis_url)
+
+    estate.leaves("ghost", listed=True)
+    estate.leaves("never-seen", listed=True)
+    estate.settle()
+
+    assert connection.smembers("rq:workers") == set()
+
+
+def test_what_the_dead_had_taken_from_rq_is_posted_again(client: Client, redis_url: str) -> None:
+    handle = bag(client, "s", tasks=1)
+    queue = client.carrier.queue("default")
+    (name,) = queue.job_ids
+    client.carrier.connection.lmove(queue.key, queue.intermediate_queue_key)
+    estate = estate_at(redis_url)
+
+    estate.leaves("ghost", listed=False)
+    estate.settle()
+
+    assert queue.job_ids == [name]
+    assert client.carrier.taken_by_nobody("default") == []
+    assert len(tokens(handle)) == 1
+
+
+def test_what_somebody_has_begun_on_is_not(client: Client, redis_url: str) -> None:
+    bag(client, "s", tasks=1)
+    queue = client.carrier.queue("default")
+    (name,) = queue.job_ids
+    Player(client, "s")
+    client.carrier.connection.lpush(queue.intermediate_queue_key, name)
+    estate = estate_at(redis_url)
+
+    estate.leaves("ghost", listed=False)
+    estate.settle()
+
+    assert queue.job_ids == []
+
+
+# --- the log ----------------------------------------------------------------------------
+
+
+log = logging.getLogger("graflow_ckpt.fleet")
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return capsys.readouterr().err.splitlines()
+
+
+def as_json(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    (line,) = said(capsys)
+    found: dict[str, Any] = json.loads(line)
+    return found
+
+
+def test_a_fact_is_one_json_object_with_its_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.begin_log("json", "worker-1")
+
+    log.warning(
+        "task %s failed", "a", extra={"session": "s", "task": "a", "step": 3, "attempt": 2, "token": "e1t1"}
+    )
+
+    found = as_json(capsys)
+    assert found.items() >= {
+        "level": "warning", "logger": "graflow_ckpt.fleet", "message": "task a failed", "session": "s",
+        "task": "a", "step": 3, "attempt": 2, "token": "e1t1", "worker": "worker-1",
+    }.items()  # fmt: skip
+    assert found["time"].endswith("Z")
+
+
+def test_text_says_the_same_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.begin_log("text", "worker-1")
+
+    log.info("task %s failed", "a", extra={"session": "s1", "task": "a", "step": 3})
+
+    (line,) = said(capsys)
+    assert "INFO    worker-1: task a failed" in line
+    assert line.endswith("session=s1 step=3")  # the task has been named
+
+
+def test_several_lines_of_one_fact_stay_together(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.begin_log("json", "pool")
+
+    try:
+        raise ValueError("two\nlines")
+    except ValueError:
+        log.exception("it failed")
+
+    found = as_json(capsys)
+    assert "ValueError: two\nlines" in found["error"]
+
+
+@pytest.mark.parametrize("manner", ["text", "json"])
+def test_a_password_is_in_no_line(capsys: pytest.CaptureFixture[str], manner: logs.Manner) -> None:
+    logs.begin_log(manner, "pool", logs.secrets_of("redis://user:s%40cret-word@host:6379/0", None, ""))
+
+    try:
+        raise ValueError("cannot connect to redis://user:s%40cret-word@host")
+    except ValueError:
+        log.exception("also as %s", "s@cret-word")
+
+    text = "\n".join(said(capsys))
+    assert "cannot connect" in text
+    assert "cret-word" not in text
+
+
+def test_passwords_are_known_by_all_kinds_of_addresses() -> None:
+    found = logs.secrets_of(
+        "redis+sentinel://:first@one:26379,two:26379/main/0?sentinel_password=second", "unix://:third@/socket"
+    )
+
+    assert {"first", "second", "third"} <= set(found)
+
+
+def test_rq_says_only_what_it_warns_of(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.begin_log("text", "worker-1")
+
+    logging.getLogger("rq.worker").info("*** Listening on default...")
+    logging.getLogger("rq.worker").warning("a warning")
+
+    (line,) = said(capsys)
+    assert "a warning" in line
+
+
+def test_a_child_logs_under_its_own_name_and_once(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.begin_log("text", "pool")
+    logs.begin_log("text", "worker-1")
+
+    log.info("here")
+
+    (line,) = said(capsys)
+    assert "worker-1: here" in line
+    assert logging.getLogger().handlers[0].stream is sys.stderr  # type: ignore[attr-defined]

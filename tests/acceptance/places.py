@@ -52,16 +52,19 @@ class InRedis(Workflow):
     def execute(
         self, start: Any = None, max_steps: int | None = None, *, inputs: Mapping[str, Any] | None = None
     ) -> Any:
+        with self._running(start, max_steps, inputs) as context:
+            return context.execute(max_steps)
+
+    def _prepared(self, start: Any, max_steps: int | None, inputs: Mapping[str, Any] | None) -> Any:
         names = self._starts(start) if start is not None else ()
         self._renew()
-        context = self.execution_context
+        context: Any = self.execution_context
         _ = self.graph  # with what was decorated since
         for name, value in (inputs or {}).items():
             context.channel.set(name, value)
-        with self._running():
-            if names and context.state.next_key == 1:
-                context.schedule_start(names)  # type: ignore[attr-defined]
-            return context.execute(max_steps)
+        if names and context.state.next_key == 1:
+            context.schedule_start(names)
+        return context
 
     def _renew(self) -> None:
         """Another session when one has ended, as in memory."""

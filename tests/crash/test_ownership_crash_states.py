@@ -158,6 +158,7 @@ def test_a_mutant_of_the_claim_is_convicted(name: str, monkeypatch: pytest.Monke
     exec(compile(MUTANTS[name], "<mutant>", "exec"), mutant.__dict__)
     for part in ("LocalLease", "Ownership"):
         monkeypatch.setattr(local, part, getattr(mutant, part))
+    monkeypatch.setattr(LocalStore, "own", mutant.LocalLease)
 
     assert any(judge(live, "subset", first=True)[1] for live in LIVES)
 

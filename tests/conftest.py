@@ -27,6 +27,7 @@ from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.servers import Server, binaries
 
 if TYPE_CHECKING:
+    from graflow_ckpt.links.redis import RedisLink
     from tests.postgres_servers import PostgresServer
 
 # Settings, ours and those of libraries that speak to servers; the terminal, the language, the zone; proxies,
@@ -149,6 +150,16 @@ def redis_url(redis_server: Server, no_keepers: None) -> str:
     """The address of an empty server."""
     redis_server.ask("FLUSHALL")
     return redis_server.url
+
+
+@pytest.fixture
+def link(redis_url: str) -> Iterator[RedisLink]:
+    """To an empty server."""
+    from graflow_ckpt.links.redis import open_link
+
+    link = open_link(redis_url)
+    yield link
+    link.close()
 
 
 @pytest.fixture(scope="session")

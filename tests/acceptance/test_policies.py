@@ -160,6 +160,7 @@ def test_a_pending_checkpoint_is_done_when_its_task_has_completed(workflow: Make
     path, metadata = handles[0]
     assert before == [(False, None, False, f"PendingCheckpoint({path!r}, pending)")]
     assert (path, metadata) == (handles[0].path, handles[0].metadata)
+    assert "saved" in repr(handles[0])
     found = CheckpointManager.verify(path)
     assert (found.user_metadata["epoch"], found.user_metadata["task_id"], found.steps) == (1, "a", 1)
     assert found.checkpoint_id == metadata.checkpoint_id

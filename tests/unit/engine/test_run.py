@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -19,22 +20,20 @@ LONG = 20.0  # seconds: only a hang takes so long
 # --- who runs when ---------------------------------------------------------------------
 
 
+def idle(*names: str) -> list[Any]:
+    """Tasks that do nothing."""
+    return [task(id=name)(lambda: None) for name in names]
+
+
+def meeting(*names: str) -> list[Any]:
+    """Tasks that return when all of them run."""
+    barrier = threading.Barrier(len(names), timeout=LONG)
+    return [task(id=name)(lambda: barrier.wait()) for name in names]
+
+
 def test_parallel_members_run_at_the_same_time() -> None:
-    meeting = threading.Barrier(2, timeout=LONG)
-
     with workflow("w") as flow:
-
-        @task
-        def a() -> None: ...
-
-        @task
-        def b() -> int:
-            return meeting.wait()
-
-        @task
-        def c() -> int:
-            return meeting.wait()
-
+        (a,), (b, c) = idle("a"), meeting("b", "c")
         a >> (b | c)
 
         flow.execute()
@@ -44,28 +43,8 @@ def test_parallel_members_run_at_the_same_time() -> None:
 
 
 def test_what_follows_a_group_runs_at_the_same_time_too() -> None:
-    meeting = threading.Barrier(3, timeout=LONG)
-
     with workflow("w") as flow:
-
-        @task
-        def a() -> None: ...
-
-        @task
-        def b() -> None: ...
-
-        @task
-        def c() -> int:
-            return meeting.wait()
-
-        @task
-        def d() -> int:
-            return meeting.wait()
-
-        @task
-        def e() -> int:
-            return meeting.wait()
-
+        (a, b), (c, d, e) = idle("a", "b"), meeting("c", "d", "e")
         (a | b) >> (c | d | e)
 
         flow.execute()

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -37,13 +37,6 @@ from graflow_ckpt.sessions.tables import read_state, write_state
 from tests.servers import Server, free_port
 from tests.unit.fleet.played import dead
 from tests.unit.sessions.pair import SESSION, Plain
-
-
-@pytest.fixture
-def link(redis_url: str) -> Iterator[RedisLink]:
-    link = open_link(redis_url)
-    yield link
-    link.close()
 
 
 def worker(owner: Owner, session: str = "") -> WorkerFacts:

@@ -169,11 +169,8 @@ def test_a_server_in_memory_that_tests_of_users_use_will_do() -> None:
     assert works(link)
 
 
-def test_a_link_is_returned_as_it_is(redis_url: str) -> None:
-    link = open_link(redis_url)
-
+def test_a_link_is_returned_as_it_is(link: RedisLink) -> None:
     assert open_link(link) is link
-    link.close()
 
 
 def test_an_address_that_was_stored_is_opened_with_the_password_that_was_given(
@@ -352,8 +349,7 @@ def test_a_client_that_retries_gives_a_link_that_does_not(redis_server: Server, 
     link.close()
 
 
-def test_a_vanished_machine_is_noticed_on_a_connection_that_only_waits(redis_url: str) -> None:
-    link = open_link(redis_url)
+def test_a_vanished_machine_is_noticed_on_a_connection_that_only_waits(link: RedisLink) -> None:
     connection = link.client.connection_pool.get_connection()
     opened = connection._sock
 
@@ -361,7 +357,6 @@ def test_a_vanished_machine_is_noticed_on_a_connection_that_only_waits(redis_url
     if "TCP_KEEPIDLE" in vars(socket):
         assert opened.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 30
     link.client.connection_pool.release(connection)
-    link.close()
 
 
 def test_tls_is_spoken_where_the_address_says_so() -> None:
@@ -445,8 +440,7 @@ def test_what_may_not_be_looked_at_is_a_warning(own_redis: Callable[..., Server]
 COUNT = "return redis.call('incr', KEYS[1])"
 
 
-def test_a_script_is_loaded_where_it_is_not_known(redis_url: str) -> None:
-    link = open_link(redis_url)
+def test_a_script_is_loaded_where_it_is_not_known(link: RedisLink) -> None:
     script = link.script(COUNT)
 
     link.client.script_flush()
@@ -454,12 +448,10 @@ def test_a_script_is_loaded_where_it_is_not_known(redis_url: str) -> None:
     link.client.script_flush()
     assert script([b"n"]) == 2
     assert script.sha in repr(script) or script.sha[:8] in repr(script)
-    link.close()
 
 
-def test_a_script_that_is_not_known_travels_with_its_call(redis_server: Server, redis_url: str) -> None:
+def test_a_script_that_is_not_known_travels_with_its_call(redis_server: Server, link: RedisLink) -> None:
     """Loaded first and called then, it could be forgotten in between, and the call would fail."""
-    link = open_link(redis_url)
     script, wire = link.script(COUNT), link.connection()
     for call in (script, lambda keys: wire.call(script, keys)):
         link.client.script_flush()
@@ -471,7 +463,6 @@ def test_a_script_that_is_not_known_travels_with_its_call(redis_server: Server, 
         assert b"cmdstat_eval:calls=1," in stats
         assert b"cmdstat_script|load" not in stats
     wire.close()
-    link.close()
 
 
 def test_a_call_whose_reply_is_lost_is_sent_once(redis_server: Server, redis_url: str) -> None:
@@ -500,29 +491,23 @@ def test_after_a_restart_the_next_call_finds_the_server(own_redis: Callable[...,
     assert script([]) == 1  # the pool has seen that its connection was closed
 
 
-def test_an_error_of_a_script_keeps_its_word(redis_url: str) -> None:
-    link = open_link(redis_url)
-
+def test_an_error_of_a_script_keeps_its_word(link: RedisLink) -> None:
     with pytest.raises(ServerError) as error:
         link.script("return redis.error_reply('OURS no')")([])
 
     assert error.value.code == "OURS"
-    link.close()
 
 
-def test_steps_that_go_together_are_run_again_with_a_script_that_was_not_known(redis_url: str) -> None:
-    link = open_link(redis_url)
+def test_steps_that_go_together_are_run_again_with_a_script_that_was_not_known(link: RedisLink) -> None:
     script = link.script(COUNT)
     steps: list[Step] = [(None, (), ["SET", "x", b"1"]), (script, ["n"], ())]
 
     assert together(link.client, link.address, steps) == [True, 1]
     link.client.script_flush()
     assert together(link.client, link.address, [*steps, (script, ["n"], ())]) == [True, 2, 3]
-    link.close()
 
 
-def test_what_is_wrong_with_one_step_is_in_its_place_and_the_others_are_run(redis_url: str) -> None:
-    link = open_link(redis_url)
+def test_what_is_wrong_with_one_step_is_in_its_place_and_the_others_are_run(link: RedisLink) -> None:
     link.client.set("text", b"x")
     counted = link.script("return redis.call('hincrby', KEYS[1], 'n', 1)", ["hash"])
     steps: list[Step] = [
@@ -537,7 +522,6 @@ def test_what_is_wrong_with_one_step_is_in_its_place_and_the_others_are_run(redi
     assert isinstance(wrong, KeyTaken)
     assert "is a string, not a hash" in str(wrong)
     assert done >= 1  # twice if one of the scripts was not known
-    link.close()
 
 
 def test_steps_whose_reply_is_lost_say_so(redis_server: Server, redis_url: str) -> None:

@@ -38,13 +38,6 @@ COUNT = "return redis.call('incr', KEYS[1])"
 
 
 @pytest.fixture
-def link(redis_url: str) -> Iterator[RedisLink]:
-    link = open_link(redis_url)
-    yield link
-    link.close()
-
-
-@pytest.fixture
 def proxy(redis_server: Server, redis_url: str) -> Iterator[Proxy]:
     with Proxy(redis_server) as proxy:
         yield proxy

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 from importlib.resources import files
 
 import pytest
@@ -71,13 +70,6 @@ def test_what_will_not_pass_is_not_repeated(redis_server: Server, redis_url: str
 
 
 # --- chunks -----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def link(redis_url: str) -> Iterator[RedisLink]:
-    link = open_link(redis_url)
-    yield link
-    link.close()
 
 
 @pytest.mark.parametrize("step", [1 << 20, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])

@@ -33,6 +33,7 @@ from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.layout import keys_of
 from tests.acceptance import played
 from tests.acceptance.oracle import End
+from tests.acceptance.places import session_in_redis
 from tests.acceptance.played import Death, Stage, build, end_of
 from tests.acceptance.program import Program
 
@@ -53,15 +54,8 @@ def attached(link: RedisLink, stage: Stage, session: str, **settings: Any) -> Ex
     """What somebody holds of a session who knows its id and has the program; a new one if there is none."""
     store = settings.pop("store", "checkpoints")
     flow = build(stage.program, **settings)
-    return ExecutionContext.create(
-        flow.graph,
-        stage.program.start,
-        session_id=session,
-        queue_backend="redis",
-        channel_backend="redis",
-        config={"redis_client": link.client},
-        settings=flow.settings,
-        store=store,
+    return session_in_redis(
+        link.client, flow.graph, stage.program.start, session_id=session, settings=flow.settings, store=store
     )
 
 

@@ -17,7 +17,6 @@ from graflow_ckpt import (
     EveryN,
     EverySeconds,
     EveryTask,
-    ExecutionContext,
     KeepLast,
     WhenIdle,
     Workflow,
@@ -27,16 +26,14 @@ from graflow_ckpt import (
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.fleet.client import Terms
 from graflow_ckpt.fleet.handle import Handle
-from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.elsewhere import Fleet
-from tests.acceptance.places import Make, in_redis
+from tests.acceptance.places import Make, in_redis, session_in_redis
 from tests.loops import cuts, loop
 from tests.servers import Server
 
 
 @pytest.fixture
-def make(redis_url: str, redis_server: Server, monkeypatch: pytest.MonkeyPatch) -> Make:
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
+def make(redis_url: str, redis_server: Server, key: str) -> Make:
     return in_redis(redis_server.client())
 
 
@@ -134,10 +131,9 @@ def test_a_policy_by_time_outlives_the_slices(fleet: Fleet) -> None:
 
 def test_an_interval_of_steps_is_a_policy_in_redis_too(redis_server: Server, make: Make) -> None:
     flow = loop(7, make=make)
-    context = ExecutionContext.create(
-        flow.graph, "turn", session_id="s", queue_backend="redis", channel_backend="redis",
-        config={"redis_client": redis_server.client()}, auto_checkpoint_interval=3,
-    )  # fmt: skip
+    context = session_in_redis(
+        redis_server.client(), flow.graph, "turn", session_id="s", auto_checkpoint_interval=3
+    )
 
     context.execute()
 

@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.stores.disk import Disk
@@ -28,47 +28,39 @@ Model = Literal["ordered", "subset"]
 MODELS: tuple[Model, ...] = ("ordered", "subset")
 
 
-@dataclass(frozen=True)
-class MakeFolder:
+class MakeFolder(NamedTuple):
     path: str
 
 
-@dataclass(frozen=True)
-class Create:
+class Create(NamedTuple):
     path: str
     file: int
 
 
-@dataclass(frozen=True)
-class Rename:
+class Rename(NamedTuple):
     source: str
     target: str
 
 
-@dataclass(frozen=True)
-class Unlink:
+class Unlink(NamedTuple):
     path: str
 
 
-@dataclass(frozen=True)
-class Write:
+class Write(NamedTuple):
     file: int
     offset: int
     data: bytes
 
 
-@dataclass(frozen=True)
-class Sync:
+class Sync(NamedTuple):
     file: int
 
 
-@dataclass(frozen=True)
-class SyncFolder:
+class SyncFolder(NamedTuple):
     path: str
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """Not a call: from here on, `what` has been promised to somebody."""
 
     what: object

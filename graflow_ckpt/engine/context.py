@@ -309,9 +309,9 @@ class ExecutionContext:
     @classmethod
     def rewind(cls, path: str, *, redis_url: str | None = None, store: str | None = None) -> ExecutionContext:
         """The session in Redis, put back to a portable checkpoint; refused while somebody works on it."""
-        from graflow_ckpt.engine import moving
+        from graflow_ckpt.engine import shared_context
 
-        return moving.rewind(path, redis_url=redis_url, store=store)
+        return shared_context.rewind(path, redis_url=redis_url, store=store)
 
     @classmethod
     def fork(
@@ -323,9 +323,9 @@ class ExecutionContext:
         store: str | None = None,
     ) -> ExecutionContext:
         """A new session in Redis that begins at a checkpoint: a portable one, or one of memory."""
-        from graflow_ckpt.engine import moving
+        from graflow_ckpt.engine import shared_context
 
-        return moving.fork(path, session_id, redis_url=redis_url, store=store)
+        return shared_context.fork(path, session_id, redis_url=redis_url, store=store)
 
     def execute(self, max_steps: int | None = None) -> Any:
         """Run, or go on."""

@@ -30,8 +30,9 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.engine import notice, preflight, resuming, rng
+from graflow_ckpt.engine import notice, resuming, rng
 from graflow_ckpt.engine.announcer import Announcer
+from graflow_ckpt.engine.bind import check_answers, check_graph, wants_home
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.cuts import Cutter
 from graflow_ckpt.engine.invoke import Invoker
@@ -177,17 +178,17 @@ class _Execution:
         if not starts:
             raise GraphError("The workflow has no task to start with.", hint="Decorate functions with @task.")
         self.graph.compile(starts)
-        preflight.check_answers(self.graph, context.state.tasks, self.settings)
+        check_answers(self.graph, context.state.tasks, self.settings)
         fresh = context.found is None
         if fresh and not context.started:
             context.note_inputs()
         context.started = True
         self.home.trace.follow(self.settings.observers)
-        self._bindings = preflight.check_graph(self.graph, self.settings, self.home.inputs)
+        self._bindings = check_graph(self.graph, self.settings, self.home.inputs)
         self.home.workflow, self.home.options = self.settings.workflow, dict(self.settings.options)
         self.home.settings = self.settings.document()
         self.home.allowance = Allowance(self.settings.size_limit)
-        if not fresh or preflight.wants_home(context, self._bindings):
+        if not fresh or wants_home(context, self._bindings):
             self._move_in(fresh)
         epoch = self.home.lease.epoch if self.home.lease is not None else 0
         if fresh and start is None and state.specs:

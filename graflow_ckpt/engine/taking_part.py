@@ -35,10 +35,9 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine import notice
-from graflow_ckpt.engine.bind import Binding
+from graflow_ckpt.engine.bind import Binding, check_answers, check_graph, takes_cuts
 from graflow_ckpt.engine.bodiless import ANSWERS
 from graflow_ckpt.engine.invoke import Invoker
-from graflow_ckpt.engine.preflight import check_answers, check_graph, takes_cuts
 from graflow_ckpt.engine.reaping import Keeper, Kept, release_the_dead
 from graflow_ckpt.engine.resuming import accept, changes_of, check_workflow, stalled
 from graflow_ckpt.engine.run import Run

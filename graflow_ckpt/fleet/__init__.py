@@ -6,7 +6,7 @@ what travels     tokens.py    RQ carries tokens               programs.py declin
 who works        pool.py      a parent and its children       forks.py board.py
                  worker.py    one process, until its end, and RQ's side of it
                  slice.py     what it does with a token
-who mends        steward.py   one per pool                    sweeper.py  what the dead have left
+who mends        steward.py   one per pool, and its sweeper
                  reaping.py   what a dead worker held         lists.py  what there is to look after
 who looks on     health.py    signs of life
 """

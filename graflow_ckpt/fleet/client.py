@@ -36,12 +36,11 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.facts import Op, check_session_id
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.engine.bind import bind
+from graflow_ckpt.engine.bind import bind, check_graph
 from graflow_ckpt.engine.context import digest_of
 from graflow_ckpt.engine.home import program_file
-from graflow_ckpt.engine.moving import Destination, Opened, forked, opening, rewound
-from graflow_ckpt.engine.preflight import check_graph
 from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.engine.shared_context import Destination, Opened, forked, opening, rewound
 from graflow_ckpt.fleet.accepting import GIVEN, KEPT, TTL, Acceptance, Call, Draft, Terms, data_of, pages
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, asked, sessions_in

@@ -26,8 +26,7 @@ from graflow_ckpt.checkpoint.sealed import SealedCells, sealed_by
 from graflow_ckpt.core.errors import GraflowError, ServerError, UnsafeCheckpoint
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.engine.bind import Binding, bind
-from graflow_ckpt.engine.preflight import check_graph
+from graflow_ckpt.engine.bind import Binding, bind, check_graph
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.fleet.lists import asked
 from graflow_ckpt.links.redis import RedisLink

@@ -12,33 +12,350 @@ import platform
 import select
 import signal
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from time import monotonic
+from typing import Any
 
 from redis import RedisError
 
 from graflow_ckpt import __version__
-from graflow_ckpt.core.errors import GraflowError, KeyTaken, ServerGone, SessionDamaged
+from graflow_ckpt.core.errors import (
+    GraflowError,
+    KeyTaken,
+    SchemaUnsupported,
+    ServerError,
+    ServerGone,
+    SessionDamaged,
+)
 from graflow_ckpt.fleet.board import Line, Order, Run, State
 from graflow_ckpt.fleet.forks import deaf
 from graflow_ckpt.fleet.health import PoolFacts, is_draining, sign, worker_facts
-from graflow_ckpt.fleet.lists import place
-from graflow_ckpt.fleet.reaping import Hands
-from graflow_ckpt.fleet.sweeper import Sweeper
-from graflow_ckpt.fleet.tokens import Carrier
+from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, asked, host_key, place, session_in
+from graflow_ckpt.fleet.reaping import OPAQUE, Fleet, Hands, take
+from graflow_ckpt.fleet.tokens import Carrier, job_id, token_in
 from graflow_ckpt.fleet.worker import reached
-from graflow_ckpt.links.processes import describe, myself
+from graflow_ckpt.links.complaints import damaged, in_our_words, redis, theirs, translated
+from graflow_ckpt.links.processes import describe, is_gone, myself, owner_from
+from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.links.wire import Script
+from graflow_ckpt.sessions.layout import head_of, keys_of, source
+from graflow_ckpt.sessions.redis import RedisSession
+from graflow_ckpt.sessions.tables import parse_line
 
 log = logging.getLogger("graflow_ckpt.fleet")
 
 HERE = 0.25
-ROUND = 0.25
 SIGN = 1.0
 TIDY = 10.0
 AWAY = 0.5  # seconds until a server that is away is asked again
 SAID = 60.0  # seconds until the same trouble is said again
 _MANY = 1000  # kinds of trouble that are remembered
+
+
+# --- what is found and put right ------------------------------------------------------------
+
+TICK = 0.025  # seconds between rounds, unless there is more than one can take
+BATCH = 100  # sessions per look
+ROUND = 1000  # ms between looks at a session that runs
+SLOW = 5000  # ms, at one that waits for somebody
+TAKEN = 500  # ms after which another steward takes a session that this one took and said nothing about
+AGAIN = 5000  # ms that a token which waits in its queue is left there
+HOLD = 2.0  # seconds after the server came back in which its workers renew their leases first
+INIT = 3600.0  # seconds after which a submission that was not completed is cleared away
+_PAGE = 200
+
+LEASE_OVER = "its lease ran out: it was stopped, cut off, or a task kept the interpreter to itself"
+GONE = "its process is gone, and nobody saw how"
+
+
+def script(name: str) -> str:
+    return source(name, "graflow_ckpt.fleet")
+
+
+@dataclass(slots=True)
+class Swept:
+    """What was found and done, for the pool's sign of life."""
+
+    taken: int = 0
+    posted: int = 0
+    woken: int = 0
+    failed: list[Exception] = field(default_factory=list)  # since they were last looked at
+
+
+class Sweeper:
+    """Finds what workers, submitters and servers leave behind when they die, and puts it right.
+
+    each quarter of a second   slices of this place whose process is gone
+    each second, per session   leases that ran out, tokens that nobody has begun on, delayed specs that are
+                               due, work that nobody was asked for, sessions frozen by the dead
+    now and then               lists that a server which lost its latest writes has forgotten
+
+    Promise: two sweepers at once do no harm, and share the work; nothing of it is done for a session whose
+    worker is well. Every repair is a transition that the session itself refuses if it is not needed.
+    """
+
+    def __init__(self, fleet: Fleet, where: str, watched: Callable[[], Collection[Run]] = tuple) -> None:
+        self._fleet = fleet
+        self._link: RedisLink = fleet.link
+        self._host = host_key(where)
+        self._watched = watched  # slices whose parent sees them die, and knows of what
+        self._look, self._rota = self._link.script(script("look")), self._link.script(script("rota"))
+        self._freeze, self._discard = (
+            self._link.script(source("freeze")),
+            self._link.script(script("discard")),
+        )
+        self._since = monotonic() - _uptime(self._link)
+        self._noted: list[bytes | str | int] = []  # (session, expected, next)*, for the next call of the rota
+        self._waiting: dict[str, set[str]] = {}  # jobs in RQ's queues, as of a moment ago
+        self._forget = 0.0
+        self._suspects: set[bytes] = set()
+        self._page = 0
+        self._void: set[tuple[str, str]] = set()
+        self.swept = Swept()
+
+    def was_away(self) -> None:
+        """The server did not answer. When it does, leases have run out that are about to be renewed."""
+        self._since = monotonic()
+
+    # --- this place --------------------------------------------------------------------
+
+    def here(self) -> None:
+        """Slices that ran here, and whose process has gone."""
+        client: Any = self._link.client
+        with translated(self._link.address):
+            listed: dict[bytes, bytes] = client.hgetall(self._host)
+            if listed:
+                client.expire(self._host, 24 * 3600)
+        gone = {name for name, owner in listed.items() if (o := owner_from(owner)) is None or is_gone(o)}
+        watched = {f"{session} {token}".encode() for session, token in self._watched()}
+        for name in gone:
+            if name in watched and name not in self._suspects:
+                continue  # its parent is about to take it, with more to say about its death
+            with self._alone(name), suppress(SchemaUnsupported):  # for a steward that knows its format
+                if (run := token_in(b"-".join(name.rpartition(b" ")[::2]))) is None:
+                    log.warning("%.100r in %s names no slice, and is removed", name, self._host)
+                else:
+                    self.swept.taken += take(self._fleet, *run, GONE, forced=True)
+                with translated(self._link.address):
+                    client.hdel(self._host, name)
+        self._suspects = gone
+
+    @contextmanager
+    def _alone(self, name: bytes) -> Iterator[None]:
+        """Around what concerns one session: what is wrong with it does not hold up the others."""
+        try:
+            yield
+        except ServerGone:
+            raise
+        except Exception as error:  # noqa: BLE001  a sweeper's pass
+            self._failed(name.partition(b" ")[0].decode(errors="replace"), error)
+
+    def _failed(self, session: str, error: Exception) -> None:
+        known = isinstance(error, GraflowError)
+        if type(error) is ServerError or (isinstance(error, ValueError | LookupError) and not known):
+            error = damaged(session, self._link.address, error)  # of what stands in its tables
+        self.swept.failed.append(error)
+
+    # --- active sessions -----------------------------------------------------------------
+
+    def round(self) -> float:
+        """Look at what is due; seconds until something else is."""
+        noted, self._noted = self._noted, []
+        now, first, *names = self._rota([ACTIVE], ["", BATCH, TAKEN, *noted])
+        if monotonic() > self._forget:
+            self._waiting.clear()
+            self._forget = monotonic() + 0.2
+        known = {session: name for name in names if (session := session_in(name)) is not None}
+        for junk in set(names) - set(known.values()):
+            log.warning("%.100r in %s is no session, and is removed", junk, ACTIVE)
+            self._note(junk, now + TAKEN, "")
+        for session, found in zip(known, self._looks(known), strict=True):
+            self._note(known[session], now + TAKEN, self._see_to(session, found, now))
+        if len(names) == BATCH:
+            return 0.0
+        nexts = [float(at) for at in self._noted[2::3] if at != ""]
+        earliest: float = min([*nexts, float(first or "inf")])
+        return max(TICK, (earliest - float(now)) / 1000)
+
+    def _looks(self, sessions: Iterable[str]) -> list[Any]:
+        """What there is to do in each; an error where one cannot be looked at."""
+        keys = [f"{keys_of(session)}c" for session in sessions]
+        with translated(self._link.address):
+            return _pipelined(self._link.client, self._look, keys) if keys else []
+
+    def _note(self, name: bytes, expected: int, following: int | str) -> None:
+        self._noted += (name, expected, following)
+
+    def _see_to(self, session: str, found: Any, now: int) -> int | str:
+        """Do what has to be done; when to look again, "" for never."""
+        try:
+            if isinstance(found, Exception):
+                raise in_our_words(found, self._link.address)
+            what = found[0].decode()
+            if what == "init":
+                return self._init(session, float(found[1]), now)
+            if what in ("over", "gone"):
+                return ""
+            words = [word.decode() for word in found[2:]]
+            again = self._repair(session, words)
+            return min(now + (ROUND if what == "running" else SLOW), max(now + 1, int(found[1])), now + again)
+        except SchemaUnsupported:
+            return now + TAKEN  # for a steward that knows its format
+        except Exception as error:  # noqa: BLE001  a sweeper's pass: one session does not hold up the others
+            if isinstance(error, ServerGone):
+                self.was_away()
+            self._failed(session, error)
+            return now + ROUND
+
+    def _repair(self, session: str, words: list[str]) -> int:
+        """Each thing that was found; ms after which that has to be looked at again."""
+        again = SLOW
+        while words:
+            match words.pop(0):
+                case "r":
+                    if (left := self._since + HOLD - monotonic()) > 0:
+                        words.pop(0)
+                        again = min(again, int(left * 1000) + 1)
+                    else:
+                        self.swept.taken += take(self._fleet, session, words.pop(0), LEASE_OVER)
+                        again = 1  # others may go on at once, and it may have left more behind
+                case "p":
+                    self._post(session, words.pop(0), words.pop(0))
+                case "n":
+                    self._wake(session)
+                case "f":
+                    again = min(again, self._thaw(session, words.pop(0)))
+        return again
+
+    def _post(self, session: str, token: str, queue: str) -> None:
+        """Nobody has begun on it: it waits behind others, or it was lost on its way."""
+        waiting = self._waiting.get(queue)
+        if waiting is None:
+            waiting = self._waiting[queue] = self._fleet.carrier.ids(queue)
+        if job_id(session, token) in waiting:
+            return
+        client: Any = self._link.client
+        pipe = client.pipeline(transaction=False).hexists(f"{keys_of(session)}own", token)
+        with translated(self._link.address):
+            begun, rests = pipe.hexists(f"{keys_of(session)}h", "decliners").execute()
+        if begun:
+            return  # somebody has, meanwhile
+        if not rests:  # else it waited here for a worker that has its program
+            text, facts = "token %s of session %s was lost on its way", {"session": session, "token": token}
+            log.info(text, token, session, extra=facts)
+        self._fleet.carrier.post_again(session, token, queue, waiting)
+        self.swept.posted += 1
+
+    def _wake(self, session: str) -> None:
+        """A commit that asks for nothing: what is due becomes ready, and who is wanted is asked for."""
+        sender = RedisSession(self._link, session, OPAQUE)
+        sender.patience = 0
+        sender.on_emitted = lambda token, queue: self._fleet.carrier.offer(session, token, queue)
+        try:
+            sender.commit([("claim", 0)])
+        finally:
+            sender.close()
+        self.swept.woken += 1
+
+    def _thaw(self, session: str, maker: str) -> int:
+        """Frozen while somebody copies it. If that one has died here, it need not wait for its time."""
+        owner = owner_from(maker.partition(" ")[2])
+        if owner is None or not is_gone(owner):
+            return ROUND
+        self._freeze([f"{keys_of(session)}c"], [maker, 0, ""])
+        log.warning(
+            "session %s was frozen by a process that is gone, and goes on",
+            session,
+            extra={"session": session},
+        )
+        return 1
+
+    def _init(self, session: str, created: float, now: int) -> int | str:
+        """A submission that is under way, or was cut short; at once if its maker has died here."""
+        client: Any = self._link.client
+        with translated(self._link.address):
+            maker = client.hget(f"{keys_of(session)}h", "maker") or b""
+        owner = owner_from(maker)
+        if (owner is None or not is_gone(owner)) and now / 1000 - created < INIT:
+            return now + SLOW
+        self._discard([f"{keys_of(session)}c"], [maker])
+        log.warning(
+            "session %s was never submitted to its end and is cleared away",
+            session,
+            extra={"session": session},
+        )
+        return ""
+
+    # --- lists -------------------------------------------------------------------------
+
+    def tidy(self) -> None:
+        """A page of all sessions: those that are gone leave the list, those that run are looked at."""
+        with asked(self._link, **{SESSIONS: "zset", ACTIVE: "zset"}):
+            client: Any = self._link.client
+            page = client.zrange(SESSIONS, self._page, self._page + _PAGE - 1, withscores=True)
+            self._page = self._page + _PAGE if len(page) == _PAGE else 0
+            noted: list[Any] = []
+            missing: dict[bytes, int] = {}
+            for name, accepted in page:
+                if (session := session_in(name)) is None:
+                    log.warning("%.100r in %s is no session, and is removed", name, SESSIONS)
+                    noted += (name, repr(accepted), "")
+                    continue
+                with self._alone(name), suppress(SchemaUnsupported):  # of an unknown format: it stays listed
+                    line = head_of(client, self._link.address, session)
+                    if line is None:
+                        noted += (name, repr(accepted), "")
+                    elif "e" not in (c := parse_line(session, line))["flags"] and "f" in c["flags"]:
+                        missing[name] = int(accepted)
+            if missing:
+                client.zadd(ACTIVE, missing, nx=True)
+        if noted:  # taken off only if it is still the one that was accepted then
+            self._rota([SESSIONS], ["", 0, 0, *noted])
+
+    def tidy_rq(self) -> None:
+        """Jobs whose token is void, and were left behind: when it was taken, RQ's server was away."""
+        with translated("RQ's server"):
+            begun, wrong = self._fleet.carrier.begun()
+            self._fleet.carrier.forget_workers()
+        self.swept.failed += wrong
+        with translated(self._link.address):
+            client = self._link.client
+            void = {(s, token) for s, token in begun if client.zscore(f"{keys_of(s)}tok", token) is None}
+        for session, token in void & self._void:  # for longer than a slice takes to end
+            log.info(
+                "RQ forgets token %s of session %s, which is void", token, session, extra={"session": session}
+            )
+            with translated("RQ's server"):
+                self._fleet.carrier.withdraw(session, token, begun[session, token])
+        self._void = void - self._void
+
+
+def _uptime(link: RedisLink) -> float:
+    """For how many seconds the server has been there, as far as it says."""
+    try:
+        found: dict[str, Any] = link.client.info("server")
+        return float(found.get("uptime_in_seconds", 0))
+    except redis.RedisError:
+        return 0.0
+
+
+def _pipelined(client: redis.Redis, one: Script, keys: list[str]) -> list[Any]:
+    """The same script on many keys, in one round trip."""
+
+    def ask(keys: list[str]) -> list[Any]:
+        pipe = client.pipeline(transaction=False)
+        for key in keys:
+            pipe.execute_command("EVALSHA", one.sha, 1, key, "", AGAIN)
+        found: list[Any] = pipe.execute(raise_on_error=False)
+        return found
+
+    replies = ask(keys)
+    if any(isinstance(reply, theirs.NoScriptError) for reply in replies):
+        client.script_load(one.source)
+        replies = ask(keys)
+    return replies
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +415,7 @@ class Steward:
         self._complaints = Complaints()
         self._chores = [
             Chore("the look at this place", HERE, self._sweeper.here),
-            Chore("a round", ROUND, self._sweeper.round),
+            Chore("a round", HERE, self._sweeper.round),
             Chore("the sign of life", SIGN, self._sign),
             Chore("tidying up", TIDY, self._sweeper.tidy),
             Chore("tidying up in RQ", TIDY, self._sweeper.tidy_rq),

@@ -26,7 +26,7 @@ from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.slice import Worker
 from graflow_ckpt.fleet.status import ENDED, Status
-from graflow_ckpt.fleet.sweeper import Sweeper
+from graflow_ckpt.fleet.steward import Sweeper
 from graflow_ckpt.fleet.tokens import Carrier, token_in
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink, open_link

@@ -13,7 +13,7 @@ from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, place
 from graflow_ckpt.fleet.reaping import OPAQUE, Hands
 from graflow_ckpt.fleet.status import read_all
-from graflow_ckpt.fleet.sweeper import Sweeper
+from graflow_ckpt.fleet.steward import Sweeper
 from graflow_ckpt.sessions.layout import FORMAT, START, keys_of
 from graflow_ckpt.sessions.redis import RedisSession
 from graflow_ckpt.sessions.tables import frozen, read_paged, read_state

@@ -9,8 +9,15 @@ import pytest
 from graflow_ckpt import CheckpointManager, ExecutionContext, task, workflow
 from graflow_ckpt.core.errors import BadSessionId, CheckpointError, GraphError, SessionBusy
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine.moving import Destination, fork, forked, opening, rewind, rewound
-from graflow_ckpt.engine.shared_context import SharedContext
+from graflow_ckpt.engine.shared_context import (
+    Destination,
+    SharedContext,
+    fork,
+    forked,
+    opening,
+    rewind,
+    rewound,
+)
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.tables import read_state
 from tests.unit.engine.shared_sessions import Holder, context_of, named

@@ -15,12 +15,12 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from graflow_ckpt.core.errors import ServerGone
-from graflow_ckpt.fleet import sweeper as sweeping
+from graflow_ckpt.fleet import steward as sweeping
 from graflow_ckpt.fleet.board import Run
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, place
 from graflow_ckpt.fleet.reaping import Hands
-from graflow_ckpt.fleet.sweeper import Sweeper
+from graflow_ckpt.fleet.steward import Sweeper
 from graflow_ckpt.fleet.tokens import Carrier, job_id
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import open_link

@@ -27,9 +27,14 @@ _databases = count()
 
 
 class Kept(Protocol):
-    """One place."""
+    """One place; `of(url)` is the kind of those on a server that the tests share."""
 
     store: CheckpointStore
+    url = ""
+
+    @classmethod
+    def of(cls, url: str) -> type[Kept]:
+        return type(cls.__name__, (cls,), {"url": url})
 
     def __init__(self, folder: Path) -> None: ...
 
@@ -83,13 +88,7 @@ class InSqlite(Kept):
 
 
 class InPostgres(Kept):
-    """On a server that the tests share: `of(url)` is the kind of one database."""
-
-    url = ""
-
-    @classmethod
-    def of(cls, url: str) -> type[Kept]:
-        return type("InPostgres", (cls,), {"url": url})
+    """`of(url)`: one database."""
 
     def __init__(self, folder: Path) -> None:
         if self.url:
@@ -117,13 +116,7 @@ class InPostgres(Kept):
 
 
 class InRedis(Kept):
-    """On a server that the tests share: `of(url)` is the kind of one server; each has its own database."""
-
-    url = ""
-
-    @classmethod
-    def of(cls, url: str) -> type[Kept]:
-        return type("InRedis", (cls,), {"url": url})
+    """`of(url)`: one server; each has its own database."""
 
     def __init__(self, folder: Path) -> None:
         url = f"{self.url.rpartition('/')[0]}/{next(_databases) % 16}"
@@ -166,14 +159,9 @@ class InRedis(Kept):
 
 
 class InObjects(Kept):
-    """On a server that the tests share: `of(url)` is the kind of one bucket."""
+    """`of(url)`: one bucket."""
 
-    url = ""
     _numbers = count()
-
-    @classmethod
-    def of(cls, url: str) -> type[Kept]:
-        return type("InObjects", (cls,), {"url": url})
 
     def __init__(self, folder: Path) -> None:
         place, _, options = self.url.partition("?")

@@ -163,7 +163,7 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(own_redis: Callable[...
         session = join(link)
         (first,) = session.commit([("claim", 1)])
         server.kill()
-        back = threading.Timer(2.0, server.start)
+        back = threading.Timer(0.7, server.start)
         back.start()
 
         (second,) = session.commit([end(first), ("claim", 1)])  # its scripts are gone, what it held is not

@@ -13,7 +13,7 @@ from graflow_ckpt import EveryN, task
 from graflow_ckpt import workflow as in_memory
 from graflow_ckpt.stores.keys import new_key
 from tests.acceptance import fleet_line, fleets
-from tests.acceptance.command_line import KILLED, checkpoints, run_count
+from tests.acceptance.command_line import COUNT, KILLED, checkpoints, program, run_count
 from tests.acceptance.machine import LOG, WORLD
 from tests.acceptance.places import Make, in_redis
 from tests.servers import Server
@@ -24,6 +24,9 @@ def own_folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
     monkeypatch.chdir(tmp_path)
     if request.path.name.startswith(("test_cli_", "test_retention")):
         Path("checkpoints").mkdir(0o700)  # where there is one, the command line takes it
+    if request.path.name.startswith("test_cli_fleet_"):
+        for name, text in {"etl.py": fleet_line.ETL, "slow.py": fleet_line.SLOW, "count.py": COUNT}.items():
+            program(name, text)
     return tmp_path
 
 

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sysconfig
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,8 +20,9 @@ from graflow_ckpt.fleet.status import Status
 from graflow_ckpt.interfaces.cli import main
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.stores.keys import Keyring, new_key
-from tests.acceptance.command_line import GRAFLOW, LONG, Ended, Terminal, ended
+from tests.acceptance.command_line import GRAFLOW, Ended, Terminal, ended
 from tests.servers import Server
+from tests.stretch import until
 
 SCRIPT = f"{sysconfig.get_path('scripts')}/graflow-ckpt"
 """What an installation starts; other than with `python -m`, the working folder is not on its path."""
@@ -86,14 +87,6 @@ class Pool:
     @property
     def log(self) -> str:
         return self.path.read_text()
-
-
-def until(true: Callable[[], bool]) -> None:
-    """Wait until it is."""
-    deadline = time.monotonic() + LONG
-    while not true():
-        assert time.monotonic() < deadline, "it never was"
-        time.sleep(0.01)
 
 
 @task

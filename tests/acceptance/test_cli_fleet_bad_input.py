@@ -16,8 +16,7 @@ import pytest
 from graflow_ckpt.fleet.lists import SESSIONS
 from graflow_ckpt.interfaces.cli import main
 from graflow_ckpt.sessions.layout import keys_of
-from tests.acceptance.command_line import program
-from tests.acceptance.fleet_line import ETL, SECRET, Fleet, started
+from tests.acceptance.fleet_line import SECRET, Fleet, started
 from tests.crash.poisons import junk, wrong_types
 from tests.servers import Server
 
@@ -39,7 +38,6 @@ def fleet() -> Iterator[Fleet]:
 
 @pytest.fixture(autouse=True)
 def surroundings(request: pytest.FixtureRequest, own_folder: Path) -> Iterator[None]:
-    program("etl.py", ETL)
     fleet: Fleet = request.getfixturevalue("poisoned" if "poisoned" in request.fixturenames else "fleet")
     with fleet.surrounding():
         yield

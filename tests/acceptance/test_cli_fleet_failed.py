@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.command_line import program
-from tests.acceptance.fleet_line import ETL, Fleet
+from tests.acceptance.fleet_line import Fleet
 
 # The session goes on without the task that fails.
 LENIENT = """
@@ -32,7 +32,6 @@ with workflow("lenient") as ctx:
 def failed(busy: Fleet, own_folder: Path) -> str:
     """A session whose task `enrich` has failed; it will not when there is a file `mended`."""
     busy.server.ask("FLUSHALL")
-    program("etl.py", ETL)
     busy("submit", "etl.py", "--session", "s", "--input", f"mended={own_folder}/mended", "--wait", status=1)
     return "s"
 

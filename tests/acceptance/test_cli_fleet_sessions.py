@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.command_line import COUNT, program
-from tests.acceptance.fleet_line import ETL, SLOW, Fleet, until
+from tests.acceptance.command_line import program
+from tests.acceptance.fleet_line import ETL, Fleet
+from tests.stretch import until
 
 
 def listed(fleet: Fleet, *arguments: str) -> list[str]:
@@ -49,7 +50,6 @@ def test_sessions_can_be_chosen(fleet: Fleet) -> None:
 
 
 def test_sessions_of_a_store_and_of_a_fleet_stand_side_by_side(fleet: Fleet) -> None:
-    program("count.py", COUNT)
     fleet("run", "count.py", "--session", "here")
     fleet.put("there")
 
@@ -62,7 +62,6 @@ def test_sessions_of_a_store_and_of_a_fleet_stand_side_by_side(fleet: Fleet) -> 
 
 
 def test_a_store_on_a_server_has_both_sessions_and_checkpoints(fleet: Fleet) -> None:
-    program("count.py", COUNT)
     fleet.put("there")
     fleet("run", "count.py", "--session", "kept", "--store", fleet.url, "--durability", "checkpoint")
 
@@ -125,8 +124,6 @@ def test_what_could_go_on_is_purged_only_if_that_is_said(fleet: Fleet) -> None:
 
 
 def test_a_task_whose_session_is_purged_ends_and_its_worker_goes_on(busy: Fleet, tmp_path: Path) -> None:
-    program("slow.py", SLOW)
-    program("etl.py", ETL)
     busy.submit("slow.py", "slow-2", "--input", f"until={tmp_path}/go")
     until(lambda: busy.status("slow-2").running == 1)
 
@@ -151,7 +148,6 @@ def test_a_session_is_paused_and_goes_on(fleet: Fleet) -> None:
 
 
 def test_a_stopped_session_goes_on_with_a_larger_limit(busy: Fleet) -> None:
-    program("etl.py", ETL)
     busy("submit", "etl.py", "--session", "s-3", "--max-steps", "2", "--wait")
     assert busy.status("s-3").status == "stopped"
     told = busy.here("resume", "s-3").err
@@ -203,7 +199,6 @@ def test_a_session_that_programs_run_is_not_left_to_workers(fleet: Fleet) -> Non
 
 
 def test_an_id_means_the_session_that_there_is(fleet: Fleet) -> None:
-    program("count.py", COUNT)
     fleet("run", "count.py", "--session", "here", "--max-steps", "3")
     fleet.put("there")
     fleet.here("pause", "there")
@@ -213,7 +208,6 @@ def test_an_id_means_the_session_that_there_is(fleet: Fleet) -> None:
 
 
 def test_an_id_of_both_is_asked_back_and_an_option_answers(fleet: Fleet) -> None:
-    program("count.py", COUNT)
     fleet("run", "count.py", "--session", "twin", "--max-steps", "3")
     fleet.put("twin")
     fleet.here("pause", "twin")
@@ -226,7 +220,6 @@ def test_an_id_of_both_is_asked_back_and_an_option_answers(fleet: Fleet) -> None
 
 
 def test_a_fleet_that_is_away_does_not_keep_a_session_of_the_store_from_going_on(fleet: Fleet) -> None:
-    program("count.py", COUNT)
     fleet("run", "count.py", "--session", "here", "--max-steps", "3")
 
     done = fleet("resume", "here", "--max-steps", "9", GRAFLOW_CKPT_REDIS_URL="redis://127.0.0.1:1/0")
@@ -286,8 +279,6 @@ def test_a_session_is_cancelled_for_good(fleet: Fleet) -> None:
 
 
 def test_a_hard_cancel_ends_what_runs(busy: Fleet, tmp_path: Path) -> None:
-    program("slow.py", SLOW)
-    program("etl.py", ETL)
     busy.submit("slow.py", "slow-5", "--input", f"until={tmp_path}/go")
     until(lambda: busy.status("slow-5").running == 1)
 
@@ -299,7 +290,6 @@ def test_a_hard_cancel_ends_what_runs(busy: Fleet, tmp_path: Path) -> None:
 
 
 def test_a_completed_session_cannot_be_cancelled(busy: Fleet) -> None:
-    program("etl.py", ETL)
     busy("submit", "etl.py", "--session", "s-6", "--wait")
 
     assert (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.command_line import program
-from tests.acceptance.fleet_line import ETL, SLOW, Fleet, started
+from tests.acceptance.fleet_line import ETL, Fleet, started
 
 COUNT = """
 from graflow_ckpt import task, workflow
@@ -53,16 +53,12 @@ def test_a_submitted_program_runs_elsewhere_and_its_session_is_printed(fleet: Fl
 
 
 def test_submit_and_wait_are_one_command_and_one_document(fleet: Fleet) -> None:
-    program("etl.py", ETL)
-
     found = fleet("submit", "etl.py", "--session", "both", "--wait", "--json").document
 
     assert (found["session"], found["status"], found["code"]) == ("both", "completed", 0)
 
 
 def test_a_session_that_fails_is_status_1_and_says_what_to_look_at(fleet: Fleet) -> None:
-    program("etl.py", ETL)
-
     done = fleet("submit", "etl.py", "--session", "fails", "--input", "mended=nothing", "--wait", status=1)
 
     assert "failed after" in done.err
@@ -103,7 +99,6 @@ def test_inputs_of_the_program_reach_the_session(fleet: Fleet) -> None:
 
 
 def test_the_same_id_again_is_refused_or_given_back(server: Fleet) -> None:
-    program("etl.py", ETL)
     server.put("twice")
 
     refused = server("submit", "etl.py", "--session", "twice", status=1)
@@ -139,8 +134,6 @@ def test_a_program_without_a_workflow_to_submit_says_why(server: Fleet, text: st
 
 
 def test_without_a_key_nothing_is_submitted(server: Fleet) -> None:
-    program("etl.py", ETL)
-
     told = server("submit", "etl.py", status=2, GRAFLOW_CKPT_KEY="").err
 
     assert "GRAFLOW_CKPT_KEY" in told
@@ -181,7 +174,6 @@ def test_a_time_that_is_none_is_a_mistake(server: Fleet) -> None:
 def test_on_a_terminal_there_is_a_bar_while_it_runs(
     fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program("slow.py", SLOW)
     fleet.submit("slow.py", "watched", "--input", f"until={tmp_path}/go")
     monkeypatch.setenv("GRAFLOW_CKPT_REDIS_URL", "")  # put back when the terminal has changed it
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", "")
@@ -209,7 +201,6 @@ def test_ctrl_c_ends_the_wait_and_not_the_session(server: Fleet, monkeypatch: py
 
 
 def test_a_server_that_comes_back_is_waited_for(own_folder: Path) -> None:
-    program("etl.py", ETL)
     with started() as fleet:
         fleet.server.config["appendonly"] = "yes"
         fleet.server.restart()

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.acceptance.command_line import program
-from tests.acceptance.fleet_line import ETL, SLOW, Fleet, started, until
+from tests.acceptance.fleet_line import ETL, Fleet, started
 from tests.servers import Server
+from tests.stretch import until
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +23,6 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 @pytest.fixture
 def slow(fleet: Fleet, own_folder: Path) -> Iterator[str]:
     """A session of which one task runs for as long as the test does."""
-    program("slow.py", SLOW)
     session = fleet.submit(
         "slow.py", own_folder.name[-40:].replace(".", "-"), "--input", f"until={own_folder}/go"
     )
@@ -62,7 +62,6 @@ def test_one_picture_as_json_is_one_document(fleet: Fleet, slow: str) -> None:
 def test_on_a_terminal_it_is_drawn_again_until_ctrl_c(
     fleet: Fleet, own_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    program("etl.py", ETL)
     monkeypatch.setenv("GRAFLOW_CKPT_REDIS_URL", "")  # put back when the terminal has changed it
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", "")
     terminal = fleet.terminal("top", "--every", "100ms")

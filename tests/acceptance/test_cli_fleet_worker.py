@@ -15,7 +15,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from graflow_ckpt import CheckpointManager
 from graflow_ckpt.fleet.health import PoolFacts, pools
 from tests.acceptance.command_line import LONG, program
-from tests.acceptance.fleet_line import ETL, SECRET, Fleet
+from tests.acceptance.fleet_line import SECRET, Fleet
 
 
 def only(fleet: Fleet) -> PoolFacts:
@@ -33,8 +33,6 @@ def test_a_pool_serves_what_the_file_says_unless_a_flag_says_otherwise(
         "workers = 7\nlog = 'json'\n"
     )
     nothing = {"GRAFLOW_CKPT_REDIS_URL": "", "GRAFLOW_CKPT_KEY": ""}
-    program("etl.py", ETL)
-
     with fleet.pool(**nothing) as pool:  # which says -n 1
         found = only(fleet)
         assert (found.queues, len(found.workers)) == (("gpu", "default"), 1)

@@ -21,6 +21,7 @@ from graflow_ckpt.sessions.layout import keys_of
 from tests.acceptance.elsewhere import Fleet
 from tests.acceptance.processes import LONG, Started, run, started, written
 from tests.servers import Server
+from tests.stretch import until
 
 pytestmark = pytest.mark.usefixtures("redis_url", "key")
 
@@ -126,7 +127,7 @@ def test_what_a_killed_process_held_is_taken_by_one_that_waits(programs: Any) ->
     victim = programs("waits")
     victim.hear("at work on t0")
     worker = programs("works")
-    until_alone_is_left(worker)
+    until(lambda: Path("runs").exists() and len(runs()) == 12)  # all but what the other one holds
 
     victim.signal(signal.SIGKILL)
     worker.hear("result: 12")
@@ -134,17 +135,6 @@ def test_what_a_killed_process_held_is_taken_by_one_that_waits(programs: Any) ->
     assert worker.wait() == 0
     assert runs()["t0"] == 2
     assert sum(runs().values()) == 14
-
-
-def until_alone_is_left(worker: Started) -> None:
-    """Until all has been done but for what the other one holds."""
-    deadline = LONG * 20
-    for _ in range(int(deadline)):
-        if Path("runs").exists() and len(runs()) == 12:
-            return
-        worker.process.poll()
-        signal.sigtimedwait([], 0.05)
-    raise AssertionError(worker.said)
 
 
 def test_who_was_stopped_for_longer_than_its_lease_commits_nothing(

@@ -9,7 +9,6 @@ import os
 import pickle
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from tests.acceptance.machine import LOG, WORLD, files_of, step
 from tests.acceptance.places import SESSION, machine_in_redis
 from tests.acceptance.processes import run, started, written
 from tests.servers import Server
+from tests.stretch import until
 
 pytestmark = pytest.mark.usefixtures("client", "world")
 
@@ -336,7 +336,7 @@ def test_what_a_process_on_another_host_holds_is_waited_for_while_its_lease_last
     from_another_host(client)
 
     with started(program, str(redis_server.port)) as process:
-        until_two_tokens(client)
+        until(lambda: len(tokens(client)) == 2)
         assert client.zcard(f"{keys_of(SESSION)}done") == 2  # prep, and work once: it is claimed over there
         dead = min(tokens(client))
         client.zadd(f"{keys_of(SESSION)}tok", {dead: 1})
@@ -347,15 +347,6 @@ def test_what_a_process_on_another_host_holds_is_waited_for_while_its_lease_last
 def tokens(client: redis.Redis) -> list[bytes]:
     found: Any = client.hkeys(f"{keys_of(SESSION)}own")
     return sorted(found)
-
-
-def until_two_tokens(client: redis.Redis) -> None:
-    deadline = threading.Event()
-    for _ in range(2000):
-        if len(tokens(client)) == 2:
-            return
-        deadline.wait(0.01)
-    raise AssertionError("nobody else has begun")
 
 
 def from_another_host(client: redis.Redis) -> None:

@@ -34,6 +34,7 @@ from graflow_ckpt.sessions.layout import CREATE, START, keys_of, whole
 from graflow_ckpt.sessions.redis import Reader, RedisSession, new_nonce
 from graflow_ckpt.sessions.tables import read_state
 from tests.servers import Server
+from tests.stretch import until
 from tests.unit.sessions.pair import Plain
 
 KEY = keys_of("s") + "c"
@@ -149,10 +150,7 @@ class World:
     def follow(self) -> None:
         if self.kind == "replica":
             self.other.ask("REPLICAOF", self.master.host, self.master.port)
-            until = time.monotonic() + 20
-            while self.other.info().get("master_link_status") != "up":
-                assert time.monotonic() < until, "the replica does not follow"
-                time.sleep(0.001)
+            until(lambda: self.other.info().get("master_link_status") == "up")
 
     def log(self) -> list[str]:
         items = self.master.ask("LRANGE", f"{KEY[:-1]}a:{LOG}", 0, -1)

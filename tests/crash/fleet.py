@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,22 +18,13 @@ from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.fleet.health import PoolFacts, pools
 from graflow_ckpt.links.redis import RedisLink, open_link
 from tests.crash.fleet_tasks import call
+from tests.stretch import LONG, until
 
 ROOT = Path(__file__).parents[2]
-LONG = 30.0  # seconds: only a hang takes so long
 
 _PROGRAM = (
     "import sys; from graflow_ckpt.fleet.pool import PoolSettings, run; sys.exit(run(PoolSettings(**{!r})))"
 )
-
-
-def until(found: Callable[[], Any], within: float = LONG) -> Any:
-    """What `found` returns once it returns something."""
-    deadline = time.monotonic() + within
-    while not (value := found()):
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.005)
-    return value
 
 
 def alive(pid: int) -> bool:

@@ -24,9 +24,10 @@ from statistics import quantiles
 
 from graflow_ckpt.stores.keys import new_key
 from tests.crash import fleet_tasks as tasks
-from tests.crash.fleet import Pool, go, killed, lines, noted, pool, ready_pool, until
+from tests.crash.fleet import Pool, go, killed, lines, noted, pool, ready_pool
 from tests.proxy import Proxy
 from tests.servers import Server
+from tests.stretch import until
 
 FAR = 600.0
 LEASE = 1.0

@@ -14,10 +14,10 @@ import pytest
 from graflow_ckpt.fleet.client import client_at
 from graflow_ckpt.fleet.handle import Handle
 from tests.crash import fleet_tasks as tasks
-from tests.crash.fleet import alive, begun, go, killed, noted, pool, ready_pool, until
+from tests.crash.fleet import alive, begun, go, killed, noted, pool, ready_pool
 from tests.crash.fleet_poison import innocent
 from tests.crash.takeover import said, takeovers
-from tests.stretch import stretched
+from tests.stretch import stretched, until
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("fleet_key")]
 

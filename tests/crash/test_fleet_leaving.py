@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.crash import fleet_tasks as tasks
-from tests.crash.fleet import alive, begun, go, lines, noted, pool, ready_pool, until
+from tests.crash.fleet import alive, begun, go, lines, noted, pool, ready_pool
+from tests.stretch import until
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("fleet_key")]
 

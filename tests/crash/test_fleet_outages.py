@@ -14,10 +14,10 @@ from graflow_ckpt.fleet.client import Terms, client_at
 from graflow_ckpt.fleet.lists import ACTIVE
 from graflow_ckpt.sessions.layout import keys_of
 from tests.crash import fleet_tasks as tasks
-from tests.crash.fleet import begun, go, lines, noted, pool, ready_pool, until
+from tests.crash.fleet import begun, go, lines, noted, pool, ready_pool
 from tests.proxy import Proxy
 from tests.servers import Server, free_port
-from tests.stretch import stretched
+from tests.stretch import stretched, until
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("fleet_key")]
 

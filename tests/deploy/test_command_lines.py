@@ -25,6 +25,7 @@ from rq.worker import BaseWorker
 from tests.deploy import files
 from tests.deploy.composed import GIVEN, Composed, document
 from tests.deploy.files import EXAMPLE, ONE, SEVERAL, environment, service
+from tests.stretch import until
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))
 PATIENCE = 60.0
@@ -186,10 +187,7 @@ def test_one_that_is_started_before_its_server_waits_for_it(
     server.kill()
 
     with begun(line, server, tmp_path) as process:
-        deadline = time.monotonic() + PATIENCE
-        while "cannot be reached" not in log_of(tmp_path):
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
+        until(lambda: "cannot be reached" in log_of(tmp_path), PATIENCE)
         server.start()
 
         wait_until_well(process, line, server, tmp_path)

@@ -22,6 +22,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from statistics import quantiles
 
+from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.stores.keys import new_key
 from tests.crash import fleet_tasks as tasks
 from tests.crash.fleet import Pool, go, killed, lines, noted, pool, ready_pool
@@ -33,21 +34,30 @@ FAR = 600.0
 LEASE = 1.0
 
 
+def _held(url: str, place: Path) -> tuple[Handle, int]:
+    """A session of one call, and the process that runs it until it may go on."""
+    place.mkdir()
+    handle = tasks.call(tasks.held, url, place, "a")
+    return handle, noted(place, "a")[0][1]
+
+
+def _ends_once(handle: Handle, place: Path) -> None:
+    go(place)
+    handle.result(20)
+    assert len(noted(place, "a-over")) == 1, "it was run to its end twice"
+
+
 def takeovers(url: str, folder: Path, times: int) -> list[float]:
     """Seconds, one for each kill of a worker; a pool is there."""
     found = []
     for number in range(times):
         place = folder / str(number)
-        place.mkdir()
-        handle = tasks.call(tasks.held, url, place, "a")
-        _, victim, _ = noted(place, "a")[0]
+        handle, victim = _held(url, place)
         at = killed(victim)
         _, other, began = noted(place, "a", 2)[1]
         assert other != victim
         found.append(began - at)
-        go(place)
-        handle.result(20)
-        assert len(noted(place, "a-over")) == 1, "it was run to its end twice"
+        _ends_once(handle, place)
     return found
 
 
@@ -63,17 +73,13 @@ def _of_pools(server: Server, folder: Path, times: int) -> list[float]:
         for number in range(times):
             _two(stack, pools, server.url, folder / f"pools-{number}")
             place = folder / str(number)
-            place.mkdir()
-            handle = tasks.call(tasks.held, server.url, place, "a")
-            _, victim, _ = noted(place, "a")[0]
+            handle, victim = _held(server.url, place)
             whole = next(one for one in pools if victim in one.family())
             pools.remove(whole)
             at = killed(whole.pid)
             _, _, began = noted(place, "a", 2)[1]
             found.append(began - at)
-            go(place)
-            handle.result(20)
-            assert len(noted(place, "a-over")) == 1, "it was run to its end twice"
+            _ends_once(handle, place)
             whole.process.wait()
     return found
 

@@ -30,7 +30,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.engine import notice, resuming, rng
+from graflow_ckpt.engine import resuming, rng
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.bind import check_answers, check_graph, wants_home
 from graflow_ckpt.engine.context import ExecutionContext
@@ -97,8 +97,8 @@ class WorkflowEngine:
                 raise
         if start is not None or not resuming.runs_nothing(context):
             return False
-        line = notice.finished(context, context.state)
-        notice.tell(context, line)
+        line = resuming.finished_line(context, context.state)
+        resuming.notify(context, line)
         Announcer(context.session, context.settings.observers).emit(
             "session_finished", **context.facts(), line=line
         )
@@ -196,8 +196,8 @@ class _Execution:
         if fresh or start is not None:
             state.starts = starts
             if context.again:
-                self._line = notice.again(context)
-                notice.tell(context, self._line)
+                self._line = resuming.again_line(context)
+                resuming.notify(context, self._line)
             routes = self.graph.routes
             ops: list[Op] = [("clear",), ("reopen", epoch, state.max_steps)]
             return ops + [routes[name].enqueue() for name in self.graph.starts]
@@ -215,7 +215,7 @@ class _Execution:
         context = self.context
         plan = self._plan()
         resuming.remake_tasks(context)
-        self._line = notice.continuing(context, context.state)
+        self._line = resuming.continuing_line(context, context.state)
         ops = resuming.reopen(context, plan, epoch, context.state.max_steps, died=died)
         if context.state.gap is not None:
             log.warning(
@@ -225,7 +225,7 @@ class _Execution:
                 extra={"session": context.session_id},
             )
         if died:
-            notice.tell(context, self._line)
+            resuming.notify(context, self._line)
             resuming.report_settings(context)
         return ops
 

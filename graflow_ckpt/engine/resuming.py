@@ -9,13 +9,17 @@
 from __future__ import annotations
 
 import logging
+import shlex
+import time
+from collections.abc import Iterable
 from functools import partial
 from time import monotonic
 from typing import Any
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
-from graflow_ckpt.checkpoint.inventory import cut_of
+from graflow_ckpt.checkpoint.inventory import cut_of, seconds
+from graflow_ckpt.checkpoint.model import Document
 from graflow_ckpt.checkpoint.pickles import collector_at_rest
 from graflow_ckpt.checkpoint.plan import CurrentTask, Plan, make_plan
 from graflow_ckpt.checkpoint.program import saved_tasks, unpack_task
@@ -36,7 +40,6 @@ from graflow_ckpt.core.events import Kind
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine import notice
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.context import Channel, ExecutionContext
 from graflow_ckpt.engine.run import CRASH_BUDGET
@@ -85,7 +88,7 @@ def _finished(context: ExecutionContext, found: Found) -> None:
         return
     if context.settings.on_finished == "error":
         raise SessionFinished(
-            f"Session {context.session_id} was finished {notice.since(found.meta)} and on_finished='error'.",
+            f"Session {context.session_id} was finished {since(found.meta)} and on_finished='error'.",
             hint="Use another session id, or on_finished='again'.",
             session=context.session_id,
         )
@@ -111,8 +114,8 @@ def check_workflow(context: ExecutionContext, state: SessionState, known: str | 
         hint = "Use another session id. If the workflow was renamed: --changed reuse."
     else:
         why = (
-            f"has completed {notice.some(tasks)} of workflow {known or 'unknown'!r}; workflow {own!r} has "
-            f"{notice.some(context.graph.task_names())}"
+            f"has completed {some(tasks)} of workflow {known or 'unknown'!r}; workflow {own!r} has "
+            f"{some(context.graph.task_names())}"
         )
         hint = "Use another session id for another workflow."
     raise OtherWorkflow(
@@ -338,10 +341,89 @@ def _in_doubt(context: ExecutionContext, rerun: frozenset[str], died: bool) -> t
         else:
             ops.append(("release", key, crashes))
     if asked:
-        raise InDoubt(
-            f"Session {context.session_id}: running when the process died: {', '.join(asked)}.",
-            hint="Answer with --in-doubt TASK=rerun, TASK=skip or TASK=fail.",
-            session=context.session_id,
-            tasks=asked,
-        )
+        raise in_doubt(context.session_id, asked)
     return ops, failing
+
+
+def in_doubt(session: str, asked: list[str]) -> InDoubt:
+    return InDoubt(
+        f"Session {session}: running when the process died: {', '.join(asked)}.",
+        hint="Answer with --in-doubt TASK=rerun, TASK=skip or TASK=fail.",
+        session=session,
+        tasks=asked,
+    )
+
+
+# --- notices: one line for each run but that of a new session. Never names a command that would fail ---
+
+_notices = logging.getLogger("graflow_ckpt.session")
+
+_UNITS = (("d", 86400), ("h", 3600), ("min", 60), ("s", 1))
+
+
+def notify(context: ExecutionContext, line: str) -> None:
+    """Write the line to stderr: as a warning of a logger, unless the command line does so in its own way."""
+    level = logging.INFO if context.settings.told else logging.WARNING
+    _notices.log(level, "%s", line, extra={"session": context.session_id})
+
+
+def continuing_line(context: ExecutionContext, state: SessionState) -> str:
+    """How much is done, how old it is, and why the former run ended if it failed."""
+    total = len(set(context.graph.task_names()) | state.completed.keys())
+    tasks = f"{len(state.completed)} of {counted(total)} completed"
+    verb = f"continues from step {state.steps}"
+    if state.dead:
+        failed = sorted({state.specs[key].task_id for key in state.dead})
+        why = " ".join(next(iter(state.dead.values())).split())
+        verb = f"failed in {some(failed)} ({why[:120]}) and {verb}"
+    return f"session {context.session_id} {verb}: {tasks}{_saved(context)}"
+
+
+def _saved(context: ExecutionContext) -> str:
+    if context.found is None:
+        return ""
+    count = context.replayed
+    journal = f", and {count} journal record{'' if count == 1 else 's'}" if count else ""
+    return f", saved {since(context.found.meta)} ({context.found.path}{journal})"
+
+
+def finished_line(context: ExecutionContext, state: SessionState) -> str:
+    """Since when, that nothing is run, and how to run it again."""
+    meta = context.found.meta if context.found is not None else {}
+    when = f"{since(meta)} " if meta else ""
+    line = (
+        f"session {context.session_id} was finished {when}({counted(len(state.completed))} completed); "
+        "nothing is run. To run it again: another session id"
+    )
+    if not meta or context.rewinds:
+        return line
+    file = str(meta.get("file") or "")
+    command = f", or: graflow-ckpt run {shlex.quote(file)} --session {context.session_id} --again"
+    return f'{line}, or workflow(…, on_finished="again"){command if file.endswith(".py") else ""}'
+
+
+def again_line(context: ExecutionContext) -> str:
+    """Which run begins."""
+    number = context.state.run
+    return f"session {context.session_id} was finished and begins run {number}; the former run is kept"
+
+
+def since(meta: Document) -> str:
+    """How long ago a checkpoint was written, in one unit."""
+    made = seconds(meta.get("created_at"))
+    age = max(0.0, time.time() - made)
+    if made == float("inf"):
+        return "at an unknown time"
+    unit, size = next(((u, n) for u, n in _UNITS if age >= n), ("s", 1))
+    return f"{int(age // size)} {unit} ago"
+
+
+def counted(number: int) -> str:
+    return f"{number} task{'' if number == 1 else 's'}"
+
+
+def some(names: Iterable[str]) -> str:
+    """A few names, and how many more there are."""
+    found = sorted(names)
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return ", ".join(found[:3]) + more

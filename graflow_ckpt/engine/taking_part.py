@@ -23,7 +23,6 @@ from graflow_ckpt.core.errors import (
     Fenced,
     GraflowError,
     GraphError,
-    InDoubt,
     Interrupted,
     SessionBusy,
     SessionCancelled,
@@ -34,12 +33,20 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine import notice
 from graflow_ckpt.engine.bind import Binding, check_answers, check_graph, takes_cuts
 from graflow_ckpt.engine.bodiless import ANSWERS
 from graflow_ckpt.engine.invoke import Invoker
 from graflow_ckpt.engine.reaping import Keeper, Kept, release_the_dead
-from graflow_ckpt.engine.resuming import accept, changes_of, check_workflow, stalled
+from graflow_ckpt.engine.resuming import (
+    accept,
+    changes_of,
+    check_workflow,
+    continuing_line,
+    finished_line,
+    in_doubt,
+    notify,
+    stalled,
+)
 from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.shared import SharedCuts, SharedHost
 from graflow_ckpt.engine.shared_context import SharedContext
@@ -77,11 +84,11 @@ class TakingPart:
         if start is None and status in ("completed", "cancelled"):
             if status == "completed":
                 self._check_finished()
-                notice.tell(context, notice.finished(context, state))
+                notify(context, finished_line(context, state))
             return self._result(status)
         if state.next_key > 1:
-            self._line = notice.continuing(context, state)
-            notice.tell(context, self._line)
+            self._line = continuing_line(context, state)
+            notify(context, self._line)
         bindings = self._prepare(start)
         self._open(start)
         context.started = True
@@ -360,13 +367,4 @@ def paused(session: str, reason: str) -> SessionError:
         f"Session {session} is paused: {reason}",
         hint="The next one who executes it goes on.",
         session=session,
-    )
-
-
-def in_doubt(session: str, asked: list[str]) -> InDoubt:
-    return InDoubt(
-        f"Session {session}: running when the process died: {', '.join(asked)}.",
-        hint="Answer with --in-doubt TASK=rerun, TASK=skip or TASK=fail.",
-        session=session,
-        tasks=asked,
     )

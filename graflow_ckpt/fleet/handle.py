@@ -33,8 +33,8 @@ from graflow_ckpt.engine.account import Account
 from graflow_ckpt.engine.attempt import from_cells
 from graflow_ckpt.engine.bodiless import ANSWERS
 from graflow_ckpt.engine.reaping import release
+from graflow_ckpt.engine.resuming import in_doubt
 from graflow_ckpt.engine.shared_home import SharedHome
-from graflow_ckpt.engine.taking_part import in_doubt
 from graflow_ckpt.fleet import declining
 from graflow_ckpt.fleet.lists import asked
 from graflow_ckpt.fleet.programs import check_proof

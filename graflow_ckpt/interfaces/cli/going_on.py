@@ -18,8 +18,7 @@ from graflow_ckpt.core.facts import RESULT, check_session_id
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.engine import WorkflowEngine
 from graflow_ckpt.engine.home import Home
-from graflow_ckpt.engine.notice import since
-from graflow_ckpt.engine.resuming import open_session
+from graflow_ckpt.engine.resuming import open_session, since
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.frontends.overrides import overrides
 from graflow_ckpt.interfaces.cli import program, words

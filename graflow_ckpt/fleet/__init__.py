@@ -3,7 +3,7 @@
 who submits      door.py client.py accepting.py      a graph, a call or many become a session
                  handle.py status.py                  what the caller holds of it, sees, and does to it
 what travels     tokens.py    RQ carries tokens               programs.py declining.py  code, sealed
-who works        pool.py      a parent and its children       forks.py board.py
+who works        pool.py      a parent and its children       board.py
                  worker.py    one process, until its end, and RQ's side of it
                  slice.py     what it does with a token
 who mends        steward.py   one per pool, and its sweeper

@@ -36,14 +36,13 @@ from rq.version import VERSION
 import graflow_ckpt
 from graflow_ckpt.core.errors import GraflowError, KeyTaken, ServerFull, ServerGone, SessionBusy
 from graflow_ckpt.fleet.board import Board, Line, Order, Run, State
-from graflow_ckpt.fleet.forks import be_called, deaf, fork
 from graflow_ckpt.fleet.health import sign_off
 from graflow_ckpt.fleet.lists import asked
 from graflow_ckpt.fleet.reaping import STOPPED, Death, Hands, take
 from graflow_ckpt.fleet.slice import maker_of
 from graflow_ckpt.fleet.steward import Charge, steward
 from graflow_ckpt.fleet.tokens import Carrier
-from graflow_ckpt.fleet.worker import Manner, PoolSettings, rq_name, work
+from graflow_ckpt.fleet.worker import Manner, PoolSettings, be_called, deaf, fork, rq_name, work
 from graflow_ckpt.links.addresses import parse
 from graflow_ckpt.links.redis import examine, open_link
 from graflow_ckpt.sessions.layout import keys_of

@@ -30,12 +30,11 @@ from graflow_ckpt.core.errors import (
     SessionDamaged,
 )
 from graflow_ckpt.fleet.board import Line, Order, Run, State
-from graflow_ckpt.fleet.forks import deaf
 from graflow_ckpt.fleet.health import PoolFacts, is_draining, sign, worker_facts
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, asked, host_key, place, session_in
 from graflow_ckpt.fleet.reaping import OPAQUE, Fleet, Hands, take
 from graflow_ckpt.fleet.tokens import Carrier, job_id, token_in
-from graflow_ckpt.fleet.worker import reached
+from graflow_ckpt.fleet.worker import deaf, reached
 from graflow_ckpt.links.complaints import damaged, in_our_words, redis, theirs, translated
 from graflow_ckpt.links.processes import describe, is_gone, myself, owner_from
 from graflow_ckpt.links.redis import RedisLink

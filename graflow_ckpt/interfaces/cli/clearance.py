@@ -27,9 +27,10 @@ from graflow_ckpt.checkpoint.pruning import (
     sweep_contents,
 )
 from graflow_ckpt.checkpoint.retention import WAITS, Cut, Retention, bytes_of
-from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, NoSession, SessionBusy
+from graflow_ckpt.core.errors import CheckpointError, NoSession, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli import words
+from graflow_ckpt.interfaces.cli.finding import checkpoint_path, neither
 from graflow_ckpt.interfaces.cli.manner import Document, Manner, bar, counter
 from graflow_ckpt.stores import open_store, open_store_of
 from graflow_ckpt.stores.keys import Keyring
@@ -182,8 +183,6 @@ def _refuse(found: Plan) -> None:
 
 
 def _store_of(store: str, what: Sequence[str]) -> CheckpointStore:
-    from graflow_ckpt.interfaces.cli.finding import checkpoint_path
-
     paths = [path for name in what if (path := checkpoint_path(name))]
     places = {place.url: place for place in map(open_store_of, paths)}
     if len(paths) < len(what):
@@ -201,14 +200,8 @@ def _named(place: CheckpointStore, known: Inventory, what: Sequence[str]) -> lis
     for name in what:
         meant = _same_place(place, name)
         cuts = [cut for cut in everything if cut.session == name or _same_place(place, cut.path) == meant]
-        if not cuts and (os.sep in name or name.endswith(".pkl")):
-            raise CheckpointNotFound(f"There is no checkpoint {name}.", path=name)
         if not cuts:
-            raise NoSession(
-                f"{name!r} is neither a checkpoint nor a session in {place.folder}.",
-                hint="--store names another folder.",
-                session=name,
-            )
+            raise neither(place.folder, name)
         found |= {cut.path: cut for cut in cuts}
     return list(found.values())
 

@@ -125,6 +125,17 @@ def no_checkpoint(path: str) -> CheckpointNotFound:
     )
 
 
+def neither(store: str, name: str) -> CheckpointNotFound | NoSession:
+    """What is said where a checkpoint or a session of a store was named that is not there."""
+    if os.sep in name or name.endswith(".pkl"):
+        return CheckpointNotFound(f"There is no checkpoint {name}.", path=name)
+    return NoSession(
+        f"{name!r} is neither a checkpoint nor a session in {store}.",
+        hint="--store names another folder.",
+        session=name,
+    )
+
+
 def _nothing(store: str, what: str, rows: list[Row]) -> GraflowError:
     if what.endswith(_SUFFIXES) or os.sep in what:
         return no_checkpoint(what)

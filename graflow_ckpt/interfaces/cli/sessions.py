@@ -90,11 +90,9 @@ def command(ctx: click.Context, workflow: str | None, unfinished: bool, limit: i
 def _of_fleet(
     ctx: click.Context, manner: Manner, workflow: str | None, unfinished: bool, limit: int | None
 ) -> list[Document]:
-    from graflow_ckpt.interfaces.cli.connecting import client_of
+    from graflow_ckpt.interfaces.cli.connecting import client_of, document, rows_of, table
 
     client = client_of(ctx)
-    from graflow_ckpt.interfaces.cli.connecting import document, rows_of, table
-
     rows = rows_of(client, workflow=workflow, unfinished=unfinished, limit=limit)
     if not manner.json:
         if rows:

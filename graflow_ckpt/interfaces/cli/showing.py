@@ -16,10 +16,10 @@ from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.inventory import Census, Count, Inventory, census, inventory
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, parse
 from graflow_ckpt.checkpoint.retention import Cut, bytes_of
-from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, NoSession
+from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.redaction import redacted, redacted_argv
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.finding import by_session, checkpoint_path, no_checkpoint
+from graflow_ckpt.interfaces.cli.finding import by_session, checkpoint_path, neither, no_checkpoint
 from graflow_ckpt.interfaces.cli.manner import along
 from graflow_ckpt.stores import open_store, open_store_of, store_of
 from graflow_ckpt.stores.keys import Keyring
@@ -205,23 +205,13 @@ def paths_of(store: str, what: Sequence[str]) -> list[str]:
         path = checkpoint_path(name)
         found = [path] if path else sorted(path for path, _ in _of_session(store, name))
         if not found:
-            raise _nothing(store, name)
+            raise neither(store, name)
         paths += found
     return list(dict.fromkeys(paths))
 
 
 def _of_session(store: str, name: str) -> Iterator[tuple[str, bytes]]:
     return iter(()) if os.sep in name or name.endswith(".pkl") else open_store(store).list(name)
-
-
-def _nothing(store: str, name: str) -> CheckpointError | NoSession:
-    if os.sep in name or name.endswith(".pkl"):
-        return CheckpointNotFound(f"There is no checkpoint {name}.", path=name)
-    return NoSession(
-        f"{name!r} is neither a checkpoint nor a session in {store}.",
-        hint="--store names another folder.",
-        session=name,
-    )
 
 
 def any_of(paths: Sequence[str], count: int | None) -> Sequence[str]:

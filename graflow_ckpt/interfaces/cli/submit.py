@@ -53,6 +53,8 @@ def command(ctx: click.Context, /, target: str, arguments: tuple[str, ...], **op
     """
     from graflow_ckpt.core.facts import check_session_id
     from graflow_ckpt.interfaces.cli.connecting import client_of
+    from graflow_ckpt.interfaces.cli.planning import Wanted, submit
+    from graflow_ckpt.interfaces.cli.wait import wait
 
     if options["session"] is not None:
         check_session_id(options["session"])
@@ -60,12 +62,6 @@ def command(ctx: click.Context, /, target: str, arguments: tuple[str, ...], **op
         raise click.UsageError("--timeout is for --wait.")
     manner = manner_of(ctx)
     client = client_of(ctx, key=True)
-    from graflow_ckpt.interfaces.cli.planning import Wanted, submit
-
     waits, timeout, progress = (options.pop(name) for name in ("waits", "timeout", "progress"))
     handle = submit(manner, client, target, arguments, Wanted(**options), quiet=waits)
-    if not waits:
-        return 0
-    from graflow_ckpt.interfaces.cli.wait import wait
-
-    return wait(manner, handle, timeout, progress=progress)
+    return wait(manner, handle, timeout, progress=progress) if waits else 0

@@ -37,15 +37,11 @@ def command(ctx: click.Context, /, every: float, once: bool, limit: int) -> int:
     age of its pool's last sign of life.
     """
     from graflow_ckpt.interfaces.cli.connecting import client_of
+    from graflow_ckpt.interfaces.cli.outlook import Overview, live, printed
 
     manner = manner_of(ctx)
-    client = client_of(ctx)
-    from graflow_ckpt.interfaces.cli.outlook import Overview
-
-    overview = Overview(client, limit)
+    overview = Overview(client_of(ctx), limit)
     if not manner.json and (once or not sys.stdout.isatty()):
-        from graflow_ckpt.interfaces.cli.outlook import printed
-
         overview.look()
         sleep(min(MOMENT, every))
         printed(manner, overview.look())
@@ -58,7 +54,5 @@ def command(ctx: click.Context, /, every: float, once: bool, limit: int) -> int:
             sleep(every)
             manner.document(overview.look().document())
         return 0
-    from graflow_ckpt.interfaces.cli.outlook import live
-
     live(overview, max(every, 0.1))
     return 0

@@ -123,7 +123,7 @@ ROOT = Path(__file__).parents[3]
 
 PROLOGUE = """
 import atexit, os, signal, sys, time
-from graflow_ckpt.fleet.forks import fork
+from graflow_ckpt.fleet.worker import fork
 """
 
 
@@ -195,7 +195,7 @@ def test_a_child_is_gone_when_its_parent_is_killed() -> None:
 
 def test_a_child_whose_parent_was_quicker_leaves_at_once() -> None:
     done = run(
-        "from graflow_ckpt.fleet import forks\n"
+        "from graflow_ckpt.fleet import worker as forks\n"
         "pid = os.fork()\n"
         "if pid == 0:\n"
         "    forks.die_with(1)\n"  # as if its parent had ended meanwhile, and init had it now

@@ -54,6 +54,7 @@ class Kind:
     chunk: int  # bytes of the pieces in which a large part is kept
     large: int  # bytes of a part that is written before its commit
     unfinished: int  # pieces of such a part that are there before its commit
+    raced: int  # bytes of which writers that race write none, once or twice as many
     named_last = True  # a session's own checkpoints are listed before those with a name of the user's
     short: str  # what may stand before a name instead of the place
     other: tuple[str, str]  # a piece of the place's address, and what the address of another one has there
@@ -66,6 +67,11 @@ class Kind:
         self.where = where
         self.server = server
         self._open: list[Any] = []
+
+    @property
+    def address(self) -> str:
+        """Of this place, as a user gives it."""
+        return self.where
 
     def open(self, where: str | None = None, **options: Any) -> Any:
         """Another handle to this place; the fixture closes it."""
@@ -134,9 +140,9 @@ store = {name}({self.where!r}{given})
         """How many of them a part of this size has."""
         raise NotImplementedError
 
-    def lives(self) -> set[int]:
-        """After how many seconds the server drops pieces by itself; -1: never."""
-        return set()
+    def lives(self) -> list[int]:
+        """After how many seconds the server drops each piece by itself; -1: never."""
+        return []
 
     def begun(self) -> int:
         """How many puts have begun and not ended."""
@@ -154,8 +160,13 @@ store = {name}({self.where!r}{given})
         """Take all parts away, and leave the metas."""
         raise NotImplementedError
 
-    def owned(self, seconds: float, **unlike: object) -> None:
-        """As if another process had claimed session `s` for so long, as its fourth owner."""
+    def owned(self, seconds: float, **unlike: object) -> Owner:
+        """As if another process had claimed session `s` for so long, as its fourth owner: that one."""
+        owner = replace(myself(), **{"pid": 1 << 30, **unlike})  # type: ignore[arg-type]
+        self._claim(owner, seconds)
+        return owner
+
+    def _claim(self, owner: Owner, seconds: float) -> None:
         raise NotImplementedError
 
     def left(self) -> float:
@@ -190,8 +201,13 @@ class InSqlite(Kind):
     other = ("x.db", "y.db")
     chunk = sqlite_schema.CHUNK
     large = 3 * sqlite_chunks.HELD
+    raced = 700_000
     unfinished = large // chunk
     far: ClassVar = {"pid_ns": "another container", "host": "far"}
+
+    @property
+    def address(self) -> str:
+        return f"sqlite:///{self.where}"
 
     def ask(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(self.where, isolation_level=None, timeout=10)) as connection:
@@ -217,11 +233,14 @@ class InSqlite(Kind):
         ((chunks,),) = self.ask(f"SELECT count(*) FROM chunks WHERE id >> 20 NOT IN ({owned})")
         return chunks, self.begun()
 
-    def owned(self, seconds: float, *, by_date: float | None = None, **unlike: object) -> None:
+    def _claim(self, owner: Owner, seconds: float) -> None:
         self.open().probe()
-        ends = int((time.monotonic() + seconds) * 1000)
-        date = int((time.time() + (seconds if by_date is None else by_date)) * 1000)
-        self.ask("INSERT INTO leases VALUES ('s', 4, ?, ?, ?, '[]')", _owner(**unlike), ends, date)
+        ends, date = int((time.monotonic() + seconds) * 1000), int((time.time() + seconds) * 1000)
+        self.ask("INSERT INTO leases VALUES ('s', 4, ?, ?, ?, '[]')", _said(owner), ends, date)
+
+    def dated(self, seconds: float) -> None:
+        """As if the lease of `s` ended then by the date, whatever the other clock says."""
+        self.ask("UPDATE leases SET ends_by_date = ?", int((time.time() + seconds) * 1000))
 
     def left(self) -> float:
         ((ends,),) = self.ask("SELECT ends FROM leases")
@@ -248,6 +267,7 @@ class InRedis(Kind):
     chunk = redis_trio.CHUNK
     large = 3 * chunk
     unfinished = 2  # all but the last, which is kept for the commit
+    raced = 1000
     lease = "graflow:ck:{s}:lease"
 
     def ask(self, *words: str | bytes | int) -> Any:
@@ -266,8 +286,8 @@ class InRedis(Kind):
     def pieces_of(self, size: int) -> int:
         return -(-size // self.chunk)
 
-    def lives(self) -> set[int]:
-        return {self.ask("TTL", key) for key in self.pieces()}
+    def lives(self) -> list[int]:
+        return [self.ask("TTL", key) for key in self.pieces()]
 
     def begun(self) -> int:
         return sum(self.ask("HLEN", key) for key in self.ask("KEYS", "*:staging"))
@@ -284,9 +304,9 @@ class InRedis(Kind):
     def lose(self, number: int) -> None:
         self.ask("DEL", *(key for key in self.pieces() if key.endswith(f"pkl:{number}")))
 
-    def owned(self, seconds: float, **unlike: object) -> None:
-        until, owner = self._now() + int(seconds * 1000), _owner(**unlike)
-        self.ask("HSET", self.lease, "epoch", 4, "owner", owner, "until", until, "nonce", "other")
+    def _claim(self, owner: Owner, seconds: float) -> None:
+        until = self._now() + int(seconds * 1000)
+        self.ask("HSET", self.lease, "epoch", 4, "owner", _said(owner), "until", until, "nonce", "other")
 
     def left(self) -> float:
         return (int(self.ask("HGET", self.lease, "until")) - self._now()) / 1000
@@ -314,6 +334,7 @@ class InPostgres(Kind):
     chunk = SMALL_CHUNK
     large = 3 * chunk
     unfinished = 2  # likewise
+    raced = chunk
     silence = (0.3, 0.25)
 
     @property
@@ -364,10 +385,12 @@ class InPostgres(Kind):
     def lose(self, number: int) -> None:
         self.ask("delete from graflow_ckpt.chunks where part = 'pkl' and number = %s", number)
 
-    def owned(self, seconds: float, *, term: int = 15_000, **unlike: object) -> None:
+    term = 15_000  # milliseconds of the lease of an owner
+
+    def _claim(self, owner: Owner, seconds: float) -> None:
         until = "clock_timestamp() + %s * interval '1 second'"
         row = f"insert into graflow_ckpt.sessions values ('s', 4, %s, {until}, %s, 'other')"
-        self.ask(row, _owner(**unlike), seconds, term)
+        self.ask(row, _said(owner), seconds, self.term)
 
     def left(self) -> float:
         asked = "select extract(epoch from until - clock_timestamp()) from graflow_ckpt.sessions"
@@ -409,9 +432,12 @@ class InBucket(Kind):
     def open(self, where: str | None = None, **options: Any) -> Any:
         return super().open(where, **{"lease": self.silence[0], **options})
 
+    @property
+    def address(self) -> str:
+        return self.where.partition("?")[0]  # a path has no options
+
     def _behind(self, proxy: Proxy) -> str:
-        prefix = self.where.partition("?")[0].rpartition("/")[2]
-        return str(self.server.at(prefix, proxy.port))
+        return str(self.server.at(self.address.rpartition("/")[2], proxy.port))
 
     def is_empty(self) -> bool:
         return list(self._bucket.list("")) == []
@@ -422,8 +448,7 @@ class InBucket(Kind):
     def begun(self) -> int:
         return len(self._heads.read("s").head.announced)
 
-    def owned(self, seconds: float, **unlike: object) -> None:
-        owner = Owner(**json.loads(_owner(**unlike)))
+    def _claim(self, owner: Owner, seconds: float) -> None:
         change = {"epoch": 4, "claim": "other", "owner": owner, "seconds": seconds}
         self._heads.update("s", lambda head: replace(head, **change))
 
@@ -442,8 +467,8 @@ class InBucket(Kind):
             self._bucket.put(f"{first.key.rpartition('/')[0]}/{number:010}", frame)
 
 
-def _owner(**unlike: object) -> str:
-    return json.dumps(asdict(replace(myself(), **{"pid": 1 << 30, **unlike})))  # type: ignore[arg-type]
+def _said(owner: Owner) -> str:
+    return json.dumps(asdict(owner))
 
 
 def kind_of(

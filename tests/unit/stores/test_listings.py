@@ -28,7 +28,7 @@ from tests.unit.stores.redis_trios import own_name, parts, put, read
 def test_a_checkpoint_is_found_under_every_form_of_its_path(store: CheckpointStore, kind: Kind) -> None:
     put(store, "best.pkl", "one")
 
-    for before in ("", f"{store.folder}/", kind.short):
+    for before in ("", f"{store.folder}/", f"{kind.address}/", kind.short):
         for path in (f"{before}best", f"{before}best.pkl", f"{before}best.state.json"):
             assert json.loads(store.meta(path))["stage"] == "one"
             assert store.open(path, "pkl", "one").size == 3

@@ -90,7 +90,8 @@ def test_of_two_who_find_an_owner_dead_the_second_does_not_take_it_from_the_firs
 def test_a_clock_that_was_set_back_keeps_a_silent_owner_alive_for_one_term_only(
     store: PostgresStore, kind: InPostgres
 ) -> None:
-    kind.owned(0.3, term=400, boot="another machine", host="far")
+    kind.term = 400
+    kind.owned(0.3, **kind.far)
     kind.step(-3600)
     began = time.monotonic()
 

@@ -60,21 +60,22 @@ def test_a_database_that_was_taken_away_fences_its_owners(store: SqliteStore, re
 def test_a_silent_owner_in_another_container_is_waited_for_whatever_the_date_says(
     store: SqliteStore, kind: InSqlite, date: float
 ) -> None:
-    kind.owned(0.3, by_date=date, **kind.far)
+    owner = kind.owned(0.3, **kind.far)
+    kind.dated(date)
     began = time.monotonic()
 
     lease = store.acquire("s")
 
     assert 0.29 <= time.monotonic() - began < 20
-    assert lease.taken_from is not None
-    assert (lease.epoch, lease.taken_from.host) == (5, "far")
+    assert (lease.epoch, lease.taken_from) == (5, owner)
     lease.release()
 
 
 def test_an_owner_from_before_the_last_reboot_is_waited_for_by_the_date(
     store: SqliteStore, kind: InSqlite
 ) -> None:
-    kind.owned(1e7, by_date=0.3, boot="before")
+    kind.owned(1e7, boot="before")
+    kind.dated(0.3)
     assert store.owner("s") is not None
 
     lease = store.acquire("s")

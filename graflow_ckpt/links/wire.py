@@ -59,9 +59,7 @@ class Script:
         try:
             return self._run(keys, args)
         except redis.RedisError as error:
-            if code_of(error) == "WRONGTYPE":
-                raise taken(self._address, keys, self.types, self._client.type) from error
-            raise in_our_words(error, self._address, keys) from error
+            raise _complaint(error, (self, keys, args), self._address, self._client.type) from error
 
     def words(self, keys: Sequence[Key], args: Sequence[Argument], *, whole: bool) -> list[Argument]:
         """The call as a command; `whole`: with the text of the script."""
@@ -318,9 +316,7 @@ class Wire:
 
     def _failed(self, error: redis.RedisError, call: _Call | None) -> NoReturn:
         self._waiting = None
-        if call is not None and code_of(error) == "WRONGTYPE":
-            raise taken(self.address, call[1], call[0].types, lambda key: self.ask(b"TYPE", key)) from error
-        said = in_our_words(error, self.address, call[1] if call is not None else ())
+        said = _complaint(error, call or (None, (), ()), self.address, lambda key: self.ask(b"TYPE", key))
         if isinstance(said, ServerGone) or not isinstance(error, redis.ResponseError):
             self.close()
         raise said from error

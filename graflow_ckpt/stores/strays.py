@@ -7,7 +7,7 @@
     foreign    nothing that this package writes
 
 A folder, a SQLite database and a bucket can be looked into like this; of other stores `strays` is None.
-Not here: checkpoints that are there and lack something (checkpoint/auditing.py).
+Not here: checkpoints that are there and lack something (checkpoint/inventory.py).
 """
 
 from __future__ import annotations

@@ -102,12 +102,7 @@ def _zone_info(key: str) -> tzinfo:
 
 
 _SAFE = {SafeUUID.unknown: b"", SafeUUID.safe: b"s", SafeUUID.unsafe: b"u"}
-
-
-def _decode_uuid(data: bytes, _: Unpacking) -> UUID:
-    safe = {b"": SafeUUID.unknown, b"s": SafeUUID.safe, b"u": SafeUUID.unsafe}[data[16:]]
-    return UUID(bytes=data[:16], is_safe=safe)
-
+_IS_SAFE = {tag: known for known, tag in _SAFE.items()}
 
 _TAGS: dict[type[PurePath], bytes] = {
     PurePosixPath: b"p",
@@ -121,14 +116,6 @@ _CLASSES: dict[bytes, type[PurePath]] = {
     b"P": PurePosixPath if os.name == "nt" else PosixPath,
     b"W": WindowsPath if os.name == "nt" else PureWindowsPath,
 }
-
-
-def _encode_path(value: PurePath, _: Packing) -> bytes:
-    return _TAGS[type(value)] + str(value).encode("utf-8", "surrogatepass")
-
-
-def _decode_path(data: bytes, _: Unpacking) -> PurePath:
-    return _CLASSES[data[:1]](data[1:].decode("utf-8", "surrogatepass"))
 
 
 KINDS = (
@@ -146,6 +133,12 @@ KINDS = (
         10, (Decimal,), lambda value, _: str(value).encode("ascii"),
         lambda data, _: Decimal(data.decode("ascii")),
     ),
-    Kind(11, (UUID,), lambda value, _: value.bytes + _SAFE[value.is_safe], _decode_uuid),
-    Kind(12, tuple(_TAGS), _encode_path, _decode_path),
+    Kind(
+        11, (UUID,), lambda value, _: value.bytes + _SAFE[value.is_safe],
+        lambda data, _: UUID(bytes=data[:16], is_safe=_IS_SAFE[data[16:]]),
+    ),
+    Kind(
+        12, tuple(_TAGS), lambda path, _: _TAGS[type(path)] + str(path).encode("utf-8", "surrogatepass"),
+        lambda data, _: _CLASSES[data[:1]](data[1:].decode("utf-8", "surrogatepass")),
+    ),
 )  # fmt: skip

@@ -174,7 +174,7 @@ def audit(ctx: click.Context, /, store: str) -> int:
     Names and sizes are compared, not contents (`verify` does that). Nothing is deleted. The exit status is
     1 if something was found.
     """
-    from graflow_ckpt.checkpoint.auditing import audit as audit_of
+    from graflow_ckpt.checkpoint.inventory import audit as audit_of
     from graflow_ckpt.stores import open_store
 
     manner = manner_of(ctx)

@@ -11,8 +11,8 @@ import pytest
 
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.archive import metadata_of
-from graflow_ckpt.checkpoint.auditing import audit
 from graflow_ckpt.checkpoint.codec import encode
+from graflow_ckpt.checkpoint.inventory import audit
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.local import LocalStore

@@ -15,10 +15,9 @@ import pytest
 
 from graflow_ckpt.checkpoint import archive, contents
 from graflow_ckpt.checkpoint.archive import Allowance
-from graflow_ckpt.checkpoint.auditing import audit
 from graflow_ckpt.checkpoint.copying import Move
 from graflow_ckpt.checkpoint.digest import CHUNK
-from graflow_ckpt.checkpoint.inventory import inventory
+from graflow_ckpt.checkpoint.inventory import audit, inventory
 from graflow_ckpt.checkpoint.pruning import Guard, carry_out, plan
 from graflow_ckpt.checkpoint.retention import KeepLast, KeepWithin, OfAll, bytes_of
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, TooLarge

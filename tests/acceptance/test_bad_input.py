@@ -6,7 +6,6 @@ Through the real command line in a process of its own, on a session that was rea
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.acceptance.command_line import KILLED, graflow, python
 
 pytestmark = pytest.mark.usefixtures("checkpoints_alone")
 
@@ -38,13 +39,9 @@ with workflow("count", session_id="s", durability="checkpoint") as ctx:
 """
 
 
-def call(*words: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONWARNINGS": "error", **(env or {})}
-    return subprocess.run(words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=60)
-
-
-def cli(*words: str, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    return call(sys.executable, "-m", "graflow_ckpt", *words, cwd=cwd, env=env)
+@pytest.fixture(autouse=True)
+def warnings_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +49,19 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a session that was killed after three checkpoints."""
     folder = tmp_path_factory.mktemp("killed")
     (folder / "program.py").write_text(PROGRAM)
-    done = call(sys.executable, "program.py", cwd=folder)
-    assert done.returncode == -9, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        python("program.py", status=KILLED)
     assert len(list((folder / "checkpoints").glob("*.meta.json"))) == 3
     (folder / "calm").touch()
     return folder
 
 
 @pytest.fixture
-def session(killed: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged."""
-    return Path(shutil.copytree(killed, tmp_path / "session"))
+def session(killed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, to be damaged; the working folder."""
+    monkeypatch.chdir(shutil.copytree(killed, tmp_path / "session"))
+    return tmp_path / "session"
 
 
 def newest(folder: Path, number: int = 3) -> Path:
@@ -126,16 +125,14 @@ def test_a_damaged_cut_is_refused_by_path_and_passed_over_by_session(session: Pa
     path = newest(session)
     damage(path)
 
-    named = cli("resume", str(path.relative_to(session)), cwd=session)
-    again = cli("resume", "s", cwd=session)
+    named = graflow("resume", str(path.relative_to(session)), status=1)
+    again = graflow("resume", "s")
 
-    assert named.returncode == 1, named
-    assert "Traceback" not in named.stderr
-    assert path.stem in named.stderr
-    assert named.stderr.strip().count("\n") < 6, named.stderr
-    assert again.returncode == 0, again.stderr
-    assert "result 6" in again.stdout  # from the cut before it
-    assert path.stem in again.stderr  # which says what was passed over
+    assert "Traceback" not in named.err
+    assert path.stem in named.err
+    assert named.err.strip().count("\n") < 6, named.err
+    assert "result 6" in again.out  # from the cut before it
+    assert path.stem in again.err  # which says what was passed over
 
 
 def test_no_cut_that_verifies_is_never_a_fresh_start(session: Path) -> None:
@@ -143,46 +140,41 @@ def test_no_cut_that_verifies_is_never_a_fresh_start(session: Path) -> None:
         flip(path)
         flip(part(path, "state.json"))
 
-    again = cli("resume", "s", cwd=session)
-    direct = call(sys.executable, "program.py", cwd=session)
+    again = graflow("resume", "s", status=1)
+    direct = python("program.py", status=1)
 
-    assert again.returncode == 1
-    assert "none of them verifies" in again.stderr
-    assert "Traceback" not in again.stderr
-    assert direct.returncode == 1
-    assert "NoGoodCheckpoint" in direct.stderr
+    assert "none of them verifies" in again.err
+    assert "Traceback" not in again.err
+    assert "NoGoodCheckpoint" in direct.err
 
 
 def test_a_foreign_key_is_refused_and_both_ways_on_are_named(session: Path, tmp_path: Path) -> None:
     elsewhere = {"XDG_STATE_HOME": str(tmp_path / "other machine")}
 
-    refused = cli("resume", "s", cwd=session, env=elsewhere)
+    refused = graflow("resume", "s", status=1, **elsewhere)
 
-    assert refused.returncode == 1
-    assert "trust" in refused.stderr
-    assert "GRAFLOW_CKPT_KEY" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    assert "trust" in refused.err
+    assert "GRAFLOW_CKPT_KEY" in refused.err
+    assert "Traceback" not in refused.err
 
 
 def test_damaged_cuts_can_be_listed_and_are_named_by_verify(session: Path) -> None:
     flip(newest(session))
 
-    listed = cli("checkpoints", "list", "s", cwd=session)
-    verified = cli("checkpoints", "verify", "s", cwd=session)
+    listed = graflow("checkpoints", "list", "s")
+    verified = graflow("checkpoints", "verify", "s", status=1)
 
-    assert listed.returncode == 0, listed.stderr
-    assert listed.stdout.count("session_s_step_") == 3
-    assert verified.returncode == 1
-    assert "corrupted" in verified.stdout + verified.stderr
+    assert listed.out.count("session_s_step_") == 3
+    assert "corrupted" in verified.out + verified.err
 
 
 @pytest.mark.parametrize("bad", ["a/b", "..", "../x", "", "x" * 65, "ü", "a b"])
 def test_a_bad_session_id_is_a_usage_error(session: Path, bad: str) -> None:
-    refused = cli("run", "program.py", "--session", bad, cwd=session)
+    refused = graflow("run", "program.py", "--session", bad, status=None)
 
-    assert refused.returncode in (1, 2)
-    assert "session id" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    assert refused.status in (1, 2)
+    assert "session id" in refused.err
+    assert "Traceback" not in refused.err
     assert not list(session.parent.glob("*.lock"))
 
 
@@ -195,25 +187,21 @@ def test_a_second_process_is_refused_by_name_of_the_owner_and_takes_over_when_it
         )
     )
     owner = subprocess.Popen(
-        [sys.executable, "owner.py"], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "owner.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert owner.stdout is not None
     while "at 2" not in owner.stdout.readline():
         assert owner.poll() is None
 
-    busy = cli("run", "owner.py", "--session", "s", cwd=tmp_path)
+    busy = graflow("run", "owner.py", "--session", "s", status=1)
     owner.kill()
     owner.communicate()
     (tmp_path / "calm").touch()
-    taken = subprocess.run(
-        [sys.executable, "owner.py"], cwd=tmp_path, input="", capture_output=True, text=True, timeout=60
-    )
+    taken = python("owner.py")
 
-    assert busy.returncode == 1
-    assert str(owner.pid) in busy.stderr
-    assert "Traceback" not in busy.stderr
-    assert taken.returncode == 0, taken.stderr
-    assert "result 6" in taken.stdout
+    assert str(owner.pid) in busy.err
+    assert "Traceback" not in busy.err
+    assert "result 6" in taken.out
 
 
 def program(body: str, *, settings: str = "") -> str:
@@ -237,22 +225,20 @@ UNSTORABLE = {
 def test_what_cannot_be_kept_is_refused_with_the_path_to_it(tmp_path: Path, body: str, path: str) -> None:
     (tmp_path / "program.py").write_text(program(body))
 
-    refused = cli("run", "program.py", cwd=tmp_path)
+    refused = graflow("run", "program.py", status=1)
 
-    assert refused.returncode == 1
-    assert path in refused.stderr
-    assert "NotStorable" in refused.stderr or "cannot be" in refused.stderr
+    assert path in refused.err
+    assert "NotStorable" in refused.err or "cannot be" in refused.err
 
 
 def test_a_store_that_is_a_file_is_an_error_before_the_first_task(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("not a folder")
     (tmp_path / "program.py").write_text(program("open('ran', 'w')"))
 
-    refused = cli("run", "program.py", "--store", "checkpoints", cwd=tmp_path)
+    refused = graflow("run", "program.py", "--store", "checkpoints", status=1)
 
-    assert refused.returncode == 1
-    assert "checkpoints" in refused.stderr
-    assert "Traceback" not in refused.stderr
+    assert "checkpoints" in refused.err
+    assert "Traceback" not in refused.err
     assert not (tmp_path / "ran").exists()
 
 
@@ -265,11 +251,10 @@ def test_a_checkpoint_path_that_is_a_folder_is_refused_and_the_run_goes_on(tmp_p
         )
     )
 
-    done = cli("run", "program.py", cwd=tmp_path)
+    done = graflow("run", "program.py")
 
-    assert done.returncode == 0, done.stderr
-    assert "said" in done.stdout
-    assert "taken" in done.stdout
+    assert "said" in done.out
+    assert "taken" in done.out
 
 
 FULL = """
@@ -306,11 +291,9 @@ def test_a_full_disk_is_an_event_and_the_last_good_cut_stands(tmp_path: Path) ->
     (tmp_path / "program.py").write_text(FULL)
     (tmp_path / "checkpoints").mkdir(0o700)
 
-    done = cli("run", "program.py", cwd=tmp_path)
-    verified = cli("checkpoints", "verify", "s", cwd=tmp_path)
+    done = graflow("run", "program.py", status=74)  # its end could not be saved
 
-    assert done.returncode == 74, done.stderr  # its end could not be saved
-    assert "result 3" in done.stdout
-    assert "No space left" in done.stderr
-    assert verified.returncode == 0, verified.stdout
+    assert "result 3" in done.out
+    assert "No space left" in done.err
+    graflow("checkpoints", "verify", "s")
     assert not list((tmp_path / "checkpoints").glob("*.tmp"))

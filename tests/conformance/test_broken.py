@@ -33,8 +33,6 @@ from graflow_ckpt.testing import (
     StoreContract,
     names_of_tests,
 )
-from tests.conformance import broken_batches as batches
-from tests.conformance import broken_buckets as buckets
 from tests.conformance import broken_contents as contents
 from tests.conformance import broken_folders as folders
 from tests.conformance import broken_owners as owners
@@ -103,23 +101,23 @@ IN_MEMORY: list[tuple[type[MemoryStore], str]] = [
     (owners.DropsOfOthers, "test_dropping_leaves_other_sessions_alone"),
     (owners.SortsSegmentsAsText, "test_segments_come_by_epoch_and_then_by_what_they_follow"),
     (owners.CutsFramesAtZeros, "test_frames_of_any_bytes_and_size_come_back"),
-    (batches.ChoosesSessionBySession, "test_the_newest_come_first_also_between_sessions"),
-    (batches.ChoosesByTheClock, "test_within_a_session_a_clock_that_is_put_back_makes_nothing_older"),
-    (batches.FiltersAfterTheLimit, "test_the_newest_are_chosen_by_session_workflow_and_status"),
-    (batches.RemembersTheFirstStatus, "test_the_newest_are_chosen_by_what_their_metas_say_now"),
-    (batches.ChoosesNoDamage, "test_a_damaged_one_is_among_the_newest_and_fits_no_workflow"),
-    (batches.CountsWhatItIsAsked, "test_a_list_is_deleted_and_what_was_there_is_counted"),
-    (batches.CountsBeforeItDeletes, "test_what_several_delete_at_once_is_counted_once"),
-    (batches.StopsAtTheFirstGap, "test_a_list_is_deleted_and_what_was_there_is_counted"),
-    (batches.LooksWhenItComesToIt, "test_a_list_with_something_that_is_no_checkpoint_deletes_nothing"),
-    (batches.KeepsPartsOfLists, "test_parts_of_what_a_list_has_deleted_do_not_come_back"),
+    (trios.ChoosesSessionBySession, "test_the_newest_come_first_also_between_sessions"),
+    (trios.ChoosesByTheClock, "test_within_a_session_a_clock_that_is_put_back_makes_nothing_older"),
+    (trios.FiltersAfterTheLimit, "test_the_newest_are_chosen_by_session_workflow_and_status"),
+    (trios.RemembersTheFirstStatus, "test_the_newest_are_chosen_by_what_their_metas_say_now"),
+    (trios.ChoosesNoDamage, "test_a_damaged_one_is_among_the_newest_and_fits_no_workflow"),
+    (trios.CountsWhatItIsAsked, "test_a_list_is_deleted_and_what_was_there_is_counted"),
+    (trios.CountsBeforeItDeletes, "test_what_several_delete_at_once_is_counted_once"),
+    (trios.StopsAtTheFirstGap, "test_a_list_is_deleted_and_what_was_there_is_counted"),
+    (trios.LooksWhenItComesToIt, "test_a_list_with_something_that_is_no_checkpoint_deletes_nothing"),
+    (trios.KeepsPartsOfLists, "test_parts_of_what_a_list_has_deleted_do_not_come_back"),
 ]
 ON_DISK: list[tuple[type[LocalStore | SqliteStore], str]] = [
     (folders.WritesBehind, "test_what_was_confirmed_survives_a_kill"),
     (folders.ForgetsDurableFrames, "test_what_was_confirmed_survives_a_kill"),
     (folders.WritesOverFiles, "test_a_writer_that_is_killed_leaves_the_former_trios"),
     (folders.KnowsItsOwnEpochs, "test_an_owner_that_was_stopped_and_taken_over_writes_nothing_when_it_wakes"),
-    (batches.DeletesTheEndFirst, "test_who_is_killed_while_it_deletes_a_list_leaves_its_end"),
+    (trios.DeletesTheEndFirst, "test_who_is_killed_while_it_deletes_a_list_leaves_its_end"),
     (folders.DeletesInTheWrongOrder, "test_what_is_put_and_deleted_at_once_is_whole_or_gone"),
     (folders.HoldsForEver, "test_the_session_of_a_killed_process_becomes_free"),
     (folders.LastsThroughForks, "test_a_forked_child_owns_nothing"),
@@ -182,7 +180,7 @@ def test_a_store_that_is_wrong_about_processes_is_convicted(
 def test_every_broken_store_has_its_test() -> None:
     kinds = {
         kind
-        for module in (batches, trios, owners, folders)
+        for module in (trios, owners, folders)
         for kind in vars(module).values()
         if isinstance(kind, type) and kind.__module__ == module.__name__
     }
@@ -215,10 +213,10 @@ OF_CONTENTS: list[tuple[type[MemoryStore], str]] = [
 ]
 
 IN_A_BUCKET: list[tuple[type[ObjectStore], str]] = [
-    (buckets.LooksAndDoesNotPin, "test_what_a_save_has_found_stays_for_it_whoever_deletes_it"),
-    (buckets.DeletesWithTheFirst, "test_what_two_hold_stays_until_both_are_deleted"),
-    (buckets.CommitsWithout, "test_a_meta_that_names_what_is_not_there_is_not_committed"),
-    (buckets.SweepsWhatIsBeingWritten, "test_what_is_being_written_is_not_swept"),
+    (contents.LooksAndDoesNotPin, "test_what_a_save_has_found_stays_for_it_whoever_deletes_it"),
+    (contents.DeletesFromABucket, "test_what_two_hold_stays_until_both_are_deleted"),
+    (contents.CommitsWithoutInABucket, "test_a_meta_that_names_what_is_not_there_is_not_committed"),
+    (contents.SweepsWhatIsBeingWritten, "test_what_is_being_written_is_not_swept"),
 ]
 
 

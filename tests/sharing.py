@@ -101,21 +101,22 @@ def picture(values: dict[str, Any]) -> list[Any]:
 # --- programs --------------------------------------------------------------------------
 
 
+def _step(channel: Any) -> None:
+    channel.get("opt").step()
+
+
 def _training(optimizer: Callable[[Sequence[Node]], SGD]) -> list[Round]:
     def begin(channel: Any) -> None:
         made = model()
         channel.set("model", made)
         channel.set("opt", optimizer(made.edges))
 
-    def step(channel: Any) -> None:
-        channel.get("opt").step()
-
     def both(channel: Any) -> None:
         made = channel.get("model")
         channel.get("opt").step()
         made.value += sum(param.value for param in made.edges)
 
-    return [begin, *[step, both] * (ROUNDS // 2)]
+    return [begin, *[_step, both] * (ROUNDS // 2)]
 
 
 def _ema() -> list[Round]:
@@ -125,13 +126,10 @@ def _ema() -> list[Round]:
         channel.set("opt", SGD(made.edges))
         channel.set("ema", Average(made))
 
-    def step(channel: Any) -> None:
-        channel.get("opt").step()
-
     def update(channel: Any) -> None:
         channel.get("ema").update()
 
-    return [begin, *[step, update] * (ROUNDS // 2)]
+    return [begin, *[_step, update] * (ROUNDS // 2)]
 
 
 def _tied() -> list[Round]:
@@ -144,13 +142,10 @@ def _tied() -> list[Round]:
     def third(channel: Any) -> None:
         channel.set("layer", channel.get("model").edges[2])
 
-    def step(channel: Any) -> None:
-        channel.get("opt").step()
-
     def layer(channel: Any) -> None:
         channel.get("layer").value *= 0.5
 
-    return [begin, step, third, *[step, layer] * 4]
+    return [begin, _step, third, *[_step, layer] * 4]
 
 
 def _array() -> list[Round]:
@@ -197,10 +192,7 @@ def _made_later() -> list[Round]:
     def make(channel: Any) -> None:
         channel.set("opt", SGD(channel.get("model").edges))
 
-    def step(channel: Any) -> None:
-        channel.get("opt").step()
-
-    return [begin, make, *[step] * ROUNDS]
+    return [begin, make, *[_step] * ROUNDS]
 
 
 def _appended() -> list[Round]:
@@ -237,13 +229,10 @@ def _none_and_back() -> list[Round]:
         channel.get("model").edges[0].value += 5.0  # seen under the other names, though this one goes
         channel.set("model", None)
 
-    def step(channel: Any) -> None:
-        channel.get("opt").step()
-
     def back(channel: Any) -> None:
         channel.set("model", Node(0.0, *channel.get("opt").params))
 
-    return [begin, step, none, step, back, step, none, step, back, step]
+    return [begin, _step, none, _step, back, _step, none, _step, back, _step]
 
 
 def _replaced() -> list[Round]:
@@ -251,9 +240,6 @@ def _replaced() -> list[Round]:
         made = model()
         channel.set("model", made)
         channel.set("opt", SGD(made.edges))
-
-    def step(channel: Any) -> None:
-        channel.get("opt").step()
 
     def apart(channel: Any) -> None:
         channel.set("model", model())
@@ -264,7 +250,7 @@ def _replaced() -> list[Round]:
     def again(channel: Any) -> None:
         channel.set("opt", SGD(channel.get("model").edges))
 
-    return [begin, step, apart, step, change, step, again, step, change, step]
+    return [begin, _step, apart, _step, change, _step, again, _step, change, _step]
 
 
 class Fickle:
@@ -307,13 +293,10 @@ def _many_names() -> list[Round]:
             channel.set(f"p{number:02}", Node(0.0, param))
         channel.set("opt", SGD(made.edges))
 
-    def step(channel: Any) -> None:
-        channel.get("opt").step()
-
     def change(channel: Any) -> None:
         channel.get("p64").edges[0].value += 1.0
 
-    return [begin, step, change, step]
+    return [begin, _step, change, _step]
 
 
 PROGRAMS: dict[str, Callable[[], list[Round]]] = {

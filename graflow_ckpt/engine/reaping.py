@@ -137,8 +137,8 @@ class Kept:
 
     session: RedisSession
     on_news: Callable[[str], None]  # "fenced", "gone", or the session's status if it is not running
-    help_with: Callable[[], None]
-    look_around: Callable[[], None] = lambda: None  # each time the lease has been renewed
+    help_with: Callable[[], object]
+    look_around: Callable[[], object] = lambda: None  # each time the lease has been renewed
     renew_at: float = 0.0
     asked: float = 0.0
 

@@ -164,7 +164,10 @@ def load(context: ExecutionContext, found: Found) -> None:
     home.continue_from(found)
     if not context.rewinds:
         context.replayed = _replay(context, state, found)
-    adopt(context, found, payload, MemorySession(state))
+    context.found, context.session = found, MemorySession(state)
+    context._payload = payload
+    context.collect()
+    context._channel = Channel(context, context.session)
 
 
 def _replay(context: ExecutionContext, state: SessionState, found: Found) -> int:
@@ -183,16 +186,6 @@ def _replay(context: ExecutionContext, state: SessionState, found: Found) -> int
 
     at_damage = note if context.settings.until_damage else None
     return history.replay(home.store, home.keyring, state, found, context.session_id, at_damage=at_damage)
-
-
-def adopt(
-    context: ExecutionContext, found: Found, payload: dict[str, object], session: MemorySession
-) -> None:
-    context.found = found
-    context._payload = payload
-    context.session = session
-    context.collect()
-    context._channel = Channel(context, context.session)
 
 
 def runs_nothing(context: ExecutionContext) -> bool:

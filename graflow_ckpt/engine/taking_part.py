@@ -14,6 +14,7 @@ import json
 import logging
 import sys
 from dataclasses import asdict
+from functools import partial
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
@@ -229,7 +230,8 @@ class TakingPart:
         if self.stop.signal is not None:
             run.stop()
         kept = Kept(mine, self._news, lambda: None)
-        kept.look_around = self._look_around
+        # once a second: what others held who have died can be claimed again
+        kept.look_around = partial(release_the_dead, context.link, self.session, context.cells, patience=0.0)
         self._keeper.keep(kept)
         if self.settings.observers:
             home.trace.goes_on_from_text(context.facts_of("trace")["trace"])
@@ -288,10 +290,6 @@ class TakingPart:
             self._run.fence(Fenced("The session's token was lost.", session=self.session))
         elif news == "cancelled":
             self._run.fence(WorkflowCancelled("The session was cancelled.", session=self.session))
-
-    def _look_around(self) -> None:
-        """From the keeper, once a second: what others held who have died can be claimed again."""
-        release_the_dead(self.context.link, self.session, self.context.cells, patience=0.0)
 
     def _leave(self, mine: RedisSession) -> None:
         if mine.broken is not None or mine.retired:

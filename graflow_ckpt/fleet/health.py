@@ -24,7 +24,7 @@ from graflow_ckpt.core.errors import GraflowError, ServerError, ServerRefuses
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.fleet.board import Line, Order
+from graflow_ckpt.fleet.board import Line
 from graflow_ckpt.fleet.lists import POOLS, asked, pool_key
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.complaints import translated
@@ -85,10 +85,6 @@ def worker_facts(name: str, line: Line) -> WorkerFacts:
         seconds,
         line.slices,
     )
-
-
-def is_draining(line: Line) -> bool:
-    return line.order is not Order.WORK
 
 
 def sign(link: RedisLink, facts: PoolFacts) -> None:

@@ -26,7 +26,6 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from time import monotonic
-from types import FrameType
 from typing import Any
 from urllib.parse import quote
 
@@ -143,11 +142,8 @@ class Pool:
         os.set_blocking(mouth, False)
         signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
-            signal.signal(number, self._signalled)
+            signal.signal(number, lambda number, frame: self._signals.append(number))
         return ear
-
-    def _signalled(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
 
     def _heard(self, number: int) -> None:
         match number:

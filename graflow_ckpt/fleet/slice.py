@@ -13,8 +13,9 @@ import json
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -230,9 +231,11 @@ class Slice:
         session.help_after = monotonic() + HELP_AFTER
         if worker.draining:
             self._run.stop()
-        worker.keeper.keep(Kept(session, self._news, self._call_for_help))
+        # work waits while this worker is busy: another token, in a commit of nobody's slice
+        worker.keeper.keep(Kept(session, self._news, partial(self._outside.commit, [], mode="s")))
         try:
-            self._drive()
+            with watched(self._run, self.home) if self._run.settings.observers else nullcontext():
+                self._run.drive()
         except BaseException as error:
             if not self._settled(error):
                 raise
@@ -241,13 +244,6 @@ class Slice:
             worker.worn |= self._run.left_behind
             self._outside.close()
             self._leave()
-
-    def _drive(self) -> None:
-        if not self._run.settings.observers:
-            self._run.drive()
-            return
-        with watched(self._run, self.home):
-            self._run.drive()
 
     def _settled(self, error: BaseException) -> bool:
         """It fell, not by an outcome: what is held would fall again and again, if nobody heard of it."""
@@ -286,10 +282,6 @@ class Slice:
             self._worker.on_lost()
         elif news == "cancelled":
             self._run.fence(WorkflowCancelled("The session was cancelled.", session=self._session.id))
-
-    def _call_for_help(self) -> None:
-        """Work waits while this worker is busy: another token, in a commit of nobody's slice."""
-        self._outside.commit([], mode="s")
 
 
 # --- the process --------------------------------------------------------------------------

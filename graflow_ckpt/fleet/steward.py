@@ -30,7 +30,7 @@ from graflow_ckpt.core.errors import (
     SessionDamaged,
 )
 from graflow_ckpt.fleet.board import Line, Order, Run, State
-from graflow_ckpt.fleet.health import PoolFacts, is_draining, sign, worker_facts
+from graflow_ckpt.fleet.health import PoolFacts, sign, worker_facts
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, asked, host_key, place, session_in
 from graflow_ckpt.fleet.reaping import OPAQUE, Fleet, Hands, take
 from graflow_ckpt.fleet.tokens import Carrier, job_id, token_in
@@ -453,7 +453,7 @@ class Steward:
         workers = [worker_facts(name, line) for name, line in charge.workers if line.pid]
         facts = PoolFacts(
             charge.pool, self._owner, replace(myself(), argv="steward"), charge.queues,
-            charge.started, __version__, platform.python_version(), is_draining(charge.parent),
+            charge.started, __version__, platform.python_version(), charge.parent.order is not Order.WORK,
             charge.parent.slices, tuple(workers),
             {"taken": swept.taken, "posted": swept.posted, "woken": swept.woken},
         )  # fmt: skip

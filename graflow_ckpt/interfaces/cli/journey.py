@@ -17,7 +17,6 @@ from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import Readable
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.manner import Document, Manner, counter
-from graflow_ckpt.stores.prefixes import prefix_of
 
 _COLUMNS = ("session", "copied", "there", "superseded", "bad", "records", "size", "note")
 _NUMBERS = ("copied", "there", "superseded", "bad", "records", "size")
@@ -132,13 +131,6 @@ class Luggage:
             if found.cuts and workflow in (None, *(cut.workflow for cut in found.cuts))
         }
         return cls(whole, [], tuple(lost) if workflow is None else ())
-
-
-def unveiled(origin: str, target: str) -> str:
-    """What to say of checkpoints that are encrypted where they are and not where they go; "" of others."""
-    if "encrypted" not in prefix_of(origin) or "encrypted" in prefix_of(target):
-        return ""
-    return f"what is encrypted in {origin} is in the clear in {target}"
 
 
 def _is_session(origin: Readable, name: str) -> bool:

@@ -23,14 +23,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 TAKE_OVER = "Take the session from a living owner; in a folder that process is ended, after a question."
 
 
-def _manner(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
-    def callback(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
-        if value:
-            setattr(manner_of(ctx), name, True)
-
-    return callback
-
-
 def manner_of(ctx: click.Context) -> Manner:
     found = ctx.find_object(Manner)
     return found if found is not None else ctx.ensure_object(Manner)
@@ -48,9 +40,19 @@ def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _flag(flag: str, name: str, text: str) -> Callable[[F], F]:
-    return click.option(
-        flag, is_flag=True, is_eager=True, expose_value=False, callback=_manner(name), help=text
-    )
+    def note(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+        if value:
+            setattr(manner_of(ctx), name, True)
+
+    return click.option(flag, is_flag=True, is_eager=True, expose_value=False, callback=note, help=text)
+
+
+def _typed(kind: str) -> Callable[[click.Context, click.Parameter, str], list[CompletionItem]]:
+    """Whatever the shell itself completes: a folder, a file."""
+    return lambda ctx, parameter, incomplete: [CompletionItem(incomplete, type=kind)]
+
+
+complete_folders, complete_files = _typed("dir"), _typed("file")
 
 
 def default_store() -> str:
@@ -250,14 +252,6 @@ def complete_places(ctx: click.Context, parameter: click.Parameter, incomplete: 
     paths = [CompletionItem(path) for path in checkpoint_paths(folder) if path.startswith(incomplete)]
     folders = complete_folders(ctx, parameter, incomplete) if os.sep in incomplete else []
     return complete_sessions(ctx, parameter, incomplete) + (paths or folders)
-
-
-def complete_folders(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    return [CompletionItem(incomplete, type="dir")]
-
-
-def complete_files(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
-    return [CompletionItem(incomplete, type="file")]
 
 
 # What file names alone tell, or a database on this machine. No checkpoint is opened, so that a tab costs one

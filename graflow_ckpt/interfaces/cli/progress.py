@@ -129,6 +129,8 @@ class Reporter:
                 return
             tally = self.tallies[event.session] = Tally(event)
         tally.add(event)
+        if self.manner.json:
+            return
         match event.kind:
             case "session_finished":
                 self.finished(tally)
@@ -226,15 +228,6 @@ class JsonLines(Reporter):
             "event": event.kind, "session": event.session, "time": event.time, "step": event.step,
             **({"task": event.task} if event.task else {}), **event.facts,
         })  # fmt: skip
-
-    def started(self, event: Event, tally: Tally) -> None:
-        pass
-
-    def ended(self, tally: Tally) -> None:
-        pass
-
-    def finished(self, tally: Tally) -> None:
-        pass
 
 
 class LiveBlock(Reporter):

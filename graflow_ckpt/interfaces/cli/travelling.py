@@ -100,9 +100,10 @@ def _copied(
     from graflow_ckpt.checkpoint.copying import Move
     from graflow_ckpt.core.errors import NoSession
     from graflow_ckpt.interfaces.cli.finding import checkpoint_path
-    from graflow_ckpt.interfaces.cli.journey import Luggage, travel, unveiled
+    from graflow_ckpt.interfaces.cli.journey import Luggage, travel
     from graflow_ckpt.stores import store_of
     from graflow_ckpt.stores.keys import Keyring
+    from graflow_ckpt.stores.prefixes import prefix_of
 
     keys, ring = Keyring.reading(shared=here.shared), Keyring.for_store(there)
     going = Luggage.named(here, here.url, what, checkpoint_path) if what else Luggage.all(here, workflow)
@@ -113,8 +114,8 @@ def _copied(
         if here.takes(path) is None:
             raise click.UsageError(f"{path} is not in {here.url}: --from {store_of(path)}.")
     there.probe()
-    if veil := unveiled(here.url, there.url):
-        manner.note(veil)
+    if "encrypted" in prefix_of(here.url) and "encrypted" not in prefix_of(there.url):
+        manner.note(f"what is encrypted in {here.url} is in the clear in {there.url}")
     move = Move(here, there, keys, ring, take_over)
     return travel(move, going, watched=not manner.json, what="copying").tell(manner)
 

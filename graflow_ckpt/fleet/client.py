@@ -224,9 +224,9 @@ class Client:
 
         And again: what is not there is taken off the lists.
         """
-        self.enlist(session)
+        self._acceptance.enlist(session)
         yield
-        self.enlist(session)
+        self._acceptance.enlist(session)
 
     def _destination(self, opened: Opened, session: str) -> Destination:
         keyring = self.keyring or Keyring.load(local=False)
@@ -275,10 +275,6 @@ class Client:
         """Have the stewards look at it soon."""
         with asked(self.link, **{ACTIVE: "zset"}):
             self._client.zadd(ACTIVE, {session: int(time.time() * 1000)})
-
-    def enlist(self, session: str) -> None:
-        """A session that comes from elsewhere is found, and stewards look at it."""
-        self._acceptance.enlist(session)
 
     def unlist(self, session: str) -> None:
         self._acceptance.unlist(session)

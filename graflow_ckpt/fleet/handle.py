@@ -197,15 +197,17 @@ class Handle:
 
     def reason(self) -> str:
         """Why it is what it is, in full: of a session that waits for its program, also the plan."""
-        (found,) = self._cold("reason")
-        account = Account.read((found or b"").decode(errors="replace"))
+        account = self._account()
         return f"{account.type}: {account.message}" if account.type else account.message
+
+    def _account(self) -> Account:
+        (reason,) = self._cold("reason")
+        return Account.read((reason or b"").decode(errors="replace"))
 
     def error(self, status: Status | None = None) -> SessionError | TaskError:
         """What went wrong, as an exception."""
         status = status or self.status()
-        (reason,) = self._cold("reason")
-        account = Account.read((reason or b"").decode(errors="replace"))
+        account = self._account()
         if status.status == "cancelled":
             return WorkflowCancelled(status.reason or "The session was cancelled.", session=self.session)
         if status.status == "failed":

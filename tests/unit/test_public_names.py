@@ -71,7 +71,7 @@ def test_connecting_names_what_to_install(package: str) -> None:
 
 LOCAL = (
     "block", "clearance", "comparing", "examination", "finding", "going_on", "journey", "key_care", "launch",
-    "overview", "planning", "showing", "whereabouts",
+    "overview", "planning", "showing",
 )  # fmt: skip
 """Modules that commands about a store load when they do something."""
 

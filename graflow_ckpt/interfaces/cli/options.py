@@ -185,7 +185,7 @@ def is_server(store: str) -> bool:
     return bool(separator) and scheme.lower() in SCHEMES
 
 
-def name(ctx: click.Context, url: str) -> None:
+def name_fleet(ctx: click.Context, url: str) -> None:
     """As if `--url` had been typed."""
     ctx.meta.setdefault(_KEPT, {})["redis_url"] = url
 

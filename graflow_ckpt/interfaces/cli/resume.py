@@ -65,7 +65,9 @@ def command(
     """
     if rewind and fork is not None:
         raise click.UsageError("--rewind goes back in the session, --fork leaves it alone: one of them.")
-    from graflow_ckpt.interfaces.cli.whereabouts import on_fleet
+    from graflow_ckpt.interfaces.cli.finding import find_place
+    from graflow_ckpt.interfaces.cli.going_on import go_on, on_fleet, on_fleet_from
+    from graflow_ckpt.interfaces.cli.launch import Wishes
 
     manner = manner_of(ctx)
     handle = on_fleet(ctx, manner, what, options["store"])
@@ -77,16 +79,10 @@ def command(
             )
         _check_options(ctx, OF_FLEET)
         return _on_fleet(manner, handle, options)
-    from graflow_ckpt.interfaces.cli.finding import find_place
-    from graflow_ckpt.interfaces.cli.going_on import go_on
-    from graflow_ckpt.interfaces.cli.launch import Wishes
-
     place = find_place(options["store"], what, latest=latest)
     if rewind and not place.named:
         raise click.UsageError("--rewind needs the path of a checkpoint: graflow-ckpt checkpoints list.")
     if named(ctx) or place.found.facts.get("redis"):
-        from graflow_ckpt.interfaces.cli.whereabouts import on_fleet_from
-
         _check_options(ctx, (*OF_FLEET, "latest", "rewind", "fork", "store"))
         return _on_fleet(manner, on_fleet_from(ctx, manner, place, rewind=rewind, fork=fork), options)
     del options["store"]

@@ -15,7 +15,7 @@ from graflow_ckpt.interfaces.cli.options import (
     fleet,
     is_server,
     manner_of,
-    name,
+    name_fleet,
     named,
     store,
 )
@@ -64,7 +64,7 @@ def command(ctx: click.Context, workflow: str | None, unfinished: bool, limit: i
     if typed and named(ctx):
         raise click.UsageError("--store is for sessions of a store, --url for those of a fleet: one of them.")
     if typed and is_server(store):
-        name(ctx, store)
+        name_fleet(ctx, store)
     manner = manner_of(ctx)
     documents: list[Document] = []
     if named(ctx) or (not typed and configured(ctx)):

@@ -26,7 +26,6 @@ from graflow_ckpt.core.events import Event, Tracer
 
 try:
     from opentelemetry import trace
-    from opentelemetry.context import Context
     from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, TracerProvider
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ModuleNotFoundError as missing:
@@ -94,7 +93,8 @@ class Tracing(Tracer):
             self._note(event)
             return
         facts = event.facts
-        former = _context_of(facts.get("trace_context"))
+        headers = facts.get("trace_context")  # of W3C
+        former = _W3C.extract(headers) if isinstance(headers, dict) else None
         before = trace.get_current_span(former).get_span_context() if former is not None else None
         attributes: dict[str, Any] = {
             "graflow.session": event.session,
@@ -175,8 +175,3 @@ class Tracing(Tracer):
         found = self._running.get(event.session)
         if found is not None:
             found.span.add_event(event.kind, {"graflow.task": event.task, "graflow.step": event.step})
-
-
-def _context_of(headers: object) -> Context | None:
-    """The context that W3C headers carry."""
-    return _W3C.extract(headers) if isinstance(headers, dict) else None

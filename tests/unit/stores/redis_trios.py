@@ -1,4 +1,4 @@
-"""Trios that say what they are, for the tests of the Redis store."""
+"""Trios that say what they are, for the tests of stores."""
 
 from __future__ import annotations
 

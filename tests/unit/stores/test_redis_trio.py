@@ -107,8 +107,7 @@ def test_a_commit_that_is_never_confirmed_may_stand_and_nothing_of_it_is_taken_a
 
     def late(sink: object) -> None:
         meta(sink)
-        proxy.drop_next_reply(b"\r\nbest\r\n")
-        threading.Thread(target=lambda: proxy.dropped() and proxy.refuse()).start()
+        proxy.drop_next_reply(b"\r\nbest\r\n", refuse=True)
 
     with kind.impatient(0.2), pytest.raises(SaveOutcomeUnknown, match="not confirmed"):
         store.put(f"{store.folder}/best", [*rest, (name, late)], lease=None, stage="two")

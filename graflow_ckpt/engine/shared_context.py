@@ -37,7 +37,6 @@ from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine.announcer import Trace
 from graflow_ckpt.engine.attempt import from_cells
 from graflow_ckpt.engine.context import ExecutionContext, SharedChannel, digest_of
 from graflow_ckpt.engine.home import program_file
@@ -260,13 +259,6 @@ class SharedContext(ExecutionContext):
         self.note_start()
         ops = [self.graph.routes[name].enqueue() for name in self.graph.starts]
         self.tables.commit([*ops], mode="B")
-
-    def begin_trace(self, trace: Trace) -> None:
-        """From here on the session's trace is that of this run, if it has one."""
-        text = trace.text()
-        if text:
-            with translated(self.link.address):
-                self._client.hset(f"{self._prefix}h", "trace", text)
 
     def note_start(self) -> None:
         """What whoever goes on has to know: the starts, the inputs, and what attempts in doubt come to."""

@@ -202,11 +202,11 @@ class SharedHome(CheckpointPlace):
         with readable(self.session, self.link.address):
             return (raw or b"").decode()
 
-    def keep_trace(self) -> None:
-        """The session's trace is from here on that of this run, unless another one was quicker."""
+    def keep_trace(self, *, first: bool) -> None:
+        """The session's trace is from here on that of this run; `first`: unless another one was quicker."""
         if text := self.trace.text():
             with translated(self.link.address):
-                self._client.hsetnx(f"{self._prefix}h", "trace", text)
+                (self._client.hsetnx if first else self._client.hset)(f"{self._prefix}h", "trace", text)
 
     # --- policies: one worker cuts for all ------------------------------------------------
 

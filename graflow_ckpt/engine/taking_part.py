@@ -241,7 +241,7 @@ class TakingPart:
             "session_started", **self._facts(), trace_context=former, original_trace_id=original,
             line=self._line, saved=True,
         )  # fmt: skip
-        context.begin_trace(home.trace)
+        home.keep_trace(first=False)
         if context.checkpoint_requested:
             context.checkpoint_requested = False
             cuts.cut("request", context.checkpoint_request_metadata)

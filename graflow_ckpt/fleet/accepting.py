@@ -66,7 +66,8 @@ def data_of(binding: Binding, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
     task = binding.task.name
     names = [parameter.name for parameter in binding.parameters]
     if len(args) > len(names):
-        raise TypeError(f"{task}() takes {_counted(len(names))}, and {len(args)} were given")
+        most = f"{len(names)} argument{'' if len(names) == 1 else 's'}" if names else "no arguments"
+        raise TypeError(f"{task}() takes {most}, and {len(args)} were given")
     given = dict(zip(names, args, strict=False))
     if kwargs:
         twice, unknown = given.keys() & kwargs.keys(), kwargs.keys() - set(names)
@@ -88,10 +89,6 @@ def data_of(binding: Binding, args: Sequence[Any], kwargs: Mapping[str, Any]) ->
         for name, value in given.items():  # who is it?
             check_storable(name, value)
         raise
-
-
-def _counted(number: int) -> str:
-    return f"{number} argument{'' if number == 1 else 's'}" if number else "no arguments"
 
 
 def pages(ops: Iterable[Op]) -> Iterator[list[Op]]:
@@ -190,8 +187,15 @@ class Acceptance:
         try:
             self.enlist(session)
             made = self._made(draft, sender)
+            if not made and draft.terms.existing == "return":
+                self._same(draft)
+                return False
             if not made:
-                return self._there(draft)
+                raise SessionExists(
+                    f"There is a session {draft.session} already.",
+                    hint='Give another key or session id, or existing="return" to get that one.',
+                    session=draft.session,
+                )
             for ops in _with_end(draft.pages):
                 sender.commit(ops)
         except SessionExists:
@@ -211,16 +215,6 @@ class Acceptance:
         if self._known_as[0] != pid:
             self._known_as = (pid, json.dumps(asdict(myself()), separators=(",", ":")))
         return self._known_as[1]
-
-    def _there(self, draft: Draft) -> bool:
-        if draft.terms.existing == "return":
-            self._same(draft)
-            return False
-        raise SessionExists(
-            f"There is a session {draft.session} already.",
-            hint='Give another key or session id, or existing="return" to get that one.',
-            session=draft.session,
-        )
 
     def _same(self, draft: Draft) -> None:
         """Refuse to return what other arguments have come to."""

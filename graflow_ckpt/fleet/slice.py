@@ -358,7 +358,7 @@ def watched(run: Run, home: SharedHome) -> Iterator[None]:
         original_trace_id=home.trace.original,
     )
     if home.trace.traces and home.trace.former is None:  # nobody who has submitted it traces: it begins here
-        home.keep_trace()
+        home.keep_trace(first=True)
     status = "broken"
     try:
         yield

@@ -48,7 +48,7 @@ from graflow_ckpt.frontends.expressions import (
     collector,
     registered,
 )
-from graflow_ckpt.frontends.overrides import overrides
+from graflow_ckpt.frontends.overrides import Planned, overrides
 from graflow_ckpt.stores import Place, address_of
 
 if TYPE_CHECKING:  # the engine is loaded when something is executed
@@ -241,7 +241,7 @@ class Workflow:
         self._check_inputs(inputs, True)
         if overrides.planning:
             if overrides.wants(self):
-                overrides.prepared(self, starts, inputs, max_steps)
+                overrides.prepared(Planned(self, starts, inputs, max_steps))
             return cast("Handle", None)  # nobody goes on from here
         door = fleet()
         terms = door.terms_of(
@@ -280,7 +280,7 @@ class Workflow:
             return None
         names = self._starts(start)
         if overrides.planning:
-            overrides.prepared(self, names, {**self._put_before(), **(inputs or {})}, max_steps)
+            overrides.prepared(Planned(self, names, {**self._put_before(), **(inputs or {})}, max_steps))
         self._renew()
         try:
             context = self.execution_context

@@ -78,16 +78,10 @@ class Overrides:
         """Whether what was said is about this workflow."""
         return self.target in (None, workflow.name)
 
-    def prepared(
-        self,
-        workflow: Chosen,
-        starts: tuple[str, ...],
-        inputs: Mapping[str, Any] | None = None,
-        max_steps: int | None = None,
-    ) -> None:
+    def prepared(self, planned: Planned) -> None:
         """Called when the graph is complete and nothing has been touched."""
-        if self.planning and self.concerns(workflow):
-            raise Planned(workflow, starts, inputs, max_steps)
+        if self.planning and self.concerns(planned.workflow):
+            raise planned
 
     def apply(
         self, workflow: Chosen, session: str | None, settings: Settings, store: str | None

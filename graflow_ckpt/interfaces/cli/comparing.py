@@ -253,7 +253,8 @@ def shown(name: str, held: Held) -> str:
         return text if len(text) <= _TEXT else f"{text[:_TEXT]}… ({len(value)} characters)"
     array = inert.array_of(value)
     if array is not None:
-        return f"array of {'×'.join(map(str, array.shape))} {_picture_of(_flat(array))}".rstrip()
+        flat = [float(item) for item in array.flat()] if array.count <= inert.ELEMENTS else None
+        return f"array of {'×'.join(map(str, array.shape))} {_picture_of(flat)}".rstrip()
     row = numbers(value)
     if row is not None and len(row) > 1:
         return f"{held.kind} of {len(row)} {_picture_of(row)}"
@@ -309,10 +310,6 @@ def _picture_of(row: list[float] | None) -> str:
         return ""
     ends = f"{_number(row[0])} … {_number(row[-1])}" if row[0] != row[-1] else f"{_number(row[0])}"
     return f"{picture(row)} {ends}"
-
-
-def _flat(array: inert.Array) -> list[float] | None:
-    return [float(item) for item in array.flat()] if array.count <= inert.ELEMENTS else None
 
 
 def _one(held: Held) -> float | None:

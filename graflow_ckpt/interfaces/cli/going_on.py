@@ -65,7 +65,7 @@ def go_on(manner: Manner, place: Place, wishes: Wishes, *, rewind: bool, fork: s
     elif place.named:
         _check_not_gone_on(place, rewind)
         if is_kept(place):
-            at = place.kept_in, [place.session]
+            at = place.kept_in, place.session
             _rewind(place, may_fence(manner, *at, take_over=wishes.take_over, yes=wishes.yes))
     journal, until_damage = not place.named, wishes.until_damage
     state, _ = standing(place.kept_in, place.found, journal=journal, until_damage=until_damage)

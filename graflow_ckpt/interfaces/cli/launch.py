@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -135,7 +135,9 @@ def _fill(manner: Manner, wishes: Wishes, reporter: Reporter) -> None:
     overrides.max_steps = wishes.max_steps
     overrides.policy = wishes.policy
     overrides.settings = wishes.settings()
-    overrides.take_over = partial(ended_at, manner, yes=wishes.yes)
+    overrides.take_over = lambda where, session: (
+        not may_fence(manner, open_store(where), session, take_over=True, yes=wishes.yes)
+    )
     overrides.observers = (reporter,)
 
 
@@ -216,24 +218,12 @@ def end_owner(manner: Manner, store: CheckpointStore, session: str, *, yes: bool
     manner.note(f"process {owner.pid} has ended; session {session} is taken over")
 
 
-def may_fence(
-    manner: Manner, store: CheckpointStore, sessions: Iterable[str], *, take_over: bool, yes: bool
-) -> bool:
-    """Return the `take_over` that `acquire` is to be called with, after owners were ended where need be."""
+def may_fence(manner: Manner, store: CheckpointStore, session: str, *, take_over: bool, yes: bool) -> bool:
+    """Return the `take_over` that `acquire` is to be called with, after its owner was ended where need be."""
     if not take_over or not is_of_files(store):
         return take_over
-    for session in sessions:
-        end_owner(manner, store, session, yes=yes)
-    return False
-
-
-def ended_at(manner: Manner, address: str, session: str, *, yes: bool) -> bool:
-    """Do so where an address leads to files; False if the store there fences."""
-    store = open_store(address)
-    if not is_of_files(store):
-        return False
     end_owner(manner, store, session, yes=yes)
-    return True
+    return False
 
 
 def _out_of_reach(owner: Owner) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint import history
@@ -75,8 +75,6 @@ class Row:
     note: str = ""
 
     def document(self) -> Document:
-        from dataclasses import asdict
-
         return {**asdict(self), "owner": self.owner or None, "age": words.seconds_since(self.created_at)}
 
 

@@ -98,12 +98,12 @@ def test_workflows_are_noted_for_a_command_line_that_collects_them() -> None:
 
 def test_planning_ends_the_program_before_anything_is_touched() -> None:
     given = Overrides()
-    given.prepared(FIRST, ("a",))
+    given.prepared(Planned(FIRST, ("a",)))
     given.planning, given.target = True, "first"
-    given.prepared(SECOND, ("a",))
+    given.prepared(Planned(SECOND, ("a",)))
 
     with pytest.raises(Planned) as caught:
-        given.prepared(FIRST, ("a", "b"), {"rows": 3}, 7)
+        given.prepared(Planned(FIRST, ("a", "b"), {"rows": 3}, 7))
 
     assert (caught.value.workflow, caught.value.starts) == (FIRST, ("a", "b"))
     assert (caught.value.inputs, caught.value.max_steps) == ({"rows": 3}, 7)

@@ -22,7 +22,7 @@ from graflow_ckpt import task, workflow
 from graflow_ckpt.engine.settings import Settings
 
 SESSION = os.environ.get("SESSION", "s")
-with workflow("w", session_id=SESSION) as flow:
+with workflow("w", session_id=SESSION, grace=float(os.environ.get("GRACE", "30"))) as flow:
     @task
     def first():
         return os.getpid()
@@ -127,7 +127,7 @@ def test_a_killed_owner_is_taken_over_without_a_word(program: Path) -> None:
 
 
 def test_a_stopped_owner_is_ended_by_the_command_and_by_no_setting(program: Path) -> None:
-    with started(program, "wait") as old:
+    with started(program, "wait", GRACE="0.5") as old:  # what it does before it ends
         old.hear("at work")
         old.signal(signal.SIGSTOP)
         assert "in use by" in run(program, status=1)

@@ -107,15 +107,12 @@ class Proxy:
 
         self._order(order)
 
-    def drop_next_reply(self, to: bytes = b"", *, refuse: bool = False) -> None:
-        """Lose the reply to the next request (that holds `to`) and its connection. `dropped` tells when.
-
-        `refuse`: cut all others as well, and nobody listens any more.
-        """
+    def drop_next_reply(self, to: bytes = b"") -> None:
+        """Lose the reply to the next request (that holds `to`) and its connection. `dropped` tells when."""
 
         def order() -> None:
             self._dropped.clear()
-            self._drop, self._refusing = to, refuse
+            self._drop = to
 
         self._order(order)
 
@@ -203,8 +200,6 @@ class Proxy:
                     if data and self._is_the_one(pair, pipe):
                         return self._end_with(pair)
                     if pair.dropping and pipe is pair.answers:
-                        if self._refusing:
-                            self._cut_all_but(pair)
                         self._dropped.set()
                         return False
                     if self._drop is not None and pipe is pair.asks and data and self._drop in data:
@@ -234,17 +229,13 @@ class Proxy:
         call, self._call = self._call, None
         assert call is not None
         call()
-        self._cut_all_but(pair)
-        return False
-
-    def _cut_all_but(self, pair: _Pair) -> None:
-        """Cut the others; and let nobody in again, if so it was said."""
         if self._refusing:
             self._listener.close()
         for other in self._pairs:
             if other is not pair:
                 other.reset()
         self._pairs[:] = [pair]
+        return False
 
     def _accept(self) -> None:
         client, _ = self._listener.accept()

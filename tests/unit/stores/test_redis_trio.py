@@ -15,7 +15,7 @@ from graflow_ckpt.stores.redis import RedisStore
 from graflow_ckpt.stores.redis_trio import CHUNK
 from tests.proxy import Proxy
 from tests.unit.stores.kinds import REDIS, InRedis, only
-from tests.unit.stores.redis_trios import all_of, own_name, parts, put, read
+from tests.unit.stores.redis_trios import all_of, own_name, put, read
 
 pytestmark = only(*REDIS)
 
@@ -101,20 +101,23 @@ def test_a_commit_whose_reply_is_lost_is_asked_for_again(proxy: Proxy, kind: InR
 def test_a_commit_that_is_never_confirmed_may_stand_and_nothing_of_it_is_taken_away(
     proxy: Proxy, kind: InRedis
 ) -> None:
-    store = RedisStore(proxy.url)
+    store, direct = RedisStore(proxy.url), kind.open()
     put(store, "best", "one")
-    *rest, (name, meta) = parts("two", size=CHUNK)
 
-    def late(sink: object) -> None:
-        meta(sink)
-        proxy.drop_next_reply(b"\r\nbest\r\n", refuse=True)
+    def refuse() -> None:
+        while read(direct, "best")[0] != "two":
+            time.sleep(0.005)
+        proxy.refuse()
 
+    proxy.hold_next_reply(b"\r\nbest\r\n")
+    refusing = threading.Thread(target=refuse)
+    refusing.start()
     with kind.impatient(0.2), pytest.raises(SaveOutcomeUnknown, match="not confirmed"):
-        store.put(f"{store.folder}/best", [*rest, (name, late)], lease=None, stage="two")
+        put(store, "best", "two", size=CHUNK)
+    refusing.join()
 
-    direct, end = kind.open(), time.monotonic() + 10
-    while read(direct, f"{direct.folder}/best")[0] != "two":  # it is on its way
-        assert time.monotonic() < end
+    assert read(direct, "best") == ("two", b"two" * CHUNK, b"two")
+    assert len(kind.pieces()) == 4
 
 
 def test_ctrl_c_while_the_commit_is_confirmed_takes_nothing_away(proxy: Proxy, kind: InRedis) -> None:

@@ -92,6 +92,16 @@ class TrioContract(Contract):
 
         assert read(opener(), path).values == values_of("one")
 
+    def test_a_list_that_names_a_part_twice_is_refused_and_nothing_changes(self, opener: Opener) -> None:
+        store = opener()
+        path = put(store, "best", "one")
+        first, *rest = parts_of("two")
+
+        with pytest.raises(ValueError, match=first[0]):
+            store.put(path, [first, first, *rest], lease=None, stage="two")
+
+        assert read(opener(), path).values == values_of("one")
+
     def test_nothing_is_seen_of_a_trio_before_its_last_part_is_written(self, opener: Opener) -> None:
         store, other = opener(), opener()
         path = path_of(store, "best")

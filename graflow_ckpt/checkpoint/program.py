@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from graflow_ckpt.checkpoint.codec import encode
-from graflow_ckpt.checkpoint.fingerprint import Fingerprint, fingerprints, summary
+from graflow_ckpt.checkpoint.fingerprint import Fingerprint, fingerprints, outline
 from graflow_ckpt.checkpoint.kinds import NotPlain
 from graflow_ckpt.checkpoint.model import NOT_JSON, Document
 from graflow_ckpt.checkpoint.pickles import check_picklable, live_bytes, load_live
@@ -104,7 +104,7 @@ def current_tasks(graph: TaskGraph) -> list[CurrentTask]:
 def summary_of(graph: TaskGraph) -> str:
     """One digest for graph and tasks: if a checkpoint has the same, nothing has to be compared."""
     own = [node for name, node in graph.nodes.items() if name not in graph.made]
-    code = summary({node.name: node for node in own if isinstance(node, Task)})
+    code = outline({node.name: node for node in own if isinstance(node, Task)})
     edges = [(node.name, [t for t in graph.successors[node.name] if t not in graph.made]) for node in own]
     whole = repr((code, graph.starts, edges))
     return hashlib.blake2b(whole.encode(errors="surrogatepass"), digest_size=16).hexdigest()

@@ -247,6 +247,10 @@ class Reader:
     def body(self, task: object) -> object:
         """What a task runs: decorations that say where the function is are taken off."""
         while type(task) is not FunctionType:
+            made: Any = task
+            if issubclass(type(made), Task) and not made.arguments:
+                task = made.func
+                continue
             inner = self._inner(task)
             if inner is None or inner is task:
                 break
@@ -268,6 +272,16 @@ class Reader:
             self._class(reading, value)
         else:
             self._refer(reading, "", value)
+        return reading
+
+    def names_in(self, function: FunctionType) -> Reading | None:
+        """What the globals that a function names say; None if it says more than its code and these."""
+        reading = Reading()
+        shape = shape_of(function.__code__, self._shapes)
+        if shape.imports or self._origin(_home(function)) != OWN:
+            return None
+        for name in shape.loads:
+            self._global(reading, name, function.__globals__, shape)
         return reading
 
     # --- functions and classes of the user's own modules ---

@@ -107,8 +107,8 @@ class _Printer:
         """Functions that are nothing but code are read once for all that differ in their constants alone."""
         kinds: dict[tuple[object, ...], int | None] = {}
         texts, rows = [_WRITTEN, repr(list(tasks))], list[object]()
-        for task in tasks.values():
-            number, body = None, self._reader.body(task)
+        for task, body in zip(tasks.values(), self._reader.bodies, strict=True):
+            number = None
             if type(body) is FunctionType and _is_bare(body):
                 code = body.__code__
                 if _SIMPLE.issuperset(map(type, code.co_consts)):

@@ -105,7 +105,8 @@ def summary_of(graph: TaskGraph) -> str:
     """One digest for graph and tasks: if a checkpoint has the same, nothing has to be compared."""
     own = [node for name, node in graph.nodes.items() if name not in graph.made]
     code = outline({node.name: node for node in own if isinstance(node, Task)})
-    edges = [(node.name, [t for t in graph.successors[node.name] if t not in graph.made]) for node in own]
+    joined = (node.name for node in own if graph.successors[node.name] or not isinstance(node, Task))
+    edges = [(name, [t for t in graph.successors[name] if t not in graph.made]) for name in joined]
     whole = repr((code, graph.starts, edges))
     return hashlib.blake2b(whole.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 

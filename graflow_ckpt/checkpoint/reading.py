@@ -239,8 +239,8 @@ class Reader:
 
     def __init__(self, tasks: Collection[object], packages: Collection[str] = ()) -> None:
         self._shapes: dict[int, tuple[CodeType, Shape]] = {}  # by id; the code keeps its id its own
-        self._kept = [body for task in tasks for body in (task, self.body(task))]
-        self._kept += [task.func for task in tasks if isinstance(task, Task)]
+        self.bodies = [self.body(task) for task in tasks]
+        self._kept = [*tasks, *self.bodies, *(task.func for task in tasks if isinstance(task, Task))]
         self._tasks = frozenset(map(id, self._kept))
         self._origin = Origins([*packages, *declaring(self._kept, self._inner)]).of
 

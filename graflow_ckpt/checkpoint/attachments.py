@@ -114,12 +114,12 @@ def _digest(path: str) -> str:
         with open(path, "rb", buffering=0) as file:
             while piece := _read(file):
                 if len(piece) < CHUNK and not chunks and hasher is None:
-                    return digest_of([memoryview(piece)])
+                    return digest_of(piece)
                 hasher = hasher or Hasher()
-                hasher.take([memoryview(piece)])
+                hasher.take(piece)
                 chunks += hasher.results(leave=2)
         if hasher is None:
-            return digest_of([])
+            return digest_of(b"")
         return name_of([*chunks, *hasher.results(leave=0)])
     finally:
         if hasher is not None:

@@ -202,13 +202,13 @@ def _digests(payloads: Sequence[memoryview]) -> Iterator[tuple[str, ...]]:
     """The digests of the chunks of each: by this thread and a second one, chunk about."""
     chunks = [chunk for payload in payloads for chunk in _cut(payload)]
     if len(chunks) < 4:
-        results = [digest_of([chunk]) for chunk in chunks]
+        results = [digest_of(chunk) for chunk in chunks]
     else:
         other, results = Hasher(), [""] * len(chunks)
         try:
             for chunk in chunks[1::2]:
-                other.take([chunk])
-            results[::2] = [digest_of([chunk]) for chunk in chunks[::2]]
+                other.take(chunk)
+            results[::2] = [digest_of(chunk) for chunk in chunks[::2]]
             results[1::2] = other.results(leave=0)
         finally:
             other.close()
@@ -226,7 +226,7 @@ def _copies(content: Content, payload: memoryview) -> Iterator[bytes]:
     for expected, chunk in zip(content.digest.chunks, _cut(payload), strict=True):
         piece = bytes(chunk)
         chunk.release()
-        if digest_of([memoryview(piece)]) != expected:
+        if digest_of(piece) != expected:
             raise _Changed
         yield piece
 

@@ -1,7 +1,7 @@
 """Digests of parts: taken while a part is written, checked before its bytes are handed out.
 
 A part is digested with blake3 in chunks of 4 MiB: in a second thread, while the caller writes or
-reads the next chunk, or by the caller if there is one chunk only. What is written goes through a
+reads another chunk, or by the caller if there is one chunk only. What is written goes through a
 buffer, since a value may change while it is saved, and the digest has to be that of what goes out. Who
 reads gets the bytes in its own buffer, and `readinto` returns when the digests of all of them have been
 compared. One pass, so that what was checked is what is used.
@@ -12,9 +12,10 @@ Not here: who vouches for the digests (seal.py).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from mmap import mmap
 from queue import SimpleQueue
 from threading import Thread
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from blake3 import blake3
 
@@ -24,7 +25,7 @@ from graflow_ckpt.core.protocols import Buffer, Sink, Source
 CHUNK: Final = 4 << 20
 _AHEAD: Final = 4  # chunks on their way to the thread: if it is slow, its caller waits
 
-Pieces = list[memoryview]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,31 +43,27 @@ class Digest:
 class DigestingSink:
     """Passes on what is written, and digests it. As a context it ends its thread in any case.
 
-    All of it goes through a buffer of one chunk: what is digested and what goes out are the same bytes, also
-    where another thread changes the value meanwhile. A second buffer is filled while the thread digests.
+    All of it goes through buffers of one chunk: what is digested and what goes out are the same bytes, also
+    where another thread changes the value meanwhile. While one goes out, the thread fills the other from the
+    value, and digests it.
     """
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self._size = self._filled = 0
-        self._buffer = bytearray()  # of a part of one chunk no more than it needs
-        self._spare: bytearray | None = None
+        self._small = bytearray()  # a part of one chunk takes no more than it needs
+        self._buffer = self._spare = memoryview(b"")
         self._chunks: list[str] = []
         self._hasher: Hasher | None = None
 
     def write(self, data: Buffer, /) -> int:
         view = memoryview(data).cast("B")
-        start = 0
-        while start < view.nbytes:
-            if self._filled == CHUNK:
-                self._hand_over()
-            piece = view[start : start + CHUNK - self._filled]
-            if self._spare is None:
-                self._buffer += piece
-            else:
-                self._buffer[self._filled : self._filled + piece.nbytes] = piece
-            self._filled += piece.nbytes
-            start += piece.nbytes
+        rest = view[self._pass_on(view) :] if self._filled + view.nbytes > CHUNK else view
+        if self._hasher is None:
+            self._small += rest
+        else:
+            self._buffer[self._filled : self._filled + rest.nbytes] = rest
+        self._filled += rest.nbytes
         self._size += view.nbytes
         return view.nbytes
 
@@ -74,9 +71,9 @@ class DigestingSink:
         """Pass on the rest; the digest of all that was written."""
         last = []
         if self._filled:
-            with memoryview(self._buffer)[: self._filled] as rest:
-                last = [digest_of([rest])]
-                self._sink.write(rest)
+            rest = self._buffer[: self._filled] if self._hasher else memoryview(self._small)
+            last = [digest_of(rest)]
+            self._sink.write(rest)
         if self._hasher:
             self._chunks += self._hasher.results(leave=0)
         self.close()
@@ -93,14 +90,27 @@ class DigestingSink:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # A full chunk is handed over when something follows it: a part of one chunk starts no thread.
-    def _hand_over(self) -> None:
-        self._hasher = self._hasher or Hasher()
-        self._hasher.take([memoryview(self._buffer)])
-        self._sink.write(memoryview(self._buffer))
-        self._chunks += self._hasher.results(leave=1)  # the spare one has been digested
-        self._buffer, self._spare = self._spare or bytearray(CHUNK), self._buffer
+    # The chunks that something follows: a part of one chunk starts no thread. How much of the view that is.
+    def _pass_on(self, view: memoryview) -> int:
+        hasher = self._hasher
+        if hasher is None:
+            hasher = self._hasher = Hasher()
+            # pages: what is aligned is copied in half the time
+            self._buffer, self._spare = memoryview(mmap(-1, CHUNK)), memoryview(mmap(-1, CHUNK))
+            self._buffer[: self._filled] = self._small
+        missing = CHUNK - self._filled
+        end = missing + (view.nbytes - missing - 1) // CHUNK * CHUNK
+        hasher.fill(self._buffer, view[:missing])
+        for start in range(missing, end + 1, CHUNK):
+            chunk = hasher.filled()
+            if start < end:
+                hasher.fill(self._spare, view[start : start + CHUNK])  # holds the interpreter's lock
+            hasher.take(chunk)
+            self._sink.write(chunk)
+            self._buffer, self._spare = self._spare, self._buffer
+        self._chunks += hasher.results(leave=1)  # what is filled next has been digested
         self._filled = 0
+        return end
 
 
 class VerifyingSource:
@@ -156,9 +166,9 @@ class VerifyingSource:
             self._read(piece)
             done += piece.nbytes
             if self._hasher is None:
-                checked = self._compare(checked, [digest_of([piece])])
+                checked = self._compare(checked, [digest_of(piece)])
             else:
-                self._hasher.take([piece])
+                self._hasher.take(piece)
                 checked = self._compare(checked, self._hasher.results(leave=_AHEAD))
         if self._hasher is not None:
             self._compare(checked, self._hasher.results(leave=0))
@@ -173,7 +183,7 @@ class VerifyingSource:
         self._chunk = self._chunk or bytearray(min(CHUNK, self.size))
         piece = memoryview(self._chunk)[: self._length(self._next)]
         self._read(piece)
-        self._compare(self._next - 1, [digest_of([piece])])
+        self._compare(self._next - 1, [digest_of(piece)])
         self._rest = piece
 
     def _length(self, chunk: int) -> int:
@@ -205,24 +215,32 @@ class Hasher:
     """The second thread. Chunks go in, their digests come out in the same order."""
 
     def __init__(self) -> None:
-        self._todo: SimpleQueue[Pieces | None] = SimpleQueue()
-        self._done: SimpleQueue[str] = SimpleQueue()
+        self._todo: SimpleQueue[tuple[memoryview, memoryview | None] | None] = SimpleQueue()
+        self._filled: SimpleQueue[memoryview | Exception] = SimpleQueue()
+        self._done: SimpleQueue[str | Exception] = SimpleQueue()
         self._out = 0
         self._thread = Thread(target=self._run, name="graflow-ckpt-digest", daemon=True)
         self._thread.start()
 
-    def take(self, pieces: Pieces) -> None:
-        self._todo.put(pieces)
+    def take(self, chunk: Buffer) -> None:
+        """Digest it."""
+        self._todo.put((memoryview(chunk), None))
         self._out += 1
+
+    def fill(self, chunk: memoryview, piece: memoryview) -> None:
+        """Copy the piece to the chunk's end."""
+        self._todo.put((chunk, piece))
+
+    def filled(self) -> memoryview:
+        """The next chunk that was to be filled, when it is."""
+        return _sound(self._filled.get())
 
     def results(self, leave: int) -> list[str]:
         """Waits until at most `leave` digests are missing; gives those that have come."""
         found: list[str] = []
         while self._out > leave:
-            found.append(self._done.get())
             self._out -= 1
-        if "" in found:
-            raise RuntimeError("The digest thread has failed; its own message says why.")
+            found.append(_sound(self._done.get()))
         return found
 
     def close(self) -> None:
@@ -230,20 +248,28 @@ class Hasher:
         self._thread.join()
 
     def _run(self) -> None:
-        while (pieces := self._todo.get()) is not None:
-            found = ""
+        while (todo := self._todo.get()) is not None:
+            chunk, piece = todo
             try:
-                found = digest_of(pieces)
-            finally:
-                self._done.put(found)  # whatever happens: somebody waits for it
+                if piece is None:
+                    self._done.put(digest_of(chunk))
+                else:
+                    chunk[len(chunk) - len(piece) :] = piece
+                    self._filled.put(chunk)
+            except Exception as error:  # noqa: BLE001  # whatever happens: somebody waits for it
+                self._filled.put(error)
+                self._done.put(error)
 
 
-def digest_of(pieces: Pieces) -> str:
+def _sound(found: T | Exception) -> T:
+    if isinstance(found, Exception):
+        raise found
+    return found
+
+
+def digest_of(chunk: Buffer) -> str:
     """The digest of one chunk."""
-    digest = blake3()
-    for piece in pieces:
-        digest.update(piece)
-    return digest.hexdigest()
+    return blake3(chunk).hexdigest()
 
 
 def fill(source: Source, buffer: memoryview) -> int:

@@ -27,7 +27,6 @@ from graflow_ckpt._restore import Unpickler, other_python, written_by
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, NotStorable
 from graflow_ckpt.core.protocols import Buffer, Sink, Source
 
-SLICE: Final = 8 << 20
 LARGE: Final = 64 << 10
 """From here on a payload is written outside of all frames: Python's number, not ours."""
 
@@ -46,7 +45,7 @@ def dump(value: Any, sink: Sink, root: str = "value", aside: Aside | None = None
 
     What `aside` takes of its large payloads is left out: the reader has to put it back in that place.
     """
-    _pickle(value, _Slices(sink, aside), None, root)
+    _pickle(value, _Through(sink, aside), None, root)
 
 
 def load(source: Source) -> Any:
@@ -216,8 +215,8 @@ class Kept(_Digesting):
         return b"".join(self._parts) if self.size <= self._limit else None
 
 
-class _Slices(_Out):
-    """Large payloads go to the sink in slices, so that it can digest one while it writes the next."""
+class _Through(_Out):
+    """All of it goes to the sink, uncopied; or, of the large payloads, aside."""
 
     def __init__(self, sink: Sink, aside: Aside | None) -> None:
         self._sink = sink
@@ -230,13 +229,9 @@ class _Slices(_Out):
                 self._written += len(data)
                 return self._sink.write(data)
             view = data.raw() if isinstance(data, pickle.PickleBuffer) else memoryview(data).cast("B")
-            size = view.nbytes
-            if self._aside is not None and size >= LARGE and self._aside.take(view, self._written):
-                return size
-            for start in range(0, size, SLICE):
-                self._sink.write(view[start : start + SLICE])
-            self._written += size
-            return size
+            if self._aside is None or view.nbytes < LARGE or not self._aside.take(view, self._written):
+                self._written += self._sink.write(view)
+            return view.nbytes
         except BaseException as failure:
             self.failure = failure
             raise

@@ -14,8 +14,10 @@ what it hands on is seen in that task's own row. Not here: what to do about a ch
 
 from __future__ import annotations
 
+import marshal
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
+from hashlib import blake2b
 from types import CodeType, FunctionType, NoneType
 from typing import Any, Literal, NamedTuple
 
@@ -106,7 +108,7 @@ class _Printer:
     def outline(self, tasks: Mapping[str, object]) -> str:
         """Functions that are nothing but code are read once for all that differ in their constants alone."""
         kinds: dict[tuple[object, ...], int | None] = {}
-        texts, rows = [_WRITTEN, repr(list(tasks))], list[object]()
+        rows: list[object] = []
         for task, body in zip(tasks.values(), self._reader.bodies, strict=True):
             number = None
             if type(body) is FunctionType and _is_bare(body):
@@ -121,9 +123,9 @@ class _Printer:
                     if number == -1:
                         named = self._reader.names_in(body)
                         number = kinds[kind] = None if named is None else len(kinds)
-                        texts.append(repr((kind[:-2], named and self._print(named))))
+                        rows.append((kind[:-2], named and tuple(self._print(named))))
             rows += (number, code.co_consts) if number is not None else self.take(task)
-        return digest_of([*texts, repr(rows)]).hex()
+        return digest_of_plain((_WRITTEN, list(tasks), rows))
 
     def _print(self, reading: Reading) -> Fingerprint:
         texts, names = list(reading.parts), set(reading.not_seen)
@@ -153,6 +155,11 @@ class _Printer:
                 texts.append(str(numbers[id(lead)]))
         known = self._reached[id(helper)] = (helper, digest_of(texts), frozenset(not_seen))
         return known[1:]
+
+
+def digest_of_plain(value: Any) -> str:
+    """Of texts, numbers and lists of them: in format 2 marshal writes equal ones alike, shared or not."""
+    return blake2b(marshal.dumps(value, 2), digest_size=16).hexdigest()
 
 
 def _is_bare(function: FunctionType) -> bool:

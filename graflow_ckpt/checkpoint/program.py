@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from graflow_ckpt.checkpoint.codec import encode
-from graflow_ckpt.checkpoint.fingerprint import Fingerprint, fingerprints, outline
+from graflow_ckpt.checkpoint.fingerprint import Fingerprint, digest_of_plain, fingerprints, outline
 from graflow_ckpt.checkpoint.kinds import NotPlain
 from graflow_ckpt.checkpoint.model import NOT_JSON, Document
 from graflow_ckpt.checkpoint.pickles import check_picklable, live_bytes, load_live
@@ -107,8 +107,7 @@ def summary_of(graph: TaskGraph) -> str:
     code = outline({node.name: node for node in own if isinstance(node, Task)})
     joined = (node.name for node in own if graph.successors[node.name] or not isinstance(node, Task))
     edges = [(name, [t for t in graph.successors[name] if t not in graph.made]) for name in joined]
-    whole = repr((code, graph.starts, edges))
-    return hashlib.blake2b(whole.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+    return digest_of_plain((code, graph.starts, edges))
 
 
 def saved_tasks(facts: Document, *, noted: bool = False) -> list[SavedTask]:

@@ -66,10 +66,11 @@ def flag(name: str, value: object) -> None:
         raise refused(name, value, "True or False")
 
 
-def text(name: str, value: object) -> None:
-    """Refuse what is not a text, or is empty."""
+def text(name: str, value: object) -> str:
+    """Return a text as Python's own; refuse what is none, or is empty."""
     if not isinstance(value, str) or not value:
         raise refused(name, value, "a text that is not empty")
+    return str.__str__(value)
 
 
 def kind(name: str, value: object, kinds: type | tuple[type, ...], expected: str) -> None:

@@ -105,7 +105,8 @@ class TaskGraph:
     def add_edge(self, source: str, target: str) -> None:
         """`target` follows `source`."""
         for name in (source, target):
-            self.get_node(name)
+            if name not in self.nodes:
+                self.get_node(name)  # which says what there is
         if target not in self.successors[source]:
             self.successors[source].append(target)
 
@@ -146,7 +147,7 @@ class TaskGraph:
         self.looped = {}
         self._refuse_two_entries(loops)
         self.routes = {name: Route(node) for name, node in self.nodes.items()}
-        preds: dict[str, list[str]] = {name: [] for name in self.nodes}
+        preds: dict[str, list[str]] = {}
         for source, targets in self.successors.items():
             route = self.routes[source]
             route.forward = tuple(targets)
@@ -154,10 +155,10 @@ class TaskGraph:
                 route.loops = self.looped[source] = tuple(t for t in targets if (source, t) in loops)
                 route.forward = tuple(t for t in targets if (source, t) not in loops)
             for target in route.forward:
-                preds[target].append(source)
+                preds.setdefault(target, []).append(source)
         everywhere = len(self.live) == len(self.nodes)
         for name, route in self.routes.items():
-            route.preds = tuple(preds[name])
+            route.preds = tuple(preds.get(name, ()))
             route.indegree = len(route.preds)
             if not everywhere:
                 route.indegree = sum(self._counts(p, name) for p in route.preds)
@@ -349,6 +350,9 @@ class TaskGraph:
                 live = set(done)
                 continue
             if root in done:
+                continue
+            if done.issuperset(self.successors[root]):
+                done.add(root)
                 continue
             stack = [(root, iter(self.successors[root]))]
             on_path.add(root)

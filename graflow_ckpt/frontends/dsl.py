@@ -106,6 +106,7 @@ def task(func: Callable[..., Any] | None = None, /, *, id: str | None = None, **
         name = id or getattr(function, "__name__", "")
         if not name:
             raise GraphError(f"{function!r} has no name.", hint="Give one: @task(id=...).")
+        name = arguments.text("id", name)
         decorated = registered(DecoratedTask(name, function, made))
         current = collector.get()
         if isinstance(current, Workflow):

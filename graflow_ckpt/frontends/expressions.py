@@ -7,7 +7,7 @@ them; a part that ends up in a larger expression counts only there. Elsewhere th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from itertools import count
 from types import MappingProxyType
@@ -65,9 +65,10 @@ class DecoratedTask(Task, Joined):
         """Run the body directly, as if it had never been decorated."""
         return self.func(*args, **kwargs)
 
-    def bind(self, *, id: str | None = None, **arguments: Any) -> DecoratedTask:  # noqa: A002
+    def bind(self, *, id: str | None = None, **given: Any) -> DecoratedTask:  # noqa: A002
         """The same body as another task, with some of its arguments given."""
-        bound = DecoratedTask(id or self.name, self.func, self.options, {**self.arguments, **arguments})
+        name = self.name if id is None else arguments.text("id", id)
+        bound = DecoratedTask(name, self.func, self.options, {**self.arguments, **given})
         registered(bound)
         return bound
 
@@ -160,7 +161,7 @@ class Parallel(Joined):
             flat += member.members if plain else (member,)
         self.members = tuple(flat)
         self.policy = policy
-        self.name = name
+        self.name = name if name is None else arguments.text("name", name)
         _collect(self, members)
 
     def with_policy(self, policy: GroupPolicy, name: str | None = None) -> Parallel:
@@ -221,7 +222,7 @@ def _add_group(graph: TaskGraph, expression: Parallel) -> tuple[list[str], list[
         first, last = add_to(graph, member)
         heads += first
         tails += last
-        inside |= _tasks_of(member)
+        inside.update(_tasks_of(member))
     policy = expression.policy or All()
     policy.need(len(set(tails)))  # refuses a policy that can never be met
     what = (policy, tuple(dict.fromkeys(tails)), frozenset(inside))
@@ -249,11 +250,11 @@ def _is_group(graph: TaskGraph, name: str, what: What) -> bool:
     return isinstance(node, Group) and (node.policy, node.members, node.inside) == what
 
 
-def _tasks_of(expression: Expression) -> set[str]:
+def _tasks_of(expression: Expression) -> Collection[str]:
     if isinstance(expression, Task):
-        return {expression.name}
+        return (expression.name,)
     parts = expression.parts if isinstance(expression, Chain) else expression.members
-    return set().union(*(_tasks_of(part) for part in parts))
+    return set().union(*map(_tasks_of, parts))
 
 
 # --- who collects ----------------------------------------------------------------------

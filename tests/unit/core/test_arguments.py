@@ -80,6 +80,9 @@ WRONG: dict[str, Callable[[], object]] = {
     "@task: 5 is not a function": lambda: task(ANY or 5),
     "@task: 'name' is not a function": lambda: task(ANY or "name"),
     "id: '' is not a text": lambda: task(id=""),
+    "id: 5 is not a text": lambda: task(print).bind(id=ANY or 5),
+    "id: '' is not a text.": lambda: task(print).bind(id=""),
+    "name: 5 is not a text": lambda: group(task(print), name=ANY or 5),
     "@task has no option 'max_retry'.*Did you mean 'max_retries'": lambda: task(max_retry=3),  # type: ignore[call-overload]
     "EverySeconds: 1000.*is not a finite": lambda: EverySeconds(10**400),
     "EveryN: '10' is not": lambda: EveryN(ANY or "10"),

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import threading
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -543,3 +544,13 @@ def test_what_was_put_into_the_channel_is_an_input_and_the_call_wins() -> None:
         flow.execute(inputs={"rows": 5})
 
     assert caught.value.inputs == {"rows": 5, "more": 4}
+
+
+def test_an_id_of_an_enum_is_its_text() -> None:
+    class Names(StrEnum):
+        FIRST = "first"
+
+    made = task(id=Names.FIRST)(print)
+
+    names = [made.name, made.bind(id=Names.FIRST).name, group(made, name=Names.FIRST).name]
+    assert [(type(name), name) for name in names] == [(str, "first")] * 3

@@ -16,7 +16,7 @@ from dataclasses import fields, replace
 from difflib import get_close_matches
 from numbers import Real
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, cast, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from graflow_ckpt.checkpoint.retention import DEFAULT, Retention
 from graflow_ckpt.core import arguments
@@ -49,15 +49,13 @@ from graflow_ckpt.frontends.expressions import (
     registered,
 )
 from graflow_ckpt.frontends.overrides import Planned, overrides
+from graflow_ckpt.links import environment
 from graflow_ckpt.stores import Place, address_of
 
 if TYPE_CHECKING:  # the engine is loaded when something is executed
     from graflow_ckpt.engine.context import ExecutionContext
     from graflow_ckpt.fleet.door import Existing, Where
     from graflow_ckpt.fleet.handle import Handle
-
-
-_DURABILITY: Final = "GRAFLOW_CKPT_DURABILITY"
 
 
 @overload
@@ -369,6 +367,8 @@ def workflow(
     import graflow_ckpt.engine.engine  # noqa: F401 - it will be run: better now than between call and first task
 
     arguments.text("workflow", name)
+    for mistyped in environment.unknown():
+        environment.tell(mistyped)
     if session_id is not None:
         arguments.kind("session_id", session_id, str, "a session id")
     for what, value in (
@@ -381,7 +381,7 @@ def workflow(
     settings = Settings(
         workflow=name,
         program=_file_of(sys._getframe(1).f_code.co_filename),
-        durability=cast(Any, os.environ.get("GRAFLOW_CKPT_DURABILITY", "auto"))
+        durability=cast(Any, os.environ.get(environment.variable("durability"), "auto"))
         if durability is None
         else durability,
         resume=resume,

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from graflow_ckpt.core.errors import BadAddress, CheckpointError, GraphError, not_installed
-from graflow_ckpt.interfaces.sources import DEFAULT, BadSetting, Given, Origin, variable
+from graflow_ckpt.interfaces.sources import DEFAULT, BadSetting, Given, Origin
 from graflow_ckpt.links.addresses import masked, parse
+from graflow_ckpt.links.environment import variable
 
 try:
     from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationError

@@ -18,30 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.links.environment import NAMES, PREFIX, variable
 
-PREFIX = "GRAFLOW_CKPT_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 FILE_NAME = "graflow-ckpt.toml"
 SECTION = "fleet"
 
-NAMES = (
-    "redis_url", "rq_url", "key", "key_file", "queues", "workers", "preload", "lease", "budget",
-    "grace", "code_patience", "log", "observers",
-)  # fmt: skip
-"""What can be set, in the order in which it is shown."""
-
 FLAGS = {"redis_url": "--url"} | {
     name: f"--{name.replace('_', '-')}" for name in NAMES if name not in ("redis_url", "key", "key_file")
 }
-
-ALONE = (
-    "store", "session", "durability", "check", "config", "local_url", "memory_url", "sqlite_url",
-    "postgres_url", "s3_url", "gcs_url", "azure_url", "cache_url", "fallback", "fernet_key", "slow_save",
-)  # fmt: skip
-"""Variables that are read elsewhere, and by no file."""
-
-OF_COMPOSE = ("redis_password", "redis_memory", "redis_port", "code")
-"""Variables of docker-compose.yml, which a shell has that has read `.env`."""
 
 
 class BadSetting(GraflowError, ValueError):
@@ -70,10 +55,6 @@ class Given:
     values: dict[str, Any] = field(default_factory=dict, repr=False)  # Any: not validated yet
     origins: dict[str, Origin] = field(default_factory=dict)
     file: str | None = None  # that was read
-
-
-def variable(name: str) -> str:
-    return f"{PREFIX}{name.upper()}"
 
 
 def gather(
@@ -106,12 +87,6 @@ def gather(
     typed = {name: value for name, value in (flags or {}).items() if value is not None}
     take(typed, {name: Origin("flag", FLAGS[name]) for name in typed})
     return Given(values, origins, None if path is None else str(path))
-
-
-def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
-    """Variables that look like ours and are read by nothing: commonly a name that was mistyped."""
-    known = {variable(name) for name in (*NAMES, *ALONE, *OF_COMPOSE)}
-    return sorted(name for name in environment if name.startswith(PREFIX) and name not in known)
 
 
 # --- the file --------------------------------------------------------------------------

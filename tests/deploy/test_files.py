@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.interfaces.sources import ALONE, NAMES, OF_COMPOSE, PREFIX
+from graflow_ckpt.links.environment import ALONE, NAMES, OF_COMPOSE, PREFIX
 from tests.deploy.composed import ROOT, document, variables
 from tests.deploy.files import (
     EXAMPLE,

@@ -19,8 +19,8 @@ from graflow_ckpt.core.errors import CheckpointError, GraflowError, PackageMissi
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.manner import Finding
-from graflow_ckpt.interfaces.sources import unknown
 from graflow_ckpt.links.addresses import masked
+from graflow_ckpt.links.environment import unknown
 from graflow_ckpt.stores import folder_on_disk, open_store
 from graflow_ckpt.stores.fallback import Fallback, entries
 from graflow_ckpt.stores.keys import Keyring, local_key_path, uses_local_key

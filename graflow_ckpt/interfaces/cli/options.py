@@ -13,7 +13,8 @@ from click.shell_completion import CompletionItem
 
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.manner import Manner
-from graflow_ckpt.interfaces.sources import CONFIG_VARIABLE, FILE_NAME, BadSetting, gather, variable
+from graflow_ckpt.interfaces.sources import CONFIG_VARIABLE, FILE_NAME, BadSetting, gather
+from graflow_ckpt.links.environment import variable
 
 if TYPE_CHECKING:
     from graflow_ckpt.interfaces.settings import Resolved

@@ -9,8 +9,9 @@ import click
 from graflow_ckpt.core.redaction import HIDDEN
 from graflow_ckpt.interfaces.cli.manner import Document
 from graflow_ckpt.interfaces.cli.options import common, fleet, manner_of, settings
-from graflow_ckpt.interfaces.sources import ALONE, NAMES, Origin, unknown, variable
+from graflow_ckpt.interfaces.sources import Origin
 from graflow_ckpt.links.addresses import masked
+from graflow_ckpt.links.environment import ALONE, NAMES, unknown, variable
 
 EXAMPLES = """\b
 Examples:

@@ -14,7 +14,7 @@ import click
 from graflow_ckpt.core.errors import BadAddress
 from graflow_ckpt.interfaces.cli.manner import Manner
 from graflow_ckpt.interfaces.cli.options import common, fleet, kept, manner_of, with_fleet
-from graflow_ckpt.interfaces.sources import PREFIX, unknown, variable
+from graflow_ckpt.links.environment import PREFIX, unknown, variable
 
 if TYPE_CHECKING:
     from graflow_ckpt.fleet.worker import PoolSettings

@@ -554,3 +554,18 @@ def test_an_id_of_an_enum_is_its_text() -> None:
 
     names = [made.name, made.bind(id=Names.FIRST).name, group(made, name=Names.FIRST).name]
     assert [(type(name), name) for name in names] == [(str, "first")] * 3
+
+
+def test_a_variable_that_nothing_reads_is_told_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("GRAFLOW_CKPT_STOER", "sqlite:///a.db")
+    monkeypatch.setenv("GRAFLOW_CKPT_XYZZY", "1")
+
+    workflow("w")
+    workflow("w")
+
+    assert caplog.messages == [
+        "GRAFLOW_CKPT_STOER is set, and nothing reads it. Did you mean GRAFLOW_CKPT_STORE?",
+        "GRAFLOW_CKPT_XYZZY is set, and nothing reads it.",
+    ]

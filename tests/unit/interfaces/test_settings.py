@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from graflow_ckpt.interfaces.settings import FleetSettings, Resolved, resolve
-from graflow_ckpt.interfaces.sources import FLAGS, NAMES, BadSetting, Given, Origin, find, gather, unknown
+from graflow_ckpt.interfaces.sources import FLAGS, BadSetting, Given, Origin, find, gather
+from graflow_ckpt.links.environment import NAMES, unknown
 
 SECRET = "geheim"
 URL = f"redis://me:{SECRET}@host:6380/2"

@@ -46,5 +46,7 @@ def unknown(environment: Mapping[str, str] = os.environ) -> list[str]:
 @cache
 def tell(name: str) -> None:
     """Say of a variable that nothing reads it."""
-    near = get_close_matches(name, sorted(KNOWN), 1)
-    _logger.warning("%s is set, and nothing reads it.%s", name, f" Did you mean {near[0]}?" if near else "")
+    names = [known.removeprefix(PREFIX) for known in sorted(KNOWN)]
+    near = get_close_matches(name.removeprefix(PREFIX), names, 1)
+    meant = f" Did you mean {PREFIX}{near[0]}?" if near else ""
+    _logger.warning("%s is set, and nothing reads it.%s", name, meant)

@@ -149,6 +149,7 @@ def run(step: Program | Command, folder: Path) -> subprocess.CompletedProcess[st
         "PYTHONPATH": str(ROOT),
         "PYTHONWARNINGS": "error",
         "COLUMNS": "120",
+        "PYTEST_ADDOPTS": "--rootdir=. -p no:cacheprovider",  # whatever somebody has left in a folder above
     }
     return subprocess.run(
         argv,

@@ -8,7 +8,6 @@ a stored session: add a flow, and leave the others as they are.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 import sys
@@ -27,10 +26,15 @@ def ran(context):
         threading.Event().wait()
 
 
-@dataclasses.dataclass
-class Point:
-    x: int
-    y: list
+class Point:  # not a dataclass: methods of the standard library's would travel with it, with their paths
+    def __init__(self, x, y):
+        self.x = x
+        self.y = y
+
+    def __eq__(self, other):
+        return (self.x, self.y) == (other.x, other.y)
+
+    __hash__ = None
 
 
 @task(inject_context=True)

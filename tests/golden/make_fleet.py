@@ -1,7 +1,8 @@
 """Writes what stands in the Redis of a fleet into fleet-N, once: `python -m tests.golden.make_fleet`.
 
 fleet-1 was written by commit 55b29496, before the package was rebuilt, by Python 3.11 and by 3.13: code that
-is stored by value can be opened by the minor version of Python that stored it, and by no other.
+is stored by value can be opened by the minor version of Python that stored it, and by no other. PYTHONPATH is
+a copy of that commit in /tmp, because the paths of its files stand in tracebacks.
 
 A server, a pool of two workers, sessions that a program submits (fleet_flows.py). The pool is killed in the
 middle of two tasks; then more is submitted that no worker begins on. What the server holds after that is

@@ -141,7 +141,7 @@ format-check: .venv/.stamp
 	$(BIN)/ruff format --check .
 
 types: .venv/.stamp
-	$(BIN)/mypy --strict graflow_ckpt $(wildcard tests/typing) benchmarks
+	$(BIN)/mypy --strict graflow_ckpt $(wildcard tests/typing) tests/house.py tests/one_task.py benchmarks
 
 layers: .venv/.stamp
 	$(BIN)/lint-imports --no-logo
@@ -153,6 +153,10 @@ docs: .venv/.stamp
 format: .venv/.stamp  ## formats the code and mends what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+.PHONY: house
+house: .venv/.stamp  ## how far the package is from the rules of its shape; ARGS="slivers runs": where it breaks them
+	@$(BIN)/python -m tests.house $(ARGS)
 
 .PHONY: bench
 bench: .venv/.stamp  ## all benchmarks against their bars; writes benchmarks/results/

@@ -137,7 +137,7 @@ def _goto(graph: TaskGraph, route: Route, gotos: list[Next]) -> list[Op]:
         ops = [("skipped", target) for target in cut]
     for item in gotos:
         target = graph.routes[item.task]
-        edges = sum(1 for pred in target.preds if pred == route.name or pred in cut)
+        edges = graph.edges_from({route.name, *cut}, target)
         past = [] if edges else [gate for gate in partly if graph.is_ancestor(gate, target.name)]
         if target.waits and 0 < edges < target.indegree:
             runs.append(target.arrive(1))

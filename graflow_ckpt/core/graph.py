@@ -37,6 +37,7 @@ class Route:
 
     __slots__ = (
         "done", "forward", "indegree", "lenient", "loops", "name", "node", "options", "preds", "waits",
+        "ways",
     )  # fmt: skip
 
     def __init__(self, node: Node) -> None:
@@ -45,7 +46,8 @@ class Route:
         self.options = node.options if isinstance(node, Task) else GROUP_OPTIONS
         self.forward: tuple[str, ...] = ()
         self.loops: tuple[str, ...] = ()
-        self.preds: tuple[str, ...] = ()
+        self.preds: tuple[str, ...] = ()  # as declared; of a task made at run time: who made it
+        self.ways = 0  # forward edges that count, those of tasks made at run time included
         self.indegree = 0  # forward edges that count for its gate
         self.waits = False  # has a gate
         self.lenient = False  # stands in a group that can do without it
@@ -162,6 +164,7 @@ class TaskGraph:
             route.indegree = len(route.preds)
             if not everywhere:
                 route.indegree = sum(self._counts(p, name) for p in route.preds)
+            route.ways = route.indegree
             route.waits = route.indegree > 1 or isinstance(route.node, Group)
         self._mark_lenient()
         same: dict[str, Op] = {}  # where every edge counts, all that lead to a node send it the same
@@ -234,10 +237,17 @@ class TaskGraph:
         route.preds = (spawner,)
         route.forward = before
         self.live.add(task.name)
+        route.ways = int(self._counts(spawner, task.name))
         for name in before:
-            self.routes[name].preds = (*self.routes[name].preds, task.name)
             self.gate(name)
+            self.routes[name].ways += 1
         self._prepare(task.name)
+
+    def edges_from(self, sources: set[str], target: Route) -> int:
+        """How many forward edges lead from these to the target; who made it leads to it, too."""
+        if target.name in self.made:
+            return sum(pred in sources for pred in target.preds)
+        return sum(self.routes[source].forward.count(target.name) for source in sources)
 
     def _counts(self, source: str, target: str) -> bool:
         """An edge from where the start never leads does not hold up what it does lead to."""
@@ -250,9 +260,12 @@ class TaskGraph:
 
     def gate(self, name: str) -> None:
         """Whatever leads to this node arrives at its gate from now on."""
-        self.routes[name].waits = True
-        self.routes[name].indegree = max(1, self.routes[name].indegree)
-        for pred in self.routes[name].preds:
+        route = self.routes[name]
+        if route.waits and route.indegree:
+            return  # they do already; a join of many made at run time is asked for each of them
+        route.waits = True
+        route.indegree = max(1, route.indegree)
+        for pred in route.preds:
             self._prepare(pred)
 
     def edge(self, source: str, target: str) -> Op:
@@ -330,8 +343,7 @@ class TaskGraph:
                     continue
                 edges[target] = edges.get(target, 0) + 1
                 successor = self.routes[target]
-                counted = sum(self._counts(p, target) for p in successor.preds)
-                if edges[target] == counted and (groups or not isinstance(successor.node, Group)):
+                if edges[target] == successor.ways and (groups or not isinstance(successor.node, Group)):
                     cut.add(target)
                     work.append(target)
         return [t for t in edges if t in cut], {t: n for t, n in edges.items() if t not in cut}

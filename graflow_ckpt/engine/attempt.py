@@ -58,7 +58,7 @@ class Attempt:
         self.appends: list[Op] = []
         self.digests: dict[str, bytes] = {}  # live values on loan, as they were
         self.nexts: list[Next] = []
-        self.spawned: list[Spawned] = []
+        self.spawned: dict[str, list[Spawned]] = {}  # by the name of the task, which may be made twice
         self.again: Cell | None = None
         self.terminate: str | None = None
         self.request: Request | None = None
@@ -233,7 +233,8 @@ class Attempt:
         else:  # what a task is given is a copy, as it is in Redis
             nexts = [one._replace(data=apart(one.data)) if one.data else one for one in nexts]
             again = apart(again) if again else again
-        return Effects(tuple(ops), tuple(nexts), tuple(self.spawned), again, self.terminate, self.request)
+        spawned = tuple(one for made in self.spawned.values() for one in made)
+        return Effects(tuple(ops), tuple(nexts), spawned, again, self.terminate, self.request)
 
     def _changes(self) -> list[Op]:
         ops: list[Op] = []

@@ -458,6 +458,7 @@ class RunHost:
         self.execution = self.session_id if run_number == 1 else f"{self.session_id}#{run_number}"
         self._run = run
         self._graph = context.graph
+        self._pending: tuple[int, frozenset[str]] = (-1, frozenset())  # as of a transition
 
     def task_of(self, name: str) -> Task | None:
         node = self._graph.nodes.get(name)
@@ -497,9 +498,16 @@ class RunHost:
         state = self._context.state
         known = state.tasks.get(task.name)
         differs = known is not None and not same_task(known, record)
-        if differs and task.name in [spec.task_id for spec in list(state.specs.values())]:
+        if differs and self._is_pending(task.name):
             raise made_differently(task.name)  # what is pending would run with what is new
         return record
+
+    def _is_pending(self, task: str) -> bool:
+        """Looked up once for all that an attempt makes, unless others commit meanwhile."""
+        state = self._context.state
+        if self._pending[0] != state.sequence:
+            self._pending = state.sequence, frozenset(spec.task_id for spec in [*state.specs.values()])
+        return task in self._pending[1]
 
     @property
     def stopping(self) -> bool:

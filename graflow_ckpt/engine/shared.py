@@ -7,8 +7,9 @@ committed the request, or by whoever finds first that a policy is due.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -22,14 +23,18 @@ from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.run import Run, RunHost
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_home import SharedHome
-from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently, same_task
+from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently
 from graflow_ckpt.links.complaints import readable
+from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.sessions.ops import Cells
+from graflow_ckpt.sessions.protocol import MadeSoFar
 from graflow_ckpt.sessions.redis import RedisSession
 from graflow_ckpt.stores.places import path_at
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
+
+_PAGE = 1000  # tasks made at run time that are read at once
 
 TURN = 5.0
 """Seconds for which a moment that passes waits for a cut that is being written."""
@@ -128,20 +133,42 @@ class SharedCuts:
             raise error
 
 
+class Made:
+    """Which tasks made at run time a graph has; kept with the graph from one slice to the next.
+
+    A session notes each time that one is made, in order, with a nonce of its own: so who has so many of them,
+    the last one as it is noted, has read what the session was made of, and needs the later ones alone.
+    """
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.last = b""
+        self.names: set[str] = set()
+
+    def of(self, link: RedisLink, session: str) -> bool:
+        """Return True if the session, as it is now, has gone on from these."""
+        client: Any = link.client
+        return bool(self.last) and client.hget(f"{keys_of(session)}h", f"m:{self.times}") == self.last
+
+
 class SharedHost(RunHost):
     """A run of one worker, as seen from its tasks."""
 
     def __init__(
-        self, graph: TaskGraph, session: RedisSession, run: Run, home: SharedHome, cells: Cells
-    ) -> None:
+        self, graph: TaskGraph, session: RedisSession, run: Run, home: SharedHome, cells: Cells,
+        made: Made | None = None,
+    ) -> None:  # fmt: skip
         self.execution_context = None  # the caller has it, in another process
         self.session_id = self.execution = session.id
         self._run = run
         self._graph = graph
         self._session = session
         self._home = home
+        self._keys = keys_of(session.id)
         self._cells = cells
-        session.on_made = self.remake
+        self.made = made or Made()
+        self._pending: tuple[int, frozenset[str]] = (-1, frozenset())
+        session.on_made = self.made_since
 
     def reserve(self, task: str, metadata: dict[str, Any], storage: str | None = None) -> PendingCheckpoint:
         """A handle whose path is known before the checkpoint is there."""
@@ -153,28 +180,73 @@ class SharedHost(RunHost):
 
     def code_of(self, task: Task, spawner: str, before: tuple[str, ...]) -> Cell:
         """A task made at run time, as the session keeps it."""
-        record = pack_task(task, spawner, before)
-        if self._session.made:
-            state = self._session.known()
-            known = state.tasks.get(task.name)
-            differs = known is not None and not same_task(known, record)
-            if differs and task.name in [spec.task_id for spec in state.specs.values()]:
-                raise made_differently(task.name)  # what is pending would run with what is new
+        name, record = task.name, pack_task(task, spawner, before)
+        if self._session.made.names:
+            sealed = self._session.patiently(lambda: self._client.hget(f"{self._keys}t", name))
+            differs = sealed is not None and self._cells.open(name, sealed, f"task {name}") != record
+            if differs and self._is_pending(name):
+                raise made_differently(name)  # what is pending would run with what is new
         return record
 
+    def _is_pending(self, task: str) -> bool:
+        """Asked once for all that an attempt makes, and again before one is refused."""
+        commits = self._session.commits
+        if self._pending[0] != commits or task in self._pending[1]:
+            specs = self._session.known().specs.values()
+            self._pending = commits, frozenset(spec.task_id for spec in specs)
+        return task in self._pending[1]
+
+    # --- tasks that were made at run time ------------------------------------------------
+
+    def made_since(self, made: MadeSoFar, own: Sequence[str]) -> None:
+        """Those that the graph does not have join it; it has `own`, which this worker has just made."""
+        known = self.made
+        if own and made.times == known.times + len(own):
+            known.names.update(own)
+            known.times, known.last = made.times, made.last
+        else:
+            self._read_noted(made.times)
+        if known.times != made.times or len(known.names) != made.names:
+            self.remake()  # a worker of a version before has noted none, or the session was written anew
+
     def remake(self) -> None:
-        """Tasks that were made at run time, here or elsewhere, join the graph of this worker."""
-        found = self._session.patiently(self._made)
+        """All of them."""
+        times, found = self._session.patiently(
+            lambda: (self._client.hget(f"{self._keys}h", "makes"), self._client.hgetall(f"{self._keys}t"))
+        )
         with readable(self.session_id, self._home.link.address):
-            records = {name.decode(): record for name, record in sorted(found.items())}
+            self._join({name.decode(): record for name, record in sorted(found.items())})
+            self.made.times = int(times or 0)
+        self.made.last = self._noted([self.made.times])[0] or b""
+
+    def _read_noted(self, times: int) -> None:
+        """Those that were made since; `self.made` stays behind if one is not there."""
+        for first in range(self.made.times + 1, times + 1, _PAGE):
+            noted = self._noted(range(first, min(first + _PAGE, times + 1)))
+            if None in noted:
+                return
+            with readable(self.session_id, self._home.link.address):
+                names = [*dict.fromkeys(entry.partition(b" ")[2].decode() for entry in noted if entry)]
+            records = self._session.patiently(partial(self._client.hmget, f"{self._keys}t", names))
+            if None in records:
+                return
+            self._join(dict(zip(names, records, strict=True)))
+            self.made.times, self.made.last = first + len(noted) - 1, noted[-1] or b""
+
+    def _noted(self, numbers: Iterable[int]) -> list[bytes | None]:
+        fields = [f"m:{number}" for number in numbers]
+        found: list[bytes | None] = self._session.patiently(
+            lambda: self._client.hmget(f"{self._keys}h", fields)
+        )
+        return found
+
+    def _join(self, records: Mapping[str, bytes]) -> None:
         for name, record in records.items():
             task, spawner, before = unpack_task(self._cells.open(name, record, f"task {name}"))
-            known = self._graph.nodes.get(task.name)
-            if known is None or task.name in self._graph.made:
+            if task.name not in self._graph.nodes or task.name in self._graph.made:
                 self._graph.extend(spawner, task, before)
+            self.made.names.add(name)
 
-    def _made(self) -> dict[bytes, bytes]:
-        key = f"{keys_of(self.session_id)}t"
-        client: Any = self._home.link.client
-        found: dict[bytes, bytes] = client.hgetall(key)
-        return found
+    @property
+    def _client(self) -> Any:  # a redis.Redis, whose types allow a coroutine
+        return self._home.link.client

@@ -201,7 +201,7 @@ class TaskExecutionContext:
         attempt.still_running()
         before = (before,) if isinstance(before, str) else tuple(before)
         if isinstance(task, str):
-            if self._host.task_of(task) is None and all(s.task.name != task for s in attempt.spawned):
+            if self._host.task_of(task) is None and task not in attempt.spawned:
                 raise UnknownTask(
                     f"next_task({task!r}): the graph has no such task.",
                     hint="Give the task itself.",
@@ -251,9 +251,10 @@ class TaskExecutionContext:
                     task=task.name,
                 )
         record = self._host.code_of(task, self.task_id, before)
-        if any(s.task.name == task.name and not same_task(s.record, record) for s in self._attempt.spawned):
+        made = self._attempt.spawned.setdefault(task.name, [])
+        if made and not same_task(made[0].record, record):
             raise made_differently(task.name)
-        self._attempt.spawned.append(Spawned(task, before, record))
+        made.append(Spawned(task, before, record))
 
     def terminate_workflow(self, message: str = "") -> None:
         """Commit this task, start nothing more: the session is completed."""

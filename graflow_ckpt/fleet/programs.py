@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import importlib
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from traceback import extract_tb
 from typing import Any, NamedTuple
@@ -28,8 +28,10 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.bind import Binding, bind, check_graph
 from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.engine.shared import Made
 from graflow_ckpt.fleet.lists import asked
 from graflow_ckpt.links.redis import RedisLink
+from graflow_ckpt.sessions.layout import keys_of
 from graflow_ckpt.stores.keys import Keyring
 
 TTL = 60 * 24 * 3600
@@ -62,6 +64,7 @@ class Loaded:
     bindings: dict[str, Binding]
     settings: Settings
     session: str  # that has it; another one may have to get a graph of its own
+    made: Made = field(default_factory=Made)  # at run time, by that session
 
     @property
     def spent(self) -> bool:
@@ -157,11 +160,18 @@ class Programs:
             found = self._open[digest, starts] = self._first(digest, starts)
             while len(self._open) > _KEPT:
                 self._open.popitem(last=False)
-        elif (found.session != session and found.spent) or found.graph.made:
+        elif (found.session != session and found.spent) or not self._goes_on(found):
             found = self._open[digest, starts] = _ready(found.parcel, found.parcel.graph(), starts)
         found.session = session
         self._open.move_to_end((digest, starts))
         return found
+
+    def _goes_on(self, found: Loaded) -> bool:
+        """Whether the tasks that its session has made at run time are those that its graph has."""
+        if not found.graph.made:
+            return True
+        with asked(self._link, **{f"{keys_of(found.session)}h": "hash"}):
+            return found.made.of(self._link, found.session)
 
     def _first(self, digest: str, starts: tuple[str, ...]) -> Loaded:
         until, failed = self._failed.get(digest, (0.0, None))

@@ -47,6 +47,7 @@ from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.complaints import readable, translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import START, keys_of
+from graflow_ckpt.sessions.protocol import MadeSoFar
 from graflow_ckpt.sessions.redis import PATIENCE, RedisSession, new_nonce
 from graflow_ckpt.stores.keys import Keyring
 
@@ -206,16 +207,16 @@ class Slice:
         cuts = SharedCuts(session, settings, home, self._emit)
         self.home = home
         self._run = Run(loaded.graph, session, settings, cuts, invoker, slots=1)
-        invoker.host = self._host = SharedHost(loaded.graph, session, self._run, home, cells)
-        session.on_made = self._remake
+        invoker.host = self._host = SharedHost(loaded.graph, session, self._run, home, cells, loaded.made)
+        session.on_made = self._made_since
 
     def _emit(self, kind: Any, task: str = "", **facts: Any) -> None:
         self._run.announcer.emit(kind, task, **facts)
 
-    def _remake(self) -> None:
+    def _made_since(self, made: MadeSoFar, own: Sequence[str]) -> None:
         """Tasks that were made elsewhere: their modules may not be here."""
         try:
-            self._host.remake()
+            self._host.made_since(made, own)
         except (ServerError, SessionError):
             raise
         except (Exception, SystemExit) as error:  # what a module does when it is imported

@@ -3,6 +3,7 @@
 c  format, counters, replies, claims   h  cold facts     q:QUEUE dl dead  the specs
 g  gates                     done sk pa er n           what became of the tasks
 v a:NAME t                   values, what was appended to them, tasks made at run time
+m:N makes (in h)             which task was made as the Nth, and how many were: see engine/shared.py
 tok own qt                   tokens: their leases, owners, those that wait for a worker
 x:SENDER                     the last reply to somebody without a token, for ten minutes
 ledger                       one entry per end, if it is asked for

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from graflow_ckpt.core.facts import Cell, Claim, Live, Op, Version
 from graflow_ckpt.core.state import SessionState
 
 Found = tuple[Cell, Version, tuple[Cell, ...]]
 """A value's cell, its version, and the items appended to it."""
+
+
+class MadeSoFar(NamedTuple):
+    """The tasks of a session that were made at run time."""
+
+    times: int = 0  # how often one was made; each time is noted, as `m:NUMBER` in h
+    names: int = 0  # how many there are: one that is made again has the name that it had
+    last: bytes = b""  # what is noted of the last one, if this sender has made it
 
 
 class Values(Protocol):

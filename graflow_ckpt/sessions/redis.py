@@ -44,7 +44,7 @@ from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.wire import Script, Wire
 from graflow_ckpt.sessions.layout import READ, STEP, keys_of, wrong_keys
 from graflow_ckpt.sessions.ops import Arg, Cells, arguments, claim_of, in_full, strictly, turn, unpack_bundle
-from graflow_ckpt.sessions.protocol import Found
+from graflow_ckpt.sessions.protocol import Found, MadeSoFar
 from graflow_ckpt.sessions.tables import read_state
 
 log = logging.getLogger("graflow_ckpt.sessions")
@@ -145,8 +145,8 @@ class RedisSession:
         self.steps = 0
         self.ready = 0
         self.retired = False
-        self.made = 0  # how many tasks were made at run time
-        self.on_made: Callable[[], None] = lambda: None
+        self.made = MadeSoFar()  # at run time, as of the last commit
+        self.on_made: Callable[[MadeSoFar, Sequence[str]], None] = lambda made, own: None
         self.emitted: list[tuple[str, str]] = []  # tokens that somebody has to carry: (token, queue)
         self.on_emitted: Callable[[str, str], None] = lambda token, queue: self.emitted.append((token, queue))
         self.answered = 0.0  # when the last commit came back (monotonic)
@@ -283,7 +283,7 @@ class RedisSession:
         for claim in claims:
             held[claim.spec.key] = claim
         if reply[3]:
-            self._note(reply[3].decode())
+            self._note(reply[3].decode(), ops)
         return claims
 
     def _readable(self, records: Sequence[bytes]) -> list[Claim]:
@@ -298,7 +298,7 @@ class RedisSession:
                 self.commit([("quarantine", key, f"{type(error).__name__}: {error}")])
         return claims
 
-    def _note(self, tail: str) -> None:
+    def _note(self, tail: str, ops: Sequence[Op]) -> None:
         retired, *emitted = tail.split("\x1f")
         if retired == "retired":
             self.retired = True
@@ -306,9 +306,13 @@ class RedisSession:
             if token == "nonce":
                 continue
             if token == "made":
-                if self.made != int(queue):
-                    self.made = int(queue)
-                    self.on_made()
+                own = [op[1] for op in ops if op[0] == "task"]
+                last = f"{self._follows} {own[-1]}".encode() if own else b""
+                times, names = map(int, queue.split(" "))
+                made = MadeSoFar(times, names, last)
+                if made[:2] != self.made[:2]:
+                    self.made = made
+                    self.on_made(made, own)
             else:
                 self.on_emitted(token, queue)
 
@@ -416,6 +420,11 @@ class RedisSession:
         with translated(self._link.address):
             seconds, micros = self._link.client.time()
         return float(seconds + micros / 1e6)
+
+    @property
+    def commits(self) -> int:
+        """How many there were, by this sender."""
+        return self._number
 
     @property
     def pending(self) -> int:

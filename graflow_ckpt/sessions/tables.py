@@ -234,6 +234,7 @@ def write_state(
         flags + more, ",".join(sorted({spec.queue for spec in state.specs.values()})), len(state.claimed),
     ]  # fmt: skip
     cold: dict[str, str | bytes] = {"starts": json.dumps(state.starts), "reason": state.reason, **facts}
+    cold["makes"] = str(len(state.tasks))
     if state.rng is not None:
         cold["rng"] = cells.pack("rng", state.rng, "rng")
     pairs = [item for pair in cold.items() for item in pair]
@@ -318,6 +319,7 @@ def _as_tables(
         "n": dict(state.counts),
         "t": {name: _sealed(name, record, cells) for name, record in state.tasks.items()},
         "v": {},
+        "h": {f"m:{at}": f"{stage} {name}" for at, name in enumerate(state.tasks, 1)},
     }
     for name, (_, version) in state.values.items():
         hashes["v"]["#" + name] = f"{version}_{stage}"  # of this writing and of no other

@@ -307,6 +307,7 @@ while i <= #ARGV do
     i = i + 3
   elseif op == 'M' then -- a task made at run time: name record
     call('HSET', P .. 't', ARGV[i + 1], ARGV[i + 2])
+    call('HSET', P .. 'h', 'm:' .. call('HINCRBY', P .. 'h', 'makes', 1), nonce .. ' ' .. ARGV[i + 1])
     if not find(flags, 't', 1, true) then flags = flags .. 't' end
     i = i + 3
   elseif op == 'G' then -- random state

@@ -62,4 +62,4 @@ else
   end
 end
 if find(queues, ',', 1, true) then ready = ready_in(queues) else ready = call('ZCARD', P .. 'q:' .. queues) end
-if find(flags, 't', 1, true) then tail = tail .. '\31made\31' .. call('HLEN', P .. 't') end
+if find(flags, 't', 1, true) then tail = tail .. '\31made\31' .. (call('HGET', P .. 'h', 'makes') or 0) .. ' ' .. call('HLEN', P .. 't') end

@@ -251,7 +251,7 @@ def test_a_task_made_at_run_time_stands_before_a_successor() -> None:
 
     assert sends(graph, "x") == sends(graph, "a") == [("arrive", "b")]
     assert graph.routes["x"].preds == ("a",)
-    assert graph.routes["b"].preds == ("a", "x")
+    assert (graph.routes["b"].preds, graph.routes["b"].ways) == (("a",), 2)
     assert "x" in graph.live
 
 
@@ -263,7 +263,18 @@ def test_a_task_made_again_by_a_loop_is_no_second_node() -> None:
 
     assert list(graph.nodes) == ["a", "b", "x"]
     assert graph.nodes["x"] is newest
-    assert graph.routes["b"].preds == ("a", "x")
+    assert graph.routes["b"].ways == 2
+
+
+def test_of_a_join_only_the_first_task_made_before_it_changes_what_its_predecessors_send() -> None:
+    graph = graph_of("ab", "bc")
+    for name in ("x", "y"):
+        graph.extend("a", Task(name, len), ("b",))
+        if name == "x":
+            before = graph.routes["a"].done
+
+    assert graph.routes["a"].done is before  # else each of ten thousand would cost what all do
+    assert graph.cut_off(graph.routes["x"], frozenset(), True) == ([], {"b": 1})
 
 
 def test_compiling_anew_forgets_what_was_made_at_run_time() -> None:

@@ -176,7 +176,7 @@ def _restore_spec(state: SessionState, facts: Document, data: list[Cell], order:
         facts["crashes"],
     )
     key = spec.key
-    state.specs[key] = spec
+    state.keep(spec)
     if "claim" in facts:
         state.claimed[key] = facts["claim"]
     elif facts["status"] == "failed":

@@ -53,6 +53,8 @@ def _end(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
     del state.claimed[key]
     if how == "completed":
         spec = state.specs.pop(key)
+        if spec.retry_count:
+            state.not_retried(spec)
         task = spec.task_id
         state.steps += 1
         if task in state.completed:
@@ -67,7 +69,7 @@ def _end(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
         later = op[4] > now  # not_before is set exactly while a spec is delayed
         old = state.specs[key]
         spec = old._replace(retry_count=old.retry_count + 1, not_before=op[4] if later else 0.0)
-        state.specs[key] = spec
+        state.keep(spec)
         state.errors[spec.task_id] = op[5]
         if later:
             heappush(state.delayed, (op[4], key))
@@ -78,7 +80,7 @@ def _end(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
         state.errors[task] = state.dead[key] = op[4]
         state.passed.pop(task, None)
     else:
-        task = state.specs.pop(key).task_id
+        task = state.remove(key).task_id
         if how == "lost":
             state.errors[task] = op[4]
             state.passed.pop(task, None)
@@ -219,6 +221,7 @@ def _reopen(state: SessionState, op: Op, now: float, claims: list[Claim]) -> Non
         state.status, state.reason = "running", ""
     for key in state.dead:
         spec = state.specs[key]
+        state.not_retried(spec)
         how = _REOPENED.get(spec.execution_strategy, spec.execution_strategy)
         spec = spec._replace(retry_count=0, not_before=0.0, crashes=0, execution_strategy=how)
         state.specs[key] = spec
@@ -280,7 +283,7 @@ def _again(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None
         state.values.pop(task + RESULT, None)
         state.appended.pop(task + RESULT, None)
     for key in [k for k, spec in state.specs.items() if spec.task_id in gone]:
-        del state.specs[key]
+        state.remove(key)
         state.dead.pop(key, None)
         state.claimed.pop(key, None)
     state.ready = [item for item in state.ready if item[2] in state.specs]
@@ -299,6 +302,7 @@ def _clear(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None
     state.status, state.reason = "running", ""
     for table in (state.specs, state.ready, state.delayed, state.claimed, state.dead, state.gates):
         table.clear()
+    state.retried.clear()
 
 
 _APPLY: dict[str, Callable[[SessionState, Op, float, list[Claim]], Any]] = {

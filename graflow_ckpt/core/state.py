@@ -73,6 +73,7 @@ class SessionState:
         self.delayed: list[tuple[float, int]] = []  # (due, key)
         self.claimed: dict[int, int] = {}  # key -> number of the claim
         self.dead: dict[int, str] = {}  # key -> error; they run again on resume
+        self.retried: dict[str, set[int]] = {}  # task -> keys of its specs that were retried
         self.gates: dict[str, Gate] = {}
         self.completed: dict[str, int] = {}  # task -> step
         self.skipped: dict[str, int] = {}
@@ -101,14 +102,33 @@ class SessionState:
         """Whether it was skipped or has failed since it last completed; one that is retried has not."""
         if task in self.skipped:
             return True
-        specs = [spec for spec in list(self.specs.values()) if spec.task_id == task]
-        return task in self.errors and not any(s.retry_count and s.key not in self.dead for s in specs)
+        return task in self.errors and not {*self.retried.get(task, ())} - self.dead.keys()
 
     def waiting_gates(self) -> dict[str, Gate]:
         """Joins that some have reached and that have not fired."""
         return {name: gate for name, gate in self.gates.items() if not gate.fired}
 
     # --- changes that several ops have in common -----------------------------------------
+
+    def keep(self, spec: TaskSpec) -> None:
+        """Put a spec where it was, or a restored one where it is to be."""
+        self.specs[spec.key] = spec
+        if spec.retry_count:
+            self.retried.setdefault(spec.task_id, set()).add(spec.key)
+
+    def remove(self, key: int) -> TaskSpec:
+        """Take a spec out of the session."""
+        spec = self.specs.pop(key)
+        if spec.retry_count:
+            self.not_retried(spec)
+        return spec
+
+    def not_retried(self, spec: TaskSpec) -> None:
+        """Its retries do not count any more."""
+        keys = self.retried.get(spec.task_id, set())
+        keys.discard(spec.key)
+        if not keys:
+            self.retried.pop(spec.task_id, None)
 
     def make_ready(self, spec: TaskSpec) -> None:
         """Behind all others of its priority."""
@@ -126,7 +146,7 @@ class SessionState:
         """Nothing runs: is this an end?"""
         if self.status == "closing":
             for key in [k for k in self.specs if k not in self.dead]:
-                del self.specs[key]
+                self.remove(key)
             self.ready.clear()
             self.delayed.clear()
             self.gates.clear()

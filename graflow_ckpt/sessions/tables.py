@@ -165,7 +165,7 @@ def _specs(
 
 def _keep(state: SessionState, raw: bytes, cells: Cells) -> TaskSpec:
     spec = spec_of(raw, cells)
-    state.specs[spec.key] = spec
+    state.keep(spec)
     return spec
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import Fenced, WriteConflict
-from graflow_ckpt.core.facts import RESULT, Claim, Live, Op
+from graflow_ckpt.core.facts import RESULT, Claim, Live, Op, TaskSpec
 from graflow_ckpt.core.state import SessionState
 from tests.unit.core.histories import CELLS, Record, dump, histories, run
 
@@ -49,6 +49,9 @@ def check_invariants(state: SessionState) -> None:
     assert all(number < state.next_claim for number in state.claimed.values())
     assert len(set(state.claimed.values())) == len(state.claimed)
     assert {key for key, spec in state.specs.items() if spec.not_before} == set(delayed)
+    retried = {(s.task_id, s.key) for s in state.specs.values() if s.retry_count}
+    assert {(task, key) for task, keys in state.retried.items() for key in keys} == retried
+    assert all(state.retried.values())
     assert all(gate.arrived < gate.size for gate in state.gates.values())
     assert all(version <= state.sequence for _, version in state.values.values())
     assert set(state.appended) <= set(state.values)
@@ -209,6 +212,19 @@ def test_who_gave_nothing_was_skipped_or_failed_for_good(ops: list[Op], nothing:
         apply(state, [("end", 1, 1, *op[1:]) if op[0] == "end?" else op], 0.0)
 
     assert state.gave_nothing("a") is nothing
+
+
+def test_who_gave_nothing_is_found_without_a_look_at_the_specs_of_others() -> None:
+    class Specs(dict[int, TaskSpec]):
+        def values(self) -> Any:
+            raise AssertionError("all specs were looked at")  # eight thousand, for each parameter of each
+
+    state = started(enqueue(retries=1), enqueue(task="b"))
+    one, _ = claim(state, 2)
+    end(state, one, "retry", 9.0, "E: no")
+    state.specs = Specs(state.specs)
+
+    assert [state.gave_nothing(task) for task in ("a", "b")] == [False, False]
 
 
 def test_who_has_failed_for_good_after_retries_gave_nothing() -> None:

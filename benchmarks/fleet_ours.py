@@ -21,6 +21,7 @@ from graflow_ckpt.core.facts import RESULT
 from graflow_ckpt.stores.keys import new_key
 
 noop = task(jobs.noop)
+given = task(jobs.given)
 spin = task(jobs.spin)
 stamp = task(jobs.stamp)
 
@@ -82,3 +83,10 @@ class Ours(Contender):
         handle.wait(60)
         self.handles.clear()
         return [float(handle.value(f"link-{i}{RESULT}")) for i in range(length)]
+
+
+class Given(Ours):
+    """The same with tasks that have arguments."""
+
+    def bag(self, count: int) -> None:
+        self.handles.append(given.submit_many([(n, "a name") for n in range(count)], url=self.url))

@@ -14,6 +14,10 @@ def noop() -> None:
     """The body of most tasks here."""
 
 
+def given(number: int, name: str) -> None:
+    """The same with two arguments."""
+
+
 def stamp() -> float:
     """When the body began; this clock is the same in all processes of a machine."""
     return time.monotonic()

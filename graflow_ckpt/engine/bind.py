@@ -9,7 +9,7 @@ for one parameter, or none, is a GraphError.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from types import CodeType, FunctionType, MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -86,6 +86,10 @@ class Binding:
         )
         self.reads = tuple([name for p in self.parameters for name in _values(p)])
         self.data = "data" if "data" in free else free[0]
+
+    def reads_beside(self, given: Container[str | None]) -> tuple[str, ...]:
+        """The values that may be looked at where a call has given these parameters."""
+        return tuple([name for p in self.parameters if p.name not in given for name in _values(p)])
 
 
 def _values(p: Parameter) -> tuple[str, ...]:

@@ -173,10 +173,14 @@ class Invoker:
     ) -> dict[str, Any]:
         """What the body is called with; `lent` stands in for values of the channel."""
         data = MISSING if claim.spec.task_data is None else _open(claim.spec.task_data)
-
-        values = attempt.values
-        if binding.reads:
-            values.prefetch(binding.reads)
+        given: dict[str, Any] = {}
+        if type(data) is dict and SPREAD in data:
+            given, data = data[SPREAD], MISSING
+        values, reads = attempt.values, binding.reads
+        if reads and (given or data is not MISSING):
+            reads = binding.reads_beside(given or (binding.data,))
+        if reads:
+            values.prefetch(reads)
 
         def read(name: str) -> Any:
             if values.gave_nothing(name.removesuffix(RESULT)):
@@ -189,9 +193,6 @@ class Invoker:
                 return MISSING
             return attempt.get(name, None, False) if lent is None else lent(name)
 
-        given: dict[str, Any] = {}
-        if type(data) is dict and SPREAD in data:
-            given, data = data[SPREAD], MISSING
         arguments = fill(binding, claim.spec.task_id, data, read, own, given)
         if binding.context is not None:
             extra = self.went_back.get((claim.spec.task_id, claim.spec.cycle), 0) if self.went_back else 0

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from graflow_ckpt import EveryTask, task, workflow
+from graflow_ckpt.checkpoint.codec import to_cell
 from graflow_ckpt.core.errors import NotStorable, TaskTimeout
 from graflow_ckpt.core.facts import Claim, Done, Failed, Live, Outcome, TaskSpec
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.attempt import Attempt
-from graflow_ckpt.engine.invoke import Threads, spread
+from graflow_ckpt.engine.bind import SPREAD
+from graflow_ckpt.engine.invoke import Invoker, Threads, spread
+from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
 from tests.stretch import stretched
 
@@ -358,3 +361,43 @@ def test_idle_threads_end_with_the_run_and_busy_ones_after_their_job() -> None:
 
     assert over.is_set()
     assert not thread.is_alive()
+
+
+# --- arguments -------------------------------------------------------------------------
+
+
+class Asked(MemorySession):
+    """Notes which values are asked for: in Redis that is a script call."""
+
+    def __init__(self) -> None:
+        super().__init__(SessionState("s"))
+        self.names: list[str] = []
+
+    def prefetch(self, names: Sequence[str]) -> None:
+        self.names += names
+
+    def read(self, name: str) -> Any:
+        self.names.append(name)
+        return super().read(name)
+
+
+@pytest.mark.parametrize(
+    ("data", "asked"),
+    [
+        ({SPREAD: {"x": 1, "y": 2}}, []),
+        ({SPREAD: {"x": 1}}, ["y", "y"]),
+        ({"x": 1}, ["y", "y"]),  # the first parameter takes it
+        (None, ["x", "y", "x", "y"]),
+    ],
+)
+def test_what_a_call_has_given_is_not_asked_for(data: Any, asked: list[str]) -> None:
+    with workflow("w", durability="none") as flow:
+        flow.add(task(id="body")(lambda x=None, y=None: 3))
+    flow.graph.compile(["body"])
+    session = Asked()
+
+    spec = TaskSpec("body", None if data is None else to_cell(data), key=1)
+    _, outcome = Invoker(flow.graph, session, Settings(workflow="w"), None).call(Claim(spec, 1))
+
+    assert outcome == Done(to_cell(3))
+    assert session.names == asked

@@ -18,7 +18,19 @@ from graflow_ckpt.checkpoint.kinds.builtin import FORGOTTEN
 from graflow_ckpt.checkpoint.pickles import live_digest
 from graflow_ckpt.checkpoint.sharing import bundles, copied
 from graflow_ckpt.core.errors import GraflowError, NotStorable, ReadOnlyChanged, ResultForgotten
-from graflow_ckpt.core.facts import RESULT, Cell, Claim, Effects, Live, Next, Op, Request, Spawned, Version
+from graflow_ckpt.core.facts import (
+    NO_EFFECTS,
+    RESULT,
+    Cell,
+    Claim,
+    Effects,
+    Live,
+    Next,
+    Op,
+    Request,
+    Spawned,
+    Version,
+)
 from graflow_ckpt.sessions.protocol import Values
 
 EMPTY_LIST = b"\x90"
@@ -225,6 +237,8 @@ class Attempt:
 
     def effects(self, result: Cell = EMPTY_LIST) -> Effects:
         """Everything that the commit has to carry out; raises NotStorable for what it cannot keep."""
+        if not (self.got or self.looked or self._asks()) and type(result) is bytes:
+            return NO_EFFECTS
         ops, nexts, again = self._changes(), self.nexts, self.again
         if self.checks and self.written and self.claim.spec.cycle == 0:  # not in each round: it costs a walk
             self._report_copies(ops)
@@ -235,6 +249,12 @@ class Attempt:
             again = apart(again) if again else again
         spawned = tuple(one for made in self.spawned.values() for one in made)
         return Effects(tuple(ops), tuple(nexts), spawned, again, self.terminate, self.request)
+
+    def _asks(self) -> bool:
+        """Return True if the body has called for anything that a commit carries out."""
+        if self.written or self.appends or self.defaults or self.nexts or self.spawned:
+            return True
+        return self.again is not None or self.terminate is not None or self.request is not None
 
     def _changes(self) -> list[Op]:
         ops: list[Op] = []

@@ -51,7 +51,7 @@ class Parameter(NamedTuple):
 class Binding:
     """What one task's body takes."""
 
-    __slots__ = ("context", "data", "func", "parameters", "plain", "reads", "task")
+    __slots__ = ("context", "data", "func", "names", "parameters", "plain", "reads", "task")
 
     def __init__(self, task: Task, preds: dict[str, str], groups: dict[str, tuple[str, ...]]) -> None:
         self.task = task
@@ -70,6 +70,7 @@ class Binding:
                 f"Task {task.name!r} takes no parameter {unknown[0]!r}.", task=task.name, parameter=unknown[0]
             )
         free = [n for n in names if n != self.context]
+        self.names = frozenset(free)
         self.plain = not free and self.context is None
         self.parameters: tuple[Parameter, ...] = ()
         self.reads: tuple[str, ...] = ()

@@ -176,6 +176,8 @@ class Invoker:
         given: dict[str, Any] = {}
         if type(data) is dict and SPREAD in data:
             given, data = data[SPREAD], MISSING
+            if binding.context is None and given.keys() == binding.names:
+                return given
         values, reads = attempt.values, binding.reads
         if reads and (given or data is not MISSING):
             reads = binding.reads_beside(given or (binding.data,))

@@ -97,6 +97,13 @@ class Invoker:
             self._inline[name] = (task, known)
         return known
 
+    def on_loop(self, name: str) -> bool:
+        """Whether the body is a coroutine that no thread waits for."""
+        task = self.graph.nodes[name]
+        if not isinstance(task, Task) or task.options.isolation == "process" or self._settings.middleware:
+            return False
+        return is_coroutine(task.func)
+
     def call(self, claim: Claim) -> tuple[Attempt | None, Outcome]:
         """Run the body here."""
         binding = self.binding(claim.spec.task_id)

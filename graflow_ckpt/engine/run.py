@@ -39,7 +39,7 @@ from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.bodiless import refused, without_body
 from graflow_ckpt.engine.invoke import Invoker, Running
-from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.engine.settings import Settings, Slots
 from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently, same_task
 from graflow_ckpt.sessions.protocol import Session
 from graflow_ckpt.stores.places import path_at
@@ -165,9 +165,12 @@ class Run:
         self.stopping = False
         self.torn: list[str] = []  # live values that a failed attempt may have left changed
         self.left_behind = False  # a body that nobody can end still runs, its attempt being over
-        self._slots = slots or settings.slots
+        self._slots = Slots(slots, slots, slots) if slots else settings.slots
         self.inbox = Inbox()
         self._running: dict[int, Running] = {}
+        self._on_loop: set[int] = set()  # claims of those that are coroutines
+        self._met_coroutines = False
+        self._got_all = False  # the last commit handed out as many claims as it was asked for
         self._deadlines = Deadlines()
         self._conflicts: dict[int, int] = {}
         self._unlucky: set[int] = set()  # specs that have lost too many races; until each is through one runs
@@ -187,6 +190,12 @@ class Run:
                     continue
                 for claim in claims:
                     self._start(claim)
+                if claims and self._met_coroutines and self._got_all and self.session.has_ready():
+                    claims = (
+                        self._claim()
+                    )  # as many as threads are free, until there is no room for coroutines
+                    if claims:
+                        continue
                 if self._running:
                     claims = self._wait()
                 elif self.stopping or self.session.over:
@@ -243,6 +252,9 @@ class Run:
         self.cuts.starts(claim.number, alone=not self._running)
         running = self.invoker.start(claim, self.inbox.post)
         self._running[claim.number] = running
+        if self.invoker.on_loop(claim.spec.task_id):
+            self._met_coroutines = True
+            self._on_loop.add(claim.number)
         if running.deadline is not None:
             self._deadlines.add(running.deadline, claim.number)
 
@@ -257,6 +269,7 @@ class Run:
         if message is None:
             return self._claim()
         running, outcome = message
+        self._on_loop.discard(running.claim.number)
         if self._running.pop(running.claim.number, None) is None:
             self._late(running)
             return self._claim()
@@ -283,6 +296,7 @@ class Run:
             running = self._running.get(self._deadlines.pop())
             if running is not None and not running.posted:  # one at a time, so that its slot counts once
                 del self._running[running.claim.number]
+                self._on_loop.discard(running.claim.number)
                 return self._timed_out(running)
         self.cuts.poll(idle=not self._running)
         return self._claim()
@@ -334,8 +348,11 @@ class Run:
         return self._claim() if waited else self._with_bodies(claims)
 
     def _commit(self, ops: list[Op], attempt: Attempt | None = None) -> list[Claim]:
+        limit = ops[-1][1]  # each transition of a run ends with a claim
         self.cuts.before_commit(ops, attempt)
-        return self.session.commit(ops)
+        claims = self.session.commit(ops)
+        self._got_all = len(claims) == limit
+        return claims
 
     def _claim(self) -> list[Claim]:
         """Claims for the free slots, in a transition of their own."""
@@ -353,8 +370,25 @@ class Run:
         """How many attempts may start now, beside these."""
         if self.stopping or self.cuts.waiting:
             return 0
-        slots = 1 if self._unlucky else self._slots
-        return max(0, slots - len(self._running) - sum(map(len, claimed)))
+        taken = len(self._running) + sum(map(len, claimed))
+        if self._unlucky:
+            return max(0, 1 - taken)
+        if not self._met_coroutines:
+            return max(0, self._slots.threads - taken)
+        return self._beside_coroutines([claim for claims in claimed for claim in claims])
+
+    def _beside_coroutines(self, claimed: list[Claim]) -> int:
+        """The same once coroutines have been met: which kind a claim is of is known when it is there."""
+        on_loop = len(self._on_loop) + sum(self.invoker.on_loop(claim.spec.task_id) for claim in claimed)
+        on_threads = len(self._running) + len(claimed) - on_loop
+        loop, threads = self._slots.coroutines - on_loop, self._slots.threads - on_threads
+        left = self._slots.together - on_loop - on_threads
+        if loop > 0 and threads > 0:
+            return max(0, min(loop, threads, left))
+        following = self.session.following()
+        if following is None or left <= 0:
+            return 0
+        return int((loop if self.invoker.on_loop(following.task_id) else threads) > 0)
 
     def _with_bodies(self, claims: list[Claim]) -> list[Claim]:
         """Groups that are through and tasks that are not taken are passed on at once."""

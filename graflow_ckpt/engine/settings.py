@@ -6,7 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from graflow_ckpt.checkpoint import retention
 from graflow_ckpt.checkpoint.retention import DEFAULT, Retention
@@ -84,6 +84,18 @@ def tell_slow(doing: str, seconds: float, path: str, session: str, limit: float)
         extra={"session": session},
     )
     return True
+
+
+COROUTINES = 1000
+"""How many coroutines run at once by default: each is an attempt of a few kilobytes, and no thread."""
+
+
+class Slots(NamedTuple):
+    """How many bodies of a run may run at once."""
+
+    threads: int  # and child processes, which a thread waits for each
+    coroutines: int
+    together: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,8 +193,11 @@ class Settings:
         return None if self.max_checkpoint_size_mb is None else int(self.max_checkpoint_size_mb * 1_000_000)
 
     @property
-    def slots(self) -> int:
-        return self.max_parallel or min(32, (os.cpu_count() or 1) + 4)
+    def slots(self) -> Slots:
+        if self.max_parallel is not None:
+            return Slots(self.max_parallel, self.max_parallel, self.max_parallel)
+        threads = min(32, (os.cpu_count() or 1) + 4)
+        return Slots(threads, COROUTINES, threads + COROUTINES)
 
 
 def _name_of(value: object) -> str:

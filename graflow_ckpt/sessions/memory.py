@@ -19,7 +19,7 @@ from time import time
 
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import GraflowError, SessionError
-from graflow_ckpt.core.facts import Cell, Claim, Live, Op
+from graflow_ckpt.core.facts import Cell, Claim, Live, Op, TaskSpec
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.sessions.protocol import Found
 
@@ -103,6 +103,11 @@ class MemorySession:
 
     def has_ready(self) -> bool:
         return bool(self.state.ready)
+
+    def following(self) -> TaskSpec | None:
+        with self._lock:
+            ready, delayed = self.state.ready, self.state.delayed
+            return self.state.specs[ready[0][2] if ready else delayed[0][1]] if ready or delayed else None
 
     def known(self) -> SessionState:
         return self.state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from graflow_ckpt.core.facts import Cell, Claim, Live, Op, Version
+from graflow_ckpt.core.facts import Cell, Claim, Live, Op, TaskSpec, Version
 from graflow_ckpt.core.state import SessionState
 
 Found = tuple[Cell, Version, tuple[Cell, ...]]
@@ -71,6 +71,8 @@ class Session(Protocol):
     def due(self) -> float | None: ...  # when the first delayed spec may start
 
     def has_ready(self) -> bool: ...
+
+    def following(self) -> TaskSpec | None: ...  # what is claimed next, if that is known
 
     def known(self) -> SessionState: ...  # of its tasks, as of now; values need not be in it
 

@@ -37,7 +37,7 @@ from graflow_ckpt.core.errors import (
     SessionError,
     WriteConflict,
 )
-from graflow_ckpt.core.facts import RESULT, Claim, Live, Op, Version
+from graflow_ckpt.core.facts import RESULT, Claim, Live, Op, TaskSpec, Version
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.complaints import BROKEN, readable, translated
 from graflow_ckpt.links.redis import RedisLink
@@ -457,6 +457,9 @@ class RedisSession:
 
     def has_ready(self) -> bool:
         return True  # others make ready what this one has not heard of: ask
+
+    def following(self) -> TaskSpec | None:
+        return None  # nobody has asked
 
     def on_loan(self) -> list[str]:
         return []  # what a body gets is a copy

@@ -372,9 +372,10 @@ def test_at_least_one_task_has_to_run(count: int) -> None:
 
 
 def test_slots_are_what_was_asked_for_or_follow_the_machine() -> None:
-    assert Settings(max_parallel=1).slots == 1
-    assert Settings(max_parallel=100).slots == 100
-    assert Settings().slots == min(32, (os.cpu_count() or 1) + 4)
+    assert Settings(max_parallel=1).slots == (1, 1, 1)
+    assert Settings(max_parallel=100).slots == (100, 100, 100)
+    threads = min(32, (os.cpu_count() or 1) + 4)
+    assert Settings().slots == (threads, 1000, threads + 1000)
 
 
 def test_settings_cannot_be_changed() -> None:

@@ -484,7 +484,8 @@ class Leaving:
         deaf(signal.SIGINT)
         signal.signal(signal.SIGTERM, self.told)
         os.register_at_fork(after_in_child=_forget)  # what a task forks has to end when it is told to
-        self._look()  # the order may have come before there was anybody to hear it
+        if self._line.order is not Order.WORK:  # it has come before there was anybody to hear it
+            self.told(signal.SIGTERM, None)
 
     def told(self, number: int, frame: FrameType | None) -> None:
         """The handler of SIGTERM."""

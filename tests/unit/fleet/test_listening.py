@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
 from typing import Any, ClassVar
 
 import pytest
@@ -12,6 +15,7 @@ from rq.serializers import JSONSerializer
 from graflow_ckpt.fleet.slice import serve
 from graflow_ckpt.fleet.worker import Listening, NoAlarm
 from graflow_ckpt.links.redis import open_link
+from graflow_ckpt.stores.keys import new_key
 from tests.servers import Server
 
 
@@ -77,6 +81,27 @@ def test_a_worker_that_is_told_to_stop_takes_no_job(worker: Listening) -> None:
         worker.dequeue_job_and_maintain_ttl(1)
 
     assert worker.connection.llen("rq:queue:q") == 1
+
+
+EARLY = """
+import sys
+from time import monotonic
+from graflow_ckpt.fleet.board import Board, Order
+from graflow_ckpt.fleet.worker import PoolSettings, work
+from graflow_ckpt.stores.keys import Keyring
+
+(line,) = Board(1).lines
+line.tell(Order.DRAIN, monotonic() + 300)  # and its signal came before there was a handler
+sys.exit(work(PoolSettings(sys.argv[1]), line, "worker-1", Keyring.load(local=False)))
+"""
+
+
+def test_an_order_that_came_before_a_worker_could_hear_it_ends_one_that_is_idle(redis_url: str) -> None:
+    environment = {**os.environ, "GRAFLOW_CKPT_KEY": new_key()}
+
+    ended = subprocess.run([sys.executable, "-c", EARLY, redis_url], env=environment, timeout=15, check=False)
+
+    assert ended.returncode == 0
 
 
 def test_no_thread_listens_for_orders_of_rq(worker: Listening) -> None:

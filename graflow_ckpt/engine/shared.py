@@ -46,9 +46,11 @@ class SharedCuts:
     waiting = False
 
     def __init__(
-        self, session: RedisSession, settings: Settings, home: SharedHome, emit: Callable[..., None]
-    ) -> None:
+        self, session: RedisSession, settings: Settings, home: SharedHome, emit: Callable[..., None],
+        after_body: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
         self._session = session
+        self._after_body = after_body
         self._settings = settings
         self._home = home
         self._emit = emit
@@ -63,7 +65,7 @@ class SharedCuts:
         """See starts."""
 
     def before_commit(self, ops: list[Op], attempt: Attempt | None = None) -> None:
-        """See starts."""
+        self._after_body()
 
     def timer(self) -> float | None:
         return self._settings.policy.period if self._watches else None

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -204,7 +205,8 @@ class Slice:
             settings = replace(settings, observers=observers)
         invoker = Invoker(loaded.graph, session, settings, None)
         invoker.bindings = loaded.bindings
-        cuts = SharedCuts(session, settings, home, self._emit)
+        self._surroundings = Surroundings()
+        cuts = SharedCuts(session, settings, home, self._emit, self._surroundings.put_back)
         self.home = home
         self._run = Run(loaded.graph, session, settings, cuts, invoker, slots=1)
         invoker.host = self._host = SharedHost(loaded.graph, session, self._run, home, cells, loaded.made)
@@ -217,6 +219,7 @@ class Slice:
         """Tasks that were made elsewhere: their modules may not be here."""
         try:
             self._host.made_since(made, own)
+            self._surroundings.note()
         except (ServerError, SessionError):
             raise
         except (Exception, SystemExit) as error:  # what a module does when it is imported
@@ -243,6 +246,7 @@ class Slice:
         finally:
             worker.keeper.forget()
             worker.worn |= self._run.left_behind
+            self._surroundings.put_back()
             self._outside.close()
             self._leave()
 
@@ -283,6 +287,43 @@ class Slice:
             self._worker.on_lost()
         elif news == "cancelled":
             self._run.fence(WorkflowCancelled("The session was cancelled.", session=self._session.id))
+
+
+class Surroundings:
+    """Working folder and environment of this process: what a task changes in them ends with it.
+
+    What modules do when they are imported with their program stays. What is not seen: `os.putenv` and what
+    libraries in C set for themselves.
+    """
+
+    def __init__(self) -> None:
+        # as bytes, behind os.environ: to decode all variables takes longer than most tasks of a bag
+        self._here: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]
+        self.note()
+
+    def note(self) -> None:
+        """Tasks find from here on what there is now."""
+        self._variables = dict(self._here)
+        self._folder = _folder()
+
+    def put_back(self) -> None:
+        """Called after each body."""
+        if self._here != self._variables:
+            for name in self._here.keys() - self._variables.keys():
+                del os.environb[name]
+            os.environb.update(self._variables)
+        if _folder() != self._folder and self._folder is not None:
+            try:
+                os.chdir(self._folder)
+            except OSError as error:
+                log.warning("the working folder of this worker cannot be entered again: %s", error)
+
+
+def _folder() -> bytes | None:
+    try:
+        return os.getcwdb()
+    except FileNotFoundError:  # it was deleted
+        return None
 
 
 # --- the process --------------------------------------------------------------------------

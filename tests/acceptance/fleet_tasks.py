@@ -55,6 +55,23 @@ def make(context: Any, names: list[str], seconds: float) -> None:
     note("ended", context)
 
 
+def stray(context: Any) -> None:
+    """Changes what belongs to its process."""
+    note("began", context)
+    os.chdir("/")
+    os.environ["STRAY"] = "1"
+    os.environ["PATH"] += ":/stray"
+    del os.environ["HOME"]
+    note("ended", context)
+    if context.task_id == "failing" and context.attempt == 1:
+        raise Again("once")
+
+
+def surroundings(context: Any) -> list[Any]:
+    """What a task finds."""
+    return [os.getcwd(), *(os.environ.get(name) for name in ("STRAY", "PATH", "HOME"))]
+
+
 def ask(context: Any, data: Any = None) -> list[str]:
     """Asks the server for whatever a body can ask for, once the gate is open."""
     note("began", context)

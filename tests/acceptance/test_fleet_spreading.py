@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from graflow_ckpt import group
-from tests.acceptance.fleet_tasks import compute, make, named, wait
+from tests.acceptance.fleet_tasks import compute, make, named, stray, surroundings, wait
 from tests.acceptance.fleets import Fleet, intervals, most_at_once
 from tests.chaos.pools import pools, until
 from tests.stretch import stretched
@@ -101,6 +101,20 @@ def test_tasks_made_at_run_time_are_run_by_several_workers(mine: Fleet) -> None:
 
     assert len({line.pid for line in mine.lines("ended") if line.task.startswith("made")}) == 2
     assert sorted(mine.completed()) == sorted(["maker", *names])
+
+
+def test_folder_and_environment_that_a_task_changes_are_not_those_of_the_next_one(mine: Fleet) -> None:
+    first, second, third = (named(f"look{n}", surroundings) for n in range(3))
+    failing = named("failing", stray, options={"max_retries": 1, "backoff": 0.0})
+
+    with pools(mine.pool()):
+        handle = mine.submit(first >> named("well", stray) >> second >> failing >> third)
+        assert handle.wait(30).status == "completed", mine.said
+
+    found = [handle.value(f"look{n}.__result__") for n in range(3)]
+    assert found[0][1] is None
+    assert found[1] == found[2] == found[0]
+    assert len({line.pid for line in mine.lines("ended")}) == 1
 
 
 def test_a_task_runs_where_its_queue_is_served(mine: Fleet) -> None:

@@ -237,7 +237,7 @@ class Attempt:
 
     def effects(self, result: Cell = EMPTY_LIST) -> Effects:
         """Everything that the commit has to carry out; raises NotStorable for what it cannot keep."""
-        if not (self.got or self.looked or self._asks()) and type(result) is bytes:
+        if not (self.got or self.written or self.looked or self._asks()) and type(result) is bytes:
             return NO_EFFECTS
         ops, nexts, again = self._changes(), self.nexts, self.again
         if self.checks and self.written and self.claim.spec.cycle == 0:  # not in each round: it costs a walk
@@ -247,12 +247,12 @@ class Attempt:
         else:  # what a task is given is a copy, as it is in Redis
             nexts = [one._replace(data=apart(one.data)) if one.data else one for one in nexts]
             again = apart(again) if again else again
-        spawned = tuple(one for made in self.spawned.values() for one in made)
+        spawned = tuple(one for made in self.spawned.values() for one in made) if self.spawned else ()
         return Effects(tuple(ops), tuple(nexts), spawned, again, self.terminate, self.request)
 
     def _asks(self) -> bool:
-        """Return True if the body has called for anything that a commit carries out."""
-        if self.written or self.appends or self.defaults or self.nexts or self.spawned:
+        """Return True if the body has called for anything else that a commit carries out."""
+        if self.appends or self.defaults or self.nexts or self.spawned:
             return True
         return self.again is not None or self.terminate is not None or self.request is not None
 

@@ -166,6 +166,7 @@ class Run:
         self.torn: list[str] = []  # live values that a failed attempt may have left changed
         self.left_behind = False  # a body that nobody can end still runs, its attempt being over
         self._slots = Slots(slots, slots, slots) if slots else settings.slots
+        self._threads = self._slots.threads
         self.inbox = Inbox()
         self._running: dict[int, Running] = {}
         self._on_loop: set[int] = set()  # claims of those that are coroutines
@@ -253,7 +254,8 @@ class Run:
         running = self.invoker.start(claim, self.inbox.post)
         self._running[claim.number] = running
         if self.invoker.on_loop(claim.spec.task_id):
-            self._met_coroutines = True
+            if not self._met_coroutines:
+                self._met_coroutines = self._got_all = True
             self._on_loop.add(claim.number)
         if running.deadline is not None:
             self._deadlines.add(running.deadline, claim.number)
@@ -348,6 +350,9 @@ class Run:
         return self._claim() if waited else self._with_bodies(claims)
 
     def _commit(self, ops: list[Op], attempt: Attempt | None = None) -> list[Claim]:
+        if not self._met_coroutines:
+            self.cuts.before_commit(ops, attempt)
+            return self.session.commit(ops)
         limit = ops[-1][1]  # each transition of a run ends with a claim
         self.cuts.before_commit(ops, attempt)
         claims = self.session.commit(ops)
@@ -371,17 +376,15 @@ class Run:
         if self.stopping or self.cuts.waiting:
             return 0
         taken = len(self._running) + sum(map(len, claimed))
-        if self._unlucky:
-            return max(0, 1 - taken)
-        if not self._met_coroutines:
-            return max(0, self._slots.threads - taken)
-        return self._beside_coroutines([claim for claims in claimed for claim in claims])
+        if self._met_coroutines and not self._unlucky:
+            return self._beside_coroutines([claim for claims in claimed for claim in claims])
+        return max(0, (1 if self._unlucky else self._threads) - taken)
 
     def _beside_coroutines(self, claimed: list[Claim]) -> int:
         """The same once coroutines have been met: which kind a claim is of is known when it is there."""
         on_loop = len(self._on_loop) + sum(self.invoker.on_loop(claim.spec.task_id) for claim in claimed)
         on_threads = len(self._running) + len(claimed) - on_loop
-        loop, threads = self._slots.coroutines - on_loop, self._slots.threads - on_threads
+        loop, threads = self._slots.coroutines - on_loop, self._threads - on_threads
         left = self._slots.together - on_loop - on_threads
         if loop > 0 and threads > 0:
             return max(0, min(loop, threads, left))

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from subprocess import PIPE
+from tempfile import mkdtemp
 
 import pytest
 
@@ -288,8 +289,8 @@ except GraflowError as error:
 @pytest.fixture
 def shown() -> Iterator[Path]:
     """A folder that other users can look into."""
-    folder = Path(f"/tmp/graflow-ckpt-shown-{os.getpid()}")
-    folder.mkdir(mode=0o755)
+    folder = Path(mkdtemp(prefix="graflow-ckpt-shown-", dir="/tmp"))
+    folder.chmod(0o755)
     yield folder
     folder.chmod(0o755)
     shutil.rmtree(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -143,10 +144,42 @@ def test_a_stopped_owner_is_ended_by_the_command_and_by_no_setting(program: Path
     assert str(program) in asked.stderr
     assert "--yes" in asked.stderr
     assert taken.returncode == 0, taken.stderr
-    assert f"process {old.pid} has ended; session s is taken over" in taken.stderr
+    said = [line for line in taken.stderr.splitlines() if str(old.pid) in line]
+    assert said == [
+        f"graflow-ckpt: process {old.pid} is asked to end; it has 35 s to save",
+        f"graflow-ckpt: process {old.pid} has ended",
+        f"graflow-ckpt: session s is taken over from process {old.pid}",
+    ]
     assert "result:" in taken.stdout
     by = {m.user_metadata.get("by") for m in CheckpointManager.list_checkpoints("s")}
     assert old.pid not in by
+
+
+HEIR = """
+import os, signal, subprocess, sys
+from graflow_ckpt.stores.local import LocalStore
+lease = LocalStore("checkpoints").acquire("s")
+null = subprocess.DEVNULL
+heir = subprocess.Popen(["sleep", "60"], pass_fds=[lease._lock.fd], stdout=null, stderr=null)
+print(heir.pid, flush=True)
+signal.pause()
+"""
+
+
+def test_a_session_whose_lock_a_child_keeps_is_not_said_to_be_taken_over(program: Path) -> None:
+    command = (sys.executable, "-m", "graflow_ckpt", "run", str(program), "--session", "s", "--take-over")
+    with subprocess.Popen([sys.executable, "-c", HEIR], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        heir = int(owner.stdout.readline())
+        try:
+            taken = subprocess.run([*command, "--yes"], capture_output=True, text=True)
+        finally:
+            os.kill(heir, signal.SIGKILL)
+
+    assert taken.returncode == 1
+    assert f"process {owner.pid} has ended" in taken.stderr
+    assert f"process {heir} " in taken.stderr
+    assert "is taken over" not in taken.stderr
 
 
 def test_a_context_that_ended_lets_its_session_go() -> None:

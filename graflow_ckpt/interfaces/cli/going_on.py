@@ -44,7 +44,7 @@ from graflow_ckpt.interfaces.cli.finding import (
     is_kept,
     origin_of,
 )
-from graflow_ckpt.interfaces.cli.launch import Wishes, conducted, launch, may_fence
+from graflow_ckpt.interfaces.cli.launch import Wishes, conducted, end_owner, is_of_files, launch
 from graflow_ckpt.interfaces.cli.manner import Manner
 from graflow_ckpt.interfaces.cli.options import configured, name_fleet, named
 from graflow_ckpt.interfaces.cli.overview import overview, standing
@@ -65,8 +65,7 @@ def go_on(manner: Manner, place: Place, wishes: Wishes, *, rewind: bool, fork: s
     elif place.named:
         _check_not_gone_on(place, rewind)
         if is_kept(place):
-            at = place.kept_in, place.session
-            _rewind(place, may_fence(manner, *at, take_over=wishes.take_over, yes=wishes.yes))
+            _rewind(manner, place, wishes)
     journal, until_damage = not place.named, wishes.until_damage
     state, _ = standing(place.kept_in, place.found, journal=journal, until_damage=until_damage)
     if state.status == "completed":
@@ -148,13 +147,18 @@ def _check_not_gone_on(place: Place, rewind: bool) -> None:
         )
 
 
-def _rewind(place: Place, take_over: bool) -> None:
+def _rewind(manner: Manner, place: Place, wishes: Wishes) -> None:
     """Write the named cut again as the first one of a new epoch, before anything runs."""
+    take_over, taken = wishes.take_over, ""
+    if take_over and is_of_files(place.kept_in):
+        take_over, taken = False, end_owner(manner, place.kept_in, place.session, yes=wishes.yes)
     argv, sys.argv = sys.argv, list(place.found.meta.get("argv") or [""])
     try:
         context = _loaded(place)
         home, graph = context.home, context.graph
         home.open(take_over=take_over)
+        if taken:
+            manner.note(taken)
         try:
             if not home.stands_at(place.found):
                 home.file, home.options = place.found.meta.get("file"), dict(place.found.meta["options"])

@@ -135,9 +135,7 @@ def _fill(manner: Manner, wishes: Wishes, reporter: Reporter) -> None:
     overrides.max_steps = wishes.max_steps
     overrides.policy = wishes.policy
     overrides.settings = wishes.settings()
-    overrides.take_over = lambda where, session: (
-        not may_fence(manner, open_store(where), session, take_over=True, yes=wishes.yes)
-    )
+    overrides.take_over = partial(_freed, manner, wishes, reporter)
     overrides.observers = (reporter,)
 
 
@@ -183,17 +181,17 @@ def is_of_files(store: CheckpointStore) -> bool:
     return unwrapped(store.url).startswith("file://")
 
 
-def end_owner(manner: Manner, store: CheckpointStore, session: str, *, yes: bool) -> None:
-    """End the owner of a session in a folder, if there is one, and wait until the session is free.
+def end_owner(manner: Manner, store: CheckpointStore, session: str, *, yes: bool) -> str:
+    """End the owner of a session in a folder, and wait until the session is free.
 
-    Its lock cannot be taken from it, so it has to end, once the user has agreed to it: it gets SIGTERM, time
-    to save, then SIGKILL. Refused for what cannot be ended from here: this process, another host, container
-    or user. In all other stores a take-over ends no process: the store refuses what the former owner writes
-    from then on.
+    Return what is true as soon as this process has the session; "" if it had no owner. An owner's lock cannot
+    be taken from it, so it has to end, once the user has agreed to it: it gets SIGTERM, time to save, then
+    SIGKILL. Refused for what cannot be ended from here: this process, another host, container or user. In all
+    other stores a take-over ends no process: the store refuses what the former owner writes from then on.
     """
     owner = store.owner(session)
     if owner is None or is_gone(owner):  # a process that keeps its lock is named by `acquire`
-        return
+        return ""
     if is_myself(owner):
         raise busy(session, owner)
     if (why := _out_of_reach(owner)) is not None:
@@ -205,6 +203,7 @@ def end_owner(manner: Manner, store: CheckpointStore, session: str, *, yes: bool
         )
     if not yes:
         manner.ask(f"Session {session} is in use by {named(owner)}. End that process?")
+    manner.note(f"process {owner.pid} is asked to end; it has {GRACE:g} s to save")
     if not end(owner, GRACE):
         raise SessionBusy(
             f"Session {session!r} is still in use: {named(owner)} has not ended.",
@@ -215,15 +214,17 @@ def end_owner(manner: Manner, store: CheckpointStore, session: str, *, yes: bool
     free = time.monotonic() + 5.0
     while store.owner(session) == owner and time.monotonic() < free:
         time.sleep(0.02)
-    manner.note(f"process {owner.pid} has ended; session {session} is taken over")
+    manner.note(f"process {owner.pid} has ended")
+    return f"session {session} is taken over from process {owner.pid}"
 
 
-def may_fence(manner: Manner, store: CheckpointStore, session: str, *, take_over: bool, yes: bool) -> bool:
-    """Return the `take_over` that `acquire` is to be called with, after its owner was ended where need be."""
-    if not take_over or not is_of_files(store):
-        return take_over
-    end_owner(manner, store, session, yes=yes)
-    return False
+def _freed(manner: Manner, wishes: Wishes, reporter: Reporter, where: str, session: str) -> bool:
+    """End the owner of a session; False if the store can fence it instead."""
+    store = open_store(where)
+    if not is_of_files(store):
+        return False
+    reporter.taken[session] = end_owner(manner, store, session, yes=wishes.yes)
+    return True
 
 
 def _out_of_reach(owner: Owner) -> str | None:

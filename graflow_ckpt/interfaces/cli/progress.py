@@ -119,6 +119,7 @@ class Reporter:
     def __init__(self, manner: Manner, mention: Mention) -> None:
         self.manner = manner
         self.tallies: dict[str, Tally] = {}
+        self.taken: dict[str, str] = {}  # what to say of a session whose owner was ended, once it is ours
         self._mention = mention
 
     def __call__(self, event: Event) -> None:
@@ -129,6 +130,8 @@ class Reporter:
                 return
             tally = self.tallies[event.session] = Tally(event)
         tally.add(event)
+        if taken := self.taken.pop(event.session, ""):
+            self.manner.note(taken)
         if self.manner.json:
             return
         match event.kind:

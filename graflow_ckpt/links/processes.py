@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import select
 import shlex
 import signal
 import sys
@@ -125,9 +126,9 @@ def end(owner: Owner, grace: float) -> bool:
     try:
         _signal(owner, handle, signal.SIGTERM)
         _signal(owner, handle, signal.SIGCONT)  # one that is stopped hears SIGTERM only when it runs again
-        if not _has_ended(owner, grace):
+        if not _has_ended(owner, handle, grace):
             _signal(owner, handle, signal.SIGKILL)
-        return _has_ended(owner, grace)
+        return _has_ended(owner, handle, grace)
     finally:
         if handle >= 0:
             os.close(handle)
@@ -143,7 +144,13 @@ def _signal(owner: Owner, handle: int, number: signal.Signals) -> None:
             os.kill(owner.pid, number)
 
 
-def _has_ended(owner: Owner, seconds: float) -> bool:
+def _has_ended(owner: Owner, handle: int, seconds: float) -> bool:
+    if is_gone(owner):  # the handle may be of the process that has its pid now
+        return True
+    if handle >= 0:
+        ends = select.poll()
+        ends.register(handle, select.POLLIN)
+        return bool(ends.poll(seconds * 1000))
     end = time.monotonic() + seconds
     while not is_gone(owner):
         if time.monotonic() >= end:

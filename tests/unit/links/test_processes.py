@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ from dataclasses import asdict, replace
 import pytest
 
 from graflow_ckpt.links import processes
-from graflow_ckpt.links.processes import describe, is_gone, is_myself, myself, named
+from graflow_ckpt.links.processes import describe, end, is_gone, is_myself, myself, named
 
 
 @pytest.fixture
@@ -86,6 +87,8 @@ def test_a_living_process_that_proc_does_not_show_is_not_gone(
     assert is_gone(owner)
 
 
+DEAF = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); signal.pause()"
+
 HIDDEN = """
 import ctypes, os, sys
 from dataclasses import replace
@@ -117,6 +120,37 @@ def test_another_user_s_process_is_not_gone_where_proc_hides_it(other: subproces
     if found.returncode == 77:
         pytest.skip("this user may not make a mount namespace")
     assert found.returncode == 0, found.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs handles of processes")
+def test_the_end_of_a_process_is_waited_for_on_its_handle(
+    other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it polls"))
+
+    assert end(describe(other.pid), 10)
+
+    assert other.wait() == -signal.SIGTERM
+
+
+def test_one_that_does_not_hear_is_killed_after_the_grace_period() -> None:
+    with subprocess.Popen([sys.executable, "-c", DEAF], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+
+        assert end(describe(process.pid), 0.1) is True
+
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_where_there_are_no_handles_a_process_is_ended_too(
+    other: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+
+    assert end(describe(other.pid), 10)
+
+    assert other.wait() == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("unlike", ["boot", "pid_ns"])

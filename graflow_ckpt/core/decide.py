@@ -15,6 +15,7 @@ from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.facts import (
     JUMP,
     NO_DATA,
+    NO_EFFECTS,
     Cancelled,
     Cell,
     Claim,
@@ -37,7 +38,10 @@ def decide(graph: TaskGraph, claim: Claim, outcome: Outcome, on_failure: str) ->
     route = graph.routes[spec.task_id]
     if isinstance(outcome, Done):
         effects = outcome.effects
-        ops = [*effects.ops, ("end", spec.key, number, "completed", outcome.result)]
+        end = ("end", spec.key, number, "completed", outcome.result)
+        if effects is NO_EFFECTS:
+            return [end, *route.done]
+        ops = [*effects.ops, end]
         ops += _onward(graph, route, effects)
         if effects.terminate is not None:
             ops.append(("status", "closing", effects.terminate))

@@ -268,11 +268,11 @@ class Attempt:
                 cell = self._cell(name, got.value)
                 if cell != got.before:
                     ops.append(("put", name, cell, got.version))
-        appended = {op[1] for op in self.appends}
         for name in self.defaults:
             changed = None if name in self.written else self._changed_default(name)
             if changed is not None:
-                value = _list(name, changed) if name in appended else changed
+                appended = any(op[1] == name for op in self.appends)
+                value = _list(name, changed) if appended else changed
                 ops.append(("put", name, self._cell(name, value), 0))
         for name, value in self.written.items():
             known = self.got.get(name)
@@ -283,6 +283,8 @@ class Attempt:
     def _report_copies(self, ops: Sequence[Op]) -> None:
         """Warn of a live value that holds a plain one: the session keeps a copy of the plain one."""
         live = {op[1]: op[2].value for op in ops if op[0] == "put" and isinstance(op[2], Live)}
+        if not live:
+            return
         mine = {n: g.value for n, g in self.got.items() if not isinstance(g.before, Live)} | self.written
         plain = {n: v for n, v in mine.items() if type(v) in (list, dict, set, bytearray) and n not in live}
         live = {name: value for name, value in live.items() if name in self.written}

@@ -375,7 +375,7 @@ class Run:
         """How many attempts may start now, beside these."""
         if self.stopping or self.cuts.waiting:
             return 0
-        taken = len(self._running) + sum(map(len, claimed))
+        taken = len(self._running) + (sum(map(len, claimed)) if claimed else 0)
         if self._met_coroutines and not self._unlucky:
             return self._beside_coroutines([claim for claims in claimed for claim in claims])
         return max(0, (1 if self._unlucky else self._threads) - taken)
@@ -396,6 +396,8 @@ class Run:
     def _with_bodies(self, claims: list[Claim]) -> list[Claim]:
         """Groups that are through and tasks that are not taken are passed on at once."""
         found: list[Claim] = []
+        if len(claims) == 1 and claims[0].spec.execution_strategy == "direct":  # the hot path
+            return claims
         while claims:
             claim = claims.pop(0)
             if claim.spec.execution_strategy != "direct":

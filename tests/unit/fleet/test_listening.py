@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from typing import Any, ClassVar
 
 import pytest
@@ -102,6 +103,33 @@ def test_an_order_that_came_before_a_worker_could_hear_it_ends_one_that_is_idle(
     ended = subprocess.run([sys.executable, "-c", EARLY, redis_url], env=environment, timeout=15, check=False)
 
     assert ended.returncode == 0
+
+
+WAITING = """
+import sys
+from graflow_ckpt.fleet.board import Board
+from graflow_ckpt.fleet.worker import Listening, PoolSettings, work
+from graflow_ckpt.stores.keys import Keyring
+
+Listening.dequeue_timeout = 50
+(line,) = Board(1).lines
+sys.exit(work(PoolSettings(sys.argv[1] + "?socket_timeout=60"), line, "worker-1", Keyring.load(local=False)))
+"""
+
+
+def test_an_order_is_heard_in_the_middle_of_a_wait_for_a_token(redis_server: Server, redis_url: str) -> None:
+    environment = {**os.environ, "GRAFLOW_CKPT_KEY": new_key()}
+    with subprocess.Popen([sys.executable, "-c", WAITING, redis_url], env=environment) as process:
+        try:
+            deadline = time.monotonic() + 15
+            while redis_server.info()["blocked_clients"] == "0":
+                assert time.monotonic() < deadline
+
+            process.send_signal(signal.SIGTERM)
+
+            assert process.wait(15) == 0
+        finally:
+            process.kill()
 
 
 def test_no_thread_listens_for_orders_of_rq(worker: Listening) -> None:

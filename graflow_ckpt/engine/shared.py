@@ -26,7 +26,7 @@ from graflow_ckpt.engine.shared_home import SharedHome
 from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently
 from graflow_ckpt.links.complaints import readable
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.layout import keys_of, notes_what_is_made
 from graflow_ckpt.sessions.ops import Cells
 from graflow_ckpt.sessions.protocol import MadeSoFar
 from graflow_ckpt.sessions.redis import RedisSession
@@ -149,8 +149,12 @@ class Made:
 
     def of(self, link: RedisLink, session: str) -> bool:
         """Return True if the session, as it is now, has gone on from these."""
-        client: Any = link.client
-        return bool(self.last) and client.hget(f"{keys_of(session)}h", f"m:{self.times}") == self.last
+        if not self.last:
+            return False
+        pipe: Any = link.client.pipeline(transaction=False)
+        keys = keys_of(session)
+        number, last = pipe.hget(f"{keys}c", "format").hget(f"{keys}h", f"m:{self.times}").execute()
+        return notes_what_is_made(number) and last == self.last
 
 
 class SharedHost(RunHost):

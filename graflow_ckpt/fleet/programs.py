@@ -170,7 +170,8 @@ class Programs:
         """Whether the tasks that its session has made at run time are those that its graph has."""
         if not found.graph.made:
             return True
-        with asked(self._link, **{f"{keys_of(found.session)}h": "hash"}):
+        keys = keys_of(found.session)
+        with asked(self._link, **{f"{keys}c": "hash", f"{keys}h": "hash"}):
             return found.made.of(self._link, found.session)
 
     def _first(self, digest: str, starts: tuple[str, ...]) -> Loaded:

@@ -19,8 +19,11 @@ from graflow_ckpt.core.errors import KeyTaken
 from graflow_ckpt.links.complaints import taken, translated, unknown_format
 from graflow_ckpt.links.redis import RedisLink
 
-FORMAT = 2
+FORMAT = 3
 """The number of what is described here. Whoever changes what a version before would misread raises it."""
+
+OLDEST = 2
+"""The oldest that is read and worked at, and stays one: it lacks notes of what was made at run time."""
 
 _TYPES = {
     "hash": "c h dead g sk pa er n v t own qt",
@@ -41,10 +44,15 @@ def head_of(client: Any, address: str, session: str) -> bytes | None:
         line, number = client.hmget(key, "c", "format")
     if line is None and number is None:
         return None
-    if (number or b"1") != b"%d" % FORMAT:
+    if number not in (b"%d" % FORMAT, b"%d" % OLDEST):
         raise unknown_format(f"{(number or b'1').decode(errors='replace')} {key}", address)
     found: bytes | None = line
     return found
+
+
+def notes_what_is_made(number: bytes | None) -> bool:
+    """Return True if all workers of a session of that format note what they make at run time."""
+    return number == b"%d" % FORMAT
 
 
 def wrong_keys(link: RedisLink, session: str) -> KeyTaken:
@@ -70,7 +78,7 @@ def source(name: str, package: str = "graflow_ckpt.sessions") -> str:
 def whole(text: str) -> str:
     """The same of a text."""
     text = re.sub(r"^--([A-Z]+)--$", lambda part: source(part[1].lower()), text, flags=re.MULTILINE)
-    return text.replace("@FORMAT@", str(FORMAT))
+    return text.replace("@FORMAT@", str(FORMAT)).replace("@OLDEST@", str(OLDEST))
 
 
 CREATE = source("create")

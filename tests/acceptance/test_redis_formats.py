@@ -14,7 +14,7 @@ from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, place
 from graflow_ckpt.fleet.reaping import OPAQUE, Hands
 from graflow_ckpt.fleet.status import read_all
 from graflow_ckpt.fleet.steward import Sweeper
-from graflow_ckpt.sessions.layout import FORMAT, START, keys_of
+from graflow_ckpt.sessions.layout import FORMAT, OLDEST, START, keys_of
 from graflow_ckpt.sessions.redis import RedisSession
 from graflow_ckpt.sessions.tables import frozen, read_paged, read_state
 from tests.acceptance.fleet_tasks import named
@@ -124,6 +124,38 @@ def test_a_steward_leaves_it_to_those_that_know_it(mine: Fleet) -> None:
     assert kept(mine) == before
     assert mine.client.link.client.hgetall(host_key(place())) == listed
     assert mine.client.link.client.zscore(ACTIVE, "tomorrow") is not None
+
+
+def number(mine: Fleet, session: str) -> bytes:
+    client: Any = mine.client.link.client
+    found: bytes = client.hget(f"{keys_of(session)}c", "format")
+    return found
+
+
+def test_a_new_session_is_of_the_format_whose_workers_note_what_they_make(mine: Fleet) -> None:
+    mine.submit(named("a"), session="today")
+
+    assert number(mine, "today") == b"3" == b"%d" % FORMAT
+
+
+def test_a_session_of_the_oldest_format_is_worked_at_and_stays_one(mine: Fleet) -> None:
+    session = mine.submit(named("a"), session="yesterday")
+    mine.client.link.client.hset(f"{keys_of('yesterday')}c", "format", OLDEST)
+
+    with pools(mine.pool(workers="1")):
+        assert session.wait(30).status == "completed", mine.said
+
+    assert number(mine, "yesterday") == b"2"
+
+
+@pytest.mark.parametrize("said", ["1", "02", "2.0", "", "3 ", "x"])
+def test_another_format_is_refused_by_scripts_and_readers_alike(mine: Fleet, said: str) -> None:
+    of_tomorrow(mine)
+    mine.client.link.client.hset(f"{keys_of('tomorrow')}c", "format", said)
+
+    for what in ("commit", "status", "pages"):
+        with pytest.raises(SchemaUnsupported, match="which this graflow-ckpt does not know"):
+            ASKED[what](mine.client)
 
 
 def test_a_worker_declines_it_by_name_and_runs_the_others(mine: Fleet) -> None:

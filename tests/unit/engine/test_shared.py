@@ -13,6 +13,7 @@ from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.run import Run
 from graflow_ckpt.engine.shared import SharedHost
 from graflow_ckpt.engine.shared_context import SharedContext
+from graflow_ckpt.sessions.layout import OLDEST
 from graflow_ckpt.sessions.tables import read_state, write_state
 from graflow_ckpt.stores.keys import new_key
 from tests.unit.engine.shared_sessions import Holder, context_of, named
@@ -141,6 +142,17 @@ def test_a_graph_is_kept_for_a_later_slice_only_if_the_session_goes_on_from_what
 
     assert not maker.host.made.of(link, "s")
     assert not other.host.made.of(link, "s")
+
+
+def test_no_graph_is_kept_in_a_session_in_which_a_version_before_may_make_tasks(redis_url: str) -> None:
+    maker = Worker(redis_url)
+    maker.make(numbered("x", 1))
+    link = maker.context.link
+    assert maker.host.made.of(link, "s")
+
+    link.client.hset("graflow:{s}:c", "format", OLDEST)
+
+    assert not maker.host.made.of(link, "s")
 
 
 def test_what_has_still_to_run_is_not_made_anew_with_other_arguments(redis_url: str) -> None:

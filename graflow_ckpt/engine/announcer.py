@@ -95,12 +95,8 @@ class Trace:
         self.former = dict(found) if isinstance(found, dict) else None
         self.original = meta.get("original_trace_id")
 
-    def goes_on_from_text(self, text: str) -> None:
-        """What a session in Redis keeps of it: whoever takes part goes on from who did so last."""
-        self.goes_on(json.loads(text) if text else {})
-
     def text(self) -> str:
-        """The same, of this run; "" if nothing is recorded."""
+        """What a session in Redis keeps of it; "" if nothing is recorded."""
         context, original = self.now()
         if context is None:
             return ""

@@ -7,7 +7,6 @@ task's `on_interrupted` if that says otherwise; at the budget it is set aside an
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
 from collections.abc import Callable
@@ -19,7 +18,7 @@ from graflow_ckpt.core.errors import Fenced, GraflowError
 from graflow_ckpt.core.facts import Op, TaskSpec
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.engine.run import CRASH_BUDGET
-from graflow_ckpt.links.complaints import readable, translated
+from graflow_ckpt.links.complaints import fact, readable, translated
 from graflow_ckpt.links.processes import is_gone, owner_from
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import RENEW, head_of, keys_of
@@ -53,7 +52,7 @@ def release(
     client: Any = link.client
     with translated(link.address), readable(session, link.address):
         holds = held(link, session, token, cells)
-        asks = dict(json.loads(client.hget(f"{keys_of(session)}h", "io") or b"{}"))
+        asks = dict(fact("io", client.hget(f"{keys_of(session)}h", "io") or b"{}"))
     ops = [_op(spec, asks, why, crashed) for spec in holds]
     sender = RedisSession(link, session, cells)
     sender.patience = patience

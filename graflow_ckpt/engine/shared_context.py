@@ -44,7 +44,7 @@ from graflow_ckpt.engine.reaping import owner_of
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_home import BACKEND, SharedHome
 from graflow_ckpt.links.addresses import URL_VARIABLE
-from graflow_ckpt.links.complaints import readable, translated
+from graflow_ckpt.links.complaints import fact, readable, translated
 from graflow_ckpt.links.processes import named
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.layout import CREATE, head_of, keys_of
@@ -109,7 +109,7 @@ class SharedContext(ExecutionContext):
             sender.begin_anew()
             text = context.facts_of("inputs")["inputs"]
             with readable(context.session_id, context.link.address):
-                context.home.inputs = dict(json.loads(text or "{}"))
+                context.home.inputs = dict(fact("inputs", text or "{}"))
         return context
 
     # --- facts -------------------------------------------------------------------------
@@ -201,7 +201,7 @@ class SharedContext(ExecutionContext):
             raw = self._client.get(f"{self._prefix}program")
         if raw is not None:
             with readable(self.session_id, self.link.address):
-                known: Document = dict(json.loads(raw))
+                known: Document = dict(fact("its program", raw))
             return known
         return self.found.facts["graph"] if self.found is not None else None
 

@@ -23,7 +23,7 @@ from graflow_ckpt.checkpoint.snapshot import Snapshot, capture
 from graflow_ckpt.core.errors import CheckpointError, NoSession, SessionBusy
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.home import CheckpointPlace
-from graflow_ckpt.links.complaints import readable, translated
+from graflow_ckpt.links.complaints import fact, readable, translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import CUT, keys_of
 from graflow_ckpt.sessions.ops import Cells
@@ -115,7 +115,7 @@ class SharedHome(CheckpointPlace):
         metadata = metadata_of(snapshot, self.program, path=path, sequence=number, cause=cause, user=user)
         carried = snapshot.facts["redis"]["session"]
         if not self.trace.traces:  # a worker, or a run without a tracer: that of who has one
-            self.trace.goes_on_from_text(carried.get("trace", ""))
+            self.join_trace(carried.get("trace", ""))
         context, original = self.trace.now()
         metadata = replace(
             metadata,
@@ -201,6 +201,11 @@ class SharedHome(CheckpointPlace):
             raw: bytes | None = self._client.hget(f"{self._prefix}h", "trace")
         with readable(self.session, self.link.address):
             return (raw or b"").decode()
+
+    def join_trace(self, text: str) -> None:
+        """Go on from the trace of who took part before."""
+        with readable(self.session, self.link.address):
+            self.trace.goes_on(dict(fact("trace", text or "{}")))
 
     def keep_trace(self, *, first: bool) -> None:
         """The session's trace is from here on that of this run; `first`: unless another one was quicker."""

@@ -234,7 +234,7 @@ class TakingPart:
         kept.look_around = partial(release_the_dead, context.link, self.session, context.cells, patience=0.0)
         self._keeper.keep(kept)
         if self.settings.observers:
-            home.trace.goes_on_from_text(context.facts_of("trace")["trace"])
+            home.join_trace(home.kept_trace())
             home.trace.follow(self.settings.observers)
         former, original = home.trace.former, home.trace.original
         self._emit(

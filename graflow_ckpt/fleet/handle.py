@@ -6,7 +6,6 @@ goes away while somebody waits is waited for; one that is away when a question i
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ from graflow_ckpt.fleet import declining
 from graflow_ckpt.fleet.lists import asked
 from graflow_ckpt.fleet.programs import check_proof
 from graflow_ckpt.fleet.status import Failure, Status, failures, read
-from graflow_ckpt.links.complaints import readable
+from graflow_ckpt.links.complaints import fact, readable
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import head_of, keys_of
 from graflow_ckpt.sessions.redis import RedisSession
@@ -359,7 +358,7 @@ class Handle:
         values = self._cold(*names)
         with self._readable():
             found = {n: v.decode() for n, v in zip(names, values, strict=True) if v is not None}
-            return {**found, "starts": json.loads(found.get("starts", "[]"))}
+            return {**found, "starts": fact("starts", found.get("starts", "[]"))}
 
 
 def _results_of(task: str, calls: int) -> list[str]:

@@ -27,7 +27,7 @@ from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.fleet.board import Line
 from graflow_ckpt.fleet.lists import POOLS, asked, pool_key
 from graflow_ckpt.fleet.tokens import Carrier
-from graflow_ckpt.links.complaints import translated
+from graflow_ckpt.links.complaints import fact, translated
 from graflow_ckpt.links.processes import describe, is_gone, is_near, made_of, myself
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.layout import CUT, RENEW, START, keys_of
@@ -128,7 +128,7 @@ def pools(link: RedisLink) -> list[PoolFacts]:
 def _facts(text: bytes) -> PoolFacts | None:
     """What a pool says of itself; None if no pool says that."""
     try:
-        known = json.loads(text)
+        known = fact("a pool", text)
         workers = tuple(
             made_of(WorkerFacts, {**w, "owner": made_of(Owner, w["owner"])}) for w in known["workers"]
         )

@@ -392,7 +392,7 @@ def watched(run: Run, home: SharedHome) -> Iterator[None]:
     """
     home.trace.follow(run.settings.observers)
     if home.trace.traces:
-        home.trace.goes_on_from_text(home.kept_trace())
+        home.join_trace(home.kept_trace())
     run.announcer.emit(
         "session_started",
         **_facts(run, home),

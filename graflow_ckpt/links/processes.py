@@ -24,6 +24,7 @@ from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.core.redaction import redacted_argv
 
 _ARGV = 1000
+_LONGEST = 1 << 16  # an owner as JSON takes some thousand bytes
 _ENDED = ("Z", "X")  # killed, and not waited for by its parent yet
 
 
@@ -48,7 +49,7 @@ def describe(pid: int) -> Owner:
 def owner_from(text: str | bytes) -> Owner | None:
     """The process that a text names; None if it names none."""
     try:
-        return made_of(Owner, json.loads(text))
+        return made_of(Owner, json.loads(text)) if len(text) <= _LONGEST else None
     except (TypeError, ValueError, AttributeError, RecursionError):
         return None
 

@@ -308,7 +308,8 @@ class RedisSession:
             if token == "made":
                 own = [op[1] for op in ops if op[0] == "task"]
                 last = f"{self._follows} {own[-1]}".encode() if own else b""
-                times, names = map(int, queue.split(" "))
+                with readable(self.id, self._link.address):
+                    times, names = map(int, queue.split(" "))
                 made = MadeSoFar(times, names, last)
                 if made[:2] != self.made[:2]:
                     self.made = made

@@ -20,7 +20,7 @@ from typing import Any
 from graflow_ckpt.core.errors import NoSession, SessionBusy, SessionError, SessionExists
 from graflow_ckpt.core.facts import Cell, Live, TaskSpec
 from graflow_ckpt.core.state import Gate, SessionState
-from graflow_ckpt.links.complaints import damaged, readable, translated
+from graflow_ckpt.links.complaints import damaged, fact, readable, translated
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.layout import keys_of, source
@@ -129,7 +129,7 @@ def _counters(session: str, c: dict[str, str], h: dict[bytes, bytes], cells: Cel
 
 
 def _starts(text: bytes) -> list[str]:
-    starts = json.loads(text)
+    starts = fact("starts", text)
     if type(starts) is not list or not all(type(name) is str for name in starts):
         raise ValueError(f"starts is {starts!r}")
     return starts

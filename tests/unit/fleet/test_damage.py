@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from graflow_ckpt.checkpoint.sealed import SealedCells
 from graflow_ckpt.core.errors import CheckpointError, GraphError, KeyTaken, SessionDamaged, SessionError
-from graflow_ckpt.engine.reaping import held
+from graflow_ckpt.engine.reaping import held, release
+from graflow_ckpt.engine.shared_home import SharedHome
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.sessions.layout import keys_of
@@ -115,6 +116,45 @@ def test_more_calls_than_memory_holds_are_damage(handle: Handle, client: Client)
         handle.results(0)
 
 
+MANY = b"[" + b"[]," * 12_000_000 + b"[]]"
+
+
+@pytest.mark.parametrize(("field", "readers"), [
+    (b"starts", ("facts", "state", "paged")), (b"io", ("reap",)), (b"trace", ("trace",)),
+])  # fmt: skip
+def test_json_that_takes_more_memory_than_its_bytes_justify_is_damage(
+    handle: Handle, client: Client, field: bytes, readers: tuple[str, ...]
+) -> None:
+    redis: Any = client.link.client
+    cells = SealedCells(SESSION, client.keyring)
+    program = cast("Any", None)  # nothing here asks for it
+    home = SharedHome(client.link, SESSION, cells, "", None, program)
+    more: dict[str, Callable[[Handle, Client], object]] = {
+        **READERS,
+        "reap": lambda handle, client: release(client.link, SESSION, cells, "e1t1", "", forced=True),
+        "trace": lambda handle, client: home.join_trace(home.kept_trace()),
+    }
+    redis.hset(PREFIX + "h", field, MANY)
+
+    for name in readers:
+        with pytest.raises(SessionDamaged, match=f"{field.decode()} has 36.0 MB of JSON with too many"):
+            more[name](handle, client)
+
+
+def test_a_count_of_made_tasks_that_is_none_is_damage(client: Client) -> None:
+    bag(client, SESSION, 1)
+    player = Player(client, SESSION)
+    player.session.commit([("task", "m", b"\x01"), ("claim", 0)])
+    redis: Any = client.link.client
+    redis.hset(PREFIX + "h", "makes", "many")
+
+    with pytest.raises(SessionDamaged, match=r"Session s at .* cannot be read"):
+        player.session.commit([("claim", 1)])
+
+    redis.hset(PREFIX + "h", "makes", "1")
+    player.close()
+
+
 @pytest.mark.parametrize("record", [b"", b"1\x1f!x", b"1\x1fe1t1\x1fno\x1fa", b"\xff"])
 def test_a_claim_that_is_none_is_damage(handle: Handle, client: Client, record: bytes) -> None:
     redis: Any = client.link.client
@@ -144,7 +184,7 @@ def test_a_spec_without_a_key_is_damage_to_a_worker(client: Client) -> None:
     redis: Any = client.link.client
     redis.zadd(PREFIX + "q:default", {b"\xff\x1f\x1f\x1f": -(2.0**60)})
 
-    with pytest.raises(SessionDamaged, match="Session s at"):
+    with pytest.raises(SessionDamaged, match=r"Session s at"):
         player.session.commit([("claim", 2)])
     player.close()
 

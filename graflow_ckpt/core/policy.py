@@ -74,7 +74,7 @@ class EveryN(Policy):
     def __post_init__(self) -> None:
         whole("EveryN", self.steps)
         if self.steps < 1:
-            raise GraphError(f"EveryN({self.steps}): a cut needs at least one step before it.")
+            raise GraphError(f"EveryN({self.steps}): a checkpoint needs at least one step before it.")
 
     def due(self, since: Since) -> bool:
         return since.steps >= self.steps

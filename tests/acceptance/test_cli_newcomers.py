@@ -187,9 +187,27 @@ def test_the_command_that_goes_on_names_all_that_leads_to_a_bucket(objects_url: 
     assert f"graflow-ckpt resume s --store '{objects_url}'" in told
 
 
-@pytest.mark.parametrize("group", ["checkpoints", "key", "db"])
-def test_each_command_is_told_in_a_line_that_ends(group: str) -> None:
-    lines = inside(group, "--help").out.partition("Commands:")[2].splitlines()
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (".", ". is a folder. Name a file in it"),
+        ("checkpoints", "checkpoints is a folder. Name a file in it"),
+        ("count.py:counting", "A workflow is named by module: count:counting"),
+        ("./count.py:counting", "A workflow is named by module: count:counting"),
+        ("..count", "There is no file and no module '..count' here"),
+        ("my program", "There is no file and no module 'my program' here"),
+    ],
+)
+def test_what_is_no_program_is_told_by_what_it_is(counted: list[str], typed: str, told: str) -> None:
+    assert told in inside("run", typed, status=2).err
 
-    assert len(lines) > 3
-    assert [line for line in lines if line.endswith("...")] == []
+
+def test_a_session_that_is_mistyped_names_the_one_that_was_meant(counted: list[str]) -> None:
+    inside("checkpoints", "fork", "s", "nightly")
+
+    for command in ("verify", "delete"):
+        assert "Did you mean: nightly?" in inside("checkpoints", command, "nihgtly", status=1).err
+
+
+def test_sessions_of_a_workflow_that_has_none_are_such_sessions(counted: list[str]) -> None:
+    assert "There are no such sessions in checkpoints" in inside("sessions", "--workflow", "cuont").err

@@ -10,11 +10,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
+from click.testing import CliRunner
 
-from graflow_ckpt.interfaces.cli.app import COMMANDS
+from graflow_ckpt.interfaces.cli.app import COMMANDS, app
 from tests.acceptance.command_line import (
     CHAIN,
     COUNT,
@@ -52,6 +55,28 @@ def test_the_help_of_each_command_has_examples_and_json(command: list[str]) -> N
     assert "Examples:\n" in told
     assert f"graflow-ckpt {' '.join(command)}" in told
     assert "--json" in told
+
+
+def commands(group: click.Group, *before: str) -> Iterator[tuple[str, ...]]:
+    """The words of each command, groups included."""
+    yield before
+    ctx = click.Context(group)
+    for name in group.list_commands(ctx):
+        command = group.get_command(ctx, name)
+        if isinstance(command, click.Group):
+            yield from commands(command, *before, name)
+        else:
+            yield (*before, name)
+
+
+def test_no_help_is_cut_off_or_wider_than_a_terminal_of_80_columns() -> None:
+    runner = CliRunner(env={"COLUMNS": "80"})
+
+    told = {words: runner.invoke(app, [*words, "--help"]).output for words in commands(app)}
+
+    assert len(told) > 40
+    assert [line for text in told.values() for line in text.splitlines() if len(line) > 80] == []
+    assert [words for words, text in told.items() if "..." in text.replace("ARGS]...", "")] == []
 
 
 def test_the_help_lists_all_commands() -> None:

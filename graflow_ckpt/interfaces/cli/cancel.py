@@ -9,8 +9,8 @@ from graflow_ckpt.interfaces.cli.options import common, complete_remote, fleet, 
 
 EXAMPLES = """\b
 Examples:
-  graflow-ckpt cancel night                        tasks that run are told, and may finish
-  graflow-ckpt cancel night --hard                 what they do counts no more, their workers start anew
+  graflow-ckpt cancel night          tasks that run are told, and may finish
+  graflow-ckpt cancel night --hard   what they do counts no more
 """
 
 

@@ -17,12 +17,13 @@ from graflow_ckpt.interfaces.cli.words import counted
 BACKUP = """\b
 Examples:
   graflow-ckpt checkpoints backup /backups/night.db --store sqlite:///runs.db
-  graflow-ckpt checkpoints backup /backups/night.db --yes --json      over that of last night
+  graflow-ckpt checkpoints backup night.db --yes   over that of last night
   graflow-ckpt checkpoints verify --all --store sqlite:////backups/night.db
 """
 VACUUM = """\b
 Examples:
-  graflow-ckpt checkpoints prune --older-than 7d --yes && graflow-ckpt checkpoints vacuum
+  graflow-ckpt checkpoints prune --older-than 7d --yes
+  graflow-ckpt checkpoints vacuum
 """
 
 
@@ -158,7 +159,7 @@ def sync(ctx: click.Context, /, store: str) -> int:
 AUDIT = """\b
 Examples:
   graflow-ckpt checkpoints audit
-  graflow-ckpt checkpoints audit --store sqlite:///runs.db --json | jq '.orphans | length'
+  graflow-ckpt checkpoints audit --store sqlite:///runs.db --json
 """
 COLUMNS = ("what", "name", "session", "size", "why")
 

@@ -32,14 +32,14 @@ SHOW = """\b
 Examples:
   graflow-ckpt checkpoints show night              the newest of a session
   graflow-ckpt checkpoints show checkpoints/best.pkl
-  graflow-ckpt checkpoints show checkpoints/best.pkl --json | jq .state.completed_tasks
+  graflow-ckpt checkpoints show checkpoints/best.pkl --json | jq .state.status
 """
 VERIFY = """\b
 Examples:
-  graflow-ckpt checkpoints verify night            all checkpoints of a session
+  graflow-ckpt checkpoints verify night          all checkpoints of a session
   graflow-ckpt checkpoints verify backups/*.pkl
   graflow-ckpt checkpoints verify --all
-  graflow-ckpt checkpoints verify --sample 100     in a nightly job
+  graflow-ckpt checkpoints verify --sample 100   in a nightly job
 """
 TAKE = """\b
 Examples:
@@ -200,14 +200,16 @@ def take(ctx: click.Context, /, session: str, portable: bool, path: str | None) 
 DIFF = """\b
 Examples:
   graflow-ckpt checkpoints diff checkpoints/a.pkl checkpoints/b.pkl
-  graflow-ckpt checkpoints diff night morning                   the newest of two sessions
+  graflow-ckpt checkpoints diff night morning   the newest of two sessions
   graflow-ckpt checkpoints diff night best.pkl --json | jq '.values[].name'
 """
 BISECT = """\b
 Examples:
   graflow-ckpt checkpoints bisect night --bad 'loss > 2'
-  graflow-ckpt checkpoints bisect night --bad 'len(rows) < 10 or results.load.status == "lost"'
-  graflow-ckpt checkpoints bisect night --bad 'metadata.epoch > 3 and accuracy < 0.5' --all
+  graflow-ckpt checkpoints bisect night \\
+      --bad 'len(rows) < 10 or results.load.status == "lost"'
+  graflow-ckpt checkpoints bisect night --all \\
+      --bad 'metadata.epoch > 3 and accuracy < 0.5'
 """
 
 

@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from functools import cache, partial
 
 import click
@@ -60,14 +61,26 @@ class Clearance:
 
     @classmethod
     def by_retention(
-        cls, store: str, retention: Retention, *, session: str | None, workflow: str | None
+        cls,
+        store: str,
+        retention: Retention,
+        *,
+        session: str | None,
+        workflow: str | None,
+        metrics: Sequence[str] = (),
     ) -> Clearance:
+        """`metrics`: the numbers that the retention rates by; one that no checkpoint has would keep none."""
         place = open_store(store)
 
         def among(cut: Cut) -> bool:
             return session in (None, cut.session) and workflow in (None, cut.workflow)
 
-        return cls(place, lambda: plan(_guard(place, inventory(place)), retention, time.time(), among=among))
+        def again() -> Plan:
+            known = inventory(place)
+            _check_metrics(metrics, [cut for cut in known.cuts if among(cut)])
+            return plan(_guard(place, known), retention, time.time(), among=among)
+
+        return cls(place, again)
 
     @classmethod
     def by_name(cls, store: str, what: Sequence[str], *, force: bool) -> Clearance:
@@ -180,6 +193,15 @@ def _refuse(found: Plan) -> None:
         hint="To delete it all the same: --force.",
         held=held,
     )
+
+
+def _check_metrics(metrics: Sequence[str], cuts: Sequence[Cut]) -> None:
+    known = sorted({name for cut in cuts for name in cut.metrics})
+    for metric in metrics:
+        if cuts and metric not in known:
+            near = get_close_matches(metric, known, 1)
+            there = f"did you mean {near[0]}?" if near else f"there is: {', '.join(known) or 'none'}."
+            raise click.UsageError(f"--best: no checkpoint has a number {metric!r} in its metadata; {there}")
 
 
 def _store_of(store: str, what: Sequence[str]) -> CheckpointStore:

@@ -14,7 +14,8 @@ PLACES = {
 }
 EXAMPLES = """\b
 Examples:
-  graflow-ckpt completion bash > ~/.local/share/bash-completion/completions/graflow-ckpt
+  graflow-ckpt completion bash \\
+      > ~/.local/share/bash-completion/completions/graflow-ckpt
   eval "$(graflow-ckpt completion zsh)"            for this shell only
 """
 

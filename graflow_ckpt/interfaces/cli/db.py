@@ -20,12 +20,12 @@ UPGRADE = """\b
 Examples:
   export GRAFLOW_CKPT_STORE=postgresql://me:secret@host/checkpoints
   graflow-ckpt db upgrade
-  graflow-ckpt db upgrade --store postgresql://host/checkpoints    password from PGPASSWORD or ~/.pgpass
+  PGPASSWORD=… graflow-ckpt db upgrade --store postgresql://host/checkpoints
 """
 DOWNGRADE = """\b
 Examples:
   graflow-ckpt db downgrade --to 1
-  graflow-ckpt db downgrade --to 0 --yes           takes all tables away, and every checkpoint in them
+  graflow-ckpt db downgrade --to 0 --yes   takes all checkpoints away
 """
 STATUS = """\b
 Examples:

@@ -14,7 +14,7 @@ EXAMPLES = """\b
 Examples:
   graflow-ckpt doctor
   graflow-ckpt doctor --store /mnt/shared/checkpoints --json
-  graflow-ckpt doctor --url redis://host:6379/0    the fleet only: server, key, workers, code
+  graflow-ckpt doctor --url redis://host:6379/0    the fleet only
 """
 
 

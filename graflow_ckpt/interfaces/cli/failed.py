@@ -9,13 +9,13 @@ from graflow_ckpt.interfaces.cli.options import as_json, common, complete_remote
 
 LIST = """\b
 Examples:
-  graflow-ckpt failed list                         of all sessions that are there
+  graflow-ckpt failed list   of all sessions that are there
   graflow-ckpt failed list --session night --traceback
   graflow-ckpt failed list --json | jq -r '.[].type' | sort | uniq -c
 """
 REQUEUE = """\b
 Examples:
-  graflow-ckpt failed requeue night                all that was set aside, and the session goes on
+  graflow-ckpt failed requeue night   what was set aside; the session goes on
   graflow-ckpt failed requeue night load
 """
 COLUMNS = ("session", "task", "error", "attempts", "ended", "then", "message")
@@ -26,7 +26,7 @@ def command() -> None:
     """List tasks that have failed on a fleet, and have them run again."""
 
 
-@command.command("list", epilog=LIST)
+@command.command("list", epilog=LIST, short_help="List tasks that have failed, by session.")
 @click.option("--session", metavar="ID", shell_complete=complete_remote, help="Only of this one.")
 @click.option("--task", metavar="NAME", help="Only this one.")
 @click.option("--traceback", "tracebacks", is_flag=True, help="With the tracebacks.")
@@ -62,7 +62,7 @@ def list_(ctx: click.Context, /, session: str | None, task: str | None, tracebac
     return 0
 
 
-@command.command("requeue", epilog=REQUEUE)
+@command.command("requeue", epilog=REQUEUE, short_help="Have what has failed in a session run again.")
 @click.argument("session", shell_complete=complete_remote)
 @click.argument("tasks", nargs=-1, metavar="[TASK]…")
 @fleet

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 import click
 
@@ -129,9 +130,10 @@ def neither(store: str, name: str) -> CheckpointNotFound | NoSession:
     """What is said where a checkpoint or a session of a store was named that is not there."""
     if os.sep in name or name.endswith(".pkl"):
         return CheckpointNotFound(f"There is no checkpoint {name}.", path=name)
+    near = get_close_matches(name, [row.session for row in overview(store)], 3)
     return NoSession(
         f"{name!r} is neither a checkpoint nor a session in {store}.",
-        hint="--store names another folder.",
+        hint=f"Did you mean: {', '.join(near)}?" if near else "--store names another folder.",
         session=name,
     )
 

@@ -14,7 +14,7 @@ from graflow_ckpt.interfaces.cli.options import common, manner_of, store
 NEW = """\b
 Examples:
   export GRAFLOW_CKPT_KEY=$(graflow-ckpt key new)
-  (umask 077; graflow-ckpt key new > graflow.key)  and GRAFLOW_CKPT_KEY_FILE=graflow.key
+  (umask 077; graflow-ckpt key new > graflow.key)  set GRAFLOW_CKPT_KEY_FILE
 """
 LIST = """\b
 Examples:

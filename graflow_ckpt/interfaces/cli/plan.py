@@ -17,10 +17,10 @@ from graflow_ckpt.interfaces.cli.options import (
 
 EXAMPLES = """\b
 Examples:
-  graflow-ckpt plan night                          the session against its program as it is now
-  graflow-ckpt plan train.py --session night       against another program
+  graflow-ckpt plan night                     against its program as it is now
+  graflow-ckpt plan train.py --session night  against another program
   graflow-ckpt plan checkpoints/best.pkl
-  graflow-ckpt plan night --changed rerun          what that would run again
+  graflow-ckpt plan night --changed rerun     what that would run again
 """
 
 

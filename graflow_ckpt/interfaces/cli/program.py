@@ -35,10 +35,23 @@ def is_file(target: str) -> bool:
 
 def run(target: str, arguments: Sequence[str], called: str | None = None) -> None:
     """Run a file, `called` as sys.argv[0] says, or a module's workflow."""
+    _check(target)
     if is_file(target):
         _run_file(target, [called or target, *arguments])
     else:
         _run_module(target, arguments)
+
+
+def _check(target: str) -> None:
+    """Refuse what is neither a file nor a module, and looks like one of them."""
+    name, _, chosen = target.partition(":")
+    if os.path.isdir(target) and not os.path.isfile(os.path.join(target, "__init__.py")):
+        raise click.UsageError(f"{target} is a folder. Name a file in it, or a module: MODULE:WORKFLOW.")
+    if name.endswith(".py") and os.path.isfile(name) and not os.path.exists(target):
+        module = os.path.basename(name).removesuffix(".py")
+        raise click.UsageError(
+            f"{name} is a file, and all of it is run. A workflow is named by module: {module}:{chosen}."
+        )
 
 
 def _run_file(target: str, argv: Sequence[str]) -> None:
@@ -57,6 +70,8 @@ def _run_file(target: str, argv: Sequence[str]) -> None:
 
 def _run_module(target: str, arguments: Sequence[str]) -> None:
     name, _, chosen = target.partition(":")
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise click.UsageError(f"There is no file and no module {name!r} here.")
     new_main()
     sys.argv = [target if ":" in target else f"{target}:", *arguments]
     _first_on_path(os.getcwd())

@@ -56,6 +56,15 @@ def parse_best(
     return tuple(found)
 
 
+def parse_age(ctx: click.Context, parameter: click.Parameter, given: str | None) -> float | None:
+    """Like other times, but no bare number: days that are meant would be seconds, and all would go."""
+    if given is not None and given.strip().isdecimal():
+        raise click.BadParameter(
+            f"{given!r} has no unit: {given}s, {given}m, {given}h, {given}d.", ctx, parameter
+        )
+    return words.parse_period(ctx, parameter, given)
+
+
 def parse_bytes(ctx: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
     """`500MB`, `10 GB`, `1.5G`: powers of 1000, as sizes are shown."""
     if given is None:
@@ -112,16 +121,16 @@ def _deleting(function: Callable[..., Any]) -> Callable[..., Any]:
 
 PRUNE = """\b
 Examples:
-  graflow-ckpt checkpoints prune --dry-run                       what the default would take away
+  graflow-ckpt checkpoints prune --dry-run   what the default would take away
   graflow-ckpt checkpoints prune --older-than 7d
   graflow-ckpt checkpoints prune --keep 3 --best loss:2 --workflow train --yes
   graflow-ckpt checkpoints prune --budget 20GB --yes --json
-  graflow-ckpt prune --older-than 7d --yes                       the same, for short
+  graflow-ckpt prune --older-than 7d --yes   the same, for short
 """
 
 
 @click.command("prune", epilog=PRUNE, short_help="Delete checkpoints that are too old or too many.")
-@click.option("--older-than", metavar="7d", callback=words.parse_period, help="What is older goes.")
+@click.option("--older-than", metavar="7d", callback=parse_age, help="What is older goes.")
 @click.option("--keep", type=click.IntRange(min=1), metavar="N", help="All but the last N go; see --per.")
 @click.option("--budget", metavar="10GB", callback=parse_bytes, help="The oldest go until the rest fits.")
 @click.option(
@@ -170,14 +179,15 @@ def prune(
     from graflow_ckpt.interfaces.cli.clearance import Clearance
 
     retention = retention_of(per=per, **rules)
-    clearance = Clearance.by_retention(store, retention, session=session, workflow=workflow)
+    metrics = [metric for metric, _, _ in rules["best"]]
+    clearance = Clearance.by_retention(store, retention, session=session, workflow=workflow, metrics=metrics)
     return clearance.carried_out(manner_of(ctx), dry_run=dry_run, yes=yes)
 
 
 DELETE = """\b
 Examples:
   graflow-ckpt checkpoints delete checkpoints/best.pkl
-  graflow-ckpt checkpoints delete night-7 night-8 --yes          all checkpoints of two sessions
+  graflow-ckpt checkpoints delete night-7 night-8 --yes   all of two sessions
 """
 CLEAR = """\b
 Examples:

@@ -24,14 +24,16 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\b
 Examples:
-  graflow-ckpt resume                              the one unfinished session
-  graflow-ckpt resume night                        its program is run again, with its arguments
-  graflow-ckpt resume etl --latest                 the newest session of workflow etl
+  graflow-ckpt resume                 the one unfinished session
+  graflow-ckpt resume night           its program, with its arguments
+  graflow-ckpt resume etl --latest    the newest session of workflow etl
   graflow-ckpt resume night --max-steps 500
-  graflow-ckpt resume checkpoints/session_night_step_40_1794992986-4.pkl --rewind
+  graflow-ckpt resume --rewind \\
+      checkpoints/session_night_step_40_1794992986-4.pkl
   graflow-ckpt resume checkpoints/best.pkl --fork second-try
-  graflow-ckpt resume night --url redis://host:6379/0      a session of a fleet
-  graflow-ckpt resume checkpoints/best.pkl --fork fast --url redis://host:6379/0
+  graflow-ckpt resume night --url redis://host:6379/0   a session of a fleet
+  graflow-ckpt resume checkpoints/best.pkl --fork fast \\
+      --url redis://host:6379/0
 """
 
 OF_FLEET = ("max_steps", "in_doubt", "progress")  # what else is said is about a run in this process

@@ -18,9 +18,10 @@ from graflow_ckpt.interfaces.cli.options import (
 
 EXAMPLES = """\b
 Examples:
-  graflow-ckpt run train.py                        a new session; its id is printed
-  graflow-ckpt run train.py --session night        new, or from where it was: type it again
-  graflow-ckpt run train.py --session night --every 30s --input lr=0.01 -- --verbose
+  graflow-ckpt run train.py                   a new session; its id is printed
+  graflow-ckpt run train.py --session night   new, or from where it was
+  graflow-ckpt run train.py --session night --every 30s \\
+      --input lr=0.01 -- --verbose
   graflow-ckpt run flows.etl:nightly --durability journal
 """
 

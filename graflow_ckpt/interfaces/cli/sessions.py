@@ -22,15 +22,15 @@ from graflow_ckpt.interfaces.cli.options import (
 
 EXAMPLES = """\b
 Examples:
-  graflow-ckpt sessions                            of the fleet that is set up, and in checkpoints/
+  graflow-ckpt sessions   of the fleet, and in checkpoints/
   graflow-ckpt sessions --unfinished --workflow etl
   graflow-ckpt sessions --store /srv/checkpoints --json
   graflow-ckpt sessions --url redis://host:6379/0 --limit 20
 """
 PURGE = """\b
 Examples:
-  graflow-ckpt sessions purge night-7 night-8      if they are finished
-  graflow-ckpt sessions purge night-9 --yes        also if not: it is cancelled first
+  graflow-ckpt sessions purge night-7 night-8   if they are finished
+  graflow-ckpt sessions purge night-9 --yes     also unfinished ones
 """
 
 COLUMNS = (
@@ -120,7 +120,8 @@ def _of_store(
     if manner.json:
         return [{**row.document(), "at": store} for row in rows]
     if not rows and not quiet:
-        manner.note(f"There are no sessions in {store}; --store names another folder.")
+        such = "such " if workflow or unfinished else ""
+        manner.note(f"There are no {such}sessions in {store}; --store names another folder.")
     elif rows:
         if quiet:
             manner.note(f"in {store}:")
@@ -134,7 +135,7 @@ def _of_store(
     return []
 
 
-@command.command("purge", epilog=PURGE)
+@command.command("purge", epilog=PURGE, short_help="Delete all that a fleet keeps of sessions.")
 @click.argument("sessions", nargs=-1, required=True, metavar="ID…", shell_complete=complete_remote)
 @click.option("--yes", is_flag=True, help="Also what is not finished: it is cancelled first.")
 @fleet

@@ -11,10 +11,10 @@ from graflow_ckpt.interfaces.cli.options import common, complete_remote, fleet, 
 
 EXAMPLES = """\b
 Examples:
-  graflow-ckpt submit etl.py                       prints the id of the session
+  graflow-ckpt submit etl.py                prints the id of the session
   graflow-ckpt submit etl.py --session night --input rows=500 --wait
   graflow-ckpt submit flows.etl:nightly --existing return
-  graflow-ckpt submit etl.py -- --verbose          arguments of the program
+  graflow-ckpt submit etl.py -- --verbose   arguments of the program
 """
 
 

@@ -33,20 +33,21 @@ if TYPE_CHECKING:
 
 COPY = """\b
 Examples:
-  graflow-ckpt checkpoints copy --to sqlite:///runs.db           all of ./checkpoints
-  graflow-ckpt checkpoints copy --from sqlite:///runs.db --to postgresql://host/runs
+  graflow-ckpt checkpoints copy --to sqlite:///runs.db   all of ./checkpoints
+  graflow-ckpt checkpoints copy --from sqlite:///runs.db \\
+      --to postgresql://host/runs
   graflow-ckpt checkpoints copy night --to s3://bucket/runs --json
 """
 EXPORT = """\b
 Examples:
-  graflow-ckpt checkpoints export night night.ckpt               a session, with its journal
+  graflow-ckpt checkpoints export night night.ckpt   with its journal
   graflow-ckpt checkpoints export checkpoints/best.pkl best.ckpt
   graflow-ckpt checkpoints export --all all.ckpt --store sqlite:///runs.db
 """
 IMPORT = """\b
 Examples:
   graflow-ckpt checkpoints import night.ckpt --store sqlite:///runs.db
-  graflow-ckpt checkpoints import night.ckpt --trust             made with a key that is not here
+  graflow-ckpt checkpoints import night.ckpt --trust   of another key
 """
 
 
@@ -197,8 +198,9 @@ def _makers(origin: CheckpointStore) -> list[str]:
 FORK = """\b
 Examples:
   graflow-ckpt checkpoints fork checkpoints/best.pkl second --set rate=0.01
-  graflow-ckpt checkpoints fork night                            called night-fork; its newest checkpoint
-  graflow-ckpt checkpoints fork night fast --set rate=0.1 --set 'layers=[64, 32]' && graflow-ckpt resume fast
+  graflow-ckpt checkpoints fork night   its newest; called night-fork
+  graflow-ckpt checkpoints fork night fast --set 'layers=[64, 32]'
+  graflow-ckpt resume fast
 """
 
 

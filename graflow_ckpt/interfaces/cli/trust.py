@@ -13,7 +13,7 @@ from graflow_ckpt.interfaces.cli.options import common, complete_places, manner_
 EXAMPLES = """\b
 Examples:
   graflow-ckpt trust backups/night.pkl             shows it and asks
-  graflow-ckpt trust backups/night.pkl --yes       for scripts that know where it comes from
+  graflow-ckpt trust backups/night.pkl --yes       for scripts
 """
 
 

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 EXAMPLES = """\b
 Examples:
   graflow-ckpt wait night
-  graflow-ckpt wait night --timeout 2h || graflow-ckpt failed list --session night
+  graflow-ckpt wait night --timeout 2h \\
+      || graflow-ckpt failed list --session night
 """
 
 

@@ -24,14 +24,14 @@ T = TypeVar("T")
 
 EXAMPLES = """\b
 Examples:
-  graflow-ckpt worker                              as the environment or graflow-ckpt.toml says
+  graflow-ckpt worker                              as graflow-ckpt.toml says
   graflow-ckpt worker --queues gpu,default -n 2 --grace 5m
-  graflow-ckpt worker --preload my_company.models  loaded once, shared by all processes
+  graflow-ckpt worker --preload my_company.models  loaded once, for all
   graflow-ckpt worker --health                     for probes: status 0 or 1
 
 \b
-Signals: SIGTERM or Ctrl-C drains (finish the task, commit, hand over), once more leaves at once;
-SIGHUP starts the workers anew, one after the other.
+Signals: SIGTERM or Ctrl-C drains (finish the task, commit, hand over);
+once more leaves at once; SIGHUP starts the workers anew, one after the other.
 """
 
 

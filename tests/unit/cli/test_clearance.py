@@ -229,9 +229,24 @@ def test_what_could_not_be_deleted_is_status_1(
     assert [row["error"] for row in document["failed"]] == ["read-only", "read-only"]
 
 
-@pytest.mark.parametrize("wrong", [["--keep", "0"], ["--older-than", "soon"], ["--per", "planet"]])
+@pytest.mark.parametrize(
+    "wrong", [["--keep", "0"], ["--older-than", "soon"], ["--per", "planet"], ["--older-than", "7"]]
+)
 def test_what_means_nothing_is_a_usage_error(store: CheckpointStore, said: Said, wrong: list[str]) -> None:
     said("prune", *wrong, status=2)
+
+
+def test_a_number_that_no_checkpoint_has_rates_none_and_lets_none_go(
+    store: CheckpointStore, said: Said
+) -> None:
+    for number in range(1, 4):
+        save(store, "a", number, user={"loss": number / 10}, cause="request")
+
+    assert "did you mean loss?" in said("prune", "--best", "los", "--yes", status=2)
+    assert "there is: loss." in said("prune", "--keep", "1", "--best", "acc:3:max", "--yes", status=2)
+
+    assert left(store) == ["a1", "a2", "a3"]
+    assert "0 checkpoints" in said("prune", "--best", "los", "--session", "b", "--yes")
 
 
 def test_an_empty_store_has_nothing_to_prune(store: CheckpointStore, said: Said) -> None:

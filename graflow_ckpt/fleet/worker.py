@@ -258,6 +258,7 @@ class Listening(SimpleWorker):
         self.job = job
         self._begin(job, queue)
         run_slice(*run)
+        _flush()  # a pipe or a file would show what tasks print when the worker ends, and never after a kill
         self._end(job)
         self.job = None
         if self.worker.worn:

@@ -16,6 +16,7 @@ from graflow_ckpt import CheckpointManager
 from graflow_ckpt.fleet.health import PoolFacts, pools
 from tests.acceptance.command_line import LONG, program
 from tests.acceptance.fleet_line import SECRET, Fleet
+from tests.chaos.pools import until
 
 
 def only(fleet: Fleet) -> PoolFacts:
@@ -54,6 +55,18 @@ def test_a_pool_that_is_told_to_stop_drains_and_its_probe_sees_it(fleet: Fleet) 
         assert pool.process.wait(LONG) == 0
         assert "draining: SIGTERM" in pool.log
     assert "No pool of workers runs here" in fleet("worker", "--health", status=1).out
+
+
+def test_what_a_task_prints_is_in_the_log_while_its_worker_lives(fleet: Fleet) -> None:
+    program(
+        "said.py",
+        "from graflow_ckpt import task, workflow\n\n@task\ndef says():\n    print('here it is')\n\n"
+        "with workflow('said', session_id='said') as flow:\n    flow.add(says)\n    flow.execute()\n",
+    )
+
+    with fleet.pool(PYTHONUNBUFFERED="") as pool:
+        fleet("submit", "said.py", "--wait")
+        assert until(lambda: "here it is" in pool.log, within=10)
 
 
 def test_modules_are_found_in_the_working_folder_and_can_be_loaded_before(

@@ -56,15 +56,6 @@ def parse_best(
     return tuple(found)
 
 
-def parse_age(ctx: click.Context, parameter: click.Parameter, given: str | None) -> float | None:
-    """Like other times, but no bare number: days that are meant would be seconds, and all would go."""
-    if given is not None and given.strip().isdecimal():
-        raise click.BadParameter(
-            f"{given!r} has no unit: {given}s, {given}m, {given}h, {given}d.", ctx, parameter
-        )
-    return words.parse_period(ctx, parameter, given)
-
-
 def parse_bytes(ctx: click.Context, parameter: click.Parameter, given: str | None) -> int | None:
     """`500MB`, `10 GB`, `1.5G`: powers of 1000, as sizes are shown."""
     if given is None:
@@ -130,7 +121,7 @@ Examples:
 
 
 @click.command("prune", epilog=PRUNE, short_help="Delete checkpoints that are too old or too many.")
-@click.option("--older-than", metavar="7d", callback=parse_age, help="What is older goes.")
+@click.option("--older-than", metavar="7d", callback=words.parse_age, help="What is older goes.")
 @click.option("--keep", type=click.IntRange(min=1), metavar="N", help="All but the last N go; see --per.")
 @click.option("--budget", metavar="10GB", callback=parse_bytes, help="The oldest go until the rest fits.")
 @click.option(

@@ -36,7 +36,7 @@ Examples:
 )
 @click.option("--max-steps", type=click.IntRange(min=1), metavar="N", help="Stop after so many steps.")
 @click.option(
-    "--ttl", metavar="7d", callback=words.parse_period, help="How long it is kept when it has completed."
+    "--ttl", metavar="7d", callback=words.parse_age, help="How long it is kept when it has completed."
 )
 @click.option("--wait", "waits", is_flag=True, help="And wait for its end, as `wait` does.")
 @click.option(

@@ -89,6 +89,15 @@ def parse_period(ctx: click.Context, parameter: click.Parameter, given: str | No
     return float(match[1]) * _SECONDS[match[2] or "s"]
 
 
+def parse_age(ctx: click.Context, parameter: click.Parameter, given: str | None) -> float | None:
+    """Like other times, but with a unit: where something is deleted, 7 may not mean 7 seconds."""
+    match = _PERIOD.match(given.strip()) if given is not None else None
+    if given is not None and (match is None or match[2] is None):
+        why = f"{given!r} is not a valid duration: expected a number and a unit, such as 90s or 7d."
+        raise click.BadParameter(why, ctx, parameter)
+    return parse_period(ctx, parameter, given)
+
+
 def parse_store(ctx: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
     """A folder as it is; an address without its password, which this process remembers."""
     if given is not None and _is_database(given):

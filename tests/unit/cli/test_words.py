@@ -54,6 +54,17 @@ def test_every_refuses_what_is_neither_steps_nor_time(item: str) -> None:
         words.parse_every(CONTEXT, PARAMETER, [item])
 
 
+@pytest.mark.parametrize("given", ["7", " 7 ", "7.5", "soon", "", "7 d", "-7d"])
+def test_after_what_time_something_is_deleted_needs_a_unit(given: str) -> None:
+    with pytest.raises(click.BadParameter, match=r"expected a number and a unit, such as 90s or 7d"):
+        words.parse_age(CONTEXT, PARAMETER, given)
+
+
+def test_an_age_with_a_unit_is_one() -> None:
+    given = ("7d", " 1.5h", "0s", None)
+    assert [words.parse_age(CONTEXT, PARAMETER, text) for text in given] == [604_800.0, 5400.0, 0.0, None]
+
+
 @pytest.mark.parametrize("given", [["10"], ["30s"], ["1.5m", "7"], ["1", "2", "3s"]])
 def test_a_policy_can_be_typed_again(given: list[str]) -> None:
     policy = words.parse_every(CONTEXT, PARAMETER, given)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -207,6 +209,24 @@ def test_a_session_that_is_mistyped_names_the_one_that_was_meant(counted: list[s
 
     for command in ("verify", "delete"):
         assert "Did you mean: nightly?" in inside("checkpoints", command, "nihgtly", status=1).err
+
+
+WITHOUT = """
+import sys
+sys.modules["redis"] = sys.modules["pydantic"] = None
+from graflow_ckpt.interfaces.cli import main
+raise SystemExit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("command", ["status s", "sessions purge s", "checkpoints take s", "worker", "top"])
+def test_whoever_has_no_fleet_is_not_sent_for_its_packages(command: str) -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", WITHOUT, *command.split()], capture_output=True, text=True, check=False
+    )
+
+    assert told.returncode == 2
+    assert "A session in a store needs none: graflow-ckpt sessions, resume, checkpoints" in told.stderr
 
 
 def test_sessions_of_a_workflow_that_has_none_are_such_sessions(counted: list[str]) -> None:

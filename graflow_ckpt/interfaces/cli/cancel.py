@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.options import common, complete_remote, fleet, manner_of
+from graflow_ckpt.interfaces.cli.options import common, complete_remote, manner_of, of_fleet
 
 EXAMPLES = """\b
 Examples:
@@ -18,7 +18,7 @@ Examples:
 @click.argument("session", shell_complete=complete_remote)
 @click.option("--hard", is_flag=True, help="Do not wait for tasks that run: end their code.")
 @click.option("--reason", default="cancelled by hand", help="What others are told.")
-@fleet
+@of_fleet
 @common
 def command(ctx: click.Context, /, session: str, hard: bool, reason: str) -> int:
     """End a session of a fleet for good. What was committed stays readable; nothing goes on with it."""

@@ -15,9 +15,9 @@ from graflow_ckpt.interfaces.cli.options import (
     complete_places,
     complete_remote,
     complete_sessions,
-    fleet,
     found_store,
     manner_of,
+    of_fleet,
 )
 from graflow_ckpt.interfaces.cli.pruning import clear, delete, prune
 from graflow_ckpt.interfaces.cli.travelling import copy, export, fork, import_
@@ -177,7 +177,7 @@ def verify(
     "--portable", is_flag=True, help="With queue and values: to rewind, to fork, to keep elsewhere."
 )
 @click.option("--path", metavar="PATH", help="Where to write it, instead of the session's own store.")
-@fleet
+@of_fleet
 @common
 def take(ctx: click.Context, /, session: str, portable: bool, path: str | None) -> int:
     """Take a checkpoint of a fleet's session, now, from here. Its workers need not stop."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.options import as_json, common, complete_remote, fleet, manner_of
+from graflow_ckpt.interfaces.cli.options import as_json, common, complete_remote, manner_of, of_fleet
 
 LIST = """\b
 Examples:
@@ -31,7 +31,7 @@ def command() -> None:
 @click.option("--task", metavar="NAME", help="Only this one.")
 @click.option("--traceback", "tracebacks", is_flag=True, help="With the tracebacks.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", default=1000, show_default=True)
-@fleet
+@of_fleet
 @as_json
 def list_(ctx: click.Context, /, session: str | None, task: str | None, tracebacks: bool, limit: int) -> int:
     """List tasks that have failed, by session, the newest session first.
@@ -65,7 +65,7 @@ def list_(ctx: click.Context, /, session: str | None, task: str | None, tracebac
 @command.command("requeue", epilog=REQUEUE, short_help="Have what has failed in a session run again.")
 @click.argument("session", shell_complete=complete_remote)
 @click.argument("tasks", nargs=-1, metavar="[TASK]…")
-@fleet
+@of_fleet
 @common
 def requeue(ctx: click.Context, /, session: str, tasks: tuple[str, ...]) -> int:
     """Have what has failed in a session run again, with fresh retries; the session goes on."""

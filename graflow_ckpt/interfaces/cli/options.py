@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import wraps
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -178,6 +179,18 @@ def fleet(function: F) -> F:
     return function
 
 
+def of_fleet(function: F) -> F:
+    """The same for a command that needs a fleet: that none is named is said before a package is missed."""
+
+    @wraps(function)
+    def checked(*arguments: Any, **options: Any) -> Any:  # Any: of the command that it wraps
+        if not configured(click.get_current_context()):
+            raise no_fleet()
+        return function(*arguments, **options)
+
+    return fleet(cast("F", checked))
+
+
 def is_server(store: str) -> bool:
     """Whether a fleet can be there: at the address of a Redis server, and of nothing else."""
     from graflow_ckpt.links.addresses import SCHEMES
@@ -213,12 +226,17 @@ def with_fleet(ctx: click.Context) -> Resolved:
     """The same, and a server has to be named; from here on this process's environment says so, too."""
     resolved = settings(ctx)
     if resolved.url is None:
-        raise NoFleet(
-            "Which fleet? No server is named.",
-            hint=f"Set {variable('redis_url')}, write redis_url into [fleet] of {FILE_NAME}, or give --url.",
-        )
+        raise no_fleet()
     resolved.export()
     return resolved
+
+
+def no_fleet() -> NoFleet:
+    return NoFleet(
+        "Which fleet? No server is named.",
+        hint=f"Set {variable('redis_url')}, write redis_url into [fleet] of {FILE_NAME}, or give --url. "
+        "A session in a store needs none: graflow-ckpt sessions, resume, checkpoints.",
+    )
 
 
 # --- completion ----------------------------------------------------------------------------

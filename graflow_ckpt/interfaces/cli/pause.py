@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.options import common, complete_remote, fleet, manner_of
+from graflow_ckpt.interfaces.cli.options import common, complete_remote, manner_of, of_fleet
 
 EXAMPLES = """\b
 Examples:
@@ -17,7 +17,7 @@ Examples:
 @click.command("pause", epilog=EXAMPLES, short_help="Have a session of a fleet hand out no more tasks.")
 @click.argument("session", shell_complete=complete_remote)
 @click.option("--reason", default="paused by hand", help="What others are told.")
-@fleet
+@of_fleet
 @common
 def command(ctx: click.Context, /, session: str, reason: str) -> int:
     """Have a session of a fleet hand out no more tasks; those that run are finished and committed."""

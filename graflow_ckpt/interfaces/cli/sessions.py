@@ -17,6 +17,7 @@ from graflow_ckpt.interfaces.cli.options import (
     manner_of,
     name_fleet,
     named,
+    of_fleet,
     store,
 )
 
@@ -138,7 +139,7 @@ def _of_store(
 @command.command("purge", epilog=PURGE, short_help="Delete all that a fleet keeps of sessions.")
 @click.argument("sessions", nargs=-1, required=True, metavar="ID…", shell_complete=complete_remote)
 @click.option("--yes", is_flag=True, help="Also what is not finished: it is cancelled first.")
-@fleet
+@of_fleet
 @common
 def purge(ctx: click.Context, /, sessions: tuple[str, ...], yes: bool) -> int:
     """Take away all that a fleet keeps of sessions: their queues, values, results and errors.

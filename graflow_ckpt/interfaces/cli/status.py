@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from graflow_ckpt.interfaces.cli.options import common, complete_remote, fleet, manner_of
+from graflow_ckpt.interfaces.cli.options import common, complete_remote, manner_of, of_fleet
 
 EXAMPLES = """\b
 Examples:
@@ -15,7 +15,7 @@ Examples:
 
 @click.command("status", epilog=EXAMPLES, short_help="Show how far a session of a fleet is.")
 @click.argument("session", shell_complete=complete_remote)
-@fleet
+@of_fleet
 @common
 def command(ctx: click.Context, /, session: str) -> int:
     """Show how far a session of a fleet is: its counters, its queues, what has failed and why it waits."""

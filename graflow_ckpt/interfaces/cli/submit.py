@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.options import common, complete_remote, fleet, manner_of, of_program
+from graflow_ckpt.interfaces.cli.options import common, complete_remote, manner_of, of_fleet, of_program
 
 EXAMPLES = """\b
 Examples:
@@ -43,7 +43,7 @@ Examples:
     "--timeout", metavar="SECONDS|5m", callback=words.parse_period, help="With --wait: no longer than this."
 )
 @click.option("--progress/--no-progress", default=True, help="With --wait: show how far it is.")
-@fleet
+@of_fleet
 @common
 def command(ctx: click.Context, /, target: str, arguments: tuple[str, ...], **options: Any) -> int:
     """Have a fleet run a program's workflow. Prints the id of the session once it has been accepted.

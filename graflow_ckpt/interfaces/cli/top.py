@@ -8,7 +8,7 @@ from time import sleep
 import click
 
 from graflow_ckpt.interfaces.cli import words
-from graflow_ckpt.interfaces.cli.options import common, fleet, manner_of
+from graflow_ckpt.interfaces.cli.options import common, manner_of, of_fleet
 
 EXAMPLES = """\b
 Examples:
@@ -28,7 +28,7 @@ MOMENT = 0.5  # seconds between the two looks that one picture needs for its rat
 @click.option("--once", is_flag=True, help="One picture, and the end; also where there is no terminal.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", default=20, show_default=True,
               help="So many sessions, those that do most first.")  # fmt: skip
-@fleet
+@of_fleet
 @common
 def command(ctx: click.Context, /, every: float, once: bool, limit: int) -> int:
     """Watch the sessions and workers of a fleet: what is ready and running, and how fast it goes.

@@ -13,7 +13,7 @@ import click
 from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.interfaces.cli.manner import Manner
-from graflow_ckpt.interfaces.cli.options import common, complete_remote, fleet, manner_of
+from graflow_ckpt.interfaces.cli.options import common, complete_remote, manner_of, of_fleet
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -35,7 +35,7 @@ Examples:
     "--timeout", metavar="SECONDS|5m", callback=words.parse_period, help="Wait no longer than this."
 )
 @click.option("--progress/--no-progress", default=True, help="Show how far it is.")
-@fleet
+@of_fleet
 @common
 def command(ctx: click.Context, /, session: str, timeout: float | None, progress: bool) -> int:
     """Wait until a session of a fleet has ended, or has paused.

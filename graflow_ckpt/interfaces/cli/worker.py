@@ -13,7 +13,7 @@ import click
 
 from graflow_ckpt.core.errors import BadAddress
 from graflow_ckpt.interfaces.cli.manner import Manner
-from graflow_ckpt.interfaces.cli.options import common, fleet, kept, manner_of, with_fleet
+from graflow_ckpt.interfaces.cli.options import common, kept, manner_of, of_fleet, with_fleet
 from graflow_ckpt.links.environment import PREFIX, unknown, variable
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ once more leaves at once; SIGHUP starts the workers anew, one after the other.
 @kept("--preload", metavar="MODULES", help="Modules to import before the workers are forked.")
 @kept("--observers", metavar="MODULE:NAME,…", help="What makes the observers that are told what runs here.")
 @click.option("--health", is_flag=True, help="Only say whether the workers of this machine are well.")
-@fleet
+@of_fleet
 @common
 def command(ctx: click.Context, /, health: bool) -> int:
     """Run the tasks of a fleet: a pool of processes that share a parent, which starts them anew.

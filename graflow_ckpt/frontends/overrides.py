@@ -8,7 +8,8 @@ that asks; further ones get ids made from it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -62,6 +63,16 @@ class Overrides:
         self.executed: list[str] = []
         self.collecting = False
         self._given: list[str] = []
+
+    @contextmanager
+    def for_one_program(self) -> Iterator[None]:
+        """What is said and met inside is forgotten at the end: the process may go on with something else."""
+        before = dict(vars(self))
+        self.met, self.executed, self._given = [], [], []
+        try:
+            yield
+        finally:
+            vars(self).update(before)
 
     def meet(self, workflow: Chosen) -> None:
         if self.collecting:

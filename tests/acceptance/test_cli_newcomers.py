@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from graflow_ckpt.frontends.overrides import overrides
 from graflow_ckpt.stores.keys import new_key
 from tests.acceptance.command_line import COUNT, Terminal, checkpoints, graflow, inside, program, run_count
 
@@ -201,7 +202,10 @@ def test_the_command_that_goes_on_names_all_that_leads_to_a_bucket(objects_url: 
     ],
 )
 def test_what_is_no_program_is_told_by_what_it_is(counted: list[str], typed: str, told: str) -> None:
-    assert told in inside("run", typed, status=2).err
+    said = dict(vars(overrides))
+
+    assert told in inside("run", typed, "--session", "s", status=2).err
+    assert vars(overrides) == said  # of what was said for it nothing is left to the next program
 
 
 def test_a_session_that_is_mistyped_names_the_one_that_was_meant(counted: list[str]) -> None:

@@ -88,16 +88,17 @@ def conducted(manner: Manner, wishes: Wishes, body: Callable[[], object], *, wha
         _set_documents_apart(manner)
     tell = partial(mention, manner) if wishes.session is None else lambda tally: None
     reporter = reporter_for(manner, tell, progress=wishes.progress)
-    _fill(manner, wishes, reporter)
     sandbox = program.Sandbox()
-    try:
-        with sandbox:
-            body()
-    finally:
-        reporter.close()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-    return _concluded(manner, reporter, sandbox, what, wishes.workflow)
+    with overrides.for_one_program():
+        _fill(manner, wishes, reporter)
+        try:
+            with sandbox:
+                body()
+        finally:
+            reporter.close()
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        return _concluded(manner, reporter, sandbox, what, wishes.workflow)
 
 
 def _concluded(

@@ -105,8 +105,9 @@ def planned(place: Place, origin: Origin, changed: Changed | None) -> Outlook:
 
 def graph_of(origin: Origin, workflow: str) -> TaskGraph:
     """The graph of a program, which is run until it would execute the workflow."""
-    overrides.only, overrides.target = workflow, workflow
-    reached, status = _reached(origin.target, origin.arguments, origin.called)
+    with overrides.for_one_program():
+        overrides.only, overrides.target = workflow, workflow
+        reached, status = _reached(origin.target, origin.arguments, origin.called)
     if reached is not None:
         graph: TaskGraph = reached.workflow.graph
         return graph

@@ -23,9 +23,9 @@ import obstore
 
 from benchmarks.harness import AtMost, Case, Ratio, Run
 from graflow_ckpt.core.protocols import PartWriter, Sink
+from graflow_ckpt.stores.lease import KeyedLease
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.objects_bucket import Bucket
-from graflow_ckpt.stores.objects_lease import ObjectLease
 from tests.object_servers import CREDENTIALS, ObjectServer
 
 NAME = "objects"
@@ -46,14 +46,14 @@ def store() -> ObjectStore:
 
 
 @cache
-def lease() -> ObjectLease:
+def lease() -> KeyedLease:
     found = store().acquire(SESSION)
     atexit.register(found.release)
     return found
 
 
 def bucket() -> Bucket:
-    return store()._all.bucket
+    return store()._opened()
 
 
 def writer(data: bytes) -> PartWriter:
@@ -91,9 +91,8 @@ def load(name: str, buffer: memoryview) -> None:
 
 def forget() -> None:
     """Of former calls."""
-    head = store()._all.heads.read(SESSION).head
-    store()._all.trios.delete_own(SESSION, list(head.commits))
-    lease().check()  # it has changed
+    store().delete_many([path for path, _ in store().list(SESSION)])
+    lease().check()  # its head has changed
 
 
 def save(size: int, run: Run) -> None:

@@ -23,8 +23,8 @@ import psycopg
 
 from benchmarks.harness import AtMost, Case, Ratio, Run
 from graflow_ckpt.core.protocols import PartWriter, Sink
+from graflow_ckpt.stores.lease import KeyedLease
 from graflow_ckpt.stores.postgres import PostgresStore
-from graflow_ckpt.stores.postgres_lease import PostgresLease
 from tests.postgres_servers import PostgresServer
 
 NAME = "postgres"
@@ -54,7 +54,7 @@ def store() -> PostgresStore:
 
 
 @cache
-def lease() -> PostgresLease:
+def lease() -> KeyedLease:
     found = store().acquire(SESSION)
     atexit.register(found.release)
     return found
@@ -162,12 +162,14 @@ def full_store(stored: int) -> PostgresStore:
     url = server().database()
     found = PostgresStore(url)
     found.schema.upgrade()
-    filled = """insert into graflow_ckpt.checkpoints
-        select 'n' || n, n, n, 's' || n %% 100, 'w' || n %% 7, (array['running', 'failed'])[1 + n %% 2], '{}',
-            convert_to(rpad('{"n": ' || n || '}', 900), 'UTF8')
+    filled = """insert into graflow_ckpt.things (key, tag, at, data, number, session, workflow, status)
+        select 'data/s' || n %% 100 || '/1-' || lpad(n::text, 30, '0') || '/m.n' || n, '\\x00', n,
+            convert_to(rpad('{"n": ' || n || '}', 900), 'UTF8'),
+            nextval('graflow_ckpt.numbers'), 's' || n %% 100, 'w' || n %% 7,
+            (array['running', 'failed'])[1 + n %% 2]
         from generate_series(1, %s) n"""
     server().ask(filled, stored, database=url.rpartition("/")[2])
-    server().ask("vacuum analyze graflow_ckpt.checkpoints", database=url.rpartition("/")[2])
+    server().ask("vacuum analyze graflow_ckpt.things", database=url.rpartition("/")[2])
     return found
 
 

@@ -12,15 +12,16 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import sqlite3
 import threading
 import time
-from contextlib import closing
 from functools import cache
 from pathlib import Path
 
 from benchmarks.bench_sqlite import SMALL, name, parts
 from benchmarks.harness import AtLeast, AtMost, Case, Run
+from graflow_ckpt.stores.driver import Put, Row
+from graflow_ckpt.stores.head import Head, Record, chunk_keys, head_key, meta_key, new_mark
+from graflow_ckpt.stores.names import Collected
 from graflow_ckpt.stores.sqlite import SqliteStore
 
 NAME = "sqlite_crowd"
@@ -30,25 +31,33 @@ KEPT = 10  # of those
 
 @cache
 def crowd(folder: Path, count: int) -> Path:
-    """A database of that many checkpoints of 4 kB: one that was put, and its likes."""
+    """A database of that many checkpoints of 4 kB: each with its meta, its row and its chunk, and each
+    session with its head."""
     file = folder / "crowd.db"
     store = SqliteStore(file)
-    store.put("first", parts(SMALL), lease=None, stage="one")
-    store.close()
+    store.probe()
     order = [number % (count // EACH) for number in range(count)]
     random.Random(7).shuffle(order)
-    seen = dict.fromkeys(order, 0)
-    with closing(sqlite3.connect(file)) as connection, connection:
-        columns = "epoch, stage, size, parts, meta"
-        copy = f"INSERT INTO checkpoints (name, session, workflow, status, {columns}) "
-        copy += f"SELECT ?, ?, ?, ?, {columns} FROM checkpoints WHERE name = 'first'"
-        for number, session in enumerate(order):
-            seen[session] += 1
-            own = name(f"s{session}", seen[session]).removesuffix(".pkl")
-            status = "paused" if number % 97 == 0 else "failed" if number % 5 == 0 else "running"
-            connection.execute(copy, (own, f"s{session}", f"w{session % 2}", status))
-        body = "SELECT bytes FROM chunks LIMIT 1"
-        connection.execute(f"INSERT INTO chunks SELECT id << 20, ({body}) FROM checkpoints WHERE id > 1")
+    heads: dict[int, Head] = {}
+    meta, body = Collected(), Collected()
+    for part, write in parts(SMALL):
+        write(meta if part == "meta.json" else body)
+    size = len(body.data)
+    puts: list[Put] = []
+    for number, session in enumerate(order):
+        head, scope = heads.get(session, Head(epoch=1)), f"s{session}"
+        base, mark = name(scope, head.number + 1).removesuffix(".pkl"), new_mark(1)
+        placed = {"pkl": (0, size)}
+        record = Record(base, mark, head.number + 1, "one", placed, size, (mark, len(meta.data)))
+        heads[session] = head.holding(base, record)
+        status = "paused" if number % 97 == 0 else "failed" if number % 5 == 0 else "running"
+        row = Row(scope, f"w{session % 2}", status)
+        (chunk,) = chunk_keys(scope, mark, size, store.driver.chunk)
+        puts += [Put(chunk, body.data), Put(meta_key(scope, mark, base), meta.data, row=row)]
+    puts += [Put(head_key(f"s{session}"), head.encode()[0]) for session, head in heads.items()]
+    for at in range(0, len(puts), 10_000):
+        assert store.driver.batch(puts[at : at + 10_000])
+    store.close()
     return file
 
 

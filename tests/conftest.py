@@ -186,10 +186,8 @@ def postgres_database(postgres_server: PostgresServer) -> str:
 @pytest.fixture
 def postgres_url(postgres_server: PostgresServer, postgres_database: str, no_keepers: None) -> str:
     """The same, empty."""
-    tables = ("sessions", "lines", "checkpoints", "chunks", "staging", "segments", "frames")
-    tables += ("freed", "holds", "contents")
     database = postgres_database.rpartition("/")[2]
-    postgres_server.ask(";".join(f"delete from graflow_ckpt.{table}" for table in tables), database=database)
+    postgres_server.ask("delete from graflow_ckpt.things", database=database)
     return postgres_database
 
 

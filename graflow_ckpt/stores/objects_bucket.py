@@ -279,9 +279,9 @@ class Bucket:
 
     # --- writing -----------------------------------------------------------------------
 
-    def put(self, key: str, data: Buffer) -> None:
+    def put(self, key: str, data: Buffer) -> Tag:
         """Whatever was there; again, if the server was lost for a moment: twice is as good as once."""
-        patiently(lambda: self._put(key, data, "overwrite"), self._patience())
+        return patiently(lambda: self._put(key, data, "overwrite"), self._patience())
 
     def create(self, key: str, data: Buffer) -> Tag | None:
         """None: there is something already, or another writer was at it. Look."""

@@ -196,7 +196,7 @@ T = TypeVar("T")
 Kind = Literal["read", "sync", "easy"]
 
 _KEPT = 4  # idle connections of each kind
-_LOG = 250
+_LOG = 1000
 """Pages after which the log begins anew. To sync what takes the place of other bytes takes half as long as
 to sync what makes a file longer, so a short log pays, until carrying it over costs more than that."""
 _INDEX = 32 * 1024
@@ -329,7 +329,7 @@ class Database:
                 # What was written stands in the log after the last commit that counts. Unless
                 # something else takes its place, a power cut would bring it back.
                 connection.execute("BEGIN IMMEDIATE")
-                connection.execute("DELETE FROM loose WHERE id = 0")
+                connection.execute("DELETE FROM large WHERE id = -1")
                 connection.execute("COMMIT")
         except sqlite3.Error:
             connection.close()

@@ -3,10 +3,9 @@
     part       of a checkpoint whose meta is not there
     staged     written by a save that was never committed; its session's next owner takes it away
     journal    of a session that has no checkpoint and no owner
-    loose      chunks of a save that was never committed, or that were to be taken away
     foreign    nothing that this package writes
 
-A folder, a SQLite database and a bucket can be looked into like this; of other stores `strays` is None.
+What stands around another store is not looked into: there `strays` is None.
 Not here: checkpoints that are there and lack something (checkpoint/inventory.py).
 """
 
@@ -14,17 +13,18 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores.keyed import KeyedStore
+from graflow_ckpt.stores.lease import left_behind
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.names import META, PARTS, session_in, session_of
-from graflow_ckpt.stores.objects_names import is_objects
-from graflow_ckpt.stores.sqlite_names import file_of, is_sqlite
 from graflow_ckpt.stores.trio import stage_of
 
 _STAGED: Final = re.compile(
@@ -47,9 +47,7 @@ def strays(store: CheckpointStore) -> Iterator[Stray] | None:
     """All of a store; None if it cannot be looked into."""
     if isinstance(store, LocalStore):
         return _in_folder(store)
-    if is_objects(store.url):
-        return _in_bucket(store)
-    return _in_sqlite(store) if is_sqlite(store.url) else None
+    return _in_keyed(store) if isinstance(store, KeyedStore) else None
 
 
 # --- a folder ------------------------------------------------------------------------------
@@ -121,46 +119,26 @@ def _size(folder: str, name: str) -> int:
     return 0
 
 
-# --- a database ----------------------------------------------------------------------------
+# --- a keyed store -------------------------------------------------------------------------
 
 
-def _in_sqlite(store: CheckpointStore) -> Iterator[Stray]:
-    from graflow_ckpt.stores.sqlite_file import Database
-    from graflow_ckpt.stores.sqlite_schema import FIRST_LOOSE
-
-    database = Database(file_of(store.url))
-    if not database.is_there():
-        return
-    with closing(database.open("read")) as connection:
-        lost = connection.execute(
-            "SELECT s.session, count(*) FROM segments s WHERE NOT EXISTS "
-            "(SELECT 1 FROM checkpoints c WHERE c.session = s.session) GROUP BY s.session ORDER BY s.session"
-        ).fetchall()
-        loose = connection.execute(
-            "SELECT l.id, l.session FROM loose l WHERE NOT EXISTS "
-            "(SELECT 1 FROM checkpoints c WHERE c.body = ? + l.id) ORDER BY l.id",
-            (FIRST_LOOSE,),
-        ).fetchall()
-        bodies = connection.execute(
-            "SELECT id >> 20 AS found, sum(length(bytes)) FROM chunks WHERE id < ? GROUP BY found "
-            "HAVING found NOT IN (SELECT coalesce(c.body, c.id) FROM checkpoints c) ORDER BY found",
-            (FIRST_LOOSE << 20,),
-        ).fetchall()
-    for session, count in lost:
-        if not _is_run(store, session):
-            yield Stray("journal", f"{count} segments of session {session}", 0, session)
-    for number, session in loose:
-        if not _is_run(store, session):
-            yield Stray("loose", f"loose body {number}", 0, session)
-    for body, size in bodies:
-        yield Stray("part", f"chunks of checkpoint row {body}, which is not there", size or 0)
-
-
-# --- a bucket ------------------------------------------------------------------------------
-
-
-def _in_bucket(store: CheckpointStore) -> Iterator[Stray]:
-    from graflow_ckpt.stores.objects_orphans import staged_and_lost
-
-    for kind, name, size, session in staged_and_lost(store):
-        yield Stray(kind, name, size, session)
+def _in_keyed(store: KeyedStore) -> Iterator[Stray]:
+    """Of sessions that nobody owns: their next owner would take it away."""
+    for scope in sorted({entry.key.split("/")[1] for entry in store.driver.keys("data/")}):
+        if not scope.startswith("@") and store.owner(scope) is not None:
+            continue
+        head = store.heads.read(scope).head
+        sizes: Counter[str] = Counter()
+        for entry in left_behind(store.driver, scope, head._replace(epoch=head.epoch + 1)):
+            sizes[entry.key.split("/")[2]] += entry.size
+        session = "" if scope.startswith("@") else scope
+        yield from (
+            Stray("staged", f"data/{scope}/{mark}", size, session) for mark, size in sorted(sizes.items())
+        )
+    having = {str(session_in(raw)) for _, raw in store.list()}
+    frames: Counter[str] = Counter()
+    for entry in store.driver.keys("journal/"):
+        frames[entry.key.split("/")[1]] += entry.size
+    for session, size in sorted(frames.items()):
+        if size and session not in having and not _is_run(store, session):
+            yield Stray("journal", f"journal/{session}", size, session)

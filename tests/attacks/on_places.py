@@ -9,8 +9,11 @@ from random import Random
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.stores import open_store_of, store_of
+from graflow_ckpt.stores.keyed import KeyedStore
+from graflow_ckpt.stores.strays import strays
 from graflow_ckpt.testing.trios import path_of
-from tests.attacks.attempts import SAME, Breach, attack
+from tests import things
+from tests.attacks.attempts import SAME, Breach, attack, goes_on
 from tests.attacks.scene import RING, Scene
 from tests.attacks.spoiling import HUGE, deep, edited, odd
 
@@ -21,8 +24,7 @@ _OWNER = {
 
 @attack("who owns the session is nonsense")
 def owner(scene: Scene, rng: Random) -> str:
-    if scene.plant_owner is None:
-        return SAME  # memory: the attacker would have to be in the process
+    assert scene.plant_owner is not None
     record = {"turn": 1, "epoch": 3, "owner": _OWNER, "lines": [[2, 1]]}
     huge = [[rng.choice(HUGE), rng.choice(HUGE)]]
     raw = rng.choice(
@@ -50,6 +52,34 @@ def owner(scene: Scene, rng: Random) -> str:
     if first is not None:
         raise first
     return SAME
+
+
+_KEYS = (
+    "x", "x/y", "1-x", "1-x/y/z", "-1-0-x/0000000000", "0-x/000000", "999999999999999999999-x/m.x", "/", "//",
+    "0000000001-x-y/0000000000", "0000000001-000000000002-y/x", "0000000001-000000000002-y", "1-\u00b2/0",
+    "=/=",
+)  # fmt: skip
+
+
+@attack("a key that the store has not made")
+def odd_key(scene: Scene, rng: Random) -> str:
+    store = scene.store
+    if not isinstance(store, KeyedStore):
+        return SAME  # names of files: `no_file`
+    key = f"{rng.choice(('data', 'journal', 'lease'))}/victim/{rng.choice(_KEYS)}"
+    head = rng.choice(("head/", "head/\u00b2", "head/a b", "head/@", "head/@=", key))
+    for one in {key, head}:
+        things.write(store, one, rng.randbytes(9))
+    try:
+        list(strays(store) or ())
+        list(store.list())
+        list(store.segments("victim"))
+        assert store.contents is not None
+        store.contents.sweep()
+        store.acquire("victim").release()
+        return goes_on(scene)
+    finally:
+        things.drop(store, {key, head})
 
 
 _NAMES = (

@@ -18,25 +18,21 @@ import psycopg
 
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.stores.objects_names import head_key
+from graflow_ckpt.stores.head import head_key
 from graflow_ckpt.testing import Snapshot
-from tests.golden.layouts import TABLES
 from tests.servers import Server
 
 
 def in_memory(place: str) -> Snapshot:
-    room = MemoryStore(place)._room
+    room = MemoryStore(place).room
 
     def copy() -> Callable[[], None]:
-        trios, holdings = room.trios.copy(), room.holdings.copy()
-        segments = {s: {at: bytes(raw) for at, raw in kept.items()} for s, kept in room.segments.items()}
+        kept = room.things.copy(), room.keys.copy(), room.rows.copy(), room.size
 
         def put_back() -> None:
             with room.locked():
-                room.trios, room.holdings = trios.copy(), holdings.copy()
-                room.segments = {
-                    s: {at: bytearray(raw) for at, raw in kept.items()} for s, kept in segments.items()
-                }
+                things, keys, rows, room.size = kept
+                room.things, room.keys, room.rows = things.copy(), keys.copy(), rows.copy()
 
         return put_back
 
@@ -90,7 +86,7 @@ def in_redis(server: Server) -> Snapshot:
 
 
 def in_postgres(url: str) -> Snapshot:
-    tables = [f"graflow_ckpt.{table}" for table in (*TABLES, "staging", "freed")]
+    tables = ["graflow_ckpt.things"]
 
     def copy() -> Callable[[], None]:
         kept: dict[str, bytes] = {}
@@ -113,7 +109,7 @@ def in_postgres(url: str) -> Snapshot:
 
 def in_head(url: str, session: str = "s") -> Snapshot:
     def copy() -> Callable[[], None]:
-        bucket = ObjectStore(url)._all.bucket
+        bucket = ObjectStore(url)._opened()
         head = bucket.get(head_key(session))
         assert head is not None
         return partial(bucket.put, head_key(session), head.data)

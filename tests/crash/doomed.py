@@ -33,23 +33,16 @@ from graflow_ckpt.checkpoint.copying import Move
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
 from graflow_ckpt.core.protocols import CheckpointStore, Lease
-from graflow_ckpt.stores import (
-    objects_bucket,
-    objects_chunks,
-    objects_put,
-    open_store,
-    postgres_link,
-    postgres_trio,
-    redis_contents,
-    redis_scripts,
-    redis_trio,
-    sqlite_chunks,
-)
+from graflow_ckpt.stores import lease as leases
+from graflow_ckpt.stores import objects_bucket, open_store, postgres_link, streams
 from graflow_ckpt.stores.disk import Disk
-from graflow_ckpt.stores.postgres import PostgresStore as PostgresStore  # all that has the real size by now
+from graflow_ckpt.stores.objects_driver import ObjectsDriver
+from graflow_ckpt.stores.postgres_driver import PostgresDriver
 from graflow_ckpt.stores.postgres_link import Link
 from graflow_ckpt.stores.postgres_names import parse
 from graflow_ckpt.stores.postgres_schema import Schema
+from graflow_ckpt.stores.redis_driver import RedisDriver
+from graflow_ckpt.stores.sqlite_driver import SqliteDriver
 from graflow_ckpt.stores.sqlite_file import Connection
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import _program
@@ -67,10 +60,9 @@ Order = dict[str, Any]
 
 def small_chunks(patch: pytest.MonkeyPatch) -> None:
     """So that a checkpoint of some pieces goes ahead of its commit, as one of many megabytes does."""
-    for module in (objects_chunks, objects_put, postgres_trio, redis_trio, redis_contents):
-        patch.setattr(module, "CHUNK", 1 << 16)
-    patch.setattr(sqlite_chunks, "CHUNK", 1 << 14)
-    patch.setattr(sqlite_chunks, "HELD", 1 << 16)
+    for driver in (ObjectsDriver, PostgresDriver, RedisDriver, SqliteDriver):
+        patch.setattr(driver, "chunk", 1 << 14 if driver is SqliteDriver else 1 << 16)
+    patch.setattr(streams, "_AHEAD", 1 << 16)
 
 
 def saved(store: CheckpointStore, name: str, sequence: int, lease: Lease | None = None) -> None:
@@ -170,7 +162,7 @@ def _live(order: Order) -> None:
     for name in names:
         setattr(owner, name, count.before(getattr(owner, name)))
 
-    for module in (objects_bucket, postgres_link, redis_scripts):
+    for module in (objects_bucket, postgres_link, leases):
         module.PATIENCE = order.get("patience", module.PATIENCE)
 
     def ready() -> None:

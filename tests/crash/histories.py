@@ -36,10 +36,12 @@ import cloudpickle
 import redis
 
 from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores.head import head_key, lease_key
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.redis import RedisStore
+from graflow_ckpt.stores.redis_driver import PREFIX
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.testing.trios import path_of, read
 from tests.crash.histories_worker import own_name
@@ -275,23 +277,33 @@ def sqlite(folder: Path) -> Iterator[tuple[Opener, Step | None]]:
 
     def step(session: str, by: int) -> None:
         with closing(sqlite3.connect(file, timeout=60)) as connection, connection:
-            change = "UPDATE leases SET ends = ends - ?, ends_by_date = ends_by_date - ? WHERE session = ?"
+            change = "UPDATE things SET at = at - ? WHERE key = ? OR key GLOB ?"
             with suppress(sqlite3.OperationalError):  # somebody is stopped in the middle of a write
                 connection.execute("PRAGMA busy_timeout = 50")
-                connection.execute(change, (by, by, session))
+                connection.execute(change, (by / 1000, head_key(session), lease_key(session, "*")))
 
     yield partial(SqliteStore, file, lease=LEASE), step
+
+
+_EARLIER = """
+for _, key in ipairs(KEYS) do
+    if redis.call('STRLEN', key) >= 20 then
+        local at = struct.unpack('>d', redis.call('GETRANGE', key, 12, 19))
+        redis.call('SETRANGE', key, 12, struct.pack('>d', at - ARGV[1]))
+    end
+end
+"""
 
 
 @contextmanager
 def on_redis(folder: Path) -> Iterator[tuple[Opener, Step | None]]:
     synced = {"appendonly": "yes", "appendfsync": "always"}  # else it keeps no journal
     with Server(synced) as server, closing(redis.Redis.from_url(server.url)) as client:
+        earlier = client.register_script(_EARLIER)
 
         def step(session: str, by: int) -> None:
-            key = f"graflow:ck:{{{session}}}:lease"
-            if client.hexists(key, "until"):
-                client.hincrby(key, "until", -by)
+            shown = client.keys(PREFIX + lease_key(session, "*"))
+            earlier([PREFIX + head_key(session), *shown], [by / 1000])
 
         yield partial(RedisStore, server.url, lease=LEASE), step
 
@@ -307,8 +319,9 @@ def postgres(folder: Path) -> Iterator[tuple[Opener, Step | None]]:
         store.close()
 
         def step(session: str, by: int) -> None:
-            change = "update graflow_ckpt.sessions set until = until - make_interval(secs => %s)"
-            server.ask(f"{change} where session = %s", by / 1000, session, database=url.rpartition("/")[2])
+            change = "update graflow_ckpt.things set at = at - %s where key = %s or starts_with(key, %s)"
+            keys = (head_key(session), lease_key(session, ""))
+            server.ask(change, by / 1000, *keys, database=url.rpartition("/")[2])
 
         yield partial(PostgresStore, url, lease=LEASE), step
 

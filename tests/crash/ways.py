@@ -12,9 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -24,10 +22,9 @@ from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.names import base_of
-from graflow_ckpt.stores.objects import ObjectStore
+from graflow_ckpt.stores.redis_driver import PREFIX
+from tests import things
 from tests.crash.doomed import NAMES, SESSION, Doomed, saved
-from tests.object_servers import ObjectServer
-from tests.postgres_servers import PostgresServer
 from tests.proxy import Proxy
 from tests.servers import Server
 from tests.unit.checkpoint import trios
@@ -35,7 +32,6 @@ from tests.unit.checkpoint.test_copying import append
 
 FAR = ("redis", "postgres", "objects")
 KINDS = ("local", "sqlite", *FAR)
-_TABLES = ("chunks", "contents", "holds")  # of either database
 
 
 @dataclass
@@ -190,41 +186,21 @@ def _in_folder(way: Way) -> list[str]:
     return [name for name in os.listdir(way.url.removeprefix("file://")) if not name.startswith(".")]
 
 
-def _in_sqlite(way: Way) -> list[str]:
-    with closing(sqlite3.connect(way.url.removeprefix("sqlite:///"), timeout=10)) as connection:
-        return [
-            f"{table} {row[0]}"
-            for table in (*_TABLES, "loose")
-            for row in connection.execute(f"SELECT * FROM {table}")
-        ]
+def _in_keyed(way: Way) -> list[str]:
+    return things.keys(way.store, "data/")
 
 
 def _in_redis(way: Way) -> list[str]:
+    """Also what its list of keys does not know."""
     server: Server = way.server
-    staged = [key.decode() for key in server.ask("KEYS", "*:staging") if server.ask("HLEN", key)]
-    return [key.decode() for key in server.ask("KEYS", "*:chunk:*")] + staged
-
-
-def _in_postgres(way: Way) -> list[str]:
-    server: PostgresServer = way.server
-    asked = " union all ".join(
-        f"select '{table}', t::text from graflow_ckpt.{table} t" for table in (*_TABLES, "staging")
-    )
-    rows = server.ask(asked, database=way.url.rpartition("/")[2])
-    return [f"{table} {hash(row)}" for table, row in rows]
-
-
-def _in_bucket(way: Way) -> list[str]:
-    assert isinstance(way.store, ObjectStore)
-    assert isinstance(way.server, ObjectServer)
-
-    return [entry.key for entry in way.store._all.bucket.list("data")]
+    prefix = f"{PREFIX}data/"
+    return [key.decode().removeprefix(PREFIX) for key in server.ask("KEYS", f"{prefix}*")]
 
 
 _PIECES: dict[str, Callable[[Way], list[str]]] = {
     "local": _in_folder,
-    "sqlite": _in_sqlite,
+    "sqlite": _in_keyed,
     "redis": _in_redis,
-    "postgres": _in_postgres,
-    "objects": _in_bucket,
+    "postgres": _in_keyed,
+    "objects": _in_keyed,
 }

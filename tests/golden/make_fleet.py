@@ -2,7 +2,8 @@
 
 fleet-1 was written by commit 55b29496, before the package was rebuilt, by Python 3.11 and by 3.13: code that
 is stored by value can be opened by the minor version of Python that stored it, and by no other. PYTHONPATH is
-a copy of that commit in /tmp, because the paths of its files stand in tracebacks.
+a copy of that commit in /tmp, because the paths of its files stand in tracebacks. The checkpoint in it was
+copied into the layout of keyed stores when that took the place of another.
 
 A server, a pool of two workers, sessions that a program submits (fleet_flows.py). The pool is killed in the
 middle of two tasks; then more is submitted that no worker begins on. What the server holds after that is

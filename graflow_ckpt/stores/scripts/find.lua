@@ -1,26 +1,31 @@
--- Find a content that a checkpoint holds, with all of its chunks; or have saves find it no more.
--- KEYS  records: hash path -> record; contents: hash name -> nonce, size, count
--- ARGV  path, name, stage, 1 if it is damaged
--- gives nonce, size and number of chunks in one text, or nothing if the checkpoint holds no such content
-local record = redis.call('HGET', KEYS[1], ARGV[1])
-local holds = record and cjson.decode(record).holds
-if not holds or holds.stage ~= ARGV[3] then
-    return ''
-end
-local found = redis.call('HGET', KEYS[2] .. ':of:' .. holds.nonce, ARGV[2])
-if not found then
-    return ''
-end
-if ARGV[4] == '1' then
-    if redis.call('HGET', KEYS[2], ARGV[2]) == found then
-        redis.call('HDEL', KEYS[2], ARGV[2])
+-- The newest things that have all of some facts.
+-- KEYS  a zset number -> key for each fact
+-- ARGV  limit, and the number below which to look, or +inf
+-- gives number, key and bytes of each, one after the other
+local least, size = KEYS[1], nil
+for _, key in ipairs(KEYS) do
+    local count = redis.call('ZCARD', key)
+    if not size or count < size then
+        least, size = key, count
     end
-    return found
 end
-local nonce, count = string.match(found, '(%x+) %d+ (%d+)')
-for n = 0, count - 1 do
-    if redis.call('EXISTS', KEYS[2] .. ':in:' .. nonce .. ':' .. n) == 0 then
-        return ''
+local found, below, limit = {}, ARGV[2], tonumber(ARGV[1])
+while #found < 3 * limit do
+    local page = redis.call('ZREVRANGEBYSCORE', least, below, '-inf', 'WITHSCORES', 'LIMIT', 0, 100)
+    for i = 1, #page, 2 do
+        local fits = #found < 3 * limit
+        for _, key in ipairs(KEYS) do
+            fits = fits and redis.call('ZSCORE', key, page[i])
+        end
+        if fits then
+            found[#found + 1] = page[i + 1]
+            found[#found + 1] = page[i]
+            found[#found + 1] = redis.call('GETRANGE', page[i], 20, -1)
+        end
     end
+    if #page == 0 then
+        return found
+    end
+    below = '(' .. page[#page]
 end
 return found

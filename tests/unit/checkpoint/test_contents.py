@@ -32,6 +32,9 @@ from tests.unit.checkpoint.kept import KINDS, InObjects, InRedis, InSqlite, Kept
 from tests.unit.checkpoint.trios import RING
 
 
+A, B = own_name("s", 1), own_name("s", 2)  # checkpoints of one session have contents in common
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with Server() as server:
@@ -89,22 +92,22 @@ def load(store: CheckpointStore, name: str) -> dict[str, Any]:
 
 
 def test_what_is_in_two_checkpoints_is_stored_once(store: CheckpointStore, kept: Kept) -> None:
-    first = save(store, "a.pkl", x=array(1), y=array(2))
-    second = save(store, "b.pkl", x=array(1), y=array(3))
+    first = save(store, A, x=array(1), y=array(2))
+    second = save(store, B, x=array(1), y=array(3))
 
     assert kept.stored() == [100_000] * 3
     assert {first.meta["parts"]["pkl"]["size"], second.meta["parts"]["pkl"]["size"]} < set(range(10_000))
-    assert (load(store, "a.pkl")["y"] == array(2)).all()
-    assert (load(store, "b.pkl")["x"] == array(1)).all()
+    assert (load(store, A)["y"] == array(2)).all()
+    assert (load(store, B)["x"] == array(1)).all()
 
 
-@pytest.mark.parametrize("delete", ["a.pkl", "b.pkl"])
+@pytest.mark.parametrize("delete", [A, B])
 def test_in_whatever_order_they_are_deleted_the_other_one_loads_and_nothing_stays(
     store: CheckpointStore, kept: Kept, delete: str
 ) -> None:
-    save(store, "a.pkl", x=array(1), y=array(2))
-    save(store, "b.pkl", x=array(1), y=array(3))
-    other = ({"a.pkl", "b.pkl"} - {delete}).pop()
+    save(store, A, x=array(1), y=array(2))
+    save(store, B, x=array(1), y=array(3))
+    other = ({A, B} - {delete}).pop()
 
     store.delete(f"{store.folder}/{delete}")
 
@@ -118,15 +121,15 @@ def test_arrays_in_dicts_lists_and_dataclasses_are_shared_and_come_back_writable
     store: CheckpointStore, kept: Kept
 ) -> None:
     model = Model(array(3), "m")
-    save(store, "a.pkl", x={"k": [array(1), array(2)], "m": model})
-    save(store, "b.pkl", other=[Model(array(3), "n"), array(2)])
+    save(store, A, x={"k": [array(1), array(2)], "m": model})
+    save(store, B, other=[Model(array(3), "n"), array(2)])
 
-    found = load(store, "a.pkl")["x"]
+    found = load(store, A)["x"]
 
     assert kept.stored() == [100_000] * 3
     assert (found["m"].weights == array(3)).all()
     found["k"][0][0] = 1  # it is the reader's own
-    assert (load(store, "b.pkl")["other"][1] == array(2)).all()
+    assert (load(store, B)["other"][1] == array(2)).all()
 
 
 def test_one_object_under_two_names_is_stored_once_and_is_one_object_again(
@@ -134,9 +137,9 @@ def test_one_object_under_two_names_is_stored_once_and_is_one_object_again(
 ) -> None:
     shared = array(1)
 
-    save(store, "a.pkl", x=shared, y={"also": shared})
+    save(store, A, x=shared, y={"also": shared})
 
-    found = load(store, "a.pkl")
+    found = load(store, A)
     assert found["x"] is found["y"]["also"]
     assert kept.stored() == [100_000]
 
@@ -146,10 +149,10 @@ def test_large_plain_values_bytearrays_and_texts_are_shared_with_their_types(
 ) -> None:
     plain, text = bytes(array(1)), "äö" * 50_000
 
-    for name in ("a.pkl", "b.pkl"):
+    for name in (A, B):
         save(store, name, x=b"\xc6" + plain, y=[bytearray(plain), text])
 
-    found = load(store, "b.pkl")
+    found = load(store, B)
     assert type(found["x"]) is bytes
     assert found["x"] == b"\xc6" + plain
     assert found["y"] == [bytearray(plain), text]
@@ -158,28 +161,28 @@ def test_large_plain_values_bytearrays_and_texts_are_shared_with_their_types(
 
 
 def test_bytes_that_an_object_makes_of_itself_are_shared(store: CheckpointStore, kept: Kept) -> None:
-    for name in ("a.pkl", "b.pkl"):
+    for name in (A, B):
         save(store, name, x=Frozen(bytes(array(1))))
 
     assert kept.stored() == [100_000]
-    assert load(store, "a.pkl")["x"].blob == bytes(array(1))
+    assert load(store, A)["x"].blob == bytes(array(1))
 
 
 @pytest.mark.parametrize("size", [CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5])
 def test_a_content_of_several_chunks_is_digested_by_chunk(store: CheckpointStore, size: int) -> None:
-    found = save(store, "a.pkl", x=array(1, size))
+    found = save(store, A, x=array(1, size))
 
     (entry,) = found.meta["contents"]
 
     assert entry["size"] == size
     assert len(entry.get("chunks", [1])) == -(-size // CHUNK)
-    assert (load(store, "a.pkl")["x"] == array(1, size)).all()
+    assert (load(store, A)["x"] == array(1, size)).all()
 
 
 def test_small_values_stay_in_the_pickle_which_is_then_a_plain_one(
     store: CheckpointStore, kept: Kept
 ) -> None:
-    found = save(store, "a.pkl", **{f"x{n}": array(n, 60_000) for n in range(20)})
+    found = save(store, A, **{f"x{n}": array(n, 60_000) for n in range(20)})
 
     assert "contents" not in found.meta
     assert kept.stored() == []
@@ -191,10 +194,10 @@ def test_more_contents_than_a_meta_can_list_stay_in_the_pickle(
 ) -> None:
     monkeypatch.setattr(contents, "MOST", 3)
 
-    found = save(store, "a.pkl", x=[array(n) for n in range(5)])
+    found = save(store, A, x=[array(n) for n in range(5)])
 
     assert len(found.meta["contents"]) == 3
-    assert all((one == array(n)).all() for n, one in enumerate(load(store, "a.pkl")["x"]))
+    assert all((one == array(n)).all() for n, one in enumerate(load(store, A)["x"]))
 
 
 def test_payloads_are_looked_up_in_batches(
@@ -202,14 +205,14 @@ def test_payloads_are_looked_up_in_batches(
 ) -> None:
     monkeypatch.setattr(contents, "BATCH", 250_000)
 
-    save(store, "a.pkl", x=[array(n % 4) for n in range(10)])
+    save(store, A, x=[array(n % 4) for n in range(10)])
 
     assert kept.stored() == [100_000] * 4
-    assert all((one == array(n % 4)).all() for n, one in enumerate(load(store, "a.pkl")["x"]))
+    assert all((one == array(n % 4)).all() for n, one in enumerate(load(store, A)["x"]))
 
 
 def test_what_is_left_and_the_contents_make_the_plain_pickle(store: CheckpointStore) -> None:
-    found = save(store, "a.pkl", x=[array(1), "text", array(2)])
+    found = save(store, A, x=[array(1), "text", array(2)])
 
     source = archive.whole_values(store, found)
     pieces = []
@@ -223,14 +226,14 @@ def test_what_is_left_and_the_contents_make_the_plain_pickle(store: CheckpointSt
 def test_a_content_that_was_changed_is_found_before_it_is_opened_and_not_held_again(
     store: CheckpointStore, kept: Kept
 ) -> None:
-    save(store, "a.pkl", x=array(1))
+    save(store, A, x=array(1))
     kept.damage()
 
     with pytest.raises(CheckpointCorrupt, match="content"):
-        load(store, "a.pkl")
+        load(store, A)
 
-    save(store, "b.pkl", x=array(1))
-    assert (load(store, "b.pkl")["x"] == array(1)).all()
+    save(store, B, x=array(1))
+    assert (load(store, B)["x"] == array(1)).all()
     with pytest.raises(CheckpointCorrupt):
         archive.check(store, RING, f"{store.folder}/a.pkl")
 
@@ -248,16 +251,16 @@ def test_a_value_that_is_changed_while_it_is_saved_is_saved_as_it_was_in_one_mom
 
     monkeypatch.setattr(contents, "_digests", then_changed)
 
-    save(store, "a.pkl", x=[value, other])
+    save(store, A, x=[value, other])
 
     archive.check(store, RING, f"{store.folder}/a.pkl")
-    found = load(store, "a.pkl")["x"]
+    found = load(store, A)["x"]
     assert (found[0][1:] == value[1:]).all()
     assert (found[1] == other).all()
 
 
 def test_a_meta_that_says_something_else_of_its_contents_is_refused(store: CheckpointStore) -> None:
-    found = save(store, "a.pkl", x=[array(1), array(2)])
+    found = save(store, A, x=[array(1), array(2)])
     first, second = found.meta["contents"]
 
     for wrong in (
@@ -275,7 +278,7 @@ def test_a_meta_that_says_something_else_of_its_contents_is_refused(store: Check
 def test_a_checkpoint_that_was_copied_without_its_contents_is_not_committed(
     store: CheckpointStore, kept: Kept, tmp_path: Path
 ) -> None:
-    found = save(store, "a.pkl", x=array(1))
+    found = save(store, A, x=array(1))
     other = type(kept)(tmp_path / "other").store
     meta = json.dumps(found.meta).encode()
 
@@ -295,7 +298,7 @@ def test_copied_to_a_store_that_shares_it_is_the_same_and_its_contents_are_there
     store: CheckpointStore, kept: Kept, tmp_path: Path
 ) -> None:
     large = array(7, 2 * CHUNK + 9)
-    found = [save(store, name, x=[array(1), large]) for name in ("a.pkl", "b.pkl")]
+    found = [save(store, name, x=[array(1), large]) for name in (A, B)]
     other = type(kept)(tmp_path / "other")
     move = Move(store, other.store, RING, RING)
 
@@ -308,13 +311,13 @@ def test_copied_to_a_store_that_shares_it_is_the_same_and_its_contents_are_there
     assert [there.meta[name] for name in ("parts", "contents")] == [
         found[1].meta[name] for name in ("parts", "contents")
     ]
-    assert (load(other.store, "a.pkl")["x"][1] == large).all()
+    assert (load(other.store, A)["x"][1] == large).all()
 
 
 def test_copied_to_a_store_that_does_not_share_it_is_a_plain_pickle_and_back_it_is_shared_no_more(
     store: CheckpointStore, tmp_path: Path
 ) -> None:
-    found = save(store, "a.pkl", x=[array(1), array(2)])
+    found = save(store, A, x=[array(1), array(2)])
     plain = LocalStore(tmp_path / "plain")
     move = Move(store, plain, RING, RING)
 
@@ -366,7 +369,7 @@ def test_a_content_that_is_damaged_in_a_bucket_is_found_and_stored_anew_by_the_n
 
 
 def test_a_damaged_content_is_not_copied(store: CheckpointStore, kept: Kept, tmp_path: Path) -> None:
-    found = save(store, "a.pkl", x=array(1))
+    found = save(store, A, x=array(1))
     kept.damage()
     other = type(kept)(tmp_path / "other").store
 
@@ -377,11 +380,11 @@ def test_a_damaged_content_is_not_copied(store: CheckpointStore, kept: Kept, tmp
 
 
 def test_what_is_shared_counts_in_what_a_checkpoint_may_take(store: CheckpointStore, kept: Kept) -> None:
-    save(store, "a.pkl", x=[array(1), array(2)])
+    save(store, A, x=[array(1), array(2)])
     allowance = Allowance(limit=150_000)
 
     with pytest.raises(TooLarge, match="exceeds limit"):
-        save(store, "b.pkl", allowance, x=[array(1), array(2)])
+        save(store, B, allowance, x=[array(1), array(2)])
 
     assert len(list(store.list())) == 1
     assert kept.stored() == [100_000] * 2
@@ -390,15 +393,15 @@ def test_what_is_shared_counts_in_what_a_checkpoint_may_take(store: CheckpointSt
 def test_a_wrapper_that_leaves_bytes_alone_reads_what_is_shared(tmp_path: Path) -> None:
     plain = open_store(f"sqlite:///{tmp_path}/runs.db")
     around = open_store(f"retry+sqlite:///{tmp_path}/runs.db")
-    save(plain, "a", x=[array(1), array(2)])
+    save(plain, A, x=[array(1), array(2)])
 
-    save(around, "b", x=[array(1), array(2)])
+    save(around, B, x=[array(1), array(2)])
 
-    assert (load(around, "a")["x"][1] == array(2)).all()
-    assert (load(around, "b")["x"][1] == array(2)).all()
-    assert "contents" not in json.loads(around.meta("b"))
-    around.delete("a")
-    assert (load(around, "b")["x"][1] == array(2)).all()
+    assert (load(around, A)["x"][1] == array(2)).all()
+    assert (load(around, B)["x"][1] == array(2)).all()
+    assert "contents" not in json.loads(around.meta(B))
+    around.delete(A)
+    assert (load(around, B)["x"][1] == array(2)).all()
 
 
 @pytest.mark.parametrize("word", ["encrypted", "compressed", "tenant.me"])
@@ -408,15 +411,15 @@ def test_behind_a_wrapper_that_changes_bytes_or_names_nothing_is_shared(
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", trios.KEY)
     around = open_store(f"retry+sqlite:///{tmp_path}/runs.db")
 
-    save(around, "b", x=[array(1), array(2)])
+    save(around, B, x=[array(1), array(2)])
 
-    assert (load(around, "b")["x"][1] == array(2)).all()
+    assert (load(around, B)["x"][1] == array(2)).all()
     assert InSqlite(tmp_path).stored() == []
 
 
 def test_a_budget_counts_what_is_shared_once(store: CheckpointStore) -> None:
     for number in range(4):
-        save(store, f"c{number}", sequence=number + 1, x=[array(1), array(10 + number)])
+        save(store, own_name("s", number + 1), sequence=number + 1, x=[array(1), array(10 + number)])
     cuts = inventory(store).cuts
 
     small = bytes_of(cuts) - 5 * 100_000
@@ -436,7 +439,7 @@ def test_what_is_counted_is_what_is_stored(store: CheckpointStore, kept: Kept) -
 
 def test_what_pruning_frees_is_what_nobody_else_holds(store: CheckpointStore) -> None:
     for number in range(3):
-        save(store, f"c{number}", sequence=number + 1, x=[array(1), array(10 + number)])
+        save(store, own_name("s", number + 1), sequence=number + 1, x=[array(1), array(10 + number)])
     known = inventory(store)
     guard = Guard(store, known, lambda: RING)
 

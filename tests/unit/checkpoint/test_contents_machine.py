@@ -149,7 +149,7 @@ class Machine(RuleBasedStateMachine):
             scopes.setdefault(self.kept.scope(name), (name, set()))[1].update(contents)
         assert self.kept.stored() == sorted(len(data) for _, union in scopes.values() for data in union)
         for name, union in scopes.values():
-            assert there(self.store, CONTENTS, name) == (union if self.kept.finds(name) else set())
+            assert there(self.store, CONTENTS, name) == union
 
     def _put(self, name: str, contents: Sequence[bytes], lease: Lease) -> None:
         stage = self.stage()

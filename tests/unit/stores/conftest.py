@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from graflow_ckpt.stores import streams
 from tests.servers import Server, binaries
 from tests.unit.stores.kinds import KINDS, Kind, kind_of
 
@@ -32,6 +33,8 @@ def kind(
     for name in RANKS:
         monkeypatch.delenv(name, raising=False)
     kind = kind_of(request.param, request, tmp_path, monkeypatch)
+    monkeypatch.setattr(type(kind.driver), "chunk", kind.chunk)
+    monkeypatch.setattr(streams, "_AHEAD", 0)
     yield kind
     kind.close()
 

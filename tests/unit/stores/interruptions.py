@@ -1,9 +1,10 @@
-"""A bucket at which something happens before its n-th operation, for every n: the tests of the object store
-walk through all points at which a process can be stopped, killed or cut off.
+"""A place at which something happens before its n-th operation, for every n: the tests of keyed stores walk
+through all points at which a process can be stopped, killed or cut off.
 
     with happening(store, at=3, what=take_over): …     # `what` is called once, before the fourth operation
 
-Only reading and writing of objects counts; what happens meanwhile goes through another store.
+An operation is a call of the driver; of a bucket, one request. Listing does not count. What happens meanwhile
+goes through another store.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.stores.objects import ObjectStore
 
-_OPERATIONS = ("get", "get_range", "_put", "delete")
+Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 class Killed(BaseException):
@@ -23,71 +24,83 @@ class Killed(BaseException):
 
 
 class Happening:
-    """`happened`: whether the point was reached."""
+    """`happened`: whether the point was reached. `for_good`: nothing is carried out after it."""
 
-    def __init__(self, at: int, what: Callable[[], None], *, after: bool) -> None:
+    def __init__(self, at: int, what: Callable[[], None], *, after: bool, for_good: bool) -> None:
         self.happened = False
-        self._left = at
-        self._what = what
-        self._after = after
+        self._left, self._what, self._after, self._for_good = at, what, after, for_good
 
     def around(self, operation: Callable[..., Any]) -> Callable[..., Any]:
         def called(*args: Any, **options: Any) -> Any:
-            now = self._left == 0
-            self._left -= 1
-            if now and not self._after:
-                self.happened = True
+            left, self._left = self._left, self._left - 1
+            if left < 0 and self._for_good:
                 self._what()
+            if left == 0 and not self._after:
+                self._happen()
             result = operation(*args, **options)
-            if now and self._after:
-                self.happened = True
-                self._what()
+            if left == 0 and self._after:
+                self._happen()
             return result
 
         return called
 
-
-@contextmanager
-def happening(
-    store: ObjectStore, at: int, what: Callable[[], None], *, after: bool = False
-) -> Iterator[Happening]:
-    """`after`: when the operation has been carried out, and its caller does not know yet."""
-    bucket, point = store._all.bucket, Happening(at, what, after=after)
-    former = {name: getattr(bucket, name) for name in _OPERATIONS}
-    for name, operation in former.items():
-        setattr(bucket, name, point.around(operation))
-    try:
-        yield point
-    finally:
-        for name in former:
-            delattr(bucket, name)
+    def _happen(self) -> None:
+        self.happened = True
+        self._what()
 
 
 @contextmanager
-def killed(store: ObjectStore, at: int, *, after: bool = False) -> Iterator[None]:
-    """Its n-th operation is its last; nothing of what follows is carried out."""
-    bucket = store._all.bucket
-    left = at
-
-    def dying(operation: Callable[..., Any]) -> Callable[..., Any]:
-        def called(*args: Any, **options: Any) -> Any:
-            nonlocal left
-            left -= 1
-            if left >= 0:
-                return operation(*args, **options)
-            if left == -1 and after:
-                operation(*args, **options)
-            raise Killed
-
-        return called
-
-    for name in _OPERATIONS:
-        setattr(bucket, name, dying(getattr(bucket, name)))
+def around(store: Any, wrap: Wrap) -> Iterator[None]:
+    """Each operation of a store is wrapped meanwhile."""
+    if isinstance(store, ObjectStore):
+        one, names = store._opened(), ("get", "get_range", "_put", "delete")
+    else:
+        one, names = store.driver, ("get", "read", "batch")
+    for name in names:
+        setattr(one, name, wrap(getattr(one, name)))
     try:
         yield
     finally:
-        for name in _OPERATIONS:
-            delattr(bucket, name)
+        for name in names:
+            delattr(one, name)
+
+
+@contextmanager
+def happening(
+    store: Any, at: int, what: Callable[[], None], *, after: bool = False, for_good: bool = False
+) -> Iterator[Happening]:
+    """`after`: when the operation has been carried out, and its caller does not know yet."""
+    point = Happening(at, what, after=after, for_good=for_good)
+    with around(store, point.around):
+        yield point
+
+
+@contextmanager
+def killed(store: Any, at: int, *, after: bool = False) -> Iterator[None]:
+    """Its n-th operation is its last; nothing of what follows is carried out."""
+
+    def die() -> None:
+        raise Killed
+
+    with happening(store, at, die, after=after, for_good=True):
+        yield
+
+
+@contextmanager
+def requests(store: Any) -> Iterator[list[str]]:
+    """What its place is asked meanwhile, in order."""
+    made: list[str] = []
+
+    def noted(operation: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **options: Any) -> Any:
+            if args != ([],):  # nothing is asked for that
+                made.append(operation.__name__)
+            return operation(*args, **options)
+
+        return called
+
+    with around(store, noted):
+        yield made
 
 
 def lost() -> None:

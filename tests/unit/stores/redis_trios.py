@@ -50,6 +50,11 @@ def all_of(source: Source) -> bytes:
     return bytes(buffer[:at])
 
 
+def names(store: CheckpointStore, *args: str | None) -> list[str]:
+    """As they are listed."""
+    return [path.rpartition("/")[2] for path, _ in store.list(*args)]
+
+
 def own_name(number: int = 1, session: str = "s") -> str:
     return f"session_{session}_step_1_1700000000-{number}.pkl"
 

@@ -18,9 +18,8 @@ from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.redis import RedisStore
 from tests.servers import free_port
-from tests.unit.stores.buckets import names
 from tests.unit.stores.kinds import KINDS, REDIS, InBucket, Kind, only
-from tests.unit.stores.redis_trios import own_name, parts, put, read
+from tests.unit.stores.redis_trios import names, own_name, parts, put, read
 
 # --- paths and names ---------------------------------------------------------------------
 

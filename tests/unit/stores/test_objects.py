@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from graflow_ckpt.stores.objects_chunks import CHUNK
+from graflow_ckpt.stores.objects_head import Head
+from graflow_ckpt.stores.objects_put import SMALL
+from tests.unit.stores.buckets import LARGE, keys, names
 
 from graflow_ckpt.core.errors import BadAddress, CheckpointCorrupt, CheckpointError
 from graflow_ckpt.stores import objects_bucket
 from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.stores.objects_chunks import CHUNK
-from graflow_ckpt.stores.objects_head import Head
 from graflow_ckpt.stores.objects_names import (
     decoded,
     encoded,
@@ -25,9 +27,7 @@ from graflow_ckpt.stores.objects_names import (
     split,
     target_of,
 )
-from graflow_ckpt.stores.objects_put import SMALL
 from tests.object_servers import ObjectServer
-from tests.unit.stores.buckets import LARGE, keys, names
 from tests.unit.stores.interruptions import happening
 from tests.unit.stores.redis_trios import own_name, put, read
 

@@ -8,6 +8,8 @@ from datetime import timedelta
 from threading import Semaphore, Timer
 
 import pytest
+from graflow_ckpt.stores.objects_chunks import CHUNK
+from tests.unit.stores.buckets import LARGE, keys, names
 
 from graflow_ckpt.core.errors import (
     CheckpointError,
@@ -21,11 +23,9 @@ from graflow_ckpt.core.protocols import Sink
 from graflow_ckpt.stores import objects_bucket
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.objects_bucket import Bucket, shown
-from graflow_ckpt.stores.objects_chunks import CHUNK
 from tests.object_servers import ObjectServer
 from tests.proxy import Proxy
 from tests.servers import free_port
-from tests.unit.stores.buckets import LARGE, keys, names
 from tests.unit.stores.redis_trios import all_of, own_name, parts, put, read
 
 

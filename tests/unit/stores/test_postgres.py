@@ -25,9 +25,8 @@ from graflow_ckpt.stores.names import path_of
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.postgres_names import divided, folder_of, parse
 from tests.postgres_servers import PASSWORD, PostgresServer
-from tests.unit.stores.buckets import names
 from tests.unit.stores.kinds import Kind, only
-from tests.unit.stores.redis_trios import own_name, put, read
+from tests.unit.stores.redis_trios import names, own_name, put, read
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from graflow_ckpt.stores.names import base_of, path_of
 from graflow_ckpt.stores.redis import RedisStore
 from graflow_ckpt.stores.redis_names import Keys, divided, folder_of, split, target_of
 from tests.servers import Server
-from tests.unit.stores.buckets import names
-from tests.unit.stores.redis_trios import own_name, put, read
+from tests.unit.stores.redis_trios import names, own_name, put, read
 
 
 @pytest.fixture

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from subprocess import PIPE
-from tempfile import mkdtemp
 
 import pytest
 
@@ -289,8 +288,8 @@ except GraflowError as error:
 @pytest.fixture
 def shown() -> Iterator[Path]:
     """A folder that other users can look into."""
-    folder = Path(mkdtemp(prefix="graflow-ckpt-shown-", dir="/tmp"))
-    folder.chmod(0o755)
+    folder = Path(f"/tmp/graflow-ckpt-shown-{os.getpid()}")
+    folder.mkdir(mode=0o755)
     yield folder
     folder.chmod(0o755)
     shutil.rmtree(folder)

@@ -1,0 +1,133 @@
+"""What a keyed store asks of the place that keeps its bytes: six calls.
+
+    head/{s}                        who owns a session, and which checkpoints it has: changed in place
+    lease/{s}/{claim}               touched by the owner as long as it lives
+    data/{s}/{mark}/m               a meta; has a row
+    data/{s}/{mark}/{n}             its parts as one stream, in chunks; {mark} is never used twice
+    data/{s}/{mark}/{content}/{n}   a content, by the save that wrote it
+    journal/{s}/{segment}/{n}       one record
+
+`{s}` is a session, or `@NAME` for a checkpoint that somebody has named.
+
+Promise of the store: every key but `head/…` and `lease/…` is written once and never changes, and whatever
+must not happen after a session was lost is a change of its head. So all that a driver has to do right is
+`batch`. Not here: what the bytes mean.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from graflow_ckpt.core.protocols import Buffer
+
+Tag = str
+"""One state of a key. Never used twice, also not after the place was put back to an older state."""
+
+
+class Found(NamedTuple):
+    """What stands under a key; `at`: since when, by the clock of `now`."""
+
+    data: bytes
+    tag: Tag
+    at: float
+
+
+class Entry(NamedTuple):
+    """A key as it is listed."""
+
+    key: str
+    size: int
+    at: float
+
+
+class Row(NamedTuple):
+    """What a meta is found by. Empty: whatever it is, or nothing that is known."""
+
+    session: str = ""
+    workflow: str = ""
+    status: str = ""
+
+
+class Hit(NamedTuple):
+    """A meta that was found. `number`: of its commit, and higher than that of any before it."""
+
+    number: int
+    key: str
+    data: bytes
+
+
+class Put(NamedTuple):
+    """`fresh`: nothing may stand under the key yet. `row`: goes with the key."""
+
+    key: str
+    data: Buffer
+    fresh: bool = True
+    row: Row | None = None
+
+
+class Done(NamedTuple):
+    """A batch that was carried out. `synced`: it is on the disk."""
+
+    tag: Tag
+    synced: bool = True
+
+
+class Driver(Protocol):
+    """Threads may call it at once. What goes wrong is a ServerError, or an OSError of a file."""
+
+    @property
+    def atomic(self) -> bool:
+        """Whether a batch is carried out as a whole. If not, each of the store's has one put with a guard,
+        or puts of fresh keys, or drops."""
+        ...
+
+    @property
+    def inline(self) -> int:
+        """Bytes of a checkpoint's stream, and of its meta, up to which they ride in the head."""
+        ...
+
+    @property
+    def chunk(self) -> int:
+        """Bytes under one key of a stream. It is part of the layout: it never changes."""
+        ...
+
+    def now(self) -> float:
+        """The place's own clock, in seconds: for leases, never for fences."""
+        ...
+
+    def get(self, *keys: str) -> Sequence[Found | None]:
+        """One round trip, as of one moment."""
+        ...
+
+    def read(self, key: str, start: int, length: int) -> Buffer | None:
+        """A piece of what stands there; None if it is not there, or shorter."""
+        ...
+
+    def batch(
+        self,
+        puts: Sequence[Put],
+        drops: Sequence[str] = (),
+        *,
+        guards: Mapping[str, Tag | None] | None = None,
+        needs: Sequence[str] = (),
+        soft: bool = False,
+    ) -> Done | None:
+        """Carry out all of it, or nothing: then it returns None. All puts get one tag.
+
+        `guards`: keys with the tags that they must have; None: must not be there. `needs`: keys that must be
+        there. `soft`: it may reach the disk with the next batch that is not. A drop of what is not there
+        is no trouble. Who lost the reply looks: the guard has another tag, or a fresh key its bytes.
+        """
+        ...
+
+    def keys(self, prefix: str) -> Iterator[Entry]:
+        """Those that begin so, in order of keys."""
+        ...
+
+    def find(self, wanted: Row, limit: int, below: int | None = None) -> Sequence[Hit] | None:
+        """The newest of those with these facts, the last put first; `below`: of lower numbers only.
+
+        None: rows are not kept, and the store has to look at all heads.
+        """
+        ...

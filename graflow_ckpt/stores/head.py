@@ -1,0 +1,342 @@
+"""The head of a session: who owns it, and which checkpoints it has. It changes only from what was seen.
+
+    {write, last, epoch, claim, owner, seconds, n, checkpoints: {name: record}, freed, pins, bad} \\n inline
+
+    pages       {mark: names in it that are gone}: records that were handed over, a hundred in each
+    a record    [mark, number, stage, {part: [start, size]}, size, [mark of the meta, size], contents, inline]
+    contents    [[name, mark, size], …]
+
+Promise: a claim, a commit, a deletion and a pin are each one change of the head, so that of two which cannot
+both be one is refused, on no clock's word. `write` is new in each: equal bytes would have equal tags in a
+bucket. `last`: that of the owner's last change. Whoever owns the session and does not find it there knows
+that the place has lost what was confirmed (a failover, a backup), and stops.
+
+A record never changes; its text is kept, so a commit encodes one. A content stays as long as a record holds
+it, or the pin of a save. While somebody else owns the session, what a deletion lets go is `freed`: the owner
+may just have found it, and removes it, or holds it again, with its next commit. Not here: when a head may be
+changed (keyed.py, lease.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from graflow_ckpt.core.errors import CheckpointCorrupt
+from graflow_ckpt.core.protocols import Owner
+from graflow_ckpt.stores import claims
+from graflow_ckpt.stores.names import is_content, session_of
+
+_MOST = 1 << 44  # bytes of one checkpoint; a damaged record is not to become a billion keys
+_MARK = re.compile(r"(\d{1,18})-[0-9a-f]{1,60}\Z", re.ASCII)
+_DAMAGED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+
+
+# --- names of keys -------------------------------------------------------------------------
+
+
+def scope_of(base: str) -> str:
+    """Whose head says what a checkpoint of that name is: its session's, or its own."""
+    return session_of(base) or f"@{encoded(base)}"
+
+
+def encoded(name: str) -> str:
+    """A name as a key has it. Not with `%`, which clients encode once more."""
+    return quote(name, safe="", errors="surrogatepass").replace("%", "=")
+
+
+def decoded(text: str) -> str:
+    return unquote(text.replace("=", "%"), errors="surrogatepass")
+
+
+def new_mark(epoch: int) -> str:
+    """Under which a save writes. Rising, so that what is written together lies together."""
+    return f"{epoch}-{time.time_ns() // 1000:014x}{os.urandom(8).hex()}"
+
+
+def epoch_in(mark: str) -> int:
+    """The epoch of the save; ValueError for what is no mark."""
+    if (found := _MARK.match(mark)) is None:
+        raise ValueError(f"{mark!r} is no mark of a save")
+    return int(found[1])
+
+
+def is_mark(text: str) -> bool:
+    return _MARK.match(text) is not None
+
+
+def head_key(scope: str) -> str:
+    return f"head/{scope}"
+
+
+def lease_key(session: str, claim: str) -> str:
+    return f"lease/{session}/{claim}"
+
+
+def meta_key(scope: str, mark: str, base: str) -> str:
+    return f"data/{scope}/{mark}/m.{encoded(base)}"
+
+
+def page_key(scope: str, mark: str) -> str:
+    return f"data/{scope}/{mark}/page"
+
+
+def base_in(key: str) -> str:
+    """The name of the checkpoint whose meta has that key."""
+    return decoded(key.rpartition("/m.")[2])
+
+
+def chunk_keys(scope: str, stream: str, size: int, chunk: int) -> list[str]:
+    """`stream`: a mark, or a mark and a content; `chunk`: bytes under each, but for the last."""
+    return [f"data/{scope}/{stream}/{number:06}" for number in range(-(-size // chunk))]
+
+
+_dumped = json.JSONEncoder(separators=(",", ":")).encode
+
+
+# --- records -------------------------------------------------------------------------------
+
+
+class Held(NamedTuple):
+    """A content, with the mark of the save that wrote it."""
+
+    name: str
+    mark: str
+    size: int
+
+    @property
+    def stream(self) -> str:
+        return f"{self.mark}/{self.name}"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One checkpoint, and its name. `meta`: the mark that it stands under, and its size.
+
+    `size`: of the stream; `inline`: what of it is in the head: the meta, or the stream and then the meta.
+    """
+
+    base: str
+    mark: str
+    number: int
+    stage: str
+    parts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    size: int = 0
+    meta: tuple[str, int] = ("", 0)
+    contents: tuple[Held, ...] = ()
+    inline: bytes = field(default=b"", repr=False)
+
+    def keys(self, scope: str, base: str, chunk: int) -> list[str]:
+        """All that is its own, but for contents."""
+        keys = [] if self.inline else [meta_key(scope, self.meta[0], base)]
+        return keys + (chunk_keys(scope, self.mark, self.size, chunk) if self.stream is None else [])
+
+    @property
+    def stream(self) -> bytes | None:
+        """If it is in the head."""
+        return (
+            self.inline[: self.size] if self.inline and len(self.inline) == self.size + self.meta[1] else None
+        )
+
+    def content(self, name: str) -> Held | None:
+        return next((held for held in self.contents if held.name == name), None)
+
+    @cached_property
+    def text(self) -> str:
+        """As it stands in the head: all but the bytes that are inline."""
+        said = [self.mark, self.number, self.stage, self.parts, self.size, self.meta, self.contents]
+        return f"{_dumped(self.base)}:{_dumped([*said, len(self.inline)])}"
+
+
+class Pin(NamedTuple):
+    """What a save that is under way has found. `at`: by the place's clock, if it has no lease."""
+
+    at: float
+    held: tuple[Held, ...]
+
+
+class Head(NamedTuple):
+    """Epoch 0: nobody has owned the session here yet."""
+
+    epoch: int = 0
+    claim: str = ""
+    owner: Owner | None = None
+    seconds: float = 0.0  # after which a silent owner counts as dead
+    last: str = ""
+    number: int = 0  # of the last commit
+    records: Mapping[str, Record] = {}  # by name, the last committed at the end
+    pages: Mapping[str, Mapping[str, Record]] = {}  # those of them that are not written here, by mark
+    freed: frozenset[Held] = frozenset()
+    pins: Mapping[str, Pin] = {}  # by the mark of the save
+    bad: frozenset[Held] = frozenset()  # damaged: no save is to hold them again
+    segments: tuple[str, ...] = ()  # that the owner has begun; only where batches are not atomic
+    announced: tuple[str, ...] = ()  # names that the owner is writing to; likewise
+
+    def holding(self, base: str, record: Record) -> Head:
+        """With this record in the place of any other of that name."""
+        records = dict(self.records)
+        records.pop(base, None)
+        records[base] = record
+        return self._replace(number=max(self.number, record.number), records=records)
+
+    def without(self, bases: Collection[str]) -> Head:
+        return self._replace(records={name: kept for name, kept in self.records.items() if name not in bases})
+
+    def without_pin(self, mark: str) -> Head:
+        return self._replace(pins={other: pin for other, pin in self.pins.items() if other != mark})
+
+    def held(self) -> set[Held]:
+        """By checkpoints and by saves."""
+        found = {held for record in self.records.values() for held in record.contents}
+        return found.union(*(pin.held for pin in self.pins.values()))
+
+    def find(self, names: Collection[str]) -> dict[str, Held]:
+        """Of these contents those that a save may hold, too."""
+        known = (*self.freed, *self.held())
+        return {held.name: held for held in known if held.name in names and held not in self.bad}
+
+    # --- bytes -------------------------------------------------------------------------
+
+    def encode(self) -> tuple[bytes, str]:
+        """And its `write`."""
+        write = os.urandom(9).hex()
+        said: dict[str, Any] = {"freed": sorted(self.freed), "bad": sorted(self.bad), "pins": self.pins}
+        said |= {"segments": self.segments, "announced": self.announced}
+        said["pages"] = {mark: self.gone(page) for mark, page in self.pages.items()}
+        rare = "".join([f',"{name}":{_dumped(found)}' for name, found in said.items() if found])
+        own = self.unpaged() if self.pages else self.records.values()
+        records = ",".join([kept.text for kept in own])
+        line = (
+            f'{{"write":"{write}","last":"{self.last or write}","epoch":{self.epoch},"claim":"{self.claim}",'
+            f'"seconds":{self.seconds!r},"n":{self.number},"owner":{_owner(self.owner)}{rare},'
+            f'"checkpoints":{{{records}}}}}\n'
+        )
+        return b"".join([line.encode(), *(kept.inline for kept in own)]), write
+
+    def unpaged(self) -> list[Record]:
+        """Those that are written here, the last committed at the end."""
+        paged = {id(record) for page in self.pages.values() for record in page.values()}
+        return [record for record in self.records.values() if id(record) not in paged]
+
+    def gone(self, page: Mapping[str, Record]) -> list[str]:
+        """Names in a page that are no more, or are another checkpoint by now."""
+        return [name for name, record in page.items() if self.records.get(name) is not record]
+
+    def turned(self, epoch: int) -> tuple[Head, tuple[str, bytes] | None, list[str]]:
+        """With the oldest records in a page of their own, if there are many; the mark and the bytes of that
+        page; and the marks of pages that have nothing any more."""
+        empty = [mark for mark, page in self.pages.items() if len(self.gone(page)) == len(page)]
+        pages = {mark: page for mark, page in self.pages.items() if mark not in empty}
+        own = self.unpaged() if pages else list(self.records.values())
+        if len(own) < MOST:
+            return self._replace(pages=pages) if empty else self, None, empty
+        turned, mark = own[:TURNED], new_mark(epoch)
+        line = f"{{{','.join([record.text for record in turned])}}}\n"
+        page = b"".join([line.encode(), *(record.inline for record in turned)])
+        pages[mark] = {record.base: record for record in turned}
+        return self._replace(pages=pages), (mark, page), empty
+
+
+MOST = 120
+"""Records that a head has; then the oldest TURNED go into a page, which never changes."""
+
+TURNED = 100
+
+
+@lru_cache(64)
+def _owner(owner: Owner | None) -> str:
+    return _dumped(asdict(owner) if owner is not None else None)
+
+
+def decode(scope: str, raw: bytes, page_of: Callable[[str], Mapping[str, Record]]) -> Head:
+    """What `encode` has written; CheckpointCorrupt for anything else. `page_of`: by its mark."""
+    line, _, inline = raw.partition(b"\n")
+    where = head_key(scope)
+    try:
+        said = json.loads(line)
+        pages = {mark: page_of(mark) for mark in said.get("pages", ())}
+        records = {
+            name: record
+            for mark, page in pages.items()
+            for name, record in page.items()
+            if name not in said["pages"][mark]
+        }
+        return Head(
+            epoch=claims.number(said["epoch"], where),
+            claim=str(said["claim"]),
+            owner=claims.owner_of(said["owner"], where) if said["owner"] else None,
+            seconds=float(said["seconds"]),
+            last=str(said["last"]),
+            number=claims.number(said["n"], where),
+            records=records | dict(_records(said["checkpoints"], inline)),
+            pages=pages,
+            freed=frozenset(_held(said.get("freed", ()))),
+            pins=dict(_pins(said.get("pins", {}))),
+            bad=frozenset(_held(said.get("bad", ()))),
+            segments=tuple(map(str, said.get("segments", ()))),
+            announced=tuple(map(str, said.get("announced", ()))),
+        )
+    except _DAMAGED as error:
+        raise CheckpointCorrupt(
+            f"What says who owns session {scope!r} is damaged ({where}): {error!r}.",
+            hint="Restore that key from a backup of the store.",
+            session=scope,
+            path=where,
+        ) from error
+
+
+def decode_page(scope: str, mark: str, raw: bytes) -> Mapping[str, Record]:
+    """The records that a head has handed over."""
+    line, _, inline = raw.partition(b"\n")
+    try:
+        return dict(_records(json.loads(line), inline))
+    except _DAMAGED as error:
+        raise CheckpointCorrupt(
+            f"A page of checkpoints of session {scope!r} is damaged ({page_key(scope, mark)}): {error!r}.",
+            hint="Restore that key from a backup of the store.",
+            session=scope,
+            path=page_key(scope, mark),
+        ) from error
+
+
+def _records(said: Mapping[str, list[Any]], inline: bytes) -> Iterator[tuple[str, Record]]:
+    at = 0
+    for base, (mark, number, stage, parts, size, (meta, length), contents, count) in said.items():
+        epoch_in(mark), epoch_in(meta)
+        placed = {str(part): (int(start), _within(start, its, size)) for part, (start, its) in parts.items()}
+        own, at = inline[at : at + count], at + count
+        if count not in (0, length, size + length):
+            raise ValueError(f"{count} bytes of {base} are inline, and it has {size} and {length}")
+        held = tuple(_held(contents))
+        whole = _within(0, size, _MOST)
+        yield base, Record(base, mark, int(number), stage, placed, whole, (meta, int(length)), held, own)
+    if at != len(inline):
+        raise ValueError(f"{len(inline)} bytes are there, and {at} belong to a checkpoint")
+
+
+def _pins(said: Mapping[str, tuple[float, list[Any]]]) -> Iterator[tuple[str, Pin]]:
+    for mark, (at, held) in said.items():
+        epoch_in(mark)
+        yield mark, Pin(float(at), tuple(_held(held)))
+
+
+def _held(said: Iterable[Any]) -> Iterator[Held]:
+    for name, mark, size in said:
+        if not is_content(name):
+            raise ValueError(f"{name!r} is no name of a content")
+        epoch_in(mark)
+        yield Held(name, mark, _within(0, size, _MOST))
+
+
+def _within(start: int, size: int, room: int) -> int:
+    """The size, which somebody else may have written."""
+    if not 0 <= start <= start + size <= room:
+        raise ValueError(f"{size} bytes from {start} are not within {room}")
+    return int(size)

@@ -1,0 +1,518 @@
+"""A store over a driver: checkpoints in any place that can change several keys at once.
+
+    W1 what is large goes ahead, in chunks    W2 one batch: the head is another one, the rest of the chunks
+    and the meta are there, and what was replaced is gone
+
+Promise: before W2 a reader finds the previous checkpoint, after it this one, whole; a writer that has lost
+its session commits nothing. A commit holds contents that the head knows as it is then, or that its own save
+has written; else it is refused (`gone`). A reader whose chunks go while it reads finds out, and that the
+meta has changed. What is listed is read from metas alone.
+
+Whoever fails before W2 takes away what it has written; after W2 has begun only if it is sure that it was
+refused. Whatever is left is removed by the session's next owner.
+Not here: who may write (lease.py), what the head says (head.py), how a place does it (drivers), and what a
+checkpoint contains.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from itertools import groupby
+from typing import Unpack
+from weakref import WeakValueDictionary
+
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    Fenced,
+    GraflowError,
+    SaveOutcomeUnknown,
+    ServerGone,
+)
+from graflow_ckpt.core.facts import check_session_id
+from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
+from graflow_ckpt.stores import batches
+from graflow_ckpt.stores.batches import Filters, within
+from graflow_ckpt.stores.contents import KeyedContents, KeyedSaving
+from graflow_ckpt.stores.driver import Driver, Put, Row
+from graflow_ckpt.stores.fencing import clearing
+from graflow_ckpt.stores.head import (
+    Head,
+    Held,
+    Record,
+    base_in,
+    chunk_keys,
+    meta_key,
+    new_mark,
+    scope_of,
+)
+from graflow_ckpt.stores.journal import KeyedSegment, drop_segments, open_segment, read_segments
+from graflow_ckpt.stores.lease import (
+    LEASE,
+    Change,
+    Heads,
+    KeyedLease,
+    Leases,
+    Seen,
+    Step,
+    close_behind,
+    left_behind,
+)
+from graflow_ckpt.stores.names import (
+    Collected,
+    base_of,
+    check_own,
+    check_parts,
+    contents_in_order,
+    facts_in,
+    gone,
+    holds_none,
+    lacks,
+    not_found,
+    not_its,
+    path_of,
+    replaced,
+    session_of,
+    unconfirmed,
+    unwritten,
+)
+from graflow_ckpt.stores.pieces import BytesSource
+from graflow_ckpt.stores.store import Store
+from graflow_ckpt.stores.streams import Source, Stream
+
+_INLINE = 128 << 10  # bytes of checkpoints that a head may have
+_ALONG = 64 << 10  # bytes of a stream that come along with its meta
+_PAGE = 200  # metas that are read at once
+_FRESH = 30.0  # seconds in which somebody who has seen a meta opens its parts
+_REMEMBERED = 64
+_TOGETHER = 500  # checkpoints that one batch deletes
+_DROPS = 1000  # keys that one batch drops
+
+log = logging.getLogger("graflow_ckpt.stores")
+
+
+class KeyedStore(Store[KeyedLease]):
+    """`folder`: what its paths start with."""
+
+    own = KeyedLease
+    shared = True
+
+    def __init__(self, driver: Driver, folder: str, *, lease: float = LEASE) -> None:
+        self.folder = folder
+        self.driver = driver
+        self.heads = Heads(driver)
+        self.savings: dict[tuple[str, str], KeyedSaving] = {}  # under way, by name and stage
+        self.synced = True
+        self._leases = Leases(self.heads, folder, lease)
+        self._owned: WeakValueDictionary[str, KeyedLease] = WeakValueDictionary()  # by session
+        self._recent = _Recent()
+        self.contents = KeyedContents(self)
+
+    def probe(self) -> None:
+        """Do once what saving will do, and take it away again."""
+        done = self.driver.batch([Put("probe", b"", fresh=False)])
+        self.driver.batch([], ["probe"])
+        self.synced = done is not None and done.synced
+
+    # --- ownership ---------------------------------------------------------------------
+
+    def acquire(self, session: str, *, take_over: bool = False) -> KeyedLease:
+        lease = self._owned[session] = self._leases.claim(check_session_id(session), take_over=take_over)
+        if lease.epoch == 1:  # nobody was here before
+            return lease
+        try:
+            if not self.driver.atomic:
+                close_behind(self.heads, lease)
+        except BaseException:
+            lease.release()
+            raise
+        with clearing(lease):
+            self.drop([entry.key for entry in left_behind(self.driver, session, lease.head)])
+        return lease
+
+    def owner(self, session: str) -> Owner | None:
+        return self._leases.owner(check_session_id(session))
+
+    # --- writing -----------------------------------------------------------------------
+
+    def put(
+        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+    ) -> None:
+        base, mine = self._name(path), None
+        if lease is not None:
+            mine = self._own(lease)
+            mine.not_released()
+            check_own(path, session_of(base), mine.session)
+        check_parts([part for part, _ in parts])
+        with unwritten(path):
+            self._put(Target(self, base, mine, stage), parts)
+
+    def _put(self, to: Target, parts: Sequence[tuple[str, PartWriter]]) -> None:
+        self._recent.forget(to.base)
+        stream = Stream(self.driver, to.scope, to.mark)
+        sent = False
+        try:
+            placed: dict[str, tuple[int, int]] = {}
+            for part, writer in parts[:-1]:
+                start = stream.size
+                writer(stream)
+                placed[part] = (start, stream.size - start)
+            meta = Collected()
+            parts[-1][1](meta)
+            record = Record(to.base, to.mark, 0, to.stage, placed, stream.size, (to.mark, len(meta.data)))
+            sent = True
+            self._commit(to, record, bytes(meta.data), stream)
+        except BaseException as error:
+            unknown = isinstance(error, SaveOutcomeUnknown)
+            if not unknown and (not sent or self._was_refused(to, error)):
+                stream.withdraw()
+            elif saving := self.savings.get((to.base, to.stage)):
+                saving.committed()  # it may stand: nothing of it is to be taken away
+            if sent and isinstance(error, ServerGone):
+                raise unconfirmed(to.path, error) from error
+            raise
+
+    def _was_refused(self, to: Target, error: BaseException) -> bool:
+        """Whether it is sure that a commit is not there, and does not come."""
+        if isinstance(error, ServerGone) or not isinstance(error, GraflowError):
+            return False  # a Ctrl-C comes at any time
+        with suppress(GraflowError):  # a reply may have been lost before it was refused
+            kept = self.heads.read(to.scope).head.records.get(to.base)
+            return kept is None or to.mark not in (kept.mark, kept.meta[0])
+        return False
+
+    def _commit(self, to: Target, record: Record, meta: bytes, stream: Stream) -> None:
+        """W2."""
+        names, facts = contents_in_order(meta), facts_in(meta)
+        saving = self.savings.get((to.base, to.stage))
+        row = Row(
+            session_of(to.base) or _text(facts, "session_id"),
+            _text(facts, "workflow"),
+            _text(facts, "status"),
+        )
+        chunks, its_meta = stream.rest(), Put(meta_key(to.scope, to.mark, to.base), meta, row=row)
+        added = saving.added if saving is not None else {}
+        needs = [*stream.sent, *self.keys_of(to.scope, added.values())]
+
+        def change(head: Head) -> Step | None:
+            kept = head.records.get(to.base)
+            if kept is not None and to.mark in (kept.mark, kept.meta[0]):
+                return None  # the reply was lost
+            new = to.over(kept, record)
+            pin = head.pins.get(saving.mark) if saving is not None else None
+            known = head.find(names) | {held.name: held for held in (pin.held if pin is not None else ())}
+            if kept is not None and kept.stage == new.stage:
+                known |= {held.name: held for held in kept.contents}
+            if pin is not None or to.owns:
+                known |= added
+            if missing := [name for name in names if name not in known]:
+                raise gone(to.path, missing)
+            inline = self._inline(head, to.base, new, chunks, meta)
+            holds = tuple([known[name] for name in names])
+            new = replace(new, number=head.number + 1, contents=holds, inline=inline)
+            puts = [*(chunks if new.stream is None else ()), *(() if new.inline else (its_meta,))]
+            after = head.holding(to.base, new)
+            if pin is not None and saving is not None:
+                after = after.without_pin(saving.mark)
+            drops = set(kept.keys(to.scope, to.base, self.driver.chunk)) if kept is not None else set()
+            drops.difference_update(new.keys(to.scope, to.base, self.driver.chunk))
+            mine = to.lease if to.owns else None
+            return self.letting_go(to.scope, head, after, mine, puts, sorted(drops), needs)
+
+        self.synced = to.change(self.heads, change).synced
+        if saving is not None:
+            saving.committed()
+
+    def _inline(self, head: Head, base: str, record: Record, chunks: Sequence[Put], meta: bytes) -> bytes:
+        """What of a checkpoint rides in the head: its meta, or all of it, or nothing."""
+        if record.inline:  # the stream that a meta is put over
+            return record.inline + meta
+        most = self.driver.inline
+        room = _INLINE - sum(len(kept.inline) for name, kept in head.records.items() if name != base)
+        if len(meta) > min(most, room):
+            return b""
+        stream = b"".join(put.data for put in chunks) if len(chunks) < 2 else b""
+        its = record.size <= min(most, room - len(meta)) and len(stream) == record.size
+        return stream + meta if its else meta
+
+    def letting_go(
+        self,
+        scope: str,
+        head: Head,
+        after: Head,
+        mine: KeyedLease | None,
+        puts: Sequence[Put] = (),
+        drops: Sequence[str] = (),
+        needs: Sequence[str] = (),
+    ) -> Step:
+        """The step from one head to another, with the contents that nobody holds any more: they go, but for
+        those that the owner may just have found."""
+        loose = (head.held() | head.freed) - after.held()
+        finding = loose if mine is None and head.owner is not None else set[Held]()
+        if mine is not None:
+            finding = {held for found in mine.finding for held in found.values() if held in loose}
+        after = after._replace(freed=frozenset(finding), bad=after.bad & (after.held() | finding))
+        return Step(after, puts, [*drops, *self.keys_of(scope, loose - finding)], needs)
+
+    def delete_many(self, paths: Iterable[str]) -> int:
+        """How many were there. Those of a session go together."""
+        bases, count = sorted(dict.fromkeys(map(self._name, paths)), key=scope_of), 0
+        for scope, own in groupby(bases, key=scope_of):
+            names = list(own)
+            for at in range(0, len(names), _TOGETHER):
+                count += self._delete(scope, names[at : at + _TOGETHER])
+        return count
+
+    def _delete(self, scope: str, bases: Sequence[str]) -> int:
+        found: dict[str, Record] = {}
+        mine = self._owned.get(scope)  # else what it has seen of the head would be stale
+
+        def change(head: Head) -> Step | None:
+            there = {base: head.records[base] for base in bases if base in head.records}
+            if not there:
+                return None  # also if the reply was lost
+            found.clear()
+            found.update(there)
+            chunk = self.driver.chunk
+            drops = [key for base, record in there.items() for key in record.keys(scope, base, chunk)]
+            return self.letting_go(scope, head, head.without(there), mine, drops=drops)
+
+        self._recent.forget(*bases)
+        if mine is not None and mine.live:
+            with suppress(Fenced):
+                return len(found) if mine.change(change).changed else 0
+        mine = None
+        return len(found) if self.heads.change(scope, change).changed else 0
+
+    # --- reading -----------------------------------------------------------------------
+
+    def meta(self, path: str) -> bytes:
+        base = self._name(path)
+        while True:
+            record = self._record(base)
+            found = self._meta_of(base, record)
+            if found is not None:
+                return found
+            if self._record(base).meta == record.meta:
+                raise lacks(path_of(self.folder, base), "its meta", "something else has removed it")
+
+    def _meta_of(self, base: str, record: Record) -> bytes | None:
+        if record.inline:
+            raw, stream = record.inline[len(record.inline) - record.meta[1] :], record.stream
+        else:
+            scope, small = scope_of(base), 0 < record.size <= _ALONG
+            keys = chunk_keys(scope, record.mark, record.size, self.driver.chunk) if small else []
+            found, *first = self.driver.get(meta_key(scope, record.meta[0], base), *keys)
+            if found is None:
+                return None
+            raw, stream = found.data, first[0].data if first and first[0] is not None else None
+        self._recent.remember(base, record, stream)
+        return raw
+
+    def open(self, path: str, part: str, stage: str) -> Source | BytesSource:
+        base = self._name(path)
+        for record, stream in self._known(base):
+            if part in record.parts and record.stage == stage:
+                start, size = record.parts[part]
+                if stream is not None:
+                    return BytesSource(stream[start : start + size])
+                keys = chunk_keys(scope_of(base), record.mark, record.size, self.driver.chunk)
+                source = Source(self.driver, keys, start, size, path)
+                if source.is_there():
+                    return source
+        raise not_its(path_of(self.folder, base), part)
+
+    def open_content(self, path: str, name: str, stage: str) -> Source:
+        base = self._name(path)
+        for record, _ in self._known(base):
+            held = record.content(name)
+            if held is not None and record.stage == stage:
+                source = Source(self.driver, self.keys_of(scope_of(base), [held]), 0, held.size, path)
+                if source.is_there():
+                    return source
+        raise holds_none(path_of(self.folder, base), name)
+
+    def _known(self, base: str) -> Iterator[tuple[Record, bytes | None]]:
+        """What was seen a moment ago, and if that does not do, what is there now; with its stream, if that is
+        small."""
+        recent = self._recent.get(base)
+        if recent is not None:
+            yield recent
+        record = self._record(base)
+        yield record, record.stream
+
+    def _record(self, base: str) -> Record:
+        record = self.heads.read(scope_of(base)).head.records.get(base)
+        if record is None:
+            self._recent.forget(base)
+            raise not_found(path_of(self.folder, base))
+        return record
+
+    # --- listing -----------------------------------------------------------------------
+
+    def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
+        """Paths and metas, the last committed first.
+
+        `session`: its own paths, and those under other names whose meta names it.
+        `pattern`: a glob of names, alone or after the store, instead of all.
+        """
+        wanted = None if pattern is None else self._pattern(pattern)
+        if session is not None:
+            check_session_id(session)
+        for base, raw in self._metas(session, wanted):
+            if wanted is None or fnmatchcase(base, wanted):
+                yield path_of(self.folder, base), raw
+
+    def newest(self, limit: int, **wanted: Unpack[Filters]) -> Sequence[tuple[str, bytes]]:
+        if limit <= 0:
+            return []
+        session, workflow, status = wanted.get("session"), wanted.get("workflow"), wanted.get("status")
+        row = Row(*(_fact(one or "") for one in (session, workflow, status)))
+        hits = self.driver.find(row, within(limit))
+        if hits is None:
+            listed = self.list(row.session or None)
+            return batches.newest(listed, limit, workflow=workflow or None, status=status or None)
+        return [(path_of(self.folder, base_in(hit.key)), hit.data) for hit in hits]
+
+    def _metas(self, session: str | None, wanted: str | None) -> Iterator[tuple[str, bytes]]:
+        below: int | None = None
+        while True:
+            hits = self.driver.find(Row(session or ""), _PAGE, below)
+            if hits is None:
+                yield from self._in_heads(session, wanted)
+                return
+            yield from ((base_in(hit.key), hit.data) for hit in hits)
+            if len(hits) < _PAGE:
+                return
+            below = hits[-1].number
+
+    def _in_heads(self, session: str | None, wanted: str | None) -> Iterator[tuple[str, bytes]]:
+        """Where rows are not kept: the session whose head was written last first."""
+        heads = sorted(self.driver.keys("head/"), key=lambda entry: entry.at, reverse=True)
+        for scope in [entry.key.partition("/")[2] for entry in heads]:
+            if session not in (None, scope) and not scope.startswith("@"):
+                continue
+            try:
+                records = self.heads.read(scope).head.records
+            except CheckpointCorrupt as error:
+                if session is not None:
+                    raise
+                log.warning("%s", error)  # one head that is damaged keeps nobody from seeing the others
+                continue
+            for base in reversed(list(records)):
+                raw = self._meta_of(base, records[base]) if _fits(base, wanted) else None
+                if raw is not None and (
+                    session in (None, scope) or _text(facts_in(raw), "session_id") == session
+                ):
+                    yield base, raw
+
+    def _pattern(self, pattern: str) -> str:
+        """Of names, from one that may name the store, too."""
+        return base_of(pattern.removeprefix(f"{self.folder}/"))
+
+    # --- journal -----------------------------------------------------------------------
+
+    def journal(self, lease: Lease, after: int) -> KeyedSegment:
+        return open_segment(self.driver, self._own(lease), after)
+
+    def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
+        return read_segments(self.heads, check_session_id(session))
+
+    def drop_segments(self, session: str, before: int) -> None:
+        drop_segments(self.heads, check_session_id(session), before)
+
+    # --- within ------------------------------------------------------------------------
+
+    def keys_of(self, scope: str, contents: Iterable[Held]) -> Sequence[str]:
+        """All keys of these contents."""
+        chunk = self.driver.chunk
+        return [key for held in contents for key in chunk_keys(scope, held.stream, held.size, chunk)]
+
+    def drop(self, keys: Sequence[str]) -> None:
+        """Remove what nobody names any more."""
+        for at in range(0, len(keys), _DROPS):
+            self.driver.batch([], keys[at : at + _DROPS])
+
+    def target(self, path: str, lease: Lease | None, stage: str) -> Target:
+        """Where a save goes."""
+        return Target(self, self._name(path), self._own(lease) if lease is not None else None, stage)
+
+    def scope(self, path: str) -> str:
+        """Whose head says what that path is."""
+        return scope_of(self._name(path))
+
+
+class Target:
+    """Where a put goes, and whose it is."""
+
+    def __init__(self, store: KeyedStore, base: str, lease: KeyedLease | None, stage: str) -> None:
+        self.base, self.lease, self.stage = base, lease, stage
+        self.path = path_of(store.folder, base)
+        self.scope = scope_of(base)
+        self.owns = lease is not None and self.scope == lease.session
+        self.mark = self.new_mark()
+
+    def new_mark(self) -> str:
+        return new_mark(self.lease.epoch if self.lease is not None and self.owns else 0)
+
+    def change(self, heads: Heads, change: Change) -> Seen:
+        """Change the head that says what is there."""
+        if self.lease is None or self.owns:
+            return self.lease.change(change) if self.lease is not None else heads.change(self.scope, change)
+        seen = heads.change(self.scope, change, beside=self.lease)
+        self.lease.over(self.scope)
+        return seen
+
+    def over(self, former: Record | None, record: Record) -> Record:
+        """In the place of a former one: a meta alone goes with the parts of its stage."""
+        if former is None or record.parts or not former.parts:
+            return record
+        if former.stage != record.stage:
+            raise replaced(self.path)
+        stream = former.stream or b""
+        return replace(record, mark=former.mark, parts=former.parts, size=former.size, inline=stream)
+
+
+class _Recent:
+    """Records whose meta somebody has just seen, and what has come along with it."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[str, tuple[Record, bytes | None, float]] = OrderedDict()
+        self._mutex = threading.Lock()
+
+    def remember(self, base: str, record: Record, stream: bytes | None) -> None:
+        with self._mutex:
+            self._known[base] = record, stream, time.monotonic() + _FRESH
+            self._known.move_to_end(base)
+            while len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+
+    def get(self, base: str) -> tuple[Record, bytes | None] | None:
+        with self._mutex:
+            record, stream, until = self._known.get(base, (None, None, 0.0))
+            return (record, stream) if record is not None and time.monotonic() < until else None
+
+    def forget(self, *bases: str) -> None:
+        with self._mutex:
+            for base in bases:
+                self._known.pop(base, None)
+
+
+def _text(facts: dict[str, object], name: str) -> str:
+    found = facts.get(name)
+    return _fact(found) if isinstance(found, str) else ""
+
+
+def _fact(text: str) -> str:
+    """As any place can keep it."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+
+
+def _fits(base: str, wanted: str | None) -> bool:
+    return wanted is None or fnmatchcase(base, wanted)

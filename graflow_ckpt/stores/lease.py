@@ -1,0 +1,419 @@
+"""Who owns a session in a keyed store: claims, leases, and what the dead have left.
+
+Promise: of several who acquire a session at once exactly one gets it, for a claim is a change of its head;
+and what a former owner is still at is refused, because the head is another one by then. No clock decides who
+may write. The place's clock and the watcher's patience decide only whether a silent owner of another machine
+may be taken over: a thread touches `lease/{s}/{claim}` every third of the lease's time. An owner on this
+machine is judged by its process.
+
+An owner that does not find its own last change in the head is fenced: the place has lost what it had
+confirmed.
+
+Where batches are not atomic (a bucket), two more things are closed before a new owner begins: the names that
+the former one was writing to are touched, and the next number of its segments is taken by an empty record.
+Not here: what a head says (head.py), and what is written under a lease (keyed.py).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import threading
+import time
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import NamedTuple
+
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, ServerGone
+from graflow_ckpt.core.protocols import Owner
+from graflow_ckpt.links.processes import is_gone, is_near, myself
+from graflow_ckpt.stores.driver import Driver, Entry, Put, Tag
+from graflow_ckpt.stores.fencing import FencedLease, Watch
+from graflow_ckpt.stores.head import (
+    Head,
+    Held,
+    Pin,
+    Record,
+    decode,
+    decode_page,
+    epoch_in,
+    head_key,
+    is_mark,
+    lease_key,
+    page_key,
+)
+
+LEASE = 30.0
+LIFE = 86_400.0  # seconds for which what somebody without a lease has begun to write is left alone
+PATIENCE = 5.0  # seconds within which a server that was lost must be back
+_PAUSE = 0.1
+_PAGES = 64  # that are kept in memory
+_PAUSES = (0.0, 0.002, 0.005, 0.02)  # seconds at most after so many refusals
+_SEGMENT = re.compile(r"(\d{10,20})-(\d{12,20})-[0-9a-z]+\Z", re.ASCII)
+_NUMBER = re.compile(r"\d{1,20}\Z", re.ASCII)
+
+
+class Patience:
+    """Says whether it is worth asking again a server that is gone, and waits a little if so."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + PATIENCE
+
+    def over(self) -> bool:
+        if time.monotonic() > self._until:
+            return True
+        time.sleep(_PAUSE)
+        return False
+
+
+class Step(NamedTuple):
+    """What a head is to become, and what goes with it."""
+
+    head: Head
+    puts: Sequence[Put] = ()
+    drops: Sequence[str] = ()
+    needs: Sequence[str] = ()
+
+
+Change = Callable[[Head], Step | None]
+"""What is to become of a head; None if it is so already. May refuse by raising."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A head as it was read or written. `tag`: None if there was none; `at`: since when."""
+
+    head: Head
+    tag: Tag | None = None
+    at: float | None = None
+    synced: bool = True
+    changed: bool = False  # by whoever asked for it, as far as that is known
+
+
+class Heads:
+    """Those of one place."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self._pages: OrderedDict[str, Mapping[str, Record]] = OrderedDict()  # those that were read last
+
+    def read(self, scope: str) -> Seen:
+        while True:
+            (found,) = self.driver.get(head_key(scope))
+            if found is None:
+                return Seen(Head())
+            try:
+                return Seen(decode(scope, found.data, partial(self._page, scope)), found.tag, found.at)
+            except CheckpointCorrupt:
+                (now,) = self.driver.get(head_key(scope))
+                if now is not None and now.tag == found.tag:
+                    raise  # else a page has gone meanwhile
+
+    def _page(self, scope: str, mark: str) -> Mapping[str, Record]:
+        key = page_key(scope, mark)
+        if key not in self._pages:
+            (found,) = self.driver.get(key)
+            self._pages[key] = decode_page(scope, mark, found.data if found is not None else b"")
+            while len(self._pages) > _PAGES:
+                self._pages.popitem(last=False)
+        return self._pages[key]
+
+    def change(
+        self, scope: str, change: Change, seen: Seen | None = None, beside: KeyedLease | None = None
+    ) -> Seen:
+        """Carry out a change, once. `seen`: what the head was when last looked at. `beside`: whose session
+        must still be its own, if the head is another one.
+
+        ServerGone: it may have been carried out or not.
+        """
+        patience, lost, refused = Patience(), False, 0  # lost: the reply to an attempt
+        while True:
+            try:
+                seen = seen or self.read(scope)
+                if beside is not None and not self.driver.atomic:
+                    beside.announce(scope)  # now: whoever takes over from here on makes this tag a former one
+                step = change(seen.head)
+                if step is None:
+                    return replace(seen, changed=True) if lost else seen
+                relied = beside.guard if beside is not None else None
+                written = self.attempt(scope, seen, step, beside)
+                if written is not None:
+                    return written
+                lost, refused = False, refused + 1
+                if beside is not None:
+                    beside.check()
+                same = beside is None or beside.guard == relied
+                if step.needs and same and self.read(scope).tag == seen.tag:
+                    raise CheckpointError(
+                        "Some of what was written ahead of the commit is gone.",
+                        hint="Find out what else removes keys there, and save again.",
+                        session=scope,
+                    )
+                time.sleep(random.random() * _PAUSES[min(refused, len(_PAUSES)) - 1])  # others want it, too
+            except ServerGone:
+                lost = True
+                if patience.over():
+                    raise
+            seen = None
+
+    def attempt(self, scope: str, seen: Seen, step: Step, beside: KeyedLease | None = None) -> Seen | None:
+        """In place of what was seen; None if that has changed, or something else does not hold."""
+        driver, key = self.driver, head_key(scope)
+        head, page, empty = step.head.turned(step.head.epoch)
+        if page is not None:
+            step = step._replace(puts=[*step.puts, Put(page_key(scope, page[0]), page[1])])
+            self._pages[page_key(scope, page[0])] = head.pages[page[0]]
+        drops = [*step.drops, *(page_key(scope, mark) for mark in empty)]
+        step = step._replace(head=head, drops=drops)
+        data, write = head.encode()
+        guards = {key: seen.tag}
+        own = Put(key, data, fresh=False)
+        if driver.atomic:
+            guards |= beside.guard if beside is not None else {}
+            done = driver.batch([own, *step.puts], step.drops, guards=guards, needs=step.needs)
+        else:
+            if step.puts:  # under marks that nobody else has: to write them once more is no harm
+                driver.batch([put._replace(fresh=False) for put in step.puts])
+            done = driver.batch([own], guards=guards)
+            if done is not None and step.drops:
+                driver.batch([], step.drops)
+        if done is None:
+            return None
+        return Seen(
+            step.head._replace(last=step.head.last or write), done.tag, synced=done.synced, changed=True
+        )
+
+
+class KeyedLease(FencedLease):
+    """One in a keyed store."""
+
+    def __init__(self, heads: Heads, where: str, session: str, seen: Seen, taken_from: Owner | None) -> None:
+        self.mutex = threading.RLock()
+        self.begun: set[str] = set()  # segments that have records
+        self.finding: list[dict[str, Held]] = []  # what saves that are under way have found
+        self._heads = heads
+        self._seen: Seen | None = seen
+        self._lasts = {seen.head.last}
+        self._past: set[str] = set()  # announced heads that are written
+        head = seen.head
+        super().__init__(where, session, head.epoch, head.claim, taken_from, head.seconds)
+
+    @property
+    def live(self) -> bool:
+        """Whether it has not been released, as far as this process knows."""
+        return not (self._released or self._over.is_set()) and self._process == os.getpid()
+
+    @property
+    def head(self) -> Head:
+        """As it was when last looked at."""
+        with self.mutex:
+            return (self._seen or self._look()).head
+
+    @property
+    def guard(self) -> dict[str, Tag | None]:
+        """What holds as long as the session is ours, and nobody else has changed its head."""
+        with self.mutex:
+            return {head_key(self.session): (self._seen or self._look()).tag}
+
+    def check(self) -> None:
+        self.not_released()
+        with self.mutex:
+            self._look()
+
+    def change(self, change: Change) -> Seen:
+        """Change the head as its owner; `Fenced` if it is another's by now."""
+        self.not_released()
+
+        def ours(head: Head) -> Step | None:
+            self._still_ours(head)
+            step = change(head)
+            if step is None:
+                return None
+            left = tuple([scope for scope in step.head.announced if scope not in self._past])
+            last = uuid.uuid4().hex
+            self._lasts.add(last)  # the reply may be lost
+            return step._replace(head=step.head._replace(last=last, announced=left))
+
+        with self.mutex:
+            known, self._seen = self._seen, None  # after a failure nothing is known
+            seen = self._seen = self._heads.change(self.session, ours, known)
+            self._lasts = {seen.head.last}
+            if seen is known:  # there was nothing to write, so nobody could refuse it
+                self._look()
+            return seen
+
+    def announce(self, scope: str) -> None:
+        """Where batches are not atomic, whoever takes over has to know to which other heads we are
+        writing. Their tags are seen before this: else one that was closed behind us would do."""
+        self._past.discard(scope)
+        self.change(
+            lambda head: (
+                None if scope in head.announced else Step(head._replace(announced=(*head.announced, scope)))
+            )
+        )
+
+    def over(self, scope: str) -> None:
+        """That write is decided: the next change says so."""
+        self._past.add(scope)
+
+    def _look(self) -> Seen:
+        seen = self._heads.read(self.session)
+        self._still_ours(seen.head)
+        self._seen = seen
+        return seen
+
+    def _still_ours(self, head: Head) -> None:
+        if (head.epoch, head.claim) != (self.epoch, self.claim):
+            raise self.lost_to(None if head.epoch < self.epoch else head.epoch, head.owner)
+        if head.last not in self._lasts:
+            raise self.lost_to(None, head.owner)
+
+    def _let_go(self) -> None:
+        gone = [lease_key(self.session, self.claim)]
+        self.change(lambda head: Step(head._replace(owner=None), drops=gone))
+
+    def _renew(self) -> bool:
+        key, driver = lease_key(self.session, self.claim), self._heads.driver
+        (shown,) = driver.get(key)
+        head = self._heads.read(self.session).head
+        if (head.epoch, head.claim) != (self.epoch, self.claim):
+            return False
+        guards = {key: shown and shown.tag}  # gone: it was taken over just now, and leaves no key behind
+        driver.batch([Put(key, uuid.uuid4().bytes, fresh=False)], guards=guards, soft=True)
+        return True
+
+
+class Leases:
+    """Those of the sessions in one place."""
+
+    def __init__(self, heads: Heads, where: str, seconds: float) -> None:
+        self._heads, self._driver, self._where, self._seconds = heads, heads.driver, where, seconds
+
+    def claim(self, session: str, *, take_over: bool) -> KeyedLease:
+        """Become the owner."""
+        nonce, me = uuid.uuid4().hex, myself()
+        patience, watch = Patience(), Watch(session)
+        former: Owner | None = None
+        meant: str | None = None  # the claim that may be taken over without a question
+        while True:
+            try:
+                seen = self._heads.read(session)
+                head = seen.head
+                if head.claim == nonce:  # the reply to it was lost
+                    return KeyedLease(self._heads, self._where, session, seen, former)
+                former = head.owner
+                meant = head.claim if meant is None else meant
+                asks = not take_over or head.claim != meant  # else somebody else was faster
+                if former is not None and asks and not self._is_dead(session, seen, watch):
+                    continue
+                epoch = 1 + (self._highest_epoch(session) if seen.tag is None else head.epoch)
+                pins = lasting(self._driver, head)
+                claimed = head._replace(
+                    epoch=epoch, claim=nonce, owner=me, seconds=self._seconds, pins=pins, last=""
+                )
+                drops = [lease_key(session, head.claim)] if head.claim else []
+                step = Step(claimed, [Put(lease_key(session, nonce), b"")], drops)
+                written = self._heads.attempt(session, seen, step)
+            except ServerGone:
+                if patience.over():
+                    raise
+                continue
+            if written is not None:
+                return KeyedLease(self._heads, self._where, session, written, former)
+
+    def owner(self, session: str) -> Owner | None:
+        """The living owner, without taking anything."""
+        seen = self._heads.read(session)
+        owner = seen.head.owner
+        if owner is None or is_gone(owner):
+            return None
+        return owner if is_near(owner) or not self._is_silent(session, seen) else None
+
+    def _is_dead(self, session: str, seen: Seen, watch: Watch) -> bool:
+        """Whether the owner may be taken over; False: look again. SessionBusy: it lives."""
+        owner = seen.head.owner
+        assert owner is not None
+        if is_gone(owner):
+            return True
+        if watch.since is None and not is_near(owner) and self._is_silent(session, seen):
+            return True
+        (shown,) = self._driver.get(lease_key(session, seen.head.claim))
+        return watch.silent(owner, (seen.head.claim, shown and shown.tag), seen.head.seconds)
+
+    def _is_silent(self, session: str, seen: Seen) -> bool:
+        """Whether nothing was heard of the owner for too long, by the place's clock."""
+        (shown,) = self._driver.get(lease_key(session, seen.head.claim))
+        heard = max((at for at in (shown and shown.at, seen.at) if at is not None), default=None)
+        # A whole second more: that is how exact the clock of a bucket is.
+        return heard is not None and self._driver.now() - heard > seen.head.seconds + 1
+
+    def _highest_epoch(self, session: str) -> int:
+        """From the keys of what else the session has, should its head have been lost."""
+        found = (self._driver.keys(f"{kind}/{session}/") for kind in ("data", "journal"))
+        epochs = (entry.key.split("/")[2].partition("-")[0] for entries in found for entry in entries)
+        return max((int(epoch) for epoch in epochs if epoch.isdecimal()), default=0)
+
+
+def lasting(driver: Driver, head: Head) -> dict[str, Pin]:
+    """The pins of saves without a lease that may still be under way."""
+    limit = driver.now() - LIFE if head.pins else 0.0
+    return {mark: pin for mark, pin in head.pins.items() if not epoch_in(mark) and pin.at > limit}
+
+
+def segment_in(name: str) -> tuple[int, int] | None:
+    """Its epoch, and what it follows; None for what is no name of a segment."""
+    found = _SEGMENT.match(name)
+    return (int(found[1]), int(found[2])) if found is not None else None
+
+
+def close_behind(heads: Heads, lease: KeyedLease) -> None:
+    """Where batches are not atomic: no write of a former owner succeeds after this, whenever it was begun.
+    Ending in the middle does no harm: the head forgets what was to be closed only when it has been."""
+    driver, head = heads.driver, lease.head
+    for scope in head.announced:
+        heads.change(scope, Step)  # as it is, under another tag: who has seen it before can no longer write
+    listed = {entry.key.split("/")[2] for entry in driver.keys(f"journal/{lease.session}/")}
+    for name in sorted({*head.segments, *listed}):
+        its = segment_in(name)
+        if its is not None and (its[0] < lease.epoch or not name.endswith(lease.claim)):
+            _close_segment(driver, f"journal/{lease.session}/{name}")
+    if head.announced:
+        lease.change(lambda now: Step(now._replace(announced=())))
+
+
+def _close_segment(driver: Driver, key: str) -> None:
+    """Take the next number, so that nobody else does."""
+    entries = list(driver.keys(f"{key}/"))
+    if entries and not entries[-1].size:
+        return  # whoever was at it before us has ended in the middle
+    last = entries[-1].key.rpartition("/")[2] if entries else ""
+    number = int(last) + 1 if _NUMBER.match(last) else 0
+    while driver.batch([Put(f"{key}/{number:010}", b"")]) is None:
+        number += 1  # the former owner was faster
+
+
+def left_behind(driver: Driver, session: str, head: Head) -> Iterator[Entry]:
+    """What no head names, of epochs before that of the head. List first, read the head then."""
+    listed = list(driver.keys(f"data/{session}/"))
+    if not listed:
+        return
+    marks = {mark for record in head.records.values() for mark in (record.mark, record.meta[0])}
+    marks.update(head.pages)
+    streams = {held.stream for held in (*head.held(), *head.freed)}
+    limit: float | None = None
+    for entry in listed:
+        _, _, mark, *rest = entry.key.split("/")
+        if not rest or not is_mark(mark):
+            continue  # not of this package
+        epoch, content = epoch_in(mark), f"{mark}/{rest[0]}"
+        if mark in marks or content in streams or epoch >= max(1, head.epoch) or mark in head.pins:
+            continue
+        if not epoch:
+            limit = driver.now() - LIFE if limit is None else limit
+            if entry.at > limit:
+                continue
+        yield entry

@@ -1,0 +1,148 @@
+"""A driver in memory: a dict under a lock."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from graflow_ckpt.core.errors import CheckpointError, TooLarge
+from graflow_ckpt.core.protocols import Buffer
+from graflow_ckpt.stores.driver import Done, Entry, Found, Hit, Put, Row, Tag
+
+
+@dataclass(slots=True)
+class Room:
+    """What the drivers of one name keep. It belongs to the process that made it."""
+
+    name: str
+    things: dict[str, Found] = field(default_factory=dict)
+    keys: list[str] = field(default_factory=list)  # in order
+    rows: dict[str, tuple[int, Row]] = field(default_factory=dict)  # the last put at the end
+    number: int = 0
+    size: int = 0  # bytes of checkpoints
+    _process: int = field(default_factory=os.getpid)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Alone with the room. A forked child is refused before the lock: its holder may not exist there."""
+        if os.getpid() != self._process:
+            raise CheckpointError(
+                f"memory://{self.name} is in process {self._process}, and this is a forked child of it.",
+                hint="Give a folder, or another store that processes can share.",
+                store=f"memory://{self.name}",
+                pid=self._process,
+            )
+        with self._lock:
+            yield
+
+
+class MemoryDriver:
+    """One room, and how much a store may keep in it."""
+
+    atomic = True
+    inline = 0
+    chunk = 1 << 20
+
+    def __init__(self, room: Room, max_bytes: int | None = None, max_checkpoints: int | None = None) -> None:
+        self.room = room
+        self._bytes, self._checkpoints = max_bytes, max_checkpoints
+
+    def now(self) -> float:
+        return time.time()
+
+    def get(self, *keys: str) -> Sequence[Found | None]:
+        with self.room.locked():
+            return [self.room.things.get(key) for key in keys]
+
+    def read(self, key: str, start: int, length: int) -> Buffer | None:
+        (found,) = self.get(key)
+        if found is None or len(found.data) < start + length:
+            return None
+        return memoryview(found.data)[start : start + length]
+
+    def batch(
+        self,
+        puts: Sequence[Put],
+        drops: Sequence[str] = (),
+        *,
+        guards: Mapping[str, Tag | None] | None = None,
+        needs: Sequence[str] = (),
+        soft: bool = False,
+    ) -> Done | None:
+        room, tag, at = self.room, os.urandom(12).hex(), time.time()
+        new = {put.key: Found(bytes(put.data), tag, at) for put in puts}
+        with room.locked():
+            things = room.things
+            for key, wanted in (guards or {}).items():
+                found = things.get(key)
+                if (found and found.tag) != wanted:
+                    return None
+            if any(put.fresh and put.key in things for put in puts) or any(
+                key not in things for key in needs
+            ):
+                return None
+            self._check_room(puts, drops)
+            for put in puts:
+                if put.key not in things:
+                    insort(room.keys, put.key)
+                room.size += _size(put.key, new[put.key]) - _size(put.key, things.get(put.key))
+                things[put.key] = new[put.key]
+                if put.row is not None:
+                    room.number += 1
+                    room.rows[put.key] = (room.number, put.row)
+            for key in drops:
+                if (gone := things.pop(key, None)) is not None:
+                    room.size -= _size(key, gone)
+                    del room.keys[bisect_left(room.keys, key)]
+                    room.rows.pop(key, None)
+        return Done(tag, synced=False)
+
+    def keys(self, prefix: str) -> Iterator[Entry]:
+        with self.room.locked():
+            keys, things = self.room.keys, self.room.things
+            found = keys[bisect_left(keys, prefix) : bisect_left(keys, f"{prefix}\U0010ffff")]
+            return iter([Entry(key, len(things[key].data), things[key].at) for key in found])
+
+    def find(self, wanted: Row, limit: int, below: int | None = None) -> Sequence[Hit]:
+        hits: list[Hit] = []
+        with self.room.locked():
+            for key, (number, row) in reversed(self.room.rows.items()):
+                fits = all(want in ("", has) for want, has in zip(wanted, row, strict=True))
+                if fits and (below is None or number < below):
+                    hits.append(Hit(number, key, self.room.things[key].data))
+                    if len(hits) == limit:
+                        break
+        return hits
+
+    def _check_room(self, puts: Sequence[Put], drops: Sequence[str]) -> None:
+        room, where = self.room, f"memory://{self.room.name}"
+        count = (
+            len(room.rows) + sum(put.row is not None for put in puts) - sum(key in room.rows for key in drops)
+        )
+        if self._checkpoints is not None and count > max(self._checkpoints, len(room.rows)):
+            raise TooLarge(
+                f"No room in {where}: it is to keep {self._checkpoints} checkpoints at most.",
+                hint="Delete some (graflow-ckpt checkpoints prune), or raise max_checkpoints.",
+                size=count,
+                limit=self._checkpoints,
+            )
+        more = sum(len(put.data) for put in puts if put.key.startswith("data/"))
+        size = room.size + more - sum(_size(key, room.things.get(key)) for key in drops)
+        if self._bytes is not None and more and size > self._bytes:
+            raise TooLarge(
+                f"No room in {where}: it would hold {size} bytes, and is to hold {self._bytes} at most.",
+                hint="Delete some (graflow-ckpt checkpoints prune), or raise max_bytes.",
+                size=size,
+                limit=self._bytes,
+            )
+
+
+def _size(key: str, found: Found | None) -> int:
+    """That counts."""
+    return len(found.data) if found is not None and key.startswith("data/") else 0

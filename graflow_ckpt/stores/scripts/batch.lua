@@ -1,0 +1,72 @@
+-- Carry out a batch, or nothing.
+-- KEYS  names: zset of all keys; rows: hash key -> facts, and with more behind their names zsets number -> key;
+--       then the guards, the puts, the drops and the needs
+-- ARGV  tag; numbers of guards, puts, drops; for each guard its tag, or - for none; for each put how (1: fresh,
+--       0: whatever is there, 2: fresh, and has been written already), its facts, and its bytes
+-- gives 1, or 0 if something does not hold
+-- A thing is one string: twelve bytes of tag, eight of time, and its bytes.
+local names, rows, tag = KEYS[1], KEYS[2], ARGV[1]
+local guards, puts, drops = tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local at, first = 2, 4 + guards
+local function refused() -- what has been written already goes
+    for i = 1, puts do
+        local key = KEYS[2 + guards + i]
+        if ARGV[first + 3 * i - 2] == '2' and redis.call('GETRANGE', key, 0, 11) == tag then
+            redis.call('UNLINK', key)
+        end
+    end
+    return 0
+end
+for i = 1, guards do
+    local wanted = ARGV[4 + i]
+    if redis.call('GETRANGE', KEYS[at + i], 0, 11) ~= (wanted == '-' and '' or wanted) then
+        return refused()
+    end
+end
+at = at + guards
+for i = 1, puts do
+    local how, key = ARGV[first + 3 * i - 2], KEYS[at + i]
+    if how == '1' and redis.call('EXISTS', key) == 1 then
+        return refused()
+    end
+    if how == '2' and redis.call('GETRANGE', key, 0, 11) ~= tag then
+        return refused()
+    end
+end
+for i = at + puts + drops + 1, #KEYS do
+    if redis.call('EXISTS', KEYS[i]) == 0 then
+        return refused()
+    end
+end
+local time = redis.call('TIME')
+local head = tag .. struct.pack('>d', time[1] + time[2] / 1000000)
+for i = 1, puts do -- the first write is one that a full server refuses: after it, nothing is refused
+    local how, facts, key = ARGV[first + 3 * i - 2], ARGV[first + 3 * i - 1], KEYS[at + i]
+    if how == '2' then
+        redis.call('PERSIST', key)
+    else
+        redis.call('SET', key, head .. ARGV[first + 3 * i])
+    end
+    redis.call('ZADD', names, 0, key)
+    if facts ~= '' then
+        local number = redis.call('HINCRBY', rows, '', 1)
+        redis.call('HSET', rows, key, facts)
+        for fact in facts:gmatch('[^\n]+') do
+            redis.call('ZADD', rows .. fact, number, key)
+        end
+    end
+end
+at = at + puts
+for i = 1, drops do
+    local key = KEYS[at + i]
+    local facts = redis.call('HGET', rows, key)
+    redis.call('UNLINK', key)
+    redis.call('ZREM', names, key)
+    if facts then
+        redis.call('HDEL', rows, key)
+        for fact in facts:gmatch('[^\n]+') do
+            redis.call('ZREM', rows .. fact, key)
+        end
+    end
+end
+return 1

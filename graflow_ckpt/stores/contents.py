@@ -93,11 +93,16 @@ class KeyedSaving:
     def add(self, name: str, size: int, pieces: Iterable[bytes], /) -> None:
         if self._owner is None and not self._pinned:
             self._pin(())
-        held = self.added[name] = Held(name, self.mark, size)
+        held = Held(name, self.mark, size)
         stream = Stream(self._store.driver, self._to.scope, held.stream)
-        for piece in pieces:
-            stream.write(piece)
-        stream.send()
+        try:
+            for piece in pieces:
+                stream.write(piece)
+            stream.send()
+        except BaseException:
+            stream.withdraw()
+            raise
+        self.added[name] = held
 
     def settle(self) -> None:
         """What was sent is on the disk with the commit, at the latest."""

@@ -131,6 +131,7 @@ class Heads:
         ServerGone: it may have been carried out or not.
         """
         patience, lost, refused = Patience(), False, 0  # lost: the reply to an attempt
+        former: dict[str, Tag | None] = {}
         while True:
             try:
                 seen = seen or self.read(scope)
@@ -143,7 +144,10 @@ class Heads:
                 written = self.attempt(scope, seen, step, beside)
                 if written is not None:
                     return written
-                lost, refused = False, refused + 1
+                relied = {head_key(scope): seen.tag} | (beside.guard if beside is not None else {})
+                if relied == former:
+                    raise lost_before(scope)
+                lost, refused, former = False, refused + 1, relied
                 if beside is not None:
                     beside.check()
                 same = beside is None or beside.guard == relied
@@ -186,6 +190,15 @@ class Heads:
         return Seen(
             step.head._replace(last=step.head.last or write), done.tag, synced=done.synced, changed=True
         )
+
+
+def lost_before(scope: str) -> CheckpointError:
+    """Return what to raise where a head is as it was seen, and a change of it is still refused."""
+    return CheckpointError(
+        f"{head_key(scope)} cannot be changed: something that was sent before is not in the store any more.",
+        hint="The place has lost what it had confirmed, or something else deletes its keys: save again.",
+        session=scope,
+    )
 
 
 class KeyedLease(FencedLease):

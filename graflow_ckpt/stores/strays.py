@@ -31,6 +31,7 @@ _STAGED: Final = re.compile(
     r"(?P<base>.+)\.(?P<stage>[A-Za-z0-9_-]+)\.(?P<part>pkl|state\.json|meta\.json)\.tmp\Z"
 )
 _JOURNAL: Final = re.compile(r"\.(?P<session>[A-Za-z0-9_-]{1,64})\.\d+\.\d+\.journal\Z")
+_NOBODY: Final = 1 << 62  # an epoch above that of any save: nobody is at work, also if a head was lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +130,7 @@ def _in_keyed(store: KeyedStore) -> Iterator[Stray]:
             continue
         head = store.heads.read(scope).head
         sizes: Counter[str] = Counter()
-        for entry in left_behind(store.driver, scope, head._replace(epoch=head.epoch + 1)):
+        for entry in left_behind(store.driver, scope, head._replace(epoch=_NOBODY)):
             sizes[entry.key.split("/")[2]] += entry.size
         session = "" if scope.startswith("@") else scope
         yield from (

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,9 +13,12 @@ from graflow_ckpt.checkpoint.codec import encode
 from graflow_ckpt.checkpoint.inventory import audit
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores.head import new_mark
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.retrying import Retrying
 from graflow_ckpt.stores.sqlite import SqliteStore
+from tests import things
 from tests.unit.checkpoint import stocked, trios
 from tests.unit.checkpoint.test_copying import append
 
@@ -111,21 +112,21 @@ def test_a_database_is_looked_into(tmp_path: Path) -> None:
     append(store, 2, after=1)
     assert kinds(store) == []
 
-    with closing(sqlite3.connect(f"{tmp_path}/s.db")) as database, database:
-        database.execute("DELETE FROM checkpoints WHERE session = 's'")
-    database.close()
+    things.write(store, f"data/s/{new_mark(1)}/000000", b"of an owner")
+    things.drop(store, ["head/s", *(key for key in things.keys(store, "data/s/") if "/m." in key)])
 
-    assert sorted(set(kinds(store))) == [("journal", "s"), ("part", "")]
+    assert sorted(set(kinds(store))) == [("journal", "s"), ("staged", "s")]
 
 
 def test_of_other_stores_it_says_that_it_has_not_looked_everywhere() -> None:
-    store = MemoryStore("memory://audited")
-    stocked.line(store, "s", 1)
+    inner = MemoryStore("memory://audited")
+    stocked.line(inner, "s", 1)
 
-    found = audit(store)
+    found, beyond = audit(inner), audit(Retrying(inner))
 
-    assert (found.checkpoints, found.orphans, found.whole) == (1, (), False)
-    store.forget()
+    assert (found.checkpoints, found.orphans, found.whole) == (1, (), True)
+    assert (beyond.checkpoints, beyond.orphans, beyond.whole) == (1, (), False)
+    inner.forget()
 
 
 def test_what_a_checkpoint_shares_is_missed(tmp_path: Path) -> None:
@@ -136,9 +137,7 @@ def test_what_a_checkpoint_shares_is_missed(tmp_path: Path) -> None:
     meta = metadata_of(snapshot, stocked._program, path=path, sequence=1, cause="policy", user=None)
     archive.save(store, trios.RING, None, snapshot, stocked._program, meta)
     assert audit(store).orphans == ()
-    with closing(sqlite3.connect(f"{tmp_path}/shared.db")) as database, database:
-        database.execute("DELETE FROM holds")
-    database.close()
+    things.drop(store, things.keys_of_contents(store))
 
     (orphan,) = audit(store).orphans
 

@@ -23,14 +23,15 @@ from graflow_ckpt.checkpoint.retention import KeepLast, KeepWithin, OfAll, bytes
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, TooLarge
 from graflow_ckpt.core.facts import Live
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores import lease, open_store
+from graflow_ckpt.stores.contents import KeyedSaving
 from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.testing.trios import all_of, own_name
+from graflow_ckpt.testing.trios import all_of, content, name_of, own_name, put_holding
+from tests import things
 from tests.servers import Server
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.kept import KINDS, InObjects, InRedis, InSqlite, Kept
 from tests.unit.checkpoint.trios import RING
-
 
 A, B = own_name("s", 1), own_name("s", 2)  # checkpoints of one session have contents in common
 
@@ -235,7 +236,43 @@ def test_a_content_that_was_changed_is_found_before_it_is_opened_and_not_held_ag
     save(store, B, x=array(1))
     assert (load(store, B)["x"] == array(1)).all()
     with pytest.raises(CheckpointCorrupt):
-        archive.check(store, RING, f"{store.folder}/a.pkl")
+        archive.check(store, RING, f"{store.folder}/{A}")
+
+
+def test_what_was_sent_and_is_gone_at_the_commit_is_told(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settle = KeyedSaving.settle
+
+    def lost(saving: KeyedSaving) -> None:
+        things.drop(store, things.keys_of_contents(store))
+        settle(saving)
+
+    monkeypatch.setattr(KeyedSaving, "settle", lost)
+
+    with pytest.raises(CheckpointError, match="sent before"):
+        save(store, A, x=array(1))
+
+    assert list(store.list()) == []
+
+
+@pytest.mark.parametrize("name", [A, "best"])
+def test_what_a_dead_save_without_a_lease_has_found_is_kept_for_a_day(
+    kept: Kept, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, digest = kept.store, name_of(content(1))
+    put_holding(store, name, "one", [content(1)])
+    dead = store.contents.saving(f"{store.folder}/{name}", lease=None, stage="two")
+    assert dead.hold([digest]) == {digest}
+    store.delete(f"{store.folder}/{name}")
+
+    store.contents.sweep()
+    assert kept.stored() == [len(content(1))]
+    monkeypatch.setattr(lease, "LIFE", -60.0)
+    store.contents.sweep()
+
+    assert kept.stored() == []
+    assert things.keys(store, "data/") == []
 
 
 def test_a_value_that_is_changed_while_it_is_saved_is_saved_as_it_was_in_one_moment(
@@ -253,7 +290,7 @@ def test_a_value_that_is_changed_while_it_is_saved_is_saved_as_it_was_in_one_mom
 
     save(store, A, x=[value, other])
 
-    archive.check(store, RING, f"{store.folder}/a.pkl")
+    archive.check(store, RING, f"{store.folder}/{A}")
     found = load(store, A)["x"]
     assert (found[0][1:] == value[1:]).all()
     assert (found[1] == other).all()

@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What a meta is found by. Empty: whatever it is, or nothing that is known."""
+    """What a meta is found by: ASCII in one line. Empty: whatever it is, or nothing that is known."""
 
     session: str = ""
     workflow: str = ""

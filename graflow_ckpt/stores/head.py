@@ -56,6 +56,11 @@ def decoded(text: str) -> str:
     return unquote(text.replace("=", "%"), errors="surrogatepass")
 
 
+def nonce() -> str:
+    """What nobody has written before."""
+    return os.urandom(9).hex()
+
+
 def new_mark(epoch: int) -> str:
     """Under which a save writes. Rising, so that what is written together lies together."""
     return f"{epoch}-{time.time_ns() // 1000:014x}{os.urandom(8).hex()}"
@@ -204,9 +209,7 @@ class Head(NamedTuple):
 
     # --- bytes -------------------------------------------------------------------------
 
-    def encode(self) -> tuple[bytes, str]:
-        """And its `write`."""
-        write = os.urandom(9).hex()
+    def encode(self) -> bytes:
         said: dict[str, Any] = {"freed": sorted(self.freed), "bad": sorted(self.bad), "pins": self.pins}
         said |= {"segments": self.segments, "announced": self.announced}
         said["pages"] = {mark: self.gone(page) for mark, page in self.pages.items()}
@@ -214,11 +217,11 @@ class Head(NamedTuple):
         own = self.unpaged() if self.pages else self.records.values()
         records = ",".join([kept.text for kept in own])
         line = (
-            f'{{"write":"{write}","last":"{self.last or write}","epoch":{self.epoch},"claim":"{self.claim}",'
+            f'{{"write":"{nonce()}","last":"{self.last}","epoch":{self.epoch},"claim":"{self.claim}",'
             f'"seconds":{self.seconds!r},"n":{self.number},"owner":{_owner(self.owner)}{rare},'
             f'"checkpoints":{{{records}}}}}\n'
         )
-        return b"".join([line.encode(), *(kept.inline for kept in own)]), write
+        return b"".join([line.encode(), *(kept.inline for kept in own)])
 
     def unpaged(self) -> list[Record]:
         """Those that are written here, the last committed at the end."""

@@ -191,11 +191,8 @@ class KeyedStore(Store[KeyedLease]):
         """W2."""
         names, facts = contents_in_order(meta), facts_in(meta)
         saving = self.savings.get((to.base, to.stage))
-        row = Row(
-            session_of(to.base) or _text(facts, "session_id"),
-            _text(facts, "workflow"),
-            _text(facts, "status"),
-        )
+        its = session_of(to.base) or _text(facts, "session_id")
+        row = _row(its, _text(facts, "workflow"), _text(facts, "status"))
         chunks, its_meta = stream.rest(), Put(meta_key(to.scope, to.mark, to.base), meta, row=row)
         added = saving.added if saving is not None else {}
         needs = [*stream.sent, *self.keys_of(to.scope, added.values())]
@@ -373,17 +370,17 @@ class KeyedStore(Store[KeyedLease]):
         if limit <= 0:
             return []
         session, workflow, status = wanted.get("session"), wanted.get("workflow"), wanted.get("status")
-        row = Row(*(_fact(one or "") for one in (session, workflow, status)))
+        row = _row(session, workflow, status)
         hits = self.driver.find(row, within(limit))
         if hits is None:
-            listed = self.list(row.session or None)
+            listed = self.list(session or None)
             return batches.newest(listed, limit, workflow=workflow or None, status=status or None)
         return [(path_of(self.folder, base_in(hit.key)), hit.data) for hit in hits]
 
     def _metas(self, session: str | None, wanted: str | None) -> Iterator[tuple[str, bytes]]:
         below: int | None = None
         while True:
-            hits = self.driver.find(Row(session or ""), _PAGE, below)
+            hits = self.driver.find(_row(session), _PAGE, below)
             if hits is None:
                 yield from self._in_heads(session, wanted)
                 return
@@ -504,14 +501,14 @@ class _Recent:
                 self._known.pop(base, None)
 
 
+def _row(*facts: object) -> Row:
+    """As every place can hold it."""
+    return Row(*(ascii(fact)[1:-1] if isinstance(fact, str) else "" for fact in facts))
+
+
 def _text(facts: dict[str, object], name: str) -> str:
     found = facts.get(name)
-    return _fact(found) if isinstance(found, str) else ""
-
-
-def _fact(text: str) -> str:
-    """As any place can keep it."""
-    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
+    return found if isinstance(found, str) else ""
 
 
 def _fits(base: str, wanted: str | None) -> bool:

@@ -44,6 +44,7 @@ from graflow_ckpt.stores.head import (
     head_key,
     is_mark,
     lease_key,
+    nonce,
     page_key,
 )
 
@@ -173,7 +174,7 @@ class Heads:
             self._pages[page_key(scope, page[0])] = head.pages[page[0]]
         drops = [*step.drops, *(page_key(scope, mark) for mark in empty)]
         step = step._replace(head=head, drops=drops)
-        data, write = head.encode()
+        data = head.encode()
         guards = {key: seen.tag}
         own = Put(key, data, fresh=False)
         if driver.atomic:
@@ -187,9 +188,7 @@ class Heads:
                 driver.batch([], step.drops)
         if done is None:
             return None
-        return Seen(
-            step.head._replace(last=step.head.last or write), done.tag, synced=done.synced, changed=True
-        )
+        return Seen(head, done.tag, synced=done.synced, changed=True)
 
 
 def lost_before(scope: str) -> CheckpointError:
@@ -247,8 +246,8 @@ class KeyedLease(FencedLease):
             if step is None:
                 return None
             left = tuple([scope for scope in step.head.announced if scope not in self._past])
-            last = uuid.uuid4().hex
-            self._lasts.add(last)  # the reply may be lost
+            last = nonce()
+            self._lasts.add(last)
             return step._replace(head=step.head._replace(last=last, announced=left))
 
         with self.mutex:
@@ -282,6 +281,8 @@ class KeyedLease(FencedLease):
     def _still_ours(self, head: Head) -> None:
         if (head.epoch, head.claim) != (self.epoch, self.claim):
             raise self.lost_to(None if head.epoch < self.epoch else head.epoch, head.owner)
+        if head.last not in self._lasts:  # the place is in an older state: what it has confirmed is lost
+            raise self.lost_to(None, None)
         if head.last not in self._lasts:
             raise self.lost_to(None, head.owner)
 
@@ -308,7 +309,7 @@ class Leases:
 
     def claim(self, session: str, *, take_over: bool) -> KeyedLease:
         """Become the owner."""
-        nonce, me = uuid.uuid4().hex, myself()
+        claim, me = uuid.uuid4().hex, myself()
         patience, watch = Patience(), Watch(session)
         former: Owner | None = None
         meant: str | None = None  # the claim that may be taken over without a question
@@ -316,7 +317,7 @@ class Leases:
             try:
                 seen = self._heads.read(session)
                 head = seen.head
-                if head.claim == nonce:  # the reply to it was lost
+                if head.claim == claim:  # the reply to it was lost
                     return KeyedLease(self._heads, self._where, session, seen, former)
                 former = head.owner
                 meant = head.claim if meant is None else meant
@@ -326,10 +327,10 @@ class Leases:
                 epoch = 1 + (self._highest_epoch(session) if seen.tag is None else head.epoch)
                 pins = lasting(self._driver, head)
                 claimed = head._replace(
-                    epoch=epoch, claim=nonce, owner=me, seconds=self._seconds, pins=pins, last=""
+                    epoch=epoch, claim=claim, owner=me, seconds=self._seconds, pins=pins, last=claim
                 )
                 drops = [lease_key(session, head.claim)] if head.claim else []
-                step = Step(claimed, [Put(lease_key(session, nonce), b"")], drops)
+                step = Step(claimed, [Put(lease_key(session, claim), b"")], drops)
                 written = self._heads.attempt(session, seen, step)
             except ServerGone:
                 if patience.over():

@@ -70,8 +70,8 @@ class MemoryStore(KeyedStore):
         for entry in self.driver.keys("head/"):
             head = self.heads.read(entry.key.partition("/")[2]).head
             if head != Head():
-                written, _ = Head(epoch=head.epoch + 1, number=head.number).encode()
-                self.driver.batch([Put(entry.key, written, fresh=False)])
+                emptied = Head(epoch=head.epoch + 1, number=head.number).encode()
+                self.driver.batch([Put(entry.key, emptied, fresh=False)])
         for kind in ("data/", "lease/", "journal/"):
             self.driver.batch([], [entry.key for entry in self.driver.keys(kind)])
 

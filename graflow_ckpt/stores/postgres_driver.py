@@ -90,7 +90,7 @@ class PostgresDriver:
         absent = (guards or {}).keys() - asked.keys()
         fresh = [put for put in puts if put.fresh or put.key in absent]
         over = [put for put in puts if not put.fresh and put.key not in absent]
-        rows = [_NO_ROW if put.row is None else tuple(map(_text, put.row)) for put in fresh]
+        rows = [_NO_ROW if put.row is None else put.row for put in fresh]
         values = [
             tag,
             list(asked),
@@ -118,7 +118,7 @@ class PostgresDriver:
         tag, (head, *fresh) = os.urandom(12), puts
         values: list[Value] = [tag, bytes(head.data), key, bytes.fromhex(known), tag]
         for put in fresh:
-            facts = _NO_ROW if put.row is None else tuple(map(_text, put.row))
+            facts = _NO_ROW if put.row is None else put.row
             values += [put.key, bytes(put.data), *facts]
         values.append(f"{{{','.join(drops)}}}")  # of names that need no quotes
         statement = _COMMITS[len(fresh) - 1]
@@ -140,7 +140,7 @@ class PostgresDriver:
             last = rows[-1][0]
 
     def find(self, wanted: Row, limit: int, below: int | None = None) -> Sequence[Hit]:
-        facts = {name: _text(want) for name, want in zip(Row._fields, wanted, strict=True) if want}
+        facts = {name: want for name, want in zip(Row._fields, wanted, strict=True) if want}
         where = "".join(f" and {name} = %s" for name in facts)
         values = [1 << 62 if below is None else below, *facts.values(), limit]
         return [
@@ -162,8 +162,3 @@ def _found(data: bytes | None, tag: bytes | None, at: bytes | None) -> Found:
     """Of columns as the server sends them; none of them is null."""
     when: float = struct.unpack("!d", at or bytes(8))[0]
     return Found(data or b"", (tag or b"").hex(), when)
-
-
-def _text(fact: str) -> str:
-    """As a column can hold it."""
-    return fact.encode("ascii", "backslashreplace").decode().replace("\0", "\\0")

@@ -139,9 +139,7 @@ def _facts(row: Row | None) -> str:
     """A line each; the first stands for all rows."""
     if row is None:
         return ""
-    said = [
-        f":{name}:{fact.replace(chr(10), ' ')}" for name, fact in zip(Row._fields, row, strict=True) if fact
-    ]
+    said = [f":{name}:{fact}" for name, fact in zip(Row._fields, row, strict=True) if fact]
     return "\n".join([":", *said])
 
 

@@ -549,6 +549,21 @@ class RestoredContract(Contract):
 
             assert segments(other) == []
 
+    def test_an_owner_whose_own_commits_were_forgotten_writes_nothing_more(
+        self, opener: Opener, snapshot: Snapshot
+    ) -> None:
+        store, other = opener(), opener()
+        with owning(store) as lease:
+            put_own(store, lease, 1)
+            put_back = snapshot()
+            put_own(store, lease, 2)  # confirmed, and lost now: what follows from it must not be stored
+            put_back()
+
+            with pytest.raises(Fenced):
+                put_own(store, lease, 3)
+
+        assert listed(other, "s") == [named(own_name())]
+
     @pytest.mark.parametrize("frames", [0, 2])
     def test_two_owners_of_one_epoch_have_no_segment_in_common(
         self, opener: Opener, snapshot: Snapshot, frames: int

@@ -1,89 +1,100 @@
-"""Stores that keep contents badly. Each has one thing wrong, which its docstring says; the rest is sound."""
+"""Keyed stores that keep contents badly. Each has one thing wrong, as its docstring says; the rest is sound.
+
+on(MemoryStore, KeepsForEver)       that one, in memory
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import Lease
-from graflow_ckpt.stores import memory, objects_put
-from graflow_ckpt.stores.memory import (
-    Content,
-    MemoryContents,
-    MemorySaving,
-    MemoryStore,
-    Room,
-    Trio,
-)
-from graflow_ckpt.stores.names import contents_in
-from graflow_ckpt.stores.objects import ObjectContents, ObjectStore
-from graflow_ckpt.stores.objects_head import Head, Held, Record
-from graflow_ckpt.stores.objects_put import Holding, ObjectSaving, keys_of
-from graflow_ckpt.stores.pieces import BytesSource
+from graflow_ckpt.stores import keyed
+from graflow_ckpt.stores.contents import KeyedContents, KeyedSaving
+from graflow_ckpt.stores.head import Head, Held, scope_of
+from graflow_ckpt.stores.keyed import KeyedStore
+from graflow_ckpt.stores.lease import Step
+from graflow_ckpt.stores.streams import Source
+from tests import things
 from tests.conformance.broken_trios import Parts
 
-_kept: list[Content] = []  # what a store should have let go of
 
-
-class Contents(MemoryContents):
+class Contents(KeyedContents):
     """Sound, but that it makes the savings of a broken store."""
 
-    kind: type[MemorySaving] = MemorySaving
+    kind: type[KeyedSaving] = KeyedSaving
 
-    def saving(self, path: str, *, lease: Lease | None, stage: str) -> MemorySaving:
-        return self.kind(self._room, path, self._check)
+    def saving(self, path: str, *, lease: Lease | None, stage: str) -> KeyedSaving:
+        return self.kind(self._store, self._store.target(path, lease, stage))
 
 
-class Broken(MemoryStore):
-    """A store with such contents."""
+class Broken(KeyedStore):
+    """A store with such contents, in any place."""
 
     made: type[Contents] = Contents
 
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._contents = self.made(self._room, self._trio, self._check_bytes)
+    @property
+    def contents(self) -> Contents:
+        return self.made(self)
+
+    def free(self, scope: str, held: Iterable[Held]) -> None:
+        """They are found, whoever holds them."""
+        freed = frozenset(held)
+        self.heads.change(scope, lambda head: Step(head._replace(freed=head.freed | freed)))
+
+    def held(self, path: str) -> tuple[Held, ...]:
+        base = self._name(path)
+        record = self.heads.read(scope_of(base)).head.records.get(base)
+        return record.contents if record is not None else ()
+
+
+def on(place: type[KeyedStore], broken: type[Broken]) -> type[KeyedStore]:
+    return type(broken.__name__, (broken, place), {})
 
 
 # --- keeping ---------------------------------------------------------------------------
 
 
-class _KeepingSaving(MemorySaving):
-    def add(self, name: str, size: int, pieces: Iterable[bytes], /) -> None:
-        super().add(name, size, pieces)
-        _kept.append(self._held[name])
-
-
 class KeepsForEver(Broken):
     """What nobody holds any more stays, and is found."""
 
-    made = type("Made", (Contents,), {"kind": _KeepingSaving})
+    def letting_go(self, scope: str, head: Head, after: Head, *args: Any, **options: Any) -> Step:
+        step = super().letting_go(scope, head, after, *args, **options)
+        freed = frozenset((head.held() | head.freed) - after.held())
+        drops = set(step.drops) - set(self.keys_of(scope, freed))
+        return step._replace(head=step.head._replace(freed=freed), drops=sorted(drops))
 
 
 class DeletesWithTheFirst(Broken):
     """Who deletes a checkpoint takes away its contents, whoever else holds them."""
 
     def delete(self, path: str) -> bool:
-        there = self._room.trios.get(self._base(path))
-        for content in there.contents.values() if there else ():
-            content.data = b""
+        self.drop(self.keys_of(self.scope(path), self.held(path)))
         return super().delete(path)
 
 
 class ForgetsWhatItReplaces(Broken):
     """A checkpoint that is replaced goes on holding what it held."""
 
-    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
-        former = self._room.trios.get(self._base(path))
-        _kept.extend(former.contents.values() if former else ())
-        super().put(path, parts, lease=lease, stage=stage)
+    def letting_go(
+        self, scope: str, head: Head, after: Head, mine: Any, puts: Any = (), drops: Any = (), needs: Any = ()
+    ) -> Step:
+        step = super().letting_go(scope, head, after, mine, puts, drops, needs)
+        if not puts:
+            return step
+        freed = frozenset((head.held() | head.freed) - after.held())
+        drops = set(step.drops) - set(self.keys_of(scope, freed))
+        return step._replace(head=step.head._replace(freed=freed), drops=sorted(drops))
 
 
-class _Unheld(MemorySaving):
+class _Unheld(KeyedSaving):
     def hold(self, names: Sequence[str], /) -> Collection[str]:
-        there = super().hold(names)
-        self._held.clear()
-        return list(there)
+        there = list(super().hold(names))
+        self._found.clear()
+        if self._owner is None:
+            self._store.heads.change(self._to.scope, lambda head: Step(head.without_pin(self.mark)))
+        return there
 
 
 class LooksAndDoesNotHold(Broken):
@@ -91,10 +102,15 @@ class LooksAndDoesNotHold(Broken):
 
     made = type("Made", (Contents,), {"kind": _Unheld})
 
+    def letting_go(self, scope: str, head: Head, after: Head, *args: Any, **options: Any) -> Step:
+        step = super().letting_go(scope, head, after, *args, **options)
+        drops = [*step.drops, *self.keys_of(scope, step.head.freed)]
+        return step._replace(head=step.head._replace(freed=frozenset()), drops=drops)
 
-class _NeverEnds(MemorySaving):
+
+class _NeverEnds(KeyedSaving):
     def end(self) -> None:
-        _kept.extend(self._held.values())
+        self._store.free(self._to.scope, self.added.values())  # type: ignore[attr-defined]
 
 
 class KeepsFailedSaves(Broken):
@@ -103,12 +119,10 @@ class KeepsFailedSaves(Broken):
     made = type("Made", (Contents,), {"kind": _NeverEnds})
 
 
-class _Early(MemorySaving):
+class _Early(KeyedSaving):
     def add(self, name: str, size: int, pieces: Iterable[bytes], /) -> None:
-        data = b""
-        for piece in pieces:
-            data += piece
-            self._held[name] = self._room.contents[name] = Content(data)
+        self._store.free(self._to.scope, [Held(name, self.mark, size)])  # type: ignore[attr-defined]
+        super().add(name, size, pieces)
 
 
 class ShowsHalves(Broken):
@@ -117,15 +131,17 @@ class ShowsHalves(Broken):
     made = type("Made", (Contents,), {"kind": _Early})
 
 
-class _Leaving(MemorySaving):
+class _Leaving(KeyedSaving):
+    begun: Sequence[Held] = ()
+
     def add(self, name: str, size: int, pieces: Iterable[bytes], /) -> None:
-        data = bytearray()
-        try:
-            for piece in pieces:
-                data += piece
-        finally:
-            self._held[name] = self._room.contents[name] = Content(bytes(data))
-            _kept.append(self._held[name])
+        self.begun = [Held(name, self.mark, size)]
+        super().add(name, size, pieces)
+        self.begun = []
+
+    def end(self) -> None:
+        super().end()
+        self._store.free(self._to.scope, self.begun)  # type: ignore[attr-defined]
 
 
 class LeavesHalves(Broken):
@@ -134,15 +150,30 @@ class LeavesHalves(Broken):
     made = type("Made", (Contents,), {"kind": _Leaving})
 
 
-class _Short(MemorySaving):
+class _Short(KeyedSaving):
     def add(self, name: str, size: int, pieces: Iterable[bytes], /) -> None:
-        super().add(name, size, list(pieces)[:1])
+        first = list(pieces)[:1]
+        super().add(name, sum(map(len, first)), first)
 
 
 class StoresOnePiece(Broken):
     """A large content has its first piece only."""
 
     made = type("Made", (Contents,), {"kind": _Short})
+
+
+class _SweepsAll(Contents):
+    def sweep(self) -> int:
+        held = things.held(self._store)
+        gone = [key for key in things.keys_of_contents(self._store) if tuple(key.split("/")[1:4]) not in held]
+        self._store.drop(gone)
+        return len(gone)
+
+
+class SweepsWhatIsBeingWritten(Broken):
+    """What no checkpoint holds is swept, whoever is writing it."""
+
+    made = _SweepsAll
 
 
 # --- committing and reading --------------------------------------------------------------
@@ -152,15 +183,11 @@ class CommitsWithout(Broken):
     """A meta may name what is not there."""
 
     def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
-        def careless(room: Room, path: str, meta: bytes, former: Trio | None) -> dict[str, Content]:
-            names = contents_in(meta)
-            return {name: room.contents[name] for name in names if name in room.contents}
-
-        sound, memory.hold = memory.hold, careless
+        sound, keyed.contents_in_order = keyed.contents_in_order, lambda meta: ()  # type: ignore[assignment]
         try:
             super().put(path, parts, lease=lease, stage=stage)
         finally:
-            memory.hold = sound
+            keyed.contents_in_order = sound
 
 
 class LosesContentsOfResealed(Broken):
@@ -169,13 +196,21 @@ class LosesContentsOfResealed(Broken):
     def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
         super().put(path, parts, lease=lease, stage=stage)
         if len(parts) == 1:
-            self._room.trios[self._base(path)].contents.clear()
+            base = self._name(path)
+
+            def change(head: Head) -> Step:
+                bare = head.holding(base, replace(head.records[base], contents=()))
+                return self.letting_go(self.scope(path), head, bare, None)
+
+            self.heads.change(scope_of(base), change)
 
 
 class _AnyName(Contents):
-    def open(self, path: str, name: str, stage: str) -> BytesSource:
-        self._trio(path)
-        return BytesSource(self._room.contents[name].data)
+    def open(self, path: str, name: str, stage: str) -> Source:
+        scope = self.scope(path)
+        self._store.meta(path)
+        (held,) = (held for held in self._store.heads.read(scope).head.held() if held.name == name)
+        return Source(self._store.driver, self._store.keys_of(scope, [held]), 0, held.size, path)
 
 
 class ReadsWhatOthersHold(Broken):
@@ -193,73 +228,3 @@ class HoldsDamaged(Broken):
     """What was found to be damaged is held again."""
 
     made = _Trusting
-
-
-# --- buckets ----------------------------------------------------------------------------
-
-
-class _LooksOnly(ObjectContents):
-    def saving(self, path: str, *, lease: Lease | None, stage: str) -> ObjectSaving:
-        saving = super().saving(path, lease=lease, stage=stage)
-        hold = saving.hold
-
-        def look(names: Sequence[str], /) -> Collection[str]:
-            there = hold(names)
-            saving._change(lambda head: head.without_pins(saving.mark))
-            return there
-
-        saving.hold = look  # type: ignore[method-assign]
-        return saving
-
-
-class LooksAndDoesNotPin(ObjectStore):
-    """What a save has found may go before its commit."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.contents.__class__ = _LooksOnly
-
-
-class DeletesFromABucket(ObjectStore):
-    """Who deletes a checkpoint removes its contents, whoever else holds them."""
-
-    def delete(self, path: str) -> bool:
-        target, opened = self._target(path), self._all
-        record = opened.trios.record(target)
-        held: Iterable[Held] = record.held() if record is not None else ()
-        opened.bucket.delete(list(keys_of(opened.bucket, target.tag, held)))
-        return super().delete(path)
-
-
-class _Careless(Holding):
-    def given(self, record: Record, former: Record | None, head: Head) -> Record:
-        try:
-            return super().given(record, former, head)
-        except CheckpointError:
-            return record
-
-
-class CommitsWithoutInABucket(ObjectStore):
-    """A meta may name what is not there."""
-
-    def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
-        sound, objects_put.Holding = objects_put.Holding, _Careless  # type: ignore[misc]
-        try:
-            super().put(path, parts, lease=lease, stage=stage)
-        finally:
-            objects_put.Holding = sound  # type: ignore[misc]
-
-
-class SweepsWhatIsBeingWritten(ObjectStore):
-    """What no checkpoint holds is swept, whoever is writing it."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.contents.sweep = self._sweep_all
-
-    def _sweep_all(self) -> int:
-        opened = self._all
-        held = {held.data for held in opened.heads.read("s").head.held()}
-        keys = [entry.key for entry in opened.bucket.list("data/s")]
-        opened.bucket.delete([key for key in keys if "/".join(key.split("/")[2:4]) not in held])
-        return 0

@@ -9,12 +9,12 @@ from pathlib import Path
 
 from graflow_ckpt.core.errors import Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Lease
+from graflow_ckpt.stores.lease import KeyedLease
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.names import META, PARTS
 from graflow_ckpt.stores.ownership import LocalLease
 from graflow_ckpt.stores.segments import Segment
 from graflow_ckpt.stores.sqlite import SqliteStore
-from graflow_ckpt.stores.sqlite_lease import SqliteLease
 from graflow_ckpt.testing.trios import writer
 from tests.conformance.broken_trios import Parts, written
 
@@ -78,7 +78,7 @@ class KnowsItsOwnEpochs(SqliteStore):
 
     _newest: dict[str, int] = {}  # noqa: RUF012
 
-    def acquire(self, session: str, *, take_over: bool = False) -> SqliteLease:
+    def acquire(self, session: str, *, take_over: bool = False) -> KeyedLease:
         lease = super().acquire(session, take_over=take_over)
         self._newest[session] = lease.epoch
         return lease

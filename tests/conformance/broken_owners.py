@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 
 from graflow_ckpt.core.errors import Fenced, JournalFailed, SessionBusy
 from graflow_ckpt.core.protocols import Lease
-from graflow_ckpt.stores.memory import Holding, MemoryLease, MemorySegment, MemoryStore
+from graflow_ckpt.stores.driver import Put
+from graflow_ckpt.stores.head import Head, head_key
+from graflow_ckpt.stores.journal import KeyedSegment
+from graflow_ckpt.stores.lease import KeyedLease, Step
+from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.names import session_of
+from tests import things
 from tests.conformance.broken_trios import Parts
 
 # --- fences ----------------------------------------------------------------------------
@@ -41,7 +45,7 @@ class FencesOwnNamesOnly(MemoryStore):
     """A checkpoint that was given a name is not fenced."""
 
     def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
-        own = session_of(self._base(path)) is not None
+        own = session_of(self._name(path)) is not None
         super().put(path, parts, lease=lease if own else None, stage=stage)
 
 
@@ -57,14 +61,16 @@ class FencesAfterTheFact(MemoryStore):
 class FencesByTheEpochAlone(MemoryStore):
     """Whoever has the number of the owner may write, also if a restored backup has given it out once more."""
 
-    def acquire(self, session: str, *, take_over: bool = False) -> MemoryLease:
-        class Numbered(MemoryLease):
-            def hold(self) -> None:
-                self.claim = self.room.holdings.get(self.session, Holding()).claim
-                super().hold()
+    def acquire(self, session: str, *, take_over: bool = False) -> KeyedLease:
+        class Numbered(KeyedLease):
+            def _still_ours(self, head: Head) -> None:
+                self.claim = head.claim
+                self._lasts.add(head.last)
+                super()._still_ours(head)
 
         lease = super().acquire(session, take_over=take_over)
-        return Numbered(self._room, session, lease.epoch, lease.taken_from, lease.claim)
+        lease.__class__ = Numbered
+        return lease
 
 
 class TakesAnyLease(MemoryStore):
@@ -73,51 +79,50 @@ class TakesAnyLease(MemoryStore):
     def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
         if lease is not None:
             lease.check()
-        super().put(path, parts, lease=lease if isinstance(lease, MemoryLease) else None, stage=stage)
+        super().put(path, parts, lease=lease if isinstance(lease, KeyedLease) else None, stage=stage)
 
 
 # --- leases ----------------------------------------------------------------------------
 
 
 class ForgetsEpochs(MemoryStore):
-    """The row of a session goes when it is released, and the next owner begins at 1."""
+    """The epoch of a session goes when it is released, and the next owner begins at 1."""
 
-    def acquire(self, session: str, *, take_over: bool = False) -> MemoryLease:
-        held = self._holding(session)
-        if held.owner is None:
-            self._room.holdings[session] = Holding()
+    def acquire(self, session: str, *, take_over: bool = False) -> KeyedLease:
+        head = things.head(self, session)
+        if head.owner is None:
+            things.write(self, head_key(session), head._replace(epoch=0).encode()[0])
         return super().acquire(session, take_over=take_over)
 
 
 class ReusesEpochs(MemoryStore):
     """A take-over keeps the epoch: both owners have the same."""
 
-    def acquire(self, session: str, *, take_over: bool = False) -> MemoryLease:
-        held = self._holding(session)
-        if take_over and held.owner is not None:
-            return MemoryLease(self._room, session, held.epoch, held.owner, held.claim)
+    def acquire(self, session: str, *, take_over: bool = False) -> KeyedLease:
+        seen = self.heads.read(session)
+        if take_over and seen.head.owner is not None:
+            return KeyedLease(self.heads, self.folder, session, seen, seen.head.owner)
         return super().acquire(session, take_over=take_over)
 
 
 class ReleasesByName(MemoryStore):
     """Whoever lets a session go frees it, also somebody who has lost it."""
 
-    def acquire(self, session: str, *, take_over: bool = False) -> MemoryLease:
-        class Careless(MemoryLease):
-            def release(self) -> None:
-                held = self.room.holdings[self.session]
-                self.room.holdings[self.session] = replace(held, owner=None)
-                self._released = True
+    def acquire(self, session: str, *, take_over: bool = False) -> KeyedLease:
+        class Careless(KeyedLease):
+            def _let_go(self) -> None:
+                self._heads.change(self.session, lambda head: Step(head._replace(owner=None)))
 
         lease = super().acquire(session, take_over=take_over)
-        return Careless(self._room, session, lease.epoch, lease.taken_from, lease.claim)
+        lease.__class__ = Careless
+        return lease
 
 
 class LooksThenTakes(MemoryStore):
     """Between the look at the owner and the claim there is time for another."""
 
-    def acquire(self, session: str, *, take_over: bool = False) -> MemoryLease:
-        free = self._holding(session).owner is None
+    def acquire(self, session: str, *, take_over: bool = False) -> KeyedLease:
+        free = self.owner(session) is None
         time.sleep(0.01)
         return super().acquire(session, take_over=take_over or free)
 
@@ -127,7 +132,7 @@ class ExpiresByThisClock(MemoryStore):
 
     _since: dict[str, float] = {}  # noqa: RUF012
 
-    def acquire(self, session: str, *, take_over: bool = False) -> MemoryLease:
+    def acquire(self, session: str, *, take_over: bool = False) -> KeyedLease:
         expired = time.time() > self._since.get(session, 0) + 15
         lease = super().acquire(session, take_over=take_over or expired)
         self._since[session] = time.time()
@@ -139,7 +144,7 @@ class NeverRenews(MemoryStore):
 
     _since: dict[str, float] = {}  # noqa: RUF012
 
-    def acquire(self, session: str, *, take_over: bool = False) -> MemoryLease:
+    def acquire(self, session: str, *, take_over: bool = False) -> KeyedLease:
         expired = time.monotonic() > self._since.get(session, 0) + 0.1
         lease = super().acquire(session, take_over=take_over or expired)
         self._since[session] = time.monotonic()
@@ -149,17 +154,18 @@ class NeverRenews(MemoryStore):
 class OwnsAllOrNothing(MemoryStore):
     """One lock for all sessions."""
 
-    def acquire(self, session: str, *, take_over: bool = False) -> MemoryLease:
-        held = [other for other, held in self._room.holdings.items() if held.owner and other != session]
-        if held:
-            raise SessionBusy("Somebody is writing.", hint="Wait.", owner=self._holding(held[0]).owner)
+    def acquire(self, session: str, *, take_over: bool = False) -> KeyedLease:
+        others = {key.partition("/")[2] for key in things.keys(self, "head/")} - {session}
+        owners = [things.head(self, other).owner for other in others]
+        if held := [owner for owner in owners if owner is not None]:
+            raise SessionBusy("Somebody is writing.", hint="Wait.", owner=held[0])
         return super().acquire(session, take_over=take_over)
 
 
 class NamesNobody(MemoryStore):
     """A session is busy, and nobody is told with whom."""
 
-    def acquire(self, session: str, *, take_over: bool = False) -> MemoryLease:
+    def acquire(self, session: str, *, take_over: bool = False) -> KeyedLease:
         try:
             return super().acquire(session, take_over=take_over)
         except SessionBusy as busy:
@@ -169,85 +175,100 @@ class NamesNobody(MemoryStore):
 # --- journals --------------------------------------------------------------------------
 
 
-class AppendsUnfenced(MemoryStore):
+class _Segments(MemoryStore):
+    """Sound, but that its segments are of another class."""
+
+    kind: type[KeyedSegment] = KeyedSegment
+
+    def journal(self, lease: Lease, after: int) -> KeyedSegment:
+        segment = super().journal(lease, after)
+        segment.__class__ = self.kind
+        return segment
+
+
+class _Unfenced(KeyedSegment):
+    def append(self, frame: bytes, /) -> None:
+        if not self._open:
+            raise JournalFailed("Closed.", hint="Begin another segment.")
+        self._driver.batch([Put(f"{self.key}/{self._count:010}", frame)])
+        self._count += 1
+
+
+class AppendsUnfenced(_Segments):
     """Who has begun a segment may append to it for ever."""
 
-    def journal(self, lease: Lease, after: int) -> MemorySegment:
-        class Unfenced(MemorySegment):
-            def append(self, frame: bytes, /) -> None:
-                if not self._open:
-                    raise JournalFailed("Closed.", hint="Begin another segment.")
-                self._frames += frame
-
-        return Unfenced(self._own(lease), after)
+    kind = _Unfenced
 
 
-class BuffersFrames(MemoryStore):
+class _Buffered(KeyedSegment):
+    waiting = b""
+
+    def append(self, frame: bytes, /) -> None:
+        self.waiting += frame
+
+    def close(self) -> None:
+        waiting, self.waiting = self.waiting, b""
+        if waiting:
+            super().append(waiting)
+        super().close()
+
+
+class BuffersFrames(_Segments):
     """Frames are written when the segment is closed."""
 
-    def journal(self, lease: Lease, after: int) -> MemorySegment:
-        class Buffered(MemorySegment):
-            waiting = b""
-
-            def append(self, frame: bytes, /) -> None:
-                self.waiting += frame
-
-            def close(self) -> None:
-                waiting, self.waiting = self.waiting, b""
-                if waiting:
-                    super().append(waiting)
-                super().close()
-
-        return Buffered(self._own(lease), after)
+    kind = _Buffered
 
 
-class LosesFramesOfThreads(MemoryStore):
+class _OfOneKey(KeyedSegment):
+    def append(self, frame: bytes, /) -> None:
+        self._lease.check()
+        key = f"{self.key}/{0:010}"
+        (found,) = self._driver.get(key)
+        longer = (found.data if found is not None else b"") + frame
+        time.sleep(0.0005)
+        self._driver.batch([Put(key, longer, fresh=False)])
+
+
+class LosesFramesOfThreads(_Segments):
     """Reads the segment, adds a frame, writes it back."""
 
-    def journal(self, lease: Lease, after: int) -> MemorySegment:
-        class Careless(MemorySegment):
-            def append(self, frame: bytes, /) -> None:
-                self._lease.check()
-                longer = bytes(self._frames) + frame
-                time.sleep(0.0005)
-                self._frames[:] = longer
-
-        return Careless(self._own(lease), after)
+    kind = _OfOneKey
 
 
-class GoesOnAfterClose(MemoryStore):
+class _Open(KeyedSegment):
+    def close(self) -> None:
+        pass
+
+
+class GoesOnAfterClose(_Segments):
     """A closed segment takes what it is given."""
 
-    def journal(self, lease: Lease, after: int) -> MemorySegment:
-        class Open(MemorySegment):
-            def close(self) -> None:
-                pass
-
-        return Open(self._own(lease), after)
+    kind = _Open
 
 
 class BeginsAnew(MemoryStore):
     """A segment that is begun again is empty."""
 
-    def journal(self, lease: Lease, after: int) -> MemorySegment:
-        self._room.segments.get(lease.session, {}).pop((lease.epoch, after), None)
-        return MemorySegment(self._own(lease), after)
+    def journal(self, lease: Lease, after: int) -> KeyedSegment:
+        own = self._own(lease)
+        own.begun.clear()
+        things.drop(self, things.keys(self, f"journal/{lease.session}/{lease.epoch:010}-{after:012}-"))
+        return super().journal(lease, after)
 
 
 class DropsTooMuch(MemoryStore):
     """Drops by where a segment begins: records after the cut are lost."""
 
     def drop_segments(self, session: str, before: int) -> None:
-        kept = self._room.segments.get(session, {})
-        for epoch, after in [key for key in kept if key[1] < before]:
-            del kept[epoch, after]
+        keys = things.keys(self, f"journal/{session}/")
+        things.drop(self, [key for key in keys if int(key.split("/")[2].split("-")[1]) < before])
 
 
 class DropsOfOthers(MemoryStore):
     """Finds the segments of a session by LIKE."""
 
     def drop_segments(self, session: str, before: int) -> None:
-        for other in list(self._room.segments):
+        for other in {key.split("/")[1] for key in things.keys(self, "journal/")}:
             like = zip(session, other, strict=False)
             if len(session) == len(other) and all(a in ("_", b) for a, b in like):
                 super().drop_segments(other, before)

@@ -15,18 +15,21 @@ from typing import Any
 
 from graflow_ckpt.core.errors import CheckpointNotFound
 from graflow_ckpt.core.protocols import Buffer, Lease, PartWriter, Sink
-from graflow_ckpt.stores import batches, memory
+from graflow_ckpt.stores import batches
+from graflow_ckpt.stores.head import head_key, scope_of
 from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.memory import MemoryStore, Trio
-from graflow_ckpt.stores.names import facts_in
+from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.names import META, Collected, facts_in, path_of
 from graflow_ckpt.stores.pieces import BytesSource
+from graflow_ckpt.testing.trios import all_of, writer
+from tests import things
 
 Parts = Sequence[tuple[str, PartWriter]]
 
 
-def written(writer: PartWriter) -> bytes:
-    sink = memory.Collected()
-    writer(sink)
+def written(write: PartWriter) -> bytes:
+    sink = Collected()
+    write(sink)
     return bytes(sink.data)
 
 
@@ -39,45 +42,70 @@ def put_through(writer: PartWriter, sink: type) -> PartWriter:
     return write
 
 
+class _Rewriting(MemoryStore):
+    """Sound, and what it is made of for those below: what stands there is read, and written anew."""
+
+    def former(self, path: str) -> dict[str, bytes]:
+        """Part by part, the meta last; nothing if it is not there."""
+        base = self._name(path)
+        record = self.heads.read(scope_of(base)).head.records.get(base)
+        if record is None:
+            return {}
+        found = {
+            part: all_of(super(_Rewriting, self).open(path, part, record.stage)) for part in record.parts
+        }
+        return found | {META: self.meta(path)}
+
+    def write(self, path: str, parts: dict[str, bytes], stage: str) -> None:
+        """Whoever owns the session."""
+        ready = [(part, writer(data)) for part, data in parts.items() if part != META]
+        super().put(path, [*ready, (META, writer(parts[META]))], lease=None, stage=stage)
+
+
 # --- writing ---------------------------------------------------------------------------
 
 
-class LosesReplacements(MemoryStore):
+class LosesReplacements(_Rewriting):
     """A name that is taken keeps what it had, and the put is confirmed."""
 
     def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
-        if self._base(path) not in self._room.trios:
+        if not self.former(path):
             super().put(path, parts, lease=lease, stage=stage)
 
 
 class LosesUnderLoad(MemoryStore):
-    """Reads the table, changes its copy, writes it back: what another thread has put meanwhile is gone."""
+    """Reads the head, changes its copy, writes it back: what another thread has put meanwhile is gone."""
 
     def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
-        before = self._room.trios.copy()
+        base = self._name(path)
+        before = self.heads.read(scope_of(base)).head.records
         time.sleep(0.002)
         super().put(path, parts, lease=lease, stage=stage)
-        before[self._base(path)] = self._room.trios[self._base(path)]
-        self._room.trios = before
+        head = self.heads.read(scope_of(base)).head
+        records = {name: kept for name, kept in head.records.items() if name in before or name == base}
+        things.write(self, head_key(scope_of(base)), head._replace(records=records).encode()[0])
 
 
-class WritesInPlace(MemoryStore):
+class WritesInPlace(_Rewriting):
     """Each part is in its place when it is written, and the meta comes last."""
 
     def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
-        former = self._room.trios.get(self._base(path), Trio(b"", {}))
-        for part, writer in parts[:-1]:
-            data = written(writer)
-            former.parts[part] = (json.loads(former.meta)["stage"] if former.meta else stage, data)
+        there, done = self.former(path), dict[str, bytes]()
+        for part, write in parts[:-1]:
+            done[part] = written(write)
+            if there:
+                self.write(path, there | done, json.loads(there[META])["stage"])
             time.sleep(0.001)  # as a disk would
-        super().put(path, parts, lease=lease, stage=stage)
+        ready = [(part, writer(data)) for part, data in done.items()]
+        super().put(path, [*ready, parts[-1]], lease=lease, stage=stage)
 
 
-class ShowsMetaFirst(MemoryStore):
+class ShowsMetaFirst(_Rewriting):
     """The name is there as soon as somebody begins to write it."""
 
     def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
-        self._room.trios.setdefault(self._base(path), Trio(b"{}", {}))
+        if not self.former(path):
+            self.write(path, {META: b"{}"}, stage)
         super().put(path, parts, lease=lease, stage=stage)
 
 
@@ -102,7 +130,7 @@ class LosesPartsOfResealed(MemoryStore):
     """A meta that is put alone takes the place of the whole trio."""
 
     def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
-        self._room.trios.pop(self._base(path), None)
+        self.delete(path)
         super().put(path, parts, lease=lease, stage=stage)
 
 
@@ -151,15 +179,14 @@ class CutsLargeParts(MemoryStore):
     """A row of it holds 16 MiB, and the rest falls off."""
 
     def open(self, path: str, part: str, stage: str) -> BytesSource:
-        source = super().open(path, part, stage)
-        return BytesSource(bytes(source._data[: 16 << 20]))
+        return BytesSource(all_of(super().open(path, part, stage))[: 16 << 20])
 
 
 class LosesTheLastChunk(MemoryStore):
     """What does not fill a chunk of 64 KiB is not written, unless it is the only one."""
 
     def open(self, path: str, part: str, stage: str) -> BytesSource:
-        data = super().open(path, part, stage)._data
+        data = all_of(super().open(path, part, stage))
         whole = len(data) >> 16 << 16
         return BytesSource(data[:whole] if whole else data)
 
@@ -168,44 +195,44 @@ class ReadsWhatIsThereNow(MemoryStore):
     """A source looks up its bytes at each read, whatever has been put there since."""
 
     def open(self, path: str, part: str, stage: str) -> BytesSource:
-        store, sound = super(), super().open(path, part, stage)
+        store, sound = super(), all_of(super().open(path, part, stage))
 
         class Live(BytesSource):
             def readinto(self, buffer: memoryview, /) -> int:
                 now = json.loads(store.meta(path))["stage"]
-                self._data = store.open(path, part, now)._data
+                self._data = memoryview(all_of(store.open(path, part, now)))
                 return super().readinto(buffer)
 
-        return Live(sound._data)
+        return Live(sound)
 
 
 # --- deleting --------------------------------------------------------------------------
 
 
-class DeletesHalf(MemoryStore):
+class DeletesHalf(_Rewriting):
     """Takes the meta away and leaves the parts to whoever comes next."""
 
-    _left: dict[str, Trio] = {}  # noqa: RUF012  of the place, like everything here
+    _left: dict[str, dict[str, bytes]] = {}  # noqa: RUF012  of the place, like everything here
 
     def delete(self, path: str) -> bool:
-        if found := self._room.trios.get(self._base(path)):
+        if found := self.former(path):
             self._left[path] = found
         return super().delete(path)
 
     def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
         super().put(path, parts, lease=lease, stage=stage)
         if left := self._left.pop(path, None):
-            self._room.trios[self._base(path)].parts.update(left.parts)
+            self.write(path, left | self.former(path), stage)
 
 
 class DeletesByPattern(MemoryStore):
     """Takes what it is told to delete for a pattern."""
 
     def delete(self, path: str) -> bool:
-        base = self._base(path)
-        gone = [name for name in self._room.trios if fnmatch.fnmatchcase(name, base)]
-        for name in gone:
-            super().delete(f"{self.folder}/{name}")
+        base = self._name(path)
+        gone = [found for found, _ in self.list() if fnmatch.fnmatchcase(self._name(found), base)]
+        for one in gone:
+            super().delete(one)
         return bool(gone)
 
 
@@ -214,8 +241,9 @@ class DeletesByPrefix(MemoryStore):
 
     def delete(self, path: str) -> bool:
         found = super().delete(path)
-        for name in [name for name in self._room.trios if found and name.startswith(self._base(path)[:4])]:
-            super().delete(f"{self.folder}/{name}")
+        for other in [other for other, _ in self.list() if found]:
+            if self._name(other).startswith(self._name(path)[:4]):
+                super().delete(other)
         return found
 
 
@@ -297,9 +325,9 @@ class ListsWhatIsBeingWritten(MemoryStore):
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
         names = [*super().list(session, pattern)]
-        count = len(self._room.trios)
+        count = len(self.room.rows)
         for at, found in enumerate(names):
-            if at and len(self._room.trios) != count:
+            if at and len(self.room.rows) != count:
                 return  # the rest is left out
             yield found
 
@@ -314,8 +342,8 @@ class TakesEverything(MemoryStore):
 class FoldsCase(MemoryStore):
     """Its names have no upper case, like those of some databases."""
 
-    def _base(self, path: str) -> str:
-        return super()._base(path).lower()
+    def _name(self, path: str) -> str:
+        return super()._name(path).lower()
 
 
 class SelectsByLike(MemoryStore):
@@ -368,7 +396,7 @@ class RemembersTheFirstStatus(MemoryStore):
 
     def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
         super().put(path, parts, lease=lease, stage=stage)
-        self._known.setdefault(f"{self.folder}/{self._base(path)}.pkl", self.meta(path))
+        self._known.setdefault(path_of(self.folder, self._name(path)), self.meta(path))
 
     def newest(self, limit: int, *, session: str | None = None, **wanted: Any) -> Listed:
         listing = [(path, self._known[path]) for path, _ in self.list(session)]
@@ -401,8 +429,7 @@ class CountsBeforeItDeletes(MemoryStore):
     def delete_many(self, paths: Iterable[str]) -> int:
         there = {path for path, _ in self.list()}
         time.sleep(0.02)
-        bases = [self._base(path) for path in paths]
-        found = {base for base in bases if f"{self.folder}/{base}.pkl" in there}
+        found = {path_of(self.folder, self._name(path)) for path in paths} & there
         super().delete_many(found)
         return len(found)
 
@@ -426,19 +453,20 @@ class LooksWhenItComesToIt(MemoryStore):
         return sum(super(LooksWhenItComesToIt, self).delete_many([path]) for path in paths)
 
 
-class KeepsPartsOfLists(MemoryStore):
+class KeepsPartsOfLists(_Rewriting):
     """Leaves the parts of what was deleted in a list to whoever comes next."""
 
-    _left: dict[str, dict[str, tuple[str, bytes]]] = {}  # noqa: RUF012
+    _left: dict[str, dict[str, bytes]] = {}  # noqa: RUF012
 
     def delete_many(self, paths: Iterable[str]) -> int:
-        bases = [self._base(path) for path in paths]
-        self._left |= {base: self._room.trios[base].parts for base in bases if base in self._room.trios}
-        return super().delete_many(bases)
+        asked = list(paths)
+        self._left |= {self._name(path): found for path in asked if (found := self.former(path))}
+        return super().delete_many(asked)
 
     def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
         super().put(path, parts, lease=lease, stage=stage)
-        self._room.trios[self._base(path)].parts.update(self._left.pop(self._base(path), {}))
+        if left := self._left.pop(self._name(path), None):
+            self.write(path, left | self.former(path), stage)
 
 
 class DeletesTheEndFirst(LocalStore):

@@ -141,7 +141,6 @@ class Heads:
                 step = change(seen.head)
                 if step is None:
                     return replace(seen, changed=True) if lost else seen
-                relied = beside.guard if beside is not None else None
                 written = self.attempt(scope, seen, step, beside)
                 if written is not None:
                     return written
@@ -151,13 +150,6 @@ class Heads:
                 lost, refused, former = False, refused + 1, relied
                 if beside is not None:
                     beside.check()
-                same = beside is None or beside.guard == relied
-                if step.needs and same and self.read(scope).tag == seen.tag:
-                    raise CheckpointError(
-                        "Some of what was written ahead of the commit is gone.",
-                        hint="Find out what else removes keys there, and save again.",
-                        session=scope,
-                    )
                 time.sleep(random.random() * _PAUSES[min(refused, len(_PAUSES)) - 1])  # others want it, too
             except ServerGone:
                 lost = True

@@ -1,4 +1,4 @@
-"""Databases, servers and buckets as the layers above use them: paths, names, listings, and what a fork keeps.
+"""Keyed stores as the layers above use them: paths, names, listings, and what a fork keeps.
 
 Not here: what one kind of store alone has or refuses (test_sqlite.py and so on).
 """
@@ -6,19 +6,18 @@ Not here: what one kind of store alone has or refuses (test_sqlite.py and so on)
 from __future__ import annotations
 
 import json
-from itertools import product
 from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, ServerGone
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, ServerGone
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.stores import open_store_of
+from graflow_ckpt.stores import keyed, open_store_of
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.redis import RedisStore
 from tests.servers import free_port
-from tests.unit.stores.kinds import KINDS, REDIS, InBucket, Kind, only
+from tests.unit.stores.kinds import FORKING, InBucket, Kind, only
 from tests.unit.stores.redis_trios import names, own_name, parts, put, read
 
 # --- paths and names ---------------------------------------------------------------------
@@ -59,88 +58,95 @@ def test_a_path_of_another_store_is_not_its_own(store: CheckpointStore, kind: Ki
     assert LocalStore(tmp_path).takes("x/best.pkl") == "x/best.pkl"
 
 
-def test_what_is_not_there_is_not_found(store: CheckpointStore) -> None:
-    store.probe()
-
-    for name in ("best", own_name()):
-        for call in (store.meta, lambda path: store.open(path, "pkl", "one")):
-            with pytest.raises(CheckpointNotFound, match=f"/{name} not found"):
-                call(f"{store.folder}/{name}")
-        assert store.delete(f"{store.folder}/{name}") is False
-    assert names(store) == []
-
-
-ODD_NAMES = [
-    "'; drop table x; --",
-    "%s",
-    "a b",
-    "größe",
-    '"',
-    "a@b",
-    "%2F",
-    "x" * 500,
-    "%",
-    "_",
-    "a.b.c",
-    "-",
-]
-ODD_NAMES += ["ä ö#%&'\"", "line\nline", "session_s_step_1"]
-
-
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [*product(KINDS, ODD_NAMES), ("sqlite", "ä ö?#%&'\""), ("objects", "ä ö?#%&'\"")],
-    indirect=["kind"],
-)
-def test_odd_names_are_names(store: CheckpointStore, name: str) -> None:
-    path = put(store, name, "one")
-
-    assert read(store, path)[0] == "one"
-    assert names(store) == [name]
-    assert store.delete(path)
-
-
 # --- listings ----------------------------------------------------------------------------
 
 
-@only("sqlite", "postgres", *REDIS)
 def test_the_last_committed_is_listed_first_without_touching_values(
     store: CheckpointStore, kind: Kind
 ) -> None:
     for number in (1, 3, 2):
-        put(store, own_name(number), f"n{number}")
-    kind.lose_parts()
+        put(store, own_name(number), f"n{number}", size=kind.large)
+    kind.lose()
 
     assert names(store) == [own_name(2), own_name(3), own_name(1)]
     assert [json.loads(raw)["stage"] for _, raw in store.list()] == ["n2", "n3", "n1"]
     assert next(store.list())[0] == f"{store.folder}/{own_name(2)}"
 
-    put(store, own_name(3), "again")
-    kind.lose_parts()
+    put(store, own_name(3), "again", size=kind.large)
+    kind.lose()
 
     assert names(store) == [own_name(3), own_name(2), own_name(1)]
-    assert [json.loads(raw)["stage"] for _, raw in store.list()] == ["again", "n2", "n1"]
+    assert [json.loads(raw)["stage"] for _, raw in store.list("s")] == ["again", "n2", "n1"]
 
 
 ODD = [b"damaged", b"[1]", b'{"session_id": 7, "epoch": 1e400}', b"", b'{"session_id": "s\\u0000"}']
 ODD += [b'"\\ud800"', b"\xff"]
 
 
-def test_a_session_has_its_own_and_those_whose_meta_names_it(store: CheckpointStore, kind: Kind) -> None:
+def test_a_meta_may_be_anything(store: CheckpointStore) -> None:
     put(store, own_name(1), "one", session="forged")
-    put(store, own_name(1, "t"), "two", session="t")
-    put(store, "best", "three")
-    put(store, "other", "four", session="t")
     for number, odd in enumerate(ODD):
         meta = ("meta.json", lambda sink, odd=odd: sink.write(odd))
         store.put(f"{store.folder}/odd{number}", [*parts("five")[:2], meta], lease=None, stage="five")
 
-    order = 1 if kind.named_last else -1
-    assert names(store, "s") == [own_name(1), "best"][::order]
-    assert names(store, "t") == [own_name(1, "t"), "other"][::order]
-    assert names(store, "u") == []
-    everything = ["best", "other", own_name(1), own_name(1, "t"), *(f"odd{n}" for n in range(len(ODD)))]
-    assert sorted(names(store)) == sorted(everything)
+    assert names(store, "s") == [own_name(1)]
+    assert sorted(names(store)) == sorted([own_name(1), *(f"odd{n}" for n in range(len(ODD)))])
+    assert [store.meta(f"{store.folder}/odd{number}") for number in range(len(ODD))] == ODD
+
+
+def test_a_workflow_whose_name_has_no_encoding_is_kept_and_found(store: CheckpointStore) -> None:
+    said = {"session_id": "s", "workflow": "night\udc80", "status": "failed"}
+    meta = ("meta.json", lambda sink: sink.write(json.dumps(said).encode()))
+
+    store.put(f"{store.folder}/best", [*parts("one")[:2], meta], lease=None, stage="one")
+
+    ((path, raw),) = store.newest(5, workflow="night\udc80")
+    assert (path, json.loads(raw)) == (f"{store.folder}/best", said)
+    assert store.newest(5, workflow="night\udc81") == []
+
+
+def test_what_is_rare_is_found_behind_many_others(store: CheckpointStore) -> None:
+    put(store, own_name(1), "one", workflow="old", status="paused")
+    for number in range(2, 130):
+        put(store, own_name(number), "one", workflow="new", status="running")
+
+    def found(limit: int, **filters: str) -> list[str]:
+        return [path.rpartition("/")[2] for path, _ in store.newest(limit, **filters)]
+
+    assert found(1, status="paused") == found(60, workflow="old") == [own_name(1)]
+    assert found(2, status="running") == found(2, workflow="new") == [own_name(129), own_name(128)]
+    assert len(found(2000, status="running")) == 128
+    assert found(5, status="none") == found(5, workflow="old", status="running") == []
+
+
+def test_more_metas_than_one_page_are_listed_once_each_while_others_come_and_go(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keyed, "_PAGE", 7)
+    put(store, "best", "one")
+    for number in range(40):
+        put(store, own_name(number), "one")
+
+    for session in (None, "s"):
+        listing = store.list(session)
+        first = [next(listing)[0] for _ in range(3)]
+        put(store, own_name(1000), "new")
+        put(store, "best", "again")  # it was among the oldest
+        store.delete(own_name(1))
+        rest = [path for path, _ in listing]
+
+        found = [path.rpartition("/")[2] for path in first + rest]
+        assert len(found) == len(set(found))
+        assert {*found, own_name(1000), "best"} - {own_name(1)} == set(names(store))
+
+
+def test_a_meta_that_is_gone_is_missed(store: CheckpointStore, kind: Kind) -> None:
+    path = put(store, own_name(), "one", note="x" * kind.chunk)  # too much for a head
+    kind.driver.batch([], kind.listed())
+
+    assert list(store.list("s")) == []
+    with pytest.raises(CheckpointCorrupt, match="lacks its meta"):
+        store.meta(path)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +202,7 @@ def test_nothing_is_asked_before_the_first_use_and_nothing_secret_is_told(
     assert "hunter" not in f"{gone.value} {gone.value.ids} {store.url} {store.folder} {store!r} {held}"
 
 
-@only("sqlite", "postgres", *REDIS)
+@only(*FORKING)
 def test_a_forked_child_goes_on_with_connections_of_its_own(kind: Kind) -> None:
     printed = kind.run("""
 put(store, "first", "parent")

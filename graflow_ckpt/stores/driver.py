@@ -122,7 +122,7 @@ class Driver(Protocol):
         ...
 
     def keys(self, prefix: str) -> Iterator[Entry]:
-        """Those that begin so, in order of keys."""
+        """Those that begin so, in order of keys. A prefix ends with a slash."""
         ...
 
     def find(self, wanted: Row, limit: int, below: int | None = None) -> Sequence[Hit] | None:

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from graflow_ckpt.core.errors import ServerError
 from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.stores.driver import Done, Entry, Found, Hit, Put, Row, Tag
 from graflow_ckpt.stores.objects_bucket import Bucket
 
 _AT_ONCE = 8
+_BEHIND = 416  # what is asked for begins behind the end
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -38,7 +40,12 @@ class ObjectsDriver:
         return None if found is None else Found(found.data, json.dumps(found.tag), found.at.timestamp())
 
     def read(self, key: str, start: int, length: int) -> Buffer | None:
-        found = self._open().get_range(key, start, length)
+        try:
+            found = self._open().get_range(key, start, length)
+        except ServerError as error:
+            if error.ids.get("status") != _BEHIND:
+                raise
+            return None
         return found if found is not None and len(found) == length else None
 
     def batch(

@@ -7,8 +7,9 @@
 
 `StoreContract` holds for every store. `ProcessContract` is for those that several processes can
 reach; it kills some. `RestoredContract` is for those whose storage can be put back to an older state, and
-needs a fixture that does so. Each is also there in pieces (`TrioContract`, `JournalContract`, …). pytest is
-loaded with the first name.
+needs a fixture that does so. `DriverContract` is for the six calls that a keyed store asks of a place, and
+`AtomicDriverContract` for those of one that changes several keys at once. Each is also there in pieces
+(`TrioContract`, `JournalContract`, …). pytest is loaded with the first name.
 Not here: what a store is (core/protocols.py), and how to write one (docs/stores.md).
 """
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from graflow_ckpt.testing.contract import Contract, Opener
     from graflow_ckpt.testing.contracts import StoreContract, names_of_tests
+    from graflow_ckpt.testing.drivers import AtomicDriverContract, DriverContract
     from graflow_ckpt.testing.store_contents import ContentContract, ContentProcessContract
     from graflow_ckpt.testing.store_fencing import (
         FencingContract,
@@ -34,10 +36,10 @@ if TYPE_CHECKING:
     from graflow_ckpt.testing.store_trio import BytesContract, TrioContract
 
 __all__ = [
-    "BatchContract", "BytesContract", "ContentContract", "ContentProcessContract", "Contract",
-    "FencingContract", "FencingProcessContract", "JournalContract", "ListingContract", "NamesContract",
-    "Opener", "OwnershipContract", "ProcessContract", "RestoredContract", "Snapshot", "StoreContract",
-    "ThreadContract", "TrioContract", "names_of_tests",
+    "AtomicDriverContract", "BatchContract", "BytesContract", "ContentContract", "ContentProcessContract",
+    "Contract", "DriverContract", "FencingContract", "FencingProcessContract", "JournalContract",
+    "ListingContract", "NamesContract", "Opener", "OwnershipContract", "ProcessContract",
+    "RestoredContract", "Snapshot", "StoreContract", "ThreadContract", "TrioContract", "names_of_tests",
 ]  # fmt: skip
 
 

@@ -18,8 +18,10 @@ except ModuleNotFoundError as missing:
 # Before they are loaded, so that an assertion that fails shows the two sides.
 _PIECES = ("contents", "fencing", "journal", "listing", "processes", "trio")
 pytest.register_assert_rewrite(*(f"graflow_ckpt.testing.store_{piece}" for piece in _PIECES))
+pytest.register_assert_rewrite("graflow_ckpt.testing.drivers")
 
 from graflow_ckpt.testing.contract import Contract, Opener  # noqa: E402, F401
+from graflow_ckpt.testing.drivers import AtomicDriverContract, DriverContract  # noqa: E402, F401
 from graflow_ckpt.testing.store_contents import ContentContract, ContentProcessContract  # noqa: E402, F401
 from graflow_ckpt.testing.store_fencing import (  # noqa: E402, F401
     FencingContract,

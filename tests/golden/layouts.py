@@ -1,15 +1,17 @@
-"""How stores lay out what they keep: the golden session as each kind of store has it, as one text file.
+"""How stores lay out what they keep: two sessions as each kind of store has them, as one text file.
 
-    python -m tests.golden.layouts        writes layout-N and contents-N where there is none
+    python -m tests.golden.layouts        writes layout-N where there is none
 
 A layout that was released has to be readable for ever, brought up to date by the store itself where it has
 steps for that (SQLite at the first write, Postgres with `db upgrade`). So a new one gets a new number, and
-what is here stays. The trio in it is that of schema-1.0; folders have theirs there.
+what is here stays. The golden session has the trio of schema-1.0, and folders have theirs there. In the
+other one checkpoints have contents in common; one of those is damaged, and a save has died.
 """
 
 from __future__ import annotations
 
 import json
+import platform
 import shutil
 import sqlite3
 import tempfile
@@ -22,12 +24,12 @@ import obstore
 import pytest
 
 from graflow_ckpt.checkpoint.copying import Move
+from graflow_ckpt.core.protocols import Owner
+from graflow_ckpt.stores import lease as lease_module
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.postgres import PostgresStore
-from graflow_ckpt.stores.redis import RedisStore
 from graflow_ckpt.testing.trios import content, name_of, own_name, put_holding
 from tests.golden import make
 from tests.object_servers import CREDENTIALS, ObjectServer
@@ -36,12 +38,11 @@ from tests.servers import Server
 
 HERE = Path(__file__).parent
 NUMBER = 1
-CONTENTS = 1
 KINDS = ("sqlite", "postgres", "redis", "objects")
 PREFIX = "golden"
 AOF = {"appendonly": "yes", "appendfsync": "always"}  # else that store keeps no journal
-TABLES = ("sessions", "lines", "checkpoints", "chunks", "segments", "frames", "contents", "holds")
-"""Of Postgres, in the order in which they refer to each other."""
+TABLES = ("things",)
+"""Of Postgres."""
 
 
 @contextmanager
@@ -65,10 +66,6 @@ def place(kind: str, folder: Path) -> Iterator[tuple[str, Any]]:
 TEXT = "latin-1"
 
 
-def _texts(values: Iterable[bytes]) -> list[str]:
-    return [value.decode(TEXT) for value in values]
-
-
 def _raw(values: Iterable[str]) -> list[bytes]:
     return [value.encode(TEXT) for value in values]
 
@@ -76,8 +73,6 @@ def _raw(values: Iterable[str]) -> list[bytes]:
 READ: dict[str, Callable[[Any, bytes], Any]] = {
     "string": lambda client, key: client.get(key).decode(TEXT),
     "hash": lambda client, key: {k.decode(TEXT): v.decode(TEXT) for k, v in client.hgetall(key).items()},
-    "list": lambda client, key: _texts(client.lrange(key, 0, -1)),
-    "set": lambda client, key: sorted(_texts(client.smembers(key))),
     "zset": lambda client, key: {i.decode(TEXT): s for i, s in client.zrange(key, 0, -1, withscores=True)},
 }
 WRITE: dict[str, Callable[[Any, bytes, Any], Any]] = {
@@ -85,8 +80,6 @@ WRITE: dict[str, Callable[[Any, bytes, Any], Any]] = {
     "hash": lambda client, key, value: client.hset(
         key, mapping=dict(zip(_raw(value), _raw(value.values()), strict=True))
     ),
-    "list": lambda client, key, value: client.rpush(key, *_raw(value)),
-    "set": lambda client, key, value: client.sadd(key, *_raw(value)),
     "zset": lambda client, key, value: client.zadd(key, dict(zip(_raw(value), value.values(), strict=True))),
 }
 
@@ -152,8 +145,8 @@ def _load_postgres(url: str, server: Any, document: Any) -> None:
                 f"select * from json_populate_recordset(null::graflow_ckpt.{table}, '{said}')",
                 database=name,
             )
-    highest = max((row["commit_number"] for row in document["tables"]["checkpoints"]), default=0)
-    server.ask(f"select setval('graflow_ckpt.commits', {highest + 1})", database=name)
+    highest = max(row["number"] or 0 for row in document["tables"]["things"])
+    server.ask(f"select setval('graflow_ckpt.numbers', {highest})", database=name)
     store.schema.upgrade()
     store.close()
 
@@ -184,44 +177,43 @@ def golden(folder: Path, url: str) -> None:
 
 
 SOME = [content(number, 300) for number in range(4)]
-ONE, TWO, THREE = (content(number, 100 + number) for number in (1, 2, 3))
-HELD = {own_name(sequence=1): [ONE, TWO], own_name(sequence=2): [TWO, THREE], "best": [ONE]}
+PID = 2**22 + 1  # above all that a kernel gives out
+OWNER = Owner(PID, "1", "boot", "1", "golden", "golden.py", "2026-11-19T00:00:00Z")
 
 
-def contents_in_bucket(folder: Path, url: str) -> None:
-    """A session's head with a table, one damaged, one of a save that never ended; a name with its own."""
-    store = ObjectStore(url)
+def contents(url: str) -> None:
+    """A session with an owner that has died, one content that is damaged, and a save that never ended."""
+    store = open_store(url)
+    assert store.contents is not None
     lease = store.acquire("s")
     first = put_holding(store, own_name(sequence=1), "one", SOME[:2], lease=lease)
     store.contents.distrust(first, name_of(SOME[1]), "one")
-    put_holding(store, own_name(sequence=2), "two", SOME[:3], lease=lease, sequence=2)
+    lease.check()  # the head has changed
+    put_holding(store, own_name(sequence=2), "two", [SOME[0], SOME[2]], lease=lease, sequence=2)
     put_holding(store, "best", "three", SOME[2:], lease=lease)
-    dead = store.contents.saving(own_name(sequence=3), lease=lease, stage="four")
-    dead.hold([name_of(SOME[2])])
+    store.contents.saving(own_name(sequence=3), lease=None, stage="four").hold([name_of(SOME[2])])
 
 
-def contents_in_redis(folder: Path, url: str) -> None:
-    for number, (name, contents) in enumerate(HELD.items()):
-        put_holding(RedisStore(url), name, f"n{number}", contents, sequence=number)
+def written(folder: Path, url: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(platform, "node", lambda: "golden")
+        patch.setattr(lease_module, "myself", lambda: OWNER)
+        golden(folder, url)
+        contents(url)
 
 
 def main() -> None:
-    made: dict[str, Callable[[Path, str], None]] = {
-        **{f"layout-{NUMBER}/{kind}.{'sql' if kind == 'sqlite' else 'json'}": golden for kind in KINDS},
-        f"contents-{CONTENTS}/objects.json": contents_in_bucket,
-        f"contents-{CONTENTS}/redis.json": contents_in_redis,
-    }
-    for name, write in made.items():
-        file = HERE / name
+    for kind in KINDS:
+        file = HERE / f"layout-{NUMBER}" / f"{kind}.{'sql' if kind == 'sqlite' else 'json'}"
         if file.exists():
             continue
         with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
             for variable, value in {"GRAFLOW_CKPT_KEY": make.KEY, **CREDENTIALS}.items():
                 patch.setenv(variable, value)
-            with place(file.stem, Path(folder)) as (url, server):
-                write(Path(folder), url)
+            with place(kind, Path(folder)) as (url, server):
+                written(Path(folder), url)
                 file.parent.mkdir(exist_ok=True)
-                file.write_text(dump(file.stem, url, server))
+                file.write_text(dump(kind, url, server))
 
 
 if __name__ == "__main__":

@@ -150,11 +150,7 @@ class Schema:
         """How many checkpoints and sessions a downgrade would take away."""
 
         def ask(connection: Connection) -> tuple[int, int]:
-            found = [
-                connection.execute(f"select count(*) from graflow_ckpt.{table}".encode()).fetchone()
-                for table in ("checkpoints", "sessions")
-            ]
-            return (found[0] or (0,))[0], (found[1] or (0,))[0]
+            return connection.execute(_COUNTS).fetchone() or (0, 0)
 
         return self._link.run(ask) if self.status().version else (0, 0)
 
@@ -203,6 +199,9 @@ class Schema:
         raise SchemaUnsupported(why, hint=hint, **ids)
 
 
+_COUNTS = b"""
+select count(number), count(*) filter (where key like 'head/%' and key not like 'head/@%')
+from graflow_ckpt.things"""
 _BOOK = b"""
 create schema if not exists graflow_ckpt;
 create table if not exists graflow_ckpt.migrations (

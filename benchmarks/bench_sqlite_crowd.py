@@ -54,7 +54,7 @@ def crowd(folder: Path, count: int) -> Path:
         row = Row(scope, f"w{session % 2}", status)
         (chunk,) = chunk_keys(scope, mark, size, store.driver.chunk)
         puts += [Put(chunk, body.data), Put(meta_key(scope, mark, base), meta.data, row=row)]
-    puts += [Put(head_key(f"s{session}"), head.encode()[0]) for session, head in heads.items()]
+    puts += [Put(head_key(f"s{session}"), head.encode()) for session, head in heads.items()]
     for at in range(0, len(puts), 10_000):
         assert store.driver.batch(puts[at : at + 10_000])
     store.close()

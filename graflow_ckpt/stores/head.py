@@ -29,7 +29,7 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 from urllib.parse import quote, unquote
 
-from graflow_ckpt.core.errors import CheckpointCorrupt
+from graflow_ckpt.core.errors import CheckpointCorrupt, SchemaUnsupported
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.stores import claims
 from graflow_ckpt.stores.names import is_content, session_of
@@ -247,6 +247,9 @@ class Head(NamedTuple):
         return self._replace(pages=pages), (mark, page), empty
 
 
+FORMAT = 1
+"""Of a head that names none. A later one, which this version would misread, names another."""
+
 MOST = 120
 """Records that a head has; then the oldest TURNED go into a page, which never changes."""
 
@@ -264,6 +267,8 @@ def decode(scope: str, raw: bytes, page_of: Callable[[str], Mapping[str, Record]
     where = head_key(scope)
     try:
         said = json.loads(line)
+        if said.get("format", FORMAT) != FORMAT:
+            raise _later(scope, said["format"])
         pages = {mark: page_of(mark) for mark in said.get("pages", ())}
         records = {
             name: record
@@ -286,6 +291,8 @@ def decode(scope: str, raw: bytes, page_of: Callable[[str], Mapping[str, Record]
             segments=tuple(map(str, said.get("segments", ()))),
             announced=tuple(map(str, said.get("announced", ()))),
         )
+    except SchemaUnsupported:
+        raise
     except _DAMAGED as error:
         raise CheckpointCorrupt(
             f"What says who owns session {scope!r} is damaged ({where}): {error!r}.",
@@ -293,6 +300,15 @@ def decode(scope: str, raw: bytes, page_of: Callable[[str], Mapping[str, Record]
             session=scope,
             path=where,
         ) from error
+
+
+def _later(scope: str, found: object) -> SchemaUnsupported:
+    return SchemaUnsupported(
+        f"Session {scope!r} was written by a later version: its head has format {found!r}, here {FORMAT}.",
+        hint="Install that version of graflow-ckpt, or a later one.",
+        session=scope,
+        path=head_key(scope),
+    )
 
 
 def decode_page(scope: str, mark: str, raw: bytes) -> Mapping[str, Record]:

@@ -33,6 +33,7 @@ from graflow_ckpt.core.errors import (
     Fenced,
     GraflowError,
     SaveOutcomeUnknown,
+    SchemaUnsupported,
     ServerGone,
 )
 from graflow_ckpt.core.facts import check_session_id
@@ -397,10 +398,10 @@ class KeyedStore(Store[KeyedLease]):
                 continue
             try:
                 records = self.heads.read(scope).head.records
-            except CheckpointCorrupt as error:
+            except (CheckpointCorrupt, SchemaUnsupported) as error:
                 if session is not None:
                     raise
-                log.warning("%s", error)  # one head that is damaged keeps nobody from seeing the others
+                log.warning("%s", error)  # one head that cannot be read keeps nobody from seeing the others
                 continue
             for base in reversed(list(records)):
                 raw = self._meta_of(base, records[base]) if _fits(base, wanted) else None

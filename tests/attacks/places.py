@@ -62,7 +62,7 @@ def _in(store: KeyedStore) -> Scene:
         with contextlib.suppress(ValueError, RecursionError):  # else it is the whole head
             said = json.loads(raw)
             field = _FIELDS[len(raw) % len(_FIELDS)]
-            head = json.dumps(json.loads(Head(claim="x").encode()[0]) | {field: said}).encode()
+            head = json.dumps(json.loads(Head(claim="x").encode()) | {field: said}).encode()
         things.write(store, head_key(session), head + b"\n")
 
     scene = Scene(store, journal, owner)
@@ -72,7 +72,7 @@ def _in(store: KeyedStore) -> Scene:
 
 _FIELDS = (
     "owner", "epoch", "checkpoints", "announced", "segments", "seconds", "pins", "freed", "bad", "n", "last",
-    "claim", "write",
+    "claim", "write", "pages", "format",
 )  # fmt: skip
 
 

@@ -91,7 +91,7 @@ class ForgetsEpochs(MemoryStore):
     def acquire(self, session: str, *, take_over: bool = False) -> KeyedLease:
         head = things.head(self, session)
         if head.owner is None:
-            things.write(self, head_key(session), head._replace(epoch=0).encode()[0])
+            things.write(self, head_key(session), head._replace(epoch=0).encode())
         return super().acquire(session, take_over=take_over)
 
 

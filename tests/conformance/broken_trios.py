@@ -83,7 +83,7 @@ class LosesUnderLoad(MemoryStore):
         super().put(path, parts, lease=lease, stage=stage)
         head = self.heads.read(scope_of(base)).head
         records = {name: kept for name, kept in head.records.items() if name in before or name == base}
-        things.write(self, head_key(scope_of(base)), head._replace(records=records).encode()[0])
+        things.write(self, head_key(scope_of(base)), head._replace(records=records).encode())
 
 
 class WritesInPlace(_Rewriting):

@@ -10,6 +10,7 @@ import pytest
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.codec import decode
 from graflow_ckpt.checkpoint.snapshot import restore
+from graflow_ckpt.core.errors import SchemaUnsupported
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import lease as lease_module
 from graflow_ckpt.stores import open_store
@@ -74,6 +75,18 @@ def test_its_next_owner_has_a_higher_epoch_and_writes_beside_it(store: Checkpoin
     assert store.delete(path)
     assert len(list(store.list("golden"))) == 1
     lease.release()
+
+
+def test_a_head_of_a_later_format_is_refused_by_name_and_stays_as_it_is(store: CheckpointStore) -> None:
+    later = things.read(store, "head/golden").replace(b"{", b'{"format":2,', 1)
+    things.write(store, "head/golden", later)
+
+    for refused in (store.acquire, store.owner, store.delete):
+        with pytest.raises(SchemaUnsupported, match="later version"):
+            refused(path_of(store, own_name("golden", 1)) if refused == store.delete else "golden")
+
+    assert things.read(store, "head/golden") == later
+    assert path_of(store, own_name("s", 1)) in [path for path, _ in store.list()]
 
 
 # --- checkpoints that have contents in common ----------------------------------------------

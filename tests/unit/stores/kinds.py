@@ -161,7 +161,7 @@ store = {name}({self.where!r}{given})
         return lost
 
     def set_head(self, head: Head, scope: str = "s") -> None:
-        self.driver.batch([Put(head_key(scope), head.encode()[0], fresh=False)])
+        self.driver.batch([Put(head_key(scope), head.encode(), fresh=False)])
 
     def owned(self, seconds: float, **unlike: object) -> Owner:
         """As if another process had claimed session `s` for so long, as its fourth owner: that one."""

@@ -16,8 +16,8 @@ from graflow_ckpt import CheckpointManager, EveryTask, ExecutionContext, task, w
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, UnknownKey
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.keys import new_key
-from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.redis import RedisStore
+from tests import things
 from tests.acceptance.command_line import CHAIN, COUNT, KILLED, graflow, program, python
 from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.servers import Server
@@ -165,7 +165,7 @@ class TestBucket(OnAServer):
         return bucket
 
     def kept(self, url: str) -> int:
-        return len(ObjectStore(url)._all.heads.read("s").head.commits)
+        return len(things.head(open_store(url)).records)
 
 
 @pytest.mark.crash

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import subprocess
-from contextlib import closing
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
 
 from graflow_ckpt.stores.keys import new_key
+from graflow_ckpt.stores.postgres import PostgresStore
+from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.testing.trios import own_name, put
+from tests import things
 from tests.acceptance.command_line import CHAIN, COUNT, GRAFLOW, KILLED, Terminal, graflow, program, steps
 from tests.postgres_servers import PASSWORD, PostgresServer
 
@@ -32,20 +34,16 @@ def test_tables_are_made_looked_at_and_taken_away(url: str) -> None:
     before = graflow("db", "status", "--store", url, "--json", status=1).document
     assert (before["version"], before["verdict"], before["applied"]) == (0, "none", [])
 
-    assert graflow("db", "upgrade", GRAFLOW_CKPT_STORE=url).out.split("\n")[:3] == [
-        "1 tables",
-        "2 routines",
-        "3 contents",
-    ]
+    assert graflow("db", "upgrade", GRAFLOW_CKPT_STORE=url).out == "1 things\n"
     assert "nothing to do" in graflow("db", "upgrade", "--store", f"retry+{url}").err
 
     after = graflow("db", "status", "--store", url, "--json").document
-    assert (after["version"], after["verdict"], after["store"]) == (3, "ready", shown(url))
+    assert (after["version"], after["verdict"], after["store"]) == (1, "ready", shown(url))
     table = graflow("db", "status", "--store", url)
-    assert "routines" in table.out
+    assert "things" in table.out
     assert "ready" in table.err
     done = graflow("db", "downgrade", "--to", "0", "--yes", "--store", url, "--json").document
-    assert (done["taken"], done["verdict"]) == ([3, 2, 1], "none")
+    assert (done["taken"], done["verdict"]) == ([1], "none")
 
 
 def test_somebody_is_asked_before_checkpoints_go(url: str) -> None:
@@ -56,11 +54,12 @@ def test_somebody_is_asked_before_checkpoints_go(url: str) -> None:
     assert "0 checkpoints and 0 sessions go" in asked.err
     assert "Nothing was done." in asked.err
     graflow("db", "status", "--store", url)
-    terminal = Terminal("db", "downgrade", "--to", "1", "--store", url)
-    terminal.read_until(r"Go back to version 1\? \[y/N\]")
+    put(PostgresStore(url), own_name(), "one")
+    terminal = Terminal("db", "downgrade", "--to", "0", "--store", url)
+    terminal.read_until(r"1 checkpoints and 1 sessions go .*Go back to version 0\? \[y/N\]")
     terminal.type("y\n")
     assert terminal.end() == 0
-    assert graflow("db", "status", "--store", url, "--json", status=1).document["verdict"] == "behind"
+    assert graflow("db", "status", "--store", url, "--json", status=1).document["verdict"] == "none"
 
 
 @pytest.mark.parametrize("where", ["checkpoints", "redis://h:1/0", "postgresql://me:hunter3@h"])
@@ -202,9 +201,10 @@ def test_a_backup_shows_how_far_it_is_on_a_terminal(killed_in_sqlite: None) -> N
 
 
 def test_a_vacuum_says_what_it_gave_back(killed_in_sqlite: None) -> None:
-    with closing(sqlite3.connect("runs.db")) as connection, connection:
-        connection.execute("INSERT INTO chunks VALUES (-1, zeroblob(3000000))")
-        connection.execute("DELETE FROM chunks WHERE id = -1")
+    store = SqliteStore("runs.db")
+    things.write(store, "data/s/1-0/000000", bytes(3_000_000))
+    things.drop(store, ["data/s/1-0/000000"])
+    store.close()
 
     done = graflow("checkpoints", "vacuum", "--store", STORE, "--json").document
 

@@ -113,7 +113,10 @@ class KeyedStore(Store[KeyedLease]):
         self._leases = Leases(self.heads, folder, lease)
         self._owned: WeakValueDictionary[str, KeyedLease] = WeakValueDictionary()  # by session
         self._recent = _Recent()
-        self.contents = KeyedContents(self)
+
+    @property
+    def contents(self) -> KeyedContents:
+        return KeyedContents(self)  # not kept: nothing of a store is to outlive it
 
     def probe(self) -> None:
         """Do once what saving will do, and take it away again."""

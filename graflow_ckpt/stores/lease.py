@@ -275,8 +275,6 @@ class KeyedLease(FencedLease):
             raise self.lost_to(None if head.epoch < self.epoch else head.epoch, head.owner)
         if head.last not in self._lasts:  # the place is in an older state: what it has confirmed is lost
             raise self.lost_to(None, None)
-        if head.last not in self._lasts:
-            raise self.lost_to(None, head.owner)
 
     def _let_go(self) -> None:
         gone = [lease_key(self.session, self.claim)]

@@ -14,7 +14,9 @@ from __future__ import annotations
 import os
 
 from graflow_ckpt.core import arguments
-from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.errors import CheckpointError, NoJournal
+from graflow_ckpt.core.protocols import Lease
+from graflow_ckpt.stores.journal import KeyedSegment
 from graflow_ckpt.stores.keyed import KeyedStore
 from graflow_ckpt.stores.lease import LEASE
 from graflow_ckpt.stores.names import base_of, is_text, path_of
@@ -55,6 +57,16 @@ class PostgresStore(KeyedStore):
             return None
         store, base = divided(path)
         return path_of(self.folder, base) if base and folder_of(store) == self.folder else None
+
+    def journal(self, lease: Lease, after: int) -> KeyedSegment:
+        segment, done = super().journal(lease, after), self.driver.batch([])
+        if done is None or not done.synced:
+            raise NoJournal(
+                f"{self.folder} confirms what is not on its disk (fsync = off), so it can keep no journal.",
+                hint="Set fsync = on in its configuration, or use durability='checkpoint'.",
+                store=self.folder,
+            )
+        return segment
 
     def _ready(self) -> Link:
         if not self._checked:  # two threads may do it at once: neither waits with a lock for the server

@@ -35,6 +35,7 @@ class Stream(ChunkSink):
             self._full(self.staged, self.tail)
             self.staged += 1
             self.tail = bytearray()
+        self._stage = _over
         return self._waiting
 
     def send(self) -> None:
@@ -44,6 +45,7 @@ class Stream(ChunkSink):
 
     def withdraw(self) -> None:
         """Take away what was sent. What failed is raised already."""
+        self._stage = _over
         with suppress(GraflowError, OSError):
             self._driver.batch([], [*self.sent, *(put.key for put in self._waiting)])
 
@@ -57,6 +59,11 @@ class Stream(ChunkSink):
             self.sent += [put.key for put in self._waiting]
             _sent(self._driver, self._waiting)
             self._waiting = []
+
+
+def _over(number: int, piece: bytearray) -> None:
+    """In the place of a method of the stream: it would keep itself, its bytes and the store alive."""
+    raise AssertionError("a stream takes nothing more when its rest was taken")
 
 
 def _sent(driver: Driver, puts: Sequence[Put]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import ClassVar
 
 import pytest
@@ -227,13 +228,8 @@ class DriverContract:
     def test_of_many_with_one_guard_exactly_one_wins(self, driver: Driver) -> None:
         tag: str | None = None
         for turn in range(5):
-            work = [
-                lambda who=who, tag=tag, turn=turn: driver.batch(
-                    [Put("head/s", b"%d.%d" % (turn, who), fresh=False)], guards={"head/s": tag}
-                )
-                for who in range(THREADS)
-            ]
-            done = at_once(work)
+            puts = [Put("head/s", b"%d.%d" % (turn, who), fresh=False) for who in range(THREADS)]
+            done = at_once([partial(driver.batch, [put], guards={"head/s": tag}) for put in puts])
             won = [who for who, each in enumerate(done) if each is not None]
 
             assert len(won) == 1
@@ -246,9 +242,7 @@ class DriverContract:
     def test_of_many_who_put_one_fresh_key_exactly_one_wins(self, driver: Driver) -> None:
         for turn in range(5):
             key = f"journal/s/1/{turn}"
-            done = at_once(
-                [lambda who=who, key=key: driver.batch([Put(key, b"%d" % who)]) for who in range(6)]
-            )
+            done = at_once([partial(driver.batch, [Put(key, b"%d" % who)]) for who in range(THREADS)])
 
             won = [who for who, each in enumerate(done) if each is not None]
             assert len(won) == 1

@@ -55,6 +55,11 @@ def names(store: CheckpointStore, *args: str | None) -> list[str]:
     return [path.rpartition("/")[2] for path, _ in store.list(*args)]
 
 
+def keys(store: Any, prefix: str = "") -> list[str]:
+    """What a bucket has."""
+    return [entry.key for entry in store._opened().list(prefix)]
+
+
 def own_name(number: int = 1, session: str = "s") -> str:
     return f"session_{session}_step_1_1700000000-{number}.pkl"
 

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from itertools import islice
 
 import pytest
 
@@ -59,53 +58,6 @@ def role(postgres_server: PostgresServer, postgres_url: str) -> Iterator[str]:
 def test_what_cannot_be_a_name_is_refused(store: PostgresStore, name: str) -> None:
     with pytest.raises(CheckpointError, match="name"):
         put(store, name, "one")
-
-
-# --- listings --------------------------------------------------------------------------
-
-
-def test_the_newest_are_of_one_workflow_or_status_if_asked(store: PostgresStore) -> None:
-    put(store, "a", "one", workflow="train", status="running")
-    put(store, "b", "two", workflow="train", status="failed", session="t")
-    put(store, "c", "three", workflow="x" * 999, status="failed")
-
-    def newest(**wanted: str) -> list[str]:
-        return [path.rpartition("/")[2] for path, _ in store.newest(9, **wanted)]
-
-    assert newest(workflow="train") == ["b", "a"]
-    assert newest(status="failed") == ["c", "b"]
-    assert newest(session="t", workflow="train", status="failed") == ["b"]
-    assert newest(workflow="x" * 999) == ["c"]
-
-
-def fill(server: PostgresServer, store: PostgresStore, count: int) -> None:
-    """Rows as `put` would have made them."""
-    server.ask(
-        """insert into graflow_ckpt.checkpoints
-        select 'n' || n, n, n, 's' || n %% 100, 'w' || n %% 7, (array['running', 'failed'])[1 + n %% 2], '{}',
-            convert_to('{"session_id": "s' || n %% 100 || '", "n": ' || n || '}', 'UTF8')
-        from generate_series(1, %s) n""",
-        count,
-        database=store.folder.rpartition("/")[2],
-    )
-    server.ask("select setval('graflow_ckpt.commits', %s)", count, database=store.folder.rpartition("/")[2])
-
-
-def test_what_is_written_anew_while_it_is_listed_is_listed(
-    store: PostgresStore, postgres_server: PostgresServer
-) -> None:
-    fill(postgres_server, store, 1200)
-
-    found = store.list()
-    first = [path for path, _ in islice(found, 100)]
-    for name in ("n7", "n500", "n1199"):
-        put(store, name, "anew")
-    store.delete("n3")
-    rest = [path for path, _ in found]
-
-    assert [path.rpartition("/")[2] for path in first] == [f"n{n}" for n in range(1200, 1100, -1)]
-    assert len(rest) == len(set(rest)) == 1099
-    assert {path.rpartition("/")[2] for path in first + rest} == {f"n{n}" for n in range(1, 1201)} - {"n3"}
 
 
 # --- durability ------------------------------------------------------------------------
@@ -302,25 +254,6 @@ def test_more_threads_than_connections_get_their_turn(store: PostgresStore) -> N
 
     assert failed == []
     assert sorted(read(store, f"t{number}")[0] for number in range(24)) == sorted(f"{n}.4" for n in range(24))
-
-
-@pytest.mark.parametrize("number", [2**63, -(2**63) - 1, 2**200])
-def test_a_number_that_no_column_holds_is_refused_by_name(store: PostgresStore, number: int) -> None:
-    lease = store.acquire("s")
-
-    with pytest.raises(ServerError, match="a number is out of the range of its column"):
-        store.journal(lease, number)
-    assert list(store.segments("s")) == []
-
-
-@pytest.mark.parametrize("epoch", [2**63, 2**63 - 1, 2**200])
-def test_a_meta_with_an_epoch_that_no_column_holds_is_named_when_the_session_is_owned(
-    store: PostgresStore, epoch: int
-) -> None:
-    put(store, own_name(), "made up", epoch=epoch)
-
-    with pytest.raises(ServerError, match="a number is out of the range of its column"):
-        store.acquire("s")
 
 
 # --- names and addresses ----------------------------------------------------------------

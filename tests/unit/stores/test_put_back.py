@@ -5,10 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-import sqlite3
 import zlib
-from collections.abc import Callable
-from contextlib import closing
 from dataclasses import asdict
 from itertools import count
 from pathlib import Path
@@ -16,20 +13,16 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, Fenced, JournalFailed, SessionBusy
-from graflow_ckpt.core.protocols import CheckpointStore, Line
+from graflow_ckpt.core.errors import CheckpointCorrupt, Fenced, SessionBusy
+from graflow_ckpt.core.protocols import Line
 from graflow_ckpt.links.processes import myself, named
 from graflow_ckpt.stores.claims import lines_of, lost, number, owner_in, parsed
+from graflow_ckpt.stores.driver import Put
 from graflow_ckpt.stores.flock import Flock
+from graflow_ckpt.stores.head import head_key
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.stores.postgres import PostgresStore
-from graflow_ckpt.stores.redis import RedisStore
-from graflow_ckpt.stores.redis_names import NAMED, Keys
-from graflow_ckpt.stores.sqlite import SqliteStore
-from graflow_ckpt.testing.trios import listed, own_name, owning, put, put_own
-from tests.postgres_servers import PostgresServer
-from tests.servers import Server
+from graflow_ckpt.testing.trios import listed, owning, put_own
 
 # --- what is said ----------------------------------------------------------------------
 
@@ -57,163 +50,7 @@ def test_a_second_owner_of_one_epoch_is_evidence_for_the_log(caplog: pytest.LogC
     assert vars(record)["session"] == "s"
 
 
-# --- leases ----------------------------------------------------------------------------
-
-
-def set_back_sqlite(file: Path) -> Callable[[], None]:
-    """Who owns what, and nothing else."""
-    with closing(sqlite3.connect(file)) as database:
-        rows = database.execute("SELECT * FROM leases").fetchall()
-
-    def put_back() -> None:
-        with closing(sqlite3.connect(file)) as database, database:
-            database.execute("DELETE FROM leases")
-            database.executemany("INSERT INTO leases VALUES (?, ?, ?, ?, ?, ?)", rows)
-
-    return put_back
-
-
-def test_in_sqlite_who_was_forgotten_renews_nobodys_lease(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "s.db")
-    store.acquire("s").release()
-    put_back = set_back_sqlite(tmp_path / "s.db")
-    first = store.acquire("s")
-    put_back()
-    second = store.acquire("s")
-    with closing(sqlite3.connect(tmp_path / "s.db")) as database:
-        ends = database.execute("SELECT ends FROM leases").fetchone()
-
-        assert first.epoch == second.epoch == 2
-        assert first._renew() is False
-        assert database.execute("SELECT ends FROM leases").fetchone() == ends
-    assert second._renew() is True
-    second.release()
-
-
-def test_in_postgres_who_was_forgotten_renews_nobodys_lease(
-    postgres_server: PostgresServer, postgres_url: str
-) -> None:
-    store, name = PostgresStore(postgres_url), postgres_url.rpartition("/")[2]
-    store.acquire("s").release()
-    first = store.acquire("s")
-    postgres_server.ask("update graflow_ckpt.sessions set epoch = 1, owner = null", database=name)
-    second = store.acquire("s")
-    until = postgres_server.ask("select until from graflow_ckpt.sessions", database=name)
-
-    assert first.epoch == second.epoch == 2
-    assert first._renew() is False
-    assert postgres_server.ask("select until from graflow_ckpt.sessions", database=name) == until
-    assert second._renew() is True
-    second.release()
-    store.close()
-
-
-def test_in_redis_who_was_forgotten_renews_nobodys_lease_and_announces_nothing(
-    redis_server: Server, redis_url: str
-) -> None:
-    store, key = RedisStore(redis_url), Keys("s").lease
-    store.acquire("s").release()
-    first = store.acquire("s")
-    redis_server.ask("HSET", key, "epoch", 1)
-    redis_server.ask("HDEL", key, "owner", "until", "nonce")
-    redis_server.ask("DEL", *Keys(NAMED).fences("s"))
-    second = store.acquire("s")
-    until = redis_server.ask("HGET", key, "until")
-
-    assert first.epoch == second.epoch == 2
-    assert store._all.scripts["hold"]([key], [*first.fenced, 3_600_000])[0] == 0
-    assert redis_server.ask("HGET", key, "until") == until
-    for keys in (Keys("s"), Keys(NAMED)):
-        announced = [keys.fence("s"), keys.staging]
-        assert store._all.scripts["stage"](announced, [*first.fenced, "nonce", "s"]) == 0
-        assert store._all.scripts["stage"](announced, [*second.fenced, "nonce", "s"]) == 1
-    second.release()
-
-
-def test_in_redis_the_slot_of_other_names_remembers_an_epoch_that_the_sessions_slot_has_forgotten(
-    redis_server: Server, redis_url: str
-) -> None:
-    store, client = RedisStore(redis_url), redis_server.client()
-    store.acquire("s").release()
-    lease = client.dump(Keys("s").lease)
-    first = store.acquire("s")
-    client.restore(Keys("s").lease, 0, lease, replace=True)
-
-    second = store.acquire("s")
-
-    assert (first.epoch, second.epoch, second.taken_from) == (2, 3, None)
-    for name in (own_name(), "best"):
-        with pytest.raises(Fenced):
-            put(store, name, "late", lease=first)
-        put(store, name, "mine", lease=second)
-    second.release()
-
-
-def test_in_redis_a_claim_that_comes_late_to_the_other_slot_does_not_take_what_was_taken_over(
-    redis_server: Server, redis_url: str
-) -> None:
-    store, other = RedisStore(redis_url), RedisStore(redis_url)
-    scripts, taken = store._all.scripts, []
-    sure = scripts.sure
-
-    def late(name: str, keys: object, args: object = ()) -> object:
-        if name == "raise" and not taken:
-            taken.append(other.acquire("s", take_over=True))
-        return sure(name, keys, args)  # type: ignore[arg-type]
-
-    scripts.sure = late  # type: ignore[method-assign,assignment]
-
-    with pytest.raises(SessionBusy):
-        store.acquire("s")
-
-    taken[0].check()
-    put(other, "best", "mine", lease=taken[0])
-    taken[0].release()
-
-
-# --- journals --------------------------------------------------------------------------
-
-
-def test_a_segment_of_another_claim_is_not_continued_in_sqlite(tmp_path: Path) -> None:
-    store = SqliteStore(tmp_path / "s.db")
-    store.acquire("s").release()
-
-    refuses_what_is_there(store, set_back_sqlite(tmp_path / "s.db"))
-
-
-def test_a_segment_of_another_claim_is_not_continued_in_postgres(
-    postgres_server: PostgresServer, postgres_url: str
-) -> None:
-    store, name = PostgresStore(postgres_url), postgres_url.rpartition("/")[2]
-    store.acquire("s").release()
-
-    def put_back() -> None:
-        asked = "update graflow_ckpt.sessions set epoch = 1, owner = null, until = null"
-        postgres_server.ask(asked, database=name)
-
-    refuses_what_is_there(store, put_back)
-    store.close()
-
-
-def refuses_what_is_there(store: CheckpointStore, put_back: Callable[[], None]) -> None:
-    """Where the leases alone were put back, and the records of the former owner have stayed."""
-    first = store.acquire("s")
-    old = store.journal(first, 1)
-    old.append(b"stays;")
-    put_back()
-    second = store.acquire("s")
-
-    with pytest.raises(JournalFailed, match="records already"):
-        store.journal(second, 1)
-    with pytest.raises(Fenced):
-        old.append(b"late;")
-
-    second.release()
-    third = store.acquire("s")
-    store.journal(third, 1).append(b"new;")
-    assert (first.epoch, second.epoch, third.epoch) == (2, 2, 3)
-    assert list(store.segments("s")) == [(2, 1, b"stays;"), (3, 1, b"new;")]
-    third.release()
+# --- a bucket --------------------------------------------------------------------------
 
 
 def test_in_a_bucket_that_was_put_back_as_a_whole_nobody_reads_what_a_forgotten_owner_appends(
@@ -221,15 +58,14 @@ def test_in_a_bucket_that_was_put_back_as_a_whole_nobody_reads_what_a_forgotten_
 ) -> None:
     store = ObjectStore(objects_url)
     store.acquire("s").release()
-    bucket = store._all.bucket
-    kept = {entry.key: bucket.get(entry.key) for entry in bucket.list("sessions")}
+    (kept,) = store.driver.get(head_key("s"))
+    assert kept is not None
     first = store.acquire("s")
     old = store.journal(first, 1)
     old.append(b"lost;")
-    bucket.delete([entry.key for kind in ("alive", "journal") for entry in bucket.list(kind)])
-    for key, found in kept.items():
-        assert found is not None
-        bucket.put(key, found.data)
+    gone = [entry.key for kind in ("lease/s/", "journal/s/") for entry in store.driver.keys(kind)]
+    store.driver.batch([], gone)
+    store.driver.batch([Put(head_key("s"), kept.data, fresh=False)])
     second = store.acquire("s")
     new = store.journal(second, 1)
     new.append(b"one;")

@@ -13,9 +13,11 @@ from graflow_ckpt.core.errors import (
     ServerReadOnly,
     ServerRefuses,
 )
+from graflow_ckpt.stores import redis_driver
+from graflow_ckpt.stores.driver import Put
 from graflow_ckpt.stores.names import base_of, path_of
 from graflow_ckpt.stores.redis import RedisStore
-from graflow_ckpt.stores.redis_names import Keys, divided, folder_of, split, target_of
+from graflow_ckpt.stores.redis_names import divided, folder_of, split
 from tests.servers import Server
 from tests.unit.stores.redis_trios import names, own_name, put, read
 
@@ -43,16 +45,6 @@ def test_databases_are_stores_of_their_own(redis_url: str, store: RedisStore) ->
     put(store, "best", "one")
 
     assert names(RedisStore(redis_url.removesuffix("0") + "1")) == []
-
-
-# --- listings --------------------------------------------------------------------------
-
-
-def test_more_metas_than_one_page_are_all_listed(store: RedisStore) -> None:
-    for number in range(450):
-        put(store, own_name(number), "one")
-
-    assert len(names(store, "s")) == 450
 
 
 # --- durability ------------------------------------------------------------------------
@@ -111,9 +103,9 @@ def test_a_wrong_password_is_refused(own_redis: Callable[..., Server]) -> None:
 def test_a_failed_save_is_an_error_of_the_checkpoint_whatever_was_wrong(
     store: RedisStore, redis_server: Server
 ) -> None:
-    redis_server.ask("SET", "graflow:ck:{@}:metas", "a string")
+    redis_server.ask("SET", "graflow:ck:names", "a string")
 
-    with pytest.raises(CheckpointError, match=r"metas is a string, not a hash") as failed:
+    with pytest.raises(CheckpointError, match=r"names is a string, not a zset") as failed:
         put(store, "best", "one")
 
     assert isinstance(failed.value.__cause__, KeyTaken)
@@ -142,6 +134,38 @@ def test_a_server_that_does_not_say_how_it_syncs_is_not_believed(own_redis: Call
 
     assert store.synced is False
     assert read(store, path)[0] == "one"
+
+
+def test_a_script_that_the_server_does_not_know_is_sent_with_what_came_before_it(
+    store: RedisStore, redis_server: Server
+) -> None:
+    put(store, "best", "one")
+    redis_server.ask("SCRIPT", "FLUSH")
+
+    path = put(store, "best", "two", size=1 << 17)
+
+    assert read(store, path) == ("two", b"two" * (1 << 17), b"two")
+
+
+def test_what_goes_ahead_of_a_script_that_refuses_goes_and_what_is_kept_does_not_expire(
+    store: RedisStore, redis_server: Server
+) -> None:
+    put(store, "best", "one", size=1 << 20)
+    assert {redis_server.ask("TTL", key) for key in redis_server.ask("KEYS", "*")} == {-1}
+    before = set(redis_server.ask("KEYS", "*"))
+
+    assert store.driver.batch([Put("data/x/1/0", b"x" * (1 << 17))], guards={"head/@best": "0" * 24}) is None
+    assert set(redis_server.ask("KEYS", "*")) == before  # a refusal takes it away at once
+
+
+@pytest.mark.parametrize("name", ["batch", "find"])
+def test_each_script_compiles_and_says_what_it_takes(name: str, redis_server: Server) -> None:
+    text = redis_driver.source(name)
+
+    assert redis_server.ask("SCRIPT", "LOAD", text)
+    assert text.startswith("-- ")
+    assert "-- KEYS" in text
+    assert "-- ARGV" in text
 
 
 # --- names and addresses ----------------------------------------------------------------
@@ -194,17 +218,6 @@ def test_a_name_with_slashes_is_refused_without_showing_a_password() -> None:
 def test_a_unix_socket_cannot_be_a_store() -> None:
     with pytest.raises(BadAddress, match="no place for a name"):
         folder_of("unix:///run/redis.sock")
-
-
-def test_a_sessions_own_checkpoints_are_in_its_slot_and_all_others_in_one() -> None:
-    own, other = target_of(OWN), target_of("best")
-
-    assert (own.session, other.session) == ("s-1", None)
-    assert own.keys.fence("s-1") == "graflow:ck:{s-1}:lease"
-    assert other.keys.fence("s-1") == "graflow:ck:{@}:fence:s-1"
-    assert own.keys.chunks("n", "pkl") == "graflow:ck:{s-1}:chunk:n:pkl:"
-    assert own.keys.chunks("n", "pkl").startswith(own.keys.chunks())
-    assert Keys("s").segment(3, 17) == "graflow:ck:{s}:journal:3:17"
 
 
 def test_a_checkpoint_is_listed_as_it_was_named() -> None:

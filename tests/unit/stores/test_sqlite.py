@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,7 @@ from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.names import path_of, session_of
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.sqlite_names import file_of, folder_of, is_sqlite, own_file, split
-from tests.unit.stores.redis_trios import names, own_name, put, read
+from tests.unit.stores.redis_trios import own_name, put
 
 
 @pytest.fixture
@@ -94,85 +92,6 @@ def test_who_could_have_written_it_is_told(store: SqliteStore, tmp_path: Path) -
     os.chmod(tmp_path, 0o777)
     assert "everybody can put files into" in str(store.unsafe("best"))
     os.chmod(tmp_path, 0o700)
-
-
-# --- listings --------------------------------------------------------------------------
-
-
-def test_more_metas_than_one_page_are_all_listed_while_others_come_and_go(store: SqliteStore) -> None:
-    for number in range(450):
-        put(store, own_name(number), "one")
-
-    listing = store.list("s")
-    first = [next(listing)[0] for _ in range(3)]
-    put(store, own_name(1000), "new")
-    store.delete(own_name(1))
-    rest = [path for path, _ in listing]
-
-    seen = [name for path in first + rest if (name := path.rpartition("/")[2]) != own_name(1000)]
-    assert seen == [own_name(number) for number in range(449, -1, -1) if number != 1]
-
-
-def test_the_newest_are_found_by_what_their_metas_say(store: SqliteStore) -> None:
-    for number in range(40):
-        more = {"workflow": f"w{number % 2}", "status": "paused" if number % 5 == 0 else "running"}
-        put(store, own_name(number, f"s{number % 4}"), "one", session=f"s{number % 4}", **more)
-
-    def found(limit: int = 50, **filters: str) -> list[int]:
-        return [
-            int(path.rpartition("-")[2].removesuffix(".pkl")) for path, _ in store.newest(limit, **filters)
-        ]
-
-    assert found(3) == [39, 38, 37]
-    assert found(2, workflow="w0") == [38, 36]
-    assert found(2, status="paused") == [35, 30]
-    assert found(workflow="w1", status="paused") == [35, 25, 15, 5]
-    assert found(3, session="s2") == [38, 34, 30]
-    assert found(session="s0", workflow="w0", status="paused") == [20, 0]
-    assert found(session="s1", workflow="w0") == []
-    assert store.newest(1)[0] == next(store.list())
-
-
-def test_the_newest_are_the_last_committed_whatever_the_clocks_said(store: SqliteStore) -> None:
-    for number, year in enumerate(("2026", "1970", "2099", "2025")):
-        created_at = f"{year}-01-01T00:00:00"
-        put(store, own_name(1, f"s{number}"), "one", session=f"s{number}", created_at=created_at)
-
-    assert [path for path, _ in store.newest(9)] == [path for path, _ in store.list()]
-    assert [path.partition("session_")[2][:2] for path, _ in store.newest(3)] == ["s3", "s2", "s1"]
-
-
-def test_what_is_rare_is_found_behind_many_others(store: SqliteStore) -> None:
-    """The newest thousand are looked through first, since what is common is among them."""
-    put(store, own_name(1), "one", workflow="old", status="paused")
-    put(store, own_name(2), "one", workflow="new", status="running")
-    with closing(sqlite3.connect(store.file)) as connection, connection:
-        columns = "session, workflow, status, epoch, stage, body, size, parts, meta"
-        copy = f"INSERT INTO checkpoints (name, {columns}) SELECT ?, {columns} FROM checkpoints WHERE id = 2"
-        connection.executemany(copy, [(own_name(number)[:-4],) for number in range(3, 1500)])
-
-    def found(limit: int, **filters: str) -> list[str]:
-        return [path.rpartition("/")[2] for path, _ in store.newest(limit, **filters)]
-
-    assert found(1, status="paused") == found(60, workflow="old") == [own_name(1)]
-    assert found(2, status="running") == found(2, workflow="new") == [own_name(1499), own_name(1498)]
-    assert len(found(2000, status="running")) == 1498
-    assert found(5, status="none") == []
-
-
-def test_many_are_deleted_at_once_and_counted(store: SqliteStore) -> None:
-    paths = [put(store, own_name(number), "one") for number in range(300)]
-    large = put(store, "large", "one", size=5 << 20)
-    kept = put(store, "kept", "one")
-
-    assert store.delete_many([*paths, large, "sqlite://none", paths[0]]) == 301
-
-    assert names(store) == ["kept"]
-    assert read(store, kept)[0] == "one"
-    with closing(sqlite3.connect(store.file)) as connection, connection:
-        assert connection.execute("SELECT count(*) FROM chunks").fetchone() == (1,)
-        assert connection.execute("SELECT count(*) FROM loose").fetchone() == (0,)
-    connection.close()
 
 
 @pytest.mark.parametrize(

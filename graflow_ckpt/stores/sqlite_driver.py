@@ -27,7 +27,7 @@ _INSERT = "INSERT OR IGNORE INTO things VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _UPDATE = "UPDATE things SET tag = ?, at = ?, size = ?, data = ?, large = ? WHERE key = ?"
 _LIST = "SELECT key, size, at FROM things WHERE key > ? AND key < ? ORDER BY key LIMIT ?"
 _FIND = (
-    "SELECT t.number, t.key, ifnull(t.data, l.data) FROM things t LEFT JOIN large l ON l.id = t.large "
+    "SELECT t.number, t.key, ifnull(t.data, l.data) FROM things t {} LEFT JOIN large l ON l.id = t.large "
     "WHERE t.number IS NOT NULL AND t.number < ?{} ORDER BY t.number DESC LIMIT ?"
 )
 
@@ -106,11 +106,14 @@ class SqliteDriver:
     def find(self, wanted: Row, limit: int, below: int | None = None) -> Sequence[Hit]:
         facts = {name: want for name, want in zip(Row._fields, wanted, strict=True) if want}
         where = "".join(f" AND t.{name} = ?" for name in facts)
+        index = (
+            "INDEXED BY things_session" if wanted.session else ""
+        )  # the one that is chosen may have most rows
         with self._database.reading() as connection:
             if connection is None:
                 return []
             values = (_MANY if below is None else below, *facts.values(), limit)
-            return [Hit(*row) for row in connection.execute(_FIND.format(where), values)]
+            return [Hit(*row) for row in connection.execute(_FIND.format(index, where), values)]
 
 
 class _Refused(Exception):

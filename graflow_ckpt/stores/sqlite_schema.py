@@ -31,7 +31,8 @@ _STEPS = (
     CREATE TABLE large (id INTEGER PRIMARY KEY, data BLOB NOT NULL) STRICT;
     CREATE INDEX things_number ON things (number) WHERE number IS NOT NULL;
     CREATE INDEX things_session ON things (session, number) WHERE number IS NOT NULL;
-    CREATE INDEX things_workflow ON things (workflow, status, number) WHERE number IS NOT NULL;
+    CREATE INDEX things_workflow ON things (workflow, number) WHERE number IS NOT NULL;
+    CREATE INDEX things_status ON things (status, number) WHERE number IS NOT NULL;
     """,
 )
 VERSION = len(_STEPS)

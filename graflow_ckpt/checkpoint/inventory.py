@@ -32,7 +32,7 @@ from graflow_ckpt.core.errors import BadSessionId, CheckpointError, CheckpointNo
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import CheckpointStore, Contents, Readable
 from graflow_ckpt.stores import Place, address_of, open_store
-from graflow_ckpt.stores.names import META, PARTS, contents_in_order
+from graflow_ckpt.stores.names import META, PARTS, contents_in
 from graflow_ckpt.stores.strays import strays
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
@@ -301,7 +301,7 @@ def _of_checkpoint(store: CheckpointStore, path: str, raw: bytes) -> Iterator[Or
         if not _is_still(store, path, raw):
             return
         yield Orphan("lacking", path, cut.size, cut.session, f"{part}: {why}")
-    for name in contents_in_order(raw):
+    for name in contents_in(raw):
         if not _is_held(store, path, name, str(meta.get("stage", ""))) and _is_still(store, path, raw):
             yield Orphan("lacking", path, cut.size, cut.session, f"content {name} is not there")
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from heapq import nlargest
-from itertools import islice
 from typing import Any, TypedDict, Unpack
 
 from graflow_ckpt.stores.names import base_of, facts_in, session_of
@@ -45,12 +44,6 @@ def newest(listing: Iterable[_Listed], limit: int, **wanted: Unpack[Facts]) -> S
 def within(limit: int) -> int:
     """A limit that an index, and a column of 64 bits, can hold: there are never so many checkpoints."""
     return min(max(limit, 0), _ALL)
-
-
-def first(listing: Iterable[_Listed], limit: int, **wanted: Unpack[Facts]) -> Sequence[_Listed]:
-    """The same of a listing that has the newest of all first."""
-    fitting = (found for found in listing if _fit(facts_in(found[1]), wanted))
-    return list(islice(fitting, within(limit)))
 
 
 def _dated(listing: Iterable[_Listed]) -> Iterator[tuple[float, _Listed, dict[str, Any]]]:

@@ -34,13 +34,8 @@ def parsed(said: str | bytes, where: str) -> Any:
         raise nonsense(where) from error
 
 
-def owner_in(said: str | bytes | None, where: str) -> Owner | None:
-    """The owner that was written as JSON; None if nobody was."""
-    return owner_of(parsed(said, where), where) if said else None
-
-
 def owner_of(found: Any, where: str) -> Owner:
-    """The same of what the JSON has held."""
+    """The owner that was written, as its JSON has held it."""
     try:
         owner = Owner(**{name: found[name] for name in _FIELDS})
     except (TypeError, LookupError) as error:

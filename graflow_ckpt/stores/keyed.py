@@ -70,7 +70,7 @@ from graflow_ckpt.stores.names import (
     base_of,
     check_own,
     check_parts,
-    contents_in_order,
+    contents_in,
     facts_in,
     gone,
     holds_none,
@@ -193,7 +193,7 @@ class KeyedStore(Store[KeyedLease]):
 
     def _commit(self, to: Target, record: Record, meta: bytes, stream: Stream) -> None:
         """W2."""
-        names, facts = contents_in_order(meta), facts_in(meta)
+        names, facts = contents_in(meta), facts_in(meta)
         saving = self.savings.get((to.base, to.stage))
         its = session_of(to.base) or _text(facts, "session_id")
         row = _row(its, _text(facts, "workflow"), _text(facts, "status"))

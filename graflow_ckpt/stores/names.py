@@ -110,13 +110,8 @@ def is_content(name: object) -> bool:
     return isinstance(name, str) and _CONTENT.match(name) is not None
 
 
-def contents_in(meta: bytes) -> frozenset[str]:
-    """The names of the contents that a meta says its checkpoint holds."""
-    return frozenset(contents_in_order(meta))
-
-
-def contents_in_order(meta: bytes) -> tuple[str, ...]:
-    """The same, each once, as they are read."""
+def contents_in(meta: bytes) -> tuple[str, ...]:
+    """The names of the contents that a meta says its checkpoint holds, each once, as they are read."""
     if b'"contents"' not in meta:
         return ()
     try:

@@ -17,12 +17,16 @@ import os
 import threading
 
 from graflow_ckpt.core import arguments
+from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.stores.head import encoded
 from graflow_ckpt.stores.keyed import KeyedStore
 from graflow_ckpt.stores.lease import LEASE
 from graflow_ckpt.stores.names import base_of, elsewhere, path_of
 from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_driver import ObjectsDriver
-from graflow_ckpt.stores.objects_names import is_objects, place_of, split, target_of
+from graflow_ckpt.stores.objects_names import is_objects, place_of, split
+
+_LONGEST = 900  # bytes of a name in a key: 1024 are allowed for the whole of it
 
 
 class ObjectStore(KeyedStore):
@@ -65,4 +69,15 @@ class ObjectStore(KeyedStore):
     def _name(self, path: str) -> str:
         if "/" in path and "://" not in path:
             raise elsewhere(path, self.folder)
-        return target_of(super()._name(path)).base
+        return checked(super()._name(path))
+
+
+def checked(base: str) -> str:
+    """The name; refused if no key can hold it."""
+    if not base or base in (".", "..") or len(encoded(base)) > _LONGEST:
+        raise CheckpointError(
+            f"{base!r} cannot be the name of a checkpoint.",
+            hint="Give it a name that is not empty, `.` or `..`, and shorter.",
+            path=base,
+        )
+    return base

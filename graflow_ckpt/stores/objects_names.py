@@ -1,17 +1,10 @@
-"""Names in an object store: from an address to a bucket, from a path to the keys that have what it names.
+"""Names in an object store: from an address to a bucket, from a path to the name there.
 
     s3://bucket/prefix              the store, and what paths in it start with; gs:// and az:// likewise
     s3://bucket/prefix/NAME         a checkpoint
     s3://bucket/prefix?endpoint=http://host:9000&region=eu-1      with what the client has to know
 
-    sessions/{id}                   the head of a session: owner, lines, segments, its own checkpoints
-    names/{name}                    a checkpoint under any other name
-    data/{id or @}/{epoch}-{nonce}/{n}      what the parts of one checkpoint consist of
-    data/{id or @}/{epoch}-{nonce}/{content}/{n}      a content that a save has written
-    journal/{id}/{epoch}-{after}-{claim}/{n}        one frame
-    alive/{id}/{epoch}              touched by the owner as long as it lives
-    alive/{id}/{epoch}-{after}-{claim}      a segment of the journal that was begun
-    probes/{nonce}, clock           what is asked of the bucket itself
+    probes/{nonce}, clock           what is asked of the bucket itself, beside the keys of driver.py
 
 Promise: an address holds no secret (one that does is refused without being shown), and what is shown or
 stored of it is scheme, bucket and prefix. So that it can be opened again, this process remembers the
@@ -23,19 +16,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from urllib.parse import parse_qsl, quote, unquote, urlencode
+from urllib.parse import parse_qsl, urlencode
 
-from graflow_ckpt.core.errors import BadAddress, CheckpointError
-from graflow_ckpt.stores.names import base_of, session_of
+from graflow_ckpt.core.errors import BadAddress
+from graflow_ckpt.stores.names import base_of
 
 SCHEMES = {"s3": "s3", "gs": "gs", "gcs": "gs", "az": "az", "azure": "az"}
 """As they may be written, and as they are shown."""
 
-NAMED = "@"  # no session is called like that
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 _SECRET = re.compile(r"key|secret|token|password|sas|credential", re.IGNORECASE)
 _QUERY = re.compile(r"\?\w+=")
-_LONGEST = 900  # bytes of a name in a key: 1024 are allowed for the whole of it
 _known: dict[tuple[str, str], Mapping[str, str]] = {}
 
 
@@ -55,23 +46,6 @@ class Place:
         """The options count wherever only the text is left."""
         if self.options:
             _known[self.scheme, self.bucket] = self.options
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A checkpoint by its name. `session`: the one whose own path this is."""
-
-    base: str
-    session: str | None
-
-    @property
-    def tag(self) -> str:
-        return self.session or NAMED
-
-    @property
-    def key(self) -> str:
-        """Of the record, if it is not in the head of a session."""
-        return f"names/{encoded(self.base)}"
 
 
 def place_of(where: str) -> Place:
@@ -118,55 +92,6 @@ def _divided(text: str) -> tuple[str, str]:
     return (text[: found.start()], text[found.start() + 1 :]) if found else (text, "")
 
 
-def target_of(base: str) -> Target:
-    if not base or base in (".", "..") or len(encoded(base)) > _LONGEST:
-        raise CheckpointError(
-            f"{base!r} cannot be the name of a checkpoint.",
-            hint="Give it a name that is not empty, `.` or `..`, and shorter.",
-            path=base,
-        )
-    return Target(base, session_of(base))
-
-
 def is_objects(path: str) -> bool:
     scheme, separator, _ = path.partition("://")
     return bool(separator) and scheme.lower() in SCHEMES
-
-
-def encoded(name: str) -> str:
-    """A name as a key has it. Not with `%`, which clients encode once more."""
-    return quote(name, safe="", errors="surrogatepass").replace("%", "=")
-
-
-def decoded(text: str) -> str:
-    return unquote(text.replace("=", "%"), errors="surrogatepass")
-
-
-# --- keys ------------------------------------------------------------------------------
-
-
-def head_key(session: str) -> str:
-    return f"sessions/{session}"
-
-
-def data_key(tag: str, mark: str) -> str:
-    """What the keys of one checkpoint's data are under."""
-    return f"data/{tag}/{mark}"
-
-
-def alive_key(session: str, epoch: int) -> str:
-    return f"alive/{session}/{epoch}"
-
-
-def segment_key(session: str, segment: str) -> str:
-    return f"journal/{session}/{segment}"
-
-
-def begun_key(session: str, segment: str) -> str:
-    """Among what shows life, for that is what the next owner lists anyway."""
-    return f"alive/{session}/{segment}"
-
-
-def segment_name(epoch: int, after: int, claim: str) -> str:
-    """Earlier versions have left the claim out."""
-    return f"{epoch}-{after}-{claim}" if claim else f"{epoch}-{after}"

@@ -7,7 +7,7 @@ Not here: where chunks are, and what a piece has to be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import ClassVar
 
 from graflow_ckpt.core.errors import CheckpointCorrupt
@@ -25,14 +25,6 @@ def read_up_to(source: Source, size: int) -> bytearray:
                 break
             done += count
     return found[:done] if done < size else found
-
-
-def cut(pieces: Iterable[bytes], size: int) -> Iterator[memoryview]:
-    """The same bytes in chunks of that size; the pieces are whole numbers of them, but for the last."""
-    for piece in pieces:
-        view = memoryview(piece)
-        for start in range(0, len(view), size):
-            yield view[start : start + size]
 
 
 class BytesSource:
@@ -66,10 +58,6 @@ class ChunkSink:
         self.staged = 0
         self.size = 0
 
-    @property
-    def count(self) -> int:
-        return self.staged + bool(self.tail)
-
     def write(self, data: Buffer, /) -> int:
         if type(data) is bytes and len(self.tail) + len(data) <= self._most:  # as of most checkpoints
             self.tail += data
@@ -87,38 +75,6 @@ class ChunkSink:
                     at += len(taken)
             self.size += len(view)
             return len(view)
-
-
-class ChunkSource:
-    """Reads `count` chunks one after the other. `first`: the first one, if it is there already."""
-
-    __slots__ = ("_at", "_chunk", "_count", "_next", "path", "size")
-
-    def __init__(self, size: int, count: int, path: str, first: bytes = b"") -> None:
-        self._count = count
-        self._chunk = first
-        self._at = 0  # of what has been handed out of the chunk
-        self._next = 1 if first else 0
-        self.size = size
-        self.path = path
-
-    def readinto(self, buffer: memoryview, /) -> int:
-        if self._at == len(self._chunk):
-            if self._next >= self._count:
-                return 0
-            self._chunk, self._at = self._read(self._next), 0
-            self._next += 1
-        piece = memoryview(self._chunk)[self._at : self._at + buffer.nbytes]
-        buffer.cast("B")[: len(piece)] = piece
-        self._at += len(piece)
-        return len(piece)
-
-    def close(self) -> None:
-        self._chunk, self._at, self._next = b"", 0, self._count
-
-    def _read(self, number: int) -> bytes:
-        """That chunk; `CheckpointCorrupt` if it is gone: a newer checkpoint may have taken its place."""
-        raise NotImplementedError
 
 
 class OpenedSource:

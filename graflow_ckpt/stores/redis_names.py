@@ -1,13 +1,10 @@
-"""Names in a Redis store: from a path to the keys that have what it names.
+"""Names in a Redis store: from a path to the server and the name there.
 
     redis://host:port/db              the store, and what paths in it start with
     redis://host:port/db/NAME         a checkpoint
     redis://NAME                      a checkpoint in the store at hand, else in GRAFLOW_CKPT_REDIS_URL
     redis://host:port/db/session_{id}_step_{n}_{time}-{sequence}.pkl
                                       a session's own
-
-    graflow:ck:{id}:…    lease, journal and own checkpoints of a session
-    graflow:ck:{@}:…     all checkpoints under other names, with epoch and claim of each session
 
 Nothing is asked here, and no name is a pattern.
 """
@@ -17,103 +14,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from graflow_ckpt.core.errors import BadAddress, CheckpointError
 from graflow_ckpt.links.addresses import SCHEMES, URL_VARIABLE, masked, parse
-from graflow_ckpt.stores.names import base_of, session_of
+from graflow_ckpt.stores.names import base_of
 
-NAMED = "@"  # no session is called like that
 _ALONE = re.compile(r"[^:/@?]+\Z")  # what follows redis:// in a path that names no server
-
-
-@dataclass(frozen=True, slots=True)
-class Keys:
-    """The keys of one tag: a session's, or those of all other names."""
-
-    tag: str
-
-    @property
-    def lease(self) -> str:
-        """Of a session: who owns it."""
-        return self._key("lease")
-
-    @property
-    def journal(self) -> str:
-        """Of a session: which segments there are."""
-        return self._key("journal")
-
-    def segment(self, epoch: int, after: int) -> str:
-        return self._key(f"journal:{epoch}:{after}")
-
-    def fence(self, session: str) -> str:
-        """Where the epoch and the claim stand that a writer of the session must have."""
-        return self._key(f"fence:{session}") if self.tag == NAMED else self.lease
-
-    def fences(self, session: str) -> list[str]:
-        """Of the other names: the epoch of each session, and what a writer of this one must have."""
-        return [self._key("epochs"), self.fence(session)]
-
-    @property
-    def sessions(self) -> str:
-        """Of the other names: the sessions that have or had keys of their own."""
-        return self._key("sessions")
-
-    @property
-    def metas(self) -> str:
-        return self._key("metas")
-
-    @property
-    def records(self) -> str:
-        """What a path points at: the chunks of each part."""
-        return self._key("records")
-
-    @property
-    def index(self) -> str:
-        return self._key("index")
-
-    @property
-    def staging(self) -> str:
-        """Who is writing chunks."""
-        return self._key("staging")
-
-    def chunks(self, nonce: str = "", part: str = "") -> str:
-        """What the keys of chunks start with: all, or those of one part."""
-        return self._key(f"chunk:{nonce}:{part}:" if part else "chunk:")
-
-    @property
-    def contents(self) -> str:
-        """Values that checkpoints have in common: what saves find. The keys of each begin with this one."""
-        return self._key("contents")
-
-    @property
-    def over(self) -> str:
-        """Checkpoints and saves that are no more, and have not let go of all contents yet."""
-        return f"{self.contents}:over"
-
-    def content(self, nonce: str) -> str:
-        """What the keys of the chunks of one start with."""
-        return f"{self.contents}:in:{nonce}:"
-
-    def _key(self, name: str) -> str:
-        return f"graflow:ck:{{{self.tag}}}:{name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A checkpoint: the tag that it is under, and its name there."""
-
-    keys: Keys
-    base: str
-
-    @property
-    def session(self) -> str | None:
-        """The session whose own path this is."""
-        return None if self.keys.tag == NAMED else self.keys.tag
-
-
-def target_of(base: str) -> Target:
-    return Target(Keys(session_of(base) or NAMED), base)
 
 
 def split(path: str, environment: Mapping[str, str] = os.environ) -> tuple[str, str]:

@@ -1,9 +1,9 @@
 """What stores do in the same way before they ask their place: whose a lease is, and what a path names.
 
-    class RedisStore(Store[RedisLease]):
-        own = RedisLease
+    class KeyedStore(Store[KeyedLease]):
+        own = KeyedLease
 
-Promise: a lease of another store is refused, and so is the name of another session's checkpoint.
+Promise: a lease of another store is refused, and so is a path that leads to another one.
 Not here: what is asked then.
 """
 
@@ -15,11 +15,9 @@ from typing import ClassVar, Generic, TypeVar, Unpack
 from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.stores import batches
 from graflow_ckpt.stores.batches import Facts
-from graflow_ckpt.stores.fencing import FencedLease
-from graflow_ckpt.stores.names import base_of, check_own, elsewhere
+from graflow_ckpt.stores.names import base_of, elsewhere
 
 L = TypeVar("L", bound=Lease)
-F = TypeVar("F", bound=FencedLease)
 
 
 class Store(Generic[L]):
@@ -68,16 +66,3 @@ class Store(Generic[L]):
                 raise elsewhere(path, self.folder)
             path = placed.rpartition("/")[2]
         return base_of(path)
-
-
-class FencedStore(Store[F]):
-    """One whose leases end, and whose owners are fenced."""
-
-    def _writer(self, path: str, its: str | None, lease: Lease | None) -> F | None:
-        """The lease that a put is under. `its`: the session whose own name the path is."""
-        if lease is None:
-            return None
-        mine = self._own(lease)
-        mine.not_released()
-        check_own(path, its, mine.session)
-        return mine

@@ -85,7 +85,7 @@ class Scene:
     def put_back(self, number: int = COUNT) -> None:
         """With what it shares with others, should that have gone with the last of them."""
         parts, path = self.parts["victim", number], self.path(number)
-        shared = contents_in(parts["meta.json"])
+        shared = set(contents_in(parts["meta.json"]))
         try:
             self.plant(path, parts, stage_of(parts))
             return

@@ -183,11 +183,11 @@ class CommitsWithout(Broken):
     """A meta may name what is not there."""
 
     def put(self, path: str, parts: Parts, *, lease: Lease | None, stage: str) -> None:
-        sound, keyed.contents_in_order = keyed.contents_in_order, lambda meta: ()  # type: ignore[assignment]
+        sound, keyed.contents_in = keyed.contents_in, lambda meta: ()  # type: ignore[assignment]
         try:
             super().put(path, parts, lease=lease, stage=stage)
         finally:
-            keyed.contents_in_order = sound
+            keyed.contents_in = sound
 
 
 class LosesContentsOfResealed(Broken):

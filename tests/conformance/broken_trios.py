@@ -15,7 +15,7 @@ from typing import Any
 
 from graflow_ckpt.core.errors import CheckpointNotFound
 from graflow_ckpt.core.protocols import Buffer, Lease, PartWriter, Sink
-from graflow_ckpt.stores import batches
+from graflow_ckpt.stores.batches import within
 from graflow_ckpt.stores.head import head_key, scope_of
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
@@ -366,12 +366,21 @@ Listed = Sequence[tuple[str, bytes]]
 # --- choosing --------------------------------------------------------------------------
 
 
+def _first(listing: Iterable[tuple[str, bytes]], limit: int, **wanted: Any) -> Listed:
+    """Of a listing that has the newest of all first."""
+    facts = ((found, facts_in(found[1])) for found in listing)
+    fitting = (
+        found for found, has in facts if all(want in (None, has.get(name)) for name, want in wanted.items())
+    )
+    return list(islice(fitting, within(limit)))
+
+
 class ChoosesSessionBySession(MemoryStore):
     """Takes the newest from a listing that goes from one session to the next."""
 
     def newest(self, limit: int, *, session: str | None = None, **wanted: Any) -> Listed:
         listing = sorted(self.list(session), key=lambda found: found[0].partition("_step_")[0])
-        return batches.first(listing, limit, **wanted)
+        return _first(listing, limit, **wanted)
 
 
 class ChoosesByTheClock(MemoryStore):
@@ -379,14 +388,14 @@ class ChoosesByTheClock(MemoryStore):
 
     def newest(self, limit: int, *, session: str | None = None, **wanted: Any) -> Listed:
         listing = sorted(self.list(session), key=lambda found: _created(found[1]), reverse=True)
-        return batches.first(listing, limit, **wanted)
+        return _first(listing, limit, **wanted)
 
 
 class FiltersAfterTheLimit(MemoryStore):
     """Looks for what is wanted among the newest few."""
 
     def newest(self, limit: int, *, session: str | None = None, **wanted: Any) -> Listed:
-        return batches.first(islice(self.list(session), max(limit, 0)), limit, **wanted)
+        return _first(islice(self.list(session), max(limit, 0)), limit, **wanted)
 
 
 class RemembersTheFirstStatus(MemoryStore):
@@ -400,7 +409,7 @@ class RemembersTheFirstStatus(MemoryStore):
 
     def newest(self, limit: int, *, session: str | None = None, **wanted: Any) -> Listed:
         listing = [(path, self._known[path]) for path, _ in self.list(session)]
-        return [(path, self.meta(path)) for path, _ in batches.first(listing, limit, **wanted)]
+        return [(path, self.meta(path)) for path, _ in _first(listing, limit, **wanted)]
 
 
 class ChoosesNoDamage(MemoryStore):
@@ -408,7 +417,7 @@ class ChoosesNoDamage(MemoryStore):
 
     def newest(self, limit: int, *, session: str | None = None, **wanted: Any) -> Listed:
         sound = [found for found in self.list(session) if _created(found[1])]
-        return batches.first(sound, limit, **wanted)
+        return _first(sound, limit, **wanted)
 
 
 # --- deleting many ----------------------------------------------------------------------

@@ -9,13 +9,8 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.core.errors import BadAddress, CheckpointError
-from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.stores.objects_names import (
-    is_objects,
-    place_of,
-    split,
-    target_of,
-)
+from graflow_ckpt.stores.objects import ObjectStore, checked
+from graflow_ckpt.stores.objects_names import is_objects, place_of, split
 from tests.object_servers import ObjectServer
 from tests.unit.stores.redis_trios import keys, names, put, read
 
@@ -166,13 +161,7 @@ def test_the_last_piece_of_a_path_is_the_name(path: str, store: str, base: str) 
 def test_names_that_cannot_be_are_refused() -> None:
     for name in ("", ".", "..", "x" * 901, "☃" * 200):
         with pytest.raises(CheckpointError, match="cannot be the name"):
-            target_of(name)
-
-
-def test_the_own_names_of_a_session_belong_to_it() -> None:
-    assert target_of(OWN).session == "s"
-    assert target_of("best").session is None
-    assert target_of(f"x{OWN}").session is None
+            checked(name)
 
 
 def test_what_leads_to_a_bucket() -> None:

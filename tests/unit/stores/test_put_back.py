@@ -16,7 +16,7 @@ import pytest
 from graflow_ckpt.core.errors import CheckpointCorrupt, Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Line
 from graflow_ckpt.links.processes import myself, named
-from graflow_ckpt.stores.claims import lines_of, lost, number, owner_in, parsed
+from graflow_ckpt.stores.claims import lines_of, lost, number, owner_of, parsed
 from graflow_ckpt.stores.driver import Put
 from graflow_ckpt.stores.flock import Flock
 from graflow_ckpt.stores.head import head_key
@@ -158,8 +158,8 @@ SAID = asdict(ME)
 
 
 def test_an_owner_comes_back_and_so_do_lines() -> None:
-    assert owner_in(json.dumps(SAID), "here") == owner_in(json.dumps(SAID).encode(), "here") == ME
-    assert owner_in(None, "here") is owner_in(b"", "here") is None
+    assert owner_of(parsed(json.dumps(SAID), "here"), "here") == ME
+    assert owner_of(parsed(json.dumps(SAID).encode(), "here"), "here") == ME
     assert lines_of([[1, 2], [b"3", b"4"]], "here") == (Line(1, 2), Line(3, 4))
 
 
@@ -176,7 +176,7 @@ def test_an_owner_that_nobody_can_have_written_is_refused(said: str | bytes) -> 
     with pytest.raises(
         CheckpointCorrupt, match="owners of a session in here was not written by this package"
     ):
-        owner_in(said, "here")
+        owner_of(parsed(said, "here"), "here")
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_json_may_hold_anything() -> None:
 
 
 def test_an_owner_is_named_without_what_a_terminal_would_obey() -> None:
-    said = owner_in(json.dumps(SAID | {"host": "\x1b[2Jbox", "argv": "a\nb\u202e"}), "here")
+    said = owner_of(SAID | {"host": "\x1b[2Jbox", "argv": "a\nb\u202e"}, "here")
 
     assert "on ?[2Jbox" in named(said)
     assert "a?b?" in named(said)

@@ -15,7 +15,7 @@ from graflow_ckpt.stores.postgres_link import TRUE, Connection, Link, Prepared, 
 _PAGE = 1000
 _NOT_FRESH = "23505"
 _NO_ROW = (None, None, None)
-_BATCH = "select graflow_ckpt.batch(%b, %s, %b, %s, %b, %s, %s, %s, %s, %s, %b, %s, %s, %s)"
+_BATCH = "select graflow_ckpt.batch(%b, %s, %b, %s, %b, %s, %s, %s, %s, %s, %b, %s, %s)"
 _GET = "select key, data, tag, at from graflow_ckpt.things where key = any(%s)"
 _READ = "select substring(data from %s for %s) from graflow_ckpt.things where key = %s"
 _LIST = """select key, octet_length(data), at from graflow_ckpt.things
@@ -59,7 +59,7 @@ class PostgresDriver:
 
     def get(self, *keys: str) -> Sequence[Found | None]:
         if len(keys) == 1:
-            row = self._open().run(lambda connection: _ONE.row(connection, keys))
+            row = self._open().sure(lambda connection: _ONE.row(connection, keys))
             return [None if row is None else _found(*row)]
         found = {
             key: Found(bytes(data), tag.hex(), at) for key, data, tag, at in self._rows(_GET, [list(keys)])
@@ -79,7 +79,7 @@ class PostgresDriver:
         needs: Sequence[str] = (),
         soft: bool = False,
     ) -> Done | None:
-        if guards and not (needs or soft) and 2 <= len(puts) <= 1 + len(_COMMITS) and puts[0].key in guards:
+        if guards and not needs and 2 <= len(puts) <= 1 + len(_COMMITS) and puts[0].key in guards:
             ((key, known), *others) = guards.items()
             if known is not None and not others and all(put.fresh for put in puts[1:]):
                 return self._commit(puts, drops, key, known)
@@ -103,7 +103,6 @@ class PostgresDriver:
             [put.data for put in over],
             list(drops),
             list(dict.fromkeys(needs)),
-            soft,
         ]
         try:
             ((synced,),) = self._open().run(lambda connection: _asked(connection, _BATCH, values))

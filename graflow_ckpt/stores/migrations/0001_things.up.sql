@@ -34,17 +34,11 @@ $$;
 create function graflow_ckpt.batch(
     its_tag bytea, guards text[], tags bytea[], fresh text[], fresh_data bytea[],
     numbered boolean[], sessions text[], workflows text[], statuses text[],
-    over text[], over_data bytea[], drops text[], needs text[], soft boolean
+    over text[], over_data bytea[], drops text[], needs text[]
 ) returns boolean language plpgsql as $$
 declare
-    synced boolean;
+    synced boolean := graflow_ckpt.durable();
 begin
-    if soft then
-        perform set_config('synchronous_commit', 'off', true);
-        synced := false;
-    else
-        synced := graflow_ckpt.durable();
-    end if;
     for i in 1 .. coalesce(array_length(guards, 1), 0) loop
         if guards[i] = any(over) then
             perform from graflow_ckpt.things where key = guards[i] and tag = tags[i] for update;

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -23,9 +26,10 @@ from graflow_ckpt.stores import open_store_of, store_of
 from graflow_ckpt.stores.names import path_of
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.postgres_names import divided, folder_of, parse
+from graflow_ckpt.testing.trios import content, held, put_holding
 from tests.postgres_servers import PASSWORD, PostgresServer
-from tests.unit.stores.kinds import Kind, only
-from tests.unit.stores.redis_trios import names, own_name, put, read
+from tests.unit.stores.kinds import InPostgres, Kind, only
+from tests.unit.stores.redis_trios import names, own_name, parts, put, read
 
 
 @pytest.fixture
@@ -49,6 +53,80 @@ def role(postgres_server: PostgresServer, postgres_url: str) -> Iterator[str]:
     yield postgres_url.replace(f"graflow:{PASSWORD}", "worker:wpass")
     postgres_server.ask("drop owned by worker", database=database)
     postgres_server.ask("drop role worker")
+
+
+# --- connections that end --------------------------------------------------------------
+
+
+@only("postgres")
+def test_connections_that_were_cut_are_made_anew(kind: Kind) -> None:
+    with kind.proxy() as (proxy, behind):
+        far = kind.open(behind)
+        for n in range(3):
+            put(far, "best", f"{n}", size=kind.large)
+            proxy.cut()
+            assert read(far, "best")[0] == f"{n}"
+            proxy.cut()
+            assert len(list(far.list())) == 1
+
+
+@only("postgres")
+def test_a_reader_whose_reply_is_lost_asks_again(kind: Kind) -> None:
+    with kind.proxy() as (proxy, behind):
+        far = kind.open(behind)
+        put(far, "best", "one", size=kind.large)
+
+        proxy.drop_next_reply()
+
+        assert read(far, "best")[0] == "one"
+        assert proxy.dropped()
+
+
+@only("postgres")
+def test_a_process_of_the_server_that_is_killed_in_the_middle_of_a_save_interrupts_nothing(
+    kind: InPostgres,
+) -> None:
+    """All others end with it, and the server looks through its log: so it does when memory runs out."""
+    store = kind.open()
+    lease = store.acquire("s")
+    *rest, (name, meta) = parts("one", size=kind.large)
+
+    def kill(sink: Any) -> None:
+        asked = "select pid from pg_stat_activity where application_name = 'graflow-ckpt' limit 1"
+        ((pid,),) = kind.ask(asked)
+        os.kill(int(str(pid)), signal.SIGKILL)
+        meta(sink)
+
+    store.put(own_name(), [*rest, (name, kill)], lease=lease, stage="one")
+
+    assert read(store, own_name()) == ("one", b"one" * kind.large, b"one")
+    lease.check()
+    lease.release()
+
+
+@only("postgres")
+def test_a_connection_that_has_forgotten_its_statements_learns_them_again(kind: Kind) -> None:
+    store = kind.open()
+    lease = store.acquire("s")
+    segment = store.journal(lease, 0)
+    put(store, own_name(1), "one", lease)
+    segment.append(b"a")
+
+    def forget() -> None:
+        store._link.run(lambda connection: connection.execute("discard all"))
+
+    forget()
+    path = put(store, own_name(2), "two", lease)
+    forget()
+    segment.append(b"b")
+    forget()
+    other = put_holding(store, own_name(3), "three", [content(1)], lease=lease)
+    forget()
+
+    assert read(store, path) == ("two", b"two", b"two")
+    assert held(store, other) == [content(1)]
+    assert [raw for *_, raw in store.segments("s")] == [b"ab"]
+    lease.release()
 
 
 # --- paths -----------------------------------------------------------------------------

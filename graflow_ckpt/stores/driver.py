@@ -117,8 +117,8 @@ class Driver(Protocol):
 
         `guards`: keys with the tags that they must have; None: must not be there. `needs`: keys that must be
         there. `soft`: it may reach the disk with the next batch that is not, but what a server has confirmed
-        outlasts the server. A drop of what is not there is no trouble. Who lost the reply looks: the guard has
-        another tag, or a fresh key its bytes.
+        outlasts the server. A drop of what is not there is no trouble. Who lost the reply looks: the guard
+        has another tag, or a fresh key its bytes.
         """
         ...
 

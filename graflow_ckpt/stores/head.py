@@ -86,7 +86,8 @@ def lease_key(session: str, claim: str) -> str:
 
 
 def meta_key(scope: str, mark: str, base: str) -> str:
-    return f"data/{scope}/{mark}/m.{encoded(base)}"
+    """A scope that is a name does not say it twice: keys are not to be longer than a place allows."""
+    return f"data/{scope}/{mark}/m.{'' if scope.startswith('@') else encoded(base)}"
 
 
 def page_key(scope: str, mark: str) -> str:
@@ -95,7 +96,8 @@ def page_key(scope: str, mark: str) -> str:
 
 def base_in(key: str) -> str:
     """The name of the checkpoint whose meta has that key."""
-    return decoded(key.rpartition("/m.")[2])
+    mark, _, name = key.rpartition("/m.")
+    return decoded(name or mark.rpartition("/")[0].partition("/@")[2])
 
 
 def chunk_keys(scope: str, stream: str, size: int, chunk: int) -> list[str]:

@@ -26,7 +26,7 @@ from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_driver import ObjectsDriver
 from graflow_ckpt.stores.objects_names import is_objects, place_of, split
 
-_LONGEST = 900  # bytes of a name in a key: 1024 are allowed for the whole of it
+_LONGEST = 800  # bytes of a name in a key: 1024 are allowed for all of it, with prefix, mark and content
 
 
 class ObjectStore(KeyedStore):

@@ -306,14 +306,6 @@ def in_our_words(error: psycopg.Error, address: str) -> ServerError | SchemaUnsu
             hint="Look at its disk and its log; nothing was changed.",
             address=address,
         )
-    if code == "22003":
-        return ServerError(
-            f"{address} cannot hold that: a number is out of the range of its column ({text}).",
-            hint="Numbers of checkpoints lie within 64 bits: the metadata were made up or damaged.",
-            address=address,
-            code=code,
-            text=text,
-        )
     if code in _MISSING:
         return SchemaUnsupported(
             f"{address} lacks what this version needs: {text}.", hint=upgrade_hint(address), store=address

@@ -180,12 +180,6 @@ def refusing(doing: str, file: str) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         raise refusal(error, doing, file) from error
-    except OverflowError as error:
-        raise CheckpointError(
-            f"Cannot {doing} {file}: a number is out of the range of its column ({error}).",
-            hint="Numbers of checkpoints lie within 64 bits: the metadata were made up or damaged.",
-            path=file,
-        ) from error
 
 
 PATIENCE = 30.0

@@ -89,7 +89,7 @@ def test_every_name_has_a_key_of_its_own_and_comes_back_from_it(name: str) -> No
     assert decoded(key) == name
     assert key.isascii()
     assert not set(key) & set("%#?*/\\ ")
-    assert base_in(meta_key("s", "3-0a", name)) == name
+    assert base_in(meta_key("s", "3-0a", name)) == base_in(meta_key(scope_of(name), "0-0a", name)) == name
 
 
 def test_a_session_has_its_own_checkpoints_and_each_other_name_a_scope_alone() -> None:

@@ -11,6 +11,7 @@ import pytest
 from graflow_ckpt.core.errors import BadAddress, CheckpointError
 from graflow_ckpt.stores.objects import ObjectStore, checked
 from graflow_ckpt.stores.objects_names import is_objects, place_of, split
+from graflow_ckpt.testing.trios import content, held, put_holding
 from tests.object_servers import ObjectServer
 from tests.unit.stores.redis_trios import keys, names, put, read
 
@@ -158,8 +159,19 @@ def test_the_last_piece_of_a_path_is_the_name(path: str, store: str, base: str) 
     assert split(path) == (store, base)
 
 
+def test_no_key_of_the_longest_name_is_longer_than_a_service_allows(store: ObjectStore) -> None:
+    name = "x" * 800
+    value = content(1)
+
+    path = put_holding(store, name, "y" * (200 << 10), [value])
+
+    assert held(store, path) == [value]
+    assert [path for path, _ in store.list()] == [path]
+    assert max(map(len, keys(store))) <= 1024 - 100  # a prefix has some room, too
+
+
 def test_names_that_cannot_be_are_refused() -> None:
-    for name in ("", ".", "..", "x" * 901, "☃" * 200):
+    for name in ("", ".", "..", "x" * 801, "☃" * 200):
         with pytest.raises(CheckpointError, match="cannot be the name"):
             checked(name)
 

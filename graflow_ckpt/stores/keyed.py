@@ -118,6 +118,10 @@ class KeyedStore(Store[KeyedLease]):
     def contents(self) -> KeyedContents:
         return KeyedContents(self)  # not kept: nothing of a store is to outlive it
 
+    def takes(self, path: str) -> str | None:
+        folder, _, base = path.rpartition("/")
+        return path_of(folder, base_of(base)) if folder == self.folder and base_of(base) else None
+
     def probe(self) -> None:
         """Do once what saving will do, and take it away again."""
         done = self.driver.batch([Put("probe", b"", fresh=False)])

@@ -26,7 +26,7 @@ from graflow_ckpt.stores.driver import Put
 from graflow_ckpt.stores.head import Head
 from graflow_ckpt.stores.keyed import KeyedStore
 from graflow_ckpt.stores.memory_driver import MemoryDriver, Room
-from graflow_ckpt.stores.names import base_of, elsewhere, path_of
+from graflow_ckpt.stores.names import base_of, elsewhere
 
 _SCHEME = "memory://"
 _DEFAULT = "main"
@@ -59,10 +59,6 @@ class MemoryStore(KeyedStore):
     def probe(self) -> None:
         """Memory can be written; only a forked child is refused."""
         self.driver.get()
-
-    def takes(self, path: str) -> str | None:
-        folder, _, base = path.rpartition("/")
-        return path_of(folder, base_of(base)) if folder == self.folder and base_of(base) else None
 
     def forget(self) -> None:
         """Empty the place, but for the epochs: who owned a session before may not write into what comes

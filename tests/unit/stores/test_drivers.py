@@ -13,8 +13,8 @@ from graflow_ckpt.stores.driver import Done, Driver, Hit, Put, Row, Tag
 from graflow_ckpt.stores.keyed import KeyedStore
 from graflow_ckpt.stores.memory_driver import MemoryDriver, Room
 from graflow_ckpt.testing import AtomicDriverContract, DriverContract
+from tests.unit.stores import redis_trios
 from tests.unit.stores.kinds import REDIS, Kind, only
-from tests.unit.stores.redis_trios import put, read
 
 
 class InKind:
@@ -38,10 +38,10 @@ class TestBucket(InKind, DriverContract):
 def test_a_driver_alone_makes_a_store() -> None:
     store = KeyedStore(MemoryDriver(Room("mine")), "mine://here")
 
-    path = put(store, "best", "one")
+    path = redis_trios.put(store, "best", "one")
 
     assert path == "mine://here/best"
-    assert read(store, path) == read(store, "best") == ("one", b"one", b"one")
+    assert redis_trios.read(store, path) == redis_trios.read(store, "best") == ("one", b"one", b"one")
     with pytest.raises(CheckpointError, match="is not in mine://here"):
         store.meta("mine://there/best")
 

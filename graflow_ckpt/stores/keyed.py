@@ -30,6 +30,7 @@ from weakref import WeakValueDictionary
 
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
+    CheckpointNotFound,
     Fenced,
     GraflowError,
     SaveOutcomeUnknown,
@@ -41,7 +42,7 @@ from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
 from graflow_ckpt.stores import batches
 from graflow_ckpt.stores.batches import Filters, within
 from graflow_ckpt.stores.contents import KeyedContents, KeyedSaving
-from graflow_ckpt.stores.driver import Driver, Put, Row
+from graflow_ckpt.stores.driver import Driver, Hit, Put, Row
 from graflow_ckpt.stores.fencing import clearing
 from graflow_ckpt.stores.head import (
     Head,
@@ -386,16 +387,37 @@ class KeyedStore(Store[KeyedLease]):
         return [(path_of(self.folder, base_in(hit.key)), hit.data) for hit in hits]
 
     def _metas(self, session: str | None, wanted: str | None) -> Iterator[tuple[str, bytes]]:
-        below: int | None = None
+        hits = self.driver.find(_row(session), _PAGE)
+        if hits is None:
+            yield from self._in_heads(session, wanted)
+            return
+        newest, seen = hits[0].number if hits else 0, set[str]()
+        for hit in self._hits(session, hits):
+            seen.add(base_in(hit.key))
+            yield base_in(hit.key), hit.data
+        if len(hits) < _PAGE:
+            return
+        # what was written anew meanwhile has moved to the front, which was passed
+        for hit in self._hits(session, self.driver.find(_row(session), _PAGE) or ()):
+            base = base_in(hit.key)
+            if hit.number <= newest:
+                return
+            if base not in seen and (session_of(base) is None or self._is_sealed_anew(base)):
+                yield base, hit.data
+
+    def _hits(self, session: str | None, page: Sequence[Hit]) -> Iterator[Hit]:
+        """All of them, page after page."""
         while True:
-            hits = self.driver.find(_row(session), _PAGE, below)
-            if hits is None:
-                yield from self._in_heads(session, wanted)
+            yield from page
+            if len(page) < _PAGE:
                 return
-            yield from ((base_in(hit.key), hit.data) for hit in hits)
-            if len(hits) < _PAGE:
-                return
-            below = hits[-1].number
+            page = self.driver.find(_row(session), _PAGE, page[-1].number) or ()
+
+    def _is_sealed_anew(self, base: str) -> bool:
+        """Whether it was there before its meta. A session's own is new otherwise, and does not belong at the
+        end."""
+        record = self.heads.read(scope_of(base)).head.records.get(base)
+        return record is not None and record.mark != record.meta[0]
 
     def _in_heads(self, session: str | None, wanted: str | None) -> Iterator[tuple[str, bytes]]:
         """Where rows are not kept: the session whose head was written last first."""
@@ -411,11 +433,21 @@ class KeyedStore(Store[KeyedLease]):
                 log.warning("%s", error)  # one head that cannot be read keeps nobody from seeing the others
                 continue
             for base in reversed(list(records)):
-                raw = self._meta_of(base, records[base]) if _fits(base, wanted) else None
+                raw = self._meta_now(base, records[base]) if _fits(base, wanted) else None
                 if raw is not None and (
                     session in (None, scope) or _text(facts_in(raw), "session_id") == session
                 ):
                     yield base, raw
+
+    def _meta_now(self, base: str, record: Record) -> bytes | None:
+        """Of one that may be written anew or deleted meanwhile; nothing, if somebody has removed its meta."""
+        try:
+            raw = self._meta_of(base, record)
+            return self.meta(base) if raw is None else raw
+        except CheckpointNotFound:
+            return None
+        except CheckpointCorrupt:
+            return b""
 
     def _pattern(self, pattern: str) -> str:
         """Of names, from one that may name the store, too."""

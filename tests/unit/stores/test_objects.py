@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from graflow_ckpt.stores.objects import ObjectStore, checked
 from graflow_ckpt.stores.objects_names import is_objects, place_of, split
 from graflow_ckpt.testing.trios import content, held, put_holding
 from tests.object_servers import ObjectServer
+from tests.unit.stores.interruptions import happening
 from tests.unit.stores.redis_trios import keys, names, put, read
 
 ROOT = Path(__file__).parents[3]
@@ -52,6 +55,28 @@ def test_stores_in_one_bucket_share_their_clients_unless_the_environment_has_cha
     assert mine._for(0) is not mine._for(1 << 23)
     monkeypatch.setenv("AWS_SESSION_TOKEN", "of somebody else")
     assert ObjectStore(object_server.url)._opened()._for(0) is not mine._for(0)
+
+
+# --- listings --------------------------------------------------------------------------
+
+
+def test_what_is_written_anew_while_it_is_listed_is_listed_as_it_is_now(
+    store: ObjectStore, objects_url: str
+) -> None:
+    other, far = ObjectStore(objects_url), "x" * (64 << 10)  # a meta that has to be fetched
+    changes: dict[str, tuple[Callable[[], object], list[str]]] = {
+        "written anew": (lambda: put(other, "best", "two", note=far), ["two"]),
+        "deleted": (lambda: other.delete("best"), []),
+        "of another session": (lambda: put(other, "best", "two", session="t", note=far), []),
+    }
+    for change, found in changes.values():
+        put(store, "best", "one", note=far)
+
+        with happening(store, 1, change) as point:  # its record is known, and its meta not yet
+            listed = [json.loads(raw)["stage"] for _, raw in store.list("s")]
+
+        assert point.happened
+        assert listed == found
 
 
 # --- processes -------------------------------------------------------------------------

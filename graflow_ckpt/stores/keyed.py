@@ -90,6 +90,7 @@ from graflow_ckpt.stores.streams import Source, Stream
 
 _INLINE = 128 << 10  # bytes of checkpoints that a head may have
 _ALONG = 64 << 10  # bytes of a stream that come along with its meta
+_WHOLE = 4 << 20  # bytes of a stream that are fetched with the first of its parts
 _PAGE = 200  # metas that are read at once
 _FRESH = 30.0  # seconds in which somebody who has seen a meta opens its parts
 _REMEMBERED = 64
@@ -326,13 +327,24 @@ class KeyedStore(Store[KeyedLease]):
         for record, stream in self._known(base):
             if part in record.parts and record.stage == stage:
                 start, size = record.parts[part]
-                if stream is not None:
-                    return BytesSource(stream[start : start + size])
                 keys = chunk_keys(scope_of(base), record.mark, record.size, self.driver.chunk)
+                if stream is None and record.size <= _WHOLE:
+                    stream = self._whole(base, record, keys)
+                if stream is not None:
+                    return BytesSource(memoryview(stream)[start : start + size])
                 source = Source(self.driver, keys, start, size, path)
                 if source.is_there():
                     return source
         raise not_its(path_of(self.folder, base), part)
+
+    def _whole(self, base: str, record: Record, keys: Sequence[str]) -> bytes | None:
+        """All parts at once: whoever opens one opens the others next."""
+        found = [one.data for one in self.driver.get(*keys) if one is not None]
+        stream = found[0] if len(found) == 1 else b"".join(found)
+        if len(stream) != record.size:
+            return None
+        self._recent.remember(base, record, stream)
+        return stream
 
     def open_content(self, path: str, name: str, stage: str) -> Source:
         base = self._name(path)
@@ -525,6 +537,9 @@ class _Recent:
 
     def remember(self, base: str, record: Record, stream: bytes | None) -> None:
         with self._mutex:
+            for name, (known, large, until) in self._known.items():
+                if large is not None and known.size > _ALONG:  # at most one of those
+                    self._known[name] = known, None, until
             self._known[base] = record, stream, time.monotonic() + _FRESH
             self._known.move_to_end(base)
             while len(self._known) > _REMEMBERED:

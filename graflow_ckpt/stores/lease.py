@@ -29,7 +29,7 @@ from functools import partial
 from typing import NamedTuple
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, ServerGone
-from graflow_ckpt.core.protocols import Owner
+from graflow_ckpt.core.protocols import Buffer, Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself
 from graflow_ckpt.stores.driver import Driver, Entry, Put, Tag
 from graflow_ckpt.stores.fencing import FencedLease, Watch
@@ -101,14 +101,20 @@ class Heads:
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self._pages: OrderedDict[str, Mapping[str, Record]] = OrderedDict()  # those that were read last
+        self._decoded: tuple[str, Buffer, Head] | None = None  # likewise: who reads one reads it again
 
     def read(self, scope: str) -> Seen:
         while True:
             (found,) = self.driver.get(head_key(scope))
             if found is None:
                 return Seen(Head())
+            known = self._decoded
+            if known is not None and known[:2] == (scope, found.data):
+                return Seen(known[2], found.tag, found.at)
             try:
-                return Seen(decode(scope, found.data, partial(self._page, scope)), found.tag, found.at)
+                head = decode(scope, found.data, partial(self._page, scope))
+                self._decoded = scope, found.data, head
+                return Seen(head, found.tag, found.at)
             except CheckpointCorrupt:
                 (now,) = self.driver.get(head_key(scope))
                 if now is not None and now.tag == found.tag:

@@ -32,19 +32,19 @@ class BytesSource:
 
     __slots__ = ("_at", "_data", "size")
 
-    def __init__(self, data: bytes | bytearray) -> None:
-        self._data = data
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        self._data = memoryview(data)
         self._at = 0
         self.size = len(data)
 
     def readinto(self, buffer: memoryview, /) -> int:
-        piece = memoryview(self._data)[self._at : self._at + buffer.nbytes]
+        piece = self._data[self._at : self._at + buffer.nbytes]
         buffer.cast("B")[: len(piece)] = piece
         self._at += len(piece)
         return len(piece)
 
     def close(self) -> None:
-        self._data, self._at = b"", 0
+        self._data, self._at = memoryview(b""), 0
 
 
 class ChunkSink:

@@ -44,6 +44,7 @@ from graflow_ckpt.core.errors import (
     ServerRefuses,
     not_installed,
 )
+from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.stores.postgres_names import Address
 
 try:
@@ -328,7 +329,7 @@ def in_our_words(error: psycopg.Error, address: str) -> ServerError | SchemaUnsu
 
 TRUE = b"\x01"
 _FORGOTTEN = "26000"
-Value = str | bytes | bytearray | int | None
+Value = str | Buffer | int | None
 
 
 class Prepared:

@@ -20,6 +20,7 @@ changed (keyed.py, lease.py).
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import time
@@ -282,7 +283,7 @@ def decode(scope: str, raw: bytes, page_of: Callable[[str], Mapping[str, Record]
             epoch=claims.number(said["epoch"], where),
             claim=str(said["claim"]),
             owner=claims.owner_of(said["owner"], where) if said["owner"] else None,
-            seconds=float(said["seconds"]),
+            seconds=_seconds(said["seconds"]),
             last=str(said["last"]),
             number=claims.number(said["n"], where),
             records=records | dict(_records(said["checkpoints"], inline)),
@@ -345,7 +346,7 @@ def _records(said: Mapping[str, list[Any]], inline: bytes) -> Iterator[tuple[str
 def _pins(said: Mapping[str, tuple[float, list[Any]]]) -> Iterator[tuple[str, Pin]]:
     for mark, (at, held) in said.items():
         epoch_in(mark)
-        yield mark, Pin(float(at), tuple(_held(held)))
+        yield mark, Pin(_seconds(at), tuple(_held(held)))
 
 
 def _held(said: Iterable[Any]) -> Iterator[Held]:
@@ -354,6 +355,13 @@ def _held(said: Iterable[Any]) -> Iterator[Held]:
             raise ValueError(f"{name!r} is no name of a content")
         epoch_in(mark)
         yield Held(name, mark, _within(0, size, _MOST))
+
+
+def _seconds(said: Any) -> float:
+    """Of a lease, or of a clock; JSON may have what is neither."""
+    if not 0 <= float(said) < math.inf:
+        raise ValueError(f"{said} is no number of seconds")
+    return float(said)
 
 
 def _within(start: int, size: int, room: int) -> int:

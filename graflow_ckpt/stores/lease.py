@@ -31,6 +31,7 @@ from typing import NamedTuple
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, ServerGone
 from graflow_ckpt.core.protocols import Buffer, Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself
+from graflow_ckpt.stores.claims import busy
 from graflow_ckpt.stores.driver import Driver, Entry, Put, Tag
 from graflow_ckpt.stores.fencing import FencedLease, Watch
 from graflow_ckpt.stores.head import (
@@ -52,6 +53,7 @@ LEASE = 30.0
 LIFE = 86_400.0  # seconds for which what somebody without a lease has begun to write is left alone
 PATIENCE = 5.0  # seconds within which a server that was lost must be back
 _PAUSE = 0.1
+_WAITED = 4  # of our own lease times: a term that is longer comes of a mistake, or of somebody else
 _PAGES = 64  # that are kept in memory
 _PAUSES = (0.0, 0.002, 0.005, 0.02)  # seconds at most after so many refusals
 _SEGMENT = re.compile(r"(\d{10,20})-(\d{12,20})-[0-9a-z]+\Z", re.ASCII)
@@ -352,7 +354,12 @@ class Leases:
         if watch.since is None and not is_near(owner) and self._is_silent(session, seen):
             return True
         (shown,) = self._driver.get(lease_key(session, seen.head.claim))
-        return watch.silent(owner, (seen.head.claim, shown and shown.tag), seen.head.seconds)
+        mark, term = (seen.head.claim, shown and shown.tag), seen.head.seconds
+        most = _WAITED * (self._seconds or LEASE)
+        silent = watch.silent(owner, mark, min(term, most))
+        if silent and term > most:
+            raise busy(session, owner)
+        return silent
 
     def _is_silent(self, session: str, seen: Seen) -> bool:
         """Whether nothing was heard of the owner for too long, by the place's clock."""

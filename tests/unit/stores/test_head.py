@@ -71,6 +71,7 @@ def test_bytes_that_no_head_has_are_damage(raw: bytes) -> None:
     ("field", "value"),
     [("checkpoints", []), ("checkpoints", {"x": 1}), ("epoch", 1e999), ("epoch", -1), ("n", "x"),
      ("segments", 7), ("announced", 7), ("owner", {"pid": "../x"}), ("owner", 7), ("seconds", {}),
+     ("seconds", 1e999), ("seconds", float("nan")), ("seconds", -1), ("pins", {"0-a": [1e999, []]}),
      ("freed", [["../x", "0-a", 3]]), ("bad", [7]), ("pins", {"0-x": ["yesterday", []]}), ("pins", [1])],
 )  # fmt: skip
 def test_a_field_of_another_kind_is_damage(field: str, value: Any) -> None:

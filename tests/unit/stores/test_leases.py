@@ -259,6 +259,16 @@ def test_a_silent_owner_of_another_machine_is_waited_for_until_its_lease_ends(
     lease.release()
 
 
+@PROCESSES
+def test_a_lease_that_ends_in_years_is_not_waited_for(kind: Kind) -> None:
+    kind.owned(1e9, **kind.far)  # by somebody's hand
+
+    with pytest.raises(SessionBusy, match="on "):
+        kind.open(lease=0.05).acquire("s")
+
+    kind.open().acquire("s", take_over=True).release()
+
+
 def test_an_owner_elsewhere_that_was_silent_for_long_is_not_waited_for(
     store: CheckpointStore, kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from graflow_ckpt.core.errors import ServerError
+from graflow_ckpt.core.errors import ServerError, ServerRefuses
 from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.stores.driver import Done, Entry, Found, Hit, Put, Row, Tag
 from graflow_ckpt.stores.objects_bucket import Bucket
@@ -30,7 +31,10 @@ class ObjectsDriver:
         self._open = bucket
 
     def now(self) -> float:
-        return self._open().now().timestamp()
+        try:
+            return self._open().now().timestamp()
+        except ServerRefuses:  # we may only read there
+            return time.time()
 
     def get(self, *keys: str) -> Sequence[Found | None]:
         return list(_side_by_side(self._get, keys))

@@ -18,12 +18,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, Fenced, SessionBusy
-from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, Fenced, ServerRefuses, SessionBusy
+from graflow_ckpt.core.protocols import Buffer, CheckpointStore
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores.driver import Put
 from graflow_ckpt.stores.head import head_key, lease_key
 from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.objects import ObjectStore
+from graflow_ckpt.stores.objects_bucket import Bucket, Tag
 from graflow_ckpt.stores.sqlite import SqliteStore
 from tests.unit.stores.interruptions import Killed, happening, killed, lost
 from tests.unit.stores.kinds import (
@@ -242,6 +244,21 @@ def test_a_stopped_owner_loses_the_session_and_writes_nothing_when_it_wakes(
 
 
 # --- clocks and keepers ------------------------------------------------------------------
+
+
+class ReadOnly(Bucket):
+    """As with credentials that may write nothing."""
+
+    def put(self, key: str, data: Buffer) -> Tag:
+        raise ServerRefuses(f"{self.address} refuses: AccessDenied.")
+
+
+@only("objects")
+def test_who_may_only_read_is_told_who_the_owner_is(store: ObjectStore, kind: Kind) -> None:
+    owner = kind.owned(600, **kind.far)
+    store._bucket = ReadOnly(store._place)
+
+    assert store.owner("s") == owner
 
 
 @pytest.mark.parametrize("step", [0, -1e9, 1e9])

@@ -59,30 +59,6 @@ def role(postgres_server: PostgresServer, postgres_url: str) -> Iterator[str]:
 
 
 @only("postgres")
-def test_connections_that_were_cut_are_made_anew(kind: Kind) -> None:
-    with kind.proxy() as (proxy, behind):
-        far = kind.open(behind)
-        for n in range(3):
-            put(far, "best", f"{n}", size=kind.large)
-            proxy.cut()
-            assert read(far, "best")[0] == f"{n}"
-            proxy.cut()
-            assert len(list(far.list())) == 1
-
-
-@only("postgres")
-def test_a_reader_whose_reply_is_lost_asks_again(kind: Kind) -> None:
-    with kind.proxy() as (proxy, behind):
-        far = kind.open(behind)
-        put(far, "best", "one", size=kind.large)
-
-        proxy.drop_next_reply()
-
-        assert read(far, "best")[0] == "one"
-        assert proxy.dropped()
-
-
-@only("postgres")
 def test_a_process_of_the_server_that_is_killed_in_the_middle_of_a_save_interrupts_nothing(
     kind: InPostgres,
 ) -> None:

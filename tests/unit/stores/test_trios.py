@@ -633,6 +633,30 @@ def test_a_save_whose_server_does_not_come_back_has_failed_and_the_next_one_has_
 
 
 @SERVERS
+def test_connections_that_were_cut_are_made_anew(kind: Kind) -> None:
+    with kind.proxy() as (proxy, behind):
+        far = kind.open(behind)
+        for n in range(3):
+            put(far, "best", f"{n}", size=kind.large)
+            proxy.cut()
+            assert read(far, "best")[0] == f"{n}"
+            proxy.cut()
+            assert len(list(far.list())) == 1
+
+
+@only("postgres", "objects")
+def test_a_reader_whose_reply_is_lost_asks_again(kind: Kind) -> None:
+    with kind.proxy() as (proxy, behind):
+        far = kind.open(behind)
+        put(far, "best", "one", size=kind.large)
+
+        for look in (lambda: read(far, "best")[0], lambda: json.loads(next(far.list())[1])["stage"]):
+            proxy.drop_next_reply()
+            assert look() == "one"
+            assert proxy.dropped()
+
+
+@SERVERS
 def test_a_commit_that_is_not_confirmed_says_so(kind: Kind) -> None:
     with kind.proxy() as (proxy, behind):
         far = kind.open(behind)

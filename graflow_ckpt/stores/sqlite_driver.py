@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from graflow_ckpt.core.protocols import Buffer
+from graflow_ckpt.stores.disk import SMALL
 from graflow_ckpt.stores.driver import Done, Entry, Found, Hit, Put, Row, Tag
 from graflow_ckpt.stores.sqlite_file import Database
 
@@ -16,10 +17,8 @@ _SMALL = 2048  # bytes that a page of the table of keys may have of one thing
 _PAGE = 1000
 _MANY = 1 << 62
 
-_GET = (
-    "SELECT t.key, ifnull(t.data, l.data), t.tag, t.at "
-    "FROM things t LEFT JOIN large l ON l.id = t.large WHERE t.key "
-)
+_DATA = f"CASE WHEN ifnull(length(t.data), length(l.data)) > {SMALL} THEN x'' ELSE ifnull(t.data, l.data) END"
+_GET = f"SELECT t.key, {_DATA}, t.tag, t.at FROM things t LEFT JOIN large l ON l.id = t.large WHERE t.key "
 _TAG = "SELECT tag FROM things WHERE key = ?"
 _NEEDS = "SELECT count(*) FROM things WHERE key IN (SELECT value FROM json_each(?))"
 _NEXT = "SELECT ifnull(max(number), 0) + 1 FROM things WHERE number IS NOT NULL"
@@ -27,7 +26,7 @@ _INSERT = "INSERT OR IGNORE INTO things VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _UPDATE = "UPDATE things SET tag = ?, at = ?, size = ?, data = ?, large = ? WHERE key = ?"
 _LIST = "SELECT key, size, at FROM things WHERE key > ? AND key < ? ORDER BY key LIMIT ?"
 _FIND = (
-    "SELECT t.number, t.key, ifnull(t.data, l.data) FROM things t {} LEFT JOIN large l ON l.id = t.large "
+    f"SELECT t.number, t.key, {_DATA} FROM things t {{}} LEFT JOIN large l ON l.id = t.large "
     "WHERE t.number IS NOT NULL AND t.number < ?{} ORDER BY t.number DESC LIMIT ?"
 )
 
@@ -106,9 +105,8 @@ class SqliteDriver:
     def find(self, wanted: Row, limit: int, below: int | None = None) -> Sequence[Hit]:
         facts = {name: want for name, want in zip(Row._fields, wanted, strict=True) if want}
         where = "".join(f" AND t.{name} = ?" for name in facts)
-        index = (
-            "INDEXED BY things_session" if wanted.session else ""
-        )  # the one that is chosen may have most rows
+        # by itself SQLite may choose one that has most rows
+        index = "INDEXED BY things_session" if wanted.session else ""
         with self._database.reading() as connection:
             if connection is None:
                 return []

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -92,6 +94,15 @@ def test_who_could_have_written_it_is_told(store: SqliteStore, tmp_path: Path) -
     os.chmod(tmp_path, 0o777)
     assert "everybody can put files into" in str(store.unsafe("best"))
     os.chmod(tmp_path, 0o700)
+
+
+def test_a_meta_that_is_larger_than_any_is_not_read(store: SqliteStore) -> None:
+    put(store, "best", "one")
+    with closing(sqlite3.connect(store.file)) as connection, connection:
+        connection.execute("UPDATE things SET data = zeroblob(65 << 20) WHERE number IS NOT NULL")
+
+    assert store.meta("best") == b""
+    assert [raw for _, raw in store.list()] == [b""]
 
 
 @pytest.mark.parametrize(

@@ -63,8 +63,8 @@ _NUMBER = re.compile(r"\d{1,20}\Z", re.ASCII)
 class Patience:
     """Says whether it is worth asking again a server that is gone, and waits a little if so."""
 
-    def __init__(self) -> None:
-        self._until = time.monotonic() + PATIENCE
+    def __init__(self, seconds: float | None = None) -> None:
+        self._until = time.monotonic() + (PATIENCE if seconds is None else seconds)
 
     def over(self) -> bool:
         if time.monotonic() > self._until:

@@ -25,7 +25,6 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,6 +44,7 @@ from graflow_ckpt.core.errors import (
     not_installed,
 )
 from graflow_ckpt.core.protocols import Buffer
+from graflow_ckpt.stores.lease import PATIENCE, Patience
 from graflow_ckpt.stores.objects_names import Place
 
 try:
@@ -186,8 +186,6 @@ def _made(place: Place, timeouts: Mapping[str, timedelta]) -> Any:
         ) from error
 
 
-PATIENCE = 5.0  # seconds within which a server that was lost must be back
-_PAUSE = 0.1
 _honouring: set[tuple[object, ...]] = set()  # buckets that have shown that they do
 
 
@@ -404,22 +402,8 @@ class Bucket:
             raise theirs.PreconditionError(str(error)) from error  # gone, where one was to be replaced
 
 
-class Patience:
-    """Says whether it is worth asking again a server that is gone, and waits a little if so."""
-
-    def __init__(self, seconds: float | None = None) -> None:
-        self._until = time.monotonic() + (PATIENCE if seconds is None else seconds)
-
-    def over(self) -> bool:
-        if time.monotonic() > self._until:
-            return True
-        time.sleep(_PAUSE)
-        return False
-
-
-def patiently(ask: Callable[[], _T], patience: Patience | None = None) -> _T:
+def patiently(ask: Callable[[], _T], patience: Patience) -> _T:
     """What it comes to; asked again while the server is gone."""
-    patience = patience or Patience()
     while True:
         try:
             return ask()

@@ -23,11 +23,12 @@ import pytest
 
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.processes import myself
+from graflow_ckpt.stores import lease as leases
 from graflow_ckpt.stores import memory
 from graflow_ckpt.stores.driver import Driver, Put
 from graflow_ckpt.stores.head import Head, head_key, lease_key
 from graflow_ckpt.stores.keyed import KeyedStore
-from graflow_ckpt.stores.lease import Heads, Patience
+from graflow_ckpt.stores.lease import Heads
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.objects_driver import ObjectsDriver
@@ -137,7 +138,7 @@ store = {name}({self.where!r}{given})
     def impatient(self, seconds: float) -> Iterator[None]:
         """The store does not ask longer than so for a server that was lost."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Patience.__init__, "__defaults__", (seconds,))
+            patch.setattr(leases, "PATIENCE", seconds)
             for name in self.gone:
                 patch.setattr(f"graflow_ckpt.stores.{name}", seconds)
             yield

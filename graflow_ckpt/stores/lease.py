@@ -56,6 +56,7 @@ _PAUSE = 0.1
 _WAITED = 4  # of our own lease times: a term that is longer comes of a mistake, or of somebody else
 _PAGES = 64  # that are kept in memory
 _PAUSES = (0.0, 0.002, 0.005, 0.02)  # seconds at most after so many refusals
+_UNREACHED = 10**17  # no session has so many owners: somebody else has made that key
 _SEGMENT = re.compile(r"(\d{10,20})-(\d{12,20})-[0-9a-z]+\Z", re.ASCII)
 _NUMBER = re.compile(r"\d{1,20}\Z", re.ASCII)
 
@@ -371,8 +372,9 @@ class Leases:
     def _highest_epoch(self, session: str) -> int:
         """From the keys of what else the session has, should its head have been lost."""
         found = (self._driver.keys(f"{kind}/{session}/") for kind in ("data", "journal"))
-        epochs = (entry.key.split("/")[2].partition("-")[0] for entries in found for entry in entries)
-        return max((int(epoch) for epoch in epochs if epoch.isdecimal()), default=0)
+        names = (entry.key.split("/")[2] for entries in found for entry in entries)
+        epochs = (int(name.partition("-")[0]) for name in names if is_mark(name) or segment_in(name))
+        return max((epoch for epoch in epochs if epoch < _UNREACHED), default=0)
 
 
 def lasting(driver: Driver, head: Head) -> dict[str, Pin]:

@@ -101,10 +101,6 @@ class Scene:
         finally:
             saving.end()
 
-    def put_journal_back(self) -> None:
-        if self.plant_journal is not None:
-            self.plant_journal("victim", 1, 2, self.segment)
-
     def of(self, session: str, number: int) -> Parts:
         return dict(self.parts[session, number])
 

@@ -27,6 +27,7 @@ from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.objects_bucket import Bucket, Tag
 from graflow_ckpt.stores.sqlite import SqliteStore
+from tests import things
 from tests.unit.stores.interruptions import Killed, happening, killed, lost
 from tests.unit.stores.kinds import (
     FORKING,
@@ -389,6 +390,20 @@ def test_a_place_that_has_forgotten_the_session_fences_its_owner_and_gives_no_ep
     lease.release()
 
     assert store.acquire("s").epoch == 2
+
+
+def test_an_epoch_that_no_session_reaches_is_not_gone_on_from(store: CheckpointStore, kind: Kind) -> None:
+    for key in ("data/s/999999999999999999-0/m.x", "data/s/9999999999999999999999/m.x", "data/s/7-0/m.x"):
+        things.write(store, key, b"by somebody's hand")
+    things.write(store, "journal/s/99999999999999999999-000000000000-x/0000000000", b"-")
+
+    lease = store.acquire("s")
+    path = put(store, own_name(), "one", lease)
+
+    assert lease.epoch == 8
+    assert read(store, path)[0] == "one"
+    lease.release()
+    store.acquire("s").release()
 
 
 @pytest.mark.parametrize("left", ["a frame", "nothing"])

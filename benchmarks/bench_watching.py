@@ -23,7 +23,7 @@ from graflow_ckpt.interfaces.observers.prometheus import PrometheusObserver
 from graflow_ckpt.stores.fallback import Fallback
 from graflow_ckpt.stores.retrying import Retrying
 from graflow_ckpt.stores.sqlite import SqliteStore
-from graflow_ckpt.testing.trios import parts_of, path_of
+from tests.trios import parts_of, path_of
 
 NAME = "watching"
 METRICS = PrometheusObserver()  # a registry takes it once

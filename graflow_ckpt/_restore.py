@@ -26,12 +26,6 @@ from graflow_ckpt.core.task import Task
 
 MOVED: Final[dict[str, str]] = {
     "graflow_ckpt.core.values": "graflow_ckpt.core.facts",
-    "graflow_ckpt.testing.store_batches": "graflow_ckpt.testing.store_listing",
-    "graflow_ckpt.testing.store_bytes": "graflow_ckpt.testing.store_trio",
-    "graflow_ckpt.testing.store_names": "graflow_ckpt.testing.store_listing",
-    "graflow_ckpt.testing.store_ownership": "graflow_ckpt.testing.store_fencing",
-    "graflow_ckpt.testing.store_restored": "graflow_ckpt.testing.store_fencing",
-    "graflow_ckpt.testing.store_threads": "graflow_ckpt.testing.store_journal",
 }
 """Where names are now: "module:name" to "module:name", or a whole module to a module."""
 

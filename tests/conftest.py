@@ -62,6 +62,8 @@ settings.register_profile("thorough", parent=settings.get_profile("graflow_ckpt"
 settings.register_profile("long", parent=settings.get_profile("graflow_ckpt"), max_examples=500)
 settings.register_profile("fast", parent=settings.get_profile("graflow_ckpt"), max_examples=20)
 settings.load_profile("graflow_ckpt")
+# An assertion of a contract that fails shows the two sides, too.
+pytest.register_assert_rewrite("tests.conformance.contracts")
 
 SEED = "hypothesis_seed"
 _numbers = count()

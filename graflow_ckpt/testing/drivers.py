@@ -12,16 +12,19 @@ fresh keys, or drops. Not here: what a store makes of it (StoreContract), and ou
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import pytest
 
 from graflow_ckpt.stores.driver import Driver, Found, Put, Row
-from graflow_ckpt.testing.store_journal import at_once
 
 THREADS = 6
+T = TypeVar("T")
 
 
 class DriverContract:
@@ -369,6 +372,18 @@ class AtomicDriverContract(DriverContract):
         at_once([append, claim])
 
         assert seen == [keys(driver, "journal/s/")]
+
+
+def at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
+    """Run them in threads that start together; their results, or the first error of any."""
+    barrier = threading.Barrier(len(jobs))
+
+    def run(job: Callable[[], T]) -> T:
+        barrier.wait()
+        return job()
+
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        return [future.result() for future in [threads.submit(run, job) for job in jobs]]
 
 
 def put(driver: Driver, key: str, data: bytes, *, fresh: bool = True, row: Row | None = None) -> str:

@@ -28,7 +28,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.keys import new_key
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.testing.trios import all_of, writer
+from tests.trios import all_of, writer
 
 Parts = dict[str, bytes]
 Damage = Callable[[Parts, Parts], Parts]  # the checkpoint, and one of another session

@@ -12,10 +12,10 @@ import pytest
 from graflow_ckpt.stores.keys import new_key
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.sqlite import SqliteStore
-from graflow_ckpt.testing.trios import own_name, put
 from tests import things
 from tests.acceptance.command_line import CHAIN, COUNT, GRAFLOW, KILLED, Terminal, graflow, program, steps
 from tests.postgres_servers import PASSWORD, PostgresServer
+from tests.trios import own_name, put
 
 pytestmark = pytest.mark.usefixtures("checkpoints_alone")
 

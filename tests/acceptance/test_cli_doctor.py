@@ -16,9 +16,9 @@ from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.fallback import Fallback
 from graflow_ckpt.stores.keys import new_key
 from graflow_ckpt.stores.sqlite import SqliteStore
-from graflow_ckpt.testing.trios import listed, own_name, put
 from tests.acceptance.command_line import COUNT, graflow, inside, program, run_count
 from tests.servers import Server
+from tests.trios import listed, own_name, put
 
 
 def findings(*arguments: str, status: int | None = 0, **environment: str) -> dict[str, Any]:

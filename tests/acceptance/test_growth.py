@@ -21,8 +21,8 @@ from graflow_ckpt.stores.keys import new_key
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.objects_bucket import Bucket
 from graflow_ckpt.stores.objects_names import place_of
-from graflow_ckpt.testing.trios import all_of, contents_of, writer
 from tests.acceptance.places import Make
+from tests.trios import all_of, contents_of, writer
 
 ROWS = 50_000
 

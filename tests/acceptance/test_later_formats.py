@@ -24,8 +24,8 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.interfaces.cli.overview import overview
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.keys import Keyring, new_key
-from graflow_ckpt.testing.trios import all_of, writer
 from tests.golden import layouts, make
+from tests.trios import all_of, writer
 
 NEEDS = "needs rounds, which this graflow-ckpt does not know"
 

@@ -11,11 +11,11 @@ from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.stores import open_store_of, store_of
 from graflow_ckpt.stores.keyed import KeyedStore
 from graflow_ckpt.stores.strays import strays
-from graflow_ckpt.testing.trios import path_of
 from tests import things
 from tests.attacks.attempts import SAME, Breach, attack, goes_on
 from tests.attacks.scene import RING, Scene
 from tests.attacks.spoiling import HUGE, deep, edited, odd
+from tests.trios import path_of
 
 _OWNER = {
     "pid": 1, "started": "1", "boot": "b", "pid_ns": "n", "host": "h", "argv": "a", "since": "s",

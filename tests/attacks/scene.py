@@ -22,7 +22,7 @@ from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.facts import Live
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore
 from graflow_ckpt.stores.names import contents_in
-from graflow_ckpt.testing.trios import all_of, own_name, path_of, writer
+from tests.trios import all_of, own_name, path_of, writer
 from tests.unit.checkpoint import trios
 
 RING = trios.RING

@@ -19,7 +19,7 @@ import psycopg
 from graflow_ckpt.stores.head import head_key
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.testing import Snapshot
+from tests.conformance.contracts.fencing import Snapshot
 from tests.servers import Server
 
 

@@ -21,22 +21,20 @@ from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.redis import RedisStore
 from graflow_ckpt.stores.sqlite import SqliteStore
-from graflow_ckpt.testing import (
-    ContentContract,
-    Contract,
+from tests.conformance.broken import contents as contents
+from tests.conformance.broken import folders as folders
+from tests.conformance.broken import owners as owners
+from tests.conformance.broken import trios as trios
+from tests.conformance.contracts.contents import ContentContract
+from tests.conformance.contracts.contract import Contract, Opener, names_of_tests
+from tests.conformance.contracts.fencing import (
     FencingContract,
     FencingProcessContract,
-    Opener,
-    ProcessContract,
     RestoredContract,
     Snapshot,
-    StoreContract,
-    names_of_tests,
 )
-from tests.conformance import broken_contents as contents
-from tests.conformance import broken_folders as folders
-from tests.conformance import broken_owners as owners
-from tests.conformance import broken_trios as trios
+from tests.conformance.contracts.processes import ProcessContract
+from tests.conformance.contracts.store import StoreContract
 from tests.conformance.restoring import in_folder, in_memory
 from tests.servers import Server
 

@@ -17,35 +17,20 @@ from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.redis import RedisStore
 from graflow_ckpt.stores.sqlite import SqliteStore
-from graflow_ckpt.testing import (
-    ContentContract,
-    ContentProcessContract,
-    Contract,
+from tests.conformance.contracts.contents import ContentContract, ContentProcessContract
+from tests.conformance.contracts.contract import Contract, Opener, names_of_tests
+from tests.conformance.contracts.fencing import (
     FencingContract,
     FencingProcessContract,
-    Opener,
-    ProcessContract,
     RestoredContract,
     Snapshot,
-    StoreContract,
-    names_of_tests,
 )
+from tests.conformance.contracts.processes import ProcessContract
+from tests.conformance.contracts.store import InProcess, StoreContract, WithProcesses
 from tests.conformance.restoring import in_head, in_memory, in_postgres, in_redis, in_sqlite
 from tests.servers import Server, binaries
 
 SYNCED = {"appendonly": "yes", "appendfsync": "always"}  # else Redis keeps no journal
-
-
-class InProcess(StoreContract, FencingContract, RestoredContract):
-    """As far as one process goes."""
-
-
-class WithProcesses(
-    InProcess, ProcessContract, FencingProcessContract, ContentContract, ContentProcessContract
-):
-    """All that there is."""
-
-    lease_seconds = 1.0
 
 
 class InMemory(InProcess):
@@ -165,7 +150,7 @@ def test_no_piece_hides_a_test_of_another() -> None:
 
 def changed_or_skipped(suite: type[Contract]) -> list[str]:
     """What a suite, or a class of these tests that it is made of, says of a test itself."""
-    own = [made for made in suite.__mro__ if made.__module__.startswith("tests.")]
+    own = [made for made in suite.__mro__ if made.__module__.startswith("tests.conformance.test_")]
     return [name for made in own for name in vars(made) if name.startswith("test_") or name == "pytestmark"]
 
 

@@ -22,17 +22,19 @@ from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.retrying import Retrying
 from graflow_ckpt.stores.tenant import Tenant
-from graflow_ckpt.testing import Contract, Opener, ProcessContract, Snapshot, StoreContract, names_of_tests
-from graflow_ckpt.testing.trios import own_name, put
+from tests.conformance.contracts.contract import Contract, Opener, names_of_tests
+from tests.conformance.contracts.fencing import Snapshot
+from tests.conformance.contracts.processes import ProcessContract
+from tests.conformance.contracts.store import InProcess, StoreContract
 from tests.conformance.restoring import in_memory
 from tests.conformance.test_stores import (
     IN_A_FOLDER,
     IN_A_FOLDER_IN_PROCESS,
     IN_PROCESS,
-    InProcess,
     changed_or_skipped,
 )
 from tests.servers import Server, binaries
+from tests.trios import own_name, put
 
 KEYRING = Keyring({"conformance": bytes(range(32))})
 PLACE = "memory://wrapped"

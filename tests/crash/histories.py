@@ -43,10 +43,10 @@ from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.redis import RedisStore
 from graflow_ckpt.stores.redis_driver import PREFIX
 from graflow_ckpt.stores.sqlite import SqliteStore
-from graflow_ckpt.testing.trios import path_of, read
 from tests.crash.histories_worker import own_name
 from tests.object_servers import CREDENTIALS, object_server
 from tests.servers import Server
+from tests.trios import path_of, read
 
 Opener = Callable[[], CheckpointStore]
 Step = Callable[[str, int], None]

@@ -13,7 +13,7 @@ import cloudpickle
 
 from graflow_ckpt.core.errors import Fenced, JournalFailed, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease
-from graflow_ckpt.testing.trios import own_name, parts_of, path_of
+from tests.trios import own_name, parts_of, path_of
 
 __all__ = ["own_name"]
 

@@ -26,8 +26,8 @@ import pytest
 from graflow_ckpt.stores.names import base_of
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.sqlite_file import Connection, Database
-from graflow_ckpt.testing.trios import content, put_holding
 from tests.crash.doomed import small_chunks
+from tests.trios import content, put_holding
 
 ROOT = Path(__file__).parents[2]
 PAGES = 30  # of the log, until it is carried over

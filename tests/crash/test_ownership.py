@@ -17,8 +17,8 @@ import pytest
 from graflow_ckpt.core.errors import CheckpointNotFound, SessionBusy
 from graflow_ckpt.links.processes import end
 from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.testing.trios import owning
 from tests.crash.victims import own_path
+from tests.trios import owning
 
 pytestmark = pytest.mark.crash
 

@@ -19,9 +19,9 @@ import pytest
 from graflow_ckpt.stores import local, ownership
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.ownership import LocalLease
-from graflow_ckpt.testing.trios import put_own
 from tests.crash.crash_states import MODELS, Model, Note, RecordingDisk, Rename, Tree, crash_states
 from tests.crash.trio_scenarios import MEMORY
+from tests.trios import put_own
 
 pytestmark = pytest.mark.crash
 

@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from graflow_ckpt.interfaces.observers.prometheus import PrometheusObserver, StoreCollector
 from graflow_ckpt.stores.fallback import Fallback
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.testing.trios import put
+from tests.trios import put
 
 DOCS = Path(__file__).parents[2] / "docs"
 NAME = re.compile(r"\b(?:checkpoint|checkpoints|graflow|orphaned)_[a-z_]+\b")

@@ -30,11 +30,11 @@ from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.postgres import PostgresStore
-from graflow_ckpt.testing.trios import content, name_of, own_name, put_holding
 from tests.golden import make
 from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.postgres_servers import PostgresServer
 from tests.servers import Server
+from tests.trios import content, name_of, own_name, put_holding
 
 HERE = Path(__file__).parent
 NUMBER = 1

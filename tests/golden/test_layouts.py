@@ -15,11 +15,11 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import lease as lease_module
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.keys import Keyring
-from graflow_ckpt.testing.trios import held, own_name, path_of, put, put_holding, there
 from tests import things
 from tests.golden import layouts, make
 from tests.golden.layouts import HERE, SOME
 from tests.object_servers import CREDENTIALS
+from tests.trios import held, own_name, path_of, put, put_holding, there
 
 FILES = sorted(HERE.glob("layout-*/*"))
 

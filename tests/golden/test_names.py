@@ -2,8 +2,8 @@
 
     PYTHONPATH=CHECKOUT python -m tests.golden.test_names        writes names-N.txt, once
 
-A line of it is a module and a name in it: what `graflow_ckpt` and `graflow_ckpt.testing` export, every public
-class and function of the modules that users import from, and all that the golden sessions refer to.
+A line of it is a module and a name in it: what `graflow_ckpt` exports, every public class and function of
+the modules that users import from, and all that the golden sessions refer to.
 names-1.txt is of commit 9023819.
 """
 
@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 
 import graflow_ckpt
-from graflow_ckpt import KeepLast, _restore, testing
+from graflow_ckpt import KeepLast, _restore
 from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import CheckpointError
 
@@ -42,8 +42,6 @@ MODULES = (
 def public() -> Iterator[tuple[str, str]]:
     for name in graflow_ckpt.__all__:
         yield of(getattr(graflow_ckpt, name))
-    for name in testing.__all__:
-        yield of(getattr(testing, name))
     for module in MODULES:
         found = import_module(f"graflow_ckpt.{module}")
         for name, value in vars(found).items():

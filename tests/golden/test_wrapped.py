@@ -15,7 +15,7 @@ from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.tenant import Tenant
-from graflow_ckpt.testing.trios import owning, path_of, put, read, values_of
+from tests.trios import owning, path_of, put, read, values_of
 
 FOLDER = Path(__file__).parent / "wrapped-1"
 RING = Keyring({"golden": bytes(range(32))})

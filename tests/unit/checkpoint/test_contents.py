@@ -26,9 +26,9 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import lease, open_store
 from graflow_ckpt.stores.contents import KeyedSaving
 from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.testing.trios import all_of, content, name_of, own_name, put_holding
 from tests import things
 from tests.servers import Server
+from tests.trios import all_of, content, name_of, own_name, put_holding
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.kept import KINDS, InObjects, InRedis, InSqlite, Kept
 from tests.unit.checkpoint.trios import RING

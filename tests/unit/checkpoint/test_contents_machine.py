@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from graflow_ckpt.core.protocols import Lease, Sink
-from graflow_ckpt.testing.trios import (
+from tests.trios import (
     content,
     contents_of,
     held,

@@ -41,7 +41,7 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.testing.trios import put_meta
+from tests.trios import put_meta
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import left, line, save
 from tests.unit.checkpoint.test_retention import retentions

@@ -18,7 +18,7 @@ from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.tenant import Tenant
-from graflow_ckpt.testing.trios import named, owning, path_of, writer
+from tests.trios import named, owning, path_of, writer
 from tests.unit.checkpoint.trios import save
 
 OLD, NEW = Keyring({"old": b"o" * 32}), Keyring({"new": b"n" * 32, "old": b"o" * 32})

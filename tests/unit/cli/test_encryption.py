@@ -11,7 +11,7 @@ from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.encrypted import Encrypted
 from graflow_ckpt.stores.keys import Keyring
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.testing.trios import put
+from tests.trios import put
 
 OLD, NEW = Keyring({"old": b"o" * 32}), Keyring({"new": b"n" * 32, "old": b"o" * 32})
 

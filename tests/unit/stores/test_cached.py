@@ -13,8 +13,8 @@ from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.cached import Cached
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.passing import Breaker
-from graflow_ckpt.testing.trios import all_of, meta_of, path_of, put, put_meta, read, writer
 from tests.servers import Server
+from tests.trios import all_of, meta_of, path_of, put, put_meta, read, writer
 
 
 class Counting(MemoryStore):

@@ -15,7 +15,7 @@ from graflow_ckpt.core.errors import CheckpointCorrupt
 from graflow_ckpt.core.protocols import Sink
 from graflow_ckpt.stores.compressed import BLOCK, Compressed
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.testing.trios import all_of, meta_of, parts_of, put, put_meta, read, writer
+from tests.trios import all_of, meta_of, parts_of, put, put_meta, read, writer
 
 HEAD = 12
 BLOCK_HEAD = struct.Struct("<IIB")

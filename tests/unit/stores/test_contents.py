@@ -19,7 +19,7 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import lease as leases
 from graflow_ckpt.stores.driver import Put
 from graflow_ckpt.stores.head import head_key
-from graflow_ckpt.testing.trios import (
+from tests.trios import (
     content,
     held,
     meta_holding,
@@ -392,8 +392,8 @@ def test_what_a_dead_save_without_a_lease_holds_is_swept_after_a_day(
 
 
 SAVER = """
-from graflow_ckpt.testing.trios import content, name_of, path_of, pieces, put_holding
-from graflow_ckpt.testing.trios import own_name
+from tests.trios import content, name_of, path_of, pieces, put_holding
+from tests.trios import own_name
 lease = store.acquire("s")
 put_holding(store, own_name(sequence=1), "one", [content(1), content(2)], lease=lease)
 path = path_of(store, own_name(sequence=2))

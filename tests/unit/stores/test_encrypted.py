@@ -30,7 +30,7 @@ from graflow_ckpt.stores.encryption import FRAME, TAG, EncryptingSink, OpeningSo
 from graflow_ckpt.stores.keys import Keyring, new_key
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.pieces import BytesSource
-from graflow_ckpt.testing.trios import all_of, meta_of, owning, parts_of, put, put_meta, read, writer
+from tests.trios import all_of, meta_of, owning, parts_of, put, put_meta, read, writer
 
 OLD, NEW = Keyring({"old": b"o" * 32}), Keyring({"new": b"n" * 32, "old": b"o" * 32})
 FERNET = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="

@@ -18,7 +18,7 @@ from graflow_ckpt.stores.fallback import Fallback
 from graflow_ckpt.stores.keys import new_key
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.passing import Breaker
-from graflow_ckpt.testing.trios import (
+from tests.trios import (
     listed,
     meta_of,
     named,

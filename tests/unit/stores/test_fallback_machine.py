@@ -20,7 +20,7 @@ from graflow_ckpt.stores.fallback import Fallback, FallbackLease
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.passing import Breaker
-from graflow_ckpt.testing.trios import listed, meta_of, named, own_name, parts_of, path_of, read, writer
+from tests.trios import listed, meta_of, named, own_name, parts_of, path_of, read, writer
 from tests.unit.stores.outages import Cable, Far
 
 MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # nothing here is about what a disk keeps

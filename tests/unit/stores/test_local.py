@@ -20,7 +20,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.protocols import CheckpointStore, PartWriter, Sink
 from graflow_ckpt.stores.flock import held
 from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.testing.trios import put as put_trio
+from tests.trios import put as put_trio
 from tests.unit.stores.faults import FaultyDisk
 
 OWN = "session_s_step_1_1700000000-1"

@@ -16,8 +16,8 @@ from graflow_ckpt import CheckpointManager, EveryTask
 from graflow_ckpt.core.errors import CheckpointError, Fenced, TooLarge
 from graflow_ckpt.stores import open_store, store_of
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.testing.trios import listed, own_name, path_of, put, put_own, read
 from tests.loops import pair
+from tests.trios import listed, own_name, path_of, put, put_own, read
 
 ROOT = Path(__file__).parents[3]
 
@@ -105,7 +105,7 @@ def test_a_forked_child_is_refused_and_told_why() -> None:
 import os
 from graflow_ckpt.core.errors import CheckpointError, Fenced
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.testing.trios import put, put_own
+from tests.trios import put, put_own
 store = MemoryStore("memory:")
 lease = store.acquire("s")
 journal = store.journal(lease, 0)

@@ -13,8 +13,8 @@ import pytest
 from graflow_ckpt.core.errors import BadAddress, CheckpointError
 from graflow_ckpt.stores.objects import ObjectStore, checked
 from graflow_ckpt.stores.objects_names import is_objects, place_of, split
-from graflow_ckpt.testing.trios import content, held, put_holding
 from tests.object_servers import ObjectServer
+from tests.trios import content, held, put_holding
 from tests.unit.stores.interruptions import happening
 from tests.unit.stores.redis_trios import keys, names, put, read
 

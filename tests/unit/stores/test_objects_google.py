@@ -16,8 +16,8 @@ from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.objects import ObjectStore
 from graflow_ckpt.stores.objects_bucket import Bucket, client_for
 from graflow_ckpt.stores.objects_names import place_of
-from graflow_ckpt.testing.trios import listed, named, own_name, owning, path_of, put_own, read
 from tests.object_servers import GoogleServer
+from tests.trios import listed, named, own_name, owning, path_of, put_own, read
 
 
 @pytest.fixture(scope="module")

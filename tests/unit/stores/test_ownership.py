@@ -17,7 +17,7 @@ from graflow_ckpt.core.errors import BadSessionId, Fenced, SessionBusy
 from graflow_ckpt.stores import ownership
 from graflow_ckpt.stores.flock import Flock, held, is_held
 from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.testing.trios import put_own
+from tests.trios import put_own
 
 
 @pytest.fixture

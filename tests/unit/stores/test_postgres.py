@@ -26,8 +26,8 @@ from graflow_ckpt.stores import open_store_of, store_of
 from graflow_ckpt.stores.names import path_of
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.postgres_names import divided, folder_of, parse
-from graflow_ckpt.testing.trios import content, held, put_holding
 from tests.postgres_servers import PASSWORD, PostgresServer
+from tests.trios import content, held, put_holding
 from tests.unit.stores.kinds import InPostgres, Kind, only
 from tests.unit.stores.redis_trios import names, own_name, parts, put, read
 

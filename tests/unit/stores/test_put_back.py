@@ -1,4 +1,4 @@
-"""Storages that were put back to an older state: what is not in the contract (store_fencing.py) of all."""
+"""Storages that were put back to an older state: not in the contract of all (contracts/fencing.py)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from graflow_ckpt.stores.flock import Flock
 from graflow_ckpt.stores.head import head_key
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.testing.trios import listed, owning, put_own
+from tests.trios import listed, owning, put_own
 
 # --- what is said ----------------------------------------------------------------------
 

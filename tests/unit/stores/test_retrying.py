@@ -24,7 +24,7 @@ from graflow_ckpt.stores import open_store, store_of
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.passing import Breaker, Patience, may_pass
 from graflow_ckpt.stores.retrying import Retrying
-from graflow_ckpt.testing.trios import (
+from tests.trios import (
     all_of,
     listed,
     named,

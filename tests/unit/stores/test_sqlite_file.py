@@ -491,7 +491,7 @@ def test_a_sync_that_fails_leaves_the_outcome_open() -> None:
 CLOSES = """
 import os, subprocess, sys
 from graflow_ckpt.stores.sqlite import SqliteStore
-from graflow_ckpt.testing.trios import listed, put
+from tests.trios import listed, put
 store = SqliteStore(sys.argv[1])
 put(store, "parent", "one")
 told, tells = os.pipe(), os.pipe()
@@ -513,7 +513,7 @@ import os, sys, threading
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.stores import sqlite_file
 from graflow_ckpt.stores.sqlite import SqliteStore
-from graflow_ckpt.testing.trios import listed, put
+from tests.trios import listed, put
 sqlite_file._GRACE = 0.01
 store, began, ends = SqliteStore(sys.argv[1]), threading.Event(), threading.Event()
 put(store, "parent", "one")

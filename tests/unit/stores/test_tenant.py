@@ -20,7 +20,7 @@ from graflow_ckpt.stores import open_store, store_of
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.tenant import Tenant
-from graflow_ckpt.testing.trios import (
+from tests.trios import (
     listed,
     meta_of,
     named,

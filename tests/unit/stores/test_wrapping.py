@@ -22,8 +22,10 @@ from graflow_ckpt.stores.keys import Keyring, new_key
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.tenant import Tenant
-from graflow_ckpt.testing import ListingContract, NamesContract, Opener, TrioContract
-from graflow_ckpt.testing.trios import all_of, listed, named, own_name, owning, put, put_own, read, writer
+from tests.conformance.contracts.contract import Opener
+from tests.conformance.contracts.listing import ListingContract, NamesContract
+from tests.conformance.contracts.trio import TrioContract
+from tests.trios import all_of, listed, named, own_name, owning, put, put_own, read, writer
 from tests.unit.stores.wrappers import Other, Plain
 
 

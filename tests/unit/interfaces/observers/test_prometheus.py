@@ -18,8 +18,8 @@ from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.fallback import Fallback
 from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.testing.trios import put, put_meta
 from tests.loops import pair
+from tests.trios import put, put_meta
 from tests.unit.stores.outages import Cable, Far
 
 

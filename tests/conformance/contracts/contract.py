@@ -1,4 +1,14 @@
-"""What all contracts share: where a store is opened, and how patient a test is with it."""
+"""What all contracts share: where a store is opened, and how patient a test is with it.
+
+    class TestMyStore(StoreContract, ProcessContract):
+        @pytest.fixture
+        def opener(self, tmp_path):
+            return partial(MyStore, tmp_path / "checkpoints")
+
+A store that lacks a part of them takes the pieces that it keeps, and says so in its docstring; nothing is
+skipped when the tests run. Not here: what a store is (core/protocols.py), and the contract of drivers
+(graflow_ckpt/testing/drivers.py), which is all that a new place has to keep.
+"""
 
 from __future__ import annotations
 
@@ -37,3 +47,8 @@ class Contract:
             except SessionBusy:
                 assert time.monotonic() < end, f"still busy after {self.patience} s, and its owner is dead"
                 time.sleep(0.05)
+
+
+def names_of_tests(suite: type[Contract]) -> list[str]:
+    """The names of the tests that a class has: count them, so that none can get lost in silence."""
+    return sorted(name for name in dir(suite) if name.startswith("test_"))

@@ -2,7 +2,7 @@
 
 Some hold contents, and are put, read and asked for as the layers above do it.
 Not here: real ones. A store does not look into parts, and these are cheaper. What a store has to promise of
-contents is in store_contents.py.
+contents is in conformance/contracts/contents.py.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import pytest
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore, PartWriter, Sink
-from graflow_ckpt.testing.contract import Contract, Opener
-from graflow_ckpt.testing.trios import (
+from tests.conformance.contracts.contract import Contract, Opener
+from tests.trios import (
     all_of,
     listed,
     meta_of,

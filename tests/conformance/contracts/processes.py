@@ -12,10 +12,10 @@ import pytest
 
 from graflow_ckpt.core.errors import CheckpointNotFound, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.testing.companion import Companion
-from graflow_ckpt.testing.contract import Contract, Opener
-from graflow_ckpt.testing.store_journal import segments
-from graflow_ckpt.testing.trios import listed, named, own_name, path_of, put, put_own, read
+from tests.conformance.companion import Companion
+from tests.conformance.contracts.contract import Contract, Opener
+from tests.conformance.contracts.journal import segments
+from tests.trios import listed, named, own_name, path_of, put, put_own, read
 
 
 class ProcessContract(Contract):

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
 
 import pytest
 
 from graflow_ckpt.core.errors import CheckpointNotFound, Fenced, JournalFailed, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore, Lease
-from graflow_ckpt.testing.contract import Contract, Opener
-from graflow_ckpt.testing.trios import listed, meta_of, named, own_name, owning, path_of, put, put_own, read
+from graflow_ckpt.testing.drivers import at_once
+from tests.conformance.contracts.contract import Contract, Opener
+from tests.trios import listed, meta_of, named, own_name, owning, path_of, put, put_own, read
 
 
 class JournalContract(Contract):
@@ -190,8 +188,6 @@ def append(store: CheckpointStore, lease: Lease, after: int, frame: bytes) -> No
 # --- threads -------------------------------------------------------------------------------
 
 
-T = TypeVar("T")
-
 SIZE = 150_000
 
 
@@ -344,18 +340,6 @@ class ThreadContract(Contract):
                 assert meta_of("one") in [raw for name, raw in found if name == "n0"]
 
         at_once([write, look])
-
-
-def at_once(jobs: Sequence[Callable[[], T]]) -> list[T]:
-    """Run them in threads that start together; their results, or the first error of any."""
-    barrier = threading.Barrier(len(jobs))
-
-    def run(job: Callable[[], T]) -> T:
-        barrier.wait()
-        return job()
-
-    with ThreadPoolExecutor(len(jobs)) as threads:
-        return [future.result() for future in [threads.submit(run, job) for job in jobs]]
 
 
 def _read_if_there(opener: Opener, path: str) -> str | None:

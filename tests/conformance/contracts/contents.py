@@ -14,10 +14,10 @@ import pytest
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, GraflowError
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, PartWriter, Sink
-from graflow_ckpt.testing.companion import Companion
-from graflow_ckpt.testing.contract import Contract, Opener
-from graflow_ckpt.testing.store_journal import at_once
-from graflow_ckpt.testing.trios import (
+from graflow_ckpt.testing.drivers import at_once
+from tests.conformance.companion import Companion
+from tests.conformance.contracts.contract import Contract, Opener
+from tests.trios import (
     all_of,
     called,
     content,

@@ -1,7 +1,7 @@
 """Stores that keep checkpoints badly. Each has one thing wrong, which its docstring says; the rest is sound.
 
-Not here: those that are wrong about owners and journals (broken_owners.py), or about processes
-(broken_folders.py), and which test finds what (test_broken.py).
+Not here: those that are wrong about owners and journals (owners.py), or about processes
+(folders.py), and which test finds what (test_broken.py).
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.names import META, Collected, facts_in, path_of
 from graflow_ckpt.stores.pieces import BytesSource
-from graflow_ckpt.testing.trios import all_of, writer
 from tests import things
+from tests.trios import all_of, writer
 
 Parts = Sequence[tuple[str, PartWriter]]
 

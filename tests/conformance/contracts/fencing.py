@@ -29,11 +29,12 @@ import pytest
 
 from graflow_ckpt.core.errors import Fenced, JournalFailed, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, Owner, Sink
-from graflow_ckpt.testing.companion import Companion
-from graflow_ckpt.testing.contract import Contract, Opener
-from graflow_ckpt.testing.store_journal import append, at_once, segments
-from graflow_ckpt.testing.store_listing import ALIKE
-from graflow_ckpt.testing.trios import (
+from graflow_ckpt.testing.drivers import at_once
+from tests.conformance.companion import Companion
+from tests.conformance.contracts.contract import Contract, Opener
+from tests.conformance.contracts.journal import append, segments
+from tests.conformance.contracts.listing import ALIKE
+from tests.trios import (
     listed,
     meta_of,
     named,

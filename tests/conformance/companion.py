@@ -4,7 +4,7 @@ Promise: it is a fresh interpreter with the same import path; when the `with` bl
 killed if it had not yet. What it printed on stderr is part of the error if it ends before its time.
 
 A job is a function that gets the store, and a line to the test: `say` tells it something, `heard` waits for
-its word. Not here: what follows from it (store_processes.py).
+its word. Not here: what follows from it (contracts/processes.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import cloudpickle
 
 from graflow_ckpt.core.errors import Fenced, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Sink
-from graflow_ckpt.testing.trios import (
+from tests.trios import (
     content,
     meta_of,
     own_name,
@@ -41,7 +41,7 @@ from graflow_ckpt.testing.trios import (
 )
 
 if TYPE_CHECKING:
-    from graflow_ckpt.testing.contract import Opener  # the other process does without pytest
+    from tests.conformance.contracts.contract import Opener  # the other process does without pytest
 
 _PATIENCE = 60.0
 
@@ -54,7 +54,7 @@ class Companion:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed in __exit__
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "graflow_ckpt.testing.companion"],
+            [sys.executable, "-m", "tests.conformance.companion"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -17,7 +17,7 @@ from graflow_ckpt.stores.keyed import KeyedStore
 from graflow_ckpt.stores.lease import Step
 from graflow_ckpt.stores.streams import Source
 from tests import things
-from tests.conformance.broken_trios import Parts
+from tests.conformance.broken.trios import Parts
 
 
 class Contents(KeyedContents):

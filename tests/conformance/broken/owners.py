@@ -14,7 +14,7 @@ from graflow_ckpt.stores.lease import KeyedLease, Step
 from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.names import session_of
 from tests import things
-from tests.conformance.broken_trios import Parts
+from tests.conformance.broken.trios import Parts
 
 # --- fences ----------------------------------------------------------------------------
 

@@ -15,8 +15,8 @@ from graflow_ckpt.stores.names import META, PARTS
 from graflow_ckpt.stores.ownership import LocalLease
 from graflow_ckpt.stores.segments import Segment
 from graflow_ckpt.stores.sqlite import SqliteStore
-from graflow_ckpt.testing.trios import writer
-from tests.conformance.broken_trios import Parts, written
+from tests.conformance.broken.trios import Parts, written
+from tests.trios import writer
 
 
 class WritesBehind(LocalStore):

@@ -1,0 +1,40 @@
+"""The contracts of a store together: of one process, of several, and of one with contents."""
+
+from __future__ import annotations
+
+from tests.conformance.contracts.contents import ContentContract, ContentProcessContract
+from tests.conformance.contracts.fencing import (
+    FencingContract,
+    FencingProcessContract,
+    OwnershipContract,
+    RestoredContract,
+)
+from tests.conformance.contracts.journal import JournalContract, ThreadContract
+from tests.conformance.contracts.listing import BatchContract, ListingContract, NamesContract
+from tests.conformance.contracts.processes import ProcessContract
+from tests.conformance.contracts.trio import BytesContract, TrioContract
+
+
+class StoreContract(
+    TrioContract,
+    BytesContract,
+    NamesContract,
+    ListingContract,
+    BatchContract,
+    OwnershipContract,
+    JournalContract,
+    ThreadContract,
+):
+    """Everything that one process can see of a store."""
+
+
+class InProcess(StoreContract, FencingContract, RestoredContract):
+    """As far as one process goes, where a session can be taken from a living owner."""
+
+
+class WithProcesses(
+    InProcess, ProcessContract, FencingProcessContract, ContentContract, ContentProcessContract
+):
+    """All that there is."""
+
+    lease_seconds = 1.0

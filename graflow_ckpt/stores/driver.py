@@ -7,7 +7,8 @@
     data/{s}/{mark}/{content}/{n}   a content, by the save that wrote it
     journal/{s}/{segment}/{n}       one record
 
-`{s}` is a session, or `@NAME` for a checkpoint that somebody has named.
+`{s}` is a session, or `@NAME` for a checkpoint that somebody has named. Keys are of letters, digits, slashes
+and `.-_~@=`; those that differ in case are different.
 
 Promise of the store: every key but `head/…` and `lease/…` is written once and never changes, and whatever
 must not happen after a session was lost is a change of its head. So all that a driver has to do right is
@@ -58,7 +59,8 @@ class Hit(NamedTuple):
 
 
 class Put(NamedTuple):
-    """`fresh`: nothing may stand under the key yet. `row`: goes with the key."""
+    """`fresh`: nothing may stand under the key yet. `row`: goes with the key, which is a fresh one; where
+    batches are not atomic it may stand there already, as it is."""
 
     key: str
     data: Buffer

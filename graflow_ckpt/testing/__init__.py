@@ -2,11 +2,11 @@
 
     class TestMyDriver(DriverContract):
         @pytest.fixture
-        def driver(self, tmp_path):
-            return MyDriver(tmp_path / "things")
+        def opener(self, tmp_path):
+            return partial(MyDriver, tmp_path / "things")
 
-`AtomicDriverContract` is for a driver that changes several keys at once, and keeps rows.
-Not here: what the six calls promise (stores/driver.py), and how to write a driver (docs/stores.md).
+`AtomicDriverContract` is for a driver that changes several keys at once.
+Not here: what the six calls promise (stores/driver.py), and how to write a driver (docs/drivers.md).
 """
 
 from __future__ import annotations

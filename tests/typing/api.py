@@ -58,7 +58,9 @@ from graflow_ckpt.fleet.handle import Handle, Progress
 from graflow_ckpt.fleet.status import Failure, Status
 from graflow_ckpt.frontends.expressions import Chain, DecoratedTask, Decorator, Parallel
 from graflow_ckpt.sessions.views import TaskQueue
+from graflow_ckpt.stores.driver import Driver
 from graflow_ckpt.stores.encrypted import Encrypted
+from graflow_ckpt.stores.keyed import KeyedStore
 from graflow_ckpt.stores.sqlite import SqliteStore
 
 # --- tasks -----------------------------------------------------------------------------
@@ -120,7 +122,7 @@ def observer(event: Event) -> None:
     assert_type(event.facts, dict[str, Any])
 
 
-def workflows() -> None:
+def workflows(driver: Driver) -> None:
     policy = OnRequest() | EveryN(10) | EverySeconds(30) | EveryTask() | WhenIdle() | Budget(0.05)
     assert_type(policy, Policy)
     keep = KeepLast(3) & KeepFor(days=7) | KeepEvery(10) | BestOf("loss", 3, "min") | LastSuccessful()
@@ -144,6 +146,7 @@ def workflows() -> None:
     )
     assert_type(made, Workflow)
     assert_type(workflow("name", store=Encrypted(SqliteStore("runs.db"), fernet=b"")), Workflow)
+    assert_type(workflow("name", store=KeyedStore(driver, "mine://here")), Workflow)
     with made as ctx:
         assert_type(ctx, Workflow)
         assert_type(ctx.graph, TaskGraph)

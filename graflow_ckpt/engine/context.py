@@ -41,6 +41,7 @@ from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.places import path_at
 
 if TYPE_CHECKING:
+    from graflow_ckpt.engine.coroutines import Loop
     from graflow_ckpt.engine.cuts import Cutter
 
 
@@ -335,7 +336,7 @@ class ExecutionContext:
             self.state.max_steps = max_steps
         return WorkflowEngine().execute(self)
 
-    def taking_part(self) -> Any:
+    def taking_part(self, loop: Loop | None = None) -> Any:
         """Of a session that is in Redis: what runs it from here, beside whoever else does."""
         return None
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.journal import Part
+from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.retention import BUDGET
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, NoJournal, ServerError
@@ -49,16 +50,24 @@ class Cutter:
     """Decides on cuts and takes them, for one session."""
 
     def __init__(
-        self, graph: TaskGraph, session: MemorySession, settings: Settings, home: Home, emit: Emit
+        self,
+        graph: TaskGraph,
+        session: MemorySession,
+        settings: Settings,
+        home: Home,
+        emit: Emit,
+        *,
+        on_saved: Callable[[CheckpointMetadata], None],
+        begun: Callable[[], Container[int]],
     ) -> None:
         self.graph = graph
         self.session = session
         self.settings = settings
         self.home = home
         self.waiting = False  # a cut is due and something is on loan
-        self.on_saved: Callable[[Any], None] = lambda metadata: None
-        self.begun: Callable[[], Container[int]] = tuple  # the specs that run beside this cut
         self._emit = emit
+        self._on_saved = on_saved
+        self._begun = begun  # the specs that run beside a cut
         self._requests: list[Request] = []
         self._policy_due = False
         self._watches = settings.policy.watches and settings.durability != "none"
@@ -225,7 +234,7 @@ class Cutter:
     def save(self, cause: str, user: dict[str, Any] | None, path: str | None) -> Any:
         began = monotonic()
         state = self.session.state
-        snapshot = capture(state, rng.capture() if self.settings.rng else None, self.begun())
+        snapshot = capture(state, rng.capture() if self.settings.rng else None, self._begun())
         metadata = self.home.cut(self.graph, snapshot, cause, user, path)
         self._cut_steps, self._cut_time = state.steps, monotonic()
         seconds = monotonic() - began
@@ -234,7 +243,7 @@ class Cutter:
             if self.session.recorder is not None:
                 self._follow(state.sequence)
         self.home.tell_saved(self._emit, metadata, cause, seconds, self.settings.slow_save)
-        self.on_saved(metadata)
+        self._on_saved(metadata)
         self.home.prune(self.settings.keep, emit=self._emit, last=cause in LAST)
         return metadata
 

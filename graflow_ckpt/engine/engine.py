@@ -37,7 +37,7 @@ from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.cuts import Cutter
 from graflow_ckpt.engine.invoke import Invoker
 from graflow_ckpt.engine.resuming import stalled
-from graflow_ckpt.engine.run import GoBack, Run, RunHost
+from graflow_ckpt.engine.run import GoBack, Inbox, Run, RunHost
 from graflow_ckpt.engine.signals import Stop, handled
 from graflow_ckpt.stores import as_typed
 from graflow_ckpt.stores.places import goes_without_saying
@@ -57,12 +57,8 @@ class WorkflowEngine:
 
         `start_task_id` on a session that goes on: drop what is scheduled and start there.
         """
-        part = context.taking_part()
-        if part is not None:
-            return part.run(start_task_id)
-        if self._runs_nothing(context, start_task_id):
-            return context.result()
-        return _Execution(context, None).run(start_task_id)
+        execution = self._of(context, start_task_id)
+        return context.result() if execution is None else execution.run(start_task_id)
 
     async def aexecute(self, context: ExecutionContext, start_task_id: str | None = None) -> Any:
         """The same from a coroutine: `async def` tasks run on the caller's loop.
@@ -73,18 +69,18 @@ class WorkflowEngine:
 
         from graflow_ckpt.engine.coroutines import Loop, on_a_thread
 
-        part = context.taking_part()
-        if part is not None:
-            part.loop = Loop(asyncio.get_running_loop())
-            part.stop.leave = part.leave
-            with handled(part.stop):
-                return await on_a_thread(partial(part.run, start_task_id), part.stop.ask)
-        if self._runs_nothing(context, start_task_id):
+        execution = self._of(context, start_task_id, Loop(asyncio.get_running_loop()))
+        if execution is None:
             return context.result()
-        execution = _Execution(context, Loop(asyncio.get_running_loop()))
-        execution.stop.leave = lambda error: execution.current.inbox.leave(error)
         with handled(execution.stop):  # signals come to the main thread, wherever the session runs
             return await on_a_thread(partial(execution.run, start_task_id), execution.stop.ask)
+
+    def _of(self, context: ExecutionContext, start: str | None, loop: Loop | None = None) -> Any:
+        """What executes it, here or beside others; None if there is nothing to do."""
+        part = context.taking_part(loop)
+        if part is not None:
+            return part
+        return None if self._runs_nothing(context, start) else _Execution(context, loop)
 
     def _runs_nothing(self, context: ExecutionContext, start: str | None) -> bool:
         if context.found is None:
@@ -118,7 +114,8 @@ class _Execution:
         self._went_back: dict[tuple[str, int], int] = {}  # task and cycle -> how often
         self._run: Run | None = None
         self._line = ""  # how a run begins that is not simply new
-        self.stop = Stop(context.session_id, self.settings.grace, self._stop_run)
+        leave = self._leave if loop is not None else None
+        self.stop = Stop(context.session_id, self.settings.grace, self._stop_run, leave)
 
     def run(self, start: str | None) -> Any:
         try:
@@ -166,7 +163,11 @@ class _Execution:
 
     def _stop_run(self) -> None:
         if self._run is not None:
-            self._run.stop()
+            self._run.inbox.stop()
+
+    def _leave(self, error: Interrupted) -> None:
+        """For a run in another thread: its time is over."""
+        self.current.inbox.leave(error)
 
     # --- before ------------------------------------------------------------------------
 
@@ -239,56 +240,57 @@ class _Execution:
     def _set_up(self, ops: list[Op]) -> None:
         """A run over the context's session as it is now, and its first transition."""
         context, session = self.context, self.context.session
-        undriven = context.collected()
-        invoker = Invoker(self.graph, session, self.settings, self._loop)
-        invoker.bindings = self._bindings
-        invoker.went_back = self._went_back
-        cutter = Cutter(self.graph, session, self.settings, self.home, self._emit)
-        cutter.on_saved = context.note_checkpoint
-        self._run = run = Run(self.graph, session, self.settings, cutter, invoker)
-        cutter.begun = run.begun
-        invoker.host = RunHost(context, run)
+        announcer, inbox = Announcer(session, self.settings.observers), Inbox()
+        invoker = Invoker(
+            self.graph, session, self.settings, RunHost(context, announcer, inbox), self._bindings,
+            loop=self._loop, went_back=self._went_back,
+        )  # fmt: skip
+        cutter = Cutter(
+            self.graph, session, self.settings, self.home, announcer.emit,
+            on_saved=context.note_checkpoint, begun=invoker.begun,
+        )  # fmt: skip
+        self._run = Run(invoker, cutter, announcer, inbox)
         context.cutter = cutter
         if self.stop.signal is not None:
-            run.stop()
+            inbox.stop()
         if self.settings.rng and isinstance(session.state.rng, bytes):
             rng.restore(session.state.rng)
-        found = context.found if context.rewinds else None
-        # not if the session stands at that cut, and looks for its cuts where it is
-        if found is not None and not (self.home.finds(found.path) and self.home.stands_at(found)):
-            self.home.go_back_to(found)
+        self._begin(cutter, ops, context.collected())
+
+    def _begin(self, cutter: Cutter, ops: list[Op], undriven: list[tuple[int, float, list[Op]]]) -> None:
+        """The first transition, and the checkpoint that has to come before the first task."""
+        context, session = self.context, self.context.session
+        cause = self._first_cause(cutter)
+        if cause:
             session.commit(ops)
-            ops = []
-            undriven.clear()
-            cutter.save("rewind", None, None)  # the first of this epoch: what came later is superseded by it
-        if self.home.damage is not None:
-            session.commit(ops)
-            ops = []
-            undriven.clear()  # a checkpoint has them
-            cutter.save("until-damage", None, None)  # what is damaged is older than this, and read no more
-            self.home.damage = None
-        if context.again:  # before its first task: else after a crash the former run would be the newest
-            session.commit(ops)
-            ops = []
-            undriven.clear()
-            cutter.save("again", None, None)
-        first = cutter.records and context.found is None and not context.again
-        if first:
-            session.commit(ops)
-            ops = []
-            undriven.clear()
-            self._emit("session_started", **context.facts(), line=self._line, recorded=True)
-            cutter.save("journal", None, None)  # what the journal's records follow
+            ops, undriven = [], []  # a checkpoint has them
+            if cause == "journal":
+                self._emit("session_started", **context.facts(), line=self._line, recorded=True)
+            cutter.save(cause, None, None)
+        self.home.damage, context.again = None, False
         if cutter.records:
             cutter.start(undriven)
-        context.again = False
         if ops:
             session.commit(ops)
-        if not first:
+        if cause != "journal":
             self._emit("session_started", **context.facts(), line=self._line)
         if context.checkpoint_requested:
             context.checkpoint_requested = False
             cutter.now("request", context.checkpoint_request_metadata)
+
+    def _first_cause(self, cutter: Cutter) -> str:
+        """Why a checkpoint is taken before the first task; "" if none is."""
+        context, home = self.context, self.home
+        found = context.found if context.rewinds else None
+        # not if the session stands at that cut, and looks for its cuts where it is
+        if found is not None and not (home.finds(found.path) and home.stands_at(found)):
+            home.go_back_to(found)
+            return "rewind"  # the first of this epoch: what came later is superseded by it
+        if context.again:
+            return "again"  # else after a crash the former run would be the newest
+        if home.damage is not None:
+            return "until-damage"  # what is damaged is older than this, and read no more
+        return "journal" if cutter.records and context.found is None else ""  # what its records follow
 
     # --- going back --------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from contextvars import copy_context
 from functools import partial
 from queue import SimpleQueue
@@ -59,26 +59,39 @@ class Running:
             self.kill()
 
 
+NEVER: Mapping[tuple[str, int], int] = {}
+
 Post = Callable[[tuple[Running, Outcome | BaseException]], None]
 
 
 class Invoker:
     """Runs bodies for one run."""
 
-    def __init__(self, graph: TaskGraph, session: Session, settings: Settings, loop: Loop | None) -> None:
+    def __init__(
+        self,
+        graph: TaskGraph,
+        session: Session,
+        settings: Settings,
+        host: Host,
+        bindings: dict[str, Binding],
+        *,
+        loop: Loop | None = None,
+        went_back: Mapping[tuple[str, int], int] = NEVER,
+    ) -> None:
         self.graph = graph
         self.session = session
-        self.host: Host
+        self.settings = settings
+        self.host = host
+        self.bindings = bindings
+        self.went_back = went_back  # attempts that the state does not know of, by task and cycle
+        self.running: dict[int, Running] = {}  # bodies that run elsewhere, by the numbers of their claims
         self._alone: Attempt | None = None  # the latest that ran in the thread that commits
-        self.bindings: dict[str, Binding] = {}
         self._inline: dict[str, tuple[Node, bool]] = {}
-        self._settings = settings
         self._check = settings.durability != "none"
         self._watch, self._traced = checking(), session.traced
         self._goes_on = settings.on_failure == "continue"
         self._threads = Threads(f"graflow-{session.id}")
         self._loop = loop
-        self.went_back: dict[tuple[str, int], int] = {}  # attempts that the state does not know of
         self._body = self._with_middleware()
 
     # --- in this thread ----------------------------------------------------------------
@@ -100,7 +113,7 @@ class Invoker:
     def on_loop(self, name: str) -> bool:
         """Whether the body is a coroutine that no thread waits for."""
         task = self.graph.nodes[name]
-        if not isinstance(task, Task) or task.options.isolation == "process" or self._settings.middleware:
+        if not isinstance(task, Task) or task.options.isolation == "process" or self.settings.middleware:
             return False
         return is_coroutine(task.func)
 
@@ -110,7 +123,14 @@ class Invoker:
         attempt = self._alone = None if binding.plain else self._attempt(claim)
         return attempt, self._body(claim, attempt, binding)
 
+    def begun(self) -> set[int]:
+        """The specs whose bodies run elsewhere now."""
+        return {running.claim.spec.key for running in self.running.values()}
+
     def fence(self, error: GraflowError) -> None:
+        """What runs is over: its next ctx call says so. Callable from any thread."""
+        for running in list(self.running.values()):
+            running.end(error)
         if self._alone is not None:
             self._alone.over = error
 
@@ -301,7 +321,7 @@ class Invoker:
                 raise found
             return found
 
-        if self._settings.middleware:
+        if self.settings.middleware:
             self._threads.submit(partial(self._through, running, waited_for, post))
             return
         try:
@@ -326,16 +346,16 @@ class Invoker:
 
         self._threads.submit(partial(self._through, running, body, post))
 
-    def close(self, running: Iterable[Running]) -> None:
+    def close(self) -> None:
         """The run is over: fence what still runs."""
-        for one in running:
+        for one in self.running.values():
             one.end(Fenced("The session has stopped or gone back.", session=self.session.id))
         self._threads.close()
         if self._loop is not None:
             self._loop.close()
 
     def _with_middleware(self) -> Callable[[Claim, Attempt | None, Binding], Outcome]:
-        if not self._settings.middleware:
+        if not self.settings.middleware:
             return self._call
         return lambda claim, attempt, binding: self._around(
             claim, attempt, lambda inner: self._call(inner, attempt, binding)
@@ -343,7 +363,7 @@ class Invoker:
 
     def _around(self, claim: Claim, attempt: Attempt | None, body: Callable[[Claim], Outcome]) -> Outcome:
         call = body
-        for middleware in reversed(self._settings.middleware):
+        for middleware in reversed(self.settings.middleware):
             call = partial(middleware, call_next=call)
         try:
             return call(claim)

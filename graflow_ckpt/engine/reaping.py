@@ -54,8 +54,7 @@ def release(
         holds = held(link, session, token, cells)
         asks = dict(fact("io", client.hget(f"{keys_of(session)}h", "io") or b"{}"))
     ops = [_op(spec, asks, why, crashed) for spec in holds]
-    sender = RedisSession(link, session, cells)
-    sender.patience = patience
+    sender = RedisSession(link, session, cells, patience=patience)
     try:
         sender.commit([*ops, ("claim", 0)], mode=f"T{token}{'!' if forced else ''}")
     except Fenced:
@@ -158,7 +157,11 @@ class Keeper:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
-        self.look: Callable[[], None] = lambda: None  # at each look: for what cannot wait for a body
+        self._look: Callable[[], None] = lambda: None
+
+    def looks(self, look: Callable[[], None]) -> None:
+        """Have this called at each look: for what cannot wait for a body."""
+        self._look = look
 
     def keep(self, kept: Kept) -> None:
         """From now on, until `forget`."""
@@ -191,7 +194,7 @@ class Keeper:
                 kept = self._kept
             if kept is not None:
                 try:
-                    self.look()
+                    self._look()
                     self._look_after(kept)
                 except GraflowError as error:  # the server is away: the slice waits for it, too
                     log.warning("keeper: %s", error, extra={"session": kept.session.id})

@@ -23,7 +23,6 @@ from graflow_ckpt.checkpoint.program import pack_task
 from graflow_ckpt.checkpoint.snapshot import BACKEND
 from graflow_ckpt.core.decide import decide
 from graflow_ckpt.core.errors import (
-    GraflowError,
     GraphError,
     ReadOnlyChanged,
     TaskTimeout,
@@ -33,15 +32,13 @@ from graflow_ckpt.core.errors import (
     WriteConflict,
 )
 from graflow_ckpt.core.facts import Cancelled, Cell, Claim, Done, Failed, Live, Op, Outcome
-from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.bodiless import refused, without_body
 from graflow_ckpt.engine.invoke import Invoker, Running
-from graflow_ckpt.engine.settings import Settings, Slots
+from graflow_ckpt.engine.settings import Slots
 from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently, same_task
-from graflow_ckpt.sessions.protocol import Session
 from graflow_ckpt.stores.places import path_at
 
 if TYPE_CHECKING:
@@ -80,6 +77,7 @@ class Inbox:
     """Filled by any thread and by signal handlers, emptied by the run's."""
 
     def __init__(self) -> None:
+        self.stopping = False  # nothing more is to be started
         self._messages: SimpleQueue[Message | BaseException | None] = SimpleQueue()
 
     def post(self, message: Message) -> None:
@@ -90,6 +88,11 @@ class Inbox:
     def knock(self) -> None:
         """Whoever waits has to look around."""
         self._messages.put(None)
+
+    def stop(self) -> None:
+        """What runs is finished, and nothing more is started."""
+        self.stopping = True
+        self.knock()
 
     def leave(self, error: BaseException) -> None:
         """Whoever waits has to give up."""
@@ -148,27 +151,20 @@ class Run:
     """Drives one session until nothing is left to do, or until it is told to stop."""
 
     def __init__(
-        self,
-        graph: TaskGraph,
-        session: Session,
-        settings: Settings,
-        cuts: Cuts,
-        invoker: Invoker,
-        slots: int | None = None,
+        self, invoker: Invoker, cuts: Cuts, announcer: Announcer, inbox: Inbox, *, slots: int | None = None
     ) -> None:
-        self.graph = graph
-        self.session = session
-        self.settings = settings
-        self.cuts = cuts
         self.invoker = invoker
-        self.announcer = Announcer(session, settings.observers)
-        self.stopping = False
+        self.cuts = cuts
+        self.announcer = announcer
+        self.inbox = inbox
+        self.graph = invoker.graph
+        self.session = invoker.session
+        self.settings = settings = invoker.settings
         self.torn: list[str] = []  # live values that a failed attempt may have left changed
         self.left_behind = False  # a body that nobody can end still runs, its attempt being over
         self._slots = Slots(slots, slots, slots) if slots else settings.slots
         self._threads = self._slots.threads
-        self.inbox = Inbox()
-        self._running: dict[int, Running] = {}
+        self._running = invoker.running
         self._on_loop: set[int] = set()  # claims of those that are coroutines
         self._met_coroutines = False
         self._got_all = False  # the last commit handed out as many claims as it was asked for
@@ -184,7 +180,7 @@ class Run:
         try:
             claims = self._claim()
             while True:
-                if claims and self.stopping:
+                if claims and self.inbox.stopping:
                     claims = self._hand_back(claims)
                 if claims and not self._running and self._alone(claims):
                     claims = self._step(claims[0])
@@ -199,27 +195,12 @@ class Run:
                         continue
                 if self._running:
                     claims = self._wait()
-                elif self.stopping or self.session.over:
+                elif self.inbox.stopping or self.session.over:
                     return
                 else:
                     claims = self._idle()
         finally:
-            self.invoker.close(self._running.values())
-
-    def begun(self) -> set[int]:
-        """The specs whose bodies run elsewhere now."""
-        return {running.claim.spec.key for running in self._running.values()}
-
-    def stop(self) -> None:
-        """Start nothing more; callable from a signal handler."""
-        self.stopping = True
-        self.inbox.knock()
-
-    def fence(self, error: GraflowError) -> None:
-        """What runs is over: its next ctx call says so. Callable from any thread."""
-        for running in list(self._running.values()):
-            running.end(error)
-        self.invoker.fence(error)
+            self.invoker.close()
 
     def _hand_back(self, claims: list[Claim]) -> list[Claim]:
         """What was claimed and not started is not in doubt."""
@@ -373,7 +354,7 @@ class Run:
 
     def _unused(self, *claimed: list[Claim]) -> int:
         """How many attempts may start now, beside these."""
-        if self.stopping or self.cuts.waiting:
+        if self.inbox.stopping or self.cuts.waiting:
             return 0
         taken = len(self._running) + (sum(map(len, claimed)) if claimed else 0)
         if self._met_coroutines and not self._unlucky:
@@ -490,12 +471,12 @@ class RunHost:
 
     execution_context: ExecutionContext | None
 
-    def __init__(self, context: ExecutionContext, run: Run) -> None:
+    def __init__(self, context: ExecutionContext, announcer: Announcer, inbox: Inbox) -> None:
         self.execution_context = self._context = context
         self.session_id = context.session_id
         run_number = context.state.run
         self.execution = self.session_id if run_number == 1 else f"{self.session_id}#{run_number}"
-        self._run = run
+        self._announcer, self._inbox = announcer, inbox
         self._graph = context.graph
         self._pending: tuple[int, frozenset[str]] = (-1, frozenset())  # as of a transition
 
@@ -514,7 +495,7 @@ class RunHost:
         return self._graph.routes[name].forward
 
     def progress(self, task: str, done: float, total: float | None) -> None:
-        self._run.announcer.emit("task_progress", task, done=done, total=total)
+        self._announcer.emit("task_progress", task, done=done, total=total)
 
     def reserve(self, task: str, metadata: dict[str, Any], storage: str | None = None) -> PendingCheckpoint:
         """A handle whose path is known before the checkpoint is there."""
@@ -530,7 +511,7 @@ class RunHost:
 
     def code_of(self, task: Task, spawner: str, before: tuple[str, ...]) -> Cell:
         """A task made at run time, as the session keeps it."""
-        if self._run.settings.durability == "none":
+        if self._context.settings.durability == "none":
             record: Cell = Live((task, spawner, before))
         else:
             record = pack_task(task, spawner, before)
@@ -550,4 +531,4 @@ class RunHost:
 
     @property
     def stopping(self) -> bool:
-        return self._run.stopping
+        return self._inbox.stopping

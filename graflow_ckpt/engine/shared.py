@@ -1,4 +1,4 @@
-"""A run over a session that others work on, too: its cuts, and what its tasks can ask of it.
+"""A run over a session that others work on, too: its cuts, what its tasks can ask of it, and its token.
 
 Bodies work on copies, so nothing is ever on loan: a cut is taken at once, by the worker that has
 committed the request, or by whoever finds first that a policy is due.
@@ -11,16 +11,28 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program import pack_task, unpack_task
-from graflow_ckpt.core.errors import CheckpointError, GraflowError, ServerError, SessionError
+from graflow_ckpt.core.errors import (
+    CheckpointError,
+    Fenced,
+    GraflowError,
+    ServerError,
+    SessionError,
+    WorkflowCancelled,
+)
 from graflow_ckpt.core.facts import Cell, Claim, Done, Failed, Op, Outcome, Request
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import Since
 from graflow_ckpt.core.task import Task
+from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.attempt import Attempt
-from graflow_ckpt.engine.run import Run, RunHost
+from graflow_ckpt.engine.bind import Binding
+from graflow_ckpt.engine.invoke import Invoker
+from graflow_ckpt.engine.reaping import Keeper, Kept
+from graflow_ckpt.engine.run import Inbox, Run, RunHost
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_home import SharedHome
 from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently
@@ -31,6 +43,10 @@ from graflow_ckpt.sessions.ops import Cells
 from graflow_ckpt.sessions.protocol import MadeSoFar
 from graflow_ckpt.sessions.redis import RedisSession
 from graflow_ckpt.stores.places import path_at
+
+if TYPE_CHECKING:
+    from graflow_ckpt.engine.context import ExecutionContext
+    from graflow_ckpt.engine.coroutines import Loop
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -48,13 +64,14 @@ class SharedCuts:
     def __init__(
         self, session: RedisSession, settings: Settings, home: SharedHome, emit: Callable[..., None],
         after_body: Callable[[], None] = lambda: None,
+        on_saved: Callable[[CheckpointMetadata], None] = lambda metadata: None,
     ) -> None:  # fmt: skip
         self._session = session
         self._after_body = after_body
         self._settings = settings
         self._home = home
         self._emit = emit
-        self.on_saved: Callable[[Any], None] = lambda metadata: None
+        self._on_saved = on_saved
         self._watches = settings.policy.watches and settings.durability != "none"
         self._looked: tuple[int, float] | None = None  # step and time of the last cut, as far as known here
 
@@ -121,7 +138,7 @@ class SharedCuts:
                 handle.error = found
             self._failed(found, cause, monotonic() - began)
             return None
-        self.on_saved(saved)
+        self._on_saved(saved)
         self._home.tell_saved(self._emit, saved, cause, monotonic() - began, self._settings.slow_save)
         return saved
 
@@ -161,12 +178,12 @@ class SharedHost(RunHost):
     """A run of one worker, as seen from its tasks."""
 
     def __init__(
-        self, graph: TaskGraph, session: RedisSession, run: Run, home: SharedHome, cells: Cells,
-        made: Made | None = None,
+        self, graph: TaskGraph, session: RedisSession, announcer: Announcer, inbox: Inbox, home: SharedHome,
+        cells: Cells, made: Made | None = None, context: ExecutionContext | None = None,
     ) -> None:  # fmt: skip
-        self.execution_context = None  # the caller has it, in another process
+        self.execution_context = context  # None: the caller has it, in another process
         self.session_id = self.execution = session.id
-        self._run = run
+        self._announcer, self._inbox = announcer, inbox
         self._graph = graph
         self._session = session
         self._home = home
@@ -174,7 +191,6 @@ class SharedHost(RunHost):
         self._cells = cells
         self.made = made or Made()
         self._pending: tuple[int, frozenset[str]] = (-1, frozenset())
-        session.on_made = self.made_since
 
     def reserve(self, task: str, metadata: dict[str, Any], storage: str | None = None) -> PendingCheckpoint:
         """A handle whose path is known before the checkpoint is there."""
@@ -256,3 +272,52 @@ class SharedHost(RunHost):
     @property
     def _client(self) -> Any:  # a redis.Redis, whose types allow a coroutine
         return self._home.link.client
+
+
+class Part:
+    """What one process has of a session that others work on, too: a token, and what runs under it.
+
+    Promise: however it ends, what is held goes back into its queue, unless the token is void by then.
+    `join`: takes what is made at run time into the graph. `on_lost`: the token is void while a body runs.
+    """
+
+    def __init__(
+        self, session: RedisSession, graph: TaskGraph, bindings: dict[str, Binding], settings: Settings,
+        home: SharedHome, cells: Cells, keeper: Keeper, *,
+        context: ExecutionContext | None = None, loop: Loop | None = None, slots: int | None = None,
+        made: Made | None = None, join: Callable[[MadeSoFar, Sequence[str]], None] | None = None,
+        after_body: Callable[[], None] = lambda: None,
+        on_saved: Callable[[CheckpointMetadata], None] = lambda metadata: None,
+        on_lost: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self.session = session
+        self.home = home
+        self._keeper = keeper
+        self._on_lost = on_lost
+        self.announcer, self.inbox = Announcer(session, settings.observers), Inbox()
+        self.host = SharedHost(graph, session, self.announcer, self.inbox, home, cells, made, context)
+        session.when_made(join or self.host.made_since)
+        self.cuts = SharedCuts(session, settings, home, self.announcer.emit, after_body, on_saved)
+        invoker = Invoker(graph, session, settings, self.host, bindings, loop=loop)
+        self.run = Run(invoker, self.cuts, self.announcer, self.inbox, slots=slots)
+
+    def keep(self, help_with: Callable[[], object], look_around: Callable[[], object] = lambda: None) -> None:
+        """Have the lease renewed until the keeper forgets it. See Kept."""
+        self._keeper.keep(Kept(self.session, self._news, help_with, look_around))
+
+    def _news(self, news: str) -> None:
+        """From the keeper: what the session has come to while a body runs."""
+        if news in ("fenced", "gone"):
+            self.run.invoker.fence(Fenced("The session's token was lost.", session=self.session.id))
+            self._on_lost()
+        elif news == "cancelled":
+            self.run.invoker.fence(WorkflowCancelled("The session was cancelled.", session=self.session.id))
+
+    def given_back(self) -> list[Op]:
+        return [("release", key, claim.spec.crashes) for key, claim in self.session.held.items()]
+
+    def leave(self) -> None:
+        """Give back what is still held, and the token; whoever comes next goes on at once."""
+        session = self.session
+        if not (session.retired or session.broken is not None):
+            session.commit([*self.given_back(), ("claim", 0)], mode="q")

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
@@ -278,11 +278,11 @@ class SharedContext(ExecutionContext):
         self.limit = max_steps
         return self.taking_part().run(None)
 
-    def taking_part(self) -> Any:
+    def taking_part(self, loop: Loop | None = None) -> Any:
         """What runs the session from here, beside whoever else does."""
         from graflow_ckpt.engine.taking_part import TakingPart
 
-        return TakingPart(self)
+        return TakingPart(self, loop)
 
 
 def link_of(config: Mapping[str, Any] | None) -> RedisLink:
@@ -379,6 +379,9 @@ def _check_history(found: Found, context: SharedContext) -> None:
             **ids,
         )
 
+
+if TYPE_CHECKING:
+    from graflow_ckpt.engine.coroutines import Loop
 
 log = logging.getLogger("graflow_ckpt.engine")
 
@@ -534,5 +537,5 @@ def _write(
     }  # fmt: skip
     write_state(context.link, state, context.cells, facts, verb=verb, flags=flags, share=bundles)
     if post is not None:
-        context.tables.on_emitted = partial(post, state.session)
+        context.tables.posts_by(partial(post, state.session))
     context.tables.commit([("claim", 0)])  # it may have ended; or somebody has to be asked for

@@ -25,10 +25,17 @@ _LAST_RESORT = 5.0  # seconds that a body which swallows SystemExit is given aft
 class Stop:
     """Whether, and by which signal, the session was asked to stop."""
 
-    def __init__(self, session: str, grace: float, stop: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        session: str,
+        grace: float,
+        stop: Callable[[], None],
+        leave: Callable[[Interrupted], None] | None = None,
+    ) -> None:
+        """`leave`: for a run in another thread."""
         self.signal: int | None = None
-        self.stop = stop
-        self.leave: Callable[[Interrupted], None] | None = None  # for a run in another thread
+        self._stop = stop
+        self._leave = leave
         self._session = session
         self._grace = grace
         self._expired = False
@@ -40,7 +47,7 @@ class Stop:
         if self.signal is not None:
             return False
         self.signal = 0
-        self.stop()
+        self._stop()
         return True
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
@@ -48,16 +55,16 @@ class Stop:
             self.signal = number
             # Neither threading.Timer nor sys.stderr: the main thread may hold their locks right now.
             start_new_thread(self._watch, ())
-            self.stop()
+            self._stop()
             name = signal.Signals(number).name
             _say(f"{name}: finishing what runs, then saving (again: leave at once; grace {self._grace:g} s)")
             return
         if number == signal.SIGINT and not self._expired:
             raise KeyboardInterrupt
         error = Interrupted(f"Session {self._session} did not finish in its grace period.", self._session)
-        if self.leave is None:
+        if self._leave is None:
             raise error
-        self.leave(error)
+        self._leave(error)
 
     def _watch(self) -> None:
         if self._open.acquire(timeout=min(self._grace, threading.TIMEOUT_MAX)):

@@ -36,8 +36,7 @@ from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.bind import Binding, check_answers, check_graph, takes_cuts
 from graflow_ckpt.engine.bodiless import ANSWERS
-from graflow_ckpt.engine.invoke import Invoker
-from graflow_ckpt.engine.reaping import Keeper, Kept, release_the_dead
+from graflow_ckpt.engine.reaping import Keeper, release_the_dead
 from graflow_ckpt.engine.resuming import (
     accept,
     changes_of,
@@ -49,7 +48,7 @@ from graflow_ckpt.engine.resuming import (
     stalled,
 )
 from graflow_ckpt.engine.run import Run
-from graflow_ckpt.engine.shared import SharedCuts, SharedHost
+from graflow_ckpt.engine.shared import Part
 from graflow_ckpt.engine.shared_context import SharedContext
 from graflow_ckpt.engine.signals import Stop, handled
 from graflow_ckpt.links.processes import myself
@@ -68,14 +67,15 @@ ENDS = frozenset({"completed", "failed", "cancelled", "stopped", "stalled"})
 class TakingPart:
     """One call of execute on a session in Redis."""
 
-    def __init__(self, context: SharedContext) -> None:
+    def __init__(self, context: SharedContext, loop: Loop | None) -> None:
         self.context = context
         self.settings = context.settings
         self.session = context.session_id
-        self.loop: Loop | None = None  # that coroutines run on; else one of its own
+        self._loop = loop  # that coroutines run on; else one of its own
         self._keeper = Keeper(context.link, LEASE)
-        self.stop = Stop(self.session, self.settings.grace, self._stop)
-        self._run: Run | None = None
+        leave = self._leave_at_once if loop is not None else None
+        self.stop = Stop(self.session, self.settings.grace, self._stop, leave)
+        self._part: Part | None = None
         self._line = ""  # how a run begins that is not simply new
 
     def run(self, start: str | None) -> Any:
@@ -97,16 +97,16 @@ class TakingPart:
         if mine is None:  # others have brought it to its end meanwhile
             return self._result(context.status)
         try:
-            run = self._set_up(mine, bindings)
+            part = self._set_up(mine, bindings)
             with handled(self.stop):
-                return self._drive(run, mine)
+                return self._drive(part.run, mine)
         except BaseException as error:
-            if self._run is not None and self._run.announcer.open:
+            if self._part is not None and self._part.announcer.open:
                 self._emit("session_ended", status="broken", reason=str(error))
             raise
         finally:
             self._keeper.close()
-            self._leave(mine)
+            self._leave()
             mine.close()
 
     def _check_finished(self) -> None:
@@ -217,22 +217,18 @@ class TakingPart:
             self.context.link, self.session, self.context.cells, reply[1].decode(), reply[3].decode()
         )
 
-    def _set_up(self, mine: RedisSession, bindings: Any) -> Run:
+    def _set_up(self, mine: RedisSession, bindings: dict[str, Binding]) -> Part:
         context, home = self.context, self.context.cuts_at()
-        invoker = Invoker(context.graph, mine, self.settings, self.loop)
-        invoker.bindings = bindings
-        cuts = SharedCuts(mine, self.settings, home, self._emit)
-        run = self._run = Run(context.graph, mine, self.settings, cuts, invoker)
-        invoker.host = host = SharedHost(context.graph, mine, run, home, context.cells)
-        host.execution_context = context
-        cuts.on_saved = context.note_checkpoint
-        host.remake()
+        part = self._part = Part(
+            mine, context.graph, bindings, self.settings, home, context.cells, self._keeper,
+            context=context, loop=self._loop, on_saved=context.note_checkpoint,
+        )  # fmt: skip
+        part.host.remake()
         if self.stop.signal is not None:
-            run.stop()
-        kept = Kept(mine, self._news, lambda: None)
+            part.inbox.stop()
         # once a second: what others held who have died can be claimed again
-        kept.look_around = partial(release_the_dead, context.link, self.session, context.cells, patience=0.0)
-        self._keeper.keep(kept)
+        look_around = partial(release_the_dead, context.link, self.session, context.cells, patience=0.0)
+        part.keep(lambda: None, look_around)
         if self.settings.observers:
             home.join_trace(home.kept_trace())
             home.trace.follow(self.settings.observers)
@@ -244,8 +240,8 @@ class TakingPart:
         home.keep_trace(first=False)
         if context.checkpoint_requested:
             context.checkpoint_requested = False
-            cuts.cut("request", context.checkpoint_request_metadata)
-        return run
+            part.cuts.cut("request", context.checkpoint_request_metadata)
+        return part
 
     # --- while it runs -----------------------------------------------------------------
 
@@ -275,28 +271,19 @@ class TakingPart:
         return self._result(status)
 
     def _stop(self) -> None:
-        if self._run is not None:
-            self._run.stop()
+        if self._part is not None:
+            self._part.inbox.stop()
 
-    def leave(self, error: Interrupted) -> None:
+    def _leave_at_once(self, error: Interrupted) -> None:
         """For a run in another thread: its time is over."""
-        if self._run is not None:
-            self._run.inbox.leave(error)
+        if self._part is not None:
+            self._part.inbox.leave(error)
 
-    def _news(self, news: str) -> None:
-        if self._run is None:
+    def _leave(self) -> None:
+        if self._part is None:
             return
-        if news in ("fenced", "gone"):
-            self._run.fence(Fenced("The session's token was lost.", session=self.session))
-        elif news == "cancelled":
-            self._run.fence(WorkflowCancelled("The session was cancelled.", session=self.session))
-
-    def _leave(self, mine: RedisSession) -> None:
-        if mine.broken is not None or mine.retired:
-            return
-        ops: list[Op] = [("release", key, claim.spec.crashes) for key, claim in mine.held.items()]
         try:
-            mine.commit([*ops, ("claim", 0)], mode="q")
+            self._part.leave()
         except GraflowError as error:  # its lease ends by itself
             log.warning("session %s is left: %s", self.session, error, extra={"session": self.session})
 
@@ -308,7 +295,7 @@ class TakingPart:
             return context.result()
         state = context.state
         if status == "cancelled":
-            if self._run is None:
+            if self._part is None:
                 raise SessionCancelled(
                     f"Session {self.session} was cancelled: {state.reason}", session=self.session
                 )
@@ -325,7 +312,7 @@ class TakingPart:
         if status == "stalled":
             error = stalled(self.context.state)
         else:
-            failure = self._run.announcer.failure if self._run is not None else None
+            failure = self._part.announcer.failure if self._part is not None else None
             error = failure or TaskError(reason, session=self.session)
         error.add_note(f"Session {self.session} can go on: {self._command()}")
         return error
@@ -350,8 +337,8 @@ class TakingPart:
         }  # fmt: skip
 
     def _emit(self, kind: Any, task: str = "", **facts: Any) -> None:
-        if self._run is not None:
-            self._run.announcer.emit(kind, task, **facts)
+        if self._part is not None:
+            self._part.announcer.emit(kind, task, **facts)
 
 
 def doubts(state: SessionState) -> dict[int, str]:

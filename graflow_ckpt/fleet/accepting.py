@@ -180,9 +180,7 @@ class Acceptance:
     def accept(self, draft: Draft, cells: SealedCells, on_emitted: Any) -> bool:
         """Whether it was made; if there was one already, `existing` says what that means."""
         session = draft.session
-        sender = RedisSession(self._link, session, cells)
-        sender.on_emitted = on_emitted
-        sender.patience = PATIENCE
+        sender = RedisSession(self._link, session, cells, patience=PATIENCE, post=on_emitted)
         made = False
         try:
             self.enlist(session)

@@ -71,7 +71,7 @@ class Declining:
     def _rest(self, session: RedisSession, ops: Sequence[Op], until: int) -> None:
         """The next token is made as ever, and lies there until a steward looks for it."""
         made: dict[str, int] = {}
-        session.on_emitted = lambda token, queue: made.__setitem__(token, until)
+        session.posts_by(lambda token, queue: made.__setitem__(token, until))
         session.commit([*ops, ("claim", 0)], mode="q")
         tokens = f"{keys_of(session.id)}tok"
         with asked(self._link, **{tokens: "zset", ACTIVE: "zset"}):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -288,8 +289,9 @@ class Handle:
 
     def _commit(self, ops: list[Op]) -> str:
         """One transition from outside; the status that it leads to."""
-        sender = RedisSession(self._link, self.session, self._cells)
-        sender.on_emitted = lambda token, queue: self._client.post(self.session, token, queue)
+        sender = RedisSession(
+            self._link, self.session, self._cells, post=partial(self._client.post, self.session)
+        )
         try:
             sender.commit(ops)
             return sender.status

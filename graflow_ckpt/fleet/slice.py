@@ -32,13 +32,11 @@ from graflow_ckpt.core.errors import (
     ServerError,
     ServerGone,
     SessionError,
-    WorkflowCancelled,
 )
 from graflow_ckpt.core.events import Observer
-from graflow_ckpt.engine.invoke import Invoker
 from graflow_ckpt.engine.reaping import HELP_AFTER, Keeper, Kept
 from graflow_ckpt.engine.run import Run
-from graflow_ckpt.engine.shared import SharedCuts, SharedHost
+from graflow_ckpt.engine.shared import Part
 from graflow_ckpt.engine.shared_home import SharedHome
 from graflow_ckpt.fleet.declining import NOTED, Declining, forget
 from graflow_ckpt.fleet.lists import Presence
@@ -91,7 +89,7 @@ class Worker:
         self.leaving = False  # what runs has been given back: whatever the body says now does not count
         self.slice: Slice | None = None
         self.note: Callable[[str, str], None] = lambda session, token: None  # tells the parent what runs
-        self.on_lost: Callable[[], None] = lambda: None  # the token is void while a body still runs
+        self._on_lost: Callable[[], None] = lambda: None
         self._presence = Presence(link, owner)
         self.declining = Declining(link, code_patience)
         self.observers = Observers()
@@ -129,8 +127,8 @@ class Worker:
         with readable(session, self.link.address):
             cells = SealedCells(session, self.keyring, int(facts[4] or LIMIT))
             queue, began = reply[2].decode(), reply[3].decode()
-        mine = RedisSession(self.link, session, cells, token, began, queue=queue, retires=True)
-        mine.on_emitted = lambda other, where: self.carrier.offer(session, other, where)
+        offer = partial(self.carrier.offer, session)
+        mine = RedisSession(self.link, session, cells, token, began, queue=queue, retires=True, post=offer)
         try:
             loaded = self._program(mine, facts, cells)
             if loaded is not None:
@@ -183,6 +181,23 @@ class Worker:
             forget(self.link, mine.id, FALLS)
         return loaded
 
+    def watched_by(self, on_lost: Callable[[], None], look: Callable[[], None]) -> None:
+        """`on_lost`: the token is void while a body still runs. `look`: many times a second meanwhile."""
+        self._on_lost = on_lost
+        self.keeper.looks(look)
+
+    def lost(self) -> None:
+        """The token of what runs is void."""
+        self._on_lost()
+
+    def wears_out(self) -> None:
+        """A body that nobody can end is still running here."""
+        self.worn = True
+
+    def leaves(self) -> None:
+        """What runs has been given back, or is another's."""
+        self.leaving = True
+
     def drain(self) -> None:
         """Finish the task that runs, and no other; callable from a signal handler."""
         self.draining = True
@@ -197,62 +212,63 @@ class Slice:
         self, worker: Worker, session: RedisSession, loaded: Loaded, home: SharedHome, cells: SealedCells
     ) -> None:
         self._worker = worker
-        self.session = self._session = session
-        self._outside = RedisSession(worker.link, session.id, cells)
-        self._outside.on_emitted = session.on_emitted
+        self._outside = RedisSession(worker.link, session.id, cells, post=session.post)
         settings = loaded.settings
         if observers := worker.observers.here():
             settings = replace(settings, observers=observers)
-        invoker = Invoker(loaded.graph, session, settings, None)
-        invoker.bindings = loaded.bindings
         self._surroundings = Surroundings()
-        cuts = SharedCuts(session, settings, home, self._emit, self._surroundings.put_back)
-        self.home = home
-        self._run = Run(loaded.graph, session, settings, cuts, invoker, slots=1)
-        invoker.host = self._host = SharedHost(loaded.graph, session, self._run, home, cells, loaded.made)
-        session.on_made = self._made_since
+        self._part = Part(
+            session, loaded.graph, loaded.bindings, settings, home, cells, worker.keeper,
+            slots=1, made=loaded.made, join=self._made_since, after_body=self._surroundings.put_back,
+            on_lost=worker.lost,
+        )  # fmt: skip
 
-    def _emit(self, kind: Any, task: str = "", **facts: Any) -> None:
-        self._run.announcer.emit(kind, task, **facts)
+    @property
+    def session(self) -> RedisSession:
+        return self._part.session
+
+    @property
+    def home(self) -> SharedHome:
+        return self._part.home
 
     def _made_since(self, made: MadeSoFar, own: Sequence[str]) -> None:
         """Tasks that were made elsewhere: their modules may not be here."""
         try:
-            self._host.made_since(made, own)
+            self._part.host.made_since(made, own)
             self._surroundings.note()
         except (ServerError, SessionError):
             raise
         except (Exception, SystemExit) as error:  # what a module does when it is imported
-            raise missing(self._run.settings.workflow, error) from error
+            raise missing(self._part.run.settings.workflow, error) from error
 
     def stop(self) -> None:
-        self._run.stop()
+        self._part.inbox.stop()
 
     def run(self) -> None:
         """Until there is nothing more to do here."""
-        session, worker = self._session, self._worker
-        session.until = monotonic() + worker.budget
-        session.help_after = monotonic() + HELP_AFTER
+        part, worker, run = self._part, self._worker, self._part.run
+        part.session.claims_for(worker.budget, HELP_AFTER)
         if worker.draining:
-            self._run.stop()
+            self.stop()
         # work waits while this worker is busy: another token, in a commit of nobody's slice
-        worker.keeper.keep(Kept(session, self._news, partial(self._outside.commit, [], mode="s")))
+        part.keep(partial(self._outside.commit, [], mode="s"))
         try:
-            with watched(self._run, self.home) if self._run.settings.observers else nullcontext():
-                self._run.drive()
+            with watched(run, part.home) if run.settings.observers else nullcontext():
+                run.drive()
         except BaseException as error:
             if not self._settled(error):
                 raise
         finally:
             worker.keeper.forget()
-            worker.worn |= self._run.left_behind
+            if run.left_behind:
+                worker.wears_out()
             self._surroundings.put_back()
             self._outside.close()
-            self._leave()
+            part.leave()
 
     def _settled(self, error: BaseException) -> bool:
         """It fell, not by an outcome: what is held would fall again and again, if nobody heard of it."""
-        session, worker = self._session, self._worker
+        session, worker, given_back = self.session, self._worker, self._part.given_back
         if (
             worker.leaving
             or isinstance(error, Fenced | NoSession | ServerError)
@@ -260,33 +276,15 @@ class Slice:
         ):
             return False
         if isinstance(error, ProgramMissing):
-            worker.declining.decline(session, error, self._given_back())
+            worker.declining.decline(session, error, given_back())
             return True
         if isinstance(error, GraflowError):  # a checkpoint that had to be taken, for instance
-            session.commit([*self._given_back(), ("status", "paused", str(error)), ("claim", 0)], mode="q")
+            session.commit([*given_back(), ("status", "paused", str(error)), ("claim", 0)], mode="q")
             return False
         why = f"it raised {type(error).__name__}: {error}"  # SystemExit of a body, or a fault of ours
         if take(worker, session.id, session.token, why, forced=True, crashed=True):
-            session.retired = True
+            session.retire()
         return False
-
-    def _given_back(self) -> list[Any]:
-        return [("release", key, claim.spec.crashes) for key, claim in self._session.held.items()]
-
-    def _leave(self) -> None:
-        """Give back what is still held, and the token; whoever comes next goes on at once."""
-        session = self._session
-        if session.retired or session.broken is not None:
-            return
-        session.commit([*self._given_back(), ("claim", 0)], mode="q")
-
-    def _news(self, news: str) -> None:
-        """From the keeper: what the session has come to while a body runs."""
-        if news in ("fenced", "gone"):
-            self._run.fence(Fenced("The session's token was lost.", session=self._session.id))
-            self._worker.on_lost()
-        elif news == "cancelled":
-            self._run.fence(WorkflowCancelled("The session was cancelled.", session=self._session.id))
 
 
 class Surroundings:

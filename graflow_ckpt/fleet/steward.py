@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from time import monotonic
 from typing import Any
 
@@ -249,9 +250,8 @@ class Sweeper:
 
     def _wake(self, session: str) -> None:
         """A commit that asks for nothing: what is due becomes ready, and who is wanted is asked for."""
-        sender = RedisSession(self._link, session, OPAQUE)
-        sender.patience = 0
-        sender.on_emitted = lambda token, queue: self._fleet.carrier.offer(session, token, queue)
+        offer = partial(self._fleet.carrier.offer, session)
+        sender = RedisSession(self._link, session, OPAQUE, patience=0.0, post=offer)
         try:
             sender.commit([("claim", 0)])
         finally:

@@ -477,8 +477,7 @@ class Leaving:
         self._gone = False  # the main thread may unwind now
         self.on_stop: Callable[[], None] = lambda: None  # in the main thread: nothing new is to begin
         self.beat: Callable[[], None] = lambda: None  # now and then while a slice runs
-        worker.on_lost = self._token_lost
-        worker.keeper.look = self._look
+        worker.watched_by(self._token_lost, self._look)
 
     def begin(self) -> None:
         """From now on signals are heard."""
@@ -552,7 +551,7 @@ class Leaving:
     def _give_back(self, now: Slice) -> None:
         session = now.session
         facts: dict[str, Any] = {"session": session.id, "token": session.token}
-        self._worker.leaving = True
+        self._worker.leaves()
         for claim in list(session.held.values()):
             task = claim.spec.task_id
             log.warning("task %s did not finish in time; it runs again", task, extra={**facts, "task": task})
@@ -569,7 +568,7 @@ class Leaving:
         if self._worker.slice is now:
             facts = {"session": now.session.id, "token": now.session.token}
             log.warning("a task goes on though its token is lost: this process is replaced", extra=facts)
-            self._worker.leaving = True
+            self._worker.leaves()
             self._go()
 
     def _go(self) -> None:

@@ -13,14 +13,16 @@ here: what its keys mean.
 
 from __future__ import annotations
 
+import logging
 import socket
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from time import monotonic, sleep
+from typing import Any, Literal, TypeVar
 from urllib.parse import urlencode
 
-from graflow_ckpt.core.errors import BadAddress, ServerTooOld
+from graflow_ckpt.core.errors import BadAddress, ServerGone, ServerTooOld
 from graflow_ckpt.links.addresses import Address, no_cluster, options_of, parse
 from graflow_ckpt.links.complaints import (
     SILENT,
@@ -38,6 +40,10 @@ from graflow_ckpt.links.complaints import (
     translated,
 )
 from graflow_ckpt.links.wire import Script, Wire
+
+log = logging.getLogger("graflow_ckpt.sessions")
+
+T = TypeVar("T")
 
 Settings = dict[str, Any]
 
@@ -171,6 +177,25 @@ class RedisLink:
             self._idle.append(wire)
         else:
             wire.close()
+
+    def patiently(self, ask: Callable[[], T], session: str, seconds: float) -> T:
+        """The answer to something that changes nothing; ServerGone if there is none after so many seconds.
+
+        A restart of the server is no failure of the task that happened to ask.
+        """
+        deadline, pause = None, 0.02
+        while True:
+            try:
+                with translated(self.address):
+                    return ask()
+            except ServerGone as error:
+                if deadline is None:
+                    log.warning("session %s waits: %s", session, error, extra={"session": session})
+                    deadline = monotonic() + seconds
+                elif monotonic() > deadline:
+                    raise
+            sleep(pause)
+            pause = min(pause * 2, 1.0)
 
     def close(self) -> None:
         while self._idle:

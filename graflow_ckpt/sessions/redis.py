@@ -100,24 +100,8 @@ def fenced(session: str) -> Fenced:
     )
 
 
-def patiently(ask: Callable[[], T], address: str, session: str, seconds: float) -> T:
-    """The answer to something that changes nothing; ServerGone if there is none after so many seconds.
-
-    A restart of the server is no failure of the task that happened to ask.
-    """
-    deadline, pause = None, 0.02
-    while True:
-        try:
-            with translated(address):
-                return ask()
-        except ServerGone as error:
-            if deadline is None:
-                log.warning("session %s waits: %s", session, error, extra={"session": session})
-                deadline = monotonic() + seconds
-            elif monotonic() > deadline:
-                raise
-        sleep(pause)
-        pause = min(pause * 2, 1.0)
+Post = Callable[[str, str], None]
+"""Is given a token that has to be carried, and its queue."""
 
 
 class RedisSession:
@@ -136,7 +120,10 @@ class RedisSession:
         *,
         queue: str = "*",
         retires: bool = False,
+        patience: float = PATIENCE,
+        post: Post | None = None,
     ) -> None:
+        """`patience`: with 0 a commit is tried twice, and a frozen session is not waited for."""
         self.id = session
         self.sender = began.rpartition("_")[2] or _name()
         self.token = token or f"!{self.sender}"  # nobody else's: replies are kept by it
@@ -146,16 +133,16 @@ class RedisSession:
         self.ready = 0
         self.retired = False
         self.made = MadeSoFar()  # at run time, as of the last commit
-        self.on_made: Callable[[MadeSoFar, Sequence[str]], None] = lambda made, own: None
         self.emitted: list[tuple[str, str]] = []  # tokens that somebody has to carry: (token, queue)
-        self.on_emitted: Callable[[str, str], None] = lambda token, queue: self.emitted.append((token, queue))
+        self._join: Callable[[MadeSoFar, Sequence[str]], None] = lambda made, own: None
+        self.post: Post = post or (lambda token, queue: self.emitted.append((token, queue)))
         self.answered = 0.0  # when the last commit came back (monotonic)
         self.until: float | None = None  # nothing is claimed after that moment (monotonic)
         self.help_after: float | None = None  # from then on a commit that leaves work asks for another worker
         self.stamp = ""  # seconds, instead of the server's clock
         self.held: dict[int, Claim] = {}  # claims of this sender, by the key of their spec
         self.broken: SessionError | None = None
-        self.patience = PATIENCE  # with 0 a commit is tried twice, and a frozen session is not waited for
+        self.patience = patience
         self._cells = cells
         self._retires = retires
         self._key = keys_of(session) + "c"
@@ -173,6 +160,22 @@ class RedisSession:
         self._readers: dict[int, Reader] = {}  # of attempts, by the key of their spec
         self._ahead: float | None = None  # the server's clock before ours
         self._said = b"running"  # the status, as it came
+
+    def when_made(self, join: Callable[[MadeSoFar, Sequence[str]], None]) -> None:
+        """Have this called when a commit tells of tasks that were made since the one before."""
+        self._join = join
+
+    def claims_for(self, seconds: float, help_after: float) -> None:
+        """Claim nothing after so many seconds; call for another worker where work waits after so many."""
+        self.until, self.help_after = monotonic() + seconds, monotonic() + help_after
+
+    def posts_by(self, post: Post) -> None:
+        """From here on `post` is given the tokens that somebody has to carry."""
+        self.post = post
+
+    def retire(self) -> None:
+        """Somebody has taken the token away."""
+        self.retired = True
 
     # --- commits -----------------------------------------------------------------------
 
@@ -313,9 +316,9 @@ class RedisSession:
                 made = MadeSoFar(times, names, last)
                 if made[:2] != self.made[:2]:
                     self.made = made
-                    self.on_made(made, own)
+                    self._join(made, own)
             else:
-                self.on_emitted(token, queue)
+                self.post(token, queue)
 
     def _refused(self, reply: list[Any]) -> None:
         why = reply[0].decode()
@@ -454,7 +457,7 @@ class RedisSession:
 
     def patiently(self, ask: Callable[[], T]) -> T:
         """The answer to something that changes nothing; a server that is away is waited for."""
-        return patiently(ask, self._link.address, self.id, self.patience)
+        return self._link.patiently(ask, self.id, self.patience)
 
     def has_ready(self) -> bool:
         return True  # others make ready what this one has not heard of: ask

@@ -167,7 +167,7 @@ class World:
         """A session of several pages; one that was lost half way is taken away and made anew."""
         link = self.user.link
         sender = RedisSession(link, "s", Plain())
-        sender.on_emitted = lambda token, queue: self.rq.append(token)
+        sender.posts_by(lambda token, queue: self.rq.append(token))
         line = "init|0|0|1|1|1|||fl||"
         try:
             reply = link.script(CREATE)([KEY], [line, *sender.begins(), "epoch", "1", "maker", "me"])
@@ -217,7 +217,7 @@ class World:
             return
         queue, began = reply[2].decode(), reply[3].decode()
         client.session = RedisSession(client.link, "s", Plain(), token, began, queue=queue, retires=True)
-        client.session.on_emitted = lambda other, queue: self.rq.append(other)
+        client.session.posts_by(lambda other, queue: self.rq.append(other))
         client.confirmed = []
         self.senders.append(client.confirmed)
 
@@ -294,7 +294,7 @@ class World:
                     self.rq += [other for other, _ in made or ()]
             self.rq += [token.decode() for token in waiting]
             sender = RedisSession(link, "s", Plain())
-            sender.on_emitted = lambda token, queue: self.rq.append(token)
+            sender.posts_by(lambda token, queue: self.rq.append(token))
             try:
                 sender.commit([("claim", 0)])
             finally:

@@ -197,7 +197,10 @@ class Box:
 
 def test_random_state_of_a_commit_that_was_refused_is_recorded_with_the_next_one() -> None:
     context = ExecutionContext(TaskGraph(), "r", settings=Settings(durability="journal"))
-    cutter = Cutter(context.graph, context.session, context.settings, context.home, lambda *_, **__: None)
+    cutter = Cutter(
+        context.graph, context.session, context.settings, context.home, lambda *_, **__: None,
+        on_saved=lambda metadata: None, begun=tuple,
+    )  # fmt: skip
     random.seed(7)
     refused: list[Op] = [("put", "n", b"\x01", 9)]
     cutter.before_commit(refused)  # and loses its race: it is not committed

@@ -13,10 +13,9 @@ from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.facts import Live
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import All, Group, Task
+from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.context import ExecutionContext
-from graflow_ckpt.engine.cuts import Cutter
-from graflow_ckpt.engine.invoke import Invoker
-from graflow_ckpt.engine.run import Run, RunHost
+from graflow_ckpt.engine.run import Inbox, RunHost
 from graflow_ckpt.engine.settings import Settings
 
 
@@ -40,11 +39,7 @@ def context(tmp_path: Path) -> Iterator[ExecutionContext]:
 def host(context: ExecutionContext, **settings: Any) -> RunHost:
     given = Settings(workflow="w", **settings)
     context.settings = given
-    cutter = Cutter(context.graph, context.session, given, context.home, lambda *args, **facts: None)
-    run = Run(
-        context.graph, context.session, given, cutter, Invoker(context.graph, context.session, given, None)
-    )
-    return RunHost(context, run)
+    return RunHost(context, Announcer(context.session, given.observers), Inbox())
 
 
 def test_tasks_are_known_by_name_and_groups_are_none(context: ExecutionContext) -> None:
@@ -109,7 +104,7 @@ def test_a_run_that_was_told_to_stop_says_so_to_its_tasks(context: ExecutionCont
     mine = host(context)
     assert not mine.stopping
 
-    mine._run.stop()
+    mine._inbox.stop()
 
     assert mine.stopping
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -366,6 +366,9 @@ def test_idle_threads_end_with_the_run_and_busy_ones_after_their_job() -> None:
 # --- arguments -------------------------------------------------------------------------
 
 
+NOBODY = cast(Any, None)  # whom no body here asks for anything
+
+
 class Asked(MemorySession):
     """Notes which values are asked for: in Redis that is a script call."""
 
@@ -397,7 +400,7 @@ def test_what_a_call_has_given_is_not_asked_for(data: Any, asked: list[str]) -> 
     session = Asked()
 
     spec = TaskSpec("body", None if data is None else to_cell(data), key=1)
-    _, outcome = Invoker(flow.graph, session, Settings(workflow="w"), None).call(Claim(spec, 1))
+    _, outcome = Invoker(flow.graph, session, Settings(workflow="w"), NOBODY, {}).call(Claim(spec, 1))
 
     assert outcome == Done(to_cell(3))
     assert session.names == asked

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -10,7 +10,8 @@ from graflow_ckpt.checkpoint.program import pack_task
 from graflow_ckpt.checkpoint.sealed import SealedCells
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.engine.run import Run
+from graflow_ckpt.engine.announcer import Announcer
+from graflow_ckpt.engine.run import Inbox
 from graflow_ckpt.engine.shared import SharedHost
 from graflow_ckpt.engine.shared_context import SharedContext
 from graflow_ckpt.sessions.layout import OLDEST
@@ -43,8 +44,9 @@ class Worker:
         self.graph.compile(self.graph.roots())
         self.cells = Counting("s", self.context.keyring)
         self.holder = Holder(self.context)
-        run = cast("Run", None)  # nothing here asks for it
-        self.host = SharedHost(self.graph, self.holder.session, run, self.context.cuts_at(), self.cells)
+        session, home = self.holder.session, self.context.cuts_at()
+        self.host = SharedHost(self.graph, session, Announcer(session, ()), Inbox(), home, self.cells)
+        session.when_made(self.host.made_since)
 
     def make(self, *tasks: Task) -> None:
         for one in tasks:

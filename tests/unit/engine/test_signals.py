@@ -32,8 +32,7 @@ def test_the_first_signal_stops_and_the_next_one_leaves() -> None:
 
 def test_a_run_in_another_thread_is_told_to_leave() -> None:
     left: list[Interrupted] = []
-    stop = Stop("s", 60, lambda: None)
-    stop.leave = left.append
+    stop = Stop("s", 60, lambda: None, left.append)
 
     stop(signal.SIGTERM, None)
     stop(signal.SIGTERM, None)
@@ -53,8 +52,7 @@ def test_who_asks_is_told_whether_it_was_the_first() -> None:
 
 def test_the_end_of_the_grace_period_is_a_signal_of_its_own() -> None:
     came = threading.Event()
-    stop = Stop("s", 0.05, lambda: None)
-    stop.leave = lambda error: came.set()
+    stop = Stop("s", 0.05, lambda: None, lambda error: came.set())
 
     with handled(stop):
         stop(signal.SIGINT, None)

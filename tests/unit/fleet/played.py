@@ -63,7 +63,7 @@ class Player:
         cells = SealedCells(session, client.keyring)
         where, began = reply[2].decode(), reply[3].decode()
         self.session = RedisSession(client.link, session, cells, token, began, queue=where, retires=True)
-        self.session.on_emitted = lambda other, queue: client.carrier.post(session, other, queue)
+        self.session.posts_by(lambda other, queue: client.carrier.post(session, other, queue))
 
     def claim(self) -> Claim:
         return self.session.commit([("claim", 1)])[0]

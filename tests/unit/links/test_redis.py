@@ -23,6 +23,7 @@ from redis.sentinel import Sentinel as SentinelClient
 from graflow_ckpt.core.errors import (
     BadAddress,
     KeyTaken,
+    NoSession,
     ServerError,
     ServerGone,
     ServerRefuses,
@@ -536,3 +537,43 @@ def test_steps_whose_reply_is_lost_say_so(redis_server: Server, redis_url: str) 
 
         assert redis_server.ask("GET", "n") == b"2"
         link.close()
+
+
+def failing(*errors: Exception) -> Callable[[], str]:
+    left = list(errors)
+
+    def ask() -> str:
+        if left:
+            raise left.pop(0)
+        return "answer"
+
+    return ask
+
+
+def nowhere() -> RedisLink:
+    return RedisLink(redis.Redis(), "redis://there")
+
+
+@pytest.mark.parametrize(
+    "error", [ServerGone("away"), redis.ConnectionError("away"), redis.BusyLoadingError()]
+)
+def test_a_server_that_is_away_is_asked_again(error: Exception) -> None:
+    assert nowhere().patiently(failing(error, error), "s", 5.0) == "answer"
+
+
+def test_after_its_time_it_is_gone() -> None:
+    def ask() -> str:
+        raise redis.ConnectionError("away")
+
+    with pytest.raises(ServerGone, match="redis://there"):
+        nowhere().patiently(ask, "s", 0.05)
+
+
+def test_what_is_no_absence_is_not_asked_again() -> None:
+    ask = failing(NoSession("none"), NoSession("none"))
+
+    with pytest.raises(NoSession):
+        nowhere().patiently(ask, "s", 5.0)
+    with pytest.raises(NoSession):  # it was asked once
+        nowhere().patiently(ask, "s", 5.0)
+    assert ask() == "answer"

@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
-import redis
 
 from graflow_ckpt.core.errors import (
     Fenced,
@@ -27,7 +26,7 @@ from graflow_ckpt.core.facts import RESULT, Cell, Claim, Op, TaskSpec
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.layout import START, keys_of
-from graflow_ckpt.sessions.redis import Reader, RedisSession, new_nonce, patiently
+from graflow_ckpt.sessions.redis import Reader, RedisSession, new_nonce
 from graflow_ckpt.sessions.tables import frozen, read_state, write_state
 from tests.proxy import Proxy
 from tests.servers import Server
@@ -478,42 +477,3 @@ def test_a_claim_is_what_was_enqueued(link: RedisLink) -> None:
     assert claim == Claim(
         TaskSpec("größe ☂", data, "pending", -3, 0, 7, "pass", 0, 0.0, "default", 1, 0), claim.number
     )
-
-
-# --- patience ---------------------------------------------------------------------------
-
-
-def failing(*errors: Exception) -> Callable[[], str]:
-    left = list(errors)
-
-    def ask() -> str:
-        if left:
-            raise left.pop(0)
-        return "answer"
-
-    return ask
-
-
-@pytest.mark.parametrize(
-    "error", [ServerGone("away"), redis.ConnectionError("away"), redis.BusyLoadingError()]
-)
-def test_a_server_that_is_away_is_asked_again(error: Exception) -> None:
-    assert patiently(failing(error, error), "redis://there", "s", 5.0) == "answer"
-
-
-def test_after_its_time_it_is_gone() -> None:
-    def ask() -> str:
-        raise redis.ConnectionError("away")
-
-    with pytest.raises(ServerGone, match="redis://there"):
-        patiently(ask, "redis://there", "s", 0.05)
-
-
-def test_what_is_no_absence_is_not_asked_again() -> None:
-    ask = failing(NoSession("none"), NoSession("none"))
-
-    with pytest.raises(NoSession):
-        patiently(ask, "redis://there", "s", 5.0)
-    with pytest.raises(NoSession):  # it was asked once
-        patiently(ask, "redis://there", "s", 5.0)
-    assert ask() == "answer"

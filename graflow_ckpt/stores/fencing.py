@@ -40,7 +40,7 @@ class FencedLease:
         self.epoch = epoch
         self.claim = claim
         self.taken_from = taken_from
-        self._where = where
+        self.where = where
         self._seconds = seconds
         self._process = os.getpid()
         self._released = False
@@ -72,7 +72,7 @@ class FencedLease:
         """Return what to raise where another claim was found. `epoch`: its epoch; None: nothing is known."""
         self._over.set()
         if epoch is None:
-            return forgotten(self._where, self.session, self.epoch)
+            return forgotten(self.where, self.session, self.epoch)
         return lost(self.session, self.epoch, epoch, owner)
 
     def _let_go(self) -> None:

@@ -87,6 +87,10 @@ class LocalStore(Store[LocalLease]):
             with suppress(OSError), open(f"{self._root}/.gitignore", "x", encoding="utf-8") as file:
                 file.write("*\n")
 
+    @property
+    def _home(self) -> str:
+        return self._root
+
     def takes(self, path: str) -> str | None:
         """The path, if it is one of files; None if it leads to another store."""
         return path if path.startswith("file://") or "://" not in path else None

@@ -65,6 +65,7 @@ class LocalLease:
         self.session = session
         self.epoch = record.epoch
         self.taken_from = taken_from
+        self.where = ownership.folder
         self._record = record
         self._ownership = ownership
         self._lock = lock
@@ -129,7 +130,7 @@ class Ownership:
 
     def __init__(self, disk: Disk, folder: str) -> None:
         self._disk = disk
-        self._folder = folder
+        self.folder = folder
         self.is_remote = False  # known from the first `acquire` on
 
     def acquire(self, session: str, written: Callable[[], int]) -> LocalLease:
@@ -191,7 +192,7 @@ class Ownership:
             finally:
                 self._disk.close(fd)
             self._disk.rename(aside, path)
-            self._disk.sync_folder(self._folder)  # else a power cut can bring back an epoch that was used
+            self._disk.sync_folder(self.folder)  # else a power cut can bring back an epoch that was used
 
     def forget(self, session: str) -> None:
         """Delete the files of a session that has nothing any more; a living owner keeps them."""
@@ -220,12 +221,12 @@ class Ownership:
     # --- within ------------------------------------------------------------------------
 
     def _look_at_mount(self) -> None:
-        kind = network_file_system(self._folder)
+        kind = network_file_system(self.folder)
         if kind is not None and not self.is_remote:
             _logger.warning(
                 "%s is on a network file system (%s), where a lock may not be seen by other hosts: run each "
                 "session on one host at a time, or use a store on a server.",
-                self._folder,
+                self.folder,
                 kind,
             )
         self.is_remote = kind is not None
@@ -234,7 +235,7 @@ class Ownership:
         """Earlier commits had one more file for each epoch, and its lock lived as long as the owner."""
         pattern = re.compile(rf"\.{re.escape(session)}\.\d+\.alive\Z")
         for path in [
-            f"{self._folder}/{name}" for name in self._disk.names(self._folder) if pattern.match(name)
+            f"{self.folder}/{name}" for name in self._disk.names(self.folder) if pattern.match(name)
         ]:
             if is_held(path):
                 raise busy(session, None)
@@ -248,7 +249,7 @@ class Ownership:
 
     def _named(self, pattern: str) -> list[str]:
         found = re.compile(pattern)
-        return [f"{self._folder}/{name}" for name in self._disk.names(self._folder) if found.match(name)]
+        return [f"{self.folder}/{name}" for name in self._disk.names(self.folder) if found.match(name)]
 
     def _busy(self, session: str) -> SessionBusy:
         owner = self.read(session).owner
@@ -264,10 +265,10 @@ class Ownership:
         )
 
     def _lock_path(self, session: str) -> str:
-        return f"{self._folder}/.{session}.lock"
+        return f"{self.folder}/.{session}.lock"
 
     def _record_path(self, session: str) -> str:
-        return f"{self._folder}/.{session}.owner"
+        return f"{self.folder}/.{session}.owner"
 
 
 def _decode(raw: bytes) -> Record:

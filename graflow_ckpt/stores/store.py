@@ -10,14 +10,19 @@ Not here: what is asked then.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import ClassVar, Generic, TypeVar, Unpack
+from typing import ClassVar, Generic, Protocol, TypeVar, Unpack
 
 from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.stores import batches
 from graflow_ckpt.stores.batches import Facts
 from graflow_ckpt.stores.names import base_of, elsewhere
 
-L = TypeVar("L", bound=Lease)
+
+class _Placed(Lease, Protocol):
+    where: str
+
+
+L = TypeVar("L", bound=_Placed)
 
 
 class Store(Generic[L]):
@@ -29,6 +34,11 @@ class Store(Generic[L]):
 
     @property
     def url(self) -> str:
+        return self.folder
+
+    @property
+    def _home(self) -> str:
+        """What its leases say that they are of."""
         return self.folder
 
     def takes(self, path: str) -> str | None:
@@ -57,7 +67,10 @@ class Store(Generic[L]):
     def _own(self, lease: Lease) -> L:
         if not isinstance(lease, self.own):
             raise TypeError(f"a lease of this store is needed, not {type(lease).__name__}")
-        return lease  # type: ignore[return-value]  # `own` is the class that L stands for
+        mine: L = lease  # type: ignore[assignment]  # `own` is the class that L stands for
+        if mine.where != self._home:
+            raise TypeError(f"a lease of this store is needed, not one of {mine.where}")
+        return mine
 
     def _name(self, path: str) -> str:
         """The name that a path of this store means, without the suffix of a part."""

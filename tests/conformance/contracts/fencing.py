@@ -29,6 +29,7 @@ import pytest
 
 from graflow_ckpt.core.errors import Fenced, JournalFailed, SessionBusy
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, Owner, Sink
+from graflow_ckpt.links.processes import myself
 from graflow_ckpt.testing.drivers import at_once
 from tests.conformance.companion import Companion
 from tests.conformance.contracts.contract import Contract, Opener
@@ -59,12 +60,11 @@ class OwnershipContract(Contract):
 
         lease = store.acquire("s")
 
-        assert lease.session == "s"
-        assert lease.taken_from is None
+        assert (lease.session, lease.taken_from) == ("s", None)
         lease.check()
         owner = other.owner("s")
         assert owner is not None
-        assert owner.pid == os.getpid()
+        assert (owner.pid, owner.started) == (os.getpid(), myself().started)
         lease.release()
         assert store.owner("s") is other.owner("s") is None
 
@@ -73,8 +73,9 @@ class OwnershipContract(Contract):
 
         with owning(store) as lease:
             for handle in (store, other):
-                with pytest.raises(SessionBusy) as busy:
+                with pytest.raises(SessionBusy, match="this process itself") as busy:
                     handle.acquire("s")
+                assert busy.value.session == "s"
                 owner: Owner | None = busy.value.ids["owner"]
                 assert owner is not None
                 assert owner.pid == os.getpid()
@@ -85,6 +86,7 @@ class OwnershipContract(Contract):
         epochs = []
         for sequence in range(1, 4):
             with owning(opener()) as lease:
+                assert lease.taken_from is None
                 epochs.append(lease.epoch)
                 put_own(opener(), lease, sequence)
 
@@ -94,14 +96,15 @@ class OwnershipContract(Contract):
     def test_who_has_released_writes_nothing(self, opener: Opener) -> None:
         store = opener()
         lease = store.acquire("s")
+        journal = store.journal(lease, 0)
         lease.release()
         lease.release()
 
-        with pytest.raises(Fenced):
-            lease.check()
-        for name in (own_name(), "best"):
-            with pytest.raises(Fenced):
-                put(store, name, "late", lease=lease)
+        puts = [partial(put, store, name, "late", lease=lease) for name in (own_name(), "best")]
+        begins = [lambda: journal.append(b"late;"), lambda: store.journal(lease, 1)]
+        for write in (lease.check, *puts, *begins):
+            with pytest.raises(Fenced, match="released"):
+                write()
         assert listed(store) == []
 
     def test_who_has_released_does_not_come_back_with_the_next_owner(self, opener: Opener) -> None:
@@ -212,11 +215,12 @@ class FencingContract(Contract):
         old = store.acquire("s")
 
         with owning(other, take_over=True) as new:
-            assert new.epoch > old.epoch
+            assert new.epoch == old.epoch + 1
             assert new.taken_from is not None
             assert new.taken_from.pid == os.getpid()
-            with pytest.raises(Fenced):
-                old.check()
+            for _ in range(2):
+                with pytest.raises(Fenced, match="taken over by process"):
+                    old.check()
             new.check()
 
     @pytest.mark.parametrize("name", [own_name(), "best"], ids=["own", "named"])
@@ -301,7 +305,7 @@ class FencingContract(Contract):
         journal.append(b"frame;")
 
         with owning(other, take_over=True) as new:
-            with pytest.raises(Fenced):
+            with pytest.raises(Fenced, match="taken over by process"):
                 journal.append(b"late;")
             append(other, new, 7, b"newer;")
             with pytest.raises((Fenced, JournalFailed)):
@@ -316,7 +320,7 @@ class FencingContract(Contract):
         old = store.acquire("s")
 
         with owning(other, take_over=True):
-            with pytest.raises(Fenced):
+            with pytest.raises(Fenced, match="taken over by process"):
                 store.journal(old, 0)
 
             assert segments(other) == []

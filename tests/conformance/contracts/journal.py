@@ -86,7 +86,7 @@ class JournalContract(Contract):
             append(store, lease, 4, b"frame")
 
             for handle in (store, opener()):
-                with pytest.raises(JournalFailed):
+                with pytest.raises(JournalFailed, match="has records already"):
                     handle.journal(lease, 4)
 
             assert segments(store) == [(lease.epoch, 4, b"frame")]

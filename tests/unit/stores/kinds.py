@@ -106,7 +106,7 @@ class Kind:
 import os, signal, sys
 from graflow_ckpt.core.errors import Fenced, GraflowError
 from {self.type.__module__} import {name}
-from tests.unit.stores.redis_trios import own_name, parts, put, read
+from tests.unit.stores.texts import own_name, parts, put, read
 {SMALL.format(module=driver.__module__, name=driver.__name__, chunk=self.chunk)}
 store = {name}({self.where!r}{given})
 {body}"""

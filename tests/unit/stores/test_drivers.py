@@ -17,7 +17,7 @@ from graflow_ckpt.stores.driver import Done, Driver, Entry, Found, Hit, Put, Row
 from graflow_ckpt.stores.keyed import KeyedStore
 from graflow_ckpt.stores.memory_driver import MemoryDriver, Room
 from graflow_ckpt.testing import AtomicDriverContract, DriverContract
-from tests.unit.stores import redis_trios
+from tests.unit.stores import texts
 from tests.unit.stores.kinds import FORKING, Kind, only
 
 
@@ -67,10 +67,10 @@ class TestBucket(InKind, DriverContract):
 def test_a_driver_alone_makes_a_store() -> None:
     store = KeyedStore(MemoryDriver(Room("mine")), "mine://here")
 
-    path = redis_trios.put(store, "best", "one")
+    path = texts.put(store, "best", "one")
 
     assert path == "mine://here/best"
-    assert redis_trios.read(store, path) == redis_trios.read(store, "best") == ("one", b"one", b"one")
+    assert texts.read(store, path) == texts.read(store, "best") == ("one", b"one", b"one")
     with pytest.raises(CheckpointError, match="is not in mine://here"):
         store.meta("mine://there/best")
 

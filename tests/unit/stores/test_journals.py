@@ -17,7 +17,7 @@ from graflow_ckpt.stores.redis import RedisStore
 from tests.servers import Server
 from tests.unit.stores.interruptions import happening, lost
 from tests.unit.stores.kinds import PROCESSES, REDIS, ROOT, SERVERS, InBucket, Kind, only
-from tests.unit.stores.redis_trios import own_name, put
+from tests.unit.stores.texts import own_name, put
 
 
 @pytest.fixture
@@ -42,17 +42,6 @@ def test_many_frames_are_read_in_pages_and_dropped_in_steps(
     store.drop_segments("s", 5)
     assert [found[:2] for found in store.segments("s")] == [(1, 5)]
     assert len(kind.listed("journal/")) <= 3
-
-
-def test_a_segment_without_frames_may_be_opened_again_one_with_frames_not(
-    store: CheckpointStore, lease: Lease
-) -> None:
-    store.journal(lease, 3).close()
-    store.journal(lease, 3).append(b"one")
-
-    with pytest.raises(JournalFailed, match="has records already"):
-        store.journal(lease, 3)
-    assert list(store.segments("s")) == [(1, 3, b"one")]
 
 
 def test_two_writers_of_one_segment_do_not_mix(store: CheckpointStore, lease: Lease) -> None:

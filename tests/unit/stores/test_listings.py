@@ -18,7 +18,7 @@ from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.redis import RedisStore
 from tests.servers import free_port
 from tests.unit.stores.kinds import FORKING, InBucket, Kind, only
-from tests.unit.stores.redis_trios import names, own_name, parts, put, read
+from tests.unit.stores.texts import names, own_name, parts, put, read
 
 # --- paths and names ---------------------------------------------------------------------
 

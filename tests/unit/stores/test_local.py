@@ -214,18 +214,6 @@ def test_an_owner_whose_lock_file_was_removed_puts_nothing(name: str, tmp_path: 
     assert not list(tmp_path.glob(f"{name}*"))
 
 
-def test_a_lease_of_something_else_is_refused(tmp_path: Path) -> None:
-    class Other:
-        session, epoch, taken_from = "s", 1, None
-
-        def check(self) -> None: ...
-
-        def release(self) -> None: ...
-
-    with pytest.raises(TypeError, match="lease of this store"):
-        LocalStore(tmp_path).put(f"{tmp_path}/x.pkl", parts("one"), lease=Other(), stage="one")
-
-
 def test_a_new_owner_tidies_up_after_the_session_and_under_names_that_are_no_sessions(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     put(store, f"{tmp_path}/{OWN}.pkl", "one")

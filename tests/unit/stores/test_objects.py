@@ -16,7 +16,7 @@ from graflow_ckpt.stores.objects_names import is_objects, place_of, split
 from tests.object_servers import ObjectServer
 from tests.trios import content, held, put_holding
 from tests.unit.stores.interruptions import happening
-from tests.unit.stores.redis_trios import keys, names, put, read
+from tests.unit.stores.texts import keys, names, put, read
 
 ROOT = Path(__file__).parents[3]
 
@@ -87,7 +87,7 @@ def test_a_forked_child_is_told_and_does_not_hang(objects_url: str) -> None:
 import os
 from graflow_ckpt.core.errors import CheckpointError, Fenced
 from graflow_ckpt.stores.objects import ObjectStore
-from tests.unit.stores.redis_trios import keys, names, put, read
+from tests.unit.stores.texts import keys, names, put, read
 store = ObjectStore({objects_url!r})
 lease = store.acquire("s")
 put(store, "best", "parent", lease)

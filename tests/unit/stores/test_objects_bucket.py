@@ -25,7 +25,8 @@ from graflow_ckpt.stores.objects_driver import ObjectsDriver
 from tests.object_servers import ObjectServer
 from tests.proxy import Proxy
 from tests.servers import free_port
-from tests.unit.stores.redis_trios import all_of, keys, names, own_name, parts, put, read
+from tests.trios import all_of
+from tests.unit.stores.texts import keys, names, own_name, parts, put, read
 
 CHUNK = ObjectsDriver.chunk
 LARGE = 20_000  # times its text: more than what goes with the head

@@ -29,7 +29,7 @@ from graflow_ckpt.stores.postgres_names import divided, folder_of, parse
 from tests.postgres_servers import PASSWORD, PostgresServer
 from tests.trios import content, held, put_holding
 from tests.unit.stores.kinds import InPostgres, Kind, only
-from tests.unit.stores.redis_trios import names, own_name, parts, put, read
+from tests.unit.stores.texts import names, own_name, parts, put, read
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from graflow_ckpt.stores.postgres_link import Link
 from graflow_ckpt.stores.postgres_names import parse
 from graflow_ckpt.stores.postgres_schema import Migration, Schema, migrations
 from tests.postgres_servers import PostgresServer
-from tests.unit.stores.redis_trios import own_name, put, read
+from tests.unit.stores.texts import own_name, put, read
 
 ROOT = Path(__file__).parents[3]
 STEPS = (

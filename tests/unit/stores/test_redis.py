@@ -19,7 +19,7 @@ from graflow_ckpt.stores.names import base_of, path_of
 from graflow_ckpt.stores.redis import RedisStore
 from graflow_ckpt.stores.redis_names import divided, folder_of, split
 from tests.servers import Server
-from tests.unit.stores.redis_trios import names, own_name, put, read
+from tests.unit.stores.texts import names, own_name, put, read
 
 
 @pytest.fixture

@@ -125,18 +125,6 @@ def test_an_owner_whose_lock_file_was_replaced_appends_nothing(store: LocalStore
     new.release()
 
 
-def test_a_segment_without_frames_may_be_opened_again_and_one_with_frames_not(
-    store: LocalStore, lease: LocalLease
-) -> None:
-    store.journal(lease, 3).close()
-    journal = store.journal(lease, 3)
-    journal.append(b"x")
-    journal.close()
-
-    with pytest.raises(JournalFailed, match="has records"):
-        store.journal(lease, 3)
-
-
 def test_segments_come_in_order_of_epoch_and_sequence_as_numbers(store: LocalStore, tmp_path: Path) -> None:
     for epoch, after in ((10, 2), (2, 30), (2, 4)):
         (tmp_path / f".s.{epoch}.{after}.journal").write_bytes(b"x")

@@ -17,7 +17,7 @@ from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.names import path_of, session_of
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.sqlite_names import file_of, folder_of, is_sqlite, own_file, split
-from tests.unit.stores.redis_trios import own_name, put
+from tests.unit.stores.texts import own_name, put
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ import pytest
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.sqlite_care import backup, vacuum
-from tests.unit.stores.redis_trios import own_name, put, read
+from tests.unit.stores.texts import own_name, put, read
 
 ROOT = Path(__file__).parents[3]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.stores.sqlite import SqliteStore
-from tests.unit.stores.redis_trios import put, read
+from tests.unit.stores.texts import put, read
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = """
@@ -20,7 +20,7 @@ import sys
 from graflow_ckpt.core.errors import CheckpointError, JournalFailed
 from graflow_ckpt.stores.sqlite import SqliteStore
 from tests.unit.stores.denied import deny
-from tests.unit.stores.redis_trios import put, read
+from tests.unit.stores.texts import put, read
 store = SqliteStore(sys.argv[1])
 lease = store.acquire("s")
 path = put(store, "best", "1", lease)

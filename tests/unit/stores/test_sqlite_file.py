@@ -25,7 +25,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.stores import sqlite_schema
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.sqlite_file import Database, refusal
-from tests.unit.stores.redis_trios import own_name, put, read
+from tests.unit.stores.texts import own_name, put, read
 
 ROOT = Path(__file__).parents[3]
 
@@ -63,7 +63,7 @@ def test_processes_that_make_it_at_once_make_one(store: SqliteStore) -> None:
     program = f"""
 import sys
 from graflow_ckpt.stores.sqlite import SqliteStore
-from tests.unit.stores.redis_trios import put
+from tests.unit.stores.texts import put
 sys.stdin.read(1)
 put(SqliteStore({store.file!r}), sys.argv[1], "one")
 """
@@ -181,7 +181,7 @@ def test_a_forked_child_uses_connections_of_its_own(store: SqliteStore) -> None:
     program = f"""
 import os
 from graflow_ckpt.stores.sqlite import SqliteStore
-from tests.unit.stores.redis_trios import put, read
+from tests.unit.stores.texts import put, read
 store = SqliteStore({store.file!r})
 put(store, "first", "parent")
 pid = os.fork()
@@ -271,7 +271,7 @@ READER = """
 import os, sys
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.stores.sqlite import SqliteStore
-from tests.unit.stores.redis_trios import put, read
+from tests.unit.stores.texts import put, read
 import graflow_ckpt.stores.local
 if os.geteuid() == 0:
     os.setgid(65534), os.setuid(65534)
@@ -426,7 +426,7 @@ def test_a_full_disk_keeps_the_old_one_and_takes_the_next_when_there_is_room(
 import resource, sys
 from graflow_ckpt.core.errors import CheckpointError, JournalFailed
 from graflow_ckpt.stores.sqlite import SqliteStore
-from tests.unit.stores.redis_trios import put, read
+from tests.unit.stores.texts import put, read
 store = SqliteStore(sys.argv[1])
 lease = store.acquire("s")
 path = put(store, "best", "1", lease)

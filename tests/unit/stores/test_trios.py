@@ -29,9 +29,10 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import keyed, lease
 from graflow_ckpt.stores.head import scope_of
+from tests.trios import all_of
 from tests.unit.stores.interruptions import Killed, happening, killed, lost, requests
 from tests.unit.stores.kinds import FORKING, KINDS, PROCESSES, REDIS, ROOT, SERVERS, InBucket, Kind, only
-from tests.unit.stores.redis_trios import all_of, names, own_name, parts, put, read
+from tests.unit.stores.texts import names, own_name, parts, put, read
 
 NAMES = pytest.mark.parametrize("name", [own_name(), "best"], ids=["own", "named"])
 ENDS = pytest.mark.parametrize("after", [False, True], ids=["before", "after"])

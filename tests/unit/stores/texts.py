@@ -1,25 +1,23 @@
-"""Trios that say what they are, for the tests of stores."""
+"""Trios of which each part is one text, for tests that look at how a keyed store keeps them.
+
+Not here: what the layers above write and read, with contents (tests/trios.py).
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 from graflow_ckpt.core.errors import CheckpointCorrupt
-from graflow_ckpt.core.protocols import CheckpointStore, Lease, Sink, Source
-
-Parts = list[tuple[str, Callable[[Sink], None]]]
+from graflow_ckpt.core.protocols import CheckpointStore, Lease
+from tests.trios import Parts, all_of, writer
 
 
 def parts(text: str, *, session: str = "s", size: int = 1, **more: Any) -> Parts:
     """Three parts that hold the same text, `size` times in the first."""
     meta = json.dumps({"session_id": session, "stage": text, **more}).encode()
-    return [
-        ("pkl", lambda sink: _write(sink, text.encode() * size)),
-        ("state.json", lambda sink: _write(sink, text.encode())),
-        ("meta.json", lambda sink: _write(sink, meta)),
-    ]
+    written = {"pkl": text.encode() * size, "state.json": text.encode(), "meta.json": meta}
+    return [(name, writer(data)) for name, data in written.items()]
 
 
 def put(store: CheckpointStore, name: str, text: str, lease: Lease | None = None, **more: Any) -> str:
@@ -41,15 +39,6 @@ def read(store: CheckpointStore, path: str) -> tuple[str, bytes, bytes]:
                 raise
 
 
-def all_of(source: Source) -> bytes:
-    buffer = memoryview(bytearray(source.size))
-    at = 0
-    while count := source.readinto(buffer[at : at + 1_000_003]):
-        at += count
-    source.close()
-    return bytes(buffer[:at])
-
-
 def names(store: CheckpointStore, *args: str | None) -> list[str]:
     """As they are listed."""
     return [path.rpartition("/")[2] for path, _ in store.list(*args)]
@@ -62,8 +51,3 @@ def keys(store: Any, prefix: str = "") -> list[str]:
 
 def own_name(number: int = 1, session: str = "s") -> str:
     return f"session_{session}_step_1_1700000000-{number}.pkl"
-
-
-def _write(sink: Sink, data: bytes) -> None:
-    for at in range(0, len(data), 100_000):
-        sink.write(data[at : at + 100_000])

@@ -10,11 +10,11 @@ had happened.
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -31,6 +31,7 @@ from graflow_ckpt.fleet.tokens import Carrier, token_in
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.testing.drivers import at_once
 from tests.acceptance import played
 from tests.acceptance.oracle import End
 from tests.acceptance.places import session_in_redis
@@ -208,11 +209,7 @@ class Fleet:
                 elif number and handle.status().over:
                     return
 
-        threads = [threading.Thread(target=works, args=(n,)) for n in range(len(self.workers))]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once([partial(works, n) for n in range(len(self.workers))])
         return handle.status()
 
     def give(self, number: int, token: tuple[str, str]) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import pytest
 
 from graflow_ckpt import CheckpointManager, EveryTask, Workflow, task, workflow
+from graflow_ckpt.testing.drivers import at_once
 from tests.acceptance.live import LONG
 from tests.acceptance.places import Make
 
@@ -37,11 +39,7 @@ def test_two_workflows_in_two_threads_do_not_see_each_other(workflow: Make) -> N
             meeting.wait()
             results[name] = flow.execute()
 
-    threads = [threading.Thread(target=program, args=(name,)) for name in ("one", "two")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([partial(program, name) for name in ("one", "two")])
 
     assert results == {"one": ["one"] * 3, "two": ["two"] * 3}
     for name in results:

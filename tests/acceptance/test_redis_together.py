@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from graflow_ckpt import CheckpointManager, TaskExecutionContext, task, workflow
 from graflow_ckpt.fleet.client import Terms
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.testing.drivers import at_once
 from tests.acceptance.elsewhere import Fleet
 from tests.acceptance.processes import LONG, Started, run, started, written
 from tests.servers import Server
@@ -257,11 +258,7 @@ def work(fleet: Fleet, handles: list[Handle]) -> None:
                 idle = 0
                 fleet.give(number, token)
 
-    threads = [threading.Thread(target=works, args=(n,)) for n in range(len(fleet.workers))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([partial(works, n) for n in range(len(fleet.workers))])
     assert {handle.status().status for handle in handles} == {"completed"}
 
 

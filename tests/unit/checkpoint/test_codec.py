@@ -14,6 +14,7 @@ from contextlib import suppress
 from datetime import UTC, date, datetime, time, timedelta, timezone, tzinfo
 from decimal import Decimal
 from enum import IntEnum
+from functools import partial
 from pathlib import Path, PosixPath, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any
 from uuid import UUID, SafeUUID
@@ -30,6 +31,7 @@ from graflow_ckpt.checkpoint.kinds import NotPlain
 from graflow_ckpt.checkpoint.kinds.builtin import FORGOTTEN
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, NotStorable
 from graflow_ckpt.core.facts import Live
+from graflow_ckpt.testing.drivers import at_once
 
 
 def same(one: Any, other: Any) -> bool:
@@ -442,11 +444,7 @@ def test_threads_and_finalizers_do_not_get_into_each_others_bytes() -> None:
             if decode(encode(value)) != value:
                 wrong.append(i)
 
-    threads = [threading.Thread(target=work, args=(start,)) for start in (0, 10_000)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([partial(work, start) for start in (0, 10_000)])
 
     assert wrong == []
 

@@ -18,6 +18,7 @@ from graflow_ckpt.fleet.reaping import Death, take
 from graflow_ckpt.fleet.tokens import job_id
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.testing.drivers import at_once
 from tests.servers import Server
 from tests.unit.fleet.played import Player, bag, tokens
 
@@ -80,11 +81,7 @@ def test_of_two_reapers_at_once_one_wins(client: Client) -> None:
             gate.wait()
             won.append(take(client, "s", token, "it was killed", forced=True, crashed=False))
 
-        threads = [threading.Thread(target=reap) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once([reap] * 2)
         assert sorted(won) == [False, True], round_
         assert handle.status().ready == 1
 

@@ -7,6 +7,7 @@ import gc
 import threading
 from collections.abc import Iterator
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from graflow_ckpt.core.task import Backoff
 from graflow_ckpt.frontends.dsl import Workflow, task, workflow
 from graflow_ckpt.frontends.expressions import DecoratedTask, called, collector, group
 from graflow_ckpt.frontends.overrides import Planned, overrides
+from graflow_ckpt.testing.drivers import at_once
 
 
 @pytest.fixture(autouse=True)
@@ -215,11 +217,7 @@ def test_two_workflows_in_two_threads_do_not_see_each_other() -> None:
             result = ctx.execute()
             results[name] = (result, ctx.get_channel().get("value"), list(ctx.graph.nodes))
 
-    threads = [threading.Thread(target=run, args=(name, value)) for name, value in (("w1", 1), ("w2", 2))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([partial(run, name, value) for name, value in (("w1", 1), ("w2", 2))])
 
     assert results == {"w1": (10, 1, ["first", "second"]), "w2": (20, 2, ["first", "second"])}
 

@@ -6,7 +6,6 @@ import gc
 import signal
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -29,6 +28,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.links.complaints import code_of, in_our_words, taken, translated
 from graflow_ckpt.links.redis import RedisLink, open_link
+from graflow_ckpt.testing.drivers import at_once
 from tests.proxy import Proxy
 from tests.servers import Server
 
@@ -337,11 +337,7 @@ def test_wires_of_several_threads_do_not_meet(link: RedisLink) -> None:
         )
         wire.close()
 
-    threads = [threading.Thread(target=work, args=[f"k{n}"]) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([partial(work, f"k{n}") for n in range(4)])
 
     assert wrong == []
 

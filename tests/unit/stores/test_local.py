@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
-import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.protocols import CheckpointStore, PartWriter, Sink
 from graflow_ckpt.stores.flock import held
 from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.testing.drivers import at_once
 from tests.trios import put as put_trio
 from tests.unit.stores.faults import FaultyDisk
 
@@ -177,11 +178,7 @@ def test_two_writers_of_one_path_go_one_after_the_other(tmp_path: Path) -> None:
             stage = f"{name}-{number}"
             store.put(path, [("pkl", slow), *parts(stage)[1:]], lease=None, stage=stage)
 
-    threads = [threading.Thread(target=write, args=(name,)) for name in "abc"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([partial(write, name) for name in "abc"])
 
     assert max(most) == 1
     assert len(most) == 60

@@ -17,6 +17,7 @@ from graflow_ckpt.core.errors import Fenced, SessionBusy
 from graflow_ckpt.stores import ownership
 from graflow_ckpt.stores.flock import Flock, held, is_held
 from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.testing.drivers import at_once
 from tests.trios import put_own
 
 
@@ -119,11 +120,7 @@ def test_two_threads_are_never_inside_together(store: LocalStore) -> None:
                 most.append(len(inside))
                 inside.pop()
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([work] * 4)
 
     assert max(most) == 1
     lease.release()
@@ -297,11 +294,7 @@ def test_who_waited_for_a_file_that_was_taken_away_locks_the_new_one(tmp_path: P
                 counter["n"] += 1
                 counter["inside"] -= 1
 
-    threads = [threading.Thread(target=count) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([count] * 8)
 
     assert counter == {"n": 800, "inside": 0, "most": 1}
     assert list(tmp_path.iterdir()) == []

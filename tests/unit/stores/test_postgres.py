@@ -6,9 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from graflow_ckpt.stores import open_store_of, store_of
 from graflow_ckpt.stores.names import path_of
 from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.postgres_names import divided, folder_of, parse
+from graflow_ckpt.testing.drivers import at_once
 from tests.postgres_servers import PASSWORD, PostgresServer
 from tests.trios import content, held, put_holding
 from tests.unit.stores.kinds import InPostgres, Kind, only
@@ -291,22 +292,12 @@ print(os.waitstatus_to_exitcode(os.wait()[1]))
 
 
 def test_more_threads_than_connections_get_their_turn(store: PostgresStore) -> None:
-    failed: list[BaseException] = []
-
     def work(number: int) -> None:
-        try:
-            for n in range(5):
-                put(store, f"t{number}", f"{number}.{n}")
-        except Exception as error:  # noqa: BLE001  whatever it is, it is to be seen
-            failed.append(error)
+        for n in range(5):
+            put(store, f"t{number}", f"{number}.{n}")
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(24)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([partial(work, number) for number in range(24)])
 
-    assert failed == []
     assert sorted(read(store, f"t{number}")[0] for number in range(24)) == sorted(f"{n}.4" for n in range(24))
 
 

@@ -19,6 +19,7 @@ from graflow_ckpt.stores.postgres import PostgresStore
 from graflow_ckpt.stores.postgres_link import Link
 from graflow_ckpt.stores.postgres_names import parse
 from graflow_ckpt.stores.postgres_schema import Migration, Schema, migrations
+from graflow_ckpt.testing.drivers import at_once
 from tests.postgres_servers import PostgresServer
 from tests.unit.stores.texts import own_name, put, read
 
@@ -283,25 +284,16 @@ def test_a_downgrade_in_which_somebody_is_killed_has_taken_whole_steps(
 
 def test_of_many_upgrades_at_once_each_step_is_taken_by_one(url: str) -> None:
     taken: list[int] = []
-    failed: list[Exception] = []
-    start = threading.Barrier(6)
 
     def work() -> None:
         link = Link(parse(url))
-        start.wait()
         try:
             taken.extend(step.version for step in Schema(link).upgrade())
-        except GraflowError as error:
-            failed.append(error)
-        link.close()
+        finally:
+            link.close()
 
-    threads = [threading.Thread(target=work) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([work] * 6)
 
-    assert failed == []
     assert sorted(taken) == [step.version for step in migrations()]
     store = PostgresStore(url)
     put(store, "best", "one")

@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE
 
@@ -25,6 +26,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.stores import sqlite_schema
 from graflow_ckpt.stores.sqlite import SqliteStore
 from graflow_ckpt.stores.sqlite_file import Database, refusal
+from graflow_ckpt.testing.drivers import at_once
 from tests.unit.stores.texts import own_name, put, read
 
 ROOT = Path(__file__).parents[3]
@@ -165,11 +167,7 @@ def test_a_database_of_an_earlier_version_is_brought_to_this_one_whole_or_not_at
         store.probe()
     monkeypatch.setattr(sqlite_schema, "_STEPS", (*sqlite_schema._STEPS[:-1], step))
 
-    threads = [threading.Thread(target=SqliteStore(store.url).probe) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([SqliteStore(store.url).probe for _ in range(4)])
 
     assert read(store, f"{store.folder}/best")[0] == "one"
     with closing(sqlite3.connect(store.file)) as connection:
@@ -214,23 +212,14 @@ def test_connections_are_closed_with_their_store(tmp_path: Path) -> None:
 
 def test_threads_share_a_store(store: SqliteStore) -> None:
     patient = SqliteStore(store.url)
-    failed: list[BaseException] = []
 
     def work(name: str) -> None:
-        try:
-            for number in range(15):
-                path = put(patient, name, f"{name}{number}")
-                assert read(patient, path)[0] == f"{name}{number}"
-        except BaseException as error:  # noqa: BLE001  for the assertion below
-            failed.append(error)
+        for number in range(15):
+            path = put(patient, name, f"{name}{number}")
+            assert read(patient, path)[0] == f"{name}{number}"
 
-    threads = [threading.Thread(target=work, args=[f"t{n}-"]) for n in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once([partial(work, f"t{n}-") for n in range(8)])
 
-    assert failed == []
     assert len(list(store.list())) == 8
 
 

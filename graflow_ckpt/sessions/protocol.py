@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from graflow_ckpt.core.facts import Cell, Claim, Live, Op, TaskSpec, Version
@@ -10,6 +10,10 @@ from graflow_ckpt.core.state import SessionState
 
 Found = tuple[Cell, Version, tuple[Cell, ...]]
 """A value's cell, its version, and the items appended to it."""
+
+
+Post = Callable[[str, str], None]
+"""Is given a token that has to be carried, and its queue."""
 
 
 class MadeSoFar(NamedTuple):

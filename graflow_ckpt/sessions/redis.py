@@ -44,7 +44,7 @@ from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.wire import Script, Wire
 from graflow_ckpt.sessions.layout import READ, STEP, keys_of, wrong_keys
 from graflow_ckpt.sessions.ops import Arg, Cells, arguments, claim_of, in_full, strictly, turn, unpack_bundle
-from graflow_ckpt.sessions.protocol import Found, MadeSoFar
+from graflow_ckpt.sessions.protocol import Found, MadeSoFar, Post
 from graflow_ckpt.sessions.tables import read_state
 
 log = logging.getLogger("graflow_ckpt.sessions")
@@ -98,10 +98,6 @@ def fenced(session: str) -> Fenced:
         hint="Somebody else goes on with it.",
         session=session,
     )
-
-
-Post = Callable[[str, str], None]
-"""Is given a token that has to be carried, and its queue."""
 
 
 class RedisSession:

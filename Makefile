@@ -23,7 +23,7 @@ ARGS ?=
 BIN := .venv/bin
 DEMO := examples/demo.py
 FLEET_DEMO := examples/demo_fleet.py
-OBJECT_TESTS := $(addprefix tests/unit/stores/test_,objects*.py leases.py journals.py trios.py listings.py) tests/conformance/test_stores.py::TestObjects -k objects
+OBJECT_TESTS := $(addprefix tests/unit/stores/,drivers/test_objects*.py $(addprefix test_,leases.py journals.py trios.py listings.py)) tests/conformance/test_stores.py::TestObjects -k objects
 PIP_INSTALL := -m pip install --disable-pip-version-check -q
 comma := ,
 EVERYTHING := demo$(comma)test$(comma)check$(comma)bench
@@ -72,7 +72,7 @@ test: .venv/.stamp  ## all tests, on the newest Python of this machine; prints t
 	@$(BIN)/python $(PYTEST) $(ARGS)
 
 # What needs no server and no other process of a test's own; whole files, so that a change is seen where it is made.
-FAST := $(addprefix tests/unit/,core engine checkpoint frontends interfaces test_layers.py test_public_names.py) tests/golden
+FAST := $(addprefix tests/unit/,core engine checkpoint frontends config observers test_layers.py test_public_names.py) tests/golden
 
 .PHONY: test-fast
 test-fast: .venv/.stamp  ## within a minute: what a person runs before a commit

@@ -27,8 +27,8 @@ from benchmarks.programs import place
 from benchmarks.run import SCRATCH
 from graflow_ckpt import workflow
 from graflow_ckpt.engine.context import ExecutionContext
-from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.stores.postgres import PostgresStore
+from graflow_ckpt.stores.drivers.objects.store import ObjectStore
+from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
 from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.postgres_servers import PostgresServer
 from tests.servers import Server

@@ -23,9 +23,9 @@ import obstore
 
 from benchmarks.harness import AtMost, Case, Ratio, Run
 from graflow_ckpt.core.protocols import PartWriter, Sink
+from graflow_ckpt.stores.drivers.objects.bucket import Bucket
+from graflow_ckpt.stores.drivers.objects.store import ObjectStore
 from graflow_ckpt.stores.lease import KeyedLease
-from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.stores.objects_bucket import Bucket
 from tests.object_servers import CREDENTIALS, ObjectServer
 
 NAME = "objects"

@@ -23,8 +23,8 @@ import psycopg
 
 from benchmarks.harness import AtMost, Case, Ratio, Run
 from graflow_ckpt.core.protocols import PartWriter, Sink
+from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
 from graflow_ckpt.stores.lease import KeyedLease
-from graflow_ckpt.stores.postgres import PostgresStore
 from tests.postgres_servers import PostgresServer
 
 NAME = "postgres"

@@ -19,8 +19,8 @@ from typing import Any
 from benchmarks.harness import Case, Ratio, Run
 from graflow_ckpt.core.protocols import PartWriter, Sink
 from graflow_ckpt.links.redis import open_link
+from graflow_ckpt.stores.drivers.redis.store import RedisStore
 from graflow_ckpt.stores.lease import KeyedLease
-from graflow_ckpt.stores.redis import RedisStore
 from tests.servers import Server
 
 NAME = "redis"

@@ -15,7 +15,7 @@ from contextlib import closing
 
 from benchmarks.harness import Case, Ratio, Run
 from graflow_ckpt.core.protocols import Lease, PartWriter, Sink
-from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 
 NAME = "sqlite"
 SMALL = {"pkl": 2200, "state.json": 1000, "meta.json": 896}

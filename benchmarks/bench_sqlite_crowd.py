@@ -20,9 +20,9 @@ from pathlib import Path
 from benchmarks.bench_sqlite import SMALL, name, parts
 from benchmarks.harness import AtLeast, AtMost, Case, Run
 from graflow_ckpt.stores.driver import Put, Row
+from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.stores.head import Head, Record, chunk_keys, head_key, meta_key, new_mark
 from graflow_ckpt.stores.names import Collected
-from graflow_ckpt.stores.sqlite import SqliteStore
 
 NAME = "sqlite_crowd"
 EACH = 100  # checkpoints of a session

@@ -100,7 +100,7 @@ def write_all(run: Run, name: Callable[[int], str]) -> None:
 
 
 def write_trio(folder: str, lock: int, base: str, stage: str, contents: dict[str, bytes]) -> None:
-    """W1 to W6 of stores/trio.py."""
+    """W1 to W6 of stores/files/trio.py."""
     files = []
     for part, content in contents.items():
         file = os.open(f"{folder}/{base}.{stage}.{part}.tmp", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

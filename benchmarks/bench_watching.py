@@ -18,11 +18,11 @@ from graflow_ckpt import EveryTask, task, workflow
 from graflow_ckpt.core.events import Observer
 from graflow_ckpt.core.policy import OnRequest, Policy
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.interfaces.observers.opentelemetry import Tracing
-from graflow_ckpt.interfaces.observers.prometheus import PrometheusObserver
-from graflow_ckpt.stores.fallback import Fallback
-from graflow_ckpt.stores.retrying import Retrying
-from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.observers.opentelemetry import Tracing
+from graflow_ckpt.observers.prometheus import PrometheusObserver
+from graflow_ckpt.stores.around.fallback import Fallback
+from graflow_ckpt.stores.around.retrying import Retrying
+from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from tests.trios import parts_of, path_of
 
 NAME = "watching"

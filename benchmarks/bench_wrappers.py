@@ -25,21 +25,21 @@ from unittest.mock import patch
 from benchmarks.harness import AtMost, Case, Ratio, Run
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.archive import metadata_of
-from graflow_ckpt.checkpoint.digest import Digest
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
-from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
+from graflow_ckpt.checkpoint.program.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.snapshot import capture
+from graflow_ckpt.checkpoint.values.digest import Digest
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.facts import Live
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore, Sink
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.stores.compressed import Compressed
-from graflow_ckpt.stores.encrypted import Encrypted
-from graflow_ckpt.stores.keys import Keyring
-from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.tenant import Tenant
+from graflow_ckpt.stores.around.compressed import Compressed
+from graflow_ckpt.stores.around.encrypted import Encrypted
+from graflow_ckpt.stores.around.keys import Keyring
+from graflow_ckpt.stores.around.tenant import Tenant
+from graflow_ckpt.stores.files.store import LocalStore
 
 NAME = "wrappers"
 SIZE = 1_000_000

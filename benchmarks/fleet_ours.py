@@ -18,7 +18,7 @@ from benchmarks.fleet_runs import Contender
 from benchmarks.peers import jobs
 from graflow_ckpt import task, workflow
 from graflow_ckpt.core.facts import RESULT
-from graflow_ckpt.stores.keys import new_key
+from graflow_ckpt.stores.around.keys import new_key
 
 noop = task(jobs.noop)
 given = task(jobs.given)

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from graflow_ckpt.interfaces.cli import main
+from graflow_ckpt.cli import main
 
 sys.exit(main())

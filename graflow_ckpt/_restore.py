@@ -6,7 +6,7 @@ where the running `__main__` is a worker's, always from the copy.
 
 Promise: every public name that was ever released is found by `Unpickler`, where it is now, or is refused
 with what to do instead. Bytecode of another minor version of Python is refused: it would end the process.
-Not here: whether the bytes may be trusted (checkpoint/seal.py).
+Not here: whether the bytes may be trusted (checkpoint/seals/seal.py).
 """
 
 from __future__ import annotations
@@ -26,6 +26,13 @@ from graflow_ckpt.core.task import Task
 
 MOVED: Final[dict[str, str]] = {
     "graflow_ckpt.core.values": "graflow_ckpt.core.facts",
+    "graflow_ckpt.interfaces.observers.opentelemetry": "graflow_ckpt.observers.opentelemetry",
+    "graflow_ckpt.interfaces.observers.prometheus": "graflow_ckpt.observers.prometheus",
+    "graflow_ckpt.stores.encrypted": "graflow_ckpt.stores.around.encrypted",
+    "graflow_ckpt.stores.keys": "graflow_ckpt.stores.around.keys",
+    "graflow_ckpt.stores.local": "graflow_ckpt.stores.files.store",
+    "graflow_ckpt.stores.memory": "graflow_ckpt.stores.drivers.memory.store",
+    "graflow_ckpt.stores.sqlite": "graflow_ckpt.stores.drivers.sqlite.store",
 }
 """Where names are now: "module:name" to "module:name", or a whole module to a module."""
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hypothesis import settings
 
-from graflow_ckpt.stores.keys import new_key
+from graflow_ckpt.stores.around.keys import new_key
 from tests import object_servers
 from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.servers import Server, binaries
@@ -122,7 +122,7 @@ def own_data(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def nothing_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """No password of a server that had the port of this one before, no way to a bucket that is gone."""
-    for module in ("links.addresses", "stores.objects_names", "stores.postgres_names"):
+    for module in ("links.addresses", "stores.drivers.objects.names", "stores.drivers.postgres.names"):
         monkeypatch.setattr(f"graflow_ckpt.{module}._known", {})
 
 
@@ -176,7 +176,7 @@ def postgres_server() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def postgres_database(postgres_server: PostgresServer) -> str:
     """The address of a database with the tables of the store; see `postgres_url`."""
-    from graflow_ckpt.stores.postgres import PostgresStore
+    from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
 
     url = postgres_server.database()
     store = PostgresStore(url)
@@ -210,7 +210,9 @@ def object_server() -> Iterator[ObjectServer]:
 @pytest.fixture
 def objects_url(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """The address of an empty store in a bucket."""
-    monkeypatch.setattr("graflow_ckpt.stores.objects_bucket._honouring", set())  # of a port's former server
+    monkeypatch.setattr(
+        "graflow_ckpt.stores.drivers.objects.bucket._honouring", set()
+    )  # of a port's former server
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     return object_server.url
@@ -225,7 +227,9 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     kind: str = request.param
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
     if kind == "memory":
-        monkeypatch.setattr("graflow_ckpt.stores.memory._rooms", {})  # else it has what other tests have left
+        monkeypatch.setattr(
+            "graflow_ckpt.stores.drivers.memory.store._rooms", {}
+        )  # else it has what other tests have left
     if kind == "redis":
         return request.getfixturevalue("own_redis")().url  # type: ignore[no-any-return]
     if kind in ("postgres", "objects"):

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 
 MACHINES = (
-    "tests/unit/core", "tests/unit/sessions", "tests/unit/stores/test_fallback_machine.py",
+    "tests/unit/core", "tests/unit/sessions", "tests/unit/stores/around/test_fallback_machine.py",
     "tests/unit/checkpoint", "tests/unit/frontends/test_expressions.py",
 )  # fmt: skip
 PROGRAMS = ("tests/acceptance/test_state_machine.py", "tests/acceptance/test_redis_programs.py")

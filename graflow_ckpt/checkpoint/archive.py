@@ -23,9 +23,6 @@ from typing import Any, Final, TypeVar
 
 from graflow_ckpt import __version__, _restore
 from graflow_ckpt._restore import written_by
-from graflow_ckpt.checkpoint import pickles
-from graflow_ckpt.checkpoint.contents import Depositor, alone, put_together
-from graflow_ckpt.checkpoint.digest import Digest, DigestingSink, VerifyingSource, fill
 from graflow_ckpt.checkpoint.model import (
     CheckpointMetadata,
     Document,
@@ -36,10 +33,13 @@ from graflow_ckpt.checkpoint.model import (
     parse,
     upgrade,
 )
-from graflow_ckpt.checkpoint.program import Program
+from graflow_ckpt.checkpoint.program.program import Program
 from graflow_ckpt.checkpoint.retention import PERIOD
-from graflow_ckpt.checkpoint.seal import Keyring, sealed_bytes, verify
+from graflow_ckpt.checkpoint.seals.seal import Keyring, sealed_bytes, verify
 from graflow_ckpt.checkpoint.snapshot import BACKEND, Snapshot
+from graflow_ckpt.checkpoint.values import pickles
+from graflow_ckpt.checkpoint.values.contents import Depositor, alone, put_together
+from graflow_ckpt.checkpoint.values.digest import Digest, DigestingSink, VerifyingSource, fill
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
     CheckpointExpired,

@@ -18,7 +18,7 @@ from contextlib import suppress
 from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.archive import Found, find
 from graflow_ckpt.checkpoint.model import COUNTS, Lines, document_of, lines_in, named
-from graflow_ckpt.checkpoint.seal import Keyring, sealed_in
+from graflow_ckpt.checkpoint.seals.seal import Keyring, sealed_in
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import (
     CheckpointError,
@@ -30,8 +30,8 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.protocols import Line, Readable
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.wrapping import Wrapper
+from graflow_ckpt.stores.around.wrapper import Wrapper
+from graflow_ckpt.stores.files.store import LocalStore
 
 
 def newest(store: Readable, keyring: Keyring, session: str) -> Iterator[tuple[str, Found | CheckpointError]]:

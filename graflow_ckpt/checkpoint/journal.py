@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import msgpack
 
-from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
-from graflow_ckpt.checkpoint.seal import Chain, Keyring
+from graflow_ckpt.checkpoint.seals.seal import Chain, Keyring
+from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import CheckpointError, JournalDamaged, SchemaUnsupported, UnknownKey
 from graflow_ckpt.core.facts import Live, Op
 

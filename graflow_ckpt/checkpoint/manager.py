@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import find
+from graflow_ckpt.checkpoint.care.pruning import Pruned, sweep
+from graflow_ckpt.checkpoint.care.resealing import check_parts, put_sealed
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata, parse
-from graflow_ckpt.checkpoint.pruning import Pruned, sweep
-from graflow_ckpt.checkpoint.resealing import check_parts, put_sealed
 from graflow_ckpt.checkpoint.retention import DEFAULT, Cut, KeepLast, OfAll, Retention
-from graflow_ckpt.checkpoint.seal import Keyring
+from graflow_ckpt.checkpoint.seals.seal import Keyring
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
     CheckpointError,

@@ -1,6 +1,6 @@
 """The announcer: tells observers and the log what has happened to a session, after the commit.
 
-Not here: spans; they are an observer's (interfaces/observers).
+Not here: spans; they are an observer's (observers/).
 """
 
 from __future__ import annotations

@@ -13,10 +13,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from graflow_ckpt.checkpoint.codec import apart, check_storable, decode, is_atom, to_cell
-from graflow_ckpt.checkpoint.kinds.builtin import FORGOTTEN
-from graflow_ckpt.checkpoint.pickles import live_digest
-from graflow_ckpt.checkpoint.sharing import bundles, copied
+from graflow_ckpt.checkpoint.values.codec import apart, check_storable, decode, is_atom, to_cell
+from graflow_ckpt.checkpoint.values.kinds.builtin import FORGOTTEN
+from graflow_ckpt.checkpoint.values.pickles import live_digest
+from graflow_ckpt.checkpoint.values.sharing import bundles, copied
 from graflow_ckpt.core.errors import GraflowError, NotStorable, ReadOnlyChanged, ResultForgotten
 from graflow_ckpt.core.facts import (
     NO_EFFECTS,

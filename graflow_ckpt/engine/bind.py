@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from types import CodeType, FunctionType, MappingProxyType, MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from graflow_ckpt.checkpoint.program import Missing
+from graflow_ckpt.checkpoint.program.program import Missing
 from graflow_ckpt.core.errors import GraphError, TaskError
 from graflow_ckpt.core.facts import RESULT
 from graflow_ckpt.core.graph import TaskGraph

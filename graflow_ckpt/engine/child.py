@@ -13,8 +13,8 @@ from traceback import format_exception
 from typing import Any
 
 from graflow_ckpt import _restore
-from graflow_ckpt.checkpoint.codec import check_storable
-from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
+from graflow_ckpt.checkpoint.values.codec import check_storable
+from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import CheckpointError, WorkflowCancelled
 from graflow_ckpt.core.facts import Cell, Effects, Live, Request
 from graflow_ckpt.core.task import Task

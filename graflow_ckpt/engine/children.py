@@ -17,8 +17,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
-from graflow_ckpt.checkpoint.sharing import bundles
+from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
+from graflow_ckpt.checkpoint.values.sharing import bundles
 from graflow_ckpt.core.errors import WorkerDied, WorkflowCancelled
 from graflow_ckpt.core.facts import Cancelled, Claim, Done, Failed, Outcome, Request
 from graflow_ckpt.engine.attempt import Attempt

@@ -14,11 +14,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint.archive import Found
-from graflow_ckpt.checkpoint.codec import apart, check_storable
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_metadata
-from graflow_ckpt.checkpoint.pickles import live_digest
-from graflow_ckpt.checkpoint.program import unpack_code
+from graflow_ckpt.checkpoint.program.program import unpack_code
 from graflow_ckpt.checkpoint.snapshot import BACKEND, capture, restore
+from graflow_ckpt.checkpoint.values.codec import apart, check_storable
+from graflow_ckpt.checkpoint.values.pickles import live_digest
 from graflow_ckpt.core.errors import CheckpointError, InputsChanged, SessionError
 from graflow_ckpt.core.facts import RESULT, Cell, Live, Op, TaskSpec, check_session_id
 from graflow_ckpt.core.graph import TaskGraph

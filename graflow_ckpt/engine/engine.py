@@ -16,18 +16,11 @@ from functools import partial
 from time import sleep
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from graflow_ckpt.checkpoint import attachments
 from graflow_ckpt.checkpoint.archive import Allowance
-from graflow_ckpt.checkpoint.pickles import collector_at_rest
-from graflow_ckpt.checkpoint.pruning import forget_journal
-from graflow_ckpt.core.errors import (
-    Fenced,
-    GraphError,
-    Interrupted,
-    TaskError,
-    ValueTorn,
-    WorkflowCancelled,
-)
+from graflow_ckpt.checkpoint.care.pruning import forget_journal
+from graflow_ckpt.checkpoint.values import attachments
+from graflow_ckpt.checkpoint.values.pickles import collector_at_rest
+from graflow_ckpt.core.errors import Fenced, GraphError, Interrupted, TaskError, ValueTorn, WorkflowCancelled
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.engine import resuming, rng
@@ -43,7 +36,7 @@ from graflow_ckpt.stores import as_typed
 from graflow_ckpt.stores.places import goes_without_saying
 
 if TYPE_CHECKING:
-    from graflow_ckpt.checkpoint.plan import Plan
+    from graflow_ckpt.checkpoint.program.plan import Plan
     from graflow_ckpt.engine.coroutines import Loop
 
 log = logging.getLogger("graflow_ckpt.engine")

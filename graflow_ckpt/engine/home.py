@@ -14,15 +14,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from graflow_ckpt.checkpoint import archive, history, journal, program
+from graflow_ckpt.checkpoint import archive, history, journal
 from graflow_ckpt.checkpoint.archive import Allowance, Found, metadata_of
-from graflow_ckpt.checkpoint.inventory import cut_of, inventory
+from graflow_ckpt.checkpoint.care.inventory import cut_of, inventory
+from graflow_ckpt.checkpoint.care.pruning import Guard, carry_out, forget_journal, plan
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, Lines, lines_in
-from graflow_ckpt.checkpoint.plan import CurrentTask
-from graflow_ckpt.checkpoint.program import Program
-from graflow_ckpt.checkpoint.pruning import Guard, carry_out, forget_journal, plan
+from graflow_ckpt.checkpoint.program import program
+from graflow_ckpt.checkpoint.program.plan import CurrentTask
+from graflow_ckpt.checkpoint.program.program import Program
 from graflow_ckpt.checkpoint.retention import Cut, Retention, automatic
-from graflow_ckpt.checkpoint.seal import key_storage_warning, passing_warning
+from graflow_ckpt.checkpoint.seals.seal import key_storage_warning, passing_warning
 from graflow_ckpt.checkpoint.snapshot import Snapshot
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
@@ -38,7 +39,7 @@ from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line
 from graflow_ckpt.engine.announcer import Trace
 from graflow_ckpt.engine.settings import tell_slow
 from graflow_ckpt.stores import backend_of, folder_on_disk, open_beside, open_store, places, store_of
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.stores.around.keys import Keyring
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 

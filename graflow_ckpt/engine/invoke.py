@@ -16,9 +16,9 @@ from time import monotonic
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
-from graflow_ckpt.checkpoint.codec import check_storable, decode, to_cell
-from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
-from graflow_ckpt.checkpoint.sharing import bundles
+from graflow_ckpt.checkpoint.values.codec import check_storable, decode, to_cell
+from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
+from graflow_ckpt.checkpoint.values.sharing import bundles
 from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, ReadOnlyChanged, WorkflowCancelled
 from graflow_ckpt.core.facts import RESULT, Cancelled, Cell, Claim, Done, Failed, Live, Outcome
 from graflow_ckpt.core.graph import Node, TaskGraph

@@ -21,9 +21,9 @@ from graflow_ckpt.engine.run import CRASH_BUDGET
 from graflow_ckpt.links.complaints import fact, readable, translated
 from graflow_ckpt.links.processes import is_gone, owner_from
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import RENEW, head_of, keys_of
-from graflow_ckpt.sessions.ops import Cells, spec_of
-from graflow_ckpt.sessions.redis import PATIENCE, RedisSession
+from graflow_ckpt.sessions.redis.keys import RENEW, head_of, keys_of
+from graflow_ckpt.sessions.redis.ops import Cells, spec_of
+from graflow_ckpt.sessions.redis.session import PATIENCE, RedisSession
 
 log = logging.getLogger("graflow_ckpt.engine")
 

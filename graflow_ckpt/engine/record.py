@@ -13,8 +13,8 @@ from operator import is_
 from typing import Any
 
 from graflow_ckpt.checkpoint.journal import SIZE_LIMIT, Part
-from graflow_ckpt.checkpoint.pickles import Memo, Once, TooLong, collector_at_rest, pickle_once
-from graflow_ckpt.checkpoint.sharing import lasting, reach, shares
+from graflow_ckpt.checkpoint.values.pickles import Memo, Once, TooLong, collector_at_rest, pickle_once
+from graflow_ckpt.checkpoint.values.sharing import lasting, reach, shares
 from graflow_ckpt.core.errors import NotStorable
 from graflow_ckpt.core.facts import RESULT, Cell, Live, Op
 from graflow_ckpt.core.state import SessionState

@@ -18,12 +18,12 @@ from typing import Any
 
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
-from graflow_ckpt.checkpoint.inventory import cut_of, seconds
+from graflow_ckpt.checkpoint.care.inventory import cut_of, seconds
 from graflow_ckpt.checkpoint.model import Document
-from graflow_ckpt.checkpoint.pickles import collector_at_rest
-from graflow_ckpt.checkpoint.plan import CurrentTask, Plan, make_plan
-from graflow_ckpt.checkpoint.program import saved_tasks, unpack_task
+from graflow_ckpt.checkpoint.program.plan import CurrentTask, Plan, make_plan
+from graflow_ckpt.checkpoint.program.program import saved_tasks, unpack_task
 from graflow_ckpt.checkpoint.snapshot import restore
+from graflow_ckpt.checkpoint.values.pickles import collector_at_rest
 from graflow_ckpt.core.errors import (
     GraflowError,
     InDoubt,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from struct import pack, unpack
 
-from graflow_ckpt.checkpoint.codec import decode, encode
+from graflow_ckpt.checkpoint.values.codec import decode, encode
 
 
 def capture() -> bytes:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from graflow_ckpt import __version__
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, now_iso
-from graflow_ckpt.checkpoint.program import pack_task
+from graflow_ckpt.checkpoint.program.program import pack_task
 from graflow_ckpt.checkpoint.snapshot import BACKEND
 from graflow_ckpt.core.decide import decide
 from graflow_ckpt.core.errors import (

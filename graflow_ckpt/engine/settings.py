@@ -155,7 +155,7 @@ class Settings:
     def document(self) -> dict[str, Any]:
         """Return what a checkpoint keeps of them; `lost` names what it cannot keep."""
         kept: dict[str, Any] = {}
-        own = "graflow_ckpt.interfaces.cli."  # the command line brings its observers along
+        own = "graflow_ckpt.cli."  # the command line brings its observers along
         foreign = [one for one in self.observers if not type(one).__module__.startswith(own)]
         lost = [f"observer {_name_of(one)}" for one in foreign]
         lost += [f"middleware {_name_of(one)}" for one in self.middleware]

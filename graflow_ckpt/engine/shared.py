@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
-from graflow_ckpt.checkpoint.program import pack_task, unpack_task
+from graflow_ckpt.checkpoint.program.program import pack_task, unpack_task
 from graflow_ckpt.core.errors import (
     CheckpointError,
     Fenced,
@@ -38,10 +38,10 @@ from graflow_ckpt.engine.shared_home import SharedHome
 from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently
 from graflow_ckpt.links.complaints import readable
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import keys_of, notes_what_is_made
-from graflow_ckpt.sessions.ops import Cells
 from graflow_ckpt.sessions.protocol import MadeSoFar
-from graflow_ckpt.sessions.redis import RedisSession
+from graflow_ckpt.sessions.redis.keys import keys_of, notes_what_is_made
+from graflow_ckpt.sessions.redis.ops import Cells
+from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.stores.places import path_at
 
 if TYPE_CHECKING:

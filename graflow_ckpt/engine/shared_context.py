@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_metadata
-from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code, summary_of
-from graflow_ckpt.checkpoint.sealed import SealedCells
-from graflow_ckpt.checkpoint.sharing import bundles
+from graflow_ckpt.checkpoint.program.program import Program, current_tasks, describe, pack_code, summary_of
+from graflow_ckpt.checkpoint.seals.cells import SealedCells
 from graflow_ckpt.checkpoint.snapshot import capture, restore
+from graflow_ckpt.checkpoint.values.sharing import bundles
 from graflow_ckpt.core import arguments
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import (
@@ -47,13 +47,13 @@ from graflow_ckpt.links.addresses import URL_VARIABLE
 from graflow_ckpt.links.complaints import fact, readable, translated
 from graflow_ckpt.links.processes import named
 from graflow_ckpt.links.redis import RedisLink, open_link
-from graflow_ckpt.sessions.layout import CREATE, head_of, keys_of
-from graflow_ckpt.sessions.names import check_names, check_specs
-from graflow_ckpt.sessions.redis import RedisSession
-from graflow_ckpt.sessions.tables import parse_line, write_state
+from graflow_ckpt.sessions.redis.keys import CREATE, head_of, keys_of
+from graflow_ckpt.sessions.redis.names import check_names, check_specs
+from graflow_ckpt.sessions.redis.session import RedisSession
+from graflow_ckpt.sessions.redis.tables import parse_line, write_state
 from graflow_ckpt.sessions.views import RedisTaskQueue
 from graflow_ckpt.stores import home_of, open_store, open_store_of
-from graflow_ckpt.stores.keys import Keyring, uses_local_key
+from graflow_ckpt.stores.around.keys import Keyring, uses_local_key
 from graflow_ckpt.stores.places import path_at
 
 KEPT = 30 * 24 * 3600

@@ -18,17 +18,17 @@ from graflow_ckpt import __version__
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.archive import metadata_of
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, now_iso
-from graflow_ckpt.checkpoint.program import Program
+from graflow_ckpt.checkpoint.program.program import Program
 from graflow_ckpt.checkpoint.snapshot import Snapshot, capture
 from graflow_ckpt.core.errors import CheckpointError, NoSession, SessionBusy
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.home import CheckpointPlace
 from graflow_ckpt.links.complaints import fact, readable, translated
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import CUT, keys_of
-from graflow_ckpt.sessions.ops import Cells
-from graflow_ckpt.sessions.tables import gone, parse_line, read_paged, read_state
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.sessions.redis.keys import CUT, keys_of
+from graflow_ckpt.sessions.redis.ops import Cells
+from graflow_ckpt.sessions.redis.tables import gone, parse_line, read_paged, read_state
+from graflow_ckpt.stores.around.keys import Keyring
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 

@@ -18,8 +18,8 @@ from functools import partial
 from time import sleep
 from typing import TYPE_CHECKING, Any
 
-from graflow_ckpt.checkpoint.plan import Plan, make_plan
-from graflow_ckpt.checkpoint.program import current_tasks, saved_tasks
+from graflow_ckpt.checkpoint.program.plan import Plan, make_plan
+from graflow_ckpt.checkpoint.program.program import current_tasks, saved_tasks
 from graflow_ckpt.core.errors import (
     Fenced,
     GraflowError,
@@ -52,8 +52,8 @@ from graflow_ckpt.engine.shared import Part
 from graflow_ckpt.engine.shared_context import SharedContext
 from graflow_ckpt.engine.signals import Stop, handled
 from graflow_ckpt.links.processes import myself
-from graflow_ckpt.sessions.layout import START, keys_of
-from graflow_ckpt.sessions.redis import POLL, RedisSession, new_nonce
+from graflow_ckpt.sessions.redis.keys import START, keys_of
+from graflow_ckpt.sessions.redis.session import POLL, RedisSession, new_nonce
 
 if TYPE_CHECKING:
     from graflow_ckpt.engine.coroutines import Loop

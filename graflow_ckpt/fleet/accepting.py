@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass
 from operator import index
 from typing import Any, Literal, get_args
 
-from graflow_ckpt.checkpoint.codec import check_storable
-from graflow_ckpt.checkpoint.sealed import LIMIT, SealedCells
+from graflow_ckpt.checkpoint.seals.cells import LIMIT, SealedCells
+from graflow_ckpt.checkpoint.values.codec import check_storable
 from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import (
     GraflowError,
@@ -40,10 +40,10 @@ from graflow_ckpt.engine.bind import SPREAD, Binding
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, asked
 from graflow_ckpt.links.processes import is_gone, myself, owner_from
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import CREATE, keys_of, source, wrong_keys
-from graflow_ckpt.sessions.names import PRIORITIES
-from graflow_ckpt.sessions.ops import SMALL
-from graflow_ckpt.sessions.redis import RedisSession
+from graflow_ckpt.sessions.redis.keys import CREATE, keys_of, source, wrong_keys
+from graflow_ckpt.sessions.redis.names import PRIORITIES
+from graflow_ckpt.sessions.redis.ops import SMALL
+from graflow_ckpt.sessions.redis.session import RedisSession
 
 # Any, here and below: arguments are whatever the user hands over.
 Call = tuple[Sequence[Any], Mapping[str, Any]]

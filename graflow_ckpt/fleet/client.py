@@ -22,9 +22,9 @@ from weakref import WeakKeyDictionary
 from blake3 import blake3
 from redis import RedisError
 
-from graflow_ckpt.checkpoint import parcel as parcels
-from graflow_ckpt.checkpoint.codec import check_storable
-from graflow_ckpt.checkpoint.sealed import SealedCells
+from graflow_ckpt.checkpoint.program import parcel as parcels
+from graflow_ckpt.checkpoint.seals.cells import SealedCells
+from graflow_ckpt.checkpoint.values.codec import check_storable
 from graflow_ckpt.core.errors import (
     GraphError,
     ServerFull,
@@ -48,8 +48,8 @@ from graflow_ckpt.fleet.programs import Packed, ProgramMissing, Programs, proof
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.complaints import in_our_words
 from graflow_ckpt.links.redis import RedisLink, open_link
-from graflow_ckpt.sessions.names import check_names
-from graflow_ckpt.stores.keys import Keyring, uses_local_key
+from graflow_ckpt.sessions.redis.names import check_names
+from graflow_ckpt.stores.around.keys import Keyring, uses_local_key
 
 __all__ = ["ACTIVE", "KEPT", "SESSIONS", "TTL", "Client", "Terms", "client_at"]
 

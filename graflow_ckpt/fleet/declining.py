@@ -17,16 +17,16 @@ from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
-from graflow_ckpt.checkpoint.plan import COLUMNS, PlanRow
+from graflow_ckpt.checkpoint.program.plan import COLUMNS, PlanRow
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.fleet.lists import ACTIVE, asked
 from graflow_ckpt.fleet.reaping import OPAQUE
 from graflow_ckpt.fleet.status import ENDED
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import head_of, keys_of, source
-from graflow_ckpt.sessions.redis import RedisSession
-from graflow_ckpt.sessions.tables import parse_line, read_state
+from graflow_ckpt.sessions.redis.keys import head_of, keys_of, source
+from graflow_ckpt.sessions.redis.session import RedisSession
+from graflow_ckpt.sessions.redis.tables import parse_line, read_state
 
 log = logging.getLogger("graflow_ckpt.fleet")
 

@@ -17,7 +17,7 @@ from redis import RedisError
 
 from graflow_ckpt.checkpoint.manager import CheckpointManager
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata
-from graflow_ckpt.checkpoint.sealed import SealedCells
+from graflow_ckpt.checkpoint.seals.cells import SealedCells
 from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import (
     NoSession,
@@ -41,9 +41,9 @@ from graflow_ckpt.fleet.programs import check_proof
 from graflow_ckpt.fleet.status import Failure, Status, failures, read
 from graflow_ckpt.links.complaints import fact, readable
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import head_of, keys_of
-from graflow_ckpt.sessions.redis import RedisSession
-from graflow_ckpt.sessions.tables import read_state
+from graflow_ckpt.sessions.redis.keys import head_of, keys_of
+from graflow_ckpt.sessions.redis.session import RedisSession
+from graflow_ckpt.sessions.redis.tables import read_state
 
 if TYPE_CHECKING:
     from graflow_ckpt.fleet.client import Client

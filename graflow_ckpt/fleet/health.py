@@ -19,7 +19,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from graflow_ckpt.checkpoint.sealed import SealedCells
+from graflow_ckpt.checkpoint.seals.cells import SealedCells
 from graflow_ckpt.core.errors import GraflowError, ServerError, ServerRefuses
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.protocols import Owner
@@ -30,9 +30,9 @@ from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.complaints import fact, translated
 from graflow_ckpt.links.processes import describe, is_gone, is_near, made_of, myself
 from graflow_ckpt.links.redis import RedisLink, open_link
-from graflow_ckpt.sessions.layout import CUT, RENEW, START, keys_of
-from graflow_ckpt.sessions.redis import RedisSession, new_nonce
-from graflow_ckpt.sessions.tables import frozen, read_state, write_state
+from graflow_ckpt.sessions.redis.keys import CUT, RENEW, START, keys_of
+from graflow_ckpt.sessions.redis.session import RedisSession, new_nonce
+from graflow_ckpt.sessions.redis.tables import frozen, read_state, write_state
 
 FRESH = 10.0
 """Seconds after which a pool that has given no sign of life is not well."""

@@ -28,7 +28,7 @@ from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.complaints import taken, translated
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.redis.keys import keys_of
 
 log = logging.getLogger("graflow_ckpt.fleet")
 

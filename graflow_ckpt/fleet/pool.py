@@ -44,9 +44,9 @@ from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.fleet.worker import Manner, PoolSettings, be_called, deaf, fork, rq_name, work
 from graflow_ckpt.links.addresses import parse
 from graflow_ckpt.links.redis import examine, open_link
-from graflow_ckpt.sessions.layout import keys_of
-from graflow_ckpt.sessions.names import check_queue
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.sessions.redis.keys import keys_of
+from graflow_ckpt.sessions.redis.names import check_queue
+from graflow_ckpt.stores.around.keys import Keyring
 
 log = logging.getLogger("graflow_ckpt.fleet")
 

@@ -17,12 +17,12 @@ from time import monotonic
 from traceback import extract_tb
 from typing import Any, NamedTuple
 
-from graflow_ckpt.checkpoint import parcel as parcels
-from graflow_ckpt.checkpoint.codec import is_atom
-from graflow_ckpt.checkpoint.fingerprint import Fingerprint, compare, fingerprints
-from graflow_ckpt.checkpoint.parcel import PYTHON, Parcel, differing
-from graflow_ckpt.checkpoint.plan import PlanRow
-from graflow_ckpt.checkpoint.sealed import SealedCells, sealed_by
+from graflow_ckpt.checkpoint.program import parcel as parcels
+from graflow_ckpt.checkpoint.program.fingerprint import Fingerprint, compare, fingerprints
+from graflow_ckpt.checkpoint.program.parcel import PYTHON, Parcel, differing
+from graflow_ckpt.checkpoint.program.plan import PlanRow
+from graflow_ckpt.checkpoint.seals.cells import SealedCells, sealed_by
+from graflow_ckpt.checkpoint.values.codec import is_atom
 from graflow_ckpt.core.errors import GraflowError, ServerError, UnsafeCheckpoint
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
@@ -31,8 +31,8 @@ from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared import Made
 from graflow_ckpt.fleet.lists import asked
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import keys_of
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.sessions.redis.keys import keys_of
+from graflow_ckpt.stores.around.keys import Keyring
 
 TTL = 60 * 24 * 3600
 """Seconds for which a program is kept after it was last used: for longer than any session that has ended."""

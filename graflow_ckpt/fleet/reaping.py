@@ -22,8 +22,8 @@ from graflow_ckpt.engine.run import CRASH_BUDGET
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import keys_of
-from graflow_ckpt.sessions.redis import RedisSession
+from graflow_ckpt.sessions.redis.keys import keys_of
+from graflow_ckpt.sessions.redis.session import RedisSession
 
 log = logging.getLogger("graflow_ckpt.fleet")
 

@@ -21,7 +21,7 @@ from importlib import import_module
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from graflow_ckpt.checkpoint.sealed import LIMIT, SealedCells
+from graflow_ckpt.checkpoint.seals.cells import LIMIT, SealedCells
 from graflow_ckpt.core.errors import (
     Fenced,
     GraflowError,
@@ -45,10 +45,10 @@ from graflow_ckpt.fleet.reaping import FALLS, take
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.complaints import readable, translated
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import START, keys_of
 from graflow_ckpt.sessions.protocol import MadeSoFar
-from graflow_ckpt.sessions.redis import PATIENCE, RedisSession, new_nonce
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.sessions.redis.keys import START, keys_of
+from graflow_ckpt.sessions.redis.session import PATIENCE, RedisSession, new_nonce
+from graflow_ckpt.stores.around.keys import Keyring
 
 if TYPE_CHECKING:
     from graflow_ckpt.engine.run import Run

@@ -17,8 +17,8 @@ from graflow_ckpt.core.errors import GraflowError, KeyTaken, SchemaUnsupported, 
 from graflow_ckpt.engine.account import Account
 from graflow_ckpt.links.complaints import readable, translated
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import keys_of, whole
-from graflow_ckpt.sessions.tables import parse_line
+from graflow_ckpt.sessions.redis.keys import keys_of, whole
+from graflow_ckpt.sessions.redis.tables import parse_line
 
 UNKNOWN = "unknown"
 """The status of a session that cannot be read: its format is not known here, or its tables are damaged."""

@@ -40,9 +40,9 @@ from graflow_ckpt.links.complaints import damaged, in_our_words, redis, theirs, 
 from graflow_ckpt.links.processes import describe, is_gone, myself, owner_from
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.wire import Script
-from graflow_ckpt.sessions.layout import head_of, keys_of, source
-from graflow_ckpt.sessions.redis import RedisSession
-from graflow_ckpt.sessions.tables import parse_line
+from graflow_ckpt.sessions.redis.keys import head_of, keys_of, source
+from graflow_ckpt.sessions.redis.session import RedisSession
+from graflow_ckpt.sessions.redis.tables import parse_line
 
 log = logging.getLogger("graflow_ckpt.fleet")
 

@@ -54,7 +54,7 @@ from graflow_ckpt.fleet.tokens import PLACE, Carrier, queue_name, token_in
 from graflow_ckpt.links.complaints import code_of, taken
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink, open_link
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.stores.around.keys import Keyring
 
 log = logging.getLogger("graflow_ckpt.fleet")
 

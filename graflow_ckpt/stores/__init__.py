@@ -14,7 +14,10 @@ from graflow_ckpt.core import arguments
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.links.addresses import masked
-from graflow_ckpt.stores import objects_names, postgres_names, redis_names, sqlite_names
+from graflow_ckpt.stores.drivers.objects import names as objects_names
+from graflow_ckpt.stores.drivers.postgres import names as postgres_names
+from graflow_ckpt.stores.drivers.redis import names as redis_names
+from graflow_ckpt.stores.drivers.sqlite import names as sqlite_names
 from graflow_ckpt.stores.prefixes import (
     WRAPPERS,
     Layer,
@@ -27,19 +30,19 @@ from graflow_ckpt.stores.prefixes import (
 
 log = logging.getLogger(__name__)
 
-_POSTGRES = ("graflow_ckpt.stores.postgres", "PostgresStore")
-_REDIS = ("graflow_ckpt.stores.redis", "RedisStore")
-_OBJECTS = ("graflow_ckpt.stores.objects", "ObjectStore")
+_POSTGRES = ("graflow_ckpt.stores.drivers.postgres.store", "PostgresStore")
+_REDIS = ("graflow_ckpt.stores.drivers.redis.store", "RedisStore")
+_OBJECTS = ("graflow_ckpt.stores.drivers.objects.store", "ObjectStore")
 _STORES = {
-    "file": ("graflow_ckpt.stores.local", "LocalStore"),
-    "memory": ("graflow_ckpt.stores.memory", "MemoryStore"),
+    "file": ("graflow_ckpt.stores.files.store", "LocalStore"),
+    "memory": ("graflow_ckpt.stores.drivers.memory.store", "MemoryStore"),
     "postgres": _POSTGRES,
     "postgresql": _POSTGRES,
     "redis": _REDIS,
     "rediss": _REDIS,
     "redis+sentinel": _REDIS,
     "rediss+sentinel": _REDIS,
-    "sqlite": ("graflow_ckpt.stores.sqlite", "SqliteStore"),
+    "sqlite": ("graflow_ckpt.stores.drivers.sqlite.store", "SqliteStore"),
     **dict.fromkeys(objects_names.SCHEMES, _OBJECTS),
 }
 

@@ -26,8 +26,8 @@ from contextlib import suppress
 from graflow_ckpt.core.errors import CheckpointError, GraflowError, SessionElsewhere
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import as_typed, backend_of, open_store
-from graflow_ckpt.stores.disk import Disk, open_own
-from graflow_ckpt.stores.sqlite_names import file_of, folder_of, is_sqlite, own_file
+from graflow_ckpt.stores.drivers.sqlite.names import file_of, folder_of, is_sqlite, own_file
+from graflow_ckpt.stores.files.disk import Disk, open_own
 
 log = logging.getLogger("graflow_ckpt.stores")
 

@@ -7,7 +7,7 @@
 Paths in such a store begin with the same words, so that a path leads to the store that it is in. A word
 counts only in front of an address: a file called `encrypted+x.pkl` is a file, and a folder of such a name is
 refused as a store, for who asks for it expects something else.
-Not here: what the wrappers do; each is a class that has `of(inner, argument)` (wrapping.py).
+Not here: what the wrappers do; each is a class that has `of(inner, argument)` (wrapper.py).
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import NamedTuple
 from urllib.parse import quote, unquote
 
 WRAPPERS: dict[str, tuple[str, str]] = {
-    "cached": ("graflow_ckpt.stores.cached", "Cached"),
-    "compressed": ("graflow_ckpt.stores.compressed", "Compressed"),
-    "encrypted": ("graflow_ckpt.stores.encrypted", "Encrypted"),
-    "fallback": ("graflow_ckpt.stores.fallback", "Fallback"),
-    "retry": ("graflow_ckpt.stores.retrying", "Retrying"),
-    "tenant": ("graflow_ckpt.stores.tenant", "Tenant"),
+    "cached": ("graflow_ckpt.stores.around.cached", "Cached"),
+    "compressed": ("graflow_ckpt.stores.around.compressed", "Compressed"),
+    "encrypted": ("graflow_ckpt.stores.around.encrypted", "Encrypted"),
+    "fallback": ("graflow_ckpt.stores.around.fallback", "Fallback"),
+    "retry": ("graflow_ckpt.stores.around.retrying", "Retrying"),
+    "tenant": ("graflow_ckpt.stores.around.tenant", "Tenant"),
 }
 """The words, and where the class of each is."""
 

@@ -97,7 +97,7 @@ def graflow(*arguments: str | Path, status: int | None = 0, stdin: str = "", **e
 
 def inside(*arguments: str | Path, status: int | None = 0, **environment: str) -> Ended:
     """The same within this process, for commands that run no program and ask nothing: that takes no time."""
-    from graflow_ckpt.interfaces.cli import main
+    from graflow_ckpt.cli import main
 
     before, out, err = dict(os.environ), io.StringIO(), io.StringIO()
     os.environ.update(environment)

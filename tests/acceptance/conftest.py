@@ -11,7 +11,7 @@ import redis
 
 from graflow_ckpt import EveryN, task
 from graflow_ckpt import workflow as in_memory
-from graflow_ckpt.stores.keys import new_key
+from graflow_ckpt.stores.around.keys import new_key
 from tests.acceptance import fleet_line, fleets
 from tests.acceptance.command_line import COUNT, KILLED, checkpoints, program, run_count
 from tests.acceptance.machine import LOG, WORLD

@@ -30,7 +30,7 @@ from graflow_ckpt.fleet.steward import Sweeper
 from graflow_ckpt.fleet.tokens import Carrier, token_in
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink, open_link
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.redis.keys import keys_of
 from graflow_ckpt.testing.drivers import at_once
 from tests.acceptance import played
 from tests.acceptance.oracle import End

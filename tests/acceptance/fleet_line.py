@@ -14,12 +14,12 @@ from functools import cached_property
 from pathlib import Path
 
 from graflow_ckpt import task, workflow
+from graflow_ckpt.cli import main
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.health import WorkerFacts, pools
 from graflow_ckpt.fleet.status import Status
-from graflow_ckpt.interfaces.cli import main
 from graflow_ckpt.links.redis import open_link
-from graflow_ckpt.stores.keys import Keyring, new_key
+from graflow_ckpt.stores.around.keys import Keyring, new_key
 from tests.acceptance.command_line import GRAFLOW, Ended, Terminal, ended
 from tests.servers import Server
 from tests.stretch import until

@@ -12,7 +12,7 @@ from graflow_ckpt import workflow
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.links.redis import open_link
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.stores.around.keys import Keyring
 from tests.acceptance.fleet_tasks import GATE
 from tests.chaos.bodies import RUNS
 from tests.chaos.pools import KEY, Pool, private_server, until

@@ -15,8 +15,8 @@ import pytest
 
 from graflow_ckpt import Budget, CheckpointManager, task, workflow
 from graflow_ckpt.engine import cuts as engine_cuts
-from graflow_ckpt.stores.keys import new_key
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.around.keys import new_key
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.acceptance.command_line import KILLED, graflow, program
 from tests.loops import LONG, cuts
 from tests.loops import loop as loop_of

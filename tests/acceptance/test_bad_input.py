@@ -260,7 +260,7 @@ def test_a_checkpoint_path_that_is_a_folder_is_refused_and_the_run_goes_on(tmp_p
 FULL = """
 import errno, os
 from graflow_ckpt import task, workflow
-from graflow_ckpt.stores.disk import Disk
+from graflow_ckpt.stores.files.disk import Disk
 
 write = Disk.write
 

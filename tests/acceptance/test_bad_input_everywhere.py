@@ -26,8 +26,8 @@ from graflow_ckpt.core.errors import (
     UnsafeCheckpoint,
 )
 from graflow_ckpt.stores import open_store
-from graflow_ckpt.stores.keys import new_key
-from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.around.keys import new_key
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from tests.trios import all_of, writer
 
 Parts = dict[str, bytes]

@@ -15,8 +15,8 @@ import pytest
 from graflow_ckpt import CheckpointManager, EveryTask, ExecutionContext, task, workflow
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, UnknownKey
 from graflow_ckpt.stores import open_store
-from graflow_ckpt.stores.keys import new_key
-from graflow_ckpt.stores.redis import RedisStore
+from graflow_ckpt.stores.around.keys import new_key
+from graflow_ckpt.stores.drivers.redis.store import RedisStore
 from tests import things
 from tests.acceptance.command_line import CHAIN, COUNT, KILLED, graflow, program, python
 from tests.object_servers import CREDENTIALS, ObjectServer

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from graflow_ckpt.stores.keys import new_key
-from graflow_ckpt.stores.postgres import PostgresStore
-from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.stores.around.keys import new_key
+from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
+from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from tests import things
 from tests.acceptance.command_line import CHAIN, COUNT, GRAFLOW, KILLED, Terminal, graflow, program, steps
 from tests.postgres_servers import PASSWORD, PostgresServer

@@ -10,12 +10,12 @@ from urllib.parse import quote
 
 import pytest
 
-from graflow_ckpt.checkpoint import inventory
-from graflow_ckpt.interfaces.cli.examination import examine
+from graflow_ckpt.checkpoint.care import inventory
+from graflow_ckpt.cli.inspect.examination import examine
 from graflow_ckpt.stores import open_store
-from graflow_ckpt.stores.fallback import Fallback
-from graflow_ckpt.stores.keys import new_key
-from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.stores.around.fallback import Fallback
+from graflow_ckpt.stores.around.keys import new_key
+from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from tests.acceptance.command_line import COUNT, graflow, inside, program, run_count
 from tests.servers import Server
 from tests.trios import listed, own_name, put

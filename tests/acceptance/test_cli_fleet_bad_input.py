@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
+from graflow_ckpt.cli import main
 from graflow_ckpt.fleet.lists import SESSIONS
-from graflow_ckpt.interfaces.cli import main
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.redis.keys import keys_of
 from tests.acceptance.fleet_line import SECRET, Fleet, started
 from tests.crash.poisons import junk, wrong_types
 from tests.servers import Server

@@ -159,7 +159,7 @@ def test_without_a_key_a_server_or_a_module_no_pool_is_started(fleet: Fleet) -> 
 # Spans and events go to files, which all processes of the pool extend.
 WATCHING = """
 import json
-from graflow_ckpt.interfaces.observers.opentelemetry import Tracing
+from graflow_ckpt.observers.opentelemetry import Tracing
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 
@@ -203,7 +203,7 @@ with workflow("two") as ctx:
     one >> two
     ctx.execute()
 """
-PROMETHEUS = "graflow_ckpt.interfaces.observers.prometheus:PrometheusObserver"
+PROMETHEUS = "graflow_ckpt.observers.prometheus:PrometheusObserver"
 
 
 def lines(name: str) -> list[Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from graflow_ckpt.stores.keys import new_key
+from graflow_ckpt.stores.around.keys import new_key
 from tests.acceptance.command_line import KILLED, Terminal, graflow, inside, run_count, steps
 
 DATABASE = "sqlite:///other.db"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.frontends.overrides import overrides
-from graflow_ckpt.stores.keys import new_key
+from graflow_ckpt.stores.around.keys import new_key
 from tests.acceptance.command_line import COUNT, Terminal, checkpoints, graflow, inside, program, run_count
 
 
@@ -218,7 +218,7 @@ def test_a_session_that_is_mistyped_names_the_one_that_was_meant(counted: list[s
 WITHOUT = """
 import sys
 sys.modules["redis"] = sys.modules["pydantic"] = None
-from graflow_ckpt.interfaces.cli import main
+from graflow_ckpt.cli import main
 raise SystemExit(main(sys.argv[1:]))
 """
 

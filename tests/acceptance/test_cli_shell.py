@@ -17,7 +17,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from graflow_ckpt.interfaces.cli.app import COMMANDS, app
+from graflow_ckpt.cli.app import COMMANDS, app
 from tests.acceptance.command_line import (
     CHAIN,
     COUNT,
@@ -109,7 +109,7 @@ FLEET = {"redis", "rq", "pydantic", "tomllib", "graflow_ckpt.fleet"}
 def loaded_by(*arguments: str) -> set[str]:
     """The modules that a command has loaded."""
     code = (
-        f"import sys; from graflow_ckpt.interfaces.cli import main; main({list(arguments)!r});"
+        f"import sys; from graflow_ckpt.cli import main; main({list(arguments)!r});"
         "print(*sorted(sys.modules), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -24,8 +24,8 @@ from graflow_ckpt import (
     workflow,
 )
 from graflow_ckpt.core.errors import CheckpointError, GraphError, TooLarge
-from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.acceptance.command_line import graflow, program
 from tests.loops import cuts, loop
 from tests.unit.stores.faults import FaultyDisk
@@ -136,7 +136,7 @@ def test_a_later_save_clears_it() -> None:
 FULL = """
 import errno, os, sys
 from graflow_ckpt import task, workflow
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.files.store import LocalStore
 
 with workflow("w", "s", durability=sys.argv[1]) as ctx:
 

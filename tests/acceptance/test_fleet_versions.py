@@ -14,7 +14,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.redis.keys import keys_of
 from tests.acceptance.fleet_tasks import named
 from tests.acceptance.fleets import Fleet
 from tests.chaos.bodies import RUNS

@@ -17,10 +17,10 @@ from graflow_ckpt import CheckpointManager, ExecutionContext, KeepLast, task, wo
 from graflow_ckpt import workflow as in_memory
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, ResultForgotten, UnknownTask
 from graflow_ckpt.stores import open_store
-from graflow_ckpt.stores.keys import new_key
-from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.objects_bucket import Bucket
-from graflow_ckpt.stores.objects_names import place_of
+from graflow_ckpt.stores.around.keys import new_key
+from graflow_ckpt.stores.drivers.objects.bucket import Bucket
+from graflow_ckpt.stores.drivers.objects.names import place_of
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.acceptance.places import Make
 from tests.trios import all_of, contents_of, writer
 

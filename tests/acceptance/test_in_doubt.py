@@ -21,7 +21,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.fleet.client import Terms
 from graflow_ckpt.fleet.handle import Handle, RemoteError
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.acceptance.elsewhere import Fleet, rob
 from tests.acceptance.processes import run, started, written
 from tests.servers import Server

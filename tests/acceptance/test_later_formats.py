@@ -16,14 +16,14 @@ import pytest
 
 from graflow_ckpt import CheckpointManager, DeleteOnSuccess, KeepLast, OfAll, task, workflow
 from graflow_ckpt.checkpoint import archive, history, journal, model
-from graflow_ckpt.checkpoint.program import Program
-from graflow_ckpt.checkpoint.seal import seal
+from graflow_ckpt.checkpoint.program.program import Program
+from graflow_ckpt.checkpoint.seals.seal import seal
 from graflow_ckpt.checkpoint.snapshot import capture, restore
+from graflow_ckpt.cli.overview import overview
 from graflow_ckpt.core.errors import JournalDamaged, SchemaUnsupported
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.interfaces.cli.overview import overview
 from graflow_ckpt.stores import open_store
-from graflow_ckpt.stores.keys import Keyring, new_key
+from graflow_ckpt.stores.around.keys import Keyring, new_key
 from tests.golden import layouts, make
 from tests.trios import all_of, writer
 
@@ -114,7 +114,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         return
     with layouts.place(request.param, tmp_path) as (url, _):
         if request.param == "postgres":
-            from graflow_ckpt.stores.postgres import PostgresStore
+            from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
 
             PostgresStore(url).schema.upgrade()
         yield Place(url, open_store(url), Keyring.load())

@@ -16,11 +16,11 @@ import pytest
 
 from graflow_ckpt import EveryN, KeepLast, task, workflow
 from graflow_ckpt.checkpoint import archive, history
-from graflow_ckpt.checkpoint.contents import shares
-from graflow_ckpt.checkpoint.copying import Move, Moved
+from graflow_ckpt.checkpoint.care.copying import Move, Moved
+from graflow_ckpt.checkpoint.values.contents import shares
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
-from graflow_ckpt.stores.keys import Keyring, new_key
+from graflow_ckpt.stores.around.keys import Keyring, new_key
 from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.servers import Server
 
@@ -117,7 +117,7 @@ def places(
     tmp_path_factory: pytest.TempPathFactory, postgres_server: PostgresServer, object_server: ObjectServer
 ) -> Iterator[dict[str, tuple[str, str]]]:
     """Of each kind two places."""
-    from graflow_ckpt.stores.postgres import PostgresStore
+    from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
 
     folder = tmp_path_factory.mktemp("places")
     with ExitStack() as stack:

@@ -157,7 +157,7 @@ def test_a_stopped_owner_is_ended_by_the_command_and_by_no_setting(program: Path
 
 HEIR = """
 import os, signal, subprocess, sys
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.files.store import LocalStore
 lease = LocalStore("checkpoints").acquire("s")
 null = subprocess.DEVNULL
 heir = subprocess.Popen(["sleep", "60"], pass_fds=[lease._lock.fd], stdout=null, stderr=null)

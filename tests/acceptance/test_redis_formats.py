@@ -14,9 +14,9 @@ from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, place
 from graflow_ckpt.fleet.reaping import OPAQUE, Hands
 from graflow_ckpt.fleet.status import read_all
 from graflow_ckpt.fleet.steward import Sweeper
-from graflow_ckpt.sessions.layout import FORMAT, OLDEST, START, keys_of
-from graflow_ckpt.sessions.redis import RedisSession
-from graflow_ckpt.sessions.tables import frozen, read_paged, read_state
+from graflow_ckpt.sessions.redis.keys import FORMAT, OLDEST, START, keys_of
+from graflow_ckpt.sessions.redis.session import RedisSession
+from graflow_ckpt.sessions.redis.tables import frozen, read_paged, read_state
 from tests.acceptance.fleet_tasks import named
 from tests.acceptance.fleets import Fleet
 from tests.chaos.pools import pools, until

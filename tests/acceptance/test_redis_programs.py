@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from graflow_ckpt import CheckpointManager, EveryN
-from graflow_ckpt.stores.keys import new_key
+from graflow_ckpt.stores.around.keys import new_key
 from tests.acceptance.elsewhere import Fleet, Here, without_random
 from tests.acceptance.generated import interpreted, programs
 from tests.acceptance.oracle import Oracle

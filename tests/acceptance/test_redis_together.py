@@ -17,7 +17,7 @@ import redis
 from graflow_ckpt import CheckpointManager, TaskExecutionContext, task, workflow
 from graflow_ckpt.fleet.client import Terms
 from graflow_ckpt.fleet.handle import Handle
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.redis.keys import keys_of
 from graflow_ckpt.testing.drivers import at_once
 from tests.acceptance.elsewhere import Fleet
 from tests.acceptance.processes import LONG, Started, run, started, written

@@ -23,9 +23,9 @@ from graflow_ckpt import (
     workflow,
 )
 from graflow_ckpt.checkpoint.retention import Retention
-from graflow_ckpt.checkpoint.seal import seal
+from graflow_ckpt.checkpoint.seals.seal import seal
 from graflow_ckpt.stores import open_store
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.stores.around.keys import Keyring
 from tests.acceptance.command_line import (
     COUNT,
     KILLED,

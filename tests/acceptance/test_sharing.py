@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from graflow_ckpt import EveryTask, ExecutionContext, Workflow, task, workflow
-from graflow_ckpt.stores.keys import new_key
+from graflow_ckpt.stores.around.keys import new_key
 from tests.acceptance.processes import LONG
 from tests.sharing import (
     ACTIONS,

@@ -26,7 +26,7 @@ from graflow_ckpt import (
     workflow,
 )
 from graflow_ckpt.core.errors import CheckpointError, NoSession, ServerGone, SessionError
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.redis.keys import keys_of
 from tests.acceptance.machine import LOG, WORLD, files_of, step
 from tests.acceptance.places import SESSION, machine_in_redis
 from tests.acceptance.processes import run, started, written

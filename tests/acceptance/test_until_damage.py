@@ -11,7 +11,7 @@ import pytest
 from graflow_ckpt import CheckpointManager, Workflow, task, workflow
 from graflow_ckpt.core.errors import JournalDamaged
 from graflow_ckpt.core.events import Event
-from graflow_ckpt.stores.keys import new_key
+from graflow_ckpt.stores.around.keys import new_key
 from tests.acceptance.command_line import graflow
 
 PROGRAM = """

@@ -11,9 +11,9 @@ from graflow_ckpt import CheckpointManager, ExecutionContext, TaskExecutionConte
 from graflow_ckpt.core.errors import UnknownKey
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.stores.encrypted import Encrypted
-from graflow_ckpt.stores.keys import Keyring
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.around.encrypted import Encrypted
+from graflow_ckpt.stores.around.keys import Keyring
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.acceptance.command_line import COUNT, KILLED, graflow, program, steps
 
 FERNET = "MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE="

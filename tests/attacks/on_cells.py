@@ -7,11 +7,11 @@ from typing import Any
 
 import msgpack
 
-from graflow_ckpt.checkpoint.codec import decode, encode
-from graflow_ckpt.checkpoint.kinds import NotPlain
-from graflow_ckpt.checkpoint.sealed import LIVE, SealedCells
+from graflow_ckpt.checkpoint.seals.cells import LIVE, SealedCells
+from graflow_ckpt.checkpoint.values.codec import decode, encode
+from graflow_ckpt.checkpoint.values.kinds import NotPlain
 from graflow_ckpt.core.facts import Live
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.stores.around.keys import Keyring
 from tests.attacks.attempts import SAME, Breach, attack
 from tests.attacks.gadgets import GADGETS
 from tests.attacks.scene import RING, Scene, Thing

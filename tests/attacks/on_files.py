@@ -11,11 +11,12 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from graflow_ckpt.checkpoint import archive, history, inert
-from graflow_ckpt.checkpoint.inventory import inventory
+from graflow_ckpt.checkpoint import archive, history
+from graflow_ckpt.checkpoint.care.inventory import inventory
+from graflow_ckpt.checkpoint.care.pruning import Guard, plan
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, parse
-from graflow_ckpt.checkpoint.pruning import Guard, plan
 from graflow_ckpt.checkpoint.retention import DeleteOnSuccess, KeepLast, OfAll
+from graflow_ckpt.checkpoint.values import inert
 from graflow_ckpt.core import conditions
 from graflow_ckpt.core.errors import GraflowError
 from tests.attacks.attempts import SAME, Breach, attack

@@ -9,8 +9,8 @@ from random import Random
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.stores import open_store_of, store_of
+from graflow_ckpt.stores.files.leftovers import strays
 from graflow_ckpt.stores.keyed import KeyedStore
-from graflow_ckpt.stores.strays import strays
 from tests import things
 from tests.attacks.attempts import SAME, Breach, attack, goes_on
 from tests.attacks.scene import RING, Scene

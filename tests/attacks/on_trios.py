@@ -9,9 +9,9 @@ from typing import Any
 
 from blake3 import blake3
 
-from graflow_ckpt.checkpoint.digest import CHUNK
-from graflow_ckpt.checkpoint.seal import Chain, canonical, seal
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.checkpoint.seals.seal import Chain, canonical, seal
+from graflow_ckpt.checkpoint.values.digest import CHUNK
+from graflow_ckpt.stores.around.keys import Keyring
 from tests.attacks.attempts import SAME, attack, goes_on, loads
 from tests.attacks.gadgets import GADGETS
 from tests.attacks.scene import RING, Parts, Scene

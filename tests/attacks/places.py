@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
+from graflow_ckpt.stores.drivers.objects.store import ObjectStore
+from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
+from graflow_ckpt.stores.drivers.redis.store import RedisStore
+from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
+from graflow_ckpt.stores.files.store import LocalStore
 from graflow_ckpt.stores.head import Head, head_key
 from graflow_ckpt.stores.keyed import KeyedStore
-from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.stores.postgres import PostgresStore
-from graflow_ckpt.stores.redis import RedisStore
-from graflow_ckpt.stores.sqlite import SqliteStore
 from tests import things
 from tests.attacks.scene import Parts, Scene
 from tests.object_servers import CREDENTIALS, object_server

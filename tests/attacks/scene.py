@@ -15,9 +15,9 @@ from typing import Any
 
 from graflow_ckpt.checkpoint import archive, journal
 from graflow_ckpt.checkpoint.archive import metadata_of
-from graflow_ckpt.checkpoint.codec import encode
-from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
+from graflow_ckpt.checkpoint.program.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.snapshot import capture
+from graflow_ckpt.checkpoint.values.codec import encode
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.facts import Live
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore

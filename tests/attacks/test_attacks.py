@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.checkpoint import archive, history, journal, sealed
-from graflow_ckpt.checkpoint.seal import Chain
+from graflow_ckpt.checkpoint import archive, history, journal
+from graflow_ckpt.checkpoint.seals import cells as sealed
+from graflow_ckpt.checkpoint.seals.seal import Chain
 from tests.attacks import canary, run
 from tests.attacks.attempts import ATTACKS
 from tests.attacks.gadgets import GADGETS

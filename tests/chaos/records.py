@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from graflow_ckpt.checkpoint.sealed import SealedCells
+from graflow_ckpt.checkpoint.seals.cells import SealedCells
 from graflow_ckpt.core.facts import RESULT
 from graflow_ckpt.engine.attempt import from_cells
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import keys_of
-from graflow_ckpt.sessions.redis import RedisSession
-from graflow_ckpt.sessions.tables import read_state
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.sessions.redis.keys import keys_of
+from graflow_ckpt.sessions.redis.session import RedisSession
+from graflow_ckpt.sessions.redis.tables import read_state
+from graflow_ckpt.stores.around.keys import Keyring
 
 _PAGE = 500
 

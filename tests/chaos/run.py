@@ -25,7 +25,7 @@ from time import monotonic
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.links.redis import open_link
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.stores.around.keys import Keyring
 from tests.chaos.bodies import PACE, RUNS, build
 from tests.chaos.checker import Verdict, check
 from tests.chaos.dag import draw

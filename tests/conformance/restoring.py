@@ -16,9 +16,9 @@ from pathlib import Path
 
 import psycopg
 
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
+from graflow_ckpt.stores.drivers.objects.store import ObjectStore
 from graflow_ckpt.stores.head import head_key
-from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.stores.objects import ObjectStore
 from tests.conformance.contracts.fencing import Snapshot
 from tests.servers import Server
 

@@ -15,12 +15,12 @@ import pytest
 
 from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.stores import redis_driver
-from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.stores.redis import RedisStore
-from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
+from graflow_ckpt.stores.drivers.objects.store import ObjectStore
+from graflow_ckpt.stores.drivers.redis import driver as redis_driver
+from graflow_ckpt.stores.drivers.redis.store import RedisStore
+from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.conformance.broken import contents as contents
 from tests.conformance.broken import folders as folders
 from tests.conformance.broken import owners as owners

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.stores.postgres import PostgresStore
-from graflow_ckpt.stores.redis import RedisStore
-from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
+from graflow_ckpt.stores.drivers.objects.store import ObjectStore
+from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
+from graflow_ckpt.stores.drivers.redis.store import RedisStore
+from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.conformance.contracts.contents import ContentContract, ContentProcessContract
 from tests.conformance.contracts.contract import Contract, Opener, names_of_tests
 from tests.conformance.contracts.fencing import (

@@ -1,7 +1,8 @@
 """A store that is wrapped (compressed, encrypted, a tenant's, cached) keeps the contract of every store.
 
 What processes do to each other is between them and the store that is wrapped; a kill is in
-tests/acceptance/test_wrapped.py, an append that was cut off anywhere in tests/unit/stores/test_encrypted.py.
+tests/acceptance/test_wrapped.py, an append that was cut off anywhere in
+tests/unit/stores/around/test_encrypted.py.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.stores.cached import Cached
-from graflow_ckpt.stores.compressed import Compressed
-from graflow_ckpt.stores.encrypted import Encrypted
-from graflow_ckpt.stores.fallback import Fallback
-from graflow_ckpt.stores.keys import Keyring
-from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.stores.retrying import Retrying
-from graflow_ckpt.stores.tenant import Tenant
+from graflow_ckpt.stores.around.cached import Cached
+from graflow_ckpt.stores.around.compressed import Compressed
+from graflow_ckpt.stores.around.encrypted import Encrypted
+from graflow_ckpt.stores.around.fallback import Fallback
+from graflow_ckpt.stores.around.keys import Keyring
+from graflow_ckpt.stores.around.retrying import Retrying
+from graflow_ckpt.stores.around.tenant import Tenant
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.conformance.contracts.contract import Contract, Opener, names_of_tests
 from tests.conformance.contracts.fencing import Snapshot
 from tests.conformance.contracts.processes import ProcessContract

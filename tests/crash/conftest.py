@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from graflow_ckpt.fleet import client
-from graflow_ckpt.stores.keys import new_key
+from graflow_ckpt.stores.around.keys import new_key
 from tests.crash import doomed as doomed_module
 from tests.crash import ways
 from tests.object_servers import CREDENTIALS, ObjectServer

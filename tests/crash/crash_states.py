@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from graflow_ckpt.core.protocols import Buffer
-from graflow_ckpt.stores.disk import Disk
+from graflow_ckpt.stores.files.disk import Disk
 
 Model = Literal["ordered", "subset"]
 MODELS: tuple[Model, ...] = ("ordered", "subset")

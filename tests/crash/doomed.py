@@ -28,22 +28,24 @@ import pytest
 from graflow_ckpt import CheckpointManager, KeepLast
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.archive import metadata_of
-from graflow_ckpt.checkpoint.codec import encode
-from graflow_ckpt.checkpoint.copying import Move
+from graflow_ckpt.checkpoint.care.copying import Move
 from graflow_ckpt.checkpoint.snapshot import capture
+from graflow_ckpt.checkpoint.values.codec import encode
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
 from graflow_ckpt.core.protocols import CheckpointStore, Lease
 from graflow_ckpt.stores import lease as leases
-from graflow_ckpt.stores import objects_bucket, open_store, postgres_link, streams
-from graflow_ckpt.stores.disk import Disk
-from graflow_ckpt.stores.objects_driver import ObjectsDriver
-from graflow_ckpt.stores.postgres_driver import PostgresDriver
-from graflow_ckpt.stores.postgres_link import Link
-from graflow_ckpt.stores.postgres_names import parse
-from graflow_ckpt.stores.postgres_schema import Schema
-from graflow_ckpt.stores.redis_driver import RedisDriver
-from graflow_ckpt.stores.sqlite_driver import SqliteDriver
-from graflow_ckpt.stores.sqlite_file import Connection
+from graflow_ckpt.stores import open_store, streams
+from graflow_ckpt.stores.drivers.objects import bucket as objects_bucket
+from graflow_ckpt.stores.drivers.objects.driver import ObjectsDriver
+from graflow_ckpt.stores.drivers.postgres import link as postgres_link
+from graflow_ckpt.stores.drivers.postgres.driver import PostgresDriver
+from graflow_ckpt.stores.drivers.postgres.link import Link
+from graflow_ckpt.stores.drivers.postgres.names import parse
+from graflow_ckpt.stores.drivers.postgres.schema import Schema
+from graflow_ckpt.stores.drivers.redis.driver import RedisDriver
+from graflow_ckpt.stores.drivers.sqlite.driver import SqliteDriver
+from graflow_ckpt.stores.drivers.sqlite.file import Connection
+from graflow_ckpt.stores.files.disk import Disk
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import _program
 

@@ -30,9 +30,9 @@ from graflow_ckpt.core.errors import Fenced, NoSession, SessionBusy, SessionErro
 from graflow_ckpt.core.facts import RESULT, Claim, Op
 from graflow_ckpt.engine.reaping import release
 from graflow_ckpt.links.redis import RedisLink, open_link
-from graflow_ckpt.sessions.layout import CREATE, START, keys_of, whole
-from graflow_ckpt.sessions.redis import Reader, RedisSession, new_nonce
-from graflow_ckpt.sessions.tables import read_state
+from graflow_ckpt.sessions.redis.keys import CREATE, START, keys_of, whole
+from graflow_ckpt.sessions.redis.session import Reader, RedisSession, new_nonce
+from graflow_ckpt.sessions.redis.tables import read_state
 from tests.servers import Server
 from tests.stretch import until
 from tests.unit.sessions.pair import Plain

@@ -11,7 +11,7 @@ import sys
 from typing import Any
 
 from graflow_ckpt import Event, EveryTask, TaskExecutionContext, task, workflow
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.files.store import LocalStore
 
 
 def die(*_: Any) -> bool:

@@ -36,13 +36,13 @@ import cloudpickle
 import redis
 
 from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores.drivers.objects.store import ObjectStore
+from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
+from graflow_ckpt.stores.drivers.redis.driver import PREFIX
+from graflow_ckpt.stores.drivers.redis.store import RedisStore
+from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
+from graflow_ckpt.stores.files.store import LocalStore
 from graflow_ckpt.stores.head import head_key, lease_key
-from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.stores.postgres import PostgresStore
-from graflow_ckpt.stores.redis import RedisStore
-from graflow_ckpt.stores.redis_driver import PREFIX
-from graflow_ckpt.stores.sqlite import SqliteStore
 from tests.crash.histories_worker import own_name
 from tests.object_servers import CREDENTIALS, object_server
 from tests.servers import Server

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graflow_ckpt.fleet.lists import ACTIVE, POOLS, SESSIONS, host_key, place
-from graflow_ckpt.sessions.layout import FORMAT, keys_of
+from graflow_ckpt.sessions.redis.keys import FORMAT, keys_of
 
 WRONG_TYPES = (
     "rq:queues", "rq:workers", "rq:workers:graflow-default", "rq:wip:graflow-default",

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from graflow_ckpt.stores.drivers.sqlite.file import Connection, Database
+from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.stores.names import base_of
-from graflow_ckpt.stores.sqlite import SqliteStore
-from graflow_ckpt.stores.sqlite_file import Connection, Database
 from tests.crash.doomed import small_chunks
 from tests.trios import content, put_holding
 

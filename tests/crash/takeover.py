@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import quantiles
 
 from graflow_ckpt.fleet.handle import Handle
-from graflow_ckpt.stores.keys import new_key
+from graflow_ckpt.stores.around.keys import new_key
 from tests.crash import fleet_tasks as tasks
 from tests.crash.fleet import Pool, go, killed, lines, noted, pool, ready_pool
 from tests.proxy import Proxy

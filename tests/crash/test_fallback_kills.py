@@ -18,8 +18,8 @@ import pytest
 
 from graflow_ckpt import CheckpointManager
 from graflow_ckpt.stores import open_store
-from graflow_ckpt.stores.fallback import Fallback
-from graflow_ckpt.stores.keys import new_key
+from graflow_ckpt.stores.around.fallback import Fallback
+from graflow_ckpt.stores.around.keys import new_key
 from tests.servers import Server
 
 pytestmark = pytest.mark.crash

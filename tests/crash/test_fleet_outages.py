@@ -12,7 +12,7 @@ import pytest
 
 from graflow_ckpt.fleet.client import Terms, client_at
 from graflow_ckpt.fleet.lists import ACTIVE
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.redis.keys import keys_of
 from tests.crash import fleet_tasks as tasks
 from tests.crash.fleet import begun, go, lines, noted, pool, ready_pool
 from tests.proxy import Proxy

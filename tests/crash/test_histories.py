@@ -14,8 +14,8 @@ import pytest
 from hypothesis import settings
 
 from graflow_ckpt.core.protocols import Lease, PartWriter
-from graflow_ckpt.sessions import redis as sessions
-from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.sessions.redis import session as sessions
+from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from tests.crash import failovers
 from tests.crash.histories import PLACES, Opener, run
 

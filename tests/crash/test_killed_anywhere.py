@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt import CheckpointManager, KeepLast
-from graflow_ckpt.checkpoint.contents import shares
-from graflow_ckpt.checkpoint.copying import Move
+from graflow_ckpt.checkpoint.care.copying import Move
+from graflow_ckpt.checkpoint.values.contents import shares
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
 from tests.crash.doomed import NAMES, SESSION
 from tests.crash.ways import Way, fill, own_name, parts, whole
 from tests.unit.checkpoint import stocked, trios
-from tests.unit.checkpoint.test_copying import replayed
+from tests.unit.checkpoint.care.test_copying import replayed
 
 pytestmark = pytest.mark.crash
 

@@ -16,7 +16,7 @@ import pytest
 
 from graflow_ckpt.core.errors import CheckpointNotFound, SessionBusy
 from graflow_ckpt.links.processes import end
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.crash.victims import own_path
 from tests.trios import owning
 

@@ -16,9 +16,10 @@ from types import ModuleType
 
 import pytest
 
-from graflow_ckpt.stores import local, ownership
-from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.ownership import LocalLease
+from graflow_ckpt.stores.files import ownership
+from graflow_ckpt.stores.files import store as local
+from graflow_ckpt.stores.files.ownership import LocalLease
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.crash.crash_states import MODELS, Model, Note, RecordingDisk, Rename, Tree, crash_states
 from tests.crash.trio_scenarios import MEMORY
 from tests.trios import put_own

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt import CheckpointManager, KeepLast
-from graflow_ckpt.checkpoint.copying import Move
+from graflow_ckpt.checkpoint.care.copying import Move
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
 from tests.crash.doomed import NAMES, REFUSED, SESSION, saved
 from tests.crash.ways import FAR, Way, fill, own_name, parts, whole
 from tests.unit.checkpoint import trios
-from tests.unit.checkpoint.test_copying import replayed
+from tests.unit.checkpoint.care.test_copying import replayed
 
 pytestmark = pytest.mark.crash
 

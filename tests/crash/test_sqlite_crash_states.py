@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound
+from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.stores.names import base_of
-from graflow_ckpt.stores.sqlite import SqliteStore
 from tests.crash.doomed import small_chunks
 from tests.crash.sqlite_recorder import Call, Delete, Note, Sync, Truncate, Write, recorded
 from tests.trios import held

@@ -2,7 +2,7 @@
 
 The writer is the real one; what its calls may leave on a disk is laid out state by state and read by
 the real store. The same enumeration convicts what is wrong: the three loose renames of spec/002, and
-every mutant of trio.py that lacks one sync or does things in another order. `pytest -s` shows counts.
+every mutant of files/trio.py that lacks one sync or does things in another order. `pytest -s` shows counts.
 
 And a writer that is killed again and again while it overwrites never shows anybody half a checkpoint.
 """
@@ -20,9 +20,9 @@ from types import ModuleType
 
 import pytest
 
-from graflow_ckpt.stores import trio
-from graflow_ckpt.stores.disk import FileSink
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.files import trio
+from graflow_ckpt.stores.files.disk import FileSink
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.crash.crash_states import Sync, SyncFolder, Unlink
 from tests.crash.trio_reader import parts, read, read_naively
 from tests.crash.trio_scenarios import ANY, SCENARIOS, Scenario, Stage, judge, judge_all, record, weigh

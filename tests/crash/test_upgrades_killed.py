@@ -16,17 +16,18 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.checkpoint import archive, history
-from graflow_ckpt.stores import open_store, sqlite_schema
-from graflow_ckpt.stores.keys import Keyring
-from graflow_ckpt.stores.postgres_link import Link
-from graflow_ckpt.stores.postgres_names import parse
-from graflow_ckpt.stores.postgres_schema import Schema, migrations
+from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.around.keys import Keyring
+from graflow_ckpt.stores.drivers.postgres.link import Link
+from graflow_ckpt.stores.drivers.postgres.names import parse
+from graflow_ckpt.stores.drivers.postgres.schema import Schema, migrations
+from graflow_ckpt.stores.drivers.sqlite import schema as sqlite_schema
 from tests.crash.doomed import Doomed
 from tests.crash.ways import Way, far
 from tests.golden import layouts, make
 from tests.postgres_servers import PostgresServer
 from tests.proxy import Proxy
-from tests.unit.stores.test_postgres_schema import things
+from tests.unit.stores.drivers.test_postgres_schema import things
 
 pytestmark = pytest.mark.crash
 

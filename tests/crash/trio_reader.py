@@ -11,7 +11,7 @@ import zlib
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound
 from graflow_ckpt.core.protocols import PartWriter, Sink
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.files.store import LocalStore
 
 NOTHING = "nothing"
 CORRUPT = "corrupt"

@@ -16,8 +16,9 @@ from types import ModuleType
 
 import pytest
 
-from graflow_ckpt.stores import local, trio
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.files import store as local
+from graflow_ckpt.stores.files import trio
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.crash.crash_states import (
     MODELS,
     Call,
@@ -214,7 +215,7 @@ def judge(scenario: Scenario, *, reader: Reader = read, protocol: ModuleType = t
 
 
 def record(scenario: Scenario, protocol: ModuleType = trio) -> tuple[Tree, list[Call]]:
-    """`protocol` takes the place of trio.py while the scenario acts; what was before is sound."""
+    """`protocol` takes the place of files/trio.py while the scenario acts; what was before is sound."""
     with TemporaryDirectory(dir=MEMORY) as folder, pytest.MonkeyPatch.context() as patch:
         stage = Stage(Path(folder))
         scenario.before(stage)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from graflow_ckpt.core.errors import GraflowError, SessionBusy
 from graflow_ckpt.core.protocols import Lease
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.crash.trio_reader import CORRUPT, NOTHING, parts, read
 
 SIZE = 20_000

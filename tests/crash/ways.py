@@ -24,14 +24,14 @@ from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import lease as leases
 from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.drivers.redis.driver import PREFIX
 from graflow_ckpt.stores.names import base_of
-from graflow_ckpt.stores.redis_driver import PREFIX
 from tests import things
 from tests.crash.doomed import NAMES, SESSION, Doomed, saved
 from tests.proxy import Proxy
 from tests.servers import Server
 from tests.unit.checkpoint import trios
-from tests.unit.checkpoint.test_copying import append
+from tests.unit.checkpoint.care.test_copying import append
 
 FAR = ("redis", "postgres", "objects")
 KINDS = ("local", "sqlite", *FAR)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.stores.around.keys import Keyring
 from tests.deploy.composed import ROOT, document, refusal
 from tests.deploy.files import environment
 

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pytest
 
-from graflow_ckpt.stores.keys import new_key
+from graflow_ckpt.stores.around.keys import new_key
 from tests.servers import Server
 
 ROOT = Path(__file__).parents[2]

@@ -12,9 +12,9 @@ import pytest
 from prometheus_client import CollectorRegistry
 from ruamel.yaml import YAML
 
-from graflow_ckpt.interfaces.observers.prometheus import PrometheusObserver, StoreCollector
-from graflow_ckpt.stores.fallback import Fallback
-from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.observers.prometheus import PrometheusObserver, StoreCollector
+from graflow_ckpt.stores.around.fallback import Fallback
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from tests.trios import put
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -23,13 +23,13 @@ from typing import Any
 import obstore
 import pytest
 
-from graflow_ckpt.checkpoint.copying import Move
+from graflow_ckpt.checkpoint.care.copying import Move
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.stores import lease as lease_module
 from graflow_ckpt.stores import open_store
-from graflow_ckpt.stores.keys import Keyring
-from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.postgres import PostgresStore
+from graflow_ckpt.stores.around.keys import Keyring
+from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.golden import make
 from tests.object_servers import CREDENTIALS, ObjectServer
 from tests.postgres_servers import PostgresServer

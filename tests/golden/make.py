@@ -19,18 +19,18 @@ from uuid import UUID
 
 from graflow_ckpt.checkpoint import archive, journal
 from graflow_ckpt.checkpoint.archive import metadata_of
-from graflow_ckpt.checkpoint.codec import encode
 from graflow_ckpt.checkpoint.model import SCHEMA
-from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
-from graflow_ckpt.checkpoint.seal import seal
+from graflow_ckpt.checkpoint.program.program import Program, current_tasks, describe, pack_code
+from graflow_ckpt.checkpoint.seals.seal import seal
 from graflow_ckpt.checkpoint.snapshot import capture
+from graflow_ckpt.checkpoint.values.codec import encode
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import AtLeast, Group, Options, Task
-from graflow_ckpt.stores.keys import Keyring
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.around.keys import Keyring
+from graflow_ckpt.stores.files.store import LocalStore
 
 KEY = f"golden:{'67' * 32}"
 SESSION = "golden"

@@ -11,12 +11,12 @@ import pytest
 
 from graflow_ckpt import CheckpointManager
 from graflow_ckpt.checkpoint import archive, history, journal
-from graflow_ckpt.checkpoint.codec import decode, encode
 from graflow_ckpt.checkpoint.model import SCHEMA
 from graflow_ckpt.checkpoint.snapshot import restore
+from graflow_ckpt.checkpoint.values.codec import decode, encode
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.stores.keys import Keyring
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.around.keys import Keyring
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.golden import make
 
 SCHEMAS = sorted(Path(__file__).parent.glob("schema-*"))

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.checkpoint import archive, history
-from graflow_ckpt.checkpoint.codec import decode
 from graflow_ckpt.checkpoint.snapshot import restore
+from graflow_ckpt.checkpoint.values.codec import decode
 from graflow_ckpt.core.errors import SchemaUnsupported
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import lease as lease_module
 from graflow_ckpt.stores import open_store
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.stores.around.keys import Keyring
 from tests import things
 from tests.golden import layouts, make
 from tests.golden.layouts import HERE, SOME

@@ -23,7 +23,7 @@ import pytest
 
 import graflow_ckpt
 from graflow_ckpt import KeepLast, _restore
-from graflow_ckpt.checkpoint.pickles import live_bytes, load_live
+from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import CheckpointError
 
 HERE = Path(__file__).parent

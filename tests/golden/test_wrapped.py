@@ -8,13 +8,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.stores import encryption
-from graflow_ckpt.stores.compressed import Compressed
-from graflow_ckpt.stores.encrypted import Encrypted
-from graflow_ckpt.stores.keys import Keyring
-from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.stores.tenant import Tenant
+from graflow_ckpt.stores.around import encryption
+from graflow_ckpt.stores.around.compressed import Compressed
+from graflow_ckpt.stores.around.encrypted import Encrypted
+from graflow_ckpt.stores.around.keys import Keyring
+from graflow_ckpt.stores.around.tenant import Tenant
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.trios import owning, path_of, put, read, values_of
 
 FOLDER = Path(__file__).parent / "wrapped-1"

@@ -181,7 +181,7 @@ def test_each_rule_that_reads_files_has_convicted_something() -> None:
 def test_a_local_task_touches_what_writes_its_checkpoint_and_nothing_of_a_fleet() -> None:
     found = house.touched(House())
 
-    assert {"stores/trio.py", "core/apply.py"} <= set(found)
+    assert {"stores/files/trio.py", "core/apply.py"} <= set(found)
     assert not any(name.startswith("fleet/") for name in found)
 
 

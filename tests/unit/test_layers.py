@@ -67,7 +67,15 @@ def test_imports_point_down_and_siblings_do_not_know_each_other() -> None:
         ("core/graph.py", "import graflow_ckpt.engine"),
         ("core/graph.py", "import threading"),
         ("core/graph.py", "import msgpack"),
-        ("stores/local.py", "from graflow_ckpt import sessions"),
+        ("stores/keyed.py", "from graflow_ckpt import sessions"),
+        ("stores/keyed.py", "import graflow_ckpt.stores.files"),
+        ("stores/files/trio.py", "import graflow_ckpt.stores.drivers"),
+        ("stores/drivers/redis/driver.py", "import graflow_ckpt.stores.drivers.sqlite"),
+        ("checkpoint/values/codec.py", "import graflow_ckpt.checkpoint.program"),
+        ("checkpoint/archive.py", "import graflow_ckpt.checkpoint.care"),
+        ("sessions/protocol.py", "import graflow_ckpt.sessions.redis"),
+        ("cli/terminal.py", "import graflow_ckpt.cli.run"),
+        ("observers/prometheus.py", "import graflow_ckpt.config"),
         ("frontends/dsl.py", "import graflow_ckpt.fleet"),
         ("links/redis.py", "import graflow_ckpt.sessions"),
         ("engine/run.py", "import redis"),
@@ -75,7 +83,11 @@ def test_imports_point_down_and_siblings_do_not_know_each_other() -> None:
     ],
 )
 def test_the_contracts_bite(tmp_path: Path, broken_file: str, code: str) -> None:
-    layers = "core links sessions stores checkpoint engine frontends fleet interfaces"
+    layers = (
+        "core links sessions stores checkpoint engine frontends fleet config observers cli stores/files "
+        "stores/drivers stores/drivers/redis stores/drivers/sqlite stores/around checkpoint/values "
+        "checkpoint/program checkpoint/seals checkpoint/care sessions/redis cli/run"
+    )
     for layer in layers.split():
         (tmp_path / "graflow_ckpt" / layer).mkdir(parents=True)
         (tmp_path / "graflow_ckpt" / layer / "__init__.py").touch()

@@ -70,15 +70,15 @@ def test_connecting_names_what_to_install(package: str) -> None:
 
 
 LOCAL = (
-    "block", "clearance", "comparing", "examination", "finding", "going_on", "journey", "key_care", "launch",
-    "overview", "planning", "showing",
+    "live", "care.clearance", "inspect.comparison", "inspect.examination", "locate", "run.continuation",
+    "care.journey", "care.keyring", "run.launch", "overview", "run.dry_run", "inspect.display",
 )  # fmt: skip
 """Modules that commands about a store load when they do something."""
 
 
 @pytest.mark.parametrize("module", LOCAL)
 def test_commands_about_a_store_need_nothing_optional(module: str) -> None:
-    done = without(OPTIONAL, f"import graflow_ckpt.interfaces.cli.{module}")
+    done = without(OPTIONAL, f"import graflow_ckpt.cli.{module}")
 
     assert done.returncode == 0, done.stderr
 
@@ -86,7 +86,7 @@ def test_commands_about_a_store_need_nothing_optional(module: str) -> None:
 @pytest.mark.parametrize("command", ["status", "wait", "failed requeue"])
 def test_a_command_about_a_fleet_names_what_to_install(command: str) -> None:
     given = [*command.split(), "night", "--url", "redis://localhost:1/0"]
-    done = without(["redis", "rq"], f"from graflow_ckpt.interfaces.cli import main; exit(main({given!r}))")
+    done = without(["redis", "rq"], f"from graflow_ckpt.cli import main; exit(main({given!r}))")
 
     assert done.returncode == 1
     assert "pip install 'graflow-ckpt[fleet]'" in done.stderr

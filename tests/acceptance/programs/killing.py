@@ -85,7 +85,9 @@ class Lines:
 def import_everything() -> None:
     """What is imported late is imported now, once for all lives."""
     for found in walk_packages([str(PACKAGE)], "graflow_ckpt."):
-        if not found.name.startswith(("graflow_ckpt.interfaces", "graflow_ckpt.__main__")):
+        if not found.name.startswith(
+            tuple(f"graflow_ckpt.{part}" for part in ("cli", "config", "observers", "__main__"))
+        ):
             import_module(found.name)
     for name in ("asyncio", "blake3", "cloudpickle", "msgpack", "numpy.random", "random", "uuid", "inspect"):
         import_module(name)

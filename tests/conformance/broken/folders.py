@@ -9,12 +9,12 @@ from pathlib import Path
 
 from graflow_ckpt.core.errors import Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Lease
+from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
+from graflow_ckpt.stores.files.journal import Segment
+from graflow_ckpt.stores.files.ownership import LocalLease
+from graflow_ckpt.stores.files.store import LocalStore
 from graflow_ckpt.stores.lease import KeyedLease
-from graflow_ckpt.stores.local import LocalStore
 from graflow_ckpt.stores.names import META, PARTS
-from graflow_ckpt.stores.ownership import LocalLease
-from graflow_ckpt.stores.segments import Segment
-from graflow_ckpt.stores.sqlite import SqliteStore
 from tests.conformance.broken.trios import Parts, written
 from tests.trios import writer
 

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from graflow_ckpt.core.errors import Fenced, JournalFailed, SessionBusy
 from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.stores.driver import Put
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.head import Head, head_key
 from graflow_ckpt.stores.journal import KeyedSegment
 from graflow_ckpt.stores.lease import KeyedLease, Step
-from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.names import session_of
 from tests import things
 from tests.conformance.broken.trios import Parts

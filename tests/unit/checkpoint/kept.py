@@ -8,13 +8,13 @@ from pathlib import Path
 import psycopg
 import redis
 
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
+from graflow_ckpt.stores.drivers.objects.store import ObjectStore
+from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
+from graflow_ckpt.stores.drivers.redis.store import RedisStore
+from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.stores.keyed import KeyedStore
-from graflow_ckpt.stores.memory import MemoryStore
 from graflow_ckpt.stores.names import base_of, session_of
-from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.stores.postgres import PostgresStore
-from graflow_ckpt.stores.redis import RedisStore
-from graflow_ckpt.stores.sqlite import SqliteStore
 from tests import things
 
 _numbers = count()

@@ -8,7 +8,7 @@ from typing import Any
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.archive import metadata_of
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
-from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
+from graflow_ckpt.checkpoint.program.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.protocols import CheckpointStore
 from tests.unit.checkpoint import trios

@@ -16,7 +16,7 @@ import pytest
 from graflow_ckpt.checkpoint import archive, model
 from graflow_ckpt.checkpoint.archive import Allowance
 from graflow_ckpt.checkpoint.model import Document
-from graflow_ckpt.checkpoint.seal import seal
+from graflow_ckpt.checkpoint.seals.seal import seal
 from graflow_ckpt.core.errors import (
     CheckpointCorrupt,
     CheckpointError,
@@ -29,9 +29,9 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.facts import Live
 from graflow_ckpt.engine.context import ExecutionContext
-from graflow_ckpt.stores.disk import Disk
-from graflow_ckpt.stores.keys import Keyring
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.around.keys import Keyring
+from graflow_ckpt.stores.files.disk import Disk
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.trios import RING
 

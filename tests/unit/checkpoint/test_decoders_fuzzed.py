@@ -18,12 +18,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from graflow_ckpt.checkpoint import journal, model, parcel, sealed
-from graflow_ckpt.checkpoint.codec import decode, encode
-from graflow_ckpt.checkpoint.kinds import NotPlain
-from graflow_ckpt.checkpoint.sealed import SealedCells
+from graflow_ckpt.checkpoint import journal, model
+from graflow_ckpt.checkpoint.program import parcel
+from graflow_ckpt.checkpoint.seals import cells as sealed
+from graflow_ckpt.checkpoint.seals.cells import SealedCells
+from graflow_ckpt.checkpoint.values.codec import decode, encode
+from graflow_ckpt.checkpoint.values.kinds import NotPlain
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, TooLarge
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.stores.around.keys import Keyring
 from tests.golden.make import VALUES
 
 ENCODED = [encode(value) for value in VALUES.values()]
@@ -143,8 +145,8 @@ BOMBS = {
 
 ATTACK = """
 import resource, sys
-from graflow_ckpt.checkpoint.sealed import SealedCells
-from graflow_ckpt.checkpoint.codec import decode
+from graflow_ckpt.checkpoint.seals.cells import SealedCells
+from graflow_ckpt.checkpoint.values.codec import decode
 data = sys.stdin.buffer.read()
 held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (held + (100 << 20), -1))

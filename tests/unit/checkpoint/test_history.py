@@ -9,14 +9,14 @@ import pytest
 
 from graflow_ckpt.checkpoint import history, journal
 from graflow_ckpt.checkpoint.archive import Found, load
-from graflow_ckpt.checkpoint.inventory import inventory
+from graflow_ckpt.checkpoint.care.inventory import inventory
 from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.core.errors import CheckpointCorrupt, JournalDamaged, UnknownKey, UnsafeCheckpoint
 from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.stores.keys import Keyring
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.around.keys import Keyring
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.unit.checkpoint import stocked, trios
 from tests.unit.checkpoint.trios import RING
 

@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graflow_ckpt.checkpoint.journal import Part, Record, Writer, pack, read, unpack
-from graflow_ckpt.checkpoint.pickles import live_bytes
+from graflow_ckpt.checkpoint.values.pickles import live_bytes
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import JournalDamaged, NotStorable, UnknownKey
 from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.stores.around.keys import Keyring
 from tests.unit.core.histories import Record as Step
 from tests.unit.core.histories import dump, histories, run
 

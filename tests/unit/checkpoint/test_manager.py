@@ -25,8 +25,8 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store
-from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.memory import MemoryStore
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import save
 

@@ -8,7 +8,7 @@ from typing import Any
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.archive import Allowance, metadata_of
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
-from graflow_ckpt.checkpoint.program import Program, current_tasks, describe, pack_code
+from graflow_ckpt.checkpoint.program.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.facts import Op
@@ -16,8 +16,8 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.stores.keys import Keyring
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.around.keys import Keyring
+from graflow_ckpt.stores.files.store import LocalStore
 
 KEY = f"k1:{'31' * 32}"
 RING = Keyring({"k1": b"1" * 32})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from graflow_ckpt.interfaces.cli.options import checkpoint_paths, session_names
-from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.cli.options import checkpoint_paths, session_names
+from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from tests.unit.checkpoint import stocked
 
 

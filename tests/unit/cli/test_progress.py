@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from graflow_ckpt.cli import progress
+from graflow_ckpt.cli.progress import JsonLines, PlainLines, Reporter, Tally, reporter_for
+from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.core.events import Event, Kind
-from graflow_ckpt.interfaces.cli import progress
-from graflow_ckpt.interfaces.cli.manner import Manner
-from graflow_ckpt.interfaces.cli.progress import JsonLines, PlainLines, Reporter, Tally, reporter_for
 
 START = {
     "workflow": "w", "store": "checkpoints", "pending": 1, "path": None, "resumed": False, "replayed": 0,

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 import click
 import pytest
 
+from graflow_ckpt.cli import words
 from graflow_ckpt.core.policy import Either, EveryN, EverySeconds, Policy
-from graflow_ckpt.interfaces.cli import words
 from graflow_ckpt.links.addresses import parse
 
 CONTEXT = click.Context(click.Command("test"))

@@ -15,21 +15,14 @@ from hypothesis import strategies as st
 
 from graflow_ckpt import AtLeast, Backoff, Budget, EveryN, EverySeconds, KeepLast, group, task, workflow
 from graflow_ckpt.checkpoint.model import check_metadata
-from graflow_ckpt.checkpoint.retention import (
-    BestOf,
-    KeepEvery,
-    KeepFor,
-    KeepWithin,
-    LastSuccessful,
-    OfAll,
-)
+from graflow_ckpt.checkpoint.retention import BestOf, KeepEvery, KeepFor, KeepWithin, LastSuccessful, OfAll
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.fleet.accepting import Terms
-from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.stores.postgres import PostgresStore
-from graflow_ckpt.stores.redis import RedisStore
-from graflow_ckpt.stores.sqlite import SqliteStore
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
+from graflow_ckpt.stores.drivers.objects.store import ObjectStore
+from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
+from graflow_ckpt.stores.drivers.redis.store import RedisStore
+from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 
 ANY: Any = None
 

@@ -9,8 +9,8 @@ from graflow_ckpt import ExecutionContext, task, workflow
 from graflow_ckpt.core.facts import Claim, Op
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.engine.shared_context import SharedContext
-from graflow_ckpt.sessions.layout import START
-from graflow_ckpt.sessions.redis import RedisSession, new_nonce
+from graflow_ckpt.sessions.redis.keys import START
+from graflow_ckpt.sessions.redis.session import RedisSession, new_nonce
 
 RAN: list[str] = []
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from graflow_ckpt.checkpoint.codec import check_storable
+from graflow_ckpt.checkpoint.values.codec import check_storable
 from graflow_ckpt.core.errors import Fenced, NotStorable, WriteConflict
 from graflow_ckpt.core.facts import Claim, Live, Next, TaskSpec
 from graflow_ckpt.core.state import SessionState

@@ -24,7 +24,7 @@ from graflow_ckpt import (
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.engine.cuts import Cutter
 from graflow_ckpt.engine.settings import Settings
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.loops import LONG, cuts, loop, pair
 from tests.unit.stores.faults import FaultyDisk
 

@@ -20,18 +20,11 @@ from graflow_ckpt import (
     task,
     workflow,
 )
-from graflow_ckpt.checkpoint.retention import (
-    DEFAULT,
-    BestOf,
-    DeleteOnSuccess,
-    KeepFor,
-    KeepWithin,
-    OfAll,
-)
+from graflow_ckpt.checkpoint.retention import DEFAULT, BestOf, DeleteOnSuccess, KeepFor, KeepWithin, OfAll
 from graflow_ckpt.core.errors import JournalFailed, NoGoodCheckpoint, SessionBusy
 from graflow_ckpt.engine import home as tidying
 from graflow_ckpt.engine.home import Home, Tidier, program_file
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.loops import loop
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import left, line, save

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.checkpoint.program import unpack_task
+from graflow_ckpt.checkpoint.program.program import unpack_task
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.facts import Live
 from graflow_ckpt.core.graph import TaskGraph

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from graflow_ckpt import EveryTask, task, workflow
-from graflow_ckpt.checkpoint.codec import to_cell
+from graflow_ckpt.checkpoint.values.codec import to_cell
 from graflow_ckpt.core.errors import NotStorable, TaskTimeout
 from graflow_ckpt.core.facts import Claim, Done, Failed, Live, Outcome, TaskSpec
 from graflow_ckpt.core.state import SessionState

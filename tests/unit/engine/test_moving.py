@@ -19,7 +19,7 @@ from graflow_ckpt.engine.shared_context import (
     rewound,
 )
 from graflow_ckpt.links.redis import open_link
-from graflow_ckpt.sessions.tables import read_state
+from graflow_ckpt.sessions.redis.tables import read_state
 from tests.unit.engine.shared_sessions import Holder, context_of, named
 
 

@@ -11,7 +11,7 @@ import pytest
 from graflow_ckpt.core.errors import GraphChanged, GraphError, InDoubt, SessionBusy, SessionError
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.links.processes import myself
-from graflow_ckpt.sessions.tables import read_state
+from graflow_ckpt.sessions.redis.tables import read_state
 from tests.unit.engine.shared_sessions import RAN, Holder, context_of, named
 
 DEAD = json.dumps(asdict(replace(myself(), pid=2**22 - 7, started="1")))

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graflow_ckpt.checkpoint.codec import decode
+from graflow_ckpt.checkpoint.values.codec import decode
 from graflow_ckpt.engine import rng
 
 

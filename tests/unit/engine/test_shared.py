@@ -6,17 +6,17 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.checkpoint.program import pack_task
-from graflow_ckpt.checkpoint.sealed import SealedCells
+from graflow_ckpt.checkpoint.program.program import pack_task
+from graflow_ckpt.checkpoint.seals.cells import SealedCells
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.run import Inbox
 from graflow_ckpt.engine.shared import SharedHost
 from graflow_ckpt.engine.shared_context import SharedContext
-from graflow_ckpt.sessions.layout import OLDEST
-from graflow_ckpt.sessions.tables import read_state, write_state
-from graflow_ckpt.stores.keys import new_key
+from graflow_ckpt.sessions.redis.keys import OLDEST
+from graflow_ckpt.sessions.redis.tables import read_state, write_state
+from graflow_ckpt.stores.around.keys import new_key
 from tests.unit.engine.shared_sessions import Holder, context_of, named
 
 

@@ -21,7 +21,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.links.processes import myself
-from graflow_ckpt.stores.keys import new_key
+from graflow_ckpt.stores.around.keys import new_key
 from tests.unit.engine.shared_sessions import RAN, Holder, context_of, named
 
 a, b = named("a"), named("b", 2)

@@ -13,8 +13,8 @@ from graflow_ckpt.core.errors import CheckpointError, NoSession
 from graflow_ckpt.engine import shared_home
 from graflow_ckpt.engine.shared_context import SharedContext
 from graflow_ckpt.engine.shared_home import SharedHome
-from graflow_ckpt.sessions import tables
-from graflow_ckpt.sessions.tables import frozen
+from graflow_ckpt.sessions.redis import tables
+from graflow_ckpt.sessions.redis.tables import frozen
 from tests.unit.engine.shared_sessions import Holder, context_of, named
 
 

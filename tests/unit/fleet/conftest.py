@@ -8,7 +8,7 @@ import pytest
 
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.links.redis import open_link
-from graflow_ckpt.stores.keys import Keyring, new_key
+from graflow_ckpt.stores.around.keys import Keyring, new_key
 
 
 @pytest.fixture

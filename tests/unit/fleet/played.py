@@ -7,14 +7,14 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from graflow_ckpt import task, workflow
-from graflow_ckpt.checkpoint.sealed import SealedCells
+from graflow_ckpt.checkpoint.seals.cells import SealedCells
 from graflow_ckpt.core.facts import Claim
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.links.processes import myself
-from graflow_ckpt.sessions.layout import START, keys_of
-from graflow_ckpt.sessions.redis import RedisSession, new_nonce
+from graflow_ckpt.sessions.redis.keys import START, keys_of
+from graflow_ckpt.sessions.redis.session import RedisSession, new_nonce
 
 
 def bag(client: Client, session: str, tasks: int = 3, **options: Any) -> Handle:

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import task, workflow
-from graflow_ckpt.checkpoint.codec import decode
-from graflow_ckpt.checkpoint.sealed import SealedCells
+from graflow_ckpt.checkpoint.seals.cells import SealedCells
+from graflow_ckpt.checkpoint.values.codec import decode
 from graflow_ckpt.core.errors import (
     BadSessionId,
     GraphError,
@@ -38,8 +38,8 @@ from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.door import Fleet
 from graflow_ckpt.fleet.programs import Programs
 from graflow_ckpt.links.redis import open_link
-from graflow_ckpt.sessions.layout import keys_of
-from graflow_ckpt.sessions.redis import RedisSession
+from graflow_ckpt.sessions.redis.keys import keys_of
+from graflow_ckpt.sessions.redis.session import RedisSession
 from tests.servers import Server
 from tests.unit.fleet.played import dead
 

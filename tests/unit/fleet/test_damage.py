@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from graflow_ckpt.checkpoint.sealed import SealedCells
+from graflow_ckpt.checkpoint.seals.cells import SealedCells
 from graflow_ckpt.core.errors import CheckpointError, GraphError, KeyTaken, SessionDamaged, SessionError
 from graflow_ckpt.engine.reaping import held, release
 from graflow_ckpt.engine.shared_home import SharedHome
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.handle import Handle
-from graflow_ckpt.sessions.layout import keys_of
-from graflow_ckpt.sessions.tables import read_paged, read_state
+from graflow_ckpt.sessions.redis.keys import keys_of
+from graflow_ckpt.sessions.redis.tables import read_paged, read_state
 from tests.unit.fleet.played import Player, bag
 
 SESSION = "s"

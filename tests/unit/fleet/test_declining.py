@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.checkpoint.plan import PlanRow
+from graflow_ckpt.checkpoint.program.plan import PlanRow
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.declining import Declining, declined, forget
 from graflow_ckpt.fleet.programs import ProgramDiffers, ProgramMissing
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.redis.keys import keys_of
 from tests.unit.fleet.played import Player, bag
 
 HOST = platform.node()

@@ -10,7 +10,7 @@ import pytest
 from graflow_ckpt.core.errors import InDoubt, NoSession, SessionError
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.handle import Handle, doubts
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.redis.keys import keys_of
 from tests.unit.fleet.played import Player, bag
 
 

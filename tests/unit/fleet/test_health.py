@@ -32,8 +32,8 @@ from graflow_ckpt.fleet.lists import POOLS, pool_key
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.processes import describe, myself
 from graflow_ckpt.links.redis import RedisLink, open_link
-from graflow_ckpt.sessions.redis import RedisSession
-from graflow_ckpt.sessions.tables import read_state, write_state
+from graflow_ckpt.sessions.redis.session import RedisSession
+from graflow_ckpt.sessions.redis.tables import read_state, write_state
 from tests.servers import Server, free_port
 from tests.unit.fleet.played import dead
 from tests.unit.sessions.pair import SESSION, Plain

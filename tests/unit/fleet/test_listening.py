@@ -16,7 +16,7 @@ from rq.serializers import JSONSerializer
 from graflow_ckpt.fleet.slice import serve
 from graflow_ckpt.fleet.worker import Listening, NoAlarm
 from graflow_ckpt.links.redis import open_link
-from graflow_ckpt.stores.keys import new_key
+from graflow_ckpt.stores.around.keys import new_key
 from tests.servers import Server
 
 
@@ -89,7 +89,7 @@ import sys
 from time import monotonic
 from graflow_ckpt.fleet.board import Board, Order
 from graflow_ckpt.fleet.worker import PoolSettings, work
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.stores.around.keys import Keyring
 
 (line,) = Board(1).lines
 line.tell(Order.DRAIN, monotonic() + 300)  # and its signal came before there was a handler
@@ -109,7 +109,7 @@ WAITING = """
 import sys
 from graflow_ckpt.fleet.board import Board
 from graflow_ckpt.fleet.worker import Listening, PoolSettings, work
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.stores.around.keys import Keyring
 
 Listening.dequeue_timeout = 50
 (line,) = Board(1).lines

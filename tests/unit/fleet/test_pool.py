@@ -23,8 +23,8 @@ from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.pool import Estate, PoolSettings, run
 from graflow_ckpt.fleet.worker import reached, rq_name
 from graflow_ckpt.links.redis import open_link
-from graflow_ckpt.sessions.tables import frozen
-from graflow_ckpt.stores.keys import Keyring
+from graflow_ckpt.sessions.redis.tables import frozen
+from graflow_ckpt.stores.around.keys import Keyring
 from tests.servers import Server
 from tests.unit.fleet.played import Player, bag, tokens
 

@@ -17,7 +17,7 @@ from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.reaping import Death, take
 from graflow_ckpt.fleet.tokens import job_id
 from graflow_ckpt.links.redis import open_link
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.redis.keys import keys_of
 from graflow_ckpt.testing.drivers import at_once
 from tests.servers import Server
 from tests.unit.fleet.played import Player, bag, tokens

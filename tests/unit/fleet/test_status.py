@@ -16,8 +16,8 @@ from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.status import Failure, Status, failures, read, read_all
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import keys_of
-from graflow_ckpt.sessions.redis import RedisSession
+from graflow_ckpt.sessions.redis.keys import keys_of
+from graflow_ckpt.sessions.redis.session import RedisSession
 from tests.unit.fleet.played import Player
 
 

@@ -24,7 +24,7 @@ from graflow_ckpt.fleet.steward import Sweeper
 from graflow_ckpt.fleet.tokens import Carrier, job_id
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import open_link
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.redis.keys import keys_of
 from tests.servers import Server
 from tests.unit.fleet.played import Player, bag, dead, task_of, tokens
 

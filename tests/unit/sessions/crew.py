@@ -15,9 +15,9 @@ from graflow_ckpt.core.errors import Fenced
 from graflow_ckpt.core.facts import Claim, Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import RENEW, START, STEP, keys_of
-from graflow_ckpt.sessions.redis import new_nonce
-from graflow_ckpt.sessions.tables import FIELDS, write_state
+from graflow_ckpt.sessions.redis.keys import RENEW, START, STEP, keys_of
+from graflow_ckpt.sessions.redis.session import new_nonce
+from graflow_ckpt.sessions.redis.tables import FIELDS, write_state
 from tests.unit.sessions.moves import Chooser
 from tests.unit.sessions.pair import ENDS, SESSION, Plain, Recorded
 

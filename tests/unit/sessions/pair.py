@@ -19,10 +19,10 @@ from graflow_ckpt.core.errors import Fenced, WriteConflict
 from graflow_ckpt.core.facts import RESULT, Cell, Claim, Live, Op, Version
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.redis import RedisLink
-from graflow_ckpt.sessions.layout import START, keys_of
-from graflow_ckpt.sessions.ops import REF, arguments, strictly
-from graflow_ckpt.sessions.redis import RedisSession, new_nonce
-from graflow_ckpt.sessions.tables import read_state, write_state
+from graflow_ckpt.sessions.redis.keys import START, keys_of
+from graflow_ckpt.sessions.redis.ops import REF, arguments, strictly
+from graflow_ckpt.sessions.redis.session import RedisSession, new_nonce
+from graflow_ckpt.sessions.redis.tables import read_state, write_state
 from tests.unit.core.histories import dump
 from tests.unit.sessions.moves import NAMES, SCENES, TASKS, Chooser, in_one_queue, tags, transition, turn
 

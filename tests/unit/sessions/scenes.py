@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from graflow_ckpt.core.errors import Fenced
-from graflow_ckpt.sessions.layout import keys_of
+from graflow_ckpt.sessions.redis.keys import keys_of
 from tests.unit.sessions.crew import LEASE, Crew, Worker
 from tests.unit.sessions.pair import SESSION
 

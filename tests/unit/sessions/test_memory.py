@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from graflow_ckpt.checkpoint.codec import check_storable
+from graflow_ckpt.checkpoint.values.codec import check_storable
 from graflow_ckpt.core.errors import Fenced, JournalFailed, SessionError
 from graflow_ckpt.core.facts import Cell, Live, Op, TaskSpec
 from graflow_ckpt.core.state import SessionState

@@ -6,7 +6,7 @@ import errno
 import os
 
 from graflow_ckpt.core.protocols import Buffer
-from graflow_ckpt.stores.disk import Disk
+from graflow_ckpt.stores.files.disk import Disk
 
 
 class FaultyDisk(Disk):

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from graflow_ckpt.core.errors import ServerGone
-from graflow_ckpt.stores.objects import ObjectStore
+from graflow_ckpt.stores.drivers.objects.store import ObjectStore
 
 Wrap = Callable[[Callable[..., Any]], Callable[..., Any]]
 

@@ -24,17 +24,17 @@ import pytest
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores import lease as leases
-from graflow_ckpt.stores import memory
 from graflow_ckpt.stores.driver import Driver, Put
+from graflow_ckpt.stores.drivers.memory import store as memory
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
+from graflow_ckpt.stores.drivers.objects.driver import ObjectsDriver
+from graflow_ckpt.stores.drivers.objects.store import ObjectStore
+from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
+from graflow_ckpt.stores.drivers.redis.store import RedisStore
+from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.stores.head import Head, head_key, lease_key
 from graflow_ckpt.stores.keyed import KeyedStore
 from graflow_ckpt.stores.lease import Heads
-from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.stores.objects_driver import ObjectsDriver
-from graflow_ckpt.stores.postgres import PostgresStore
-from graflow_ckpt.stores.redis import RedisStore
-from graflow_ckpt.stores.sqlite import SqliteStore
 from tests.object_servers import ObjectServer
 from tests.postgres_servers import PostgresServer
 from tests.proxy import Proxy
@@ -218,7 +218,7 @@ class InRedis(Kind):
 
 class InPostgres(Kind):
     type = PostgresStore
-    gone = ("postgres_link.PATIENCE", "postgres_link._WAIT")
+    gone = ("drivers.postgres.link.PATIENCE", "drivers.postgres.link._WAIT")
     short = ""
     other = ("/test_", "/other_")
 
@@ -235,7 +235,7 @@ class InPostgres(Kind):
 
 class InBucket(Kind):
     type = ObjectStore
-    gone = ("objects_bucket.PATIENCE",)
+    gone = ("drivers.objects.bucket.PATIENCE",)
     short = ""
     other = ("bucket/", "bucket2/")
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Owner, PartWriter, Source
-from graflow_ckpt.stores.wrapping import Wrapper
+from graflow_ckpt.stores.around.wrapper import Wrapper
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ import pytest
 
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.stores.driver import Done, Driver, Entry, Found, Hit, Put, Row, Tag
+from graflow_ckpt.stores.drivers.memory.driver import MemoryDriver, Room
 from graflow_ckpt.stores.keyed import KeyedStore
-from graflow_ckpt.stores.memory_driver import MemoryDriver, Room
 from graflow_ckpt.testing import AtomicDriverContract, DriverContract
 from tests.unit.stores import texts
 from tests.unit.stores.kinds import FORKING, Kind, only

@@ -13,7 +13,7 @@ import pytest
 
 from graflow_ckpt.core.errors import CheckpointError, Fenced, JournalFailed
 from graflow_ckpt.core.protocols import CheckpointStore, Lease
-from graflow_ckpt.stores.redis import RedisStore
+from graflow_ckpt.stores.drivers.redis.store import RedisStore
 from tests.servers import Server
 from tests.unit.stores.interruptions import happening, lost
 from tests.unit.stores.kinds import PROCESSES, REDIS, ROOT, SERVERS, InBucket, Kind, only

@@ -22,12 +22,12 @@ import pytest
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, Fenced, ServerRefuses, SessionBusy
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore
 from graflow_ckpt.stores.driver import Put
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
+from graflow_ckpt.stores.drivers.objects.bucket import Bucket, Tag
+from graflow_ckpt.stores.drivers.objects.store import ObjectStore
+from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
+from graflow_ckpt.stores.files.store import LocalStore
 from graflow_ckpt.stores.head import head_key, lease_key
-from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.memory import MemoryStore
-from graflow_ckpt.stores.objects import ObjectStore
-from graflow_ckpt.stores.objects_bucket import Bucket, Tag
-from graflow_ckpt.stores.sqlite import SqliteStore
 from tests import things
 from tests.unit.stores.interruptions import Killed, happening, killed, lost
 from tests.unit.stores.kinds import (

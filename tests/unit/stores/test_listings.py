@@ -13,9 +13,9 @@ import pytest
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, ServerGone
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import keyed, open_store_of
-from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.postgres import PostgresStore
-from graflow_ckpt.stores.redis import RedisStore
+from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
+from graflow_ckpt.stores.drivers.redis.store import RedisStore
+from graflow_ckpt.stores.files.store import LocalStore
 from tests.servers import free_port
 from tests.unit.stores.kinds import FORKING, InBucket, Kind, only
 from tests.unit.stores.texts import names, own_name, parts, put, read

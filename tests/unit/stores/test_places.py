@@ -9,7 +9,7 @@ import pytest
 
 from graflow_ckpt.core.errors import CheckpointError, SessionElsewhere
 from graflow_ckpt.stores import open_store, places
-from graflow_ckpt.stores.sqlite_names import folder_of, own_file
+from graflow_ckpt.stores.drivers.sqlite.names import folder_of, own_file
 from tests.unit.stores.texts import put
 
 POSTGRES = "postgresql://me@host/runs"

@@ -18,10 +18,10 @@ from graflow_ckpt.core.protocols import Line
 from graflow_ckpt.links.processes import myself, named
 from graflow_ckpt.stores.claims import lines_of, lost, number, owner_of, parsed
 from graflow_ckpt.stores.driver import Put
-from graflow_ckpt.stores.flock import Flock
+from graflow_ckpt.stores.drivers.objects.store import ObjectStore
+from graflow_ckpt.stores.files.lock import Flock
+from graflow_ckpt.stores.files.store import LocalStore
 from graflow_ckpt.stores.head import head_key
-from graflow_ckpt.stores.local import LocalStore
-from graflow_ckpt.stores.objects import ObjectStore
 from tests.trios import listed, owning, put_own
 
 # --- what is said ----------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.stores import home_of, open_store, open_store_of, store_of
-from graflow_ckpt.stores.local import LocalStore
+from graflow_ckpt.stores.files.store import LocalStore
 from graflow_ckpt.stores.prefixes import WRAPPERS, Layer, begins_like_one, divided, prefix_of, unwrapped
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Self
 
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.stores.wrapping import Wrapper
+from graflow_ckpt.stores.around.wrapper import Wrapper
 
 
 class Plain(Wrapper):

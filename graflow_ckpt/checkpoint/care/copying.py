@@ -1,0 +1,457 @@
+"""Copying: checkpoints and journals from one place to another, verified on the way, sealed for where they go.
+
+Promise: what arrives has the digests that it had, part by part (but for a pickle that gets back what it had
+in common with others, where the target shares nothing: values/contents.py); only its meta is sealed anew,
+with the key of the place that it comes to, and says where it was copied from. A copy that is broken off
+leaves whole checkpoints and takes up where it stopped when it is called again: what is there is not written
+twice. The origin is only read, so runs may go on there: its journal is read before its cuts are listed, so
+that no record comes without the cut that it follows.
+
+A session is copied under a lease of the target, whose epoch is above all that it gets: who goes on there
+continues the same history. Journal records after the newest cut are framed anew under that epoch, in one
+segment that voids what an earlier attempt has left. Cuts that the session has gone back behind stay where
+they are, and copies of them that were made before are taken away: the target could not tell them from those
+that count.
+
+The tail of a session is what its journal has after the newest cut, as payloads that no pickle of was opened.
+Reading it verifies every record.
+Not here: what is in a frame (checkpoint/journal.py), which segments count (history.py).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, Literal
+
+from graflow_ckpt.checkpoint import archive, history, journal
+from graflow_ckpt.checkpoint.archive import Found
+from graflow_ckpt.checkpoint.care.inventory import Inventory, inventory
+from graflow_ckpt.checkpoint.history import former_lines, is_superseded
+from graflow_ckpt.checkpoint.model import Document
+from graflow_ckpt.checkpoint.retention import Cut, by_session
+from graflow_ckpt.checkpoint.seals.seal import Keyring, sealed_bytes, sealed_in
+from graflow_ckpt.checkpoint.values.contents import Bringing, pour, shares
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    JournalDamaged,
+    SessionError,
+)
+from graflow_ckpt.core.protocols import CheckpointStore, Lease, PartWriter, Readable, Sink, Source
+from graflow_ckpt.stores.names import META, PARTS, base_of
+
+_OWNERS: Final = 10_000
+"""That a session may have had at the origin more than at the target: each of them is made up for."""
+_TURNS: Final = 5  # a session that is being run may cut, or prune, faster than it is looked at or copied
+_COPIED_FROM: Final = "copied_from"
+BATCH: Final = 256 << 10
+"""Bytes of records that are appended at once."""
+
+Tail = tuple[int, list[bytes]]
+"""The transition of a cut, and the payloads of the journal after it."""
+
+_NOTHING: Final[Tail] = (0, [])
+
+State = Literal["copied", "there", "gone", "superseded", "bad"]
+
+
+class Diverged(SessionError):
+    """The session has gone on at the target in another way than at the origin."""
+
+
+class Overtaken(CheckpointError):
+    """The newest checkpoint was pruned before it was copied; the journal is of no use without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What became of one checkpoint."""
+
+    path: str
+    state: State
+    size: int = 0
+    target: str = ""
+    error: CheckpointError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What became of one session."""
+
+    session: str
+    cuts: tuple[Copied, ...]
+    records: int = 0  # of its journal
+    running: bool = False  # at the origin: what it does from now on is not in the copy
+    error: CheckpointError | None = None  # why the target lacks the journal, and goes on from the newest cut
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """From where to where. Without `keys` seals of the origin are not looked at: somebody trusts it."""
+
+    origin: Readable
+    target: CheckpointStore
+    keys: Keyring | None
+    ring: Keyring
+    take_over: bool = False
+    seen: Callable[[Copied], None] = lambda copied: None
+
+    def cut(self, path: str, lease: Lease | None = None) -> Copied:
+        """Copy one checkpoint; if it is there already, it is left alone."""
+        try:
+            taking = partial(self._pass_on, path, lease)
+            copied = archive.taken(self.origin, self.keys, path, taking, shares=shares(self.target))
+        except CheckpointNotFound:
+            copied = Copied(path, "gone")
+        self.seen(copied)
+        return copied
+
+    def session(
+        self, session: str, known: Inventory | None = None, known_there: Inventory | None = None
+    ) -> Moved:
+        """Copy what counts of a session: its cuts, the oldest first, and its journal.
+
+        `known`, `known_there`: what it has at the origin and the target, where somebody has looked already.
+        """
+        moved = self._at_once(session, known, known_there)
+        for _ in range(_TURNS):
+            if not isinstance(moved.error, Overtaken):
+                break
+            copied = {cut.path: cut for cut in moved.cuts if cut.state == "copied"}
+            again = self._at_once(session)
+            moved = replace(again, cuts=tuple(copied.get(cut.path, cut) for cut in again.cuts))
+        return moved
+
+    def _at_once(
+        self, session: str, known: Inventory | None = None, known_there: Inventory | None = None
+    ) -> Moved:
+        """What counts at this moment; a session that is being run may overtake it."""
+        running = self.origin.owner(session) is not None
+        journal, known = at_one_moment(self.origin, self.keys, session, known, running=running)
+        known_there = known_there if known_there is not None else inventory(self.target, session)
+        cuts, there = sorted(known.cuts, key=_order), sorted(known_there.cuts, key=_order)
+        old = frozenset(_superseded(self.origin, self.keys, session, cuts))
+        going = [cut for cut in cuts if cut.path not in old]
+        self._check_same_line(session, cuts, there)
+        done = [Copied(cut.path, "superseded", cut.size) for cut in cuts if cut.path in old]
+        given_up = {cut.id for cut in cuts if cut.path in old}
+        stale = [cut.path for cut in there if cut.id in given_up]
+        done += unreadable(known)
+        if not stale and self._is_there(session, going, there, journal):
+            done += [Copied(cut.path, "there", cut.size) for cut in going]
+            for copied in done:
+                self.seen(copied)
+            return Moved(session, tuple(done), 0, running)
+        for copied in done:
+            self.seen(copied)
+        lacking: CheckpointError | None = None
+        above = max(_highest(self.origin, self.keys, cuts), _highest(self.target, self.ring, there))
+        lease = self._own(session, above)
+        try:
+            for path in stale:  # there since a former copy: the target would go back to them
+                self.target.delete(path)
+            for cut in going:
+                try:
+                    done.append(self.cut(cut.path, lease))
+                except CheckpointError as error:
+                    done.append(Copied(cut.path, "bad", error=error))
+                    self.seen(done[-1])
+            try:
+                if going and done[-1].state == "gone":
+                    raise Overtaken(
+                        f"Session {session} prunes faster than it can be copied: {going[-1].path} is gone.",
+                        hint="Copy it when it is not run, or let it keep more checkpoints (keep=).",
+                        session=session,
+                        path=going[-1].path,
+                    )
+                count = self._copy_journal(session, lease, journal)
+            except CheckpointError as why:  # a store that keeps none, or one that is damaged
+                count, lacking = 0, why
+        finally:
+            lease.release()
+        return Moved(session, tuple(done), count, running, lacking)
+
+    # --- one checkpoint ----------------------------------------------------------------
+
+    def _pass_on(
+        self, path: str, lease: Lease | None, meta: Document, part: Callable[[str], Source]
+    ) -> Copied:
+        where = target_path(self.target, path)
+        size = sum(int(meta["parts"][name]["size"]) for name in PARTS if name != META)
+        former = self._former(where)
+        if former is not None and all(former.get(key) == meta.get(key) for key in ("checkpoint_id", "parts")):
+            return Copied(path, "there", size, where)
+        if former is not None:
+            _check_older(where, former, meta)
+        stage = uuid.uuid4().hex
+        sealed = sealed_bytes(self._as_at_target(meta, stage), self.ring, where)
+
+        def write_meta(sink: Sink) -> None:
+            sink.write(sealed)
+
+        bringing = Bringing(self.origin, path, meta)
+
+        def write_values(sink: Sink) -> None:
+            bringing.bring(self.target, where, lease, stage)
+            pour(partial(part, "pkl"), sink)
+
+        facts = partial(pour, partial(part, "state.json"))
+        parts: list[tuple[str, PartWriter]] = [
+            ("pkl", write_values),
+            ("state.json", facts),
+            (META, write_meta),
+        ]
+        try:
+            self.target.put(where, parts, lease=lease, stage=stage)
+        finally:
+            bringing.end()
+        return Copied(path, "copied", size, where)
+
+    def _as_at_target(self, meta: Document, stage: str) -> Document:
+        home = meta.get("home")
+        return meta | {
+            "stage": stage,
+            "synced": self.target.synced,
+            _COPIED_FROM: self._here(),
+            "home": self.target.url if home in (None, "", self.origin.url) else home,
+        }
+
+    def _former(self, where: str) -> Document | None:
+        """What stands at the target; None if the good one is to take its place."""
+        return _sealed(self.target, self.ring, where)
+
+    # --- a session ---------------------------------------------------------------------
+
+    def _own(self, session: str, above: int) -> Lease:
+        """A lease whose epoch is above all that the target gets, so that whoever goes on there is newer."""
+        while True:
+            lease = self.target.acquire(session, take_over=self.take_over)
+            if lease.epoch > above:
+                return lease
+            lease.release()
+            if above - lease.epoch > _OWNERS:
+                raise CheckpointError(
+                    f"A checkpoint of session {session} claims to be of owner {above}: nobody gets that far.",
+                    hint="Somebody has changed its metadata. With its key, only it would be left out.",
+                    session=session,
+                    epoch=above,
+                )
+
+    def _is_there(
+        self, session: str, going: Sequence[Cut], there: Sequence[Cut], journal: Tail | CheckpointError
+    ) -> bool:
+        if isinstance(journal, CheckpointError):
+            return False  # whatever is wrong with a journal is told when it is copied
+        known = {(cut.id, target_path(self.target, cut.path)) for cut in there}
+        wanted = [(cut.id, target_path(self.target, cut.path)) for cut in going]
+        if not known.issuperset(wanted) or not all(self._former(where) is not None for _, where in wanted):
+            return False
+        try:
+            return journal[1] == tail(self.target, self.ring, session)[1]
+        except CheckpointError:
+            return False
+
+    def _check_same_line(self, session: str, ours: Sequence[Cut], theirs: Sequence[Cut]) -> None:
+        """Whoever has gone on at the target would find cuts between its own that it has never made."""
+        known = {cut.id for cut in ours}
+        common = max(((cut.epoch, cut.sequence) for cut in theirs if cut.id in known), default=(-1, -1))
+        later = [cut for cut in theirs if cut.id not in known and (cut.epoch, cut.sequence) > common]
+        own = [cut for cut in later if not self._was_copied(cut.path)]
+        if own:
+            where, path = self.target.url, own[-1].path
+            raise Diverged(
+                f"Session {session} has gone on by itself at {where}: {path} is not one of the origin's.",
+                hint="Copy it the other way round, or take what is there away "
+                "(graflow-ckpt checkpoints delete).",
+                session=session,
+                path=path,
+            )
+
+    def _was_copied(self, where: str) -> bool:
+        """Whether a former copy has brought it from here: then the origin does not keep it any more."""
+        meta = self._former(where)
+        return meta is not None and meta.get(_COPIED_FROM) == self._here()
+
+    def _here(self) -> str:
+        """The origin, wherever it is asked from: a folder of the same name is another one on another host."""
+        return self.origin.url if self.origin.shared else f"{platform.node()} {self.origin.url}"
+
+    def _copy_journal(self, session: str, lease: Lease, journal: Tail | CheckpointError) -> int:
+        if isinstance(journal, CheckpointError):
+            raise journal
+        after, payloads = journal
+        if not payloads and not any(self.target.segments(session)):
+            return 0  # else an empty segment: it voids what a former copy has brought
+        if self.keys is None:
+            good = two_newest(self.target, self.ring, session)
+            after = int(good[0].facts["transition"]) if good else 0
+        write_segment(self.target, self.ring, lease, after, payloads)
+        return len(payloads)
+
+
+def target_path(target: CheckpointStore, path: str) -> str:
+    """What a checkpoint is called at the target: as it was, in that place."""
+    return os.path.join(target.folder, base_of(path.rpartition("/")[2]) + ".pkl")
+
+
+def survey(place: Readable) -> dict[str, Inventory]:
+    """All that a place has, by session, the one that was cut last at the end; under "" what is damaged and
+    has a name that tells no session. One look for all of them: a listing can be long."""
+    known = inventory(place)
+    cuts, damaged = by_session(known.cuts), by_session(known.unreadable)
+    last = {session: max(cut.created for cut in some) for session, some in cuts.items()}
+    names = sorted({*cuts, *damaged}, key=lambda name: (last.get(name, 0.0), name))
+    return {name: Inventory(tuple(cuts.get(name, ())), tuple(damaged.get(name, ()))) for name in names}
+
+
+def unreadable(known: Inventory) -> list[Copied]:
+    """What cannot be copied, since nobody can say what it is."""
+    error = "The metadata of {} cannot be read."
+    return [
+        Copied(cut.path, "bad", error=CheckpointCorrupt(error.format(cut.path), path=cut.path))
+        for cut in known.unreadable
+    ]
+
+
+def _order(cut: Cut) -> tuple[int, int, str]:
+    return cut.epoch, cut.sequence, cut.path
+
+
+def _highest(place: Readable, keys: Keyring | None, cuts: Sequence[Cut]) -> int:
+    """Of the epochs whose seal holds: what anybody may have claimed, nobody has to get above."""
+    for cut in sorted(cuts, key=_order, reverse=True):
+        if keys is None or _sealed(place, keys, cut.path) is not None:
+            return cut.epoch
+    return 0
+
+
+def _sealed(place: Readable, keys: Keyring, path: str) -> Document | None:
+    """The meta that stands there; None if there is none whose seal holds."""
+    with suppress(CheckpointError):
+        return sealed_in(place.meta(path), keys)
+    return None  # gone
+
+
+def _superseded(place: Readable, keys: Keyring | None, session: str, cuts: Sequence[Cut]) -> Iterator[str]:
+    lines = former_lines(place, session)
+    for cut in reversed(cuts):
+        if keys is None or _sealed(place, keys, cut.path) is not None:
+            lines += tuple(cut.rewinds)
+            break
+    for cut in cuts:
+        if is_superseded(lines, cut.epoch, cut.sequence):
+            yield cut.path
+
+
+def _check_older(where: str, former: Document, meta: Document) -> None:
+    """A name that people give may stand for a newer checkpoint by now; anything else is somebody else's."""
+
+    def age(one: Document) -> tuple[int, int]:
+        return int(one["epoch"]), int(one["sequence"])
+
+    if former.get("session_id") != meta.get("session_id") or age(former) >= age(meta):
+        raise CheckpointError(
+            f"{where} is another checkpoint than the one that would be copied there.",
+            hint="Delete it, or copy into another place.",
+            path=where,
+        )
+
+
+# --- the tail of a session -------------------------------------------------------------
+
+
+def at_one_moment(
+    place: Readable, keys: Keyring | None, session: str, known: Inventory | None, *, running: bool
+) -> tuple[Tail | CheckpointError, Inventory]:
+    """The journal of a session, or what is wrong with it, and its cuts of then or later: a cut takes the
+    place of the records before it, and without it those after it are of no use.
+
+    `known`: what somebody has seen before, and what counts if it cannot have changed since.
+    """
+    before = known if known is not None else inventory(place, session)
+    while True:
+        journal: Tail | CheckpointError = _NOTHING
+        if keys is not None:  # records are sealed one after the other: none can be checked without
+            try:
+                journal = tail(place, keys, session)
+            except CheckpointError as why:
+                journal = why
+        if known is not None and not running and journal == _NOTHING:
+            return journal, known
+        after = inventory(place, session)
+        if _gone_back(before) == _gone_back(after):
+            return journal, after
+        before, running = after, True  # it was taken back between the two
+
+
+def _gone_back(known: Inventory) -> object:
+    return max(((cut.epoch, cut.sequence, cut.rewinds) for cut in known.cuts), default=(0, 0, ()))[2]
+
+
+def tail(place: Readable, keys: Keyring, session: str) -> Tail:
+    """Read and verified.
+
+    It begins at the cut before the newest one if the journal goes back so far: should the newest be damaged
+    one day, the other one is gone on from.
+    """
+    if not any(place.segments(session)):
+        return 0, []
+    for turn in range(_TURNS):
+        good = two_newest(place, keys, session)
+        try:
+            after, payloads = _after(place, keys, session, good[0] if good else None)
+        except JournalDamaged:
+            if turn == _TURNS - 1:
+                raise
+            continue  # cut anew meanwhile, and what was before it dropped
+        if len(good) < 2 or not payloads:
+            return after, payloads
+        try:
+            earlier, longer = _after(place, keys, session, good[1])
+        except JournalDamaged:
+            return after, payloads
+        ahead = after - earlier
+        return (earlier, longer) if ahead >= 0 and longer[ahead:] == payloads else (after, payloads)
+    raise AssertionError("not reached")
+
+
+def two_newest(place: Readable, keys: Keyring, session: str) -> list[Found]:
+    good: list[Found] = []
+    for _, found in history.newest(place, keys, session):
+        if isinstance(found, Found):
+            good.append(found)
+        if len(good) == 2:
+            break
+    return good
+
+
+def _after(place: Readable, keys: Keyring, session: str, found: Found | None) -> tuple[int, list[bytes]]:
+    after = int(found.facts["transition"]) if found is not None else 0
+    kept = history.records(place, keys, after, found, session, closed=True)
+    return after, [payload for payload, _ in kept]
+
+
+def write_segment(
+    store: CheckpointStore, ring: Keyring, lease: Lease, after: int, payloads: Sequence[bytes]
+) -> None:
+    """A new segment of a session's journal with these records; it voids what older owners have beyond."""
+    segment = store.journal(lease, after)
+    try:
+        writer = journal.Writer(ring, lease.session, lease.epoch, after)
+        batch = [writer.head]
+        for payload in payloads:
+            batch.append(writer.frame(payload))
+            if sum(map(len, batch)) > BATCH:
+                segment.append(b"".join(batch))
+                batch = []
+        if batch:
+            segment.append(b"".join(batch))
+    finally:
+        segment.close()

@@ -1,0 +1,164 @@
+"""Resealing: checkpoints of older keys get the newest one. Metas are written anew, values are not read.
+
+Promise: nothing is sealed whose seal did not hold under a key of the ring, and no checkpoint changes
+its order or its parts. A session that somebody runs is left alone; it is owned while its checkpoints are
+done, so that no retention deletes one in that moment. A pass that was killed is gone on with by the next.
+In an encrypted store the same writes encrypt the keys of the trios anew, so that old ones can be taken away.
+Not here: journals. A segment keeps its key until the next cut; `usage` counts them, too.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import groupby
+from operator import itemgetter
+
+from graflow_ckpt.checkpoint import journal
+from graflow_ckpt.checkpoint.model import Document, document_of, parse
+from graflow_ckpt.checkpoint.seals.seal import Keyring, sealed_bytes, verify
+from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError, SessionBusy
+from graflow_ckpt.core.facts import check_session_id
+from graflow_ckpt.core.protocols import CheckpointStore, Lease, Sink
+from graflow_ckpt.stores.names import META
+from graflow_ckpt.stores.prefixes import prefix_of
+
+_ALL = 2**62
+
+
+@dataclass(slots=True)
+class Usage:
+    """How often each key is used, by its id. `unreadable`: checkpoints of which nobody can tell."""
+
+    seals: Counter[str] = field(default_factory=Counter)
+    encrypts: Counter[str] = field(default_factory=Counter)
+    journals: Counter[str] = field(default_factory=Counter)
+    unreadable: int = 0
+
+    @property
+    def ids(self) -> set[str]:
+        return {key_id for counted in (self.seals, self.encrypts, self.journals) for key_id in counted} - {""}
+
+
+@dataclass(frozen=True, slots=True)
+class Resealed:
+    """How many have the newest key now, and what stays as it is, with the reason."""
+
+    done: int
+    stays: tuple[tuple[str, str], ...] = ()
+
+
+def usage(store: CheckpointStore) -> Usage:
+    """Reads metas, and the beginnings of journals."""
+    found, sessions = Usage(), set()
+    for _, raw in store.list():
+        meta = document_of(raw)
+        if meta is None:
+            found.unreadable += 1
+            continue
+        found.seals[str(meta.get("key_id") or "")] += 1
+        sessions.add(str(meta.get("session_id")))
+    for session in sorted(sessions):
+        _count_journals(store, session, found.journals)
+    found.encrypts.update(_encrypting(store)[1].values())
+    return found
+
+
+def reseal(
+    store: CheckpointStore, keyring: Keyring, seen: Callable[[int, int], object] = lambda done, count: None
+) -> Resealed:
+    """All of a store that have an older key. `seen` is told how many are done, and of how many."""
+    todo = _outdated(store, keyring)
+    at, done, stays = 0, 0, []
+    for session, group in groupby(todo, key=itemgetter(1)):  # one lease for those that follow each other
+        with ExitStack() as owning:
+            paths = [path for path, _ in group]
+            lease, why = _owned(store, session, owning)
+            for path in paths:
+                seen(at, len(todo))
+                at += 1
+                error = _resealed(store, keyring, path, lease) if lease is not None else why
+                done += not error
+                stays += [(path, error)] if error else []
+    seen(at, len(todo))
+    return Resealed(done, tuple(stays))
+
+
+def put_sealed(
+    store: CheckpointStore, keyring: Keyring, path: str, meta: Document, lease: Lease | None
+) -> None:
+    """Write a meta with a seal of the newest key; the parts stay as they are."""
+    sealed = sealed_bytes(meta, keyring, path)
+
+    def write(sink: Sink) -> None:
+        sink.write(sealed)
+
+    store.put(path, [(META, write)], lease=lease, stage=str(meta["stage"]))
+
+
+def _outdated(store: CheckpointStore, keyring: Keyring) -> list[tuple[str, str]]:
+    """Paths and sessions, the oldest first: what is put last is listed first."""
+    newest, encrypts = _encrypting(store)
+    found = []
+    for path, raw in store.newest(_ALL):
+        meta = document_of(raw)
+        sealed = meta is None or meta.get("key_id") == keyring.signing[0]
+        if meta is not None and not (sealed and encrypts.get(path, newest) == newest):
+            found.append((path, str(meta.get("session_id"))))
+    return found[::-1]
+
+
+def _owned(store: CheckpointStore, session: str, owning: ExitStack) -> tuple[Lease | None, str]:
+    """The session, until the stack is left; or why not."""
+    try:
+        lease = store.acquire(check_session_id(session))
+    except SessionBusy:
+        return None, f"session {session} is being run"
+    except (GraflowError, OSError) as error:
+        return None, str(error)
+    owning.callback(lease.release)
+    return lease, ""
+
+
+def _resealed(store: CheckpointStore, keyring: Keyring, path: str, lease: Lease) -> str:
+    """Why it was not; "": it was."""
+    try:
+        meta = parse(path, store.meta(path), f".{META}")
+        if meta.get("session_id") != lease.session:
+            return f"Checkpoint {path} was written anew meanwhile."
+        verify(meta, keyring)
+        put_sealed(store, keyring, path, meta, lease)
+        check_parts(store, path, str(meta["stage"]))
+    except (GraflowError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def check_parts(store: CheckpointStore, path: str, stage: str) -> None:
+    """If it was deleted between the look and the write, what has come back has no parts."""
+    try:
+        store.open(path, "state.json", stage).close()
+    except CheckpointCorrupt:
+        store.delete(path)
+        raise
+
+
+def _encrypting(store: CheckpointStore) -> tuple[str, dict[str, str]]:
+    """The key that an encrypted store takes for what is new, and that of each checkpoint."""
+    if "encrypted" not in prefix_of(store.url):
+        return "", {}
+    from graflow_ckpt.stores.around.encrypted import keys_by_path, within  # its library need not be installed
+
+    found = within(store)
+    return ("", {}) if found is None else (found.keyring.signing[0], keys_by_path(store))
+
+
+def _count_journals(store: CheckpointStore, session: str, counted: Counter[str]) -> None:
+    try:
+        for _, _, raw in store.segments(session):
+            if key_id := journal.key_of(raw):
+                counted[key_id] += 1
+    except GraflowError as error:
+        counted[str(error.ids.get("key_id", ""))] += 1

@@ -1,0 +1,204 @@
+"""Seals: who made a checkpoint, and that no byte of its meta has changed since.
+
+Only meta is sealed; it holds the digests of the other parts and the place (session, sequence,
+epoch, schema). The seal is a keyed blake3 digest over the canonical JSON of all of meta but the
+seal itself. Journal records are chained: each seal covers the one before it, so that no record
+can be changed, moved, or left out in the middle. Seals of meta, of journals and of anything else
+cannot stand in for each other: each purpose has a key of its own, derived from the same secret.
+
+Not here: where keys come from (around/keys.py), what the parts are digested with (digest.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from hmac import compare_digest
+from pathlib import Path
+from typing import Any, Final
+
+from blake3 import blake3
+
+from graflow_ckpt.checkpoint.model import Document, document_of
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, UnknownKey, UnsafeCheckpoint
+from graflow_ckpt.stores.around.keys import Keyring, local_key_path, uses_local_key
+from graflow_ckpt.stores.files.mounts import TABLE, file_system, kind_at, mounted
+
+__all__ = ["MAC_SIZE", "Chain", "Keyring", "canonical", "seal", "verify"]
+
+MAC_SIZE: Final = 16
+
+_META: Final = "graflow_ckpt 2025 seal of meta"
+_JOURNAL: Final = "graflow_ckpt 2025 seal of journal records"
+
+_ENVELOPES: Final = ("encrypted", "compressed")
+"""Words of wrappers around a store that keep a meta within another."""
+
+_PASSING: Final = frozenset({"tmpfs", "ramfs", "overlay", "aufs", "rootfs", "squashfs"})
+"""File systems that end with a container or a boot."""
+
+# Any: whatever JSON can hold.
+Meta = Mapping[str, Any]
+
+
+def canonical(meta: Meta) -> bytes:
+    """The one way to write a meta without its seal: sorted keys, no spaces, ASCII."""
+    unsealed = {key: value for key, value in meta.items() if key != "seal"}
+    # ASCII, so that the lone surrogates of a file name that is no UTF-8 survive.
+    return json.dumps(unsealed, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+
+
+def seal(meta: Meta, keyring: Keyring) -> dict[str, Any]:
+    """The meta as JSON will give it back, with "key_id" and "seal"."""
+    key_id, secret = keyring.signing
+    # Through JSON once: a tuple or an integer key would otherwise be sealed as what no reader ever sees.
+    sealed: dict[str, Any] = json.loads(canonical({**meta, "key_id": key_id}))
+    sealed["seal"] = _seal_of(sealed, secret)
+    return sealed
+
+
+def verify(meta: Meta, keyring: Keyring) -> None:
+    """Returns if the meta was sealed with a key of the ring and is unchanged; raises if not."""
+    key_id, found = meta.get("key_id"), meta.get("seal")
+    if not isinstance(found, str) and (
+        around := [word for word in _ENVELOPES if isinstance(meta.get(word), dict)]
+    ):
+        raise UnsafeCheckpoint(
+            f"This checkpoint is {around[0]}: the address of its store begins with {around[0]}+.",
+            hint=f"Put {around[0]}+ before it; the seal is inside.",
+        )
+    if not isinstance(key_id, str) or not isinstance(found, str) or not found.isascii():
+        raise UnsafeCheckpoint(
+            "This checkpoint has no seal: anybody could have written it, so it is not opened.",
+            hint="If you know where it comes from: graflow-ckpt trust PATH shows it and seals it.",
+        )
+    secret = keyring.secret(key_id)
+    if secret is None:
+        host = meta.get("host")
+        made = f" on {host}" if isinstance(host, str) and host else ""
+        raise UnknownKey(
+            f"This checkpoint was sealed with key {key_id}{made}, which is not among the keys here.",
+            hint="Either carry that key over (GRAFLOW_CKPT_KEY or GRAFLOW_CKPT_KEY_FILE),"
+            " or look at it and seal it with yours: graflow-ckpt trust PATH",
+            key_id=key_id,
+            host=host,
+        )
+    try:
+        expected = _seal_of(meta, secret)
+    except (ValueError, TypeError) as error:
+        raise CheckpointCorrupt(f"The meta of this checkpoint is not what was written: {error}.") from error
+    if not compare_digest(found, expected):
+        raise UnsafeCheckpoint(
+            f"The seal of this checkpoint does not fit: its meta was changed after key {key_id} sealed it.",
+            hint="Use another checkpoint of the session; this one is not opened.",
+            key_id=key_id,
+        )
+
+
+META_LIMIT = 32 << 20
+"""Bytes of a meta at most: readers take no more than twice as many, and a wrapper makes it longer."""
+
+
+def sealed_bytes(meta: Meta, keyring: Keyring, path: str) -> bytes:
+    """A meta as it is stored, sealed. Refuse one that no reader would take."""
+    found = json.dumps(seal(meta, keyring), separators=(",", ":")).encode()
+    if len(found) > META_LIMIT:
+        raise CheckpointError(
+            f"Checkpoint {path} was not written: its metadata have {len(found)} bytes, and the limit is "
+            f"{META_LIMIT}.",
+            hint="Keep large values in the session (set, or a task's result), and only short ones here.",
+            path=path,
+            size=len(found),
+        )
+    return found
+
+
+def sealed_in(raw: bytes, keyring: Keyring) -> Document | None:
+    """The meta of these bytes; None if they are damaged, or no seal of it holds."""
+    meta = document_of(raw)
+    with suppress(CheckpointError):
+        if meta is not None:
+            verify(meta, keyring)
+            return meta
+    return None
+
+
+class Chain:
+    """The seals of one run of journal records. `start` says which: session, epoch, place."""
+
+    __slots__ = ("_key", "last")
+
+    def __init__(self, key: bytes, start: bytes) -> None:
+        self._key = _derived(key, _JOURNAL)
+        self.last = blake3(b"start" + start, key=self._key).digest(MAC_SIZE)
+
+    def next(self, payload: bytes) -> bytes:
+        """The seal of the next record."""
+        self.last = self._after(payload)
+        return self.last
+
+    def check(self, payload: bytes, mac: bytes) -> bool:
+        """Is this the next record? Only then the chain goes on."""
+        expected = self._after(payload)
+        if not compare_digest(expected, mac):
+            return False
+        self.last = expected
+        return True
+
+    def follows(self, before: bytes, payload: bytes, mac: bytes) -> bool:
+        """Return True if a record comes right after the one with the seal `before`."""
+        return compare_digest(blake3(before + payload, key=self._key).digest(MAC_SIZE), mac)
+
+    def _after(self, payload: bytes) -> bytes:
+        return blake3(self.last + payload, key=self._key).digest(MAC_SIZE)
+
+
+def _seal_of(meta: Meta, secret: bytes) -> str:
+    return blake3(canonical(meta), key=_derived(secret, _META)).hexdigest()
+
+
+def _derived(secret: bytes, purpose: str) -> bytes:
+    return blake3(secret, derive_key_context=purpose).digest()
+
+
+# --- where keys live --------------------------------------------------------------------
+
+
+def key_storage_warning(
+    target: str | os.PathLike[str], env: Mapping[str, str] = os.environ, table: Path = TABLE
+) -> str | None:
+    """What to tell the user if the local key will be gone before the checkpoints at `target`.
+
+    In a container the home is often an overlay or in memory while the checkpoints go to a volume. Answers
+    only where /proc/mounts is; elsewhere nothing is known and nothing is said.
+    """
+    if not uses_local_key(env):
+        return None
+    try:
+        mounts = mounted(table.read_text(encoding="utf-8", errors="surrogateescape"))
+    except OSError:
+        return None
+    key = local_key_path(env)
+    key_on, target_on = kind_at(key, mounts), kind_at(Path(target), mounts)
+    if key_on not in _PASSING or target_on is None or target_on in _PASSING:
+        return None
+    return (
+        f"The key that seals checkpoints is in {key.parent} on {key_on}, which ends with this container or"
+        f" boot; the checkpoints in {target} are on {target_on} and stay, but nobody could verify them then."
+        " Set GRAFLOW_CKPT_KEY or GRAFLOW_CKPT_KEY_FILE to a key that stays (graflow-ckpt key new)."
+    )
+
+
+def passing_warning(
+    target: str | os.PathLike[str], env: Mapping[str, str] = os.environ, table: Path = TABLE
+) -> str | None:
+    """Return what to say where there is no home, as in a container, and `target` ends with it."""
+    kind = None if env.get("HOME") else file_system(target, table)
+    if kind not in _PASSING:
+        return None
+    return (
+        f"The checkpoints in {target} are on {kind}, which ends with this container or boot."
+        " Name a folder of a volume: --store or GRAFLOW_CKPT_STORE."
+    )

@@ -1,0 +1,269 @@
+"""Plain values as bytes: msgpack, with extension types (kinds/) for what msgpack does not know.
+
+Plain means: of an exact type listed in ARCHITECTURE section 5, all the way down, as a tree. What
+is decoded has the types, the order and the bits that were encoded; equal values in equal order
+have equal bytes, so that bytes can be compared instead of values. Decoding runs no code.
+
+Not plain, so that nothing changes silently on the way: subclasses (decoding them would import
+code), one list, dict or set in two places (two would come back), cycles, more than 400 levels
+(100 of tuples and sets), more than 4 GiB. Such a value becomes a live cell, which only pickle can keep.
+
+Before packing, a value is checked to be plain: exact types only, and a tree of them within limits; msgpack
+takes bytearray, memoryview, Timestamp and ExtType without asking. It goes level by level, so that a level
+of a million elements is a few passes at C speed. One list, dict or set found in two places is refused:
+decoded it would be two, and a change to the one would no longer show in the other. That finds cycles, too.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection
+from itertools import chain, compress
+from typing import Any, Final
+
+import msgpack
+
+from graflow_ckpt.checkpoint.values.kinds import (
+    CONTAINERS,
+    SCALARS,
+    NotPlain,
+    builtin,
+    decoder,
+    encoder,
+    take_in,
+)
+from graflow_ckpt.checkpoint.values.pickles import check_picklable, live_bytes, load_live
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
+from graflow_ckpt.core.facts import Cell, Live
+
+MAX_DEPTH: Final = 400
+MAX_EXT_DEPTH: Final = 100  # each level of tuples or sets takes Python frames, in both directions
+MAX_ELEMENTS: Final = 2**27  # tuples may be shared, so a few of them can stand for any number of elements
+MAX_SIZE: Final = 2**32 - 1
+
+_SMALL: Final = 16
+
+_UNIQUE: Final = frozenset({list, dict, set})
+_AS_EXT: Final = frozenset({tuple, set, frozenset})
+_TEXT: Final = frozenset({str, bytes})
+
+
+# Any: whatever the user put into the channel.
+def check_plain(root: Any) -> None:
+    """Raises NotPlain, naming the type that is not plain or the limit that is passed."""
+    if type(root) not in CONTAINERS:
+        return _check_kinds({type(root)})
+    if len(root) <= _SMALL and _is_flat(root):
+        return None
+    level: Collection[Any] = (root,)
+    seen: set[int] = set()
+    depth = ext_depth = elements = text = 0
+    while level:
+        here = set(map(type, level))
+        depth += 1
+        ext_depth += not here.isdisjoint(_AS_EXT)
+        elements += sum(map(len, level))
+        if not here.isdisjoint(_UNIQUE):
+            _check_unique(level, here, seen)
+        if depth > MAX_DEPTH or ext_depth > MAX_EXT_DEPTH or elements > MAX_ELEMENTS:
+            raise NotPlain(type(root), "too deep, or too many elements")
+        below = _below(level, here)
+        kinds = set(map(type, below))
+        if not kinds.isdisjoint(_TEXT):
+            text += sum(map(len, _only(_TEXT, below)))
+            if text > MAX_SIZE:
+                raise NotPlain(type(root), "more than 4 GiB")
+        if kinds <= SCALARS:
+            return None
+        _check_kinds(kinds)
+        level = list(_only(CONTAINERS, below))
+    return None
+
+
+def _is_flat(root: Any) -> bool:
+    """Has it scalars only? What most values are, and a quarter of the time of the full check."""
+    if type(root) is dict:
+        return {*map(type, root), *map(type, root.values())} <= SCALARS
+    return set(map(type, root)) <= SCALARS
+
+
+def _only(kinds: Collection[type], values: Collection[Any]) -> compress[Any]:
+    return compress(values, map(kinds.__contains__, map(type, values)))
+
+
+def _below(level: Collection[Any], here: set[type]) -> Collection[Any]:
+    """The elements of all containers of a level: of dicts the keys and the values."""
+    if dict not in here:
+        return next(iter(level)) if len(level) == 1 else list(chain.from_iterable(level))
+    dicts = level if len(here) == 1 else _only({dict}, level)
+    return [*chain.from_iterable(level), *chain.from_iterable(map(dict.values, dicts))]
+
+
+def _check_kinds(kinds: set[type]) -> None:
+    for kind in kinds:
+        if kind not in SCALARS and kind not in CONTAINERS and encoder(kind) is None:
+            raise NotPlain(kind)
+
+
+def _check_unique(level: Collection[Any], here: set[type], seen: set[int]) -> None:
+    known = len(seen)
+    unique = list(map(id, level if here <= _UNIQUE else _only(_UNIQUE, level)))
+    seen.update(unique)
+    if len(seen) != known + len(unique):
+        raise NotPlain(next(iter(here)), "one list, dict or set in two places")
+
+
+NONE: Final = b"\xc0"
+
+_ATOMS: Final = frozenset(SCALARS)
+_KEPT: Final = 1 << 16  # a packer keeps the largest buffer that it ever had
+
+# Extension code -1 is decoded by msgpack itself, before anybody is asked.
+_TIMESTAMPS: Final = (b"\xd6\xff", b"\xd7\xff", b"\xc7\x0c\xff")
+_BROKEN: Final = (
+    ValueError, TypeError, LookupError, ArithmeticError, struct.error, msgpack.UnpackException,
+    SyntaxError, OSError, RuntimeError, AttributeError,  # of a dtype or a time zone that is none
+)  # fmt: skip
+
+take_in(*builtin.KINDS)
+
+
+# Any, here and below: whatever the user put into the channel.
+def is_atom(value: Any) -> bool:
+    """Is it immutable and of an exact builtin type, so that nobody needs a copy of it?"""
+    return type(value) in _ATOMS
+
+
+def encode(value: Any) -> bytes:
+    """The bytes of a plain value; NotPlain if it is not one."""
+    if type(value) not in SCALARS:
+        check_plain(value)
+    elif type(value) is bytes and _KEPT <= len(value) <= MAX_SIZE:
+        # What the packer would make, with one copy less.
+        return b"\xc6%b%b" % (len(value).to_bytes(4, "big"), value)
+    return _pack(value)
+
+
+def decode(data: bytes) -> Any:
+    """The value of the bytes; CheckpointCorrupt if `encode` cannot have made them."""
+    try:
+        value = _unpack(data)
+    except _BROKEN as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise CheckpointCorrupt(f"A stored value cannot be decoded: {error!r}.") from error
+    if type(value) not in _ATOMS and b"\xff" in data and any(mark in data for mark in _TIMESTAMPS):
+        _refuse_timestamps(value)
+    return value
+
+
+# --- packing ---------------------------------------------------------------------------
+
+# A packer is not reentrant, and a finalizer or another thread can come in at any allocation:
+# whoever packs takes one out, and only one that did not fail comes back.
+_packers: list[msgpack.Packer] = []
+
+
+def _new_packer(unicode_errors: str | None = None) -> msgpack.Packer:
+    return msgpack.Packer(strict_types=True, default=_pack_ext, unicode_errors=unicode_errors, buf_size=1024)
+
+
+def _pack(value: Any) -> bytes:
+    try:
+        packer = _packers.pop()
+    except IndexError:
+        packer = _new_packer()
+    try:
+        data: bytes = packer.pack(value)
+    except (ValueError, OverflowError, RecursionError) as error:
+        return _pack_odd(value, error)
+    if len(data) < _KEPT:
+        _packers.append(packer)
+    return data
+
+
+def _pack_odd(value: Any, error: Exception) -> bytes:
+    if not isinstance(error, UnicodeEncodeError):
+        raise NotPlain(type(value), str(error)) from error
+    try:
+        # Lone surrogates. A packer that lets them pass is slower; what has none gets the same bytes.
+        data: bytes = _new_packer("surrogatepass").pack(value)
+    except (ValueError, OverflowError, RecursionError) as other:
+        raise NotPlain(type(value), str(other)) from other
+    return data
+
+
+def _pack_ext(value: Any) -> msgpack.ExtType:
+    known = encoder(type(value))
+    if known is None:
+        raise NotPlain(type(value))
+    code, encode_kind = known
+    data = encode_kind(value, _pack)
+    if len(data) > MAX_SIZE:
+        raise NotPlain(type(value), "more than 4 GiB")
+    # past checks of ExtType that cost more than packing a small tuple
+    return tuple.__new__(msgpack.ExtType, (code, data))
+
+
+def _level(depth: int, inner: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
+    """Decodes what lies so many extensions deep. Each takes a call within a call, and the stack of a thread
+    ends without an error: whoever nests thousands of them would end the process."""
+
+    def unpack_ext(code: int, data: bytes) -> Any:
+        decode_kind = decoder(code)
+        if decode_kind is None:
+            raise CheckpointCorrupt(
+                f"A stored value has the unknown extension code {code}.",
+                hint="Either a newer graflow_ckpt wrote it, or the bytes are damaged.",
+                code=code,
+            )
+        if inner is None:
+            raise CheckpointCorrupt(f"A stored value has more than {depth} levels of tuples and sets.")
+        return decode_kind(data, inner)
+
+    def unpack(data: bytes) -> Any:
+        return msgpack.unpackb(
+            data, ext_hook=unpack_ext, strict_map_key=False, unicode_errors="surrogatepass"
+        )
+
+    return unpack
+
+
+_unpack = _level(MAX_EXT_DEPTH + 1, None)
+for _depth in range(MAX_EXT_DEPTH, -1, -1):
+    _unpack = _level(_depth, _unpack)
+
+
+def _refuse_timestamps(value: Any) -> None:
+    try:
+        check_plain(value)
+    except NotPlain as error:
+        raise CheckpointCorrupt("A stored value has the unknown extension code -1.", code=-1) from error
+
+
+# --- cells -----------------------------------------------------------------------------
+
+
+def to_cell(value: Any) -> Cell:
+    """The cell of a value, unchecked."""
+    try:
+        return encode(value)
+    except NotPlain:
+        return Live(value)
+
+
+def check_storable(name: str, value: Any) -> Cell:
+    """The cell of a value; NotStorable with the path from `name` to what cannot be kept.
+
+    The check is made where the user's line is still on the stack: what passes can be saved later, unless it
+    is changed into something that cannot.
+    """
+    cell = to_cell(value)
+    if isinstance(cell, Live):
+        check_picklable(value, name)
+    return cell
+
+
+def apart(cell: Cell) -> Cell:
+    """The cell with an object of its own: what is done to the one that it was made from stays outside."""
+    return cell if isinstance(cell, bytes) else Live(load_live(live_bytes(cell.value)))

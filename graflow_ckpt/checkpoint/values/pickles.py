@@ -1,0 +1,421 @@
+"""Pickles of live values: streamed out and in without a copy of anything big.
+
+What is written is a plain pickle of protocol 5 that `pickle.load` reads. The pickler gives a
+large payload (an array's memory, bytes, bytearray) to its file as the very object, outside of
+all frames; from here it goes on in slices, as it lies in memory, or is set aside (contents.py).
+On the way back the unpickler has it read into its final place. cloudpickle does the pickling
+(code.py), so that functions and classes of `__main__` work; it is loaded with the first live value.
+
+Two limits: an array that is contiguous in no order is copied once by numpy, a text is there
+twice while it is written. Not here: whether the bytes may be trusted (digest.py, seal.py).
+"""
+
+from __future__ import annotations
+
+import gc
+import io
+import pickle
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache
+from types import FunctionType, MethodType
+from typing import Any, Final, NamedTuple, Protocol
+
+from blake3 import blake3
+
+from graflow_ckpt._restore import Unpickler, other_python, written_by
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, NotStorable
+from graflow_ckpt.core.protocols import Buffer, Sink, Source
+
+LARGE: Final = 64 << 10
+"""From here on a payload is written outside of all frames: Python's number, not ours."""
+
+Memo = dict[int, tuple[int, Any]]
+"""A pickler's: by id, the number of an object, and itself."""
+
+_FRAME: Final = b"\x95"
+_HEADER: Final = 16  # more than any opcode with a size has
+_READ: Final = 256 << 10
+_MANY: Final = 1 << 20
+
+
+# Any, here and below: whatever the user put into the channel.
+def dump(value: Any, sink: Sink, root: str = "value", aside: Aside | None = None) -> None:
+    """Writes the pickle of a value; NotStorable with the path from `root` to what has none.
+
+    What `aside` takes of its large payloads is left out: the reader has to put it back in that place.
+    """
+    _pickle(value, _Through(sink, aside), None, root)
+
+
+def load(source: Source) -> Any:
+    """The value of a pickle, which has to fill the source. The bytes must be trusted already."""
+    with reading(source) as file, collector_at_rest(source.size > _MANY):
+        return _unpickled(Unpickler(file).load)
+
+
+def live_bytes(value: Any, root: str = "value") -> bytes:
+    """The pickle of a value in one piece: for small ones."""
+    out = io.BytesIO()
+    dump(value, out, root)
+    return out.getvalue()
+
+
+def load_live(data: bytes, python: str = "") -> Any:
+    """The value of `live_bytes`, stored by `python` if that is known. The bytes must be trusted already."""
+    with written_by(python):
+        return _unpickled(Unpickler(io.BytesIO(data)).load)
+
+
+def live_digest(value: Any, root: str = "value") -> bytes:
+    """Sixteen bytes that differ when the value does; its big buffers are read where they lie.
+
+    A digest of the pickle: it can also differ when only the wiring has changed (which equal
+    objects are one), never the other way round.
+    """
+    stream, buffers = _Digesting(), blake3()
+
+    def digest_buffer(buffer: pickle.PickleBuffer) -> None:
+        with buffer.raw() as view:
+            buffers.update(view.nbytes.to_bytes(8, "big"))
+            buffers.update(view)
+
+    _pickle(value, stream, digest_buffer, root)
+    return blake3(stream.hash.digest() + buffers.digest()).digest(16)
+
+
+class Once(NamedTuple):
+    """What one pass of pickling has made."""
+
+    digest: bytes
+    size: int
+    data: bytes | None  # None: more than was asked for
+    pickler: pickle.Pickler
+
+    def memo(self) -> Memo:
+        """What the pickle keeps as one. It can be taken once, and is all that holds it then."""
+        memo = _memo_of(self.pickler)
+        self.pickler.clear_memo()
+        return memo
+
+
+class TooLong(Exception):
+    """A pickle has more bytes than it may."""
+
+
+def pickle_once(value: Any, limit: int, root: str = "value", *, stop: bool = False) -> Once:
+    """The pickle of a value, if it has no more than `limit` bytes, and its digest in any case. With `stop` a
+    larger one is TooLong, and the rest of it is not looked at."""
+    out = Kept(limit, stop=stop)
+    pickler = _pickle(value, out, None, root)
+    return Once(out.hash.digest(16), out.size, out.data(), pickler)
+
+
+def pickled_with(kind: type[Any], value: Any, root: str) -> Memo:
+    """What a pickler of that kind has met, kept alive."""
+    return _memo_of(_pickle(value, _Out(), lambda _: None, root, kind))
+
+
+def _memo_of(pickler: Any) -> Memo:
+    memo: Memo = pickler.memo.copy()
+    return memo
+
+
+def check_picklable(value: Any, root: str) -> None:
+    """NotStorable with the path to what cannot be pickled. Big buffers are not touched."""
+    _pickle(value, _Out(), lambda _: None, root)
+
+
+# --- out -------------------------------------------------------------------------------
+
+
+def _pickle(
+    value: Any,
+    out: _Out,
+    take_buffer: Callable[[pickle.PickleBuffer], None] | None,
+    root: str,
+    kind: type[Any] | None = None,
+) -> pickle.Pickler:
+    from graflow_ckpt.checkpoint.values.code import Pickler
+
+    pickler: pickle.Pickler = (kind or Pickler)(out, protocol=5, buffer_callback=take_buffer)
+    try:
+        pickler.dump(value)
+    except MemoryError:
+        raise
+    except Exception as error:  # a save: the value's own code runs in here, and may raise anything
+        if error is out.failure:
+            raise
+        raise _not_storable(value, root, error) from error
+    return pickler
+
+
+def _not_storable(value: Any, root: str, error: Exception) -> NotStorable:
+    path, kind = find_unpicklable(value, root)
+    name = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    return NotStorable(
+        f"{path} cannot be stored: a {name} that cannot be pickled ({type(error).__name__}: {error}).",
+        hint="Store what it is made from, leave it out in __getstate__, or make it in the task that uses it.",
+        path=path,
+        kind=name,
+    )
+
+
+class Aside(Protocol):
+    """Where large payloads may go instead of the pickle."""
+
+    def take(self, payload: memoryview, at: int, /) -> bool: ...  # `at`: its place in what is written
+
+
+class _Out:
+    """A file that keeps nothing. `failure` tells what a pickler's file raised from what the value raised."""
+
+    failure: BaseException | None = None
+
+    def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
+        return 0
+
+
+class _Digesting(_Out):
+    """A digest of the stream."""
+
+    def __init__(self) -> None:
+        self.hash = blake3()
+
+    def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
+        with memoryview(data) as view:
+            self.hash.update(view)
+        return 0
+
+
+class Kept(_Digesting):
+    """A digest of the stream, and the stream itself as long as it is small."""
+
+    def __init__(self, limit: int, *, stop: bool = False) -> None:
+        super().__init__()
+        self.size = 0
+        self._limit = limit
+        self._stop = stop
+        self._parts: list[bytes] = []
+
+    def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
+        view = data.raw() if isinstance(data, pickle.PickleBuffer) else memoryview(data).cast("B")
+        self.size += view.nbytes
+        if self._stop and self.size > self._limit:
+            self.failure = TooLong()
+            raise self.failure
+        self.hash.update(view)
+        if self.size <= self._limit:
+            self._parts.append(bytes(view))
+        else:
+            self._parts.clear()
+        return view.nbytes
+
+    def data(self) -> bytes | None:
+        return b"".join(self._parts) if self.size <= self._limit else None
+
+
+class _Through(_Out):
+    """All of it goes to the sink, uncopied; or, of the large payloads, aside."""
+
+    def __init__(self, sink: Sink, aside: Aside | None) -> None:
+        self._sink = sink
+        self._aside = aside
+        self._written = 0
+
+    def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
+        try:
+            if type(data) is bytes and (len(data) < LARGE or _is_frame(data)):
+                self._written += len(data)
+                return self._sink.write(data)
+            view = data.raw() if isinstance(data, pickle.PickleBuffer) else memoryview(data).cast("B")
+            if self._aside is None or view.nbytes < LARGE or not self._aside.take(view, self._written):
+                self._written += self._sink.write(view)
+            return view.nbytes
+        except BaseException as failure:
+            self.failure = failure
+            raise
+
+
+def _is_frame(data: bytes) -> bool:
+    """Whether these are small things that the pickler has collected. A payload that looks like them is
+    only kept where it is."""
+    start = 2 if data[:1] == b"\x80" else 0
+    size = len(data) - start - 9 - int.from_bytes(data[start + 1 : start + 9], "little")
+    return data[start : start + 1] == _FRAME and 0 <= size < _HEADER
+
+
+# --- in --------------------------------------------------------------------------------
+
+
+@contextmanager
+def reading(source: Source) -> Iterator[io.BufferedIOBase]:
+    """A source as a file that a pickle has to fill."""
+    file = io.BufferedReader(_Raw(source), _READ)
+    yield file
+    if file.read(1):
+        raise CheckpointCorrupt("Something follows where a pickle has ended.")
+
+
+def _unpickled(load_it: Callable[[], Any]) -> Any:
+    try:
+        return load_it()
+    except (pickle.UnpicklingError, EOFError) as error:
+        raise CheckpointCorrupt(f"Not a whole pickle: {error}.") from error
+    except (ImportError, AttributeError) as error:
+        other = f", or it needs Python {minor}, which has stored it" if (minor := other_python()) else ""
+        raise CheckpointError(
+            f"A stored value cannot be loaded here: {error}.",
+            hint=f"Its class or function has moved, or its library is not installed{other}.",
+        ) from error
+
+
+@contextmanager
+def collector_at_rest(large: bool = True) -> Iterator[None]:
+    """Where objects are made by the million, and no garbage, the collector takes half the time."""
+    rest = large and gc.isenabled()
+    if rest:
+        gc.disable()
+    try:
+        yield
+    finally:
+        if rest:
+            gc.enable()
+
+
+class _Raw(io.RawIOBase):
+    """A source as a raw file. Under a BufferedReader a large read goes straight to its place."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+
+    def readable(self) -> bool:
+        return True
+
+    # The buffer is a memoryview: BufferedReader passes nothing else.
+    def readinto(self, buffer: Any, /) -> int:
+        return self._source.readinto(buffer)
+
+
+# --- what cannot be pickled ------------------------------------------------------------
+
+_STEPS: Final = 100
+
+Part = tuple[str, Any]
+"""How a part of an object is written, and itself."""
+
+
+def find_unpicklable(value: Any, root: str) -> tuple[str, type]:
+    """The path from `root` to the innermost object that fails, and its type.
+
+    Called when a pickle has failed, so it may take its time. From the value down, the parts of each object
+    are tried, halving a list of them until one is left; what was passed on the way counts as good, so that a
+    part that points back does not lead around in circles.
+    """
+    path, passed = root, {id(value): value}
+    for _ in range(_STEPS):
+        found = _first_bad([*_parts(value)], passed)
+        if found is None:
+            break
+        path, value = path + found[0], found[1]
+        passed[id(value)] = value
+    return path, type(value)
+
+
+def _first_bad(parts: list[Part], passed: dict[int, Any]) -> Part | None:
+    while len(parts) > 1:
+        half = parts[: len(parts) // 2]
+        parts = half if _fails([part for _, part in half], passed) else parts[len(half) :]
+    return parts[0] if parts and _fails(parts[0][1], passed) else None
+
+
+def _fails(value: Any, passed: dict[int, Any]) -> bool:
+    try:
+        _trial()(passed).dump(value)
+    except Exception as error:  # noqa: BLE001  # part of a save: the value's own code may raise anything
+        # Too deep is not bad: nothing further down would say it better.
+        return not isinstance(error.__cause__ or error, RecursionError)
+    return False
+
+
+@cache
+def _trial() -> Callable[[dict[int, Any]], Any]:
+    import cloudpickle
+
+    class Trial(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+        def __init__(self, passed: dict[int, Any]) -> None:
+            super().__init__(_Out(), protocol=5, buffer_callback=lambda _: None)
+            self.passed = passed
+
+        def persistent_id(self, value: Any) -> str | None:
+            return "passed" if id(value) in self.passed else None
+
+    return Trial
+
+
+# --- the parts of an object ------------------------------------------------------------
+
+
+def _parts(value: Any) -> Iterator[Part]:
+    match value:
+        case dict():
+            yield from ((f"[{key!r:.60}]", item) for key, item in value.items())
+            yield from ((f".keys()[{at}]", key) for at, key in enumerate(value))
+        case list() | tuple():
+            yield from ((f"[{at}]", item) for at, item in enumerate(value))
+        case set() | frozenset():
+            yield from ((f".{{{item!r:.60}}}", item) for item in value)
+        case FunctionType():
+            yield from _parts_of_function(value)
+            return
+        case MethodType():
+            yield ".__self__", value.__self__
+            return
+        case type():
+            yield from ((f".{name}", item) for name, item in vars(value).items())
+            return
+    if type(value) not in (dict, list, tuple, set, frozenset):
+        yield from _parts_of_state(value)
+
+
+def _parts_of_function(function: FunctionType) -> Iterator[Part]:
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            yield f".<closure>.{name}", cell.cell_contents
+        except ValueError:  # a cell that is still empty
+            continue
+    for name in code.co_names:
+        if name in function.__globals__:
+            yield f".<globals>.{name}", function.__globals__[name]
+    yield ".__defaults__", function.__defaults__
+    yield ".__kwdefaults__", function.__kwdefaults__
+    yield ".__dict__", vars(function)
+
+
+def _parts_of_state(value: Any) -> Iterator[Part]:
+    """What its own reduction names: attributes, constructor arguments, items."""
+    try:
+        reduced: str | tuple[Any, ...] = value.__reduce_ex__(5)
+    except Exception:  # noqa: BLE001  # part of a save: it refuses by itself, so it is the culprit
+        return
+    if isinstance(reduced, str):
+        return
+    arguments, state, items, pairs = (*reduced[1:5], None, None, None)[:4]
+    if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):  # __dict__ and __slots__
+        yield from _attributes(state[0])
+        yield from _attributes(state[1])
+    else:
+        yield from _attributes(state)
+    for at, argument in enumerate(arguments or ()):
+        yield (".__class__" if argument is type(value) else f".<argument {at}>"), argument
+    if not isinstance(value, list | dict):
+        yield from ((f"[{at}]", item) for at, item in enumerate(items or ()))
+        yield from ((f"[{key!r:.60}]", item) for key, item in pairs or ())
+
+
+def _attributes(state: Any) -> Iterator[Part]:
+    if isinstance(state, dict):
+        yield from ((f".{name}", item) for name, item in state.items())
+    elif state is not None:
+        yield ".__getstate__()", state

@@ -1,0 +1,270 @@
+"""A clearance: what is to be deleted, is shown, asked about, looked at once more, and deleted.
+
+Somebody who is asked may take an hour to answer. So what was shown is planned again: only what was
+shown and may still go, goes.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from functools import cache, partial
+
+import click
+
+from graflow_ckpt.checkpoint.care.inventory import Inventory, inventory
+from graflow_ckpt.checkpoint.care.pruning import (
+    Guard,
+    Plan,
+    Pruned,
+    Reason,
+    carry_out,
+    named,
+    plan,
+    sweep_contents,
+)
+from graflow_ckpt.checkpoint.retention import WAITS, Cut, Retention, bytes_of
+from graflow_ckpt.cli import words
+from graflow_ckpt.cli.locate import checkpoint_path, neither
+from graflow_ckpt.cli.terminal import Document, Manner, bar, counter
+from graflow_ckpt.core.errors import CheckpointError, NoSession, SessionBusy
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores import open_store, open_store_of
+from graflow_ckpt.stores.around.keys import Keyring
+
+_WHY: dict[Reason, str] = {
+    "newest": "the newest good one of a session",
+    "paused": "paused",
+    "forked": "another session was forked from it",
+    "busy": "its session is being run",
+    "later": "a later version of graflow-ckpt has written to its session",
+    "doubt": "none of its session verifies",
+}
+_COLUMNS = ("path", "session", "workflow", "status", "age", "size")
+
+
+class Held(CheckpointError):
+    """What was named has to stay. `.held` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clearance:
+    """In one store."""
+
+    place: CheckpointStore
+    again: Callable[[], Plan]  # the same question, asked now
+    needed: Callable[[Plan], Collection[str]] = lambda what: ()  # what goes and sessions would go on with
+
+    @classmethod
+    def by_retention(
+        cls,
+        store: str,
+        retention: Retention,
+        *,
+        session: str | None,
+        workflow: str | None,
+        metrics: Sequence[str] = (),
+    ) -> Clearance:
+        """`metrics`: the numbers that the retention rates by; one that no checkpoint has would keep none."""
+        place = open_store(store)
+
+        def among(cut: Cut) -> bool:
+            return session in (None, cut.session) and workflow in (None, cut.workflow)
+
+        def again() -> Plan:
+            known = inventory(place)
+            _check_metrics(metrics, [cut for cut in known.cuts if among(cut)])
+            return plan(_guard(place, known), retention, time.time(), among=among)
+
+        return cls(place, again)
+
+    @classmethod
+    def by_name(cls, store: str, what: Sequence[str], *, force: bool) -> Clearance:
+        """Checkpoints by path, sessions by id; all of one store."""
+        place = _store_of(store, what)
+
+        def again() -> Plan:
+            known = inventory(place)
+            going = _named(place, known, what)
+            found = named(_guard(place, known, going), going, force=force)
+            _refuse(found)
+            return found
+
+        return cls(place, again, partial(_needed, place))
+
+    @classmethod
+    def by_workflow(cls, store: str, workflow: str, *, finished: bool, force: bool) -> Clearance:
+        place = open_store(store)
+
+        def again() -> Plan:
+            known = inventory(place)
+            sessions = {cut.session for cut in known.cuts if cut.workflow == workflow}
+            if known.cuts and not sessions:
+                names = ", ".join(sorted({cut.workflow for cut in known.cuts}))
+                raise NoSession(
+                    f"{place.url} has no checkpoint of workflow {workflow!r}.",
+                    hint=f"Workflows that have some: {names}.",
+                    workflow=workflow,
+                )
+            if finished:
+                guard = _guard(place, known)
+                sessions = {session for session in sessions if guard.finished(session)}
+            going = [cut for cut in (*known.cuts, *known.unreadable) if cut.session in sessions]
+            return named(_guard(place, known, going), going, force=force)
+
+        return cls(place, again, partial(_needed, place))
+
+    def _looked(self, manner: Manner) -> Plan:
+        with bar("looking", show=not manner.json):  # what stays instead is read to its last byte
+            return self.again()
+
+    def carried_out(self, manner: Manner, *, dry_run: bool, yes: bool) -> int:
+        """Show what would go, or have it go; the exit status."""
+        return self._show(manner) if dry_run else self._go(manner, yes=yes)
+
+    def _show(self, manner: Manner) -> int:
+        what = self._looked(manner)
+        if manner.json:
+            manner.document(_document(Pruned(what.cuts, (), what.spared), dry_run=True))
+            return 0
+        rows = [(cut.path, cut.session, cut.workflow, cut.status, _age(cut), words.size(cut.size))
+                for cut in what.cuts]  # fmt: skip
+        if rows:
+            manner.table(_COLUMNS, rows, right=("age", "size"))
+        manner.note(f"{_counted(what.cuts)} would be deleted")
+        _tell_spared(manner, what.spared)
+        return 0
+
+    def _go(self, manner: Manner, *, yes: bool) -> int:
+        """Ask, and delete; the exit status."""
+        what = self._looked(manner)
+        if what.cuts and not yes:
+            _tell_spared(manner, what.spared)
+            needed = self.needed(what)
+            if needed:
+                manner.note(f"cannot go on then: {', '.join(sorted(needed))}")
+            manner.ask(f"Delete {_counted(what.cuts)}?")
+            shown = {cut.path for cut in what.cuts}
+            what = self.again()
+            emptied = what.emptied - {cut.session for cut in what.cuts if cut.path not in shown}
+            going = tuple(cut for cut in what.cuts if cut.path in shown)
+            what = replace(what, cuts=going, emptied=emptied)
+        with counter("deleting", len(what.cuts), show=not manner.json) as seen:
+            done = carry_out(self.place, what, seen=seen)
+            sweep_contents(self.place)
+        if manner.json:
+            manner.document(_document(done, dry_run=False))
+        else:
+            manner.note(f"{_counted(done.cuts)} deleted")
+            _tell_spared(manner, done.spared)
+            for cut, why in done.failed:
+                manner.note(f"{cut.path} stays: {why}")
+        return 1 if done.failed else 0
+
+
+# --- what is meant -----------------------------------------------------------------------
+
+
+def _guard(place: CheckpointStore, known: Inventory, going: Sequence[Cut] = ()) -> Guard:
+    """Forks that wait for an answer stay, and so does what they began with."""
+    paths = frozenset(cut.path for cut in going if cut.status not in WAITS)
+    return Guard(place, known, cache(partial(Keyring.for_store, place)), going=paths)
+
+
+def _refuse(found: Plan) -> None:
+    if not found.spared:
+        return
+    busy = [cut for cut, reason in found.spared if reason == "busy"]
+    held = {cut.path: _WHY[reason] for cut, reason in found.spared}
+    first, why = next(iter(held.items()))
+    more = f" and {len(held) - 1} more" if len(held) > 1 else ""
+    if busy:
+        raise SessionBusy(
+            f"Nothing was deleted: session {busy[0].session} is being run.",
+            hint="Stop it first; or leave it to its retention (keep=).",
+            session=busy[0].session,
+        )
+    raise Held(
+        f"Nothing was deleted. It has to stay: {first} ({why}){more}.",
+        hint="To delete it all the same: --force.",
+        held=held,
+    )
+
+
+def _check_metrics(metrics: Sequence[str], cuts: Sequence[Cut]) -> None:
+    known = sorted({name for cut in cuts for name in cut.metrics})
+    for metric in metrics:
+        if cuts and metric not in known:
+            near = get_close_matches(metric, known, 1)
+            there = f"did you mean {near[0]}?" if near else f"there is: {', '.join(known) or 'none'}."
+            raise click.UsageError(f"--best: no checkpoint has a number {metric!r} in its metadata; {there}")
+
+
+def _store_of(store: str, what: Sequence[str]) -> CheckpointStore:
+    paths = [path for name in what if (path := checkpoint_path(name))]
+    places = {place.url: place for place in map(open_store_of, paths)}
+    if len(paths) < len(what):
+        place = open_store(store)
+        places[place.url] = place
+    if len(places) > 1:
+        raise click.UsageError(f"What is named lies in several stores: {', '.join(sorted(places))}.")
+    return next(iter(places.values()))
+
+
+def _named(place: CheckpointStore, known: Inventory, what: Sequence[str]) -> list[Cut]:
+    """The checkpoints that are meant; an error if one of the names means nothing."""
+    everything = (*known.cuts, *known.unreadable)
+    found: dict[str, Cut] = {}
+    for name in what:
+        meant = _same_place(place, name)
+        cuts = [cut for cut in everything if cut.session == name or _same_place(place, cut.path) == meant]
+        if not cuts:
+            raise neither(place.folder, name)
+        found |= {cut.path: cut for cut in cuts}
+    return list(found.values())
+
+
+def _same_place(place: CheckpointStore, path: str) -> str:
+    """A path, however it is written."""
+    for suffix in (".meta.json", ".state.json", ".pkl"):
+        path = path.removesuffix(suffix)
+    if place.shared or "://" in path:
+        return (place.takes(path) or path).removesuffix(".pkl")
+    return os.path.realpath(path)
+
+
+def _needed(place: CheckpointStore, what: Plan) -> set[str]:
+    """Sessions that could go on, and will not be able to."""
+    guard = Guard(place, Inventory(what.cuts), cache(partial(Keyring.for_store, place)))
+    return {session for session in what.emptied if session and not guard.finished(session)}
+
+
+# --- what is said ------------------------------------------------------------------------
+
+
+def _counted(cuts: Sequence[Cut]) -> str:
+    return f"{words.counted(len(cuts), 'checkpoint')} ({words.size(bytes_of(cuts))})"
+
+
+def _age(cut: Cut) -> str:
+    return words.age(max(0.0, time.time() - cut.created) if cut.created < float("inf") else None)
+
+
+def _tell_spared(manner: Manner, spared: Sequence[tuple[Cut, Reason]]) -> None:
+    for reason, count in Counter(reason for _, reason in spared).most_common():
+        manner.note(f"{words.counted(count, 'checkpoint')} kept: {_WHY[reason]}")
+
+
+def _document(done: Pruned, *, dry_run: bool) -> Document:
+    return {
+        "dry_run": dry_run,
+        "checkpoints": len(done.cuts),
+        "bytes": done.size,
+        "paths": [cut.path for cut in done.cuts],
+        "spared": [{"path": cut.path, "session": cut.session, "why": why} for cut, why in done.spared],
+        "failed": [{"path": cut.path, "error": why} for cut, why in done.failed],
+    }

@@ -1,0 +1,109 @@
+"""Looking after keys: which there are, which are needed, how a new one takes over, and sealing with one."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.care.resealing import Resealed, put_sealed, reseal, usage
+from graflow_ckpt.cli.terminal import Document, bar
+from graflow_ckpt.core.errors import CheckpointError, UnsafeCheckpoint
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores import open_store, open_store_of
+from graflow_ckpt.stores.around.keys import Keyring, key_file, put_first
+from graflow_ckpt.stores.prefixes import prefix_of
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A key by its id: what it is for here, and what needs it."""
+
+    id: str
+    use: str
+    seals: int
+    encrypts: int
+    journals: int
+
+    def document(self) -> Document:
+        return asdict(self)
+
+
+def listing(store: str) -> tuple[list[Row], int]:
+    """The keys in their order, then those that are not here; how many checkpoints tell no key."""
+    place = open_store(store)
+    found, uses = usage(place), _uses(place)
+    ids = [*uses, *sorted(found.ids - set(uses))]
+    rows = [
+        Row(each, uses.get(each, "not here"), found.seals[each], found.encrypts[each], found.journals[each])
+        for each in ids
+    ]
+    return rows, found.unreadable
+
+
+def rotated(store: str) -> tuple[str, str]:
+    """Make a new key and put it first; its id, and the file. Not if the store could not be sealed with it."""
+    file = key_file()
+    if file is None:
+        raise CheckpointError(
+            "The keys are in GRAFLOW_CKPT_KEY, which this command cannot change.",
+            hint="export GRAFLOW_CKPT_KEY=$(graflow-ckpt key new),$GRAFLOW_CKPT_KEY, and then: "
+            "graflow-ckpt key reseal",
+        )
+    place = open_store(store)
+    Keyring.for_store(place)  # a local one is there then, and all are sound
+    if place.shared:
+        place.probe()
+    return put_first(file), str(file)
+
+
+def resealed(store: str, *, show: bool) -> tuple[str, Resealed]:
+    """The key that seals, and what came of it."""
+    place = open_store(store)
+    keyring = Keyring.for_store(place)
+    with bar("sealing", show=show) as seen:
+        return keyring.signing[0], reseal(place, keyring, seen)
+
+
+def _uses(place: CheckpointStore) -> dict[str, str]:
+    """What each key here is for, the first ones first."""
+    sealing = Keyring.for_store(place).ids
+    uses = dict.fromkeys(sealing, "verifies")
+    uses[sealing[0]] = "seals"
+    for number, key_id in enumerate(_encrypting_ids(place)):
+        its = "decrypts" if number else "encrypts"
+        uses[key_id] = f"{uses[key_id]} and {its}" if key_id in uses else its
+    return uses
+
+
+def _encrypting_ids(place: CheckpointStore) -> tuple[str, ...]:
+    if "encrypted" not in prefix_of(place.url):
+        return ()
+    from graflow_ckpt.stores.around.encrypted import within
+
+    found = within(place)
+    return found.keyring.ids if found is not None else ()
+
+
+def check_parts(path: str) -> Document:
+    """That the other files are the ones of this meta, byte for byte; the meta."""
+    store = open_store_of(path)
+    unsafe = store.unsafe(path)
+    if unsafe is not None:
+        raise UnsafeCheckpoint(
+            f"Checkpoint {path} is not sealed: {unsafe}.",
+            hint="Anybody could change it before it is sealed. Take the permission away first (chmod o-w).",
+            path=path,
+        )
+    return archive.described(store, path)
+
+
+def trusted(path: str) -> str:
+    """Seal the meta of a checkpoint with this machine's key; the key's id.
+
+    The other files stay as they are.
+    """
+    store = open_store_of(path)
+    meta = check_parts(path)
+    keyring = Keyring.for_store(store)
+    put_sealed(store, keyring, path, meta, None)
+    return keyring.signing[0]

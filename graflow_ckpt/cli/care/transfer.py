@@ -1,0 +1,251 @@
+"""`graflow-ckpt checkpoints copy`, `export`, `import` and `fork`.
+
+From one store to another no pickle is opened. What arrives has the digests that it had, and the seal of where
+it arrives. `fork` opens the verified pickle of a checkpoint: its values go into the first one of the new
+session. No task is run; `resume NEW-ID` does that. `resume … --fork` does both at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from graflow_ckpt.cli import words
+from graflow_ckpt.cli.options import (
+    TAKE_OVER,
+    common,
+    complete_files,
+    complete_folders,
+    complete_places,
+    default_store,
+    found_store,
+    manner_of,
+    store,
+)
+
+if TYPE_CHECKING:
+    from graflow_ckpt.cli.terminal import Manner
+    from graflow_ckpt.core.protocols import CheckpointStore
+
+
+COPY = """\b
+Examples:
+  graflow-ckpt checkpoints copy --to sqlite:///runs.db   all of ./checkpoints
+  graflow-ckpt checkpoints copy --from sqlite:///runs.db \\
+      --to postgresql://host/runs
+  graflow-ckpt checkpoints copy night --to s3://bucket/runs --json
+"""
+EXPORT = """\b
+Examples:
+  graflow-ckpt checkpoints export night night.ckpt   with its journal
+  graflow-ckpt checkpoints export checkpoints/best.pkl best.ckpt
+  graflow-ckpt checkpoints export --all all.ckpt --store sqlite:///runs.db
+"""
+IMPORT = """\b
+Examples:
+  graflow-ckpt checkpoints import night.ckpt --store sqlite:///runs.db
+  graflow-ckpt checkpoints import night.ckpt --trust   of another key
+"""
+
+
+@click.command("copy", epilog=COPY, short_help="Copy sessions or checkpoints to another store.")
+@click.argument("what", nargs=-1, metavar="[SESSION|PATH]…", shell_complete=complete_places)
+@click.option("--from", "origin", default=default_store, show_default="checkpoints",
+              metavar="FOLDER|URL", callback=words.parse_store, help="Where they are.",
+              shell_complete=complete_folders)  # fmt: skip
+@click.option("--to", "target", required=True, metavar="FOLDER|URL", callback=words.parse_store,
+              help="Where they are to go.", shell_complete=complete_folders)  # fmt: skip
+@click.option("--workflow", metavar="NAME", help="Only sessions of this workflow.")
+@click.option("--take-over", is_flag=True, help=TAKE_OVER)
+@click.option("--yes", is_flag=True, help="With --take-over: do not ask before a process is ended.")
+@common
+def copy(
+    ctx: click.Context,
+    /,
+    what: tuple[str, ...],
+    origin: str,
+    target: str,
+    workflow: str | None,
+    take_over: bool,
+    yes: bool,
+) -> int:
+    """Copy sessions with their journals, or single checkpoints; without a name all that there is.
+
+    Nothing changes where they come from, so runs may go on there. What is there already is not copied again:
+    interrupt it, and call it again; copy what is still being run once more when it has stopped. A session
+    that has gone on by itself at the target is refused. What a session has gone back behind is left out.
+    """
+    from graflow_ckpt.stores import open_store
+
+    if what and workflow is not None:
+        raise click.UsageError("--workflow is for all sessions of a store; what is named is copied anyway.")
+    here, there = open_store(origin), open_store(target)
+    if here.url == there.url:
+        raise click.UsageError(f"--from and --to are the same place: {there.url}.")
+    return _copied(manner_of(ctx), here, there, what, workflow=workflow, take_over=take_over)
+
+
+def _copied(
+    manner: Manner,
+    here: CheckpointStore,
+    there: CheckpointStore,
+    what: Sequence[str],
+    *,
+    workflow: str | None = None,
+    take_over: bool = False,
+) -> int:
+    """Copy what is named, or all; the exit status."""
+    from graflow_ckpt.checkpoint.care.copying import Move
+    from graflow_ckpt.cli.care.journey import Luggage, travel
+    from graflow_ckpt.cli.locate import checkpoint_path
+    from graflow_ckpt.core.errors import NoSession
+    from graflow_ckpt.stores import store_of
+    from graflow_ckpt.stores.around.keys import Keyring
+    from graflow_ckpt.stores.prefixes import prefix_of
+
+    keys, ring = Keyring.reading(shared=here.shared), Keyring.for_store(there)
+    going = Luggage.named(here, here.url, what, checkpoint_path) if what else Luggage.all(here, workflow)
+    if not (what or going.sessions or going.damaged):
+        of = f" of workflow {workflow!r}" if workflow is not None else ""
+        raise NoSession(f"There are no checkpoints{of} in {here.url}.", hint="--from names another place.")
+    for path in going.paths:
+        if here.takes(path) is None:
+            raise click.UsageError(f"{path} is not in {here.url}: --from {store_of(path)}.")
+    there.probe()
+    if "encrypted" in prefix_of(here.url) and "encrypted" not in prefix_of(there.url):
+        manner.note(f"what is encrypted in {here.url} is in the clear in {there.url}")
+    move = Move(here, there, keys, ring, take_over)
+    return travel(move, going, watched=not manner.json, what="copying").tell(manner)
+
+
+@click.command("export", epilog=EXPORT, short_help="Write sessions or checkpoints into one file.")
+@click.argument("what", nargs=-1, metavar="[SESSION|PATH]…", shell_complete=complete_places)
+@click.argument("file", shell_complete=complete_files)
+@click.option("--all", "everything", is_flag=True, help="All sessions of the store.")
+@found_store
+@common
+def export(ctx: click.Context, /, what: tuple[str, ...], file: str, everything: bool, store: str) -> int:
+    """Copy sessions with their journals, or single checkpoints, into one file: a SQLite store.
+
+    The same as `copy --to sqlite:///FILE`: what is in the file already is not copied again. `import` puts it
+    into any store, here or on another machine; that one needs the key, or --trust.
+    """
+    from graflow_ckpt.stores import open_store
+    from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
+
+    if bool(what) == everything:
+        raise click.UsageError("Name sessions or checkpoints, or give --all; the file comes last.")
+    there = SqliteStore(file)
+    try:
+        return _copied(manner_of(ctx), open_store(store), there, what)
+    finally:
+        there.close()  # what is in the log beside the file goes into it, so that it can be carried away
+
+
+@click.command("import", epilog=IMPORT)
+@click.argument("file", shell_complete=complete_files)
+@click.option("--trust", is_flag=True, help="Take what was sealed with a key that is not here; asks first.")
+@click.option("--take-over", is_flag=True, help=TAKE_OVER)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@store
+@common
+def import_(ctx: click.Context, /, file: str, trust: bool, take_over: bool, yes: bool, store: str) -> int:
+    """Take the checkpoints of a file into a store.
+
+    Seals and digests are verified; what is there already is left alone. To resume from a checkpoint runs the
+    code in it: use --trust only if you know who wrote the file. The journals in it stay out then.
+    """
+    from graflow_ckpt.checkpoint.care.copying import Move
+    from graflow_ckpt.cli.care.journey import Luggage, travel
+    from graflow_ckpt.stores import open_store
+    from graflow_ckpt.stores.around.keys import Keyring
+    from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
+    from graflow_ckpt.stores.files.disk import refusing
+
+    manner = manner_of(ctx)
+    with refusing("open", file):
+        os.stat(file)
+    origin, target = SqliteStore(file), open_store(store)
+    keys = None if trust else Keyring.reading(shared=False)
+    if trust and not yes:
+        for maker in _makers(origin):
+            manner.note(maker)
+        manner.ask("Resuming from them runs the code in them. Seal them with the key of this machine?")
+    target.probe()
+    move = Move(origin, target, keys, Keyring.for_store(target), take_over)
+    going = Luggage.all(origin)
+    journey = travel(move, going, watched=not manner.json, what="importing")
+    if trust and any(any(origin.segments(session)) for session in going.sessions):
+        manner.note("the journals in it were left out: only their key could tell whether they are whole")
+    return journey.tell(manner)
+
+
+def _makers(origin: CheckpointStore) -> list[str]:
+    """The programs that say to have written the checkpoints of a file, and with which key."""
+    from graflow_ckpt.checkpoint.model import parse
+
+    makers: dict[str, None] = {}
+    for path, raw in origin.list():
+        meta = parse(path, raw, ".meta.json")
+        said = f"session {meta.get('session_id')}: {meta.get('file')} on {meta.get('host')}"
+        makers[f"{said}, key {meta.get('key_id') or 'none'}"] = None
+    return list(makers)
+
+
+FORK = """\b
+Examples:
+  graflow-ckpt checkpoints fork checkpoints/best.pkl second --set rate=0.01
+  graflow-ckpt checkpoints fork night   its newest; called night-fork
+  graflow-ckpt checkpoints fork night fast --set 'layers=[64, 32]'
+  graflow-ckpt resume fast
+"""
+
+
+@click.command("fork", epilog=FORK, short_help="Make a new session that begins at a checkpoint.")
+@click.argument("what", metavar="PATH|SESSION", shell_complete=complete_places)
+@click.argument("new", required=False, metavar="[NEW-ID]")
+@click.option("--set", "values", multiple=True, metavar="NAME=VALUE", callback=words.parse_inputs,
+              help="A value of the channel: JSON if it parses, else text; may be repeated.")  # fmt: skip
+@found_store
+@common
+def fork(ctx: click.Context, /, what: str, new: str | None, values: dict[str, Any], store: str) -> int:
+    """Make a new session that goes on from a checkpoint, with some of its values changed. Runs nothing.
+
+    The session that it comes from is not touched, and its checkpoint is kept as long as the new one is. Only
+    values that are there can be set, so that a typing error is no new value.
+    """
+    from graflow_ckpt.cli.locate import find_place
+    from graflow_ckpt.cli.run.continuation import forked
+    from graflow_ckpt.core.errors import SessionError
+
+    manner = manner_of(ctx)
+    place = find_place(store, what)
+    if place.found.facts.get("redis"):
+        raise SessionError(
+            f"{place.found.path} is of a session in Redis.",
+            hint=f"graflow-ckpt resume {place.found.path} --fork NEW-ID --url URL makes another one there.",
+            path=place.found.path,
+        )
+    made = forked(place, new or _free(place.store, f"{place.session[:50]}-fork"), values)
+    if manner.json:
+        manner.document({"session": made.session, "path": made.found.path, "from": place.found.path,
+                         "store": made.store, "set": sorted(values)})  # fmt: skip
+        return 0
+    manner.note(f"session {made.session} begins at step {made.found.facts['steps']}; "
+                f"{words.resume_command(made.session, made.store)}")  # fmt: skip
+    click.echo(made.found.path)
+    return 0
+
+
+def _free(store: str, wanted: str) -> str:
+    """The name, or with the first number behind it that no session has."""
+    from graflow_ckpt.stores import open_store
+
+    place, name, number = open_store(store), wanted, 1
+    while any(place.list(name)):
+        number += 1
+        name = f"{wanted}-{number}"
+    return name

@@ -1,0 +1,48 @@
+"""`graflow-ckpt trust`: a checkpoint from elsewhere, looked at and sealed with the key of this machine.
+
+Its files must be the ones that its metadata describe, whoever has sealed them. What a seal cannot
+say is whether who wrote it means well: to open it is to run code. Hence the question.
+"""
+
+from __future__ import annotations
+
+import click
+
+from graflow_ckpt.cli.options import common, complete_places, manner_of
+
+EXAMPLES = """\b
+Examples:
+  graflow-ckpt trust backups/night.pkl             shows it and asks
+  graflow-ckpt trust backups/night.pkl --yes       for scripts
+"""
+
+
+@click.command("trust", epilog=EXAMPLES, short_help="Look at a foreign checkpoint and seal it with your key.")
+@click.argument("path", shell_complete=complete_places)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@common
+def command(ctx: click.Context, /, path: str, yes: bool) -> int:
+    """Look at a checkpoint that this machine did not write, and seal it with its key.
+
+    To resume from a checkpoint runs the code in it. Do this only if you know who wrote it.
+    """
+    from graflow_ckpt.cli.care.keyring import check_parts, trusted
+    from graflow_ckpt.cli.inspect.display import describe, lines
+
+    manner = manner_of(ctx)
+    document = describe(path)
+    if document["verdict"] == "good":
+        manner.note(f"{document['path']} is sealed with a key that is known here; nothing to do")
+        if manner.json:
+            manner.document({"path": document["path"], "sealed": False, "key_id": document["meta"]["key_id"]})
+        return 0
+    check_parts(document["path"])
+    for line in () if manner.json else lines(document):
+        manner.note(line)
+    if not yes:
+        manner.ask("Resuming from it runs the code in it. Seal it with the key of this machine?")
+    key = trusted(document["path"])
+    manner.note(f"{document['path']} is now sealed with key {key}")
+    if manner.json:
+        manner.document({"path": document["path"], "sealed": True, "key_id": key})
+    return 0

@@ -1,0 +1,202 @@
+"""Care of a store: `graflow-ckpt checkpoints backup`, `vacuum`, `stats`, `sync` and `audit`.
+
+No pickle is opened. Not here: how a database is copied while others save (stores/drivers/sqlite/care.py).
+"""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from graflow_ckpt.cli import words
+from graflow_ckpt.cli.options import common, complete_files, found_store, manner_of, store
+from graflow_ckpt.cli.terminal import bar, counter
+from graflow_ckpt.cli.words import counted
+
+BACKUP = """\b
+Examples:
+  graflow-ckpt checkpoints backup /backups/night.db --store sqlite:///runs.db
+  graflow-ckpt checkpoints backup night.db --yes   over that of last night
+  graflow-ckpt checkpoints verify --all --store sqlite:////backups/night.db
+"""
+VACUUM = """\b
+Examples:
+  graflow-ckpt checkpoints prune --older-than 7d --yes
+  graflow-ckpt checkpoints vacuum
+"""
+
+
+@click.command("backup", epilog=BACKUP, short_help="Copy a SQLite store into FILE while others save.")
+@click.argument("file", shell_complete=complete_files)
+@click.option("--yes", is_flag=True, help="Do not ask before a file is replaced.")
+@store
+@common
+def backup(ctx: click.Context, /, file: str, yes: bool, store: str) -> int:
+    """Copy a SQLite store as it is at one moment into FILE, while others go on saving.
+
+    The copy is looked through, and is a store itself. A FILE that is there stays until the new one is whole.
+    """
+    from graflow_ckpt.stores.drivers.sqlite import care as sqlite_care
+
+    manner, place = manner_of(ctx), _database(store)
+    if os.path.exists(file) and not yes:
+        manner.ask(f"Replace {file}?")
+    with bar("copying", show=not manner.json) as progress:
+        size = sqlite_care.backup(place, file, progress)
+    if manner.json:
+        manner.document({"store": place, "file": os.path.abspath(file), "bytes": size})
+    else:
+        manner.note(f"{place}: {words.size(size)} copied")
+        click.echo(file)
+    return 0
+
+
+@click.command("vacuum", epilog=VACUUM, short_help="Give free room of a SQLite store back to the disk.")
+@store
+@common
+def vacuum(ctx: click.Context, /, store: str) -> int:
+    """Give the room of what was deleted from a SQLite store back to the disk, while others go on saving."""
+    from graflow_ckpt.stores.drivers.sqlite import care as sqlite_care
+
+    manner, place = manner_of(ctx), _database(store)
+    with bar("giving back", show=not manner.json) as progress:
+        done = sqlite_care.vacuum(place, progress)
+    if manner.json:
+        manner.document({"store": place, "before": done.before, "after": done.after})
+    else:
+        manner.note(f"{place}: {words.size(done.before)} before, {words.size(done.after)} now")
+    return 0
+
+
+def _database(where: str) -> str:
+    """The SQLite store that is meant, also if its URL says that something is wrapped around it."""
+    from graflow_ckpt.core.errors import BadAddress
+
+    scheme, _, rest = where.partition("://")
+    if scheme.lower().rpartition("+")[2] != "sqlite":
+        raise BadAddress(
+            f"{where} is no SQLite store.",
+            hint="Name one: --store sqlite:///FILE, or GRAFLOW_CKPT_STORE. Others have backups of their own.",
+            store=where,
+        )
+    return f"sqlite://{rest}"
+
+
+STATS = """\b
+Examples:
+  graflow-ckpt checkpoints stats
+  graflow-ckpt checkpoints stats --workflow train --json | jq .ages
+"""
+
+
+@click.command("stats", epilog=STATS, short_help="Count checkpoints by workflow, age and status.")
+@click.option("--workflow", metavar="NAME", help="Only of this workflow.")
+@found_store
+@common
+def stats(ctx: click.Context, /, workflow: str | None, store: str) -> int:
+    """Count checkpoints: by workflow, by age, by status; the oldest, the newest, the largest."""
+    from graflow_ckpt.cli.inspect.display import CENSUS, census_document, census_lines, census_of, census_rows
+
+    manner = manner_of(ctx)
+    with bar("looking", show=not manner.json):
+        found = census_of(store, workflow)
+    if manner.json:
+        manner.document(census_document(found))
+    elif not found.total.checkpoints and not found.unreadable:
+        manner.note(f"There are no such checkpoints in {store}; --store names another folder.")
+    else:
+        manner.table(CENSUS, census_rows(found), right=CENSUS[1:])
+        for line in census_lines(found):
+            manner.say(line)
+    return 0
+
+
+EXAMPLES = """\b
+Examples:
+  graflow-ckpt checkpoints sync --store fallback+postgresql://host/database
+"""
+
+
+@click.command("sync", epilog=EXAMPLES)
+@store
+@common
+def sync(ctx: click.Context, /, store: str) -> int:
+    """Hand over checkpoints that were saved while their store was away.
+
+    The next run of a session does so by itself; this is for sessions that do not run again. What belongs to
+    a session that somebody else has gone on with is set aside, and what is being run is left to who runs
+    it. The exit status is 1 if something is still waiting.
+    """
+    from graflow_ckpt.cli.inspect.examination import fallbacks
+    from graflow_ckpt.stores import open_store
+    from graflow_ckpt.stores.around.fallback import entries
+
+    manner = manner_of(ctx)
+    found = fallbacks(open_store(store))
+    if not found:
+        raise click.UsageError(f"{store} has no fallback: its address does not begin with fallback+.")
+    waited = left = refused = 0
+    for fallback in found:
+        before = len(list(entries(fallback.waits.refused)))
+        waited += len(fallback.waits.waiting())
+        left += fallback.hand_over_all()
+        refused += len(list(entries(fallback.waits.refused))) - before
+    handed = waited - left - refused
+    if manner.json:
+        manner.document({"handed_over": handed, "refused": refused, "waiting": left})
+    else:
+        manner.note(f"{counted(handed, 'checkpoint')} handed over, {refused} refused, {left} waiting")
+    return 1 if left else 0
+
+
+AUDIT = """\b
+Examples:
+  graflow-ckpt checkpoints audit
+  graflow-ckpt checkpoints audit --store sqlite:///runs.db --json
+"""
+COLUMNS = ("what", "name", "session", "size", "why")
+
+
+@click.command("audit", epilog=AUDIT, short_help="Find what belongs to no checkpoint.")
+@found_store
+@common
+def audit(ctx: click.Context, /, store: str) -> int:
+    """Find what belongs to no checkpoint, and checkpoints that lack a part.
+
+    Parts without a meta, saves that were never committed, journals of no session, foreign files.
+
+    Names and sizes are compared, not contents (`verify` does that). Nothing is deleted. The exit status is
+    1 if something was found.
+    """
+    from graflow_ckpt.checkpoint.care.inventory import audit as audit_of
+    from graflow_ckpt.stores import open_store
+
+    manner = manner_of(ctx)
+    place = open_store(store)
+    with counter("looking", show=not manner.json) as seen:
+        found = audit_of(place, seen)
+    if manner.json:
+        orphans = [
+            {"kind": one.kind, "name": one.name, "size": one.size, "session": one.session,
+             "why": one.why or one.advice} for one in found.orphans
+        ]  # fmt: skip
+        manner.document(
+            {
+                "store": place.url,
+                "checkpoints": found.checkpoints,
+                "size": found.size,
+                "orphans": orphans,
+                "whole": found.whole,
+            }
+        )
+        return 1 if orphans else 0
+    rows = [(one.kind, one.name, one.session, words.size(one.size), one.why or one.advice)
+            for one in found.orphans]  # fmt: skip
+    if rows:
+        manner.table(COLUMNS, rows, right=("size",))
+    said = words.counted(len(rows), "orphan") if rows else "no orphans"
+    manner.note(f"{words.counted(found.checkpoints, 'checkpoint')}, {said} ({words.size(found.size)})")
+    if not found.whole:
+        manner.note(f"what lies in {place.url} beside checkpoints was not looked at: it shows nothing else")
+    return 1 if rows else 0

@@ -1,0 +1,137 @@
+"""Connecting: the command line as a client of a fleet, and the sessions that it finds and shows there.
+
+Who only looks on or steers needs no key: nothing that they send or read is sealed. What does need one
+says so before anything is done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from graflow_ckpt.cli import words
+from graflow_ckpt.cli.options import configured, with_fleet
+from graflow_ckpt.cli.terminal import Document, Manner
+from graflow_ckpt.core.errors import GraflowError, NoSession
+from graflow_ckpt.core.facts import check_session_id
+from graflow_ckpt.fleet.client import Client
+from graflow_ckpt.fleet.handle import Handle
+from graflow_ckpt.fleet.status import Status, read_all
+from graflow_ckpt.links.redis import open_link
+from graflow_ckpt.stores.around.keys import Keyring, uses_local_key
+
+if TYPE_CHECKING:
+    from graflow_ckpt.config.settings import Resolved
+
+
+CLOSEST = 3  # ids that are offered to somebody who has mistyped one
+_MOMENT = 0.5  # seconds that a shell is made to wait for a server
+_MANY = 200  # ids that a shell is offered
+
+
+def connect(resolved: Resolved, *, key: bool = False, timeout: float = 5.0) -> Client:
+    """A client of the fleet that was named; `key`: something is going to be sealed."""
+    assert resolved.url is not None
+    keyring = Keyring.load(local=False) if key or not uses_local_key() else None
+    link = open_link(resolved.url, timeout=timeout)
+    rq = resolved.rq_url
+    return Client(link, open_link(rq, timeout=timeout) if rq else None, keyring)
+
+
+def client_of(ctx: click.Context, *, key: bool = False) -> Client:
+    """Of what the command line and its surroundings say."""
+    return connect(with_fleet(ctx), key=key)
+
+
+def some_sessions(ctx: click.Context) -> list[str]:
+    """For the completion of a shell: in a moment or not at all."""
+    try:
+        if not configured(ctx):
+            return []
+        client = connect(with_fleet(ctx), timeout=_MOMENT)
+        return client.sessions()[:_MANY]
+    except GraflowError:
+        return []
+
+
+def session_at(client: Client, session: str) -> Handle:
+    """A session that is there; who has mistyped it is told what comes near."""
+    handle = client.session(check_session_id(session))
+    try:
+        handle.status()
+    except NoSession as error:
+        raise unknown(client, session) from error
+    return handle
+
+
+def handle_of(ctx: click.Context, session: str) -> Handle:
+    """The same, at the fleet that is meant."""
+    return session_at(client_of(ctx), session)
+
+
+def unknown(client: Client, session: str) -> NoSession:
+    from difflib import get_close_matches
+
+    near = get_close_matches(session, client.sessions(), CLOSEST)
+    meant = f"Is {' or '.join(near)} meant? " if near else ""
+    return NoSession(
+        f"There is no session {session} at {client.link.address}.",
+        hint=f"{meant}It may have expired or been purged; graflow-ckpt sessions lists what there is.",
+        session=session,
+        address=client.link.address,
+    )
+
+
+FINISHED = frozenset({"completed", "cancelled"})
+"""How sessions end that nothing goes on with."""
+
+COLUMNS = (
+    "session", "workflow", "status", "steps", "done", "ready", "running", "delayed", "failed", "tokens",
+    "age", "reason",
+)  # fmt: skip
+NUMBERS = ("steps", "done", "ready", "running", "delayed", "failed", "tokens", "age")
+_REASON = 60  # characters of it in a table
+
+
+def rows_of(
+    client: Client, *, workflow: str | None = None, unfinished: bool = False, limit: int | None = None
+) -> list[Status]:
+    """The newest first. One whose time is over may still be in the list, and is left out."""
+    found: list[Status] = []
+    for row in read_all(client.link, client.sessions()):
+        if workflow in (None, row.workflow) and not (unfinished and row.status in FINISHED):
+            found.append(row)
+            if len(found) == limit:
+                break
+    return found
+
+
+def document(row: Status, at: str) -> Document:
+    now = time.time()
+    return {
+        **asdict(row),
+        "queues": dict(row.queues),
+        "slices": dict(row.slices),
+        "pending": row.ready + row.delayed + row.running,
+        "age": max(0.0, now - row.created),
+        "at": at,
+    }
+
+
+def table(manner: Manner, rows: Sequence[Status]) -> None:
+    columns = COLUMNS if any(row.reason for row in rows) else COLUMNS[:-1]
+    now = time.time()
+    cells = [
+        (r.session, r.workflow, r.status, r.steps, r.completed, r.ready, r.running, r.delayed, r.failed,
+         r.tokens, words.age(max(0.0, now - r.created)), shortened(r.reason))[: len(columns)]
+        for r in rows
+    ]  # fmt: skip
+    manner.table(columns, cells, right=NUMBERS)
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= _REASON else f"{text[: _REASON - 1]}…"

@@ -1,0 +1,1 @@
+"""Commands about a fleet: work is given to it, watched, and steered."""

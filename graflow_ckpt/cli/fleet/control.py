@@ -1,0 +1,194 @@
+"""Steering: sessions of a fleet are paused, cancelled, gone on with, and taken away; failed tasks run again.
+
+What a verb cannot do to a session in its state is an error, except where it is already what the verb
+would make of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from graflow_ckpt.cli import words
+from graflow_ckpt.cli.client import FINISHED, session_at, shortened
+from graflow_ckpt.cli.terminal import Document
+from graflow_ckpt.core.errors import KeyTaken, SessionBusy, SessionDamaged, SessionError
+from graflow_ckpt.fleet.client import Client
+from graflow_ckpt.fleet.handle import Handle
+from graflow_ckpt.fleet.status import UNKNOWN, Failure, Status, failures, read_all
+
+
+def paused(handle: Handle, reason: str) -> Status:
+    """Nothing more is handed out; what runs is finished."""
+    status = handle.status()
+    if status.status == "paused":
+        return status
+    if status.status != "running":
+        raise _cannot(status, "be paused")
+    handle.pause(reason)
+    return handle.status()
+
+
+def cancelled(handle: Handle, reason: str, *, hard: bool) -> Status:
+    """For good."""
+    status = handle.status()
+    if status.status == "cancelled" and not (hard and status.running):
+        return status
+    if status.status == "completed":
+        raise _cannot(status, "be cancelled")
+    handle.cancel(reason, hard=hard)
+    return handle.status()
+
+
+def gone_on(
+    handle: Handle, max_steps: int | None, answers: Mapping[str, str] | None = None
+) -> tuple[Status, Status]:
+    """After a pause, a failure, or max_steps; how it was, and how it is."""
+    before = handle.status()
+    if before.status == "completed" and not before.ready:
+        return before, before
+    if not before.fleet:
+        raise SessionError(
+            f"Session {before.session} is in Redis, and no fleet's: programs run it, not workers.",
+            hint="Run its program again, or go on with ExecutionContext.resume(path).",
+            session=before.session,
+        )
+    handle.resume(max_steps, answers=answers)
+    return before, handle.status()
+
+
+def purged(client: Client, sessions: Sequence[str], *, yes: bool) -> list[Document]:
+    """All of them, or none if one of them is refused."""
+    found = [_found(client, session) for session in dict.fromkeys(sessions)]
+    unfinished = [status for _, status in found if status.status not in FINISHED]
+    if unfinished and not yes:
+        names = ", ".join(f"{status.session} ({status.status})" for status in unfinished)
+        raise SessionBusy(
+            f"Not finished, so nothing was purged: {names}.",
+            hint="They could still go on. To give them up: --yes.",
+            sessions=[status.session for status in unfinished],
+        )
+    for handle, status in found:
+        if status.status not in (*FINISHED, UNKNOWN):
+            handle.cancel("purged", hard=True)  # who runs a task of it has lost its token before the keys go
+        handle.purge()
+    return [{"session": status.session, "status": status.status, "purged": True} for _, status in found]
+
+
+def _found(client: Client, session: str) -> tuple[Handle, Status]:
+    """A session that is to be deleted, also one that cannot be read."""
+    try:
+        handle = session_at(client, session)
+        return handle, handle.status()
+    except SessionDamaged:
+        return client.session(session), next(read_all(client.link, [session]))
+
+
+def _cannot(status: Status, what: str) -> SessionError:
+    going_on = status.status not in (*FINISHED, "running", "init")
+    return SessionError(
+        f"Session {status.session} is {status.status}; it cannot {what}.",
+        hint=f"To go on with it: {words.fleet_command('resume', status.session)}." if going_on else "",
+        session=status.session,
+        status=status.status,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One failed task, and its session."""
+
+    failure: Failure
+    status: Status
+
+    @property
+    def then(self) -> str:
+        return "requeue" if self.failure.set_aside else "gone"
+
+    def cells(self) -> tuple[object, ...]:
+        f, ended = self.failure, self.status.ended
+        since = words.age(max(0.0, time.time() - ended)) if ended else "-"
+        return f.session, f.task, f.type, f.attempts or "-", since, self.then, shortened(f.message)
+
+    def lines(self) -> Iterator[str]:
+        f = self.failure
+        crashes = f", {words.counted(f.crashes, 'crash')}" if f.crashes else ""
+        attempts = f" (attempt {f.attempts}{crashes})" if f.attempts else ""
+        yield f"{f.session}  {f.task}{attempts}: {f.type}{': ' if f.type else ''}{f.message}"
+        yield from (f"  {line}" for line in f.traceback.rstrip().splitlines())
+
+    def document(self, traceback: bool) -> Document:
+        found = asdict(self.failure)
+        if not traceback:
+            del found["traceback"]
+        return {
+            **found,
+            "workflow": self.status.workflow,
+            "status": self.status.status,
+            "ended": self.status.ended,
+            "then": self.then,
+        }
+
+
+def failed_at(client: Client, session: str | None, task: str | None, limit: int) -> tuple[list[Row], bool]:
+    """So many of them at most, and whether there are more."""
+    if session is not None:
+        session_at(client, session)
+    rows: list[Row] = []
+    for status in read_all(client.link, client.sessions() if session is None else [session]):
+        for failure in _of(client, status, session is None):
+            if task in (None, failure.task):
+                if len(rows) == limit:
+                    return rows, True
+                rows.append(Row(failure, status))
+    return rows, False
+
+
+def _of(client: Client, status: Status, many: bool) -> Iterator[Failure]:
+    """Those of one session; among many, one that cannot be read is a row with the reason."""
+    try:
+        if status.status != UNKNOWN:
+            yield from failures(client.link, status.session)
+    except (SessionDamaged, KeyTaken) as error:
+        if not many:
+            raise
+        yield Failure(status.session, "-", type(error).__name__, error.message, "", None, 0, None, False)
+
+
+def requeued(client: Client, handle: Handle, tasks: Sequence[str]) -> Document:
+    """All that was set aside runs again."""
+    found = {failure.task: failure for failure in failures(client.link, handle.session)}
+    aside = sorted(name for name, failure in found.items() if failure.set_aside)
+    for task in tasks:
+        if task not in found:
+            raise SessionError(
+                f"Task {task!r} of session {handle.session} has not failed.",
+                hint=f"Failed have: {', '.join(found) or 'none'}.",
+                session=handle.session,
+                task=task,
+            )
+        if task not in aside:
+            raise SessionError(
+                f"Task {task!r} of session {handle.session} has failed, and the session went on without it: "
+                "what it was called with is not kept.",
+                hint="Submit it again.",
+                session=handle.session,
+                task=task,
+            )
+    left = [name for name in aside if tasks and name not in tasks]
+    if left:
+        raise SessionError(
+            f"Session {handle.session} goes on with all that was set aside, also with: {', '.join(left)}.",
+            hint="Name these, too, or no task at all.",
+            session=handle.session,
+            tasks=left,
+        )
+    if not aside:
+        raise SessionError(
+            f"Session {handle.session} has no failed task that could run again.",
+            hint=f"See: {words.fleet_command('failed', 'list', '--session', handle.session)}.",
+            session=handle.session,
+        )
+    handle.resume()
+    return {"session": handle.session, "requeued": aside, "status": handle.status().status}

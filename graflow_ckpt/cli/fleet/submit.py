@@ -1,0 +1,67 @@
+"""`graflow-ckpt submit`: a program's workflow becomes a session of a fleet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from graflow_ckpt.cli import words
+from graflow_ckpt.cli.options import common, complete_remote, manner_of, of_fleet, of_program
+
+EXAMPLES = """\b
+Examples:
+  graflow-ckpt submit etl.py                prints the id of the session
+  graflow-ckpt submit etl.py --session night --input rows=500 --wait
+  graflow-ckpt submit flows.etl:nightly --existing return
+  graflow-ckpt submit etl.py -- --verbose   arguments of the program
+"""
+
+
+@click.command("submit", epilog=EXAMPLES, short_help="Have a fleet run a program's workflow.")
+@of_program
+@click.option(
+    "--session",
+    metavar="ID",
+    envvar="GRAFLOW_CKPT_SESSION",
+    shell_complete=complete_remote,
+    help="Its id, instead of the program's own, or of a new one.",
+)
+@click.option(
+    "--existing",
+    type=click.Choice(["refuse", "return"]),
+    default="refuse",
+    show_default=True,
+    help="If there is a session of that id: refuse, or leave it as it is and print its id.",
+)
+@click.option("--max-steps", type=click.IntRange(min=1), metavar="N", help="Stop after so many steps.")
+@click.option(
+    "--ttl", metavar="7d", callback=words.parse_age, help="How long it is kept when it has completed."
+)
+@click.option("--wait", "waits", is_flag=True, help="And wait for its end, as `wait` does.")
+@click.option(
+    "--timeout", metavar="SECONDS|5m", callback=words.parse_period, help="With --wait: no longer than this."
+)
+@click.option("--progress/--no-progress", default=True, help="With --wait: show how far it is.")
+@of_fleet
+@common
+def command(ctx: click.Context, /, target: str, arguments: tuple[str, ...], **options: Any) -> int:
+    """Have a fleet run a program's workflow. Prints the id of the session once it has been accepted.
+
+    The program is run up to its first execute() or submit() to see its tasks; no task runs here. Modules
+    are used from where the workers are; the code of the file itself travels with the session, sealed.
+    """
+    from graflow_ckpt.cli.client import client_of
+    from graflow_ckpt.cli.fleet.wait import wait
+    from graflow_ckpt.cli.run.dry_run import Wanted, submit
+    from graflow_ckpt.core.facts import check_session_id
+
+    if options["session"] is not None:
+        check_session_id(options["session"])
+    if options["timeout"] is not None and not options["waits"]:
+        raise click.UsageError("--timeout is for --wait.")
+    manner = manner_of(ctx)
+    client = client_of(ctx, key=True)
+    waits, timeout, progress = (options.pop(name) for name in ("waits", "timeout", "progress"))
+    handle = submit(manner, client, target, arguments, Wanted(**options), quiet=waits)
+    return wait(manner, handle, timeout, progress=progress) if waits else 0

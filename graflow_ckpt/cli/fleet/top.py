@@ -1,0 +1,58 @@
+"""`graflow-ckpt top`: the sessions and workers of a fleet, as they are now."""
+
+from __future__ import annotations
+
+import sys
+from time import sleep
+
+import click
+
+from graflow_ckpt.cli import words
+from graflow_ckpt.cli.options import common, manner_of, of_fleet
+
+EXAMPLES = """\b
+Examples:
+  graflow-ckpt top                                 Ctrl-C ends it
+  graflow-ckpt top --once                          one picture
+  graflow-ckpt top --once --json | jq .rate        tasks per second
+"""
+
+MOMENT = 0.5  # seconds between the two looks that one picture needs for its rates
+
+
+@click.command("top", epilog=EXAMPLES, short_help="Watch the sessions and workers of a fleet.")
+@click.option(
+    "--every", metavar="SECONDS", default="1", show_default=True, callback=words.parse_period,
+    help="How often to look.",
+)  # fmt: skip
+@click.option("--once", is_flag=True, help="One picture, and the end; also where there is no terminal.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", default=20, show_default=True,
+              help="So many sessions, those that do most first.")  # fmt: skip
+@of_fleet
+@common
+def command(ctx: click.Context, /, every: float, once: bool, limit: int) -> int:
+    """Watch the sessions and workers of a fleet: what is ready and running, and how fast it goes.
+
+    With --json one document per look. A worker is shown with what it runs and for how long; SEEN is the
+    age of its pool's last sign of life.
+    """
+    from graflow_ckpt.cli.client import client_of
+    from graflow_ckpt.cli.fleet.outlook import Overview, live, printed
+
+    manner = manner_of(ctx)
+    overview = Overview(client_of(ctx), limit)
+    if not manner.json and (once or not sys.stdout.isatty()):
+        overview.look()
+        sleep(min(MOMENT, every))
+        printed(manner, overview.look())
+        return 0
+    if manner.json:
+        overview.look()
+        sleep(min(MOMENT, every))
+        manner.document(overview.look().document())
+        while not once:
+            sleep(every)
+            manner.document(overview.look().document())
+        return 0
+    live(overview, max(every, 0.1))
+    return 0

@@ -1,0 +1,44 @@
+"""`graflow-ckpt completion`: the script that teaches a shell the command line."""
+
+from __future__ import annotations
+
+import click
+
+from graflow_ckpt.cli.options import common, manner_of
+
+VARIABLE = "_GRAFLOW_CKPT_COMPLETE"
+PLACES = {
+    "bash": "~/.local/share/bash-completion/completions/graflow-ckpt",
+    "zsh": "a folder of $fpath, as _graflow-ckpt (for example ~/.zfunc)",
+    "fish": "~/.config/fish/completions/graflow-ckpt.fish",
+}
+EXAMPLES = """\b
+Examples:
+  graflow-ckpt completion bash \\
+      > ~/.local/share/bash-completion/completions/graflow-ckpt
+  eval "$(graflow-ckpt completion zsh)"            for this shell only
+"""
+
+
+@click.command("completion", epilog=EXAMPLES, short_help="Print the completion script of a shell.")
+@click.argument("shell", type=click.Choice(list(PLACES)))
+@common
+def command(ctx: click.Context, /, shell: str) -> int:
+    """Print the completion script of a shell, and say where to put it.
+
+    It completes commands, options, session ids and the paths of checkpoints.
+    """
+    from click.shell_completion import get_completion_class
+
+    from graflow_ckpt.cli.app import app
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    script = kind(app, {}, "graflow-ckpt", VARIABLE).source()
+    manner = manner_of(ctx)
+    if manner.json:
+        manner.document({"shell": shell, "script": script, "place": PLACES[shell]})
+        return 0
+    click.echo(script)
+    manner.note(f"put this into {PLACES[shell]}")
+    return 0

@@ -1,0 +1,308 @@
+"""Checkpoints as they are shown: one in everything but values; all by their metadata; verdicts; a census."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cache
+from random import SystemRandom
+
+from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint.care.inventory import Census, Count, Inventory, census, inventory
+from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, parse
+from graflow_ckpt.checkpoint.retention import Cut, bytes_of
+from graflow_ckpt.cli import words
+from graflow_ckpt.cli.locate import by_session, checkpoint_path, neither, no_checkpoint
+from graflow_ckpt.cli.terminal import along
+from graflow_ckpt.core.errors import CheckpointError
+from graflow_ckpt.core.redaction import redacted, redacted_argv
+from graflow_ckpt.stores import open_store, open_store_of, store_of
+from graflow_ckpt.stores.around.keys import Keyring
+
+_field = words.field
+_LISTED = 12  # tasks, before it becomes a number
+
+
+def describe(what: str, store: str | None = None) -> Document:
+    """Metadata and control facts; whether they verify is in `verdict` and `why`. `what`: a path, or a session
+    of the store, if one is given: its newest good checkpoint."""
+    path = checkpoint_path(what)
+    if path is None and store is not None and os.sep not in what and not what.endswith(".pkl"):
+        path = by_session(store, what).found.path
+    if path is None:
+        raise no_checkpoint(what)
+    place = open_store_of(path)
+    raw = place.meta(path)
+    meta = parse(path, raw, ".meta.json")
+    document: Document = {"path": path, "verdict": "good", "why": "", "meta": _shown_meta(meta), "state": {}}
+    try:
+        found, _ = archive.check(place, Keyring.for_store(place), path)
+    except CheckpointError as error:
+        document |= {"verdict": "bad", "why": str(error)}
+        return document
+    return document | {"state": found.facts}
+
+
+def _shown_meta(meta: Document) -> Document:
+    shown = {
+        name: value for name, value in meta.items() if name not in ("parts", "seal", "argv", "user_metadata")
+    }
+    parts = meta.get("parts")
+    argv = meta.get("argv")
+    return shown | {
+        "sizes": {name: _size(part) for name, part in parts.items()} if isinstance(parts, dict) else {},
+        "argv": redacted_argv([str(word) for word in argv]) if isinstance(argv, list) else [],
+        "user_metadata": redacted(meta.get("user_metadata", {})),
+    }
+
+
+def _size(part: object) -> int | None:
+    size = part.get("size") if isinstance(part, dict) else None
+    return size if isinstance(size, int) else None
+
+
+def lines(document: Document) -> Iterator[str]:
+    """The same for people."""
+    meta, state = document["meta"], document["state"]
+    yield document["path"]
+    yield _field("verdict", document["verdict"] + (f": {document['why']}" if document["why"] else ""))
+    yield _field("session", f"{meta.get('session_id')} of workflow {meta.get('workflow')}")
+    yield _field(
+        "status", f"{meta.get('status')} at step {meta.get('steps')}, saved because of: {meta.get('cause')}"
+    )
+    made = str(meta.get("created_at", ""))
+    yield _field("made", f"{made} ({words.age(words.seconds_since(made))} ago)")
+    yield _field(
+        "place", f"sequence {meta.get('sequence')}, epoch {meta.get('epoch')}, parent {meta.get('parent')}"
+    )
+    yield from origin(meta)
+    sizes = ", ".join(f"{name} {words.size(size)}" for name, size in meta["sizes"].items())
+    yield _field("sizes", sizes or "?")
+    if meta["user_metadata"]:
+        yield _field("metadata", json.dumps(meta["user_metadata"], ensure_ascii=False))
+    if meta.get("inputs"):
+        yield _field("inputs", ", ".join(meta["inputs"]))
+    if state:
+        yield from _facts(state)
+
+
+def origin(meta: Document) -> Iterator[str]:
+    """Who says to have written it."""
+    yield _field("host", str(meta.get("host") or "?"))
+    yield _field("program", str(meta.get("file") or "?"))
+    yield _field("command", shlex.join(meta["argv"]) or "?")
+    yield _field("key", str(meta.get("key_id") or "none: it has no seal"))
+    yield _field("written by", f"graflow_ckpt {meta.get('library')}, Python {meta.get('python')}")
+
+
+def _facts(state: Document) -> Iterator[str]:
+    yield _field("completed", _listed(state["completed_tasks"]))
+    yield _field("pending", _listed([_spec(spec) for spec in state["pending_tasks"]]))
+    if state["cycle_counts"]:
+        yield _field("cycles", ", ".join(f"{task} {count}" for task, count in state["cycle_counts"].items()))
+    if state["skipped"]:
+        yield _field("skipped", _listed(list(state["skipped"])))
+    waiting = [f"{name} ({gate[2]} of {gate[0]})" for name, gate in state["gates"].items()]
+    if waiting:
+        yield _field("joins", _listed(waiting))
+    for task, error in state["errors"].items():
+        yield _field("error", f"{task}: {error}")
+
+
+def _spec(spec: Document) -> str:
+    name: str = spec["task_id"]
+    notes = [spec["status"]] if spec["status"] != "pending" else []
+    if spec["cycle"]:
+        notes.append(f"cycle {spec['cycle']}")
+    if spec["task_data"]:
+        data = spec["task_data"]
+        size = f", {words.size(data['size'])}" if "size" in data else ""
+        notes.append(f"data: {data['type']}{size}")
+    return f"{name} ({'; '.join(notes)})" if notes else name
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return (", ".join(names[:_LISTED]) + more) or "none"
+
+
+_UNREADABLE = "unreadable"
+_ALL = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One checkpoint; `size` is that of its parts together."""
+
+    metadata: CheckpointMetadata
+    size: int | None
+
+    def document(self) -> Document:
+        found = asdict(self.metadata)
+        found["user_metadata"] = redacted(found["user_metadata"])
+        found["argv"] = redacted_argv([str(word) for word in found["argv"]])
+        return {**found, "size": self.size}
+
+
+def listing(store: str, limit: int | None = None, **wanted: str | None) -> list[Listed]:
+    """Newest first; what cannot be read is in it, so that it is not overlooked.
+
+    `wanted`: session, workflow, status; what cannot be read has no workflow, and the status "unreadable".
+    """
+    if wanted.get("status") == _UNREADABLE:  # none says so of itself
+        rows = listing(store, session=wanted.get("session"), workflow=wanted.get("workflow"))
+        return [row for row in rows if row.metadata.status == _UNREADABLE][:limit]
+    found = open_store(store).newest(_ALL if limit is None else limit, **wanted)
+    return [_row_of(path, raw) for path, raw in found]
+
+
+def _row_of(path: str, raw: bytes) -> Listed:
+    try:
+        document = parse(path, raw, ".meta.json")
+        metadata = CheckpointMetadata.from_document(path, document)
+    except CheckpointError:
+        return Listed(
+            CheckpointMetadata("", "", "", 0, "", {}, {}, path=path, status=_UNREADABLE, cause=""), None
+        )
+    return Listed(metadata, size_of(document))
+
+
+def size_of(meta: Document) -> int | None:
+    """All parts together, as a meta says."""
+    try:
+        return sum(int(part["size"]) for part in meta["parts"].values())
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of one checkpoint."""
+
+    path: str
+    what: str  # good or bad
+    error: str = ""  # the name of the error
+    why: str = ""
+    size: int | None = None  # of its values
+
+    def document(self) -> Document:
+        found = asdict(self)
+        found["verdict"] = found.pop("what")
+        return found
+
+
+def paths_of(store: str, what: Sequence[str]) -> list[str]:
+    """The checkpoints that are meant; nothing: all of the store."""
+    if not what:
+        return sorted(path for path, _ in open_store(store).list())
+    paths: list[str] = []
+    for name in what:
+        path = checkpoint_path(name)
+        found = [path] if path else sorted(path for path, _ in _of_session(store, name))
+        if not found:
+            raise neither(store, name)
+        paths += found
+    return list(dict.fromkeys(paths))
+
+
+def _of_session(store: str, name: str) -> Iterator[tuple[str, bytes]]:
+    return iter(()) if os.sep in name or name.endswith(".pkl") else open_store(store).list(name)
+
+
+def any_of(paths: Sequence[str], count: int | None) -> Sequence[str]:
+    """So many of them by chance, in their order; None: all."""
+    if count is None or count >= len(paths):
+        return paths
+    return sorted(SystemRandom().sample(paths, count), key=paths.index)
+
+
+def verdicts(paths: Sequence[str], *, show: bool) -> Iterator[Verdict]:
+    """Each is read once, from end to end."""
+    opened = cache(open_store)
+    for path in along(paths, "verifying", show=show and len(paths) > 1):
+        try:
+            store = opened(store_of(path))
+            _, size = archive.check(store, Keyring.for_store(store), path)
+        except CheckpointError as error:
+            yield Verdict(path, "bad", type(error).__name__, str(error))
+        else:
+            yield Verdict(path, "good", size=size)
+
+
+# --- a census ------------------------------------------------------------------------------
+
+CENSUS = ("workflow", "sessions", "checkpoints", "size", "oldest", "newest", "largest")
+
+
+def census_of(store: str, workflow: str | None) -> Census:
+    """Of what is in the store now."""
+    found = inventory(open_store(store))
+    if workflow is not None:
+        found = Inventory(tuple(cut for cut in found.cuts if cut.workflow == workflow))
+    return census(found, time.time())
+
+
+def census_document(found: Census) -> Document:
+    return {
+        **_count(found.total),
+        "workflows": {name: _count(count) for name, count in found.workflows.items()},
+        "ages": found.ages,
+        "statuses": found.statuses,
+        "paused": found.paused,
+        "requested": found.requested,
+        "automatic": found.automatic,
+        "unreadable": [cut.path for cut in found.unreadable],
+    }
+
+
+def census_rows(found: Census) -> list[tuple[str, ...]]:
+    """One for each workflow; the last one for all, if there are several."""
+    made = [_row(name or "-", count) for name, count in found.workflows.items()]
+    return made if len(made) < 2 else [*made, _row("all", found.total)]
+
+
+def census_lines(found: Census) -> Iterator[str]:
+    yield _field("ages", ", ".join(f"{name}: {count}" for name, count in found.ages.items()))
+    yield _field("statuses", ", ".join(f"{name} {count}" for name, count in found.statuses.items()))
+    yield _field("made", f"{found.requested} asked for by tasks, {found.automatic} automatic")
+    for name in ("oldest", "newest", "largest"):
+        cut: Cut | None = getattr(found.total, name)
+        if cut is not None:
+            what = words.size(bytes_of([cut])) if name == "largest" else _age(cut)
+            yield _field(name, f"{cut.path} ({what})")
+    for cut in found.unreadable:
+        yield _field("unreadable", cut.path)
+
+
+def _row(name: str, count: Count) -> tuple[str, ...]:
+    largest = bytes_of([count.largest]) if count.largest is not None else 0
+    return (
+        name, str(count.sessions), str(count.checkpoints), words.size(count.size),
+        _age(count.oldest), _age(count.newest), words.size(largest),
+    )  # fmt: skip
+
+
+def _count(count: Count) -> Document:
+    return {
+        "checkpoints": count.checkpoints, "sessions": count.sessions, "bytes": count.size,
+        "oldest": _cut(count.oldest), "newest": _cut(count.newest), "largest": _cut(count.largest),
+    }  # fmt: skip
+
+
+def _cut(cut: Cut | None) -> Document | None:
+    if cut is None:
+        return None
+    timed = cut.created < float("inf")
+    made = datetime.fromtimestamp(cut.created, UTC).isoformat() if timed else None
+    age = max(0.0, time.time() - cut.created) if timed else None
+    size = bytes_of([cut])
+    return {"path": cut.path, "session": cut.session, "created_at": made, "age": age, "bytes": size}
+
+
+def _age(cut: Cut | None) -> str:
+    return words.age(max(0.0, time.time() - cut.created) if cut is not None else None)

@@ -1,0 +1,59 @@
+"""`graflow-ckpt settings`: what counts here, and where each of it comes from."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from graflow_ckpt.cli.options import common, fleet, manner_of, settings
+from graflow_ckpt.cli.terminal import Document
+from graflow_ckpt.config.sources import Origin
+from graflow_ckpt.core.redaction import HIDDEN
+from graflow_ckpt.links.addresses import masked
+from graflow_ckpt.links.environment import ALONE, NAMES, unknown, variable
+
+EXAMPLES = """\b
+Examples:
+  graflow-ckpt settings
+  graflow-ckpt settings --config /etc/graflow-ckpt/fleet.toml --json
+"""
+OTHERS = ("WORKFLOW_CHECKPOINT_BACKEND", "WORKFLOW_CHECKPOINT_DSN", "USE_SQLITE_CHECKPOINTS")
+"""Variables of other names that say where checkpoints are."""
+
+_SECRET = ("fernet_key",)
+
+
+@click.command("settings", epilog=EXAMPLES, short_help="Show what is set, and where it comes from.")
+@fleet
+@common
+def command(ctx: click.Context, /) -> int:
+    """Show the settings as they count here, and whether a flag, the environment or a file says so.
+
+    Neither a password nor a key is shown. The exit status is 2 if a setting cannot be.
+    """
+    manner = manner_of(ctx)
+    resolved = settings(ctx)
+    rows: list[Document] = [
+        {"setting": name, "value": resolved.shown(name), **_origin(resolved.origin(name))} for name in NAMES
+    ]
+    alone = {name: variable(name) for name in ALONE} | {name.lower(): name for name in OTHERS}
+    for name, said in alone.items():
+        if value := os.environ.get(said):
+            shown = HIDDEN if name in _SECRET or "password" in value else masked(value)
+            rows.append({"setting": name, "value": shown, **_origin(Origin("environment", said))})
+    strange = unknown()
+    if manner.json:
+        manner.document({"settings": rows, "file": resolved.file, "unknown": strange})
+    else:
+        manner.table(
+            ("setting", "value", "from", "where"),
+            [(row["setting"], row["value"] or "-", row["from"], row["where"]) for row in rows],
+        )
+        for name in strange:
+            manner.note(f"{name} is set, and nothing reads it")
+    return 0
+
+
+def _origin(origin: Origin) -> Document:
+    return {"from": origin.kind, "where": origin.where}

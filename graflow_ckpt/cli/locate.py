@@ -1,0 +1,290 @@
+"""Finding: what somebody means by X: the path of a checkpoint, a session, or a workflow.
+
+All three are tried; more than one hit is an error that lists them, because to guess would mean to
+run something that nobody has asked for. What is found here is verified, and not opened.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+
+import click
+
+from graflow_ckpt.checkpoint import archive, history
+from graflow_ckpt.checkpoint.archive import Found, expired
+from graflow_ckpt.checkpoint.seals.seal import Keyring
+from graflow_ckpt.checkpoint.values import inert
+from graflow_ckpt.cli.overview import UNFINISHED, Row, overview, standing
+from graflow_ckpt.cli.terminal import Manner
+from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, GraflowError, NoSession
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.redaction import HIDDEN
+from graflow_ckpt.stores import home_of, open_store, open_store_of
+from graflow_ckpt.stores.places import knows, others
+
+_SUFFIXES = (".meta.json", ".state.json", ".pkl")
+
+
+class Ambiguous(GraflowError):
+    """X may mean several things. `.hits` lists them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One session, and the cut of it that counts."""
+
+    store: str
+    session: str
+    found: Found
+    named: bool  # the cut was named by its path: it counts and no other
+
+    @property
+    def kept_in(self) -> CheckpointStore:
+        return open_store(self.store)
+
+
+def find_place(store: str, what: str | None, *, latest: bool = False) -> Place:
+    """By path, session or workflow; without any, the one unfinished session."""
+    if what is None:
+        return _the_only(store, latest)
+    path = checkpoint_path(what)
+    rows = overview(store)
+    sessions = [row for row in rows if row.session == what]
+    workflows = [row for row in rows if row.workflow == what and row.session != what]
+    workflows = [row for row in workflows if row.status in UNFINISHED] or workflows
+    if latest:
+        workflows = workflows[:1]
+    hits = [f"checkpoint {path}"] if path else []
+    hits += [f"session {row.session}" for row in sessions]
+    hits += [f"session {r.session} of workflow {r.workflow} ({r.status}, step {r.steps})" for r in workflows]
+    if len(hits) > 1:
+        raise Ambiguous(
+            f"{what!r} may mean: {'; '.join(hits)}.",
+            hint="Name the session, or the path with its folder and suffix (./NAME.pkl); "
+            "--latest takes the newest session of a workflow.",
+            hits=hits,
+        )
+    if path:
+        return by_path(path)
+    if not hits:
+        raise _nothing(store, what, rows)
+    return by_session(store, (sessions or workflows)[0].session)
+
+
+def place_of(manner: Manner, store: str, names: Sequence[str]) -> str:
+    """Return the place that has what is named: `store`, the default, or one of all places used.
+
+    A name that is found in two places is an error that lists them; on a terminal the user chooses. Without a
+    name it is `store`, or, where that has nothing, the only place that has something.
+    """
+    elsewhere = others(store)
+    if not elsewhere:
+        return store
+    wanted = [name for name in names if not _is_path(name)]
+    if names and not wanted:
+        return store
+    if wanted:
+        found = [place for place in (store, *elsewhere) if any(knows(place, name) for name in wanted)]
+    else:
+        found = [store] if _has_some(store) else [place for place in elsewhere if _has_some(place)]
+    if len(found) > 1:
+        found = [_chosen(manner, found, " and ".join(wanted))]
+    if found and found[0] != store:
+        manner.note(f"in {found[0]}:")
+    return found[0] if found else store
+
+
+def _is_path(name: str) -> bool:
+    return os.sep in name or name.endswith(_SUFFIXES) or os.path.lexists(f"{name}.meta.json")
+
+
+def _has_some(place: str) -> bool:
+    try:
+        return any(True for _ in open_store(place).newest(1))
+    except (GraflowError, OSError):
+        return False
+
+
+def _chosen(manner: Manner, places: Sequence[str], name: str) -> str:
+    what = f"{name} is in several places" if name else "There are checkpoints in several places"
+    if manner.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise click.UsageError(f"{what}: {', '.join(places)}. Choose one: --store PLACE.")
+    manner.note(f"{what}:")
+    for number, place in enumerate(places, 1):
+        manner.note(f"  {number}  {place}")
+    number = click.prompt("Which one", type=click.IntRange(1, len(places)), err=True)
+    return places[number - 1]
+
+
+def no_checkpoint(path: str) -> CheckpointNotFound:
+    """What is said where a checkpoint was named that is not there."""
+    return expired(open_store_of(path), path) or CheckpointNotFound(
+        f"There is no checkpoint {path}.", hint="See: graflow-ckpt checkpoints list.", path=path
+    )
+
+
+def neither(store: str, name: str) -> CheckpointNotFound | NoSession:
+    """What is said where a checkpoint or a session of a store was named that is not there."""
+    if os.sep in name or name.endswith(".pkl"):
+        return CheckpointNotFound(f"There is no checkpoint {name}.", path=name)
+    near = get_close_matches(name, [row.session for row in overview(store)], 3)
+    return NoSession(
+        f"{name!r} is neither a checkpoint nor a session in {store}.",
+        hint=f"Did you mean: {', '.join(near)}?" if near else "--store names another folder.",
+        session=name,
+    )
+
+
+def _nothing(store: str, what: str, rows: list[Row]) -> GraflowError:
+    if what.endswith(_SUFFIXES) or os.sep in what:
+        return no_checkpoint(what)
+    known = ", ".join(row.session for row in rows[:5])
+    return NoSession(
+        f"{what!r} is neither a checkpoint nor a session nor a workflow in {store}.",
+        hint=f"It has: {known}{' …' if len(rows) > 5 else ''}." if rows else "--store names another folder.",
+        session=what,
+    )
+
+
+def _the_only(store: str, latest: bool) -> Place:
+    rows = [row for row in overview(store) if row.status in UNFINISHED]
+    if not rows:
+        raise NoSession(f"No session in {store} can go on.", hint="See: graflow-ckpt sessions.", store=store)
+    if len(rows) > 1 and not latest:
+        names = ", ".join(f"{row.session} ({row.workflow}, {row.status})" for row in rows[:8])
+        raise click.UsageError(f"Which one? {names}. Name it, or take the newest: --latest.")
+    return by_session(store, rows[0].session)
+
+
+def checkpoint_path(what: str) -> str | None:
+    """The `.pkl` path of a checkpoint, if one is there under this name or one of its files'."""
+    base = what
+    for suffix in _SUFFIXES:
+        if what.endswith(suffix):
+            base = what.removesuffix(suffix)
+            break
+    if "://" in what:
+        return what if _is_there(what) else None
+    there = os.path.lexists(f"{base}.meta.json") or (base != what and os.path.lexists(what))
+    return f"{base}.pkl" if there else None
+
+
+def by_path(path: str) -> Place:
+    """The cut of that path, in the session's own store."""
+    place = open_store_of(path)
+    keyring = Keyring.for_store(place)
+    try:
+        # all of it: if it is bad, no other one may take its place
+        found, _ = archive.check(place, keyring, path)
+    except CheckpointError as error:
+        error.hint += history.newest_good(place, keyring, path)
+        raise
+    home = home_of(str(found.meta.get("home", "")))
+    store = _shown(home) if home else place.folder
+    return Place(store, found.meta["session_id"], found, named=True)
+
+
+def _is_there(path: str) -> bool:
+    try:
+        return bool(open_store_of(path).meta(path))
+    except CheckpointError:
+        return False
+
+
+def _shown(folder: str) -> str:
+    """Relative, if it is a folder below here: `checkpoints` is what people have typed."""
+    if "://" in folder:
+        return folder
+    relative = os.path.relpath(folder)
+    return folder if relative.startswith("..") else relative
+
+
+def by_session(store: str, session: str) -> Place:
+    """The newest good cut of a session."""
+    place = open_store(store)
+    skipped: list[tuple[str, CheckpointError]] = []
+    for path, found in history.newest(place, Keyring.for_store(place), session):
+        if isinstance(found, Found):
+            return Place(store, session, found, named=False)
+        skipped.append((path, found))
+    if skipped:
+        raise history.none_good(session, skipped)
+    raise NoSession(
+        f"Session {session} has no checkpoint in {store}.",
+        hint="graflow-ckpt sessions lists those that have; --store names another place.",
+        session=session,
+    )
+
+
+def gone_on(place: Place) -> list[str]:
+    """What the session has done after a named cut: later cuts of its line, records of its journal."""
+    store = place.kept_in
+    sequence = int(place.found.meta["sequence"])
+    later = [
+        path
+        for path, found in history.newest(store, Keyring.for_store(store), place.session)
+        if isinstance(found, Found) and int(found.meta["sequence"]) > sequence
+    ]
+    if later:
+        return later
+    records = standing(store, place.found, journal=True)[1]
+    return [f"{records} journal records"] if records else []
+
+
+def is_kept(place: Place) -> bool:
+    """Whether the cut lies where its session looks for cuts; a copy elsewhere does not."""
+    folder = open_store_of(place.found.path).folder
+    return os.path.realpath(folder) == os.path.realpath(place.store.removeprefix("file://"))
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The program that wrote a checkpoint, or why it cannot be run again."""
+
+    target: str = ""
+    arguments: tuple[str, ...] = ()
+    called: str | None = None
+    gone: str = ""
+
+
+def in_its_folder(manner: Manner, place: Place) -> Place:
+    """Change to the working folder that the session was started in, where its program finds its files."""
+    folder = place.found.meta.get("cwd")
+    if not isinstance(folder, str) or os.path.realpath(folder) == os.path.realpath("."):
+        return place
+    whole = place.store if "://" in place.store else os.path.abspath(place.store)
+    path = place.found.path
+    found = by_path(os.path.abspath(path) if "://" not in path else path) if place.named else None
+    try:
+        os.chdir(folder)
+    except OSError:
+        manner.note(f"its folder {folder} is gone; the working folder is {os.getcwd()}")
+        return place
+    manner.note(f"in folder {folder}")
+    return replace(found, store=whole) if found else by_session(whole, place.session)
+
+
+def argv_of(place: Place) -> tuple[str, ...]:
+    """Return the arguments of the program, with the secrets that only the values hold. No code is run."""
+    argv = tuple(place.found.meta.get("argv") or ())
+    if not any(HIDDEN in word for word in argv):
+        return argv
+    payload = archive.open_values(place.kept_in, place.found, inert.load)
+    return tuple(archive.unredacted(place.found, payload).meta["argv"])
+
+
+def origin_of(place: Place) -> Origin:
+    """From verified metadata only: what is named here will be run."""
+    file, argv = place.found.meta.get("file"), argv_of(place)
+    if file is not None:
+        if not os.path.isfile(file):
+            return Origin(gone=f"its program {file} is gone")
+        same = bool(argv) and os.path.abspath(argv[0]) == file
+        return Origin(file, argv[1:], argv[0] if same else None)
+    if argv and ":" in argv[0]:
+        return Origin(argv[0].removesuffix(":"), argv[1:])
+    return Origin(gone="it was written by no program file")

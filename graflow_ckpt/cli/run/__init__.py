@@ -1,0 +1,1 @@
+"""Commands that run a program, or tell what would run."""

@@ -1,0 +1,331 @@
+"""Going on: from a place in a session's history, with its program or with the code that it carries."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import click
+from click.core import ParameterSource
+
+from graflow_ckpt.checkpoint.manager import CheckpointManager
+from graflow_ckpt.checkpoint.snapshot import capture
+from graflow_ckpt.checkpoint.values.codec import encode
+from graflow_ckpt.cli import words
+from graflow_ckpt.cli.locate import (
+    Ambiguous,
+    Place,
+    argv_of,
+    by_session,
+    checkpoint_path,
+    gone_on,
+    in_its_folder,
+    is_kept,
+    origin_of,
+)
+from graflow_ckpt.cli.options import configured, name_fleet, named
+from graflow_ckpt.cli.overview import overview, standing
+from graflow_ckpt.cli.run import program
+from graflow_ckpt.cli.run.launch import Wishes, conducted, end_owner, is_of_files, launch
+from graflow_ckpt.cli.terminal import Manner
+from graflow_ckpt.core.apply import apply
+from graflow_ckpt.core.errors import (
+    BadSessionId,
+    CheckpointError,
+    NoSession,
+    ServerError,
+    SessionError,
+    SessionExists,
+)
+from graflow_ckpt.core.facts import RESULT, check_session_id
+from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.engine.engine import WorkflowEngine
+from graflow_ckpt.engine.home import Home
+from graflow_ckpt.engine.resuming import open_session, since
+from graflow_ckpt.engine.settings import Settings
+from graflow_ckpt.frontends.overrides import overrides
+
+if TYPE_CHECKING:
+    from graflow_ckpt.fleet.handle import Handle
+
+
+class GoneOn(SessionError):
+    """The session has gone on since the checkpoint that was named."""
+
+
+def go_on(manner: Manner, place: Place, wishes: Wishes, *, rewind: bool, fork: str | None) -> int:
+    """Resume; the exit status."""
+    place = in_its_folder(manner, place)
+    if fork is not None:
+        place = forked(place, fork)
+    elif place.named:
+        _check_not_gone_on(place, rewind)
+        if is_kept(place):
+            _rewind(manner, place, wishes)
+    journal, until_damage = not place.named, wishes.until_damage
+    state, _ = standing(place.kept_in, place.found, journal=journal, until_damage=until_damage)
+    if state.status == "completed":
+        how = f"; to run it again: graflow-ckpt run … --session {place.session} --again"
+        when = since(place.found.meta)
+        manner.note(f"session {place.session} was finished {when} ({state.steps} steps); nothing is run{how}")
+        if manner.json:
+            manner.document({"event": "exit", "code": 0, "session": place.session, "status": "completed"})
+        return 0
+    wishes = replace(
+        wishes, session=place.session, store=place.store, workflow=place.found.meta["workflow"], resume="must"
+    )
+    wishes = wishes.remembering(place.found.meta["options"])
+    origin = origin_of(place)
+    if place.named and not is_kept(place):
+        return _with_its_code(manner, place, wishes, "it lies outside of its session's store")
+    if origin.gone:
+        return _with_its_code(manner, place, wishes, origin.gone)
+    return launch(manner, wishes, origin.target, origin.arguments, origin.called)
+
+
+# --- the program ---------------------------------------------------------------------------
+
+
+def _with_its_code(manner: Manner, place: Place, wishes: Wishes, why: str) -> int:
+    manner.note(f"session {place.session}: {why}; the code in the checkpoint is run")
+
+    def execute() -> None:
+        main = program.new_main()
+        sys.argv = list(argv_of(place) or [""])
+        context = _context(place, wishes)
+        main.__file__ = context.home.file = place.found.meta.get("file")
+        overrides.executed.append(place.found.meta["workflow"])
+        WorkflowEngine().execute(context)
+
+    return conducted(manner, wishes, execute, what=place.found.path)
+
+
+def _context(place: Place, wishes: Wishes) -> ExecutionContext:
+    """Code from the cut; state from it, or with the journal, from the newest one."""
+    program.looked_for(place.found.meta.get("file"))
+    context, metadata = CheckpointManager.resume_from_checkpoint(place.found.path)
+    settings = context.settings
+    if "settings" not in place.found.meta and any(place.kept_in.segments(place.session)):
+        settings = replace(settings, durability="journal")  # an older checkpoint does not say so
+    _, settings, store = overrides.apply(_Named(metadata.workflow), place.session, settings, place.store)
+    if place.named and not is_kept(place):
+        context.settings = settings
+    else:
+        context = open_session(context.graph, place.session, settings, store)
+    if wishes.max_steps is not None:
+        context.state.max_steps = wishes.max_steps
+    return context
+
+
+@dataclass(slots=True)
+class _Named:
+    """A workflow of which only the name is known."""
+
+    name: str
+
+
+# --- named cuts ----------------------------------------------------------------------------
+
+
+def _check_not_gone_on(place: Place, rewind: bool) -> None:
+    later = gone_on(place)
+    if later and not rewind:
+        path = place.found.path
+        raise GoneOn(
+            f"Session {place.session} has gone on since {path}: {later[0]}"
+            f"{f' and {len(later) - 1} more' if len(later) > 1 else ''}.",
+            hint=f"Go on with the session: {words.resume_command(place.session, place.store)}. Go back to "
+            "this checkpoint and give up what came after it: --rewind. Go on from it as another session: "
+            "--fork NEW-ID.",
+            session=place.session,
+            path=path,
+            later=later,
+        )
+
+
+def _rewind(manner: Manner, place: Place, wishes: Wishes) -> None:
+    """Write the named cut again as the first one of a new epoch, before anything runs."""
+    take_over, taken = wishes.take_over, ""
+    if take_over and is_of_files(place.kept_in):
+        take_over, taken = False, end_owner(manner, place.kept_in, place.session, yes=wishes.yes)
+    argv, sys.argv = sys.argv, list(place.found.meta.get("argv") or [""])
+    try:
+        context = _loaded(place)
+        home, graph = context.home, context.graph
+        home.open(take_over=take_over)
+        if taken:
+            manner.note(taken)
+        try:
+            if not home.stands_at(place.found):
+                home.file, home.options = place.found.meta.get("file"), dict(place.found.meta["options"])
+                graph.compile(context.state.starts or graph.roots())
+                home.go_back_to(place.found)
+                home.cut(graph, capture(context.state, context.state.rng), "rewind", None)
+        finally:
+            home.close()
+    finally:
+        sys.argv = argv
+
+
+def forked(place: Place, new: str, values: Mapping[str, Any] | None = None) -> Place:
+    """A new session whose first cut is this place, with other values; the old one is not touched."""
+    check_session_id(new)
+    if any(place.kept_in.list(new)):
+        raise SessionExists(
+            f"Session {new} exists already in {place.store}.", hint="Give another id.", session=new
+        )
+    argv, sys.argv = sys.argv, list(argv_of(place) or [""])
+    try:
+        context = _loaded(place)
+        _set(context, place, values or {})
+        context.session_id = new
+        context.state.session = new
+        context.home, old = Home(place.kept_in, new), context.home
+        context.home.continue_from(place.found)
+        context.home.origin = place.found.meta["checkpoint_id"]
+        context.home.sequence, context.home.file = 0, place.found.meta.get("file")
+        context.home.options = dict(place.found.meta["options"])
+        context.home.settings = place.found.meta.get("settings")
+        assert old.lease is None or old.session != new
+        context.checkpoint(metadata=dict(context.found.meta["user_metadata"] if context.found else {}))
+        old.close()
+    finally:
+        sys.argv = argv
+    return by_session(place.store, new)
+
+
+def _set(context: ExecutionContext, place: Place, values: Mapping[str, Any]) -> None:
+    known = [name for name in context.state.values if not name.endswith(RESULT)]
+    for name, value in values.items():
+        if name not in known:
+            near = get_close_matches(name, known, 3) or sorted(known)[:5]
+            raise CheckpointError(
+                f"Checkpoint {place.found.path} has no value {name!r} that could be set.",
+                hint=f"It has: {', '.join(near)}." if near else "It has no values at all.",
+                path=place.found.path,
+                name=name,
+            )
+        apply(context.state, [("put", name, encode(value), -1)], time.time())
+
+
+def _loaded(place: Place) -> ExecutionContext:
+    """The session with its values, as it is at the place; nobody owns it."""
+    program.looked_for(place.found.meta.get("file"))
+    context, metadata = CheckpointManager.resume_from_checkpoint(place.found.path)
+    if not place.named:
+        graph, settings = context.graph, Settings(workflow=metadata.workflow, durability="none")
+        context = open_session(graph, place.session, settings, place.store)
+        context.home.close()
+    return context
+
+
+# --- a fleet, or a store -------------------------------------------------------------------
+
+_SUFFIXES = (".pkl", ".meta.json", ".state.json")
+
+
+def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -> Handle | None:
+    """Return the session that is to go on, if it lives on a fleet.
+
+    --url, or --store on the command line     there
+    a path, or nothing at all                 in the store
+    an id                                     wherever it is found; in both places: which one is asked for
+
+    A store that holds checkpoints of a fleet's session is not another place: its live session is on the
+    fleet. A server that cannot be asked is an error only if the store does not have it.
+    """
+    typed = ctx.get_parameter_source("store") is ParameterSource.COMMANDLINE
+    if what is not None and (os.sep in what or what.endswith(_SUFFIXES)):
+        return None  # of whose session it is, its file says
+    if named(ctx):
+        return _named(ctx, what, typed)
+    if what is None or typed or not configured(ctx):
+        return None
+    from graflow_ckpt.cli.client import client_of, unknown
+
+    hits = _in_store(store, what)
+    try:
+        client = client_of(ctx)
+        handle = client.session(what)
+        handle.status()
+    except BadSessionId:
+        return None
+    except NoSession:
+        if hits or checkpoint_path(what) is not None:
+            return None
+        nowhere = unknown(client, what)
+        nowhere.message += f" It is neither a checkpoint nor a session nor a workflow in {store} either."
+        raise nowhere from None
+    except ServerError as error:
+        if not hits:
+            raise
+        manner.note(f"{error.message} What is in {store} is taken.")
+        return None
+    if hits:
+        hits.append(f"session {what} at {client.link.address}")
+        raise Ambiguous(
+            f"{what!r} may mean: {'; '.join(hits)}.",
+            hint="--store takes the one of the store, --url that of the fleet.",
+            hits=hits,
+        )
+    return handle
+
+
+def _named(ctx: click.Context, what: str | None, typed: bool) -> Handle:
+    from graflow_ckpt.cli.client import handle_of
+
+    if typed:
+        raise click.UsageError("--store is for sessions of a store, --url for those of a fleet: one of them.")
+    if what is None:
+        raise click.UsageError("Which session of the fleet? graflow-ckpt sessions lists them.")
+    return handle_of(ctx, what)
+
+
+def _in_store(store: str, what: str) -> list[str]:
+    """What it may mean there; a fleet's session that is only checkpointed there is left out."""
+    rows = [row for row in overview(store) if what in (row.session, row.workflow)]
+    return [
+        f"session {row.session} of workflow {row.workflow} in {store}"
+        for row in rows
+        if row.status == "bad" or not by_session(store, row.session).found.facts.get("redis")
+    ]
+
+
+def on_fleet_from(
+    ctx: click.Context, manner: Manner, place: Place, *, rewind: bool, fork: str | None
+) -> Handle:
+    """Return the session of a fleet that goes on where a checkpoint is involved.
+
+    of a fleet's session    its live session goes on; --rewind, --fork: from the checkpoint, if portable
+    of a session in memory  with --url and --fork: a fleet goes on from there, under another id
+
+    The fleet is the one of the checkpoint's session, unless --url names another.
+    """
+    from graflow_ckpt.cli.client import client_of, handle_of
+
+    redis = place.found.facts.get("redis")
+    path, session = place.found.path, place.session
+    if redis is None and fork is None:
+        raise click.UsageError("A session of a store goes to a fleet as another one: --fork NEW-ID.")
+    if redis is not None and not named(ctx):
+        name_fleet(ctx, redis["address"])
+    if not rewind and fork is None:
+        return handle_of(ctx, session)
+    client = client_of(ctx, key=True)
+    program.looked_for(place.found.meta.get("file"))
+    try:
+        handle = client.rewind(path) if rewind else client.fork(path, fork)
+    except CheckpointError as error:
+        if not (redis or {}).get("portable", True):
+            take = words.fleet_command("checkpoints", "take", session, "--portable")
+            go_on = words.fleet_command("resume", session)
+            error.hint = f"That needs a portable one: {take}. The session as it is now goes on with: {go_on}."
+        raise
+    what = "is back at" if rewind else "begins at"
+    manner.note(f"session {handle.session} {what} step {handle.status().steps}: {path}")
+    return handle

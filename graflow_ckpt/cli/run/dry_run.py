@@ -1,0 +1,205 @@
+"""Planning: the graph of a program that is run until it would execute a workflow. No task is run.
+
+Compared with a session's saved tasks it is a plan; submitted it is a session of a fleet.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from graflow_ckpt.checkpoint.program.plan import HINT, CurrentTask, Plan, make_plan
+from graflow_ckpt.checkpoint.program.program import saved_tasks
+from graflow_ckpt.cli import words
+from graflow_ckpt.cli.locate import Origin, Place
+from graflow_ckpt.cli.overview import standing, status_now
+from graflow_ckpt.cli.run import program
+from graflow_ckpt.cli.terminal import Document, Manner
+from graflow_ckpt.core.errors import GraphError, SessionExists
+from graflow_ckpt.core.graph import TaskGraph
+from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.engine.resuming import plan_for
+from graflow_ckpt.engine.settings import Changed, Durability, Settings
+from graflow_ckpt.frontends.dsl import Workflow
+from graflow_ckpt.frontends.overrides import Planned, overrides
+from graflow_ckpt.sessions.memory import MemorySession
+
+if TYPE_CHECKING:
+    from graflow_ckpt.fleet.client import Client
+    from graflow_ckpt.fleet.handle import Handle
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """A plan, and what it is about."""
+
+    place: Place
+    plan: Plan
+    state: SessionState
+    replayed: int
+    gone: str  # why there is no program to compare with
+
+    def head(self) -> Iterator[str]:
+        journal = f" and {words.counted(self.replayed, 'journal record')}" if self.replayed else ""
+        place, state = self.place, self.state
+        workflow, path = place.found.meta["workflow"], place.found.path
+        yield f"session {place.session} ({workflow}), {self.status} at step {state.steps}: {path}{journal}"
+        if state.gap is not None:
+            yield f"what followed a change of {state.gap[0]!r} was not saved, and runs again: {state.gap[1]}"
+        if self.gone:
+            yield f"{self.gone}: a resume runs the code in the checkpoint"
+        if self.state.status == "completed":
+            yield "the session is finished: a resume runs nothing"
+
+    @property
+    def status(self) -> str:
+        owner = self.place.kept_in.owner(self.place.session)
+        return status_now(self.state.status, alive=owner is not None)
+
+    @property
+    def refused(self) -> bool:
+        """Whether a resume would be refused; of a finished session nothing is run, so nothing is."""
+        return self.plan.refused and self.state.status != "completed"
+
+    def refusal(self) -> str:
+        names = ", ".join(row.task for row in self.plan.offending)
+        return f"a resume is refused because of: {names}. {HINT}"
+
+    def document(self) -> Document:
+        return {
+            "session": self.place.session,
+            "workflow": self.place.found.meta["workflow"],
+            "path": self.place.found.path,
+            "journal_records": self.replayed,
+            "gap": self.state.gap,
+            "status": self.status,
+            "steps": self.state.steps,
+            "program_gone": self.gone or None,
+            **self.plan.as_json(),
+            "refused": self.refused,
+        }
+
+
+def planned(place: Place, origin: Origin, changed: Changed | None) -> Outlook:
+    """Compare; opens no pickle and touches no session."""
+    found = place.found
+    state, replayed = standing(place.kept_in, found, journal=not place.named)
+    if origin.gone:
+        saved = saved_tasks(found.facts)
+        same = [CurrentTask(task.name, task.fingerprint, task.after) for task in saved]
+        return Outlook(place, make_plan(saved, same, changed), state, replayed, origin.gone)
+    graph = graph_of(origin, found.meta["workflow"])
+    journal = not place.named and any(place.kept_in.segments(place.session))
+    durability: Durability = "journal" if journal else "checkpoint"
+    settings = Settings(workflow=found.meta["workflow"], changed=changed, durability=durability)
+    context = ExecutionContext(graph, place.session, settings=settings, store=place.store)
+    context.found, context.session = found, MemorySession(state)
+    graph.compile(tuple(found.facts["starts"]))
+    return Outlook(place, plan_for(context), state, replayed, "")
+
+
+def graph_of(origin: Origin, workflow: str) -> TaskGraph:
+    """The graph of a program, which is run until it would execute the workflow."""
+    with overrides.for_one_program():
+        overrides.only, overrides.target = workflow, workflow
+        reached, status = _reached(origin.target, origin.arguments, origin.called)
+    if reached is not None:
+        graph: TaskGraph = reached.workflow.graph
+        return graph
+    what = "ended before it executed" if status is not None else "did not execute"
+    raise GraphError(
+        f"{origin.target} {what} workflow {workflow!r}, so its tasks are not known.",
+        hint="See what it needs by running it, or plan against another program: plan FILE.py --session ID.",
+        workflow=workflow,
+    )
+
+
+def _reached(
+    target: str, arguments: Sequence[str], called: str | None = None
+) -> tuple[Planned | None, int | None]:
+    """Where a program would have run a workflow, with what it prints led to stderr; else how it ended."""
+    overrides.planning = True
+    try:
+        with redirect_stdout(sys.stderr), program.Sandbox() as sandbox:
+            program.run(target, arguments, called)
+    except Planned as reached:
+        return reached, None
+    finally:
+        overrides.planning = False
+    return None, sandbox.status
+
+
+# --- submission ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the command line says of the session."""
+
+    session: str | None = None
+    existing: str = "refuse"
+    max_steps: int | None = None
+    ttl: float | None = None
+    inputs: dict[str, Any] = field(default_factory=dict)  # Any: JSON
+
+
+def submit(
+    manner: Manner, client: Client, target: str, arguments: Sequence[str], wanted: Wanted, *, quiet: bool
+) -> Handle:
+    """Make the graph of a program a session of a fleet, which has accepted it when this returns.
+
+    What the program would have given the workflow (start, inputs, its session id) counts, where the command
+    line does not say otherwise. The id is printed, and nothing but it; `quiet`: not even that.
+    """
+    from graflow_ckpt.cli.client import document
+    from graflow_ckpt.fleet.accepting import Terms
+
+    reached = _submitted(target, arguments)
+    workflow: Workflow = reached.workflow
+    terms = Terms(
+        wanted.session or workflow.wanted_session,
+        wanted.existing,
+        wanted.max_steps if wanted.max_steps is not None else reached.max_steps,
+        ledger=workflow.ledger,
+    )
+    if wanted.ttl is not None:
+        terms = replace(terms, ttl=wanted.ttl)
+    inputs = {**reached.inputs, **wanted.inputs}
+    try:
+        handle = client.submit(workflow.graph, workflow.settings, reached.starts, inputs, terms)
+    except SessionExists as error:
+        error.hint = "Give another id (--session), or be content with that one (--existing return)."
+        raise
+    status = handle.status()
+    if quiet:
+        manner.note(f"session {handle.session} ({status.workflow}) at {client.link.address}: {status.status}")
+    elif manner.json:
+        manner.document(document(status, client.link.address))
+    else:
+        follow = words.fleet_command("wait", handle.session)
+        manner.note(f"{status.workflow} at {client.link.address}: {status.status}; follow it: {follow}")
+        click.echo(handle.session)
+    return handle
+
+
+def _submitted(target: str, arguments: Sequence[str]) -> Planned:
+    """Where the program would have run a workflow; of one that only writes it down, the only one."""
+    reached, status = _reached(target, arguments)
+    if reached is not None:
+        return reached
+    if status not in (None, 0):
+        raise GraphError(f"{target} ended with status {status} before it executed a workflow.")
+    met: list[Workflow] = list(overrides.met)
+    if len(met) != 1:
+        names = ", ".join(sorted({workflow.name for workflow in met})) or "none"
+        raise GraphError(
+            f"{target} executes no workflow, and has {'several' if met else 'none'} (it has: {names}).",
+            hint="Call execute() of the one that is meant, or: graflow-ckpt submit MODULE:WORKFLOW.",
+        )
+    return Planned(met[0], tuple(met[0].graph.roots()))

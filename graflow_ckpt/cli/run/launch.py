@@ -1,0 +1,240 @@
+"""Launch: a program is run with what the command line says about it, and its end becomes a status."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from graflow_ckpt.cli import words
+from graflow_ckpt.cli.overview import mention
+from graflow_ckpt.cli.progress import Reporter, reporter_for
+from graflow_ckpt.cli.run import program
+from graflow_ckpt.cli.terminal import Manner
+from graflow_ckpt.core.errors import SessionBusy
+from graflow_ckpt.core.policy import Policy
+from graflow_ckpt.core.protocols import CheckpointStore, Owner
+from graflow_ckpt.frontends.overrides import overrides
+from graflow_ckpt.links.processes import end, is_gone, is_myself, is_near, named, user_of
+from graflow_ckpt.stores import open_store
+from graflow_ckpt.stores.claims import busy
+from graflow_ckpt.stores.prefixes import unwrapped
+
+UNSAVED = 74
+"""The exit status (EX_IOERR) of a run that did all its work, and whose end could not be saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the command line says about a run; None: what the program says counts."""
+
+    session: str | None = None
+    workflow: str | None = None  # the one that the session belongs to
+    store: str | None = None
+    here: bool = False  # begin anew what the program has begun in another place
+    resume: str | None = None
+    durability: str | None = None
+    policy: Policy | None = None
+    max_steps: int | None = None
+    changed: str | None = None
+    again: bool = False  # a finished session begins its next run
+    in_doubt: tuple[tuple[str, str], ...] = ()
+    take_over: bool = False
+    until_damage: bool = False
+    yes: bool = False
+    inputs: dict[str, Any] = field(default_factory=dict)  # Any: JSON
+    log_level: str | None = None
+    progress: bool = True
+
+    def settings(self) -> dict[str, Any]:
+        """The fields of Settings that are wished for."""
+        wished = {
+            "resume": self.resume, "durability": self.durability, "changed": self.changed,
+            "in_doubt": self.in_doubt or None, "take_over": self.take_over or None,
+            "until_damage": self.until_damage or None,
+            "on_finished": "again" if self.again else None, "told": True,
+        }  # fmt: skip
+        settings = {name: value for name, value in wished.items() if value is not None}
+        return {**settings, "options": tuple(self.options().items())}
+
+    def options(self) -> dict[str, str]:
+        """What a resume does not find in the program, and has to know."""
+        options = {"durability": self.durability} if self.durability is not None else {}
+        return options if self.policy is None else {**options, "every": words.policy_text(self.policy)}
+
+    def remembering(self, options: dict[str, str]) -> Wishes:
+        """With what was said when the session was started, where nothing else is said now."""
+        durability = self.durability or options.get("durability")
+        policy = self.policy or words.policy_of(options.get("every", ""))
+        return replace(self, durability=durability, policy=policy)
+
+
+def launch(
+    manner: Manner, wishes: Wishes, target: str, arguments: Sequence[str], called: str | None = None
+) -> int:
+    """Run a program; the exit status."""
+    return conducted(manner, wishes, lambda: program.run(target, arguments, called), what=target)
+
+
+def conducted(manner: Manner, wishes: Wishes, body: Callable[[], object], *, what: str) -> int:
+    """Run a body that executes a workflow, show what happens, and tell its end."""
+    if wishes.log_level:
+        _show_log(wishes.log_level)
+    if manner.json:
+        _set_documents_apart(manner)
+    tell = partial(mention, manner) if wishes.session is None else lambda tally: None
+    reporter = reporter_for(manner, tell, progress=wishes.progress)
+    sandbox = program.Sandbox()
+    with overrides.for_one_program():
+        _fill(manner, wishes, reporter)
+        try:
+            with sandbox:
+                body()
+        finally:
+            reporter.close()
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+        return _concluded(manner, reporter, sandbox, what, wishes.workflow)
+
+
+def _concluded(
+    manner: Manner, reporter: Reporter, sandbox: program.Sandbox, what: str, workflow: str | None
+) -> int:
+    tallies = list(reporter.tallies.values())
+    status = sandbox.status or 0
+    if sandbox.status is None and not tallies and workflow is not None:
+        manner.note(f"{what} did not execute workflow {workflow!r}: nothing of the session was run.")
+        status = 1
+    elif sandbox.status is None and not tallies and not overrides.executed:
+        manner.note(f"{what} executed no workflow. Call its execute(), or: graflow-ckpt run MODULE:WORKFLOW")
+        status = 2
+    for tally in tallies:
+        if status == 0 and tally.unsaved:
+            manner.note(
+                f"session {tally.session} ended, and its end could not be saved: {tally.unsaved} "
+                "Run the same command again when the store can be written."
+            )
+            status = UNSAVED
+    if manner.json:
+        error = sandbox.error
+        failure = {} if error is None else {"error": type(error).__name__, "message": str(error)}
+        sessions = [tally.document() for tally in tallies]
+        manner.document({"event": "exit", "code": status, **failure, "sessions": sessions})
+    return status
+
+
+def _fill(manner: Manner, wishes: Wishes, reporter: Reporter) -> None:
+    overrides.session = wishes.session
+    overrides.target = wishes.workflow
+    overrides.store = wishes.store
+    overrides.here = wishes.here
+    overrides.inputs = dict(wishes.inputs)
+    overrides.max_steps = wishes.max_steps
+    overrides.policy = wishes.policy
+    overrides.settings = wishes.settings()
+    overrides.take_over = partial(_freed, manner, wishes, reporter)
+    overrides.observers = (reporter,)
+
+
+def _set_documents_apart(manner: Manner) -> None:
+    """With --json stdout has documents only: what the program prints goes to stderr from here on."""
+    sys.stdout.flush()
+    manner.documents = open(os.dup(1), "w", encoding="utf-8")  # noqa: SIM115  # to the end of the process
+    os.dup2(2, 1)  # of the process, so that children and C code are led there, too
+
+
+class _Stderr(logging.StreamHandler[Any]):
+    """Writes to what stderr is now: while there is a live block, that is above it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: Any) -> None:
+        raise AttributeError("always stderr")
+
+
+def _show_log(level: str) -> None:
+    logger = logging.getLogger("graflow_ckpt")
+    handler = _Stderr()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(level.upper())
+    logger.propagate = False  # else a program that configures logging itself shows each line twice
+
+
+# --- taking a session over -----------------------------------------------------------------
+
+GRACE = 35.0
+"""Seconds between SIGTERM and SIGKILL: a run has 30 by itself to end its tasks and to save."""
+
+
+def is_of_files(store: CheckpointStore) -> bool:
+    """Return True if the owners of sessions in that store cannot be fenced."""
+    return unwrapped(store.url).startswith("file://")
+
+
+def end_owner(manner: Manner, store: CheckpointStore, session: str, *, yes: bool) -> str:
+    """End the owner of a session in a folder, and wait until the session is free.
+
+    Return what is true as soon as this process has the session; "" if it had no owner. An owner's lock cannot
+    be taken from it, so it has to end, once the user has agreed to it: it gets SIGTERM, time to save, then
+    SIGKILL. Refused for what cannot be ended from here: this process, another host, container or user. In all
+    other stores a take-over ends no process: the store refuses what the former owner writes from then on.
+    """
+    owner = store.owner(session)
+    if owner is None or is_gone(owner):  # a process that keeps its lock is named by `acquire`
+        return ""
+    if is_myself(owner):
+        raise busy(session, owner)
+    if (why := _out_of_reach(owner)) is not None:
+        raise SessionBusy(
+            f"Session {session!r} is in use by {named(owner)}, which cannot be ended from here: {why}.",
+            hint="End it there, then run this command again.",
+            session=session,
+            owner=owner,
+        )
+    if not yes:
+        manner.ask(f"Session {session} is in use by {named(owner)}. End that process?")
+    manner.note(f"process {owner.pid} is asked to end; it has {GRACE:g} s to save")
+    if not end(owner, GRACE):
+        raise SessionBusy(
+            f"Session {session!r} is still in use: {named(owner)} has not ended.",
+            hint="It may hang in a system call: look at it with ps, then run this command again.",
+            session=session,
+            owner=owner,
+        )
+    free = time.monotonic() + 5.0
+    while store.owner(session) == owner and time.monotonic() < free:
+        time.sleep(0.02)
+    manner.note(f"process {owner.pid} has ended")
+    return f"session {session} is taken over from process {owner.pid}"
+
+
+def _freed(manner: Manner, wishes: Wishes, reporter: Reporter, where: str, session: str) -> bool:
+    """End the owner of a session; False if the store can fence it instead."""
+    store = open_store(where)
+    if not is_of_files(store):
+        return False
+    reporter.taken[session] = end_owner(manner, store, session, yes=wishes.yes)
+    return True
+
+
+def _out_of_reach(owner: Owner) -> str | None:
+    if not is_near(owner):
+        return "it runs on another host or in another container, or this machine has been restarted since"
+    user = user_of(owner)
+    if user is not None and os.geteuid() not in (0, user):
+        return f"it belongs to user {user}"
+    if user is None and not is_gone(owner):
+        return "it belongs to another user"
+    return None

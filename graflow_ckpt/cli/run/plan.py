@@ -1,0 +1,77 @@
+"""`graflow-ckpt plan`: what a resume would reuse and run, before anything is opened or run."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import click
+
+from graflow_ckpt.cli import words
+from graflow_ckpt.cli.options import common, complete_places, complete_sessions, found_store, manner_of
+
+EXAMPLES = """\b
+Examples:
+  graflow-ckpt plan night                     against its program as it is now
+  graflow-ckpt plan train.py --session night  against another program
+  graflow-ckpt plan checkpoints/best.pkl
+  graflow-ckpt plan night --changed rerun     what that would run again
+"""
+
+
+@click.command("plan", epilog=EXAMPLES, short_help="Show what a resume would reuse and run.")
+@click.argument("what", required=False, metavar="[SESSION|PATH|FILE.py]", shell_complete=complete_places)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[-- ARGUMENTS]")
+@click.option(
+    "--session", metavar="ID", shell_complete=complete_sessions, help="With FILE.py: of this session."
+)
+@click.option("--latest", is_flag=True, help="If there are several sessions: the newest.")
+@click.option(
+    "--changed",
+    type=click.Choice(["reuse", "rerun"]),
+    help="As if the resume were told what to do with completed tasks that have changed.",
+)
+@found_store
+@common
+def command(
+    ctx: click.Context,
+    /,
+    what: str | None,
+    arguments: tuple[str, ...],
+    session: str | None,
+    latest: bool,
+    changed: Literal["reuse", "rerun"] | None,
+    store: str,
+) -> int:  # fmt: skip
+    """Show what a resume would reuse and run; exit status 1 if it would be refused.
+
+    The program is run up to its first execute() to see its tasks; no task runs, no session is
+    touched, no pickle is opened.
+    """
+    from graflow_ckpt.cli.locate import Origin, argv_of, by_session, find_place, in_its_folder, origin_of
+    from graflow_ckpt.cli.run import program
+    from graflow_ckpt.cli.run.dry_run import planned
+
+    manner = manner_of(ctx)
+    if what is not None and session is not None:
+        place = by_session(store, session)
+        origin = Origin(what, arguments or argv_of(place)[1:])
+    elif what is not None and what.endswith(".py") and program.is_file(what):
+        raise click.UsageError("FILE.py needs --session: graflow-ckpt plan FILE.py --session ID.")
+    else:
+        place = in_its_folder(manner, find_place(store, what or session, latest=latest))
+        origin = origin_of(place)
+        if arguments:
+            raise click.UsageError("Arguments are for a program: graflow-ckpt plan FILE.py --session ID -- …")
+    outlook = planned(place, origin, changed)
+    if manner.json:
+        manner.document(outlook.document())
+    else:
+        for line in outlook.head():
+            manner.note(line)
+        plan = outlook.plan
+        manner.table(("task", "verdict", "state", "note"), plan.as_rows())
+        counts = ", ".join(f"{count} {verdict}" for verdict, count in plan.counts().items())
+        manner.note(f"{words.counted(len(plan.rows), 'task')}: {counts}")
+        if outlook.refused:
+            manner.note(outlook.refusal())
+    return 1 if outlook.refused else 0

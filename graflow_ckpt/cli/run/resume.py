@@ -1,0 +1,120 @@
+"""`graflow-ckpt resume`: go on with a session, or from one checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from graflow_ckpt.cli import words
+from graflow_ckpt.cli.options import (
+    common,
+    complete_everywhere,
+    fleet,
+    found_store,
+    manner_of,
+    named,
+    running,
+)
+from graflow_ckpt.cli.terminal import Manner
+
+if TYPE_CHECKING:
+    from graflow_ckpt.fleet.handle import Handle
+
+EXAMPLES = """\b
+Examples:
+  graflow-ckpt resume                 the one unfinished session
+  graflow-ckpt resume night           its program, with its arguments
+  graflow-ckpt resume etl --latest    the newest session of workflow etl
+  graflow-ckpt resume night --max-steps 500
+  graflow-ckpt resume --rewind \\
+      checkpoints/session_night_step_40_1794992986-4.pkl
+  graflow-ckpt resume checkpoints/best.pkl --fork second-try
+  graflow-ckpt resume night --url redis://host:6379/0   a session of a fleet
+  graflow-ckpt resume checkpoints/best.pkl --fork fast \\
+      --url redis://host:6379/0
+"""
+
+OF_FLEET = ("max_steps", "in_doubt", "progress")  # what else is said is about a run in this process
+
+
+@click.command("resume", epilog=EXAMPLES, short_help="Go on with a session, or from one checkpoint.")
+@click.argument("what", required=False, metavar="[SESSION|PATH|WORKFLOW]", shell_complete=complete_everywhere)
+@click.option("--latest", is_flag=True, help="If there are several sessions: the newest.")
+@click.option(
+    "--rewind",
+    is_flag=True,
+    help="With PATH: go back to it although the session has gone on; what came later is superseded.",
+)
+@click.option("--fork", metavar="NEW-ID", help="With PATH or SESSION: a new session that goes on from there.")
+@running
+@found_store
+@fleet
+@common
+def command(
+    ctx: click.Context, /, what: str | None, latest: bool, rewind: bool, fork: str | None, **options: Any
+) -> int:  # fmt: skip
+    """Go on with a session, or from one checkpoint.
+
+    A session's program is run again, with its arguments, from where the session is: its newest good
+    checkpoint and the journal after it. If the program is gone, the code in the checkpoint is run.
+    The path of a checkpoint means that checkpoint and nothing after it.
+
+    A session of a fleet goes on there, after a pause, a failure or --max-steps. An id is looked for in the
+    store and on the fleet that is set up; --store and --url say which one is meant. The path of a fleet's
+    checkpoint means its live session, unless --rewind or --fork is given; that needs a portable one.
+    """
+    if rewind and fork is not None:
+        raise click.UsageError("--rewind goes back in the session, --fork leaves it alone: one of them.")
+    from graflow_ckpt.cli.locate import find_place
+    from graflow_ckpt.cli.run.continuation import go_on, on_fleet, on_fleet_from
+    from graflow_ckpt.cli.run.launch import Wishes
+
+    manner = manner_of(ctx)
+    handle = on_fleet(ctx, manner, what, options["store"])
+    if handle is not None:
+        if rewind or fork is not None:
+            take = words.fleet_command("checkpoints", "take", handle.session, "--portable")
+            raise click.UsageError(
+                f"{'--rewind' if rewind else '--fork'} needs the path of a portable checkpoint: {take}."
+            )
+        _check_options(ctx, OF_FLEET)
+        return _on_fleet(manner, handle, options)
+    place = find_place(options["store"], what, latest=latest)
+    if rewind and not place.named:
+        raise click.UsageError("--rewind needs the path of a checkpoint: graflow-ckpt checkpoints list.")
+    if named(ctx) or place.found.facts.get("redis"):
+        _check_options(ctx, (*OF_FLEET, "latest", "rewind", "fork", "store"))
+        return _on_fleet(manner, on_fleet_from(ctx, manner, place, rewind=rewind, fork=fork), options)
+    del options["store"]
+    return go_on(manner, place, Wishes(**options), rewind=rewind, fork=fork)
+
+
+def _check_options(ctx: click.Context, allowed: Sequence[str]) -> None:
+    from click.core import ParameterSource
+
+    for parameter in ctx.command.get_params(ctx):
+        name = parameter.name or ""
+        typed = ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if typed and isinstance(parameter, click.Option) and parameter.expose_value and name not in allowed:
+            raise click.UsageError(f"{parameter.opts[0]} is not for sessions of a fleet.")
+
+
+def _on_fleet(manner: Manner, handle: Handle, options: dict[str, Any]) -> int:
+    from graflow_ckpt.cli.client import document
+    from graflow_ckpt.cli.fleet.control import gone_on
+    from graflow_ckpt.cli.fleet.wait import EXITS, closing
+
+    before, status = gone_on(handle, options["max_steps"], dict(options["in_doubt"]))
+    if manner.json:
+        manner.document(document(status, handle.address))
+    elif before.status == "completed":
+        manner.note(f"session {status.session} is finished ({status.steps} steps); nothing runs")
+    elif status.status == "stopped":  # nothing to follow: it is at its limit, still or again
+        manner.note(f"session {status.session}: {closing(status, EXITS['stopped'], None)}")
+    else:
+        follow = words.fleet_command("wait", status.session)
+        was = f"was {before.status} and " if before.status != status.status else ""
+        manner.note(f"session {status.session} {was}is {status.status}; follow it: {follow}")
+    return 0

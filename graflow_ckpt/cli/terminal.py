@@ -1,0 +1,235 @@
+"""How a command speaks: a table on a terminal, plain columns on a pipe, JSON if asked.
+
+Results go to stdout, everything said about them to stderr. Text from checkpoints is shown
+without control characters, so that a name cannot move the cursor. Long work has a bar for the user who
+watches on a terminal. Not here: live progress.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any, Literal, TextIO, TypeVar
+
+import click
+
+from graflow_ckpt.config.sources import BadSetting
+from graflow_ckpt.core.errors import BadAddress, BadSessionId, GraflowError, InDoubt, NoKey
+
+Document = dict[str, Any]  # JSON as written
+
+_FOLDED = 14  # characters to which a column may be narrowed
+_MISTYPED = (BadSessionId, BadSetting, BadAddress, NoKey)  # the same again will not help
+
+_COLORS = {
+    "completed": "green", "good": "green", "reuse": "green", "ok": "green",
+    "running": "cyan", "busy": "cyan", "run": "cyan", "new": "cyan",
+    "interrupted": "yellow", "stopped": "yellow", "stalled": "yellow", "run again": "yellow",
+    "warning": "yellow", "paused": "yellow", "init": "yellow", "closing": "yellow", "draining": "yellow",
+    "none": "yellow", "failing": "red",
+    "failed": "red", "bad": "red", "changed": "red", "orphaned": "red", "cancelled": "red",
+}  # fmt: skip
+
+
+class Manner:
+    """One per call of the command line; the common options set it."""
+
+    def __init__(self) -> None:
+        self.json = False
+        self.traceback = False
+        self.documents: TextIO | None = None  # where JSON goes if stdout belongs to a program
+
+    # --- results -----------------------------------------------------------------------
+
+    def document(self, document: Any) -> None:
+        """One JSON document on one line, or over several for a person."""
+        out = self.documents or sys.stdout
+        person = self.documents is None and out.isatty()
+        out.write(json.dumps(document, default=jsonable, indent=2 if person else None) + "\n")
+        out.flush()
+
+    def table(
+        self, columns: Sequence[str], rows: Sequence[Sequence[Any]], *, right: Iterable[str] = ()
+    ) -> None:
+        """Rows for people; columns in `right` are numbers."""
+        texts = [["" if cell is None else clean(str(cell)) for cell in row] for row in rows]
+        if sys.stdout.isatty() and _pretty(columns, texts, set(right)):
+            return
+        sizes = [max(len(c), *(len(row[i]) for row in texts), 0) for i, c in enumerate(columns)]
+        for row in [[c.upper() for c in columns], *texts]:
+            cells = [
+                cell.rjust(size) if name in right else cell.ljust(size)
+                for name, cell, size in zip(columns, row, sizes, strict=True)
+            ]
+            click.echo("  ".join(cells).rstrip())
+
+    def say(self, text: str) -> None:
+        click.echo(clean(text))
+
+    def note(self, text: str) -> None:
+        """Beside the result."""
+        click.echo(f"graflow-ckpt: {clean(text)}", err=True)
+
+    def ask(self, question: str) -> None:
+        """Goes on if somebody says yes."""
+        try:
+            said = click.confirm(question, err=True)
+        except click.Abort:
+            if sys.stdin.isatty():
+                raise
+            click.echo(err=True)
+            raise click.UsageError("Nothing was done: nobody answers here. --yes does beforehand.") from None
+        if not said:
+            raise click.Abort
+
+    # --- errors ------------------------------------------------------------------------
+
+    def usage(self, error: click.ClickException) -> None:
+        if self.json:
+            self.document({"error": "Usage", "message": error.format_message()})
+        else:
+            error.show()
+
+    def failed(self, error: GraflowError) -> int:
+        """One clear message and what to do; the exit status."""
+        if self.traceback:
+            import traceback
+
+            traceback.print_exception(error)
+        notes = list(getattr(error, "__notes__", ()))
+        if self.json:
+            told = {"message": error.message, "hint": error.hint, "notes": notes}
+            self.document({**error.ids, "error": type(error).__name__, **told})
+        elif not self.traceback:
+            click.echo(f"graflow-ckpt: {click.style('error:', fg='red')} {clean(error.message)}", err=True)
+            for line in (error.hint, *notes):
+                if line:
+                    click.echo(f"  {clean(line)}", err=True)
+        if isinstance(error, InDoubt):
+            return 3
+        return 2 if isinstance(error, _MISTYPED) else 1
+
+
+def style_of(text: str) -> str:
+    """How a word is coloured that says how something stands."""
+    return _COLORS.get(text, "")
+
+
+def clean(text: str) -> str:
+    """Without control characters."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+
+
+def jsonable(value: Any) -> Any:
+    """What JSON does not know, in an error's ids."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return asdict(value)
+    if isinstance(value, (set, frozenset)):
+        return sorted(value)
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value)
+
+
+def _pretty(columns: Sequence[str], texts: Sequence[Sequence[str]], right: set[str]) -> bool:
+    """Whether there was room for it."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    sizes = {name: max(len(name), *(len(row[i]) for row in texts), 0) for i, name in enumerate(columns)}
+    table, folded = Table(box=box.SIMPLE_HEAD, pad_edge=False), set(sizes)
+    if sum(sizes.values()) + 3 * len(sizes) > console.width:
+        for i, name in enumerate(columns):
+            if name in right and all(row[i] in ("", "0") for row in texts):
+                del sizes[name]  # it says nothing
+        gap, folded = _folded(sizes, right, console.width)
+        if not gap:
+            return False
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, gap - 1, 0, 0))
+    for name in sizes:
+        justify: Literal["right", "left"] = "right" if name in right else "left"
+        table.add_column(name, justify=justify, overflow="fold", no_wrap=name not in folded)
+    for row in texts:
+        cells = [cell for name, cell in zip(columns, row, strict=True) if name in sizes]
+        table.add_row(*(Text(cell, style=style_of(cell)) for cell in cells))
+    console.print(table)
+    return True
+
+
+def _folded(sizes: Mapping[str, int], right: set[str], room: int) -> tuple[int, set[str]]:
+    """How far apart columns stand, and which give way: the last one first, then the widest. An id or path
+    that is broken over lines cannot be copied. 0: there is no room even so, and the terminal breaks lines."""
+    texts = sorted((name for name in sizes if name not in {"path", *right}), key=lambda name: -sizes[name])
+    last = next((name for name in reversed([*sizes]) if name not in right), None)
+    for gap in (2, 1):
+        needed = sum(sizes.values()) + gap * (len(sizes) - 1)
+        folded: set[str] = set()
+        for name in sorted(texts, key=lambda name: name != last):
+            if needed > room and sizes[name] > _FOLDED:
+                folded.add(name)
+                needed -= sizes[name] - _FOLDED
+        if needed <= room:
+            return gap, folded
+    return 0, set()
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at."""
+
+    what: str
+    verdict: str  # ok, warning, bad
+    found: str
+
+    def document(self) -> Document:
+        return asdict(self)
+
+
+T = TypeVar("T")
+
+Told = Callable[[int, int | None], None]
+"""How much is done, of how much; None: nobody knows."""
+
+
+@contextmanager
+def bar(doing: str, *, show: bool = True) -> Iterator[Told]:
+    """A bar while the block runs."""
+    if not show or not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(doing, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+@contextmanager
+def counter(doing: str, total: int | None = None, *, show: bool = True) -> Iterator[Callable[[object], None]]:
+    """The same for one after the other: what it gives is called with each that is done."""
+    count = 0
+    with bar(doing, show=show) as told:
+
+        def seen(_: object) -> None:
+            nonlocal count
+            count += 1
+            told(count, total)
+
+        told(0, total)
+        yield seen
+
+
+def along(items: Sequence[T], doing: str, *, show: bool) -> Iterator[T]:
+    """The items, with a bar for those that are done."""
+    with counter(doing, len(items), show=show) as seen:
+        for item in items:
+            yield item
+            seen(item)

@@ -1,0 +1,212 @@
+"""Words: strings of the command line as objects, and facts as words for people.
+
+Strings are parsed here once; behind it there are policies, numbers and pairs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import click
+
+from graflow_ckpt.core.errors import GraphError
+from graflow_ckpt.core.policy import Either, EveryN, EverySeconds, Policy
+
+_PERIOD = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?\Z")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_ANSWERS = ("rerun", "skip", "fail")
+
+
+def parse_inputs(
+    ctx: click.Context, parameter: click.Parameter, given: Sequence[str]
+) -> dict[str, Any]:  # Any: whatever JSON can say
+    """`k=v`: JSON if it parses, else text."""
+    inputs: dict[str, Any] = {}
+    for item in given:
+        name, equals, text = item.partition("=")
+        if not equals or not name:
+            raise click.BadParameter(f"{item!r} is not NAME=VALUE.", ctx, parameter)
+        if name in inputs:
+            raise click.BadParameter(f"{name!r} is given twice.", ctx, parameter)
+        try:
+            inputs[name] = json.loads(text)
+        except ValueError:
+            inputs[name] = text
+    return inputs
+
+
+def parse_every(ctx: click.Context, parameter: click.Parameter, given: Sequence[str]) -> Policy | None:
+    """`10` is steps, `30s` is time; several combine."""
+    policy: Policy | None = None
+    for item in given:
+        try:
+            one = _policy(item)
+        except GraphError as error:
+            raise click.BadParameter(error.message, ctx, parameter) from error
+        policy = one if policy is None else policy | one
+    return policy
+
+
+def _policy(item: str) -> Policy:
+    match = _PERIOD.match(item.strip())
+    if match is None or (match[2] is None and "." in item):
+        raise GraphError(f"{item!r} is neither a number of steps (10) nor a time (30s, 5m).")
+    return EveryN(int(match[1])) if match[2] is None else EverySeconds(float(match[1]) * _SECONDS[match[2]])
+
+
+def policy_of(text: str) -> Policy | None:
+    """Of `policy_text`."""
+    policy: Policy | None = None
+    for item in text.split():
+        policy = _policy(item) if policy is None else policy | _policy(item)
+    return policy
+
+
+def policy_text(policy: Policy) -> str:
+    """A policy that `--every` has made, as it could be typed again."""
+    match policy:
+        case EveryN(steps):
+            return str(steps)
+        case EverySeconds(seconds):
+            return f"{round(seconds * 1000)}ms"
+        case Either(members):
+            return " ".join(policy_text(member) for member in members)
+    raise TypeError(f"{policy!r} cannot be typed")
+
+
+def parse_period(ctx: click.Context, parameter: click.Parameter, given: str | None) -> float | None:
+    """`90`, `90s`, `5m`, in seconds."""
+    if given is None:
+        return None
+    match = _PERIOD.match(given.strip())
+    if match is None:
+        raise click.BadParameter(f"{given!r} is no time: 90, 90s, 5m, 2h, 7d.", ctx, parameter)
+    return float(match[1]) * _SECONDS[match[2] or "s"]
+
+
+def parse_age(ctx: click.Context, parameter: click.Parameter, given: str | None) -> float | None:
+    """Like other times, but with a unit: where something is deleted, 7 may not mean 7 seconds."""
+    match = _PERIOD.match(given.strip()) if given is not None else None
+    if given is not None and (match is None or match[2] is None):
+        why = f"{given!r} is not a valid duration: expected a number and a unit, such as 90s or 7d."
+        raise click.BadParameter(why, ctx, parameter)
+    return parse_period(ctx, parameter, given)
+
+
+def parse_store(ctx: click.Context, parameter: click.Parameter, given: str | None) -> str | None:
+    """A folder as it is; an address without its password, which this process remembers."""
+    if given is not None and _is_database(given):
+        raise click.BadParameter(
+            f"{given} is a database, and its address is sqlite:///{given}.", ctx, parameter
+        )
+    if given is None or "://" not in given or given.lower().startswith(("file:", "sqlite:")):
+        return given
+    from urllib.parse import urlencode
+
+    from graflow_ckpt.links.addresses import SCHEMES, parse
+    from graflow_ckpt.stores.drivers.objects.names import is_objects, place_of
+    from graflow_ckpt.stores.drivers.postgres import names as postgres_names
+    from graflow_ckpt.stores.prefixes import prefix_of, unwrapped
+
+    if prefix := prefix_of(given):
+        return f"{prefix}{parse_store(ctx, parameter, unwrapped(given))}"
+    if postgres_names.is_postgres(given):
+        database = postgres_names.parse(postgres_names.divided(given)[0])
+        database.remember()
+        return str(database)
+    if is_objects(given):
+        place_of(given).remember()  # refused if there is a secret in it
+        return given
+    if given.partition("://")[0].lower() not in SCHEMES:
+        return given  # what it is, if anything, who opens it knows
+    address = parse(given)
+    address.remember()
+    return f"{address}?{urlencode(address.options)}" if address.options else str(address)
+
+
+def _is_database(path: str) -> bool:
+    """A file of SQLite's, where a folder or an address is wanted."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(16) == b"SQLite format 3\0"
+    except (OSError, ValueError):
+        return False
+
+
+def parse_answers(
+    ctx: click.Context, parameter: click.Parameter, given: Sequence[str]
+) -> tuple[tuple[str, str], ...]:
+    """`TASK=rerun|skip|fail`."""
+    answers = []
+    for item in given:
+        task, _, answer = item.rpartition("=")
+        if not task or answer not in _ANSWERS:
+            raise click.BadParameter(f"{item!r} is not TASK=rerun, TASK=skip or TASK=fail.", ctx, parameter)
+        answers.append((task, answer))
+    return tuple(answers)
+
+
+# --- for people --------------------------------------------------------------------------
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 step`, `2 steps`."""
+    plural = "es" if noun.endswith("sh") else "s"
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}{plural}"
+
+
+def resume_command(session: str, store: str, *more: str) -> str:
+    """What to type to go on."""
+    from graflow_ckpt.stores import as_typed
+    from graflow_ckpt.stores.places import goes_without_saying
+
+    where = [] if goes_without_saying(store) else ["--store", as_typed(store)]
+    return shlex.join(["graflow-ckpt", "resume", session, *where, *more])
+
+
+def fleet_command(*what: str) -> str:
+    """What to type about a session of a fleet; which fleet, its surroundings say."""
+    return shlex.join(["graflow-ckpt", *what])
+
+
+def seconds_since(iso: str, now: datetime | None = None) -> float | None:
+    """How long ago a checkpoint says that it was made."""
+    try:
+        made = datetime.fromisoformat(iso)
+    except (TypeError, ValueError):
+        return None
+    if made.tzinfo is None:
+        made = made.replace(tzinfo=UTC)
+    return max(0.0, ((now or datetime.now(UTC)) - made).total_seconds())
+
+
+def age(seconds: float | None) -> str:
+    """`3 s`, `4 min`, `2 h`, `5 d`."""
+    if seconds is None:
+        return "?"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(seconds)} s"
+
+
+def field(name: str, value: str) -> str:
+    """One line of what is shown of one thing."""
+    return f"  {name:<11} {value}"
+
+
+def size(count: int | None) -> str:
+    """`17 B`, `5.7 kB`, `1.2 GB`."""
+    if count is None:
+        return "?"
+    number = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}" if unit != "B" else f"{count} B"
+        number /= 1000
+    return f"{number:.3g} TB"

@@ -1,0 +1,1 @@
+"""Config: settings from flags, the environment and files, checked where they come in."""

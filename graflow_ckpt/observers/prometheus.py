@@ -1,0 +1,200 @@
+"""Metrics for Prometheus: what sessions tell, and what stores hold.
+
+    workflow(..., observers=[PrometheusObserver()])     saves, restores, tasks and sessions of this process
+    StoreCollector("sqlite:///c.db").register()         what a store holds, read when somebody scrapes
+
+Promise: times are in seconds, sizes in bytes; no label holds an id of a session or a path, so that the
+number of series is bounded by the program. A scrape opens no pickle.
+Not here: serving them (`prometheus_client.start_http_server`), dashboards and alerts (docs/observing).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter as Tally
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from graflow_ckpt.checkpoint.care.inventory import Inventory, inventory
+from graflow_ckpt.checkpoint.retention import Taken
+from graflow_ckpt.core.errors import GraflowError, not_installed
+from graflow_ckpt.core.events import Event
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores import backend_of, open_store
+from graflow_ckpt.stores.around.fallback import Fallback, entries
+from graflow_ckpt.stores.around.wrapper import layers
+
+try:
+    from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client.core import GaugeMetricFamily, Metric
+    from prometheus_client.registry import Collector
+except ModuleNotFoundError as missing:
+    raise not_installed(missing, "There can be no metrics", "prometheus") from missing
+
+log = logging.getLogger("graflow_ckpt.observers")
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+BYTES = tuple(float(4**power) for power in range(5, 17))  # 1 KiB to 4 GiB
+AGES = (("1h", 3600.0), ("1d", 86_400.0), ("7d", 604_800.0), ("older", float("inf")))
+
+
+class PrometheusObserver:
+    """Counts what the sessions of this process tell. Two may share a registry only if they are one."""
+
+    def __init__(self, registry: CollectorRegistry = REGISTRY) -> None:
+        def histogram(name: str, text: str, labels: tuple[str, ...], buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, text, labels, buckets=buckets, registry=registry)
+
+        def counter(name: str, text: str, labels: tuple[str, ...] = ()) -> Counter:
+            return Counter(name, text, labels, registry=registry)
+
+        self._saves = histogram(
+            "checkpoint_save_duration_seconds", "Time to save a checkpoint.", ("backend", "status"), SECONDS
+        )
+        self._sizes = histogram(
+            "checkpoint_size_bytes", "Values and control facts of a saved checkpoint.", ("backend",), BYTES
+        )
+        self._restores = histogram(
+            "checkpoint_restore_duration_seconds", "Time to load a checkpoint.", ("backend",), SECONDS
+        )
+        self._errors = counter(
+            "checkpoint_errors_total", "Checkpoints that failed.", ("operation", "error_type")
+        )
+        self._failed = counter("checkpoint_save_errors_total", "Saves that failed.", ("backend",))
+        self._tasks = counter("graflow_tasks_total", "Attempts of tasks that have ended.", ("outcome",))
+        self._ends = counter("graflow_sessions_total", "Executions that have ended.", ("status",))
+        self._under_way: set[str] = set()
+        self._running = Gauge(
+            "graflow_sessions_running",
+            "Executions under way.",
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+
+    def __call__(self, event: Event) -> None:
+        facts = event.facts
+        match event.kind:
+            case "checkpoint_saved":
+                status = "synced" if facts["synced"] else "accepted"
+                self._saves.labels(facts["backend"], status).observe(facts["seconds"])
+                self._sizes.labels(facts["backend"]).observe(facts["bytes"])
+            case "checkpoint_failed":
+                self._saves.labels(facts["backend"], "failed").observe(facts["seconds"])
+                self._failed.labels(facts["backend"]).inc()
+                self._errors.labels("save", facts["error_type"]).inc()
+            case "checkpoint_restored":
+                self._restores.labels(facts["backend"]).observe(facts["seconds"])
+            case "restore_failed" | "journal_damaged":
+                self._errors.labels("restore", facts["error_type"]).inc()
+            case "list_failed":
+                self._errors.labels("list", facts["error_type"]).inc()
+            case "delete_failed":
+                self._errors.labels("delete", facts["error_type"]).inc()
+            case "task_ended":
+                self._tasks.labels(facts["outcome"]).inc()
+            case "session_started":
+                self._under_way.add(event.session)  # it may be there: a session that goes back starts again
+                self._running.set(len(self._under_way))
+            case "session_ended":
+                self._under_way.discard(event.session)
+                self._running.set(len(self._under_way))
+                self._ends.labels(facts["status"]).inc()
+            case _:
+                pass  # what there will be to tell one day is no metric yet
+
+
+class StoreCollector(Collector):
+    """What a store holds, counted when somebody scrapes, and at most once in `every` seconds.
+
+    `orphans` says how many checkpoints nobody can use: if not given, those whose meta cannot be read.
+    A store that is away gives no numbers and counts as down; the scrape goes on.
+    """
+
+    def __init__(
+        self,
+        store: str | CheckpointStore,
+        *,
+        every: float = 60.0,
+        orphans: Callable[[CheckpointStore, Inventory], int] = lambda store, known: len(known.unreadable),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = open_store(store) if isinstance(store, str) else store
+        self._backend = backend_of(self._store.url)
+        self._every = every
+        self._orphans = orphans
+        self._clock = clock
+        self._seen: tuple[float, list[Metric]] | None = None
+
+    def register(self, registry: CollectorRegistry = REGISTRY) -> None:
+        registry.register(self)
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing: else registering would read the store."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        if self._seen is None or self._clock() - self._seen[0] >= self._every:
+            self._seen = (self._clock(), list(self._read()))
+        yield from self._seen[1]
+
+    def _read(self) -> Iterator[Metric]:
+        yield from self._waiting()
+        up = GaugeMetricFamily("checkpoint_store_up", "Whether the store could be read.", labels=("backend",))
+        try:
+            known = inventory(self._store)
+            orphans = self._orphans(self._store, known)
+        except (GraflowError, OSError) as error:
+            log.warning("the store %s cannot be read for metrics: %s", self._store.url, error)
+            up.add_metric((self._backend,), 0)
+            yield up
+            return
+        up.add_metric((self._backend,), 1)
+        yield up
+        yield from self._families(known, orphans)
+
+    def _waiting(self) -> Iterator[Metric]:
+        """What was saved while a store was away; told above all while it is."""
+        waiting = GaugeMetricFamily(
+            "checkpoints_waiting", "Checkpoints in the folder of a fallback.", labels=("backend", "state")
+        )
+        folders = [layer.waits for layer in layers(self._store) if isinstance(layer, Fallback)]
+        for folder in folders:
+            waiting.add_metric((self._backend, "waiting"), len(folder.waiting()))
+            waiting.add_metric((self._backend, "refused"), len(list(entries(folder.refused))))
+        if folders:
+            yield waiting
+
+    def _families(self, known: Inventory, orphans: int) -> Iterator[Metric]:
+        now = time.time()
+        counts, sizes, ages = Tally[str](), Tally[str](), Tally[str]()
+        newest: dict[str, float] = {}
+        taken = Taken()  # what several have in common is stored once
+        for cut in known.cuts:
+            counts[cut.workflow] += 1
+            sizes[cut.workflow] += taken.add(cut)
+            ages[next(name for name, limit in AGES if now - cut.created <= limit)] += 1
+            if cut.created != float("inf"):  # a time that cannot be read is no time
+                newest[cut.workflow] = max(newest.get(cut.workflow, 0.0), cut.created)
+        yield self._gauge("checkpoints_per_flow", "Checkpoints of a workflow.", "flow", counts)
+        yield self._gauge("checkpoint_stored_bytes", "Bytes of a workflow's checkpoints.", "flow", sizes)
+        yield self._gauge(
+            "checkpoint_newest_timestamp_seconds", "When a workflow was saved last.", "flow", newest
+        )
+        yield self._gauge(
+            "checkpoints_by_age", "Checkpoints up to that age.", "age", {name: ages[name] for name, _ in AGES}
+        )
+        total = GaugeMetricFamily(
+            "orphaned_checkpoints_total", "Checkpoints that nobody can use.", labels=("backend",)
+        )
+        total.add_metric((self._backend,), orphans)
+        yield total
+
+    def _gauge(self, name: str, text: str, label: str, found: Any) -> Metric:
+        family = GaugeMetricFamily(name, text, labels=("backend", label))
+        for value, number in sorted(found.items()):
+            family.add_metric((self._backend, value), number)
+        return family
+
+
+__all__ = ["PrometheusObserver", "StoreCollector"]

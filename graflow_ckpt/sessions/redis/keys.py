@@ -1,0 +1,89 @@
+"""The keys of a session in Redis, and the scripts that change them.
+
+c  format, counters, replies, claims   h  cold facts     q:QUEUE dl dead  the specs
+g  gates                     done sk pa er n           what became of the tasks
+v a:NAME t                   values, what was appended to them, tasks made at run time
+m:N makes (in h)             which task was made as the Nth, and how many were: see engine/shared.py
+tok own qt                   tokens: their leases, owners, those that wait for a worker
+x:SENDER                     the last reply to somebody without a token, for ten minutes
+ledger                       one entry per end, if it is asked for
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from typing import Any
+
+from graflow_ckpt.core.errors import KeyTaken
+from graflow_ckpt.links.complaints import taken, translated, unknown_format
+from graflow_ckpt.links.redis import RedisLink
+
+FORMAT = 3
+"""The number of what is described here. Whoever changes what a version before would misread raises it."""
+
+OLDEST = 2
+"""The oldest that is read and worked at, and stays one: it lacks notes of what was made at run time."""
+
+_TYPES = {
+    "hash": "c h dead g sk pa er n v t own qt",
+    "zset": "dl done tok",
+    "list": "ledger",
+}
+
+
+def keys_of(session: str) -> str:
+    """What all keys of a session begin with."""
+    return f"graflow:{{{session}}}:"
+
+
+def head_of(client: Any, address: str, session: str) -> bytes | None:
+    """The counters of a session; None if there is none, SchemaUnsupported if its format is not known here."""
+    key = f"{keys_of(session)}c"
+    with translated(address):
+        line, number = client.hmget(key, "c", "format")
+    if line is None and number is None:
+        return None
+    if number not in (b"%d" % FORMAT, b"%d" % OLDEST):
+        raise unknown_format(f"{(number or b'1').decode(errors='replace')} {key}", address)
+    found: bytes | None = line
+    return found
+
+
+def notes_what_is_made(number: bytes | None) -> bool:
+    """Return True if all workers of a session of that format note what they make at run time."""
+    return number == b"%d" % FORMAT
+
+
+def wrong_keys(link: RedisLink, session: str) -> KeyTaken:
+    """Names the keys of a session under which something else is kept."""
+    prefix = keys_of(session)
+    wanted = {f"{prefix}{name}": kind for kind, names in _TYPES.items() for name in names.split()}
+    with translated(link.address):
+        client: Any = link.client
+        for part, kind in (("q", "zset"), ("a", "list")):
+            for key in client.scan_iter(match=f"{prefix}{part}:*", count=1000):
+                wanted[key.decode()] = kind
+        return taken(link.address, list(wanted), list(wanted.values()), client.type)
+
+
+# --- scripts ---------------------------------------------------------------------------
+
+
+def source(name: str, package: str = "graflow_ckpt.sessions.redis") -> str:
+    """The text of a script, with the parts that it names (--PART--) put in."""
+    return whole((files(package) / "scripts" / f"{name}.lua").read_text(encoding="utf-8"))
+
+
+def whole(text: str) -> str:
+    """The same of a text."""
+    text = re.sub(r"^--([A-Z]+)--$", lambda part: source(part[1].lower()), text, flags=re.MULTILINE)
+    return text.replace("@FORMAT@", str(FORMAT)).replace("@OLDEST@", str(OLDEST))
+
+
+CREATE = source("create")
+CUT = source("cut")
+STEP = source("step")
+READ = source("read")
+START = source("start")
+RENEW = source("renew")

@@ -1,0 +1,1 @@
+"""What is wrapped around a store, and the keys and patience that it needs."""

@@ -1,0 +1,541 @@
+"""Fallback: a remote store, and a local folder for as long as it is away.
+
+    fallback+postgresql://host/database
+    fallback.%2Fvar%2Fspool%2Fckpt+s3://bucket/runs      the folder, with %2F for each slash
+
+    the store is there     saves go to it; what waits goes first, in the order of epochs and sequences
+    it is away             saves go to the folder: `accepted`; what is asked of the store fails at once
+    it is back             the next save, release or owner of the session hands over what waits
+
+Promise: a save that was confirmed is in the store or in the folder, also if the process is killed between
+the two. Who has lost the session meanwhile is fenced by the store. What waits is then the next owner's here,
+who sets it aside, with a line in the log, if anything was written under a higher epoch than its own.
+A session begins and goes on only while the store is there: nobody else knows its history.
+A journal does not fall back: an append that fails stops the session, as without this wrapper.
+Refused around an encrypted store: the folder would have in clear what that has not (encrypted+fallback+…).
+Not here: what is waited for before (retrying.py: fallback+retry+…).
+
+The folder of a fallback: checkpoints that wait until their store is back.
+
+    FOLDER/{digest of the store's address}/store       that address, for people
+    …/owned      saved by the owner of a session
+    …/free       saved without a lease
+    …/refused    what could not be handed over, for somebody has gone on meanwhile; kept as evidence
+
+Promise: each is a whole trio in a local folder, on the disk when its save returns, and is taken away only
+after the store has confirmed it, so that a process that is killed between the two leaves it there.
+
+The lease of a session whose store may be away for a while.
+Promise: the epoch is the store's. While that is away nobody can say whether the session is ours still, so
+saves are kept under it in the folder, and checked by the store when they are handed over.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Self, TypeVar, Unpack
+
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    GraflowError,
+    ServerError,
+    SessionBusy,
+    SessionError,
+)
+from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Owner, PartWriter, Sink, Source
+from graflow_ckpt.links.addresses import masked
+from graflow_ckpt.stores.around.patience import Attempt, Breaker, may_pass
+from graflow_ckpt.stores.around.wrapper import Wrapper, keeps_no_secret
+from graflow_ckpt.stores.batches import Facts, newest
+from graflow_ckpt.stores.claims import released
+from graflow_ckpt.stores.files.lock import held
+from graflow_ckpt.stores.files.store import LocalStore
+from graflow_ckpt.stores.names import META, PARTS, base_of, facts_in, session_of
+
+VARIABLE = "GRAFLOW_CKPT_FALLBACK"
+_PIECE = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """One checkpoint in the folder."""
+
+    store: LocalStore
+    path: str
+    raw: bytes
+    epoch: int
+    sequence: int
+    stage: str
+    session: str
+
+    @property
+    def base(self) -> str:
+        return os.path.basename(self.path)
+
+    def parts(self) -> list[tuple[str, PartWriter]]:
+        """As they are put elsewhere, byte by byte."""
+
+        def copy(part: str) -> PartWriter:
+            def write(sink: Sink) -> None:
+                source = self.store.open(self.path, part, self.stage)
+                try:
+                    buffer = memoryview(bytearray(min(_PIECE, max(1, source.size))))
+                    while count := source.readinto(buffer):
+                        sink.write(buffer[:count])
+                finally:
+                    source.close()
+
+            return write
+
+        def meta(sink: Sink) -> None:
+            sink.write(self.raw)
+
+        return [*((part, copy(part)) for part in PARTS if part != META), (META, meta)]
+
+
+class Folder:
+    """What waits for one store."""
+
+    def __init__(self, root: str, url: str) -> None:
+        name = hashlib.blake2b(url.encode(), digest_size=8).hexdigest()
+        self.where = Path(root or default_root()).absolute() / name
+        self.owned = LocalStore(self.where / "owned")
+        self.free = LocalStore(self.where / "free")
+        self.refused = LocalStore(self.where / "refused")
+        self._url = url
+
+    def settle(self) -> None:
+        """Make it, and say in it what it is for."""
+        if not self.where.exists():
+            for folder in (self.where.parent, self.where):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with suppress(FileExistsError), (self.where / "store").open("x", encoding="utf-8") as file:
+                file.write(f"{self._url}\n")
+
+    def alone(self) -> AbstractContextManager[bool]:
+        """While what has no owner is put here or handed over: several processes may do it."""
+        self.settle()
+        return held(str(self.where / ".lock"))
+
+    def of_owners(self) -> list[Waiting]:
+        return list(entries(self.owned))
+
+    def of_nobody(self) -> list[Waiting]:
+        return list(entries(self.free))
+
+    def waiting(self, session: str | None = None) -> list[Waiting]:
+        """The newest of a session first."""
+        found = [e for e in (*self.of_owners(), *self.of_nobody()) if session in (None, e.session)]
+        return sorted(found, key=lambda entry: (entry.epoch, entry.sequence), reverse=True)
+
+    def holder(self, base: str) -> LocalStore | None:
+        """Where a checkpoint of that name waits; None if none does."""
+        for store in (self.owned, self.free):
+            if Path(store.folder).is_dir():
+                try:
+                    store.meta(f"{store.folder}/{base}")
+                except CheckpointNotFound:
+                    continue
+                return store
+        return None
+
+    def set_aside(self, entry: Waiting) -> None:
+        """It is not handed over, and nothing of it is lost: it may be damaged, so its files are moved."""
+        target = Path(self.refused.folder)
+        target.mkdir(mode=0o700, exist_ok=True)
+        base = entry.path.removesuffix(".pkl")
+        for part in reversed(PARTS):  # meta first: without it the others are nothing
+            for ending in (part, f"{entry.stage}.{part}.tmp"):
+                if os.path.exists(found := f"{base}.{ending}"):
+                    os.replace(found, target / os.path.basename(found))
+
+
+def entries(store: LocalStore) -> Iterator[Waiting]:
+    """The checkpoints of one of the three. What cannot be read has no epoch, and is the oldest."""
+    if not Path(store.folder).is_dir():
+        return
+    for path, raw in store.list():
+        facts = facts_in(raw)
+        epoch, sequence = (
+            value if type(value := facts.get(name)) is int else -1 for name in ("epoch", "sequence")
+        )
+        stage, session = (str(facts.get(name, "")) for name in ("stage", "session_id"))
+        yield Waiting(store, path, raw, epoch, sequence, stage, session)
+
+
+def highest_epoch(store: CheckpointStore, session: str, without: int) -> int:
+    """Under which others have written something of a session; 0: nobody has."""
+    found = [facts_in(raw).get("epoch") for _, raw in store.list(session)]
+    found += [epoch for epoch, _, raw in store.segments(session) if raw]
+    return max((epoch for epoch in found if type(epoch) is int and epoch != without), default=0)
+
+
+def default_root() -> str:
+    """Beside the key: it has to outlive the process."""
+    if named := os.environ.get(VARIABLE, "").strip():
+        return named
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return os.path.join(state, "graflow_ckpt", "fallback")
+
+
+class FallbackLease:
+    """The remote store's lease, and the folder's from the first save on that goes there."""
+
+    def __init__(self, store: Fallback, remote: Lease) -> None:
+        self.session = remote.session
+        self.epoch = remote.epoch
+        self.taken_from = remote.taken_from
+        self.remote = remote
+        self.store = store
+        self.has_put_aside = False  # since it was last handed over
+        self._mutex = threading.Lock()
+        self._local: Lease | None = None
+        self._released = False
+        self._process = os.getpid()
+
+    def check(self) -> None:
+        """While the store is away nobody can be asked; what waits is checked when it is handed over."""
+        self.not_released()
+        try:
+            self.store.asked(self.remote.check)
+        except (GraflowError, OSError) as error:
+            if not may_pass(error):
+                raise
+
+    def not_released(self) -> None:
+        if self._released or self._process != os.getpid():
+            raise released(self.session, self.epoch)
+
+    def local(self) -> Lease:
+        """That of the folder: one process keeps and hands over what is saved of a session."""
+        with self._mutex:
+            if self._local is None:
+                self._local = self.store.waits.owned.acquire(self.session)
+            return self._local
+
+    def release(self) -> None:
+        if self._released or self._process != os.getpid():
+            return
+        try:
+            self.store.hand_over_now(self)
+        except (GraflowError, OSError) as error:
+            log.warning(
+                "session %s ends while checkpoints of it wait in %s: %s",
+                self.session,
+                self.store.waits.where,
+                error,
+                extra={"session": self.session},
+            )
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Without a look at what waits."""
+        self._released = True
+        self.remote.release()
+        if self._local is not None:
+            self._local.release()
+
+
+# --- the store -----------------------------------------------------------------------------
+
+
+log = logging.getLogger("graflow_ckpt.stores")
+
+T = TypeVar("T")
+
+
+class Fallback(Wrapper):
+    """`argument`: the folder; if none is given, one beside the key (GRAFLOW_CKPT_FALLBACK)."""
+
+    word = "fallback"
+    reads_shared = True  # what is shared in the store; what goes to the folder is whole
+
+    def __init__(self, inner: CheckpointStore, argument: str = "", *, breaker: Breaker | None = None) -> None:
+        super().__init__(inner, argument)
+        keeps_no_secret(type(self), inner)
+        self.waits = Folder(argument, inner.url)
+        self._breaker = breaker or Breaker(failures=1)
+        self._aside = False  # whether the last save went to the folder
+        # one save at a time decides where it goes, so that their order is kept
+        self._mutex = threading.RLock()
+
+    @classmethod
+    def of(cls, inner: CheckpointStore, argument: str) -> Self:
+        return cls(inner, argument)
+
+    @property
+    def synced(self) -> bool:
+        return not self._aside and self.inner.synced
+
+    # --- ownership ---------------------------------------------------------------------
+
+    def probe(self) -> None:
+        self.asked(self.inner.probe)
+
+    def acquire(self, session: str, *, take_over: bool = False) -> FallbackLease:
+        """Also takes over what waits of the session: its former owner may have been killed."""
+        lease = FallbackLease(self, self.asked(lambda: self.inner.acquire(session, take_over=take_over)))
+        try:
+            self._take_in(lease)
+        except BaseException:
+            lease.let_go()
+            raise
+        return lease
+
+    def owner(self, session: str) -> Owner | None:
+        return self.asked(lambda: self.inner.owner(session))
+
+    def journal(self, lease: Lease, after: int) -> Journal:
+        mine = self._own(lease)
+        return self.asked(lambda: self.inner.journal(mine.remote, after))
+
+    def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
+        return iter(self.asked(lambda: list(self.inner.segments(session))))
+
+    def drop_segments(self, session: str, before: int) -> None:
+        self.asked(lambda: self.inner.drop_segments(session, before))
+
+    # --- checkpoints -------------------------------------------------------------------
+
+    def put(
+        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+    ) -> None:
+        mine = self._own(lease) if lease is not None else None
+        if mine is not None:
+            mine.not_released()
+        attempt, inner = Attempt(parts), self._inner(path)
+        try:
+            self._what_it_takes(lambda: self.hand_over_of(mine))
+            remote = mine.remote if mine is not None else None
+            self.asked(
+                lambda: self.inner.put(inner, attempt.parts, lease=remote, stage=stage),
+                own_fault=lambda: attempt.own_fault,
+            )
+        except (GraflowError, OSError) as error:
+            name = self._name(inner)
+            whole = [part for part, _ in parts] == list(PARTS)
+            if attempt.own_fault or not may_pass(error) or name is None or not whole:
+                raise
+            self._keep(name, parts, mine, stage, error)
+        else:
+            self._aside = False
+
+    def open(self, path: str, part: str, stage: str) -> Source:
+        return self._here_or_there(path, lambda store, found: store.open(found, part, stage))
+
+    def meta(self, path: str) -> bytes:
+        return self._here_or_there(path, lambda store, found: store.meta(found))
+
+    def unsafe(self, path: str) -> str | None:
+        return self._here_or_there(path, lambda store, found: store.unsafe(found))
+
+    def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
+        """What waits, and what the store has; while that is away it cannot be listed."""
+        inner = None if pattern is None else self._inner(pattern)
+        wanted = None if inner is None else base_of(inner.rpartition("/")[2])
+        waiting = {  # first: what is handed over meanwhile is in both then, and else would be in neither
+            self._outer(f"{self.inner.folder}/{entry.base}"): entry.raw
+            for entry in self.waits.waiting(session)
+            if wanted is None or fnmatchcase(base_of(entry.base), wanted)
+        }
+        there = self.asked(lambda: list(self.inner.list(session, inner)))
+        yield from waiting.items()
+        for path, raw in there:
+            if self._outer(path) not in waiting:
+                yield self._outer(path), raw
+
+    def delete(self, path: str) -> bool:
+        inner = self._inner(path)
+        waits = self._waiting_at(inner)
+        try:
+            there = self.asked(lambda: self.inner.delete(inner))
+        except (GraflowError, OSError) as error:
+            # a name of a session's own is used once: the store has nothing under it
+            if waits is None or not may_pass(error) or session_of(base_of(os.path.basename(inner))) is None:
+                raise
+            there = False
+        return waits[0].delete(waits[1]) or there if waits is not None else there
+
+    def newest(
+        self, limit: int, *, session: str | None = None, **facts: Unpack[Facts]
+    ) -> Sequence[tuple[str, bytes]]:
+        if self.waits.waiting(session):  # they have a place among the others
+            return newest(self.list(session), limit, **facts)
+        return self.asked(lambda: super(Fallback, self).newest(limit, session=session, **facts))
+
+    def delete_many(self, paths: Iterable[str]) -> int:
+        wanted = [*paths]
+        if any(self._waiting_at(self._inner(path)) for path in wanted):
+            return sum(self.delete(path) for path in wanted)
+        return self.asked(lambda: super(Fallback, self).delete_many(wanted))
+
+    # --- handing over ------------------------------------------------------------------
+
+    def hand_over_of(self, mine: FallbackLease | None) -> None:
+        """What was saved under that lease; None: what was saved without one."""
+        if mine is None:
+            if self.waits.of_nobody():
+                with self._mutex, self.waits.alone():
+                    self._hand_over(self.waits.of_nobody(), None, self._gone_on)
+        elif mine.has_put_aside:  # else there is nothing to look for
+            with self._mutex:
+                own = [
+                    e for e in self.waits.of_owners() if (e.session, e.epoch) == (mine.session, mine.epoch)
+                ]
+                self._hand_over(own, mine.remote, lambda entry: False)
+                mine.has_put_aside = False
+
+    def hand_over_now(self, mine: FallbackLease) -> None:
+        """The same, for the last time: it is tried whatever happened before."""
+        if mine.has_put_aside:
+            self._breaker.ask()
+            self.hand_over_of(mine)
+
+    def hand_over_all(self) -> int:
+        """What waits of sessions that nobody runs; how many wait still."""
+        self.hand_over_of(None)
+        for session in sorted({entry.session for entry in self.waits.of_owners()}):
+            try:
+                self.acquire(session).release()
+            except (CheckpointError, SessionError) as error:  # one that is damaged names no session
+                log.warning("what waits of session %r stays: %s", session, error, extra={"session": session})
+        return len(self.waits.waiting())
+
+    def _what_it_takes(self, hand_over: Callable[[], None]) -> None:
+        """What the store does not take, being too large for it, keeps neither the next save nor an owner."""
+        try:
+            hand_over()
+        except (CheckpointError, ServerError) as error:
+            if may_pass(error):
+                raise
+            log.warning("what waits in %s stays there: %s", self.waits.where, error)
+
+    def _take_in(self, lease: FallbackLease) -> None:
+        """What a former owner has left; nothing, if somebody has written since."""
+        own = [entry for entry in self.waits.of_owners() if entry.session == lease.session]
+        if not own:
+            return
+        try:
+            lease.local()
+        except SessionBusy as error:
+            log.warning(
+                "what waits of session %s stays: %s", lease.session, error, extra={"session": lease.session}
+            )
+            return
+        known = self.asked(lambda: highest_epoch(self.inner, lease.session, lease.epoch))
+        self._what_it_takes(lambda: self._hand_over(own, lease.remote, lambda entry: known > entry.epoch))
+
+    def _hand_over(
+        self, found: Sequence[Waiting], lease: Lease | None, refuses: Callable[[Waiting], bool]
+    ) -> None:
+        for entry in sorted(found, key=lambda entry: (entry.epoch, entry.sequence)):
+            try:
+                if refuses(entry):
+                    self._refuse(entry, "somebody else has gone on with it")
+                    continue
+                self._put(entry, lease)
+            except CheckpointCorrupt as error:
+                self._refuse(entry, str(error))
+                continue
+            log.info("checkpoint %s was handed over to %s", entry.base, masked(self.inner.url))
+
+    def _put(self, entry: Waiting, lease: Lease | None) -> None:
+        path = f"{self.inner.folder}/{entry.base}"
+        self.asked(lambda: self.inner.put(path, entry.parts(), lease=lease, stage=entry.stage))
+        entry.store.delete(entry.path)  # not before: a process that is killed here hands it over once more
+
+    def _gone_on(self, entry: Waiting) -> bool:
+        return self.asked(lambda: highest_epoch(self.inner, entry.session, -1)) > entry.epoch
+
+    def _refuse(self, entry: Waiting, why: str) -> None:
+        self.waits.set_aside(entry)
+        log.error(
+            "checkpoint %s of session %s is not handed over to %s: %s. It is kept in %s.",
+            entry.base,
+            entry.session,
+            masked(self.inner.url),
+            why,
+            self.waits.refused.folder,
+            extra={"session": entry.session},
+        )
+
+    # --- within ------------------------------------------------------------------------
+
+    def asked(self, call: Callable[[], T], own_fault: Callable[[], bool] = lambda: False) -> T:
+        """A call of the store; while that is away, an error at once."""
+        if not self._breaker.allows():
+            raise self._breaker.away(masked(self.inner.url))
+        began = self._breaker.clock()
+        try:
+            found = call()
+        except (GraflowError, OSError) as error:
+            if not may_pass(error):
+                self._is_there()  # it has answered
+            elif not own_fault() and self._breaker.bad(self._breaker.clock() - began):
+                log.warning("%s is away: %s", masked(self.inner.url), error)
+            raise
+        self._is_there()
+        return found
+
+    def _is_there(self) -> None:
+        if self._breaker.open:
+            log.warning("%s is back", masked(self.inner.url))
+        self._breaker.good()
+
+    def _keep(
+        self,
+        name: str,
+        parts: Sequence[tuple[str, PartWriter]],
+        mine: FallbackLease | None,
+        stage: str,
+        error: BaseException,
+    ) -> None:
+        """Into the folder; the writers write once more."""
+        self._aside = True
+        self.waits.settle()
+        if mine is not None:
+            place = self.waits.owned
+            mine.has_put_aside = True
+            place.put(f"{place.folder}/{name}", parts, lease=mine.local(), stage=stage)
+        else:
+            place = self.waits.free
+            with self.waits.alone():
+                place.put(f"{place.folder}/{name}", parts, lease=None, stage=stage)
+        log.info("checkpoint %s waits in %s: %s", name, place.folder, error)
+
+    def _own(self, lease: Lease) -> FallbackLease:
+        if not isinstance(lease, FallbackLease) or lease.store.waits.where != self.waits.where:
+            raise TypeError(f"a lease of this store is needed, not {type(lease).__name__}")
+        return lease
+
+    def _name(self, inner: str) -> str | None:
+        """The last piece of a path, if that is all there is to it."""
+        taken = self.inner.takes(inner) or inner
+        folder, _, name = taken.rpartition("/")
+        return name if name and folder in ("", self.inner.folder) else None
+
+    def _here_or_there(self, path: str, look: Callable[[CheckpointStore, str], T]) -> T:
+        """In the folder, if it waits there and is not handed over in this moment; else in the store."""
+        inner = self._inner(path)
+        if (found := self._waiting_at(inner)) is not None:
+            try:
+                return look(*found)
+            except (CheckpointNotFound, CheckpointCorrupt):
+                if self._waiting_at(inner) is not None:
+                    raise
+        return self.asked(lambda: look(self.inner, inner))
+
+    def _waiting_at(self, inner: str) -> tuple[CheckpointStore, str] | None:
+        name = self._name(inner)
+        store = self.waits.holder(name) if name is not None else None
+        return None if store is None else (store, f"{store.folder}/{name}")

@@ -1,0 +1,252 @@
+"""Retrying: a store whose errors that may pass are waited for.
+
+    retry+postgresql://host/database          for up to 10 seconds per call
+    retry.60+s3://bucket/runs                 for up to a minute
+
+Promise: a call is made again only if its error may pass, and only where that cannot do a thing twice. A `put`
+whose reply was lost is looked for first: if the meta that was written is there, it was committed. A line of
+history is looked for in the same way. What is appended to a journal is never sent twice; it fails, and the
+session stops, as without this wrapper. What a writer raises is the writer's.
+After five calls in a row that patience did not help, the next ones fail at once for some seconds.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import count
+from typing import Any, Self, TypeVar, Unpack
+
+from graflow_ckpt.core.errors import CheckpointError, GraflowError
+from graflow_ckpt.core.protocols import CheckpointStore, Lease, Owner, PartWriter, Source
+from graflow_ckpt.links.addresses import masked
+from graflow_ckpt.stores.around.patience import Attempt, Breaker, Patience, may_pass
+from graflow_ckpt.stores.around.wrapper import Wrapper
+from graflow_ckpt.stores.batches import Filters
+
+log = logging.getLogger("graflow_ckpt.stores")
+
+T = TypeVar("T")
+Row = TypeVar("Row", bound=tuple[Any, ...])  # Any: rows differ, and only their ends are looked at
+LONGEST = 3600.0
+
+
+class Retrying(Wrapper):
+    """The store, asked again."""
+
+    word = "retry"
+    reads_shared = True
+
+    def __init__(
+        self,
+        inner: CheckpointStore,
+        argument: str = "",
+        *,
+        patience: Patience | None = None,
+        breaker: Breaker | None = None,
+    ) -> None:
+        super().__init__(inner, argument)
+        self._patience = patience or Patience()
+        self._breaker = breaker or Breaker()
+
+    @classmethod
+    def of(cls, inner: CheckpointStore, argument: str) -> Self:
+        return cls(inner, argument, patience=Patience(_seconds(argument, inner)) if argument else None)
+
+    # --- what may be done twice --------------------------------------------------------
+
+    def probe(self) -> None:
+        self._again(self.inner.probe)
+
+    def acquire(self, session: str, *, take_over: bool = False) -> Lease:
+        """One that was granted in a reply that was lost is nobody's, and runs out."""
+        return self._again(lambda: self.inner.acquire(session, take_over=take_over))
+
+    def owner(self, session: str) -> Owner | None:
+        return self._again(lambda: self.inner.owner(session))
+
+    def meta(self, path: str) -> bytes:
+        return self._again(lambda: super(Retrying, self).meta(path))
+
+    def unsafe(self, path: str) -> str | None:
+        return self._again(lambda: super(Retrying, self).unsafe(path))
+
+    def drop_segments(self, session: str, before: int) -> None:
+        self._again(lambda: self.inner.drop_segments(session, before))
+
+    def open(self, path: str, part: str, stage: str) -> Source:
+        return _Reopened(
+            lambda call: self._again(call), lambda: super(Retrying, self).open(path, part, stage)
+        )
+
+    def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
+        """What was listed before an error is not listed once more."""
+        return self._from_where_it_was(lambda: super(Retrying, self).list(session, pattern))
+
+    def newest(self, limit: int, **wanted: Unpack[Filters]) -> Sequence[tuple[str, bytes]]:
+        return self._again(lambda: super(Retrying, self).newest(limit, **wanted))
+
+    def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]:
+        return self._from_where_it_was(lambda: self.inner.segments(session))
+
+    # --- what may have been done -------------------------------------------------------
+
+    def put(
+        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+    ) -> None:
+        attempt = Attempt(parts)
+
+        def write() -> None:
+            attempt.written.clear()
+            self.inner.put(self._inner(path), attempt.parts, lease=lease, stage=stage)
+
+        self._again(write, done=lambda: self._is_there(path, attempt), hopeless=lambda: attempt.own_fault)
+
+    def delete(self, path: str) -> bool:
+        """If an error came between, what is gone counts as deleted by this call."""
+        tries = count(1)
+
+        def take_away() -> bool:
+            first = next(tries) == 1
+            return self.inner.delete(self._inner(path)) or not first
+
+        return self._again(take_away)
+
+    def delete_many(self, paths: Iterable[str]) -> int:
+        """The same: they are gone, all of them."""
+        wanted = [self._inner(path) for path in paths]
+        tries = count(1)
+
+        def take_away() -> int:
+            first, found = next(tries) == 1, self.inner.delete_many(wanted)
+            return found if first else len(set(wanted))
+
+        return self._again(take_away)
+
+    # --- within ------------------------------------------------------------------------
+
+    def _again(
+        self,
+        call: Callable[[], T],
+        *,
+        done: Callable[[], bool] = lambda: False,
+        hopeless: Callable[[], bool] = lambda: False,
+    ) -> T:
+        """Until it succeeds, patience ends, or it turns out that it was done."""
+        if not self._breaker.allows():
+            raise self._breaker.away(masked(self.inner.url))
+        first = None
+        pauses = self._patience.pauses()
+        while True:
+            try:
+                if first is not None and done():
+                    found = None
+                else:
+                    found = call()
+            except (GraflowError, OSError) as error:
+                if not may_pass(error):
+                    self._breaker.good()  # it has answered
+                    raise
+                if hopeless():
+                    raise
+                if first is None:
+                    log.info("%s is asked again: %s", masked(self.inner.url), error)
+                first = first or error
+                if next(pauses, self) is self:
+                    self._breaker.bad()
+                    raise
+                continue
+            self._breaker.good()
+            return found  # type: ignore[return-value]  # None only for calls that return nothing
+
+    def _is_there(self, path: str, attempt: Attempt) -> bool:
+        """Whether the last attempt was committed before its reply was lost."""
+        written = attempt.written.get("meta.json")
+        if written is None:
+            return False  # it did not come that far
+        try:
+            return self.inner.meta(self._inner(path)) == written
+        except CheckpointError as error:
+            if may_pass(error):
+                raise
+            return False
+
+    def _from_where_it_was(self, begin: Callable[[], Iterator[Row]]) -> Iterator[Row]:
+        seen: set[tuple[object, ...]] = set()
+        listing: list[Iterator[Row]] = []
+
+        def following() -> Row | None:
+            if not listing:
+                listing.append(begin())
+            try:
+                return next((found for found in listing[0] if found[:-1] not in seen), None)
+            except BaseException:
+                listing.clear()
+                raise
+
+        while (found := self._again(following)) is not None:
+            seen.add(found[:-1])  # the bytes may be other ones by now
+            yield found
+
+
+class _Reopened:
+    """A part that is opened again where reading has stopped."""
+
+    def __init__(self, again: Callable[[Callable[[], int]], int], begin: Callable[[], Source]) -> None:
+        self._again = again
+        self._begin = begin
+        self._source: Source | None = None
+        self._read = 0
+        self._again(lambda: self._opened().size)
+
+    @property
+    def size(self) -> int:
+        return self._again(lambda: self._opened().size)
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        def read() -> int:
+            try:
+                return self._opened().readinto(buffer)
+            except BaseException:
+                self.close()
+                raise
+
+        got = self._again(read)
+        self._read += got
+        return got
+
+    def close(self) -> None:
+        source, self._source = self._source, None
+        if source is not None:
+            source.close()
+
+    def _opened(self) -> Source:
+        if self._source is None:
+            source = self._begin()
+            try:
+                _skip(source, self._read)
+            except BaseException:
+                source.close()
+                raise
+            self._source = source
+        return self._source
+
+
+def _skip(source: Source, left: int) -> None:
+    scratch = memoryview(bytearray(min(left, 1 << 20)))
+    while left and (got := source.readinto(scratch[: min(left, len(scratch))])):
+        left -= got
+
+
+def _seconds(text: str, inner: CheckpointStore) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds <= LONGEST:
+        raise CheckpointError(
+            f"retry.SECONDS+ takes a number of seconds, and {text!r} is none.",
+            hint=f"Write retry.30+{masked(inner.url)}, with at most {LONGEST:g}.",
+            store=masked(inner.url),
+        )
+    return seconds

@@ -1,0 +1,100 @@
+"""A driver over a bucket: what carries a guard is one conditional put."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from graflow_ckpt.core.errors import ServerError, ServerRefuses
+from graflow_ckpt.core.protocols import Buffer
+from graflow_ckpt.stores.driver import Done, Entry, Found, Hit, Put, Row, Tag
+from graflow_ckpt.stores.drivers.objects.bucket import Bucket
+
+_AT_ONCE = 8
+_BEHIND = 416  # what is asked for begins behind the end
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class ObjectsDriver:
+    """One bucket below one prefix."""
+
+    atomic = False
+    inline = 32 << 10
+    chunk = 8 << 20
+
+    def __init__(self, bucket: Callable[[], Bucket]) -> None:
+        self._open = bucket
+
+    def now(self) -> float:
+        try:
+            return self._open().now().timestamp()
+        except ServerRefuses:  # we may only read there
+            return time.time()
+
+    def get(self, *keys: str) -> Sequence[Found | None]:
+        return list(_side_by_side(self._get, keys))
+
+    def _get(self, key: str) -> Found | None:
+        found = self._open().get(key)
+        return None if found is None else Found(found.data, json.dumps(found.tag), found.at.timestamp())
+
+    def read(self, key: str, start: int, length: int) -> Buffer | None:
+        try:
+            found = self._open().get_range(key, start, length)
+        except ServerError as error:
+            if error.ids.get("status") != _BEHIND:
+                raise
+            return None
+        return found if found is not None and len(found) == length else None
+
+    def batch(
+        self,
+        puts: Sequence[Put],
+        drops: Sequence[str] = (),
+        *,
+        guards: Mapping[str, Tag | None] | None = None,
+        needs: Sequence[str] = (),
+        soft: bool = False,
+    ) -> Done | None:
+        bucket = self._open()
+        bucket.verify()
+        done: Done | None = Done("")
+        if guards:
+            ((key, wanted),), (put,) = guards.items(), puts
+            tag = bucket.swap(key, put.data, None if wanted is None else json.loads(wanted))
+            done = None if tag is None else Done(json.dumps(tag))
+        else:
+            tags = list(_side_by_side(self._put, puts))
+            if None in tags:
+                return None
+            done = Done(str(tags[-1]) if tags else "")
+        bucket.delete(list(drops))
+        return done
+
+    def _put(self, put: Put) -> Tag | None:
+        bucket = self._open()
+        if not put.fresh:
+            return json.dumps(bucket.put(put.key, put.data))
+        tag = bucket.create(put.key, put.data)
+        return None if tag is None else json.dumps(tag)
+
+    def keys(self, prefix: str) -> Iterator[Entry]:
+        for entry in self._open().list(prefix.rstrip("/")):
+            if entry.key.startswith(prefix):
+                yield Entry(entry.key, entry.size, entry.at.timestamp())
+
+    def find(self, wanted: Row, limit: int, below: int | None = None) -> Sequence[Hit] | None:
+        return None
+
+
+def _side_by_side(ask: Callable[[T], R], of: Sequence[T]) -> Iterator[R]:
+    """Several at once, in their order."""
+    if len(of) < 2:
+        return map(ask, of)
+    with ThreadPoolExecutor(min(_AT_ONCE, len(of)), thread_name_prefix="objects") as pool:
+        return iter(list(pool.map(ask, of)))

@@ -1,0 +1,345 @@
+"""Pickles: plain ones, streamed without copies, and refused with the path to the reason."""
+
+from __future__ import annotations
+
+import gc
+import io
+import pickle
+import subprocess
+import sys
+import threading
+import tracemalloc
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from graflow_ckpt.checkpoint.values.pickles import dump, live_bytes, live_digest, load, load_live
+from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, NotStorable
+from graflow_ckpt.core.protocols import Buffer
+
+LARGE = 300_000
+BIG = 8 << 20
+
+
+class Part:
+    """A source over bytes that gives at most `most` of them at a time."""
+
+    def __init__(self, data: bytes, most: int = sys.maxsize) -> None:
+        self._file, self._most = io.BytesIO(data), most
+        self.size = len(data)
+        self.largest = 0
+
+    def readinto(self, buffer: memoryview, /) -> int:
+        self.largest = max(self.largest, buffer.nbytes)
+        return self._file.readinto(buffer[: self._most])
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Model:
+    def __init__(self, *layers: Any) -> None:
+        self.layers = list(layers)
+
+
+class Layer:
+    __slots__ = ("lock", "model", "size")
+
+    def __init__(self, size: int, lock: Any = None, model: Any = None) -> None:
+        self.size, self.lock, self.model = size, lock, model
+
+
+def frozen(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    array.flags.writeable = False
+    return array
+
+
+ARRAYS: dict[str, np.ndarray[Any, Any]] = {
+    "c order": np.arange(LARGE, dtype="f4").reshape(3, -1),
+    "fortran order": np.asfortranarray(np.arange(LARGE).reshape(300, -1)),
+    "transposed": np.arange(LARGE).reshape(10, 100, -1).transpose(1, 0, 2),
+    "strided": np.arange(LARGE)[::2],
+    "reversed": np.arange(LARGE)[::-1],
+    "a view": np.arange(LARGE)[5:-5],
+    "read only": frozen(np.arange(LARGE)),
+    "no dimension": np.array(1.5),
+    "empty": np.zeros((0, 3)),
+    "small": np.arange(10),
+    "structured": np.zeros(LARGE, dtype=[("a", "i4"), ("b", "f8", (2,))]),
+    "objects": np.array([{"a": 1}, None, "x"], dtype=object),
+    "dates": np.arange(LARGE).astype("M8[s]"),
+    "other byte order": np.arange(LARGE, dtype=">i8"),
+    "at the frame limit": np.zeros(64 * 1024, dtype="u1"),
+    "below the frame limit": np.zeros(64 * 1024 - 1, dtype="u1"),
+    "a big one": np.arange(BIG // 4 + 10, dtype="u4"),
+}
+
+
+@pytest.mark.parametrize("array", ARRAYS.values(), ids=ARRAYS.keys())
+def test_arrays_come_back_as_they_were(array: np.ndarray[Any, Any]) -> None:
+    data = live_bytes({"first": array, "again": array, "after": "end"})
+
+    for back in (load(Part(data)), load_live(data), pickle.loads(data), pickle.load(io.BytesIO(data))):
+        assert back["first"].dtype == array.dtype
+        assert back["first"].shape == array.shape
+        assert np.array_equal(back["first"], array)
+        assert back["first"].flags.writeable == array.flags.writeable
+        assert back["first"].flags.f_contiguous == array.flags.f_contiguous or not array.flags.forc
+        assert back["again"] is back["first"]
+        assert back["after"] == "end"
+
+
+@pytest.mark.parametrize("payload", [b"x" * LARGE, bytearray(b"y" * LARGE), "é" * LARGE, b"z" * (BIG + 1)])
+def test_large_payloads_that_are_no_arrays_come_back(payload: Any) -> None:
+    data = live_bytes([payload, 1, payload])
+
+    back = load(Part(data))
+
+    assert back == pickle.loads(data) == [payload, 1, payload]
+    assert back[0] is back[2]
+    assert type(back[0]) is type(payload)
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, np.ndarray):
+        return bool(one.dtype == other.dtype) and one.tobytes() == other.tobytes()
+    return bool(one == other)
+
+
+@given(
+    st.lists(
+        st.one_of(
+            arrays.arrays(st.sampled_from(["u1", "f8"]), st.integers(0, 40_000)),
+            st.binary(max_size=200),
+            st.integers(65_000, 140_000).map(bytes),
+            st.text(),
+        ),
+        max_size=6,
+    ),
+    st.sampled_from([1_000, 70_000, sys.maxsize]),
+)
+def test_any_mixture_of_small_and_large_comes_back(values: list[Any], most: int) -> None:
+    data = live_bytes(values)
+
+    for back in (load(Part(data, most)), pickle.loads(data)):
+        assert len(back) == len(values)
+        assert all(same(one, other) for one, other in zip(back, values, strict=True))
+
+
+def test_the_memory_of_an_array_goes_to_the_sink_uncopied() -> None:
+    array = np.ones(5 * BIG // 8 + 3)
+    address, size = array.ctypes.data, array.nbytes
+    inside: list[int] = []
+
+    class Watching:
+        def write(self, data: Buffer, /) -> int:
+            if address <= np.frombuffer(data, "u1").ctypes.data < address + size:
+                inside.append(len(data))
+            return len(data)
+
+    tracemalloc.start()
+    dump({"model": Model(array, frozen(array.view()))}, Watching())
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert sum(inside) == 2 * size
+    assert peak < BIG
+
+
+def test_a_large_array_is_read_straight_into_its_place() -> None:
+    array = np.ones(2 * BIG // 8)
+    part = Part(live_bytes(array))
+
+    tracemalloc.start()
+    load(part)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert part.largest > array.nbytes * 0.9
+    assert peak < array.nbytes + BIG // 2
+
+
+def test_functions_and_classes_of_main_come_back_in_another_process() -> None:
+    program = """
+import sys
+from graflow_ckpt.checkpoint.values.pickles import live_bytes
+class Net:
+    def __call__(self, x): return x + offset
+offset = 40
+sys.stdout.buffer.write(live_bytes([Net(), lambda x: x * 2]))
+"""
+    data = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
+
+    net, double = load_live(data)
+
+    assert net(2) == 42
+    assert double(2) == 4
+
+
+@pytest.mark.parametrize(
+    ("build", "path"),
+    [
+        (lambda lock: lock, "v"),
+        (lambda lock: {"a": [1, (2, lock)]}, "v['a'][1][1]"),
+        (lambda lock: Model(1, 2, 3, Layer(4, lock)), "v.layers[3].lock"),
+        (lambda lock: OrderedDict(x=lock), "v['x']"),
+        (lambda lock: deque([0, lock]), "v[1]"),
+        (lambda lock: partial(print, lock), "v.__getstate__()[1][0]"),
+        (lambda lock: {lock: 1}, "v.keys()[0]"),
+        (lambda lock: lambda: lock, "v.<closure>.lock"),
+        (lambda lock: Model(np.array([None, lock], dtype=object)), "v.layers[0].__getstate__()[4][1]"),
+        (lambda lock: Model(lock).__class__.__init__.__get__(Model(lock)), "v.__self__.layers[0]"),
+        (lambda lock: {"many": [*range(5000), lock]}, "v['many'][5000]"),
+    ],
+)
+def test_what_cannot_be_pickled_is_named_with_its_path(build: Callable[[Any], Any], path: str) -> None:
+    with pytest.raises(NotStorable) as caught:
+        live_bytes(build(threading.Lock()), root="v")
+
+    assert caught.value.path == path
+    assert caught.value.kind == "_thread.lock"
+    assert path in str(caught.value)
+    assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_a_culprit_is_found_past_parts_that_point_back() -> None:
+    model = Model(1)
+    model.layers += [Layer(1, model=model), Layer(2, threading.Lock(), model)]
+
+    with pytest.raises(NotStorable) as caught:
+        live_bytes({"model": model}, root="channel")
+
+    assert caught.value.path == "channel['model'].layers[2].lock"
+
+
+def test_a_value_whose_own_code_fails_is_the_culprit() -> None:
+    class Shy:
+        def __getstate__(self) -> Any:
+            raise KeyError("not today")
+
+    with pytest.raises(NotStorable, match="not today") as caught:
+        live_bytes([1, Shy()], root="v")
+
+    assert caught.value.path == "v[1]"
+
+
+def test_a_value_that_is_too_deep_is_not_storable() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+
+    with pytest.raises(NotStorable) as caught:
+        live_bytes(deep, root="v")
+
+    assert caught.value.path == "v"
+
+
+def test_an_error_of_the_sink_stays_what_it_is() -> None:
+    full = OSError(28, "No space left on device")
+
+    class Full:
+        def write(self, _: Buffer, /) -> int:
+            raise full
+
+    for value in (1, np.zeros(LARGE)):
+        with pytest.raises(OSError, match="No space") as caught:
+            dump(value, Full())
+
+        assert caught.value is full
+
+
+@pytest.mark.parametrize("cut", [0, 1, 30, -1])
+def test_a_short_pickle_is_corrupt(cut: int) -> None:
+    data = live_bytes(Model(np.zeros(LARGE), "x"))
+
+    with pytest.raises(CheckpointCorrupt):
+        load(Part(data[:cut]))
+    with pytest.raises(CheckpointCorrupt):
+        load_live(data[:cut])
+
+
+def test_what_follows_a_pickle_is_corrupt() -> None:
+    with pytest.raises(CheckpointCorrupt, match="follows"):
+        load(Part(live_bytes(1) + b"x"))
+
+
+def test_a_class_that_is_gone_is_named_and_not_called_damage() -> None:
+    data = live_bytes(Counter("a")).replace(b"Counter", b"Cuonter")
+
+    with pytest.raises(CheckpointError, match="Cuonter") as caught:
+        load_live(data)
+
+    assert not isinstance(caught.value, CheckpointCorrupt)
+
+
+def test_the_collector_rests_while_much_is_loaded_and_goes_on_after() -> None:
+    states: list[bool] = []
+
+    class Looking(Part):
+        def readinto(self, buffer: memoryview, /) -> int:
+            states.append(gc.isenabled())
+            return super().readinto(buffer)
+
+    for value in (bytes(2 << 20), 1):
+        load(Looking(live_bytes(value)))
+        assert gc.isenabled()
+
+    assert not states[0]
+    assert states[-1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda value: value["model"].layers[0].__setitem__(7, 1.0),
+        lambda value: value["model"].layers[1].__setitem__((0, 0), 1),
+        lambda value: value["model"].layers.append(None),
+        lambda value: value.update(step=2),
+        lambda value: value["raw"].__setitem__(0, 1),
+        lambda value: value["model"].layers.__setitem__(0, value["model"].layers[0].astype("f4")),
+        lambda value: value["model"].layers.__setitem__(0, value["model"].layers[0].reshape(10, -1)),
+    ],
+)
+def test_a_digest_differs_after_any_change(change: Callable[[Any], None]) -> None:
+    value = {
+        "model": Model(np.zeros(LARGE), np.zeros((100, 100), "i8")[:, ::2]),
+        "step": 1,
+        "raw": bytearray(LARGE),
+    }
+    before = live_digest(value)
+
+    assert live_digest(value) == before
+    assert len(before) == 16
+    change(value)
+    assert live_digest(value) != before
+
+
+def test_a_digest_does_not_copy_big_buffers() -> None:
+    value = Model(np.ones(BIG // 8), bytes(BIG))
+
+    live_digest(Model(1))
+    tracemalloc.start()
+    live_digest(value)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+
+    assert peak < BIG // 4
+
+
+class Raw:
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+
+    def __reduce_ex__(self, _: Any) -> Any:
+        return Raw, (pickle.PickleBuffer(self.content),)
+
+
+def test_where_one_buffer_ends_and_the_next_begins_counts() -> None:
+    assert live_digest([Raw(b"ab"), Raw(b"c")]) != live_digest([Raw(b"a"), Raw(b"bc")])

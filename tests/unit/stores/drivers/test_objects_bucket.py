@@ -1,0 +1,276 @@
+"""A bucket that refuses, is not there, is lost and comes back, or does not honour conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from threading import Semaphore, Timer
+
+import pytest
+
+from graflow_ckpt.core.errors import (
+    CheckpointError,
+    SaveOutcomeUnknown,
+    ServerError,
+    ServerGone,
+    ServerRefuses,
+    ServerTooOld,
+)
+from graflow_ckpt.core.protocols import Sink
+from graflow_ckpt.stores.drivers.objects import bucket as objects_bucket
+from graflow_ckpt.stores.drivers.objects.bucket import Bucket, shown
+from graflow_ckpt.stores.drivers.objects.driver import ObjectsDriver
+from graflow_ckpt.stores.drivers.objects.store import ObjectStore
+from tests.object_servers import ObjectServer
+from tests.proxy import Proxy
+from tests.servers import free_port
+from tests.trios import all_of
+from tests.unit.stores.texts import keys, names, own_name, parts, put, read
+
+CHUNK = ObjectsDriver.chunk
+LARGE = 20_000  # times its text: more than what goes with the head
+
+
+@pytest.fixture
+def store(objects_url: str) -> ObjectStore:
+    return ObjectStore(objects_url)
+
+
+def test_probing_leaves_nothing_behind(store: ObjectStore) -> None:
+    store.probe()
+
+    assert keys(store) == []
+
+
+@pytest.mark.parametrize("without", ["conditions", "support"])
+def test_a_bucket_without_conditional_puts_is_refused_before_anything_is_written(
+    without: str, objects_url: str
+) -> None:
+    with ObjectServer(without=without) as server:
+        store = ObjectStore(server.url)
+        for call in (store.probe, lambda: store.acquire("s")):
+            with pytest.raises(ServerTooOld, match="conditional writes"):
+                call()
+        with pytest.raises(CheckpointError, match="conditional writes"):
+            put(store, "best", "one")
+
+        assert keys(store) == []
+
+
+def test_nothing_is_asked_before_the_first_use(objects_url: str) -> None:
+    store = ObjectStore(f"s3://nobody/x?endpoint=http://127.0.0.1:{free_port()}")
+
+    with pytest.raises(ServerGone, match="cannot be reached") as gone:
+        store.probe()
+
+    assert "hunter2" not in f"{gone.value} {store.url} {store.folder} {store!r}"
+
+
+def test_a_refusal_says_so(objects_url: str) -> None:
+    with ObjectServer(without="rights") as server:
+        store = ObjectStore(server.url)
+        for call in (store.probe, lambda: store.acquire("s"), lambda: store.meta("best")):
+            with pytest.raises(ServerRefuses, match="refuses"):
+                call()
+        with pytest.raises(CheckpointError, match=r"Cannot write the checkpoint .*/best: .*refuses"):
+            put(store, "best", "one")
+
+
+def test_a_bucket_that_is_not_there_says_so(object_server: ObjectServer, objects_url: str) -> None:
+    store = ObjectStore(objects_url.replace("://bucket/", "://no-such-bucket/"))
+
+    for call in (store.probe, lambda: store.acquire("s"), lambda: list(store.list())):
+        with pytest.raises(ServerError, match="no such bucket"):
+            call()
+
+
+def test_an_option_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ServerError, match="s3://bucket/x cannot be opened"):
+        ObjectStore("s3://bucket/x?endpiont=http://h:1").probe()
+
+
+def test_signatures_in_what_the_library_says_are_not_shown() -> None:
+    said = "Error performing PUT https://u:hunter2@h/c/x?sig=hunter2&se=1 in 3s\n\nDebug source:\nhunter2"
+
+    assert shown(said) == "Error performing PUT https://h/c/x in 3s"
+
+
+@pytest.fixture
+def proxy(object_server: ObjectServer, objects_url: str) -> Iterator[Proxy]:
+    with Proxy(object_server) as proxy:
+        yield proxy
+
+
+def test_a_server_that_is_back_in_time_was_not_missed(object_server: ObjectServer, proxy: Proxy) -> None:
+    store = ObjectStore(object_server.at("back-in-time", proxy.port))
+    lease = store.acquire("s")
+
+    def goes_away(sink: object) -> None:
+        sink.write(b"x" * (CHUNK + 1))  # type: ignore[attr-defined]
+        proxy.refuse()
+        Timer(1.0, proxy.resume).start()
+
+    store.put(own_name(), [("pkl", goes_away), *parts("one")[1:]], lease=lease, stage="one")
+
+    assert read(store, own_name()) == ("one", b"x" * (CHUNK + 1), b"one")
+    lease.release()
+
+
+def test_readers_wait_for_a_server_that_is_lost(object_server: ObjectServer, proxy: Proxy) -> None:
+    store = ObjectStore(object_server.at("readers-wait", proxy.port))
+    path = put(store, own_name(), "one", size=LARGE)
+    asked: list[Callable[[], object]] = [
+        lambda: names(store, "s"),
+        lambda: names(store),
+        lambda: store.meta(path),
+        lambda: all_of(store.open(path, "pkl", "one")),
+        lambda: store._opened().now(),
+    ]
+    with ThreadPoolExecutor(len(asked)) as threads:
+        proxy.refuse()
+        Timer(0.6, proxy.resume).start()  # longer than the client itself goes on asking
+
+        answers = [thread.result() for thread in [threads.submit(ask) for ask in asked]]
+
+    assert all(answers)
+
+
+def test_a_listing_that_is_cut_off_goes_on_where_it_was(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket = store._opened()
+    for letter in "abcde":
+        bucket.put(f"x/{letter}", b"")
+    pages = bucket._pages
+
+    def cut_off(prefix: str, after: str | None) -> Iterator[Sequence[object]]:
+        page = next(pages(prefix, after))
+        yield page[:2]
+        if len(page) > 2:
+            raise ServerGone("it went")
+
+    monkeypatch.setattr(bucket, "_pages", cut_off)
+
+    assert keys(store, "x") == [f"x/{letter}" for letter in "abcde"]
+
+
+@pytest.fixture
+def watched(proxy: Proxy, object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """A bucket behind the proxy; that its server is silent is noticed soon."""
+    monkeypatch.setattr(objects_bucket, "PATIENCE", 0)
+    monkeypatch.setattr(objects_bucket, "WATCH", 0.02)
+    monkeypatch.setitem(objects_bucket.QUICK, "read_timeout", timedelta(seconds=0.3))
+    bucket = ObjectStore(object_server.at("watched", proxy.port))._opened()
+    bucket.put("large", b"x" * CHUNK)
+    return bucket
+
+
+REQUESTS: list[Callable[[Bucket], object]] = [
+    lambda bucket: bucket.put("large", b"y" * CHUNK),
+    lambda bucket: bucket.get_range("large", 0, CHUNK),
+]
+
+
+@pytest.mark.parametrize("request_of", REQUESTS, ids=["put", "get"])
+def test_what_is_large_may_take_its_time_while_the_server_answers(
+    watched: Bucket, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, request_of: Callable[[Bucket], object]
+) -> None:
+    answered = Semaphore(0)
+    be_there = watched._be_there
+    monkeypatch.setattr(watched, "_be_there", lambda: (be_there(), answered.release()))
+    proxy.hold_next_reply(b"large")
+
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(request_of, watched)
+        for _ in range(20):  # which takes longer than something small is waited for
+            assert answered.acquire(timeout=20)
+        assert not done.done()
+        proxy.resume()
+
+        done.result()
+
+
+@pytest.mark.parametrize("request_of", REQUESTS, ids=["put", "get"])
+def test_what_is_large_is_given_up_when_the_server_answers_nothing(
+    watched: Bucket, proxy: Proxy, request_of: Callable[[Bucket], object]
+) -> None:
+    proxy.stall()
+
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(request_of, watched)
+        try:
+            with pytest.raises(ServerGone):
+                done.result(timeout=60)  # half of what it could take
+        finally:
+            proxy.resume()
+
+
+def test_a_save_while_the_server_is_away_fails_and_the_next_one_succeeds(
+    object_server: ObjectServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(objects_bucket, "PATIENCE", 0.1)
+    store = ObjectStore(object_server.at("away", proxy.port))
+    lease = store.acquire("s")
+    put(store, "best", "one", lease)
+    put(store, own_name(), "one", lease)
+    proxy.refuse()
+
+    for name in ("best", own_name()):
+        with pytest.raises(CheckpointError, match="cannot be reached"):
+            put(store, name, "two", lease)
+    proxy.resume()
+
+    assert [read(store, name)[0] for name in ("best", own_name())] == ["one", "one"]
+    put(store, "best", "three", lease)
+    assert read(store, "best")[0] == "three"
+    lease.release()
+
+
+@pytest.mark.parametrize("name", ["best", own_name()])
+def test_a_save_that_was_sent_and_not_confirmed_says_so_and_stays_whole(
+    object_server: ObjectServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(objects_bucket, "PATIENCE", 0.1)
+    store = ObjectStore(object_server.at(f"unknown-{name[:4]}", proxy.port))
+    lease = store.acquire("s")
+    put(store, name, "one", lease, size=LARGE)
+    bucket = store._opened()
+    swap = bucket.swap
+
+    def swap_and_be_cut_off(key: str, data: bytes, tag: objects_bucket.Tag | None) -> None:
+        swap(key, data, tag)
+        proxy.refuse()
+        bucket.get(key)
+
+    def write_meta(sink: Sink) -> None:  # and then nothing is left to do but the commit
+        monkeypatch.setattr(bucket, "swap", swap_and_be_cut_off)
+        sink.write(meta)
+
+    *others, (_, _) = parts("two", size=LARGE)
+    meta = b'{"session_id": "s", "stage": "two"}'
+    with pytest.raises(SaveOutcomeUnknown, match="was sent, but not confirmed"):
+        store.put(name, [*others, ("meta.json", write_meta)], lease=lease, stage="two")
+    monkeypatch.setattr(bucket, "swap", swap)
+    proxy.resume()
+
+    assert read(store, name) == ("two", b"two" * LARGE, b"two")
+    put(store, name, "three", lease, size=LARGE)
+    assert read(store, name) == ("three", b"three" * LARGE, b"three")
+    lease.release()
+
+
+@pytest.mark.parametrize("name", ["best", own_name()])
+@pytest.mark.parametrize("key", [b"/data/", b"/head/"])
+def test_a_write_whose_reply_is_lost_is_there_once(
+    object_server: ObjectServer, proxy: Proxy, name: str, key: bytes
+) -> None:
+    store = ObjectStore(object_server.at(f"lost-{name[:4]}-{key[1:5].decode()}", proxy.port))
+    lease = store.acquire("s")
+    put(store, name, "one", lease, size=LARGE)
+    proxy.drop_next_reply(key)
+
+    put(store, name, "two", lease, size=LARGE)
+
+    assert read(store, name) == ("two", b"two" * LARGE, b"two")
+    lease.release()

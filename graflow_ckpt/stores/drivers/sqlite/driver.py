@@ -24,6 +24,11 @@ _NEEDS = "SELECT count(*) FROM things WHERE key IN (SELECT value FROM json_each(
 _NEXT = "SELECT ifnull(max(number), 0) + 1 FROM things WHERE number IS NOT NULL"
 _INSERT = "INSERT OR IGNORE INTO things VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _UPDATE = "UPDATE things SET tag = ?, at = ?, size = ?, data = ?, large = ? WHERE key = ?"
+_DROP = "DELETE FROM things WHERE key IN (SELECT value FROM json_each(?))"
+_DROP_LARGE = (
+    "DELETE FROM large WHERE id IN (SELECT large FROM things WHERE large IS NOT NULL "
+    "AND key IN (SELECT value FROM json_each(?)))"
+)
 _LIST = "SELECT key, size, at FROM things WHERE key > ? AND key < ? ORDER BY key LIMIT ?"
 _FIND = (
     f"SELECT t.number, t.key, {_DATA} FROM things t {{}} LEFT JOIN large l ON l.id = t.large "
@@ -84,8 +89,10 @@ class SqliteDriver:
                     raise _Refused
                 for put in puts:
                     _put(execute, put, tag, at)
-                for key in drops:
-                    _drop(execute, key)
+                if drops:
+                    listed = (json.dumps(drops),)
+                    execute(_DROP_LARGE, listed)
+                    execute(_DROP, listed)
         except _Refused:
             return None
         return Done(tag)
@@ -146,9 +153,3 @@ def _aside(execute: Any, data: Buffer, size: int, former: int | None) -> int | N
         return former
     number: int = execute("INSERT INTO large (data) VALUES (?)", (data,)).lastrowid
     return number
-
-
-def _drop(execute: Any, key: str) -> None:
-    row = execute("DELETE FROM things WHERE key = ? RETURNING large", (key,)).fetchone()
-    if row is not None and row[0] is not None:
-        execute("DELETE FROM large WHERE id = ?", (row[0],))

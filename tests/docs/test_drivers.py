@@ -100,8 +100,8 @@ def test_a_driver_that_is_wrong_about_processes_is_convicted(
     kind = broken(driver_of_the_page)
 
     def run() -> None:
-        for turn in range(5):  # what comes between two, or is killed, is a matter of luck
+        for turn in range(20):  # what comes between two, or is killed, is a matter of luck
             getattr(AtomicDriverContract(), test)(partial(kind, tmp_path / str(turn)))
 
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, OSError, ValueError)):  # or it finds halves of files itself
         run()

@@ -60,7 +60,9 @@ def test_a_head_comes_back_and_each_time_in_other_bytes(head: Head) -> None:
 
 
 @pytest.mark.parametrize(
-    "raw", [b"", b"{", b"[]", b"7", b"\xff", b'{"epoch": 1e999}', b"[" * 100_000, FULL.encode() + b"x"]
+    "raw",
+    [b"", b"{", b"[]", b"7", b"\xff", b'{"epoch": 1e999}', b"[" * 100_000, FULL.encode() + b"x"],
+    ids=["nothing", "begun", "list", "number", "no text", "infinite", "deep", "more behind it"],
 )
 def test_bytes_that_no_head_has_are_damage(raw: bytes) -> None:
     with pytest.raises(CheckpointCorrupt, match="who owns session 's' is damaged"):

@@ -77,7 +77,8 @@ class RedisDriver:
                 steps.append((None, (), ("SET", PREFIX + put.key, head + put.data, "NX", "EX", _LIFE)))
                 args += [2, _facts(put.row), b""]
             else:
-                args += [int(put.fresh), _facts(put.row), put.data]
+                # older clients take no other buffer
+                args += [int(put.fresh), _facts(put.row), bytes(put.data)]
         keys += [PREFIX + key for key in (*drops, *needs)]
         ahead = len(steps)
         steps.append((self._script("batch"), keys, args))

@@ -2,7 +2,8 @@
 
 The first one: start nothing more, finish what runs, cut, leave with status 75. The second one,
 or the end of the grace period: leave at once; the last cut stands. Handlers are installed in
-the main thread only, and the previous ones are put back.
+the main thread only, and the previous ones are put back when the last session has ended: of several at once
+(`aexecute`), which end in any order, each hears a signal.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class Stop:
         self._leave = leave
         self._session = session
         self._grace = grace
-        self._expired = False
+        self._expired = self._left = False
         self._open = threading.Lock()  # held as long as somebody has to watch the time
         self._open.acquire()
 
@@ -50,17 +51,24 @@ class Stop:
         self._stop()
         return True
 
-    def __call__(self, number: int, frame: FrameType | None) -> None:
+    @property
+    def overdue(self) -> bool:
+        """Whether its grace period is over, and nothing was done about that yet."""
+        return self._expired and not self._left
+
+    def __call__(self, number: int, frame: FrameType | None, *, aloud: bool = True) -> None:
         if self.signal is None:
             self.signal = number
             # Neither threading.Timer nor sys.stderr: the main thread may hold their locks right now.
             start_new_thread(self._watch, ())
             self._stop()
-            name = signal.Signals(number).name
-            _say(f"{name}: finishing what runs, then saving (again: leave at once; grace {self._grace:g} s)")
+            if aloud:
+                name, grace = signal.Signals(number).name, f"grace {self._grace:g} s"
+                _say(f"{name}: finishing what runs, then saving (again: leave at once; {grace})")
             return
         if number == signal.SIGINT and not self._expired:
             raise KeyboardInterrupt
+        self._left = True
         error = Interrupted(f"Session {self._session} did not finish in its grace period.", self._session)
         if self._leave is None:
             raise error
@@ -80,20 +88,46 @@ class Stop:
         self._open.release()
 
 
+class _Handlers:
+    """Those of this process, for all sessions that run now."""
+
+    def __init__(self) -> None:
+        self._stops: list[Stop] = []
+        self._before: dict[int, Any] = {}
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        told = [stop for stop in reversed(self._stops) if stop.overdue] or self._stops[::-1]
+        for stop in told:
+            stop(number, frame, aloud=stop is told[0])
+
+    def add(self, stop: Stop) -> None:
+        self._stops.append(stop)  # first: no signal is to find nobody
+        if len(self._stops) == 1:
+            self._before = {number: signal.signal(number, self) for number in _SIGNALS}
+
+    def remove(self, stop: Stop) -> None:
+        if len(self._stops) == 1:
+            for number, handler in self._before.items():
+                # None: it was set by something other than Python, which cannot be put back from here
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        self._stops.remove(stop)
+
+
+_handlers = _Handlers()
+
+
 @contextmanager
 def handled(stop: Stop) -> Iterator[None]:
-    """The handlers are ours inside."""
+    """It hears the signals that come inside."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before: dict[int, Any] = {number: signal.signal(number, stop) for number in _SIGNALS}
+    _handlers.add(stop)
     try:
         yield
     finally:
         stop.close()
-        for number, handler in before.items():
-            # None: it was set by something other than Python, which cannot be put back from here
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        _handlers.remove(stop)
 
 
 def _say(text: str) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import pytest
 
@@ -13,6 +15,7 @@ from graflow_ckpt.core.errors import Interrupted
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.signals import Stop, handled
+from graflow_ckpt.frontends.dsl import Workflow
 
 
 def test_the_first_signal_stops_and_the_next_one_leaves() -> None:
@@ -78,6 +81,91 @@ def test_handlers_that_python_has_not_set_become_the_default() -> None:
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+# --- several sessions at once ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ends", [(0, 1), (1, 0)], ids=["first", "last"])
+def test_whichever_of_two_sessions_ends_first_the_handlers_are_put_back_after_the_other(
+    ends: tuple[int, int],
+) -> None:
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    stops = [Stop(name, 60, lambda: None) for name in "ab"]
+    open_now = [ExitStack() for _ in stops]
+    for stack, stop in zip(open_now, stops, strict=True):
+        stack.enter_context(handled(stop))
+
+    open_now[ends[0]].close()
+    signal.raise_signal(signal.SIGTERM)
+
+    assert stops[ends[0]].signal is None
+    assert stops[ends[1]].signal == signal.SIGTERM
+    open_now[ends[1]].close()
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
+
+
+def test_all_sessions_hear_a_signal_and_it_is_said_once(capfd: pytest.CaptureFixture[str]) -> None:
+    stops = [Stop(name, 60, lambda: None) for name in "abc"]
+
+    with ExitStack() as stack:
+        for stop in stops:
+            stack.enter_context(handled(stop))
+        signal.raise_signal(signal.SIGTERM)
+
+    assert [stop.signal for stop in stops] == [signal.SIGTERM] * 3
+    assert capfd.readouterr().err.count("finishing what runs") == 1
+
+
+def test_a_grace_period_that_is_over_ends_its_own_session_alone() -> None:
+    came, left = threading.Event(), list[Interrupted]()
+    hasty = Stop("hasty", 0.05, lambda: None, lambda error: came.set())
+    patient = Stop("patient", 60, lambda: None, left.append)
+
+    with handled(patient), handled(hasty):
+        signal.raise_signal(signal.SIGTERM)
+        assert came.wait(5)
+
+    assert left == []
+
+
+def resting(name: str, until: asyncio.Event | None = None) -> Workflow:
+    """Two tasks; given an event, the first waits for it, and asks the process to end."""
+    with workflow(name, session_id=name, checkpoint=EveryTask()) as flow:
+
+        @task(id="rest")
+        async def rest() -> None:
+            if until is not None:
+                await until.wait()
+                signal.raise_signal(signal.SIGTERM)
+
+        @task(id="after")
+        def after() -> str:
+            return name
+
+        rest >> after
+    return flow
+
+
+def test_sessions_of_one_loop_are_stopped_also_after_one_of_them_has_ended() -> None:
+    async def both() -> None:
+        ended = asyncio.Event()
+
+        async def short() -> None:
+            assert await resting("short").aexecute() == "short"
+            ended.set()
+
+        await asyncio.gather(short(), resting("long", ended).aexecute())
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Interrupted, match="session long stopped; it goes on at step 1"):
+        asyncio.run(both())
+
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert CheckpointManager.list_checkpoints("long")
+
+
+# --- tasks -------------------------------------------------------------------------------
 
 
 def test_a_signal_between_two_tasks_stops_before_the_next_one() -> None:

@@ -699,6 +699,7 @@ def test_a_commit_that_is_never_confirmed_may_stand_and_nothing_of_it_is_taken_a
 ) -> None:
     direct, main = kind.open(), threading.main_thread().ident
     assert main is not None
+    stood: list[float] = []
     with kind.proxy() as (proxy, behind):
         store = kind.open(behind)
         put(store, "best", "one")
@@ -706,6 +707,7 @@ def test_a_commit_that_is_never_confirmed_may_stand_and_nothing_of_it_is_taken_a
         def once_it_stands() -> None:
             while read(direct, "best")[0] != "two":
                 time.sleep(0.005)
+            stood.append(time.monotonic())
             proxy.refuse() if how == "cut off" else signal.pthread_kill(main, signal.SIGINT)
 
         proxy.hold_next_reply(b"two")
@@ -716,6 +718,9 @@ def test_a_commit_that_is_never_confirmed_may_stand_and_nothing_of_it_is_taken_a
             put(store, "best", "two", size=kind.chunk // 8)
         watching.join()
 
+        assert (
+            time.monotonic() - stood[0] < 3
+        )  # also an interruption does not wait for a server that says nothing
         assert read(direct, "best") == ("two", b"two" * (kind.chunk // 8), b"two")
 
 

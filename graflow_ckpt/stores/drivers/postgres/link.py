@@ -50,7 +50,7 @@ from graflow_ckpt.stores.drivers.postgres.names import Address
 try:
     import psycopg
     import psycopg_pool
-    from psycopg import generators
+    from psycopg import generators, waiting
     from psycopg.errors import error_from_result
     from psycopg.pq import ExecStatus
     from psycopg.pq.abc import PGresult
@@ -58,7 +58,6 @@ except ImportError as missing:  # also psycopg without libpq
     raise not_installed(missing, "Checkpoints cannot be kept in Postgres", "postgres") from missing
 
 Rollback = psycopg.Rollback
-Connection = psycopg.Connection[tuple[Any, ...]]  # Any: rows are as the statements make them
 
 T = TypeVar("T")
 
@@ -83,6 +82,18 @@ _NO_DATABASE = re.compile(r"database \"(.*)\" does not exist")
 _GONE = ("08", "57P", "53300", "40001", "40P01", "55P03", "25P03", "26000")
 _CHANGING = re.compile(r"cache lookup failed|could not open relation with OID|tuple concurrently")
 _MISSING = ("42P01", "3F000", "42883", "42703")
+
+
+class Connection(psycopg.Connection[tuple[Any, ...]]):  # Any: rows are as the statements make them
+    """Hangs up where a wait is interrupted: to cancel, as psycopg does, may never end on a silent server."""
+
+    def wait(self, gen: Any, *args: Any, **more: Any) -> Any:
+        """Run the steps of what was sent until its answer is there."""
+        try:
+            return waiting.wait(gen, self.pgconn.socket, *args, **more)
+        except (KeyboardInterrupt, SystemExit):
+            self.pgconn.finish()
+            raise
 
 
 class Link:
@@ -152,7 +163,7 @@ class Link:
             connection.close()
 
     def _connect(self) -> Connection:
-        return psycopg.connect(**self._arguments())
+        return Connection.connect(**self._arguments())
 
     def _arguments(self) -> dict[str, Any]:
         """As psycopg takes them."""
@@ -213,6 +224,7 @@ def _joined(place: _Place) -> psycopg_pool.ConnectionPool[Connection]:
     with _sharing:
         if place not in _pools:
             pool: psycopg_pool.ConnectionPool[Connection] = psycopg_pool.ConnectionPool(
+                connection_class=Connection,
                 kwargs=dict(place[1]),
                 min_size=0,
                 max_size=_CONNECTIONS,

@@ -87,10 +87,10 @@ _MISSING = ("42P01", "3F000", "42883", "42703")
 class Connection(psycopg.Connection[tuple[Any, ...]]):  # Any: rows are as the statements make them
     """Hangs up where a wait is interrupted: to cancel, as psycopg does, may never end on a silent server."""
 
-    def wait(self, gen: Any, *args: Any, **more: Any) -> Any:
-        """Run the steps of what was sent until its answer is there."""
+    def wait(self, gen: Any, interval: float = 0.1, *args: Any, **more: Any) -> Any:
+        """Run the steps of what was sent until its answer is there, and look for signals at each interval."""
         try:
-            return waiting.wait(gen, self.pgconn.socket, *args, **more)
+            return waiting.wait(gen, self.pgconn.socket, interval, *args, **more)
         except (KeyboardInterrupt, SystemExit):
             self.pgconn.finish()
             raise

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt import CheckpointManager, ExecutionContext, WorkflowEngine
+from graflow_ckpt import CheckpointManager, ExecutionContext
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.core.errors import (
     BadSessionId,
@@ -52,20 +52,6 @@ def names(found: list[Any]) -> list[str]:
 # --- create and resume -----------------------------------------------------------------
 
 
-def test_a_checkpoint_is_created_and_resumed_from(tmp_path: Path) -> None:
-    context = ExecutionContext.create(trios.graph(), "a", session_id="s", store=str(tmp_path))
-    user = {"epoch": 3, "nested": {"a": [1]}}
-
-    path, metadata = CheckpointManager.create_checkpoint(context, str(tmp_path / "mine.pkl"), user)
-    back, again = CheckpointManager.resume_from_checkpoint(path)
-
-    assert (path, metadata.user_metadata) == (str(tmp_path / "mine.pkl"), user)
-    assert user == {"epoch": 3, "nested": {"a": [1]}}
-    assert (again.checkpoint_id, back.session_id, back.start_node) == (metadata.checkpoint_id, "s", "a")
-    assert WorkflowEngine().execute(back) == 2
-    assert back.completed_tasks == {"a", "b"}
-
-
 def test_metadata_that_json_cannot_hold_is_refused_and_nothing_is_written(tmp_path: Path) -> None:
     context = ExecutionContext.create(trios.graph(), "a", session_id="s", store=str(tmp_path))
 
@@ -73,14 +59,6 @@ def test_metadata_that_json_cannot_hold_is_refused_and_nothing_is_written(tmp_pa
         CheckpointManager.create_checkpoint(context, metadata={"loss": float("inf")})
 
     assert list(tmp_path.iterdir()) == []
-
-
-def test_resuming_from_a_damaged_one_names_the_newest_good_one(folder: Path) -> None:
-    newest = folder / "session_s_step_3_17-3.pkl"
-    newest.write_bytes(b"")
-
-    with pytest.raises(CheckpointCorrupt, match=r"newest good checkpoint of session s is .*17-2\.pkl"):
-        CheckpointManager.resume_from_checkpoint(str(newest))
 
 
 def test_resuming_from_the_only_one_when_it_is_damaged_says_so(tmp_path: Path) -> None:
@@ -104,12 +82,6 @@ def test_a_copy_elsewhere_belongs_to_the_store_that_it_was_written_in(tmp_path: 
     assert back.home.store.url == LocalStore(tmp_path / "away").url
 
 
-@pytest.mark.parametrize("path", ["nothing.pkl", "no/such/folder/x.pkl"])
-def test_resuming_from_nothing_is_a_file_not_found(tmp_path: Path, path: str) -> None:
-    with pytest.raises(FileNotFoundError, match=r"nothing|folder"):
-        CheckpointManager.resume_from_checkpoint(str(tmp_path / path))
-
-
 def test_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "x.pkl").mkdir()
 
@@ -118,23 +90,6 @@ def test_a_folder_is_no_checkpoint(tmp_path: Path) -> None:
 
 
 # --- list ------------------------------------------------------------------------------
-
-
-def test_the_checkpoints_of_a_session_are_listed_newest_first(folder: Path) -> None:
-    found = CheckpointManager.list_checkpoints("s", store=str(folder))
-
-    assert [metadata.sequence for metadata in found] == [3, 2, 1]
-    assert {metadata.session_id for metadata in found} == {"s"}
-    assert len(CheckpointManager.list_checkpoints(store=str(folder))) == 4
-    assert CheckpointManager.list_checkpoints("nobody", store=str(folder)) == []
-
-
-def test_a_pattern_may_stand_for_a_session(folder: Path) -> None:
-    by_name = CheckpointManager.list_checkpoints(path_pattern=f"{folder}/*_step_1_*")
-    in_its_place = CheckpointManager.list_checkpoints(f"{folder}/*_step_1_*")
-
-    assert sorted(names(by_name)) == sorted(names(in_its_place))
-    assert len(by_name) == 2
 
 
 def test_listing_opens_no_pickle_and_leaves_damaged_ones_out_by_name(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -111,53 +112,240 @@ def ran(graph: TaskGraph, on_failure: str = "pause", **script: Sequence[Outcome]
     return "".join(done.ran)
 
 
-# --- done ------------------------------------------------------------------------------
+# --- walks -----------------------------------------------------------------------------
 
 
-def test_a_chain_runs_in_order() -> None:
-    assert ran(graph_of("abc")) == "abc"
+def spawn(name: str, *before: str, more: Effects | None = None) -> Done:
+    made = Spawned(Task(name, len), before, b"\x09")
+    return Done(b"\xc0", (more or Effects())._replace(spawned=(made,), nexts=(Next(name, None, False),)))
 
 
-@given(st.randoms(use_true_random=False))
-def test_the_join_of_a_diamond_runs_once_whoever_comes_last(random: object) -> None:
-    graph = graph_of("abd", "acd", "de")
-
-    done = Walk(graph).go(lambda n: random.randrange(n))  # type: ignore[attr-defined]
-
-    assert sorted(done.ran) == list("abcde")
-    assert "".join(done.ran[3:]) == "de"
-    assert done.state.gates == {}
-
-
-def test_a_loop_in_the_graph_goes_on_both_ways() -> None:
-    done = walk(graph_of("abcb", "cd"), c=[OK, failed()])
-
-    assert "".join(done.ran[:5]) == "abcdb"
-    assert done.state.status == "failed"
-
-
-def test_a_join_inside_a_loop_waits_anew_each_time_round() -> None:
-    stop = Done(b"\xc0", Effects(terminate="enough"))
-
-    done = walk(graph_of("abdb", "bcd"), d=[OK, OK, stop])
-
-    assert "".join(done.ran) == "a" + "bcd" * 3
-    assert done.state.status == "completed"
+def shown(done: Walk) -> dict[str, Any]:
+    """What a table may say of a walk that is over: what ran (also sorted), and the tables of its state."""
+    state = done.state
+    return {
+        **vars(state),
+        "ran": "".join(done.ran),
+        "sorted": "".join(sorted(done.ran)),
+        "last": done.ran[-1],
+        "end": "".join(done.ran[-2:]),
+        "data": [spec.task_data for spec in done.specs],
+        "cycles": [spec.cycle for spec in done.specs],
+        "pending": [spec.task_id for spec in state.pending()],
+        **{name: list(getattr(state, name)) for name in ("completed", "passed", "skipped", "tasks")},
+        "nodes": list(done.graph.nodes),
+    }
 
 
-def test_terminate_starts_nothing_more_and_commits_the_task() -> None:
-    done = walk(graph_of("abc"), b=[Done(b"\x01", Effects(terminate="enough"))])
+def check(done: Walk, expected: dict[str, Any]) -> None:
+    found = shown(done)
+    expected = {"status": "completed", **expected}
+    assert {name: found[name] for name in expected} == expected, done.state.reason
 
-    assert ("".join(done.ran), done.state.status, done.state.reason) == ("ab", "completed", "enough")
-    assert list(done.state.completed) == ["a", "b"]
+
+Case = tuple[TaskGraph, dict[str, list[Outcome]], dict[str, Any]]
+AGAIN, ENOUGH = Effects(again=NO_DATA), Effects(terminate="enough")
+GROUP = graph_of("sl", "sr", "gmjk", starts="s", g=(All(), "lr"))
+
+WALKS: dict[str, Case] = {
+    "a chain runs in order": (graph_of("abc"), {}, {"ran": "abc"}),
+    "a join inside a loop waits anew each time round": (
+        graph_of("abdb", "bcd"),
+        {"d": [OK, OK, Done(b"\xc0", ENOUGH)]},
+        {"ran": "abcdbcdbcd"},
+    ),
+    "terminate starts nothing more and commits the task": (
+        graph_of("abc"),
+        {"b": [Done(b"\x01", ENOUGH)]},
+        {"ran": "ab", "reason": "enough", "completed": ["a", "b"]},
+    ),
+    "cancelling commits nothing of the task": (
+        graph_of("abc"),
+        {"b": [Cancelled("no more")]},
+        {"status": "cancelled", "reason": "no more", "completed": ["a"], "specs": {}},
+    ),
+    # again and elsewhere
+    "next_iteration tells nobody until the last one": (
+        graph_of("abc"),
+        {"b": [Done(b"\xc0", Effects(again=b"\x05"))] * 2},
+        {"ran": "abbbc", "cycles": [0, 0, 1, 2, 0], "data": [None, None, b"\x05", b"\x05", None]},
+    ),
+    "a goto beside a next_iteration runs too and skips nothing": (
+        graph_of("ab", "x"),
+        {"a": [Done(b"\xc0", AGAIN._replace(nexts=(Next("x", b"\x05", True),)))]},
+        {"sorted": "aabx", "skipped": []},
+    ),
+    "next_iteration without data has none": (
+        graph_of("ab"),
+        {"a": [Done(b"\xc0", AGAIN)]},
+        {"data": [None, None, None]},
+    ),
+    "next_task runs beside the successors": (
+        graph_of("ab", "x"),
+        {"a": [Done(b"\xc0", Effects(nexts=(Next("x", b"\x05", False),)))]},
+        {"ran": "abx", "data": [None, None, b"\x05"]},
+    ),
+    "goto runs its target instead of the successors": (
+        graph_of("abc", "x"),
+        {"a": [goto("x", data=b"\x07")]},
+        {"ran": "ax", "skipped": ["b", "c"], "data": [None, b"\x07"]},
+    ),
+    "goto past a task skips it up to the target": (
+        graph_of("abcd"),
+        {"a": [goto("c")]},
+        {"ran": "acd", "skipped": ["b"]},
+    ),
+    "goto back up sends nothing and the way down is walked again": (
+        graph_of("abcd"),
+        {"c": [goto("a")]},
+        {"ran": "abcabcd", "skipped": []},
+    ),
+    "goto to oneself is another round": (graph_of("abc"), {"b": [goto("b")]}, {"ran": "abbc"}),
+    "goto to a join all of whose branches are cut runs it directly, with its data": (
+        graph_of("abd", "acd"),
+        {"a": [goto("d", data=b"\x05")]},
+        {"ran": "ad", "data": [None, b"\x05"]},
+    ),
+    "goto to a join all of whose branches are cut runs it directly": (
+        graph_of("abd", "acd"),
+        {"a": [goto("d")]},
+        {"ran": "ad"},
+    ),
+    "goto to a join that others lead to counts as what was cut": (
+        graph_of("aj", "bcj", "bdj", starts="ab"),
+        {"b": [goto("j")]},
+        {"sorted": "abj"},
+    ),
+    "goto from one branch past its task joins the other branch": (
+        graph_of("sbmj", "scj", starts="s"),
+        {"b": [goto("j")]},
+        {"sorted": "bcjs"},
+    ),
+    "goto elsewhere tells the join that its branch does not come": (
+        graph_of("sbj", "scj", "x", starts="s"),
+        {"b": [goto("x")]},
+        {"sorted": "bcjsx"},
+    ),
+    "goto to two tasks runs both": (
+        graph_of("ab", "x", "y"),
+        {"a": [goto("x", "y")]},
+        {"sorted": "axy"},
+    ),
+    "goto of members to different tasks past their group runs both": (
+        GROUP,
+        {"l": [goto("j")], "r": [goto("k")]},
+        {"sorted": "jkklrs"},
+    ),
+    "goto from the branch that was taken to the one that was not": (
+        graph_of("sb", "sc", "gj", starts="s", g=(All(), "bc")),
+        {"s": [goto("b")], "b": [goto("c")]},
+        {"ran": "sbcj"},
+    ),
+    "goto back into one branch of a diamond does not wait for the other one": (
+        graph_of("abd", "acd"),
+        {"d": [goto("b")]},
+        {"ran": "abcdbd"},
+    ),
+    # skipped
+    "a join with one branch that was taken runs": (
+        graph_of("abd", "acd", "x"),
+        {"b": [goto("x")]},
+        {"sorted": "abcdx"},
+    ),
+    "a join none of whose branches were taken is skipped and says so": (
+        graph_of("sbj", "scj", "jkl", "sl", "x", starts="s"),
+        {"b": [goto("x")], "c": [goto("x")]},
+        {"sorted": "bclsxx", "skipped": ["j", "k"]},
+    ),
+    # failed
+    "a failed task is not completed and nothing follows it": (
+        graph_of("abc"),
+        {"b": [failed()]},
+        {"status": "failed", "ran": "ab", "completed": ["a"], "errors": {"b": "E: no"}, "pending": ["b"]},
+    ),
+    "a loop in the graph goes on both ways": (
+        graph_of("abcb", "cd"),
+        {"c": [OK, failed()]},
+        {"status": "failed", "ran": "abcdbc"},
+    ),
+    "a task with retries runs again": (graph_of("ar"), {"r": [failed()]}, {"ran": "arr"}),
+    "a task with retries runs again and then fails": (
+        graph_of("ar"),
+        {"r": [failed(), failed()]},
+        {"status": "failed", "ran": "arr"},
+    ),
+    "what must not be retried is not": (
+        graph_of("ar"),
+        {"r": [failed(retry=False)]},
+        {"status": "failed", "ran": "ar"},
+    ),
+    # groups
+    "a group goes on when all its chains are through": (
+        graph_of("abc", "ad", "gz", g=(All(), "cd")),
+        {},
+        {"sorted": "abcdz", "last": "z", "passed": ["g"], "steps": 5, "completed": ["a", "b", "d", "c", "z"]},
+    ),
+    "a failed member of a strict group fails the session": (
+        graph_of("ab", "ac", "gz", g=(All(), "bc")),
+        {"b": [failed()]},
+        {"status": "failed", "ran": "abc"},
+    ),
+    "best effort goes on without those that failed": (
+        graph_of("abm", "ac", "gz", g=(BestEffort(), "mc")),
+        {"b": [failed()], "c": [failed()]},
+        {"sorted": "abcz", "errors": {"b": "E: no", "c": "E: no"}, "skipped": ["m"]},
+    ),
+    "best effort goes on even if its only member failed": (
+        graph_of("ab", "gz", g=(BestEffort(), "b")),
+        {"b": [failed()]},
+        {"ran": "abz"},
+    ),
+    "best effort is gone past when its only way in is not taken": (
+        graph_of("sab", "x", "gz", starts="s", g=(BestEffort(), "b")),
+        {"s": [goto("x")]},
+        {"ran": "sx"},
+    ),
+    "at least goes on early and runs its successor once": (
+        graph_of("ab", "ac", "ad", "gz", g=(AtLeast(2), "bcd")),
+        {"b": [failed()]},
+        {"sorted": "abcdz", "gates": {}},
+    ),
+    "at least with too few fails the session as the group": (
+        graph_of("ab", "ac", "gz", g=(AtLeast(2), "bc")),
+        {"b": [failed()]},
+        {"status": "failed", "errors": {"b": "E: no", "g": "E: no"}, "sorted": "abc"},
+    ),
+    # made at run time
+    "a task made at run time runs before the successor that waits for it": (
+        graph_of("ab"),
+        {"a": [spawn("x", "b")]},
+        {"ran": "axb", "tasks": ["x"], "gates": {}},
+    ),
+    "tasks made by every round of a loop are all waited for": (
+        graph_of("ab"),
+        {"a": [spawn("x", "b", more=AGAIN), spawn("x", "b", more=AGAIN)]},
+        {"sorted": "aaabxx", "last": "b", "nodes": ["a", "b", "x"]},
+    ),
+    "a join waits for a task made at run time too": (
+        graph_of("abd", "acd"),
+        {"b": [spawn("x", "d")]},
+        {"sorted": "abcdx", "last": "d"},
+    ),
+}
 
 
-def test_cancelling_commits_nothing_of_the_task() -> None:
-    done = walk(graph_of("abc"), b=[Cancelled("no more")])
+@pytest.mark.parametrize(("graph", "script", "expected"), WALKS.values(), ids=WALKS.keys())
+def test_a_walk_ends_as_it_should(
+    graph: TaskGraph, script: dict[str, list[Outcome]], expected: dict[str, Any]
+) -> None:
+    check(walk(graph, **script), expected)
 
-    assert (done.state.status, done.state.reason) == ("cancelled", "no more")
-    assert list(done.state.completed) == ["a"]
-    assert done.state.specs == {}
+
+def test_continue_skips_what_follows_a_failed_task() -> None:
+    done = walk(graph_of("abd", "acd", "be"), "continue", b=[failed()])
+
+    errors = {"b": "E: no"}
+    check(done, {"sorted": "abcd", "completed": ["a", "c", "d"], "skipped": ["e"], "errors": errors})
 
 
 def test_what_a_body_changed_is_committed_with_its_end() -> None:
@@ -169,228 +357,116 @@ def test_what_a_body_changed_is_committed_with_its_end() -> None:
     assert ops[2][:2] == ("enqueue", "b")
 
 
-# --- again and elsewhere ---------------------------------------------------------------
-
-
-def test_next_iteration_tells_nobody_until_the_last_one() -> None:
-    again = Done(b"\xc0", Effects(again=b"\x05"))
-
-    done = walk(graph_of("abc"), b=[again, again])
-
-    assert "".join(done.ran) == "abbbc"
-    assert [spec.cycle for spec in done.specs] == [0, 0, 1, 2, 0]
-    assert [spec.task_data for spec in done.specs] == [None, None, b"\x05", b"\x05", None]
-
-
-def test_a_goto_beside_a_next_iteration_runs_too_and_skips_nothing() -> None:
-    both = Done(b"\xc0", Effects(again=NO_DATA, nexts=(Next("x", b"\x05", True),)))
-
-    done = walk(graph_of("ab", "x"), a=[both])
-
-    assert sorted(done.ran) == ["a", "a", "b", "x"]
-    assert done.state.skipped == {}
-
-
-def test_next_iteration_without_data_has_none() -> None:
-    done = walk(graph_of("ab"), a=[Done(b"\xc0", Effects(again=NO_DATA))])
-
-    assert [spec.task_data for spec in done.specs] == [None, None, None]
-
-
-def test_next_task_runs_beside_the_successors() -> None:
-    also = Done(b"\xc0", Effects(nexts=(Next("x", b"\x05", False),)))
-
-    done = walk(graph_of("ab", "x"), a=[also])
-
-    assert sorted(done.ran) == ["a", "b", "x"]
-    assert next(spec.task_data for spec in done.specs if spec.task_id == "x") == b"\x05"
-
-
-def test_goto_runs_its_target_instead_of_the_successors() -> None:
-    done = walk(graph_of("abc", "x"), a=[goto("x", data=b"\x07")])
-
-    assert "".join(done.ran) == "ax"
-    assert sorted(done.state.skipped) == ["b", "c"]
-    assert done.specs[1].task_data == b"\x07"
-
-
-def test_goto_past_a_task_skips_it_up_to_the_target() -> None:
-    done = walk(graph_of("abcd"), a=[goto("c")])
-
-    assert "".join(done.ran) == "acd"
-    assert list(done.state.skipped) == ["b"]
-
-
-def test_goto_back_up_sends_nothing_and_the_way_down_is_walked_again() -> None:
-    done = walk(graph_of("abcd"), c=[goto("a")])
-
-    assert "".join(done.ran) == "abcabcd"
-    assert done.state.skipped == {}
-
-
-def test_goto_to_oneself_is_another_round() -> None:
-    assert ran(graph_of("abc"), b=[goto("b")]) == "abbc"
-
-
-def test_goto_to_a_join_all_of_whose_branches_are_cut_runs_it_directly() -> None:
-    assert ran(graph_of("abd", "acd"), a=[goto("d")]) == "ad"
-
-
-def test_goto_to_a_join_all_of_whose_branches_are_cut_hands_over_its_data() -> None:
-    done = walk(graph_of("abd", "acd"), a=[goto("d", data=b"\x05")])
-
-    assert [spec.task_data for spec in done.specs] == [None, b"\x05"]
-
-
 def test_goto_to_oneself_tells_no_join_that_the_branch_is_through() -> None:
     done = Walk(graph_of("sbj", "scj", starts="s"), b=[goto("b"), goto("b")]).go(lambda n: n - 1)
 
-    assert (sorted(done.ran), done.ran[-1]) == (list("bbbcjs"), "j")
+    check(done, {"sorted": "bbbcjs", "last": "j"})
 
 
-def test_goto_to_a_join_that_others_lead_to_counts_as_what_was_cut() -> None:
-    graph = graph_of("aj", "bcj", "bdj", starts="ab")
+@pytest.mark.parametrize(
+    ("graph", "jump", "said"),
+    [
+        pytest.param(
+            GROUP,
+            {"l": [goto("j", data=b"\x05")]},
+            r"'j', goto=True\): other branches of 'g' lead to 'j'",
+            id="past a join that others feed, with data",
+        ),
+        pytest.param(
+            graph_of("sbxd", "scxd", "se", "gj", starts="s", g=(All(), "de")),
+            {"e": [goto("b")]},
+            r"'e' cannot go to 'b'.*before the join 'x'",
+            id="into another branch above a join of its own",
+        ),
+    ],
+)
+def test_a_goto_that_could_not_be_joined_is_refused(
+    graph: TaskGraph, jump: dict[str, list[Outcome]], said: str
+) -> None:
+    with pytest.raises(GraphError, match=said):
+        walk(graph, **jump)
 
-    done = walk(graph, b=[goto("j")])
 
-    assert sorted(done.ran) == ["a", "b", "j"]
-    assert done.state.status == "completed"
-
-
-def test_goto_from_one_branch_past_its_task_joins_the_other_branch() -> None:
-    graph = graph_of("sbmj", "scj", starts="s")
-
-    assert sorted(ran(graph, b=[goto("j")])) == ["b", "c", "j", "s"]
-
-
-def test_goto_elsewhere_tells_the_join_that_its_branch_does_not_come() -> None:
-    graph = graph_of("sbj", "scj", "x", starts="s")
-
-    assert sorted(ran(graph, b=[goto("x")])) == ["b", "c", "j", "s", "x"]
-
-
-def test_goto_to_two_tasks_runs_both() -> None:
-    assert sorted(ran(graph_of("ab", "x", "y"), a=[goto("x", "y")])) == ["a", "x", "y"]
-
-
-# --- goto and joins that others feed ---------------------------------------------------
+# --- in any order ----------------------------------------------------------------------
 
 ORDERS = st.randoms(use_true_random=False)
+POLICIES = [All(), BestEffort(), AtLeast(1), AtLeast(2)]
 
 
 def order_of(random: object) -> Callable[[int], int]:
     return lambda n: random.randrange(n)  # type: ignore[attr-defined,no-any-return]
 
 
-@given(ORDERS, st.sampled_from(["l", "r"]))
-def test_goto_out_of_a_group_to_what_follows_it_waits_for_the_other_members(random: object, who: str) -> None:
-    graph = graph_of("sl", "sr", "gj", starts="s", g=(All(), "lr"))
-
-    done = Walk(graph, **{who: [goto("j")]}).go(order_of(random))
-
-    assert (sorted(done.ran), done.ran[-1], done.state.status) == (list("jlrs"), "j", "completed")
+def with_group(policy: GroupPolicy) -> TaskGraph:
+    """Of one task and of a chain of two, with a task behind it."""
+    return graph_of("sl", "srx", "gz", starts="s", g=(policy, "lx"))
 
 
-@given(ORDERS)
-def test_goto_past_what_follows_a_group_is_joined_by_the_members_that_go_there(random: object) -> None:
-    graph = graph_of("sl", "sr", "gmj", starts="s", g=(All(), "lr"))
+ANY_ORDER: dict[str, Case] = {
+    "the join of a diamond runs once whoever comes last": (
+        graph_of("abd", "acd", "de"),
+        {},
+        {"sorted": "abcde", "end": "de", "gates": {}},
+    ),
+    "goto from the left out of a group to what follows it waits for the other member": (
+        graph_of("sl", "sr", "gj", starts="s", g=(All(), "lr")),
+        {"l": [goto("j")]},
+        {"sorted": "jlrs", "last": "j"},
+    ),
+    "goto from the right out of a group to what follows it waits for the other member": (
+        graph_of("sl", "sr", "gj", starts="s", g=(All(), "lr")),
+        {"r": [goto("j")]},
+        {"sorted": "jlrs", "last": "j"},
+    ),
+    "goto past what follows a group is joined by the members that go there": (
+        graph_of("sl", "sr", "gmj", starts="s", g=(All(), "lr")),
+        {"l": [goto("j")]},
+        {"sorted": "jlmrs", "end": "mj"},
+    ),
+    **{
+        f"goto of all members past what follows their group runs the target alone and once, {policy}": (
+            graph_of("sl", "sr", "gmj", starts="s", g=(policy, "lr")),
+            {"l": [goto("j")], "r": [goto("j")]},
+            {"sorted": "jlrs", "last": "j", "skipped": ["g", "m"]},
+        )
+        for policy in POLICIES
+    },
+    "goto into another branch runs the target for both and their join once": (
+        graph_of("sbcd", "se", "gj", starts="s", g=(All(), "de")),
+        {"e": [goto("c")]},
+        {"sorted": "bccddejs", "last": "j", "gates": {}},
+    ),
+    **{
+        f"goto back into one member of a group runs what follows it once more, {policy}": (
+            with_group(policy),
+            {"z": [goto("r")]},
+            {"sorted": "lrrsxxzz", "gates": {}},
+        )
+        for policy in POLICIES
+    },
+    "goto back beside a join that follows another one runs both once": (
+        graph_of("abced", "abfd", "cf"),
+        {"c": [goto("a")]},
+        {"sorted": "aabbccdef"},
+    ),
+    **{
+        f"goto into {target} of a group runs that member alone and the group once, {policy}": (
+            with_group(policy),
+            {"s": [goto(target)]},
+            {"sorted": {"l": "lsz", "r": "rsxz", "x": "sxz"}[target], "gates": {}},
+        )
+        for policy in POLICIES[:3]
+        for target in "lrx"
+    },
+}
 
-    done = Walk(graph, l=[goto("j")]).go(order_of(random))
 
-    assert (sorted(done.ran), done.ran[-2:], done.state.status) == (list("jlmrs"), ["m", "j"], "completed")
-
-
-@given(ORDERS)
-@pytest.mark.parametrize("policy", [All(), BestEffort(), AtLeast(1), AtLeast(2)])
-def test_goto_of_all_members_past_what_follows_their_group_runs_the_target_alone_and_once(
-    policy: GroupPolicy, random: object
+@pytest.mark.parametrize(("graph", "script", "expected"), ANY_ORDER.values(), ids=ANY_ORDER.keys())
+@given(random=ORDERS)
+def test_a_walk_ends_the_same_in_any_order(
+    graph: TaskGraph, script: dict[str, list[Outcome]], expected: dict[str, Any], random: object
 ) -> None:
-    graph = graph_of("sl", "sr", "gmj", starts="s", g=(policy, "lr"))
-
-    done = Walk(graph, l=[goto("j")], r=[goto("j")]).go(order_of(random))
-
-    assert (sorted(done.ran), done.ran[-1], done.state.status) == (list("jlrs"), "j", "completed")
-    assert {"g", "m"} <= done.state.skipped.keys()
-
-
-def test_goto_of_members_to_different_tasks_past_their_group_runs_both() -> None:
-    graph = graph_of("sl", "sr", "gmjk", starts="s", g=(All(), "lr"))
-
-    done = walk(graph, l=[goto("j")], r=[goto("k")])
-
-    assert done.state.status == "completed"
-    assert sorted(done.ran)[:2] == ["j", "k"]
-    assert "m" not in done.ran
-
-
-def test_goto_past_a_join_that_others_feed_takes_no_data() -> None:
-    graph = graph_of("sl", "sr", "gmj", starts="s", g=(All(), "lr"))
-
-    with pytest.raises(GraphError, match=r"'j', goto=True\): other branches of 'g' lead to 'j'"):
-        walk(graph, l=[goto("j", data=b"\x05")])
-
-
-@given(ORDERS)
-def test_goto_into_another_branch_runs_the_target_for_both_and_their_join_once(random: object) -> None:
-    graph = graph_of("sbcd", "se", "gj", starts="s", g=(All(), "de"))
-
-    done = Walk(graph, e=[goto("c")]).go(order_of(random))
-
-    assert sorted(done.ran) == list("bccddejs")
-    assert (done.ran[-1], done.state.status, done.state.gates) == ("j", "completed", {})
-
-
-def test_goto_from_the_branch_that_was_taken_to_the_one_that_was_not() -> None:
-    graph = graph_of("sb", "sc", "gj", starts="s", g=(All(), "bc"))
-
-    done = walk(graph, s=[goto("b")], b=[goto("c")])
-
-    assert ("".join(done.ran), done.state.status) == ("sbcj", "completed")
-
-
-def test_goto_into_another_branch_above_a_join_of_its_own_is_refused() -> None:
-    graph = graph_of("sbxd", "scxd", "se", "gj", starts="s", g=(All(), "de"))
-
-    with pytest.raises(GraphError, match=r"'e' cannot go to 'b'.*before the join 'x'"):
-        walk(graph, e=[goto("b")])
-
-
-@given(ORDERS)
-@pytest.mark.parametrize("policy", [All(), BestEffort(), AtLeast(1), AtLeast(2)])
-def test_goto_back_into_one_member_of_a_group_runs_what_follows_it_once_more(
-    policy: GroupPolicy, random: object
-) -> None:
-    graph = graph_of("sl", "srx", "gz", starts="s", g=(policy, "lx"))
-
-    done = Walk(graph, z=[goto("r")]).go(order_of(random))
-
-    assert (sorted(done.ran), done.state.status, done.state.gates) == (list("lrrsxxzz"), "completed", {})
-
-
-def test_goto_back_into_one_branch_of_a_diamond_does_not_wait_for_the_other_one() -> None:
-    assert ran(graph_of("abd", "acd"), d=[goto("b")]) == "abcdbd"
-
-
-@given(ORDERS)
-def test_goto_back_beside_a_join_that_follows_another_one_runs_both_once(random: object) -> None:
-    graph = graph_of("abced", "abfd", "cf")
-
-    done = Walk(graph, c=[goto("a")]).go(order_of(random))
-
-    assert (sorted(done.ran), done.state.status) == (list("aabbccdef"), "completed")
-
-
-@given(ORDERS, st.sampled_from("lrx"))
-@pytest.mark.parametrize("policy", [All(), BestEffort(), AtLeast(1)])
-def test_goto_into_a_member_of_a_group_runs_that_member_alone_and_the_group_once(
-    policy: GroupPolicy, random: object, target: str
-) -> None:
-    graph = graph_of("sl", "srx", "gz", starts="s", g=(policy, "lx"))
-
-    done = Walk(graph, s=[goto(target)]).go(order_of(random))
-
-    assert "".join(sorted(done.ran)) == {"l": "lsz", "r": "rsxz", "x": "sxz"}[target]
-    assert (done.state.status, done.state.gates) == ("completed", {})
+    check(Walk(graph, **script).go(order_of(random)), expected)
 
 
 @given(ORDERS, st.data())
@@ -413,117 +489,6 @@ def test_one_jump_leaves_no_join_waiting_and_what_follows_the_jumper_runs_once(
     assert all(done.ran.count(n) <= 1 + (n == jumper or not graph.is_ancestor(jumper, n)) for n in names)
 
 
-# --- skipped ---------------------------------------------------------------------------
-
-
-def test_a_join_with_one_branch_that_was_taken_runs() -> None:
-    assert sorted(ran(graph_of("abd", "acd", "x"), b=[goto("x")])) == list("abcdx")
-
-
-def test_a_join_none_of_whose_branches_were_taken_is_skipped_and_says_so() -> None:
-    graph = graph_of("sbj", "scj", "jkl", "sl", "x", starts="s")
-
-    done = walk(graph, b=[goto("x")], c=[goto("x")])
-
-    assert sorted(done.ran) == ["b", "c", "l", "s", "x", "x"]
-    assert {"j", "k"} <= set(done.state.skipped)
-    assert done.state.status == "completed"
-
-
-# --- failed ----------------------------------------------------------------------------
-
-
-def test_a_failed_task_is_not_completed_and_nothing_follows_it() -> None:
-    done = walk(graph_of("abc"), b=[failed()])
-
-    assert ("".join(done.ran), done.state.status) == ("ab", "failed")
-    assert list(done.state.completed) == ["a"]
-    assert done.state.errors == {"b": "E: no"}
-    assert [spec.task_id for spec in done.state.pending()] == ["b"]
-
-
-def test_a_task_with_retries_runs_again_and_then_fails() -> None:
-    assert ran(graph_of("ar"), r=[failed()]) == "arr"
-
-    done = walk(graph_of("ar"), r=[failed(), failed()])
-
-    assert ("".join(done.ran), done.state.status) == ("arr", "failed")
-
-
-def test_what_must_not_be_retried_is_not() -> None:
-    done = walk(graph_of("ar"), r=[failed(retry=False)])
-
-    assert ("".join(done.ran), done.state.status) == ("ar", "failed")
-
-
-def test_continue_skips_what_follows_a_failed_task() -> None:
-    done = walk(graph_of("abd", "acd", "be"), "continue", b=[failed()])
-
-    assert (sorted(done.ran), done.state.status) == (["a", "b", "c", "d"], "completed")
-    assert "b" not in done.state.completed
-    assert set(done.state.skipped) == {"e"}
-    assert done.state.errors == {"b": "E: no"}
-
-
-# --- groups ----------------------------------------------------------------------------
-
-
-def test_a_group_goes_on_when_all_its_chains_are_through() -> None:
-    graph = graph_of("abc", "ad", "gz", g=(All(), "cd"))
-
-    done = walk(graph)
-
-    assert sorted(done.ran) == list("abcdz")
-    assert done.ran[-1] == "z"
-    assert (list(done.state.passed), done.state.steps) == (["g"], 5)
-    assert "g" not in done.state.completed
-
-
-def test_a_failed_member_of_a_strict_group_fails_the_session() -> None:
-    done = walk(graph_of("ab", "ac", "gz", g=(All(), "bc")), b=[failed()])
-
-    assert done.state.status == "failed"
-    assert "z" not in done.ran
-
-
-def test_best_effort_goes_on_without_those_that_failed() -> None:
-    graph = graph_of("abm", "ac", "gz", g=(BestEffort(), "mc"))
-
-    done = walk(graph, b=[failed()], c=[failed()])
-
-    assert ("".join(sorted(done.ran)), done.state.status) == ("abcz", "completed")
-    assert set(done.state.errors) == {"b", "c"}
-    assert set(done.state.skipped) == {"m"}
-
-
-def test_best_effort_goes_on_even_if_its_only_member_failed() -> None:
-    assert ran(graph_of("ab", "gz", g=(BestEffort(), "b")), b=[failed()]) == "abz"
-
-
-def test_best_effort_is_gone_past_when_its_only_way_in_is_not_taken() -> None:
-    graph = graph_of("sab", "x", "gz", starts="s", g=(BestEffort(), "b"))
-
-    assert ran(graph, s=[goto("x")]) == "sx"
-
-
-def test_at_least_goes_on_early_and_runs_its_successor_once() -> None:
-    graph = graph_of("ab", "ac", "ad", "gz", g=(AtLeast(2), "bcd"))
-
-    done = walk(graph, b=[failed()])
-
-    assert (sorted(done.ran), done.state.status) == (list("abcdz"), "completed")
-    assert done.state.gates == {}
-
-
-def test_at_least_with_too_few_fails_the_session_as_the_group() -> None:
-    graph = graph_of("ab", "ac", "gz", g=(AtLeast(2), "bc"))
-
-    done = walk(graph, b=[failed()])
-
-    assert (done.state.status, set(done.state.errors)) == ("failed", {"b", "g"})
-    assert "z" not in done.ran
-
-
 @given(
     st.sampled_from([BestEffort(), AtLeast(1), AtLeast(2), AtLeast(3)]),
     st.lists(st.booleans(), min_size=3, max_size=3),
@@ -541,37 +506,6 @@ def test_a_group_fires_once_or_fails_by_how_many_succeeded(
     assert done.ran.count("z") == int(met)
     assert done.state.status == ("completed" if met else "failed")
     assert done.state.gates == {}
-
-
-# --- made at run time ------------------------------------------------------------------
-
-
-def spawn(name: str, *before: str, more: Effects | None = None) -> Done:
-    made = Spawned(Task(name, len), before, b"\x09")
-    return Done(b"\xc0", (more or Effects())._replace(spawned=(made,), nexts=(Next(name, None, False),)))
-
-
-def test_a_task_made_at_run_time_runs_before_the_successor_that_waits_for_it() -> None:
-    done = walk(graph_of("ab"), a=[spawn("x", "b")])
-
-    assert "".join(done.ran) == "axb"
-    assert (list(done.state.tasks), done.state.gates) == (["x"], {})
-
-
-def test_tasks_made_by_every_round_of_a_loop_are_all_waited_for() -> None:
-    again = Effects(again=NO_DATA)
-    graph = graph_of("ab")
-
-    done = walk(graph, a=[spawn("x", "b", more=again), spawn("x", "b", more=again)])
-
-    assert (sorted(done.ran), done.ran[-1]) == (list("aaabxx"), "b")
-    assert list(graph.nodes) == ["a", "b", "x"]
-
-
-def test_a_join_waits_for_a_task_made_at_run_time_too() -> None:
-    done = walk(graph_of("abd", "acd"), b=[spawn("x", "d")])
-
-    assert (sorted(done.ran), done.ran[-1]) == (list("abcdx"), "d")
 
 
 # --- specs without a body --------------------------------------------------------------

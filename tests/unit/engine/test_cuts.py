@@ -10,7 +10,6 @@ from itertools import pairwise
 import pytest
 
 from graflow_ckpt import (
-    CheckpointManager,
     Event,
     EverySeconds,
     EveryTask,
@@ -60,20 +59,6 @@ def test_every_seconds_cuts_while_all_wait_for_a_retry() -> None:
     assert kinds.index(("checkpoint_saved", "", None)) < kinds.index(("task_ended", "flaky", "done"))
 
 
-def test_the_newest_ten_cuts_are_kept_and_all_that_were_asked_for() -> None:
-    loop(20, lambda context: context.cycle < 3 and context.checkpoint(), checkpoint=EveryTask()).execute()
-
-    assert cuts("request") == [1, 2, 3]
-    assert cuts() == list(range(12, 21))
-    assert cuts("end") == [20]
-
-
-def test_keep_last_says_how_many() -> None:
-    loop(6, checkpoint=EveryTask(), keep=KeepLast(2)).execute()
-
-    assert cuts() + cuts("end") == [6, 6]
-
-
 def test_cuts_that_a_journal_needs_are_not_kept_for_ever() -> None:
     def grow(context) -> None:
         context.get_channel().set("big", bytes(2_000_000))
@@ -84,49 +69,6 @@ def test_cuts_that_a_journal_needs_are_not_kept_for_ever() -> None:
 
 
 # --- requests --------------------------------------------------------------------------
-
-
-def test_a_request_is_saved_when_its_task_has_completed_and_before_what_follows_it() -> None:
-    with workflow("w", session_id="s") as flow:
-        a = task(id="a", inject_context=True)(lambda context: context.checkpoint({"epoch": 1}) and None)
-        b = task(id="b")(lambda: cuts("request"))
-
-        a >> b
-        assert flow.execute() == [1]
-
-    (path,) = (one.path for one in CheckpointManager.list_checkpoints("s") if one.cause == "request")
-    restored, found = CheckpointManager.resume_from_checkpoint(path)
-    assert (found.user_metadata["epoch"], found.user_metadata["task_id"]) == (1, "a")
-    assert restored.completed_tasks == {"a"}
-    assert restored.task_queue.get_pending_tasks() == ["b"]
-
-
-def test_a_next_iteration_asked_for_in_the_same_task_is_in_the_checkpoint() -> None:
-    loop(3, lambda context: context.checkpoint()).execute()
-
-    first = CheckpointManager.list_checkpoints("s")[-1]
-    restored, _ = CheckpointManager.resume_from_checkpoint(first.path)
-    assert [(spec.task_id, spec.cycle) for spec in restored.task_queue.get_pending_task_specs()] == [
-        ("turn", 1)
-    ]
-
-
-def test_a_failed_task_gets_no_checkpoint() -> None:
-    handles = []
-
-    with workflow("w", session_id="s") as flow:
-
-        @task(inject_context=True)
-        def a(context) -> None:
-            handles.append(context.checkpoint())
-            raise OSError("x")
-
-        with pytest.raises(OSError, match="x"):
-            flow.execute()
-
-    assert not handles[0].done()
-    assert cuts("request") == []
-    assert cuts("failure") == [0]
 
 
 # --- the journal -----------------------------------------------------------------------

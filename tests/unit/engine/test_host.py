@@ -107,13 +107,3 @@ def test_a_run_that_was_told_to_stop_says_so_to_its_tasks(context: ExecutionCont
     mine._inbox.stop()
 
     assert mine.stopping
-
-
-def test_progress_reaches_the_observers(context: ExecutionContext) -> None:
-    events: list[Any] = []
-
-    host(context, observers=(events.append,)).progress("a", 1, 2)
-
-    assert [(e.kind, e.task, e.facts["done"], e.facts["total"]) for e in events] == [
-        ("task_progress", "a", 1, 2)
-    ]

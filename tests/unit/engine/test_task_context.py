@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ import pytest
 from graflow_ckpt import CheckpointManager, Event, PendingCheckpoint, task, workflow
 from graflow_ckpt.core.errors import (
     GraphError,
-    MaxCyclesExceeded,
     NotStorable,
     TaskError,
     UnknownTask,
@@ -72,14 +69,6 @@ def test_an_attempt_counts_up_and_the_key_of_what_it_does_stays() -> None:
 
     assert seen[:3] == [(1, "s/a/0", 0), (2, "s/a/0", 0), (3, "s/a/0", 0)]
     assert seen[3][1:] == ("s/a/1", 1)
-
-
-def test_a_logger_has_session_task_and_attempt_as_keys(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO):
-        run(lambda context: context.logger.info("hello"), session_id="s")
-
-    (record,) = (r for r in caplog.records if r.message == "hello")
-    assert (vars(record)["session"], vars(record)["task"], vars(record)["attempt"]) == ("s", "a", 1)
 
 
 def test_progress_is_told_to_observers() -> None:
@@ -157,33 +146,6 @@ def test_a_failed_attempt_leaves_nothing_behind() -> None:
 # --- checkpoints -----------------------------------------------------------------------
 
 
-def test_a_checkpoint_is_pending_until_the_task_has_completed() -> None:
-    handles: list[PendingCheckpoint] = []
-    user = {"epoch": 1, "losses": [0.5]}
-
-    def body(context: Any) -> None:
-        handle = context.checkpoint(metadata=user)
-        handles.append(handle)
-        path, metadata = handle
-        assert (path, metadata.path) == (handle.path, path)
-        assert not handle.done()
-        assert "pending" in repr(handle)
-        assert not Path(path).exists()
-        user["losses"].append(object())  # type: ignore[attr-defined]  # after it was checked
-
-    run(body, "b", session_id="s")
-
-    (handle,) = handles
-    assert handle.done()
-    assert "saved" in repr(handle)
-    assert handle.error is None
-    saved = CheckpointManager.resume_from_checkpoint(handle.path)[1]
-    assert saved.checkpoint_id == handle.metadata.checkpoint_id
-    assert saved.user_metadata["losses"] == [0.5]
-    assert (saved.user_metadata["task_id"], saved.user_metadata["cycle_count"]) == ("a", 0)
-    assert set(user) == {"epoch", "losses"}
-
-
 def test_the_checkpoint_holds_the_next_iteration_that_the_same_task_asked_for() -> None:
     handles: list[PendingCheckpoint] = []
 
@@ -200,20 +162,6 @@ def test_the_checkpoint_holds_the_next_iteration_that_the_same_task_asked_for() 
     (spec,) = back.task_queue.get_pending_task_specs()
     assert (spec.task_id, spec.cycle, spec.task_data) == ("a", 1, {"k": 1})
     assert back.completed_tasks == {"a"}
-
-
-def test_two_requests_are_one_checkpoint_with_the_later_metadata(caplog: pytest.LogCaptureFixture) -> None:
-    handles: list[PendingCheckpoint] = []
-
-    def body(context: Any) -> None:
-        handles.extend(context.checkpoint(metadata={"n": n}) for n in (1, 2))
-
-    run(body, session_id="s")
-
-    assert handles[0] is handles[1]
-    found = [m for m in CheckpointManager.list_checkpoints("s") if m.cause == "request"]
-    assert [m.user_metadata["n"] for m in found] == [2]
-    assert caplog.text.count("asked for a checkpoint twice") == 1
 
 
 def test_metadata_that_json_cannot_hold_is_refused_at_the_users_line() -> None:
@@ -261,38 +209,6 @@ def test_next_iteration_without_data_leaves_the_parameters_as_they_are() -> None
         ctx.execute("first")
 
     assert seen == [5, 5, None]
-
-
-def test_max_cycles_is_how_often_a_task_may_run() -> None:
-    seen: list[int] = []
-    with workflow("w") as ctx:
-
-        @task(inject_context=True, max_cycles=3)
-        def a(context: Any) -> None:
-            seen.append(context.cycle)
-            context.next_iteration()
-
-        with pytest.raises(MaxCyclesExceeded, match=r"'a' .*max_cycles=3"):
-            ctx.execute("a")
-
-    assert seen == [0, 1, 2]
-
-
-def test_a_goto_beside_a_next_iteration_is_not_forgotten() -> None:
-    seen: list[str] = []
-    with workflow("w") as ctx:
-
-        @task(inject_context=True)
-        def a(context: Any) -> None:
-            seen.append("a")
-            if context.cycle == 0:
-                context.next_iteration()
-                context.next_task("x", goto=True)
-
-        task(id="x")(lambda: seen.append("x"))
-        ctx.execute("a")
-
-    assert sorted(seen) == ["a", "a", "x"]
 
 
 def test_a_task_made_at_run_time_runs_with_its_arguments_before_who_waits_for_it() -> None:
@@ -413,39 +329,6 @@ def test_a_task_is_not_made_again_with_other_successors() -> None:
 
 
 # --- ends ------------------------------------------------------------------------------
-
-
-def test_terminate_commits_the_task_and_starts_nothing_more() -> None:
-    def body(context: Any) -> int:
-        context.get_channel().set("x", 1)
-        context.terminate_workflow("enough")
-        return 5
-
-    ctx = run(body, "b")
-
-    assert (ctx.execution_context.status, ctx.execution_context.state.reason) == ("completed", "enough")
-    assert ctx.execution_context.completed_tasks == {"a"}
-    assert (ctx.get_channel().get("x"), ctx.execution_context.result()) == (1, 5)
-
-
-@pytest.mark.parametrize("swallow", [False, True])
-def test_cancel_commits_nothing_and_reaches_the_caller(swallow: bool) -> None:
-    with workflow("w") as ctx:
-
-        @task(inject_context=True)
-        def a(context: Any) -> None:
-            context.get_channel().set("x", 1)
-            try:
-                context.cancel_workflow("no more")
-            except WorkflowCancelled:
-                assert context.cancelled
-                if not swallow:
-                    raise
-
-        with pytest.raises(WorkflowCancelled, match="no more"):
-            ctx.execute("a")
-
-    assert (ctx.execution_context.status, ctx.get_channel().keys()) == ("cancelled", [])
 
 
 def test_cancel_without_a_message_says_that_it_was_cancelled() -> None:

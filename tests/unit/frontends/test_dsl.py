@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import threading
 from collections.abc import Iterator
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from graflow_ckpt.checkpoint.retention import DEFAULT
-from graflow_ckpt.core.errors import GraphError, InputsChanged, NoSession, UnknownTask
+from graflow_ckpt.core.errors import GraphError, InputsChanged, UnknownTask
 from graflow_ckpt.core.policy import EveryN, OnRequest
 from graflow_ckpt.core.task import Backoff
 from graflow_ckpt.frontends.dsl import Workflow, task, workflow
 from graflow_ckpt.frontends.expressions import DecoratedTask, called, collector, group
 from graflow_ckpt.frontends.overrides import Planned, overrides
-from graflow_ckpt.testing.drivers import at_once
 
 
 @pytest.fixture(autouse=True)
@@ -70,11 +67,6 @@ def test_a_backoff_is_a_number_of_seconds_or_a_value_and_has_a_jitter(
     given: dict[str, Any], backoff: Backoff
 ) -> None:
     assert task(**given)(lambda: None).options.backoff == backoff
-
-
-def test_an_option_that_does_not_exist_is_refused() -> None:
-    with pytest.raises(GraphError, match="Did you mean 'max_retries'"):
-        task(max_retrys=3)  # type: ignore[call-overload]
 
 
 def test_a_function_without_a_name_needs_an_id() -> None:
@@ -161,15 +153,6 @@ def test_what_a_body_decorates_is_not_collected_even_if_the_body_fails() -> None
         assert collector.get() is ctx
 
 
-def test_the_same_name_for_two_tasks_is_refused() -> None:
-    with workflow("w") as ctx:
-        for _ in range(2):
-            task(id="a")(lambda: None)
-
-        with pytest.raises(GraphError, match="Two different tasks are called 'a'"):
-            ctx.execute("a")
-
-
 def test_tasks_chains_and_groups_made_elsewhere_can_be_added() -> None:
     a, b, c = (task(id=name)(lambda name=name: name) for name in "abc")
 
@@ -192,34 +175,6 @@ def test_blocks_may_be_nested_and_do_not_mix() -> None:
     assert list(outer.graph.edges()) == [("a", "b"), ("b", "a")]
     assert list(inner.graph.nodes) == ["c"]
     assert collector.get() is None
-
-
-def test_two_workflows_in_two_threads_do_not_see_each_other() -> None:
-    both_open = threading.Barrier(2, timeout=30)
-    results: dict[str, Any] = {}
-
-    def run(name: str, value: int) -> None:
-        with workflow(name) as ctx:
-            both_open.wait()
-
-            @task
-            def first() -> int:
-                return value
-
-            @task(inject_context=True)
-            def second(context: Any, first: int) -> int:
-                context.get_channel().set("value", first)
-                both_open.wait()
-                return first * 10
-
-            first >> second
-            both_open.wait()
-            result = ctx.execute()
-            results[name] = (result, ctx.get_channel().get("value"), list(ctx.graph.nodes))
-
-    at_once([partial(run, name, value) for name, value in (("w1", 1), ("w2", 2))])
-
-    assert results == {"w1": (10, 1, ["first", "second"]), "w2": (20, 2, ["first", "second"])}
 
 
 # --- execute ---------------------------------------------------------------------------
@@ -286,17 +241,6 @@ def test_inputs_land_in_the_channel_and_in_parameters() -> None:
         assert ctx.get_channel().get("k") == 4
 
 
-def test_a_workflow_without_a_session_id_starts_anew_each_time() -> None:
-    with workflow("w") as ctx:
-        task(id="a")(lambda: 1)
-
-        ctx.execute("a")
-        first = ctx.session_id
-        ctx.execute("a")
-
-    assert ctx.session_id != first
-
-
 @pytest.mark.parametrize("start", [("a",), ()])
 def test_a_failed_session_goes_on_with_the_next_execute(start: tuple[str, ...]) -> None:
     ran: list[str] = []
@@ -322,16 +266,6 @@ def test_a_failed_session_goes_on_with_the_next_execute(start: tuple[str, ...]) 
     assert ran == ["a", "b", "b"]
 
 
-def test_max_steps_stops_and_a_larger_one_goes_on() -> None:
-    with workflow("w", session_id="s") as ctx:
-        a, b = (task(id=name)(lambda name=name: name) for name in "ab")
-        a >> b
-
-        ctx.execute("a", max_steps=1)
-        assert ctx.execution_context.status == "stopped"
-        assert ctx.execute("a", max_steps=5) == "b"
-
-
 def test_other_inputs_on_resume_are_refused_and_the_session_is_let_go() -> None:
     with workflow("w", session_id="s") as ctx:
 
@@ -346,25 +280,6 @@ def test_other_inputs_on_resume_are_refused_and_the_session_is_let_go() -> None:
         with pytest.raises(InputsChanged):
             ctx.execute("a", inputs={"k": 2})
         assert ctx.execution_context.home.lease is None
-
-
-def test_a_session_that_must_be_there_and_is_not_is_refused() -> None:
-    with workflow("w", session_id="s", resume="must") as ctx:
-        task(id="a")(lambda: 1)
-
-        with pytest.raises(NoSession):
-            ctx.execute("a")
-
-
-def test_a_coroutine_can_execute_too() -> None:
-    with workflow("w") as ctx:
-
-        @task
-        async def a() -> int:
-            await asyncio.sleep(0)
-            return 3
-
-        assert asyncio.run(ctx.aexecute("a")) == 3
 
 
 # --- settings --------------------------------------------------------------------------
@@ -467,32 +382,6 @@ def test_a_start_at_a_named_group_runs_its_members_and_what_follows_them() -> No
         assert flow.execute("g") == 7
 
     assert (sorted(ran), ran[-1]) == (["join", "left", "more", "right"], "join")
-
-
-def test_a_goto_out_of_a_group_runs_what_follows_it_once_after_all_members() -> None:
-    ran: list[str] = []
-
-    with workflow("w") as flow:
-
-        @task
-        def start() -> None: ...
-
-        @task(inject_context=True)
-        def left(context: Any) -> None:
-            context.next_task("join", goto=True)
-
-        @task
-        def right() -> None:
-            ran.append("right")
-
-        @task
-        def join() -> None:
-            ran.append("join")
-
-        _ = start >> (left | right) >> join
-        flow.execute()
-
-    assert (ran, flow.execution_context.status) == (["right", "join"], "completed")
 
 
 # --- planned ----------------------------------------------------------------------------

@@ -75,14 +75,6 @@ def test_a_lease_of_another_folder_is_refused(store: LocalStore, tmp_path: Path)
     lease.release()
 
 
-def test_a_released_lease_locks_nothing(store: LocalStore) -> None:
-    lease = store.acquire("s")
-    lease.release()
-
-    with pytest.raises(Fenced), lease.locked():
-        pass
-
-
 @pytest.mark.parametrize("name", ["RANK", "LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK"])
 def test_a_program_that_runs_once_per_rank_is_told_so(
     name: str, store: LocalStore, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,6 @@ import pytest
 
 from graflow_ckpt.core.errors import (
     CheckpointError,
-    CheckpointNotFound,
     Fenced,
     SessionBusy,
     UnsafeCheckpoint,
@@ -84,20 +83,6 @@ def test_a_file_in_the_place_of_the_folder_is_told(tmp_path: Path) -> None:
             call()
 
 
-@pytest.mark.parametrize("suffix", ["", ".pkl", ".state.json", ".meta.json"])
-def test_a_path_names_the_trio_by_any_of_its_files(suffix: str, tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-
-    put(store, f"{tmp_path}/v1.2{suffix}")
-
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "v1.2.meta.json",
-        "v1.2.pkl",
-        "v1.2.state.json",
-    ]
-    assert json.loads(store.meta(f"{tmp_path}/v1.2"))["stage"] == "one"
-
-
 @pytest.mark.parametrize("path", ["", "x/", "x/..", ".", "x/.pkl"])
 def test_a_path_without_a_name_is_refused(path: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="names a folder"):
@@ -118,18 +103,6 @@ def test_the_folder_stays_where_it_was_when_the_program_goes_elsewhere(
     assert listed(store) == ["checkpoints/a.pkl"]
     assert (tmp_path / "checkpoints" / "a.pkl").exists()
     assert (tmp_path / "elsewhere" / "b.pkl").exists()
-
-
-def test_a_session_finds_its_own_and_what_names_it(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    put(store, f"{tmp_path}/{OWN}.pkl")
-    put(store, f"{tmp_path}/best.pkl")
-    put(store, f"{tmp_path}/other.pkl", session="s_step_1")
-    put(store, f"{tmp_path}/session_s_step_1_step_2_1700000000-1.pkl", session="s_step_1")
-
-    assert listed(store, session="s") == [f"{tmp_path}/best.pkl", f"{tmp_path}/{OWN}.pkl"]
-    assert len(listed(store, session="s_step_1")) == 2
-    assert len(listed(store)) == 4
 
 
 def test_the_newest_of_a_session_is_listed_first(tmp_path: Path) -> None:
@@ -254,20 +227,6 @@ def test_a_lost_lock_file_does_not_take_the_epoch_back(tmp_path: Path) -> None:
 
     assert lease.epoch == 8
     lease.release()
-
-
-def test_deleting_takes_all_three_and_says_whether_there_was_one(tmp_path: Path) -> None:
-    store = LocalStore(tmp_path)
-    lease = store.acquire("s")
-    for name in (OWN, "best"):
-        store.put(f"{tmp_path}/{name}.pkl", parts(name[:4]), lease=lease, stage=name[:4])
-        assert store.delete(f"{tmp_path}/{name}.pkl") is True
-        assert store.delete(f"{tmp_path}/{name}.pkl") is False
-        with pytest.raises(CheckpointNotFound):
-            store.meta(f"{tmp_path}/{name}.pkl")
-    lease.release()
-
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".s.lock", ".s.owner"]
 
 
 def test_busy_is_raised_before_anything_is_tidied(tmp_path: Path) -> None:

@@ -447,7 +447,7 @@ class Run:
         return [] if attempt is None else self.invoker.let_go(attempt)
 
     def _check_torn(self, claim: Claim, names: list[str], outcome: Failed) -> None:
-        """A failed attempt may have changed live values in place: see ARCHITECTURE 5."""
+        """A failed attempt may have changed live values in place: docs/guarantees.md, loans."""
         if isinstance(outcome.exception, ReadOnlyChanged):
             names.append(outcome.exception.ids["name"])
         if not names:

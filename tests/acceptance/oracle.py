@@ -1,7 +1,7 @@
 """The oracle: a sequential interpreter of workflows that are plain data.
 
 It says what a workflow comes to: values, results, completed and skipped tasks, steps, cycle counts
-and status. It is written from ARCHITECTURE 4 and imports nothing of graflow_ckpt; it has no threads, no
+and status. It is written from what is promised and imports nothing of graflow_ckpt; it has no threads, no
 attempts, no epochs and no disk, so that what it says cannot depend on them.
 
     spec      a place in the queue: task, cycle, data, and whether it runs, passes or is skipped

@@ -1,7 +1,7 @@
 """Workflows as plain data, and the shape that their edges have; the oracle and the engine both play them.
 
 Nothing of graflow_ckpt is imported here: what a loop edge is, and what a branch that is not taken cuts off,
-is written anew from ARCHITECTURE 4.
+is written anew.
 """
 
 from __future__ import annotations

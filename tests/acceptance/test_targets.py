@@ -1,4 +1,4 @@
-"""What the documents promise in milliseconds, on any machine. How fast it is, `make bench` says."""
+"""What is promised in milliseconds, on any machine. How fast it is, `make bench` says."""
 
 from __future__ import annotations
 

@@ -29,7 +29,10 @@ from graflow_ckpt.stores.around.keys import new_key
 from tests.servers import Server
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / f"{name}.md" for name in ("README", "CONTRIBUTING", "SECURITY")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 
 FENCE = re.compile(r"^(?P<indent> *)(?P<ticks>`{3,}|~{3,}) *(?P<language>[^\s`]*)[^`]*$")
 MARKER = re.compile(r"^\s*<!-- docs: (?P<verb>\w+) ?(?P<argument>.*?) *-->\s*$")

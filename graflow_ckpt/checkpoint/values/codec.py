@@ -1,6 +1,6 @@
 """Plain values as bytes: msgpack, with extension types (kinds/) for what msgpack does not know.
 
-Plain means: of an exact type listed in ARCHITECTURE section 5, all the way down, as a tree. What
+Plain means: of an exact type that docs/guarantees.md lists, all the way down, as a tree. What
 is decoded has the types, the order and the bits that were encoded; equal values in equal order
 have equal bytes, so that bytes can be compared instead of values. Decoding runs no code.
 

@@ -33,6 +33,7 @@ from tests.trios import (
 
 MANY = 230  # more than one page of any store that reads in pages
 DAMAGED = [b"", b"\xff\xfe\x00damaged", b"[]", b"null", b'"text"', b"{", b"[" * 100_000, b'{"session_id": 7}']
+DAMAGED += [b'{"session_id": 7, "epoch": 1e400}', b'{"session_id": "s\\u0000"}', b'"\\ud800"']
 
 
 class ListingContract(Contract):

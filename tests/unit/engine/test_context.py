@@ -250,16 +250,6 @@ def test_a_checkpoint_can_be_taken_before_anything_has_run(context: ExecutionCon
     assert back.completed_tasks == {"a", "b"}
 
 
-def test_saving_and_loading_by_path(context: ExecutionContext, tmp_path: Path) -> None:
-    WorkflowEngine().execute(context)
-    context.save(str(tmp_path / "mine.pkl"))
-
-    back = ExecutionContext.resume(str(tmp_path / "mine.pkl"))
-
-    assert (back.session_id, back.completed_tasks, back.get_result("b")) == ("s", {"a", "b"}, 2)
-    assert back.get_checkpoint_state()["completed_tasks"] == ["a", "b"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -20,9 +20,8 @@ from graflow_ckpt import (
     task,
     workflow,
 )
-from graflow_ckpt.core.errors import GraphError, MaxCyclesExceeded, ValueTorn, WorkflowCancelled
+from graflow_ckpt.core.errors import GraphError, MaxCyclesExceeded, ValueTorn
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.stores import open_store
 
 
@@ -34,16 +33,6 @@ def graph_of(*tasks: Task) -> TaskGraph:
     for source, target in pairwise(tasks):
         graph.add_edge(source.name, target.name)
     return graph
-
-
-def test_an_engine_runs_a_context_made_by_hand() -> None:
-    graph = graph_of(Task("a", lambda: 1), Task("b", lambda a: a + 1))
-
-    context = ExecutionContext.create(graph, "a")
-
-    assert WorkflowEngine().execute(context) == 2
-    assert context.completed_tasks == {"a", "b"}
-    assert context.start_node == "a"
 
 
 def test_an_engine_holds_nothing_between_two_sessions() -> None:
@@ -72,18 +61,6 @@ def test_a_start_that_the_graph_does_not_have_is_named() -> None:
 def test_an_empty_graph_is_refused() -> None:
     with pytest.raises(GraphError, match="no task to start with"):
         WorkflowEngine().execute(ExecutionContext(TaskGraph()))
-
-
-def test_a_checkpoint_requested_before_the_run_is_its_first_thing() -> None:
-    graph = graph_of(Task("a", lambda: 1))
-    context = ExecutionContext(graph, "s", settings=Settings(durability="checkpoint"))
-    context.request_checkpoint({"why": "before"})
-
-    WorkflowEngine().execute(context)
-
-    first = CheckpointManager.list_checkpoints("s")[-1]
-    assert (first.steps, first.user_metadata["why"]) == (0, "before")
-    assert context.checkpoint_requested is False
 
 
 def test_aexecute_of_a_finished_session_gives_its_result() -> None:
@@ -137,13 +114,6 @@ def test_rollback_keeps_nothing(durability: Any) -> None:
     assert failing().execution_context.found is None
 
 
-def test_durability_none_keeps_only_what_was_asked_for() -> None:
-    with pytest.raises(OSError, match="x"):
-        failing(durability="none").execute()
-
-    assert [m.cause for m in CheckpointManager.list_checkpoints("s")] == ["request"]
-
-
 def test_an_unnamed_session_that_fails_can_go_on_all_the_same() -> None:
     with workflow("w") as flow:
 
@@ -157,19 +127,6 @@ def test_an_unnamed_session_that_fails_can_go_on_all_the_same() -> None:
     session = flow.execution_context.session_id
     assert failed.value.__notes__ == [f"Session {session} can go on: graflow-ckpt resume {session}"]
     assert CheckpointManager.list_checkpoints(session)[0].status == "failed"
-
-
-def test_a_cancelled_session_is_kept_as_cancelled() -> None:
-    with workflow("w", session_id="s") as flow:
-
-        @task(inject_context=True)
-        def a(context) -> None:
-            context.cancel_workflow("no")
-
-        with pytest.raises(WorkflowCancelled, match="no"):
-            flow.execute()
-
-    assert CheckpointManager.list_checkpoints("s")[0].status == "cancelled"
 
 
 def test_a_stop_at_max_steps_says_how_to_go_on(caplog: pytest.LogCaptureFixture) -> None:
@@ -309,9 +266,3 @@ def test_after_the_end_the_session_is_let_go_and_its_values_can_be_read() -> Non
     assert Path(path).exists()
     assert metadata.user_metadata["after"] is True
     assert context.home.lease is None
-
-
-def test_settings_are_checked_where_they_are_made() -> None:
-    for wrong in ({"durability": "disk"}, {"on_failure": "stop"}, {"max_parallel": 0}):
-        with pytest.raises(GraphError, match=next(iter(wrong))):
-            Settings(**wrong)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import CheckpointManager, EveryTask, task, workflow
-from graflow_ckpt.core.errors import CheckpointError, GraphError, NotStorable, ReadOnlyChanged
+from graflow_ckpt.core.errors import CheckpointError, GraphError, ReadOnlyChanged
 from tests.acceptance.live import LONG, Box
 
 
@@ -56,22 +56,6 @@ def test_a_body_or_a_helper_that_asks_for_checkpoints_is_seen() -> None:
     assert inside == [True, True]
 
 
-def test_nothing_runs_if_the_folder_cannot_be_written(tmp_path: Path) -> None:
-    ran = []
-    (tmp_path / "file").write_text("")
-
-    with workflow("w", session_id="s", store=tmp_path / "file") as flow:
-
-        @task
-        def a() -> None:
-            ran.append(1)
-
-        with pytest.raises(CheckpointError, match="file"):
-            flow.execute()
-
-    assert ran == []
-
-
 def test_nothing_runs_if_the_key_could_be_changed_by_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,24 +75,6 @@ def test_nothing_runs_if_the_key_could_be_changed_by_others(
             flow.execute()
 
     assert ran == []
-
-
-def test_an_input_that_cannot_be_kept_is_refused_where_it_is_set() -> None:
-    import threading
-
-    with (
-        workflow("w", session_id="s") as flow,
-        pytest.raises(NotStorable, match="lock") as refused,
-    ):
-        flow.get_channel().set("lock", threading.Lock())
-
-    assert refused.value.path == "lock"
-    flow.execution_context.home.close()
-
-
-def test_a_workflow_without_tasks_is_refused() -> None:
-    with workflow("w") as flow, pytest.raises(GraphError, match="no task to start with"):
-        flow.execute()
 
 
 def test_a_parameter_that_nothing_can_fill_is_refused_before_anything_runs() -> None:

@@ -29,18 +29,6 @@ def test_what_was_purged_is_gone_and_a_late_commit_does_not_bring_any_of_it_back
     assert client.sessions() == []
 
 
-def test_who_lacks_the_program_of_a_session_is_named_until_somebody_has_it(client: Client) -> None:
-    handle = bag(client, "s")
-    redis: Any = client.link.client
-    assert handle.declined() == {}
-
-    redis.hset(f"{keys_of('s')}h", mapping={"declined": "1.0", "declined:one": "no module 'flows'"})
-    assert handle.declined() == {"one": "no module 'flows'"}
-
-    redis.hdel(f"{keys_of('s')}h", "declined")
-    assert handle.declined() == {}
-
-
 def test_a_session_that_was_paused_while_its_last_task_ran_is_completed_when_it_goes_on(
     client: Client,
 ) -> None:

@@ -14,14 +14,14 @@ import pytest
 from rq import SimpleWorker
 from rq.serializers import JSONSerializer
 
-from graflow_ckpt.core.errors import BadAddress, CheckpointError, GraflowError, GraphError, ServerRefuses
+from graflow_ckpt.core.errors import BadAddress, GraflowError, GraphError
 from graflow_ckpt.fleet import pool as estates
 from graflow_ckpt.fleet import pool as logs
 from graflow_ckpt.fleet import pool as pools
 from graflow_ckpt.fleet.board import Run
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.pool import Estate, PoolSettings, run
-from graflow_ckpt.fleet.worker import reached, rq_name
+from graflow_ckpt.fleet.worker import rq_name
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.redis.tables import frozen
 from graflow_ckpt.stores.around.keys import Keyring
@@ -45,13 +45,6 @@ def test_a_pool_whose_settings_are_sound_starts(redis_url: str, keyring: Keyring
     assert run(PoolSettings(redis_url)) == 0
 
 
-def test_without_a_key_it_says_how_to_make_one(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GRAFLOW_CKPT_KEY", raising=False)
-
-    with pytest.raises(CheckpointError, match="key new"):
-        run(PoolSettings(redis_url))
-
-
 @pytest.mark.parametrize(
     ("changed", "error", "words"),
     [
@@ -67,17 +60,6 @@ def test_a_setting_that_cannot_be_is_refused_by_name(
 ) -> None:
     with pytest.raises(error, match=words):
         run(PoolSettings(**{"url": redis_url, **changed}))
-
-
-def test_a_wrong_password_is_refused_and_not_shown(
-    own_redis: Callable[..., Server], keyring: Keyring
-) -> None:
-    server = own_redis({"requirepass": "right-one"})
-
-    with pytest.raises(ServerRefuses) as refused:
-        run(PoolSettings(server.url.replace("right-one", "wrong-one")))
-
-    assert "wrong-one" not in str(refused.value)
 
 
 def test_what_is_wrong_with_the_server_is_said_at_the_start(
@@ -119,13 +101,6 @@ def test_a_version_of_rq_whose_workers_never_start_is_refused_by_name(
 def test_a_worker_is_named_by_its_machine_and_process() -> None:
     assert rq_name(77).startswith("graflow-")
     assert rq_name(77).endswith("-77")
-
-
-def test_a_server_that_is_there_is_reached(redis_url: str) -> None:
-    link = reached(redis_url)
-
-    assert link.client.ping()
-    link.close()
 
 
 # --- what its dead have left ------------------------------------------------------------

@@ -441,16 +441,6 @@ def test_what_may_not_be_looked_at_is_a_warning(own_redis: Callable[..., Server]
 COUNT = "return redis.call('incr', KEYS[1])"
 
 
-def test_a_script_is_loaded_where_it_is_not_known(link: RedisLink) -> None:
-    script = link.script(COUNT)
-
-    link.client.script_flush()
-    assert script(["n"]) == 1
-    link.client.script_flush()
-    assert script([b"n"]) == 2
-    assert script.sha in repr(script) or script.sha[:8] in repr(script)
-
-
 def test_a_script_that_is_not_known_travels_with_its_call(redis_server: Server, link: RedisLink) -> None:
     """Loaded first and called then, it could be forgotten in between, and the call would fail."""
     script, wire = link.script(COUNT), link.connection()

@@ -435,12 +435,6 @@ def test_an_error_within_a_pipeline_keeps_its_word(redis_url: str) -> None:
     client.close()
 
 
-def test_an_error_of_a_script_keeps_its_word() -> None:
-    said = in_our_words(DefaultParser.parse_error("OURS went wrong"), "a")
-
-    assert (said.code, said.text) == ("OURS", "OURS went wrong")
-
-
 @pytest.mark.parametrize(
     "error",
     [redis.ConnectionError("Error 111 connecting"), redis.TimeoutError("Timeout reading from socket")],
@@ -457,11 +451,6 @@ def test_what_sentinels_clients_show_of_themselves_is_not_repeated() -> None:
 
     assert isinstance(said, ServerGone)
     assert "hunter2" not in str(said)
-
-
-def test_something_that_is_no_redis_is_told_as_such() -> None:
-    with pytest.raises(ServerError, match="does not speak the protocol"), translated("redis://h:80/0"):
-        raise redis.InvalidResponse("Protocol Error: b'HTTP/1.1 400 Bad Request'")
 
 
 def test_a_key_of_another_type_is_named_with_what_it_is() -> None:

@@ -11,15 +11,10 @@ from tests.unit.stores.kinds import ROOT, Kind
 
 OWNER = """
 lease = store.acquire("s")
-segment = store.journal(lease, 0)
 print(lease.epoch, flush=True)
 for line in sys.stdin:
     try:
-        if line.strip() == "append":
-            segment.append(b"theirs")
-            print("appended", flush=True)
-        else:
-            print(put(store, line.strip(), "theirs", lease), flush=True)
+        print(put(store, line.strip(), "theirs", lease), flush=True)
     except GraflowError as error:
         print(type(error).__name__, error, flush=True)
 """
@@ -27,10 +22,7 @@ for line in sys.stdin:
 
 @contextmanager
 def owner_elsewhere(kind: Kind, lease: float) -> Iterator[subprocess.Popen[str]]:
-    """A process that acquires the session, says so, and for each line puts a checkpoint of that name.
-
-    At the line `append` it appends to a segment, which it opened at once.
-    """
+    """A process that acquires the session, says so, and for each line puts a checkpoint of that name."""
     command = [sys.executable, "-c", kind.program(OWNER, lease=lease)]
     with subprocess.Popen(
         command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -41,11 +33,3 @@ def owner_elsewhere(kind: Kind, lease: float) -> Iterator[subprocess.Popen[str]]
             yield process
         finally:
             process.kill()
-
-
-def told(process: subprocess.Popen[str], line: str) -> str:
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(f"{line}\n")
-    process.stdin.flush()
-    return process.stdout.readline()

@@ -5,8 +5,6 @@ Not here: what every store promises (tests/conformance).
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -16,7 +14,7 @@ from graflow_ckpt.core.protocols import CheckpointStore, Lease
 from graflow_ckpt.stores.drivers.redis.store import RedisStore
 from tests.servers import Server
 from tests.unit.stores.interruptions import happening, lost
-from tests.unit.stores.kinds import PROCESSES, REDIS, ROOT, SERVERS, InBucket, Kind, only
+from tests.unit.stores.kinds import REDIS, SERVERS, InBucket, Kind, only
 from tests.unit.stores.texts import own_name, put
 
 
@@ -65,17 +63,6 @@ def test_another_writer_of_the_same_segment_is_noticed(
 
     with pytest.raises(JournalFailed, match="another writer"):
         segment.append(b"two")
-
-
-def test_what_ends_before_is_dropped(store: CheckpointStore, lease: Lease, kind: Kind) -> None:
-    for after in (0, 5, 9):
-        store.journal(lease, after).append(b"x")
-
-    for before, left in ((5, [5, 9]), (8, [5, 9]), (2**62, [9])):
-        store.drop_segments("s", before)
-        assert [after for _, after, _ in store.segments("s")] == left
-
-    store.drop_segments("other", 5)
 
 
 # --- who may not append, and what a server does ------------------------------------------
@@ -227,26 +214,3 @@ def test_a_former_owner_finds_its_number_taken_also_when_its_segment_was_dropped
 
     assert list(store.segments("s")) == [(2, 5, b"x")]
     new.release()
-
-
-@PROCESSES
-def test_what_was_appended_is_there_after_the_writer_was_killed(store: CheckpointStore, kind: Kind) -> None:
-    program = kind.program("""
-segment = store.journal(store.acquire("s"), 0)
-for number in range(10**6):
-    segment.append(b"%07d" % number)
-    os.write(1, b"%07d" % number)
-""")
-    for epoch in (1, 2):
-        with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            said = process.stdout.read(7 * 30 * epoch)
-            process.kill()
-            said += process.stdout.read()
-
-        *_, (found, _, raw) = store.segments("s")
-
-        numbers = [raw[at : at + 7] for at in range(0, len(raw), 7)]
-        assert found == epoch
-        assert numbers == [b"%07d" % number for number in range(len(numbers))]
-        assert len(numbers) - len(said) // 7 in (0, 1)  # the last one may not have been told any more

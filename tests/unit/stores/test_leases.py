@@ -5,10 +5,7 @@ Not here: what every store promises (tests/conformance), and saves that are stop
 
 from __future__ import annotations
 
-import json
 import os
-import random
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -40,7 +37,7 @@ from tests.unit.stores.kinds import (
     Kind,
     only,
 )
-from tests.unit.stores.leases import owner_elsewhere, told
+from tests.unit.stores.leases import owner_elsewhere
 from tests.unit.stores.texts import names, own_name, put, read
 
 # --- one owner, whose epoch grows --------------------------------------------------------
@@ -172,29 +169,6 @@ def test_an_owner_of_another_machine_that_renews_its_lease_is_alive(
     finally:
         over.set()
         keeper.join()
-
-
-@PROCESSES
-def test_a_stopped_owner_loses_the_session_and_writes_nothing_when_it_wakes(
-    store: CheckpointStore, kind: Kind
-) -> None:
-    with owner_elsewhere(kind, lease=0.5) as process:
-        assert told(process, own_name(1)).strip().endswith(own_name(1))
-        assert told(process, "append") == "appended\n"
-        os.kill(process.pid, signal.SIGSTOP)
-        with pytest.raises(SessionBusy):  # however long it is silent: its process is there
-            store.acquire("s")
-        lease = store.acquire("s", take_over=True)
-
-        os.kill(process.pid, signal.SIGCONT)
-
-        for order in (own_name(2), "best", "append"):
-            assert told(process, order).startswith("Fenced Session 's' was taken over by process")
-        assert told(process, "append").startswith(("Fenced", "JournalFailed"))
-        lease.check()
-        assert names(store) == [own_name(1)]
-        assert [raw for *_, raw in store.segments("s")] == [b"theirs"]
-        lease.release()
 
 
 # --- clocks and keepers ------------------------------------------------------------------
@@ -510,37 +484,6 @@ def test_who_dies_while_it_acquires_is_no_trouble_for_the_next(kind: Kind, after
 
     assert [raw for _, _, raw in store.segments("s")] == [b"frame"] * 11
     first.release()
-
-
-def test_random_histories_of_two_workers_end_in_one_line_of_epochs(kind: Kind) -> None:
-    """Whatever two do by turns, what stands was written by owners whose epochs only grow."""
-    rng, store = random.Random(4), kind.open(lease=600)
-    for history in range(15):
-        session, leases, written, highest = f"h{history}", [None, None], list[int](), 0
-        for step in range(8):
-            who = rng.randrange(2)
-            lease: Any = leases[who]
-            try:
-                match rng.choice(("acquire", "take", "put", "put", "release")):
-                    case "acquire" | "take" as how:
-                        lease = leases[who] = store.acquire(session, take_over=how == "take")
-                        assert lease.epoch > highest
-                        highest = lease.epoch
-                    case "put" if lease is not None:
-                        put(store, own_name(step, session), "x", lease, session=session, epoch=lease.epoch)
-                        assert lease.epoch == highest
-                        written.append(lease.epoch)
-                    case "release" if lease is not None:
-                        lease.release()
-                        leases[who] = None
-            except (SessionBusy, Fenced):
-                if lease is not None:
-                    assert lease.epoch < highest or store.owner(session) is not None
-        for lease in leases:
-            if lease is not None:
-                lease.release()
-        standing = [json.loads(raw)["epoch"] for _, raw in store.list(session)]
-        assert standing[::-1] == sorted(written) == written
 
 
 # --- statements that wait ----------------------------------------------------------------

@@ -79,21 +79,6 @@ def test_the_last_committed_is_listed_first_without_touching_values(
     assert [json.loads(raw)["stage"] for _, raw in store.list("s")] == ["again", "n2", "n1"]
 
 
-ODD = [b"damaged", b"[1]", b'{"session_id": 7, "epoch": 1e400}', b"", b'{"session_id": "s\\u0000"}']
-ODD += [b'"\\ud800"', b"\xff"]
-
-
-def test_a_meta_may_be_anything(store: CheckpointStore) -> None:
-    put(store, own_name(1), "one", session="forged")
-    for number, odd in enumerate(ODD):
-        meta = ("meta.json", lambda sink, odd=odd: sink.write(odd))
-        store.put(f"{store.folder}/odd{number}", [*parts("five")[:2], meta], lease=None, stage="five")
-
-    assert names(store, "s") == [own_name(1)]
-    assert sorted(names(store)) == sorted([own_name(1), *(f"odd{n}" for n in range(len(ODD)))])
-    assert [store.meta(f"{store.folder}/odd{number}") for number in range(len(ODD))] == ODD
-
-
 def test_a_workflow_whose_name_has_no_encoding_is_kept_and_found(store: CheckpointStore) -> None:
     said = {"session_id": "s", "workflow": "night\udc80", "status": "failed"}
     meta = ("meta.json", lambda sink: sink.write(json.dumps(said).encode()))

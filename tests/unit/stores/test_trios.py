@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,7 +29,7 @@ from graflow_ckpt.stores import keyed, lease
 from graflow_ckpt.stores.head import scope_of
 from tests.trios import all_of
 from tests.unit.stores.interruptions import Killed, happening, killed, lost, requests
-from tests.unit.stores.kinds import FORKING, KINDS, PROCESSES, REDIS, ROOT, SERVERS, InBucket, Kind, only
+from tests.unit.stores.kinds import FORKING, KINDS, PROCESSES, REDIS, SERVERS, InBucket, Kind, only
 from tests.unit.stores.texts import names, own_name, parts, put, read
 
 NAMES = pytest.mark.parametrize("name", [own_name(), "best"], ids=["own", "named"])
@@ -781,49 +779,3 @@ def test_writers_and_readers_of_one_path_never_see_a_mixture(kind: Kind) -> None
     assert {stage[0] for stage in seen} >= {"a", "b"}
     reader.delete(path)
     assert kind.listed() == []
-
-
-@PROCESSES
-def test_processes_that_save_at_once_each_keep_all_of_theirs(store: CheckpointStore, kind: Kind) -> None:
-    program = kind.program(f"""
-session = sys.argv[1]
-lease = store.acquire(session)
-segment = store.journal(lease, 0)
-for number in range(20):
-    size = {kind.chunk} * (number % 7 == 5)
-    put(store, own_name(number, session), session, lease, session=session, size=size)
-    segment.append(b"%02d" % number)
-lease.release()
-""")
-    processes = [subprocess.Popen([sys.executable, "-c", program, f"s{n}"], cwd=ROOT) for n in range(3)]
-    assert [process.wait(60) for process in processes] == [0] * 3
-
-    for n in range(3):
-        assert names(store, f"s{n}") == [own_name(number, f"s{n}") for number in range(19, -1, -1)]
-        assert list(store.segments(f"s{n}")) == [(1, 0, b"".join(b"%02d" % number for number in range(20)))]
-
-
-@PROCESSES
-def test_whenever_a_writer_is_killed_the_old_one_or_the_new_one_is_there(
-    store: CheckpointStore, kind: Kind
-) -> None:
-    program = kind.program(f"""
-lease = store.acquire("s", take_over=True)
-for n in range(10**6):
-    put(store, "best", str(n % 10), lease, size=(3, 9 * {kind.chunk}, 70_000)[n % 3])
-    os.write(1, b"%d" % (n % 10))
-""")
-    put(store, "best", "0")
-    for blow in range(6):
-        with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            said = process.stdout.read(1 + blow % 5)
-            time.sleep(blow * 0.003)  # to another place each time: there is nothing to wait for
-            process.kill()
-            said += process.stdout.read()
-
-        stage, values, state = read(store, f"{store.folder}/best")
-        assert set(values) == {ord(stage)}
-        assert state == stage.encode()
-        last = int(said[-1:])
-        assert int(stage) in (last, (last + 1) % 10), "what was confirmed is gone"

@@ -114,14 +114,6 @@ def test_what_is_known_of_the_tasks_is_read_without_values(link: RedisLink) -> N
     assert found.tasks == {"made": b"pickle"}
 
 
-def test_an_empty_session_comes_back(link: RedisLink) -> None:
-    state = SessionState(SESSION)
-    state.epoch = write(link, state)
-
-    assert facts(read(link)) == facts(state)
-    assert names(link) == {"c", "h"}
-
-
 def test_what_was_read_can_be_worked_on(link: RedisLink) -> None:
     state = a_state()
     state.cap = 1
@@ -305,8 +297,11 @@ def test_two_writers_at_once_do_not_mix(link: RedisLink, monkeypatch: pytest.Mon
 def test_what_is_not_there_is_said_so(link: RedisLink) -> None:
     with pytest.raises(NoSession, match=SESSION):
         read(link)
+    with pytest.raises(NoSession, match=SESSION):
+        read_paged(link, SESSION, Plain())
     with pytest.raises(NoSession, match=SESSION), frozen(link, SESSION):
         pass
+    assert link.client.keys(f"{PREFIX}*") == []
 
 
 def test_a_session_that_somebody_reads_page_by_page_is_not_rewound(link: RedisLink) -> None:
@@ -420,11 +415,3 @@ def test_what_changed_meanwhile_is_not_taken_for_one_moment(
     with pytest.raises(SessionBusy, match="changed while it was read"):
         read_paged(server_link, SESSION, Plain(), seconds=0.05)
     sender.close()
-
-
-def test_a_session_that_is_not_there_is_named(server_link: RedisLink) -> None:
-    server_link.client.flushall()
-
-    with pytest.raises(NoSession, match=SESSION):
-        read_paged(server_link, SESSION, Plain())
-    assert server_link.client.keys(f"{keys_of(SESSION)}*") == []

@@ -206,27 +206,6 @@ def test_what_is_large_is_given_up_when_the_server_answers_nothing(
             proxy.resume()
 
 
-def test_a_save_while_the_server_is_away_fails_and_the_next_one_succeeds(
-    object_server: ObjectServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(objects_bucket, "PATIENCE", 0.1)
-    store = ObjectStore(object_server.at("away", proxy.port))
-    lease = store.acquire("s")
-    put(store, "best", "one", lease)
-    put(store, own_name(), "one", lease)
-    proxy.refuse()
-
-    for name in ("best", own_name()):
-        with pytest.raises(CheckpointError, match="cannot be reached"):
-            put(store, name, "two", lease)
-    proxy.resume()
-
-    assert [read(store, name)[0] for name in ("best", own_name())] == ["one", "one"]
-    put(store, "best", "three", lease)
-    assert read(store, "best")[0] == "three"
-    lease.release()
-
-
 @pytest.mark.parametrize("name", ["best", own_name()])
 def test_a_save_that_was_sent_and_not_confirmed_says_so_and_stays_whole(
     object_server: ObjectServer, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, name: str

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -405,19 +403,3 @@ def test_credentials_are_those_that_have_opened_it_or_those_of_the_environment()
     assert text.with_credentials(environment).options == {"sslmode": "disable"}
     own = parse("postgresql://own@remembered/d").with_credentials(environment)
     assert own.secrets == {"user": "own"}
-
-
-def test_a_store_without_its_package_names_the_extra() -> None:
-    program = """
-import sys
-sys.modules["psycopg"] = None
-from graflow_ckpt.stores import open_store, store_of
-print(store_of("postgresql://h/d/best"))
-try:
-    open_store("postgresql://h/d")
-except ImportError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-
-    assert "graflow-ckpt[postgres]" in done.stdout

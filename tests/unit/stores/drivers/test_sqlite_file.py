@@ -10,7 +10,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 from subprocess import PIPE
 
@@ -175,29 +174,6 @@ def test_a_database_of_an_earlier_version_is_brought_to_this_one_whole_or_not_at
         assert connection.execute("SELECT count(*) FROM more").fetchone() == (0,)
 
 
-def test_a_forked_child_uses_connections_of_its_own(store: SqliteStore) -> None:
-    program = f"""
-import os
-from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
-from tests.unit.stores.texts import put, read
-store = SqliteStore({store.file!r})
-put(store, "first", "parent")
-pid = os.fork()
-for n in range(30):
-    who = "parent" if pid else "child"
-    put(store, who, f"{{who}}{{n}}")
-    assert read(store, f"{{store.folder}}/first")[0] == "parent"
-if not pid:
-    del store
-    os._exit(0)
-assert os.wait()[1] == 0
-print(read(store, f"{{store.folder}}/parent")[0], read(store, f"{{store.folder}}/child")[0])
-"""
-    done = run(program)
-
-    assert (done.stdout.split(), done.stderr) == (["parent29", "child29"], "")
-
-
 def test_connections_are_closed_with_their_store(tmp_path: Path) -> None:
     """The last one to be closed takes the log away."""
     store = SqliteStore(tmp_path / "x.db")
@@ -208,19 +184,6 @@ def test_connections_are_closed_with_their_store(tmp_path: Path) -> None:
     del store
 
     assert os.listdir(tmp_path) == ["x.db"]
-
-
-def test_threads_share_a_store(store: SqliteStore) -> None:
-    patient = SqliteStore(store.url)
-
-    def work(name: str) -> None:
-        for number in range(15):
-            path = put(patient, name, f"{name}{number}")
-            assert read(patient, path)[0] == f"{name}{number}"
-
-    at_once([partial(work, f"t{n}-") for n in range(8)])
-
-    assert len(list(store.list())) == 8
 
 
 # --- locked ----------------------------------------------------------------------------

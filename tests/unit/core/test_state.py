@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -23,18 +24,49 @@ def arrive(task: str, ok: int, size: int, need: int) -> Op:
     return ("arrive", task, ok, size, need, 0, 0, "default", "direct")
 
 
-def started(*ops: Op, max_steps: int | None = None) -> SessionState:
-    state = SessionState("s", ("a",), max_steps)
-    apply(state, ops, 0.0)
-    return state
+CLAIM: Op = ("claim", 1)
 
 
-def claim(state: SessionState, limit: int = 1, now: float = 0.0) -> list[Claim]:
-    return apply(state, [("claim", limit)], now)
+def end(key: int, number: int, how: str = "completed", *more: Any) -> Op:
+    """The end of a claim; numbers of claims and keys of specs begin at 1."""
+    given = {"completed": (b"\xc0",), "failed": ("E: no",), "lost": ("E: no",), "retry": (0.0, "E: no")}
+    return ("end", key, number, how, *(more or given.get(how, ())))
 
 
-def end(state: SessionState, one: Claim, *how: Any, now: float = 0.0) -> list[Claim]:
-    return apply(state, [("end", one.spec.key, one.number, *how)], now)
+def put(name: str, value: Any, base: int = -1) -> Op:
+    return ("put", name, value, base)
+
+
+Moves = Sequence[Op | list[Op]]
+
+
+def walked(moves: Moves, max_steps: int | None = None) -> tuple[SessionState, list[Claim]]:
+    """After each of these transitions (an op alone is one; "at" moves the clock), with the last claims."""
+    state, now, claims = SessionState("s", ("a",), max_steps), 0.0, list[Claim]()
+    for move in moves:
+        ops = move if isinstance(move, list) else [move]
+        if ops[0][0] == "at":
+            now = ops[0][1]
+        elif ops[0][0] == "is":
+            state.status = ops[0][1]
+        else:
+            claims = apply(state, ops, now)
+    return state, claims
+
+
+def shown(state: SessionState, claims: list[Claim]) -> dict[str, Any]:
+    return {
+        **vars(state),
+        "claims": [one.spec.task_id for one in claims],
+        "retries": [(one.spec.retry_count, one.spec.not_before, one.spec.crashes) for one in claims],
+        "pending": [spec.task_id for spec in state.pending()],
+        "strategies": [spec.execution_strategy for spec in state.pending()],
+        "due": {key: spec.not_before for key, spec in state.specs.items()},
+        "order": list(state.completed),
+        "cells": {name: cell for name, (cell, _) in state.values.items()},
+        "gates": {name: gate.facts() for name, gate in state.gates.items()},
+        "waiting": state.waiting_gates(),
+    }
 
 
 # --- any history -----------------------------------------------------------------------
@@ -112,106 +144,284 @@ def test_a_claim_ends_once(history: list[Record], cell: bytes) -> None:
             apply(state, [("end", key, number, "completed", cell)], 0.0)
 
 
-# --- claims and ends -------------------------------------------------------------------
+# --- one op after the other ---------------------------------------------------------------
+
+JOINS = arrive("d", 1, 2, 0)
+TWO, THREE = [enqueue("a"), enqueue("b")], [enqueue("a"), enqueue("b"), enqueue("c")]
+
+ENDS: dict[str, tuple[Moves, dict[str, Any]]] = {
+    # claims and ends
+    "claims go by priority and then by age": (
+        [enqueue("a"), enqueue("b", 5), enqueue("c"), enqueue("d", 5), ("claim", 4)],
+        {"claims": ["b", "d", "a", "c"], "pending": ["b", "d", "a", "c"]},
+    ),
+    "a completed task is a step with a result": (
+        [enqueue(), CLAIM, end(1, 1, "completed", b"\x05")],
+        {"steps": 1, "completed": {"a": 1}, "specs": {}, "cells": {"a" + RESULT: b"\x05"}},
+    ),
+    "completed tasks stand in order of their last completion": (
+        [enqueue("a"), enqueue("b"), enqueue("a"), CLAIM, end(1, 1), CLAIM, end(2, 2), CLAIM, end(3, 3)],
+        {"order": ["b", "a"]},
+    ),
+    "a retry notes its error": (
+        [enqueue(), ("skipped", "a"), CLAIM, end(1, 1, "retry")],
+        {"errors": {"a": "E: no"}, "delayed": [], "due": {1: 0.0}},
+    ),
+    "a completion takes back that the task failed or was skipped": (
+        [enqueue(), ("skipped", "a"), CLAIM, end(1, 1, "retry"), CLAIM, end(1, 2)],
+        {"errors": {}, "skipped": {}},
+    ),
+    "a failed task is kept aside and is not completed": (
+        [enqueue(), CLAIM, [end(1, 1, "failed"), ("status", "failing", "E: no"), CLAIM]],
+        {
+            "status": "failed", "completed": {}, "steps": 0, "dead": {1: "E: no"}, "errors": {"a": "E: no"},
+            "pending": ["a"],
+        },
+    ),
+    "a retry waits until it is due": (
+        [enqueue(), CLAIM, end(1, 1, "retry", 10.0, "E: no"), ("at", 9.0), CLAIM],
+        {"claims": [], "due": {1: 10.0}},
+    ),
+    "a retry is claimed again when it is due": (
+        [enqueue(), CLAIM, end(1, 1, "retry", 10.0, "E: no"), ("at", 10.0), CLAIM],
+        {"claims": ["a"], "retries": [(1, 0.0, 0)], "claimed": {1: 2}},
+    ),
+    "a retry that is due at once is ready and not delayed": (
+        [enqueue(), ("at", 5.0), CLAIM, end(1, 1, "retry", 4.0, "E: no")],
+        {"delayed": [], "due": {1: 0.0}},
+    ),
+    **{
+        f"the end {how} is no step": (
+            [enqueue(), CLAIM, end(1, 1, how)],
+            {
+                "steps": 0, "completed": {}, "specs": {}, "errors": {"a": "E: no"} if how == "lost" else {},
+                "skipped": {"a": 0} if how == "skipped" else {},
+                "passed": {"a": 0} if how == "passed" else {},
+            },
+        )
+        for how in ("lost", "skipped", "passed", "dropped")
+    },
+    "a claim goes to the higher priority": (
+        [enqueue("a"), enqueue("b"), enqueue("c", priority=9), ("claim", 2)],
+        {"claims": ["c", "a"]},
+    ),
+    "a released claim is the next one of its priority": (
+        [enqueue("a"), enqueue("b"), enqueue("c", priority=9), ("claim", 2), ("release", 1, 1), CLAIM],
+        {"claims": ["a"], "retries": [(0, 0.0, 1)]},
+    ),
+    # values
+    "a blind put wins whatever was there": (
+        [put("x", b"\x01"), put("x", b"\x02")],
+        {"values": {"x": (b"\x02", 2)}},
+    ),
+    "a put of what was not there is taken if it is not there": (
+        [put("x", b"\x01"), put("y", b"\x03", 0)],
+        {"cells": {"x": b"\x01", "y": b"\x03"}},
+    ),
+    "appends never conflict": (
+        [("append", "x", b"\x01"), ("append", "x", b"\x02")],
+        {"values": {"x": (b"\x90", 2)}, "appended": {"x": [b"\x01", b"\x02"]}},
+    ),
+    "a put takes the place of what was appended": (
+        [[("append", "x", b"\x01"), ("append", "y", b"\x02")], put("x", b"\x05", 1)],
+        {"cells": {"x": b"\x05", "y": b"\x90"}, "appended": {"y": [b"\x02"]}},
+    ),
+    "a result takes the place of what was appended under its name": (
+        [enqueue(), ("append", "a" + RESULT, b"\x01"), CLAIM, end(1, 1, "completed", b"\x05")],
+        {"cells": {"a" + RESULT: b"\x05"}, "appended": {}},
+    ),
+    # gates
+    "a join of two waits for the second": ([JOINS], {"specs": {}}),
+    "a join of two is enqueued once": ([JOINS] * 2, {"pending": ["d"], "gates": {}}),
+    "a join that nobody took is skipped": ([arrive("d", 0, 2, 0)] * 2, {"strategies": ["skip"]}),
+    "best effort goes on whatever came of its members": (
+        [arrive("g", 0, 2, -1)] * 2,
+        {"strategies": ["direct"]},
+    ),
+    "at least fires early": (
+        [arrive("g", 1, 3, 2)] * 2,
+        {"pending": ["g"], "gates": {"g": [3, 2, 2, 2, 1]}, "waiting": {}},
+    ),
+    "at least absorbs the late ones": ([arrive("g", 1, 3, 2)] * 3, {"pending": ["g"], "gates": {}}),
+    "at least with too few is lost": (
+        [arrive("g", 1, 2, 2), arrive("g", 0, 2, 2)],
+        {"strategies": ["lost"]},
+    ),
+    "a gate that expects more is larger": (
+        [("expect", "d", 1, 2, 0), JOINS, ("expect", "d", 1, 2, 0)],
+        {"gates": {"d": [4, 0, 1, 1, 0]}},
+    ),
+    "a gate that expects more waits for more": (
+        [("expect", "d", 1, 2, 0), JOINS, ("expect", "d", 1, 2, 0), [JOINS] * 3],
+        {"pending": ["d"]},
+    ),
+    "a gate with absorbed arrivals waits for the last one": (
+        [("absorb", "d", 2), JOINS],
+        {"gates": {"d": [2, 0, 1, 1, 1]}},
+    ),
+    "absorbed arrivals enqueue nothing": (
+        [("absorb", "d", 2), JOINS, JOINS],
+        {"specs": {}, "gates": {}},
+    ),
+    # status
+    "a session with nothing left is completed": (
+        [enqueue(), CLAIM, [end(1, 1), CLAIM]],
+        {"status": "completed", "reason": ""},
+    ),
+    "a session that waits for what will not come is stalled by name": (
+        [JOINS, CLAIM],
+        {"status": "stalled", "reason": "still waiting: d"},
+    ),
+    "a session with a delayed task goes on": (
+        [enqueue(), CLAIM, [end(1, 1, "retry", 10.0, "E: no"), CLAIM]],
+        {"status": "running"},
+    ),
+    "terminate drops what has not started": (
+        [*TWO, JOINS, CLAIM, [end(1, 1), ("status", "closing", "enough"), CLAIM]],
+        {"status": "completed", "reason": "enough", "specs": {}, "ready": [], "gates": {}},
+    ),
+    "a closing session waits for what runs": (
+        [*TWO, ("claim", 2), [end(1, 1), ("status", "closing", ""), CLAIM]],
+        {"status": "closing"},
+    ),
+    "a closing session ends with what ran": (
+        [*TWO, ("claim", 2), [end(1, 1), ("status", "closing", ""), CLAIM], [end(2, 2), CLAIM]],
+        {"status": "completed", "steps": 2},
+    ),
+    **{
+        f"{second} after {first} is {last}": (
+            [enqueue(), ("status", first, "1"), ("status", second, "2")],
+            {"status": last},
+        )
+        for first, second, last in (  # a bad end is not covered up
+            ("failing", "closing", "failing"),
+            ("closing", "failing", "failing"),
+            ("failing", "cancelled", "cancelled"),
+            ("cancelled", "failing", "cancelled"),
+        )
+    },
+    **{
+        f"a session that is {status} hands out no claims": (
+            [enqueue(), ("is", status), CLAIM],
+            {"claims": [], "status": status},
+        )
+        for status in ("completed", "failed", "stopped", "cancelled", "stalled")
+    },
+    # going on
+    "reopening runs what had failed with fresh retries": (
+        [enqueue(retries=1), CLAIM, end(1, 1, "retry"), CLAIM, end(1, 2, "failed"), ("is", "failed"),
+         ("reopen", 7, None), CLAIM],
+        {"claims": ["a"], "retries": [(0, 0.0, 0)], "dead": {}, "epoch": 7, "reason": ""},
+    ),
+    **{
+        f"reopening a terminated session with {claimed} claims starts nothing": (
+            [*TWO, ("claim", claimed), ("status", "closing", "enough"), ("reopen", 2, None), CLAIM],
+            {"status": status, "reason": "enough", "epoch": 2, "claims": []},
+        )
+        for claimed, status in ((0, "completed"), (1, "closing"))
+    },
+    "reopening a completed session leaves it completed": (
+        [("is", "completed"), ("reopen", 2, None)],
+        {"status": "completed"},
+    ),
+    "tasks that run again leave no trace": (
+        [enqueue("a"), enqueue("b"), enqueue("b"), enqueue("b"), arrive("b", 1, 3, -1), ("skipped", "b"),
+         ("claim", 2), end(1, 1), end(2, 2, "retry", 99.0, "E: no"), enqueue("b", 9), CLAIM,
+         end(5, 3, "passed"), ("again", "a", "b")],
+        {
+            "completed": {}, "passed": {}, "skipped": {}, "gates": {}, "specs": {}, "ready": [],
+            "delayed": [], "claimed": {}, "cells": {},
+        },
+    ),
+    "tasks that run again spare the others": (
+        [*THREE, CLAIM, end(1, 1), ("again", "b")],
+        {"order": ["a"], "pending": ["c"]},
+    ),
+    "starting elsewhere drops what was scheduled": (
+        [*TWO, JOINS, CLAIM, ("clear",)],
+        {"specs": {}, "ready": [], "claimed": {}, "gates": {}},
+    ),
+    "a session with nothing to do has ended": ([CLAIM], {"status": "completed"}),
+    "a session that had ended can start elsewhere": (
+        [CLAIM, [("clear",), ("reopen", 2, None), enqueue("b")], CLAIM],
+        {"claims": ["b"]},
+    ),
+    "random state and tasks made at run time are kept": (
+        [("rng", b"\x07"), ("task", "made", b"\x08")],
+        {"rng": b"\x07", "tasks": {"made": b"\x08"}},
+    ),
+}  # fmt: skip
 
 
-def test_claims_go_by_priority_and_then_by_age() -> None:
-    state = started(enqueue("a"), enqueue("b", priority=5), enqueue("c"), enqueue("d", priority=5))
+@pytest.mark.parametrize(("moves", "expected"), ENDS.values(), ids=ENDS.keys())
+def test_a_state_is_what_its_transitions_make_of_it(moves: Moves, expected: dict[str, Any]) -> None:
+    found = shown(*walked(moves))
 
-    order = [one.spec.task_id for one in claim(state, 4)]
-
-    assert order == ["b", "d", "a", "c"]
-    assert [spec.task_id for spec in state.pending()] == order
+    assert {name: found[name] for name in expected} == expected
 
 
-def test_a_completed_task_is_a_step_with_a_result() -> None:
-    state = started(enqueue(), ("claim", 1))
-    (one,) = run_claims(state)
-
-    end(state, one, "completed", b"\x05")
-
-    assert (state.steps, state.completed, state.specs) == (1, {"a": 1}, {})
-    assert state.values["a" + RESULT][0] == b"\x05"
-
-
-def run_claims(state: SessionState) -> list[Claim]:
-    return [Claim(state.specs[key], number) for key, number in state.claimed.items()]
-
-
-def test_completed_tasks_stand_in_order_of_their_last_completion() -> None:
-    state = started(enqueue("a"), enqueue("b"), enqueue("a"))
-    for _ in range(3):
-        (one,) = claim(state)
-        end(state, one, "completed", b"\xc0")
-
-    assert list(state.completed) == ["b", "a"]
-
-
-def test_a_completion_takes_back_that_the_task_failed_or_was_skipped() -> None:
-    state = started(enqueue(), ("skipped", "a"))
-    (one,) = claim(state)
-    end(state, one, "retry", 0.0, "E: no")
-    assert state.errors == {"a": "E: no"}
-
-    (one,) = claim(state)
-    end(state, one, "completed", b"\xc0")
-
-    assert (state.errors, state.skipped) == ({}, {})
-
-
-def test_a_failed_task_is_kept_aside_and_is_not_completed() -> None:
-    state = started(enqueue())
-    (one,) = claim(state)
-
-    apply(
-        state, [("end", 1, one.number, "failed", "E: no"), ("status", "failing", "E: no"), ("claim", 1)], 0.0
-    )
-
-    assert (state.status, state.completed, state.steps) == ("failed", {}, 0)
-    assert (state.dead, state.errors) == ({1: "E: no"}, {"a": "E: no"})
-    assert [spec.task_id for spec in state.pending()] == ["a"]
-
-
-def test_a_retry_waits_until_it_is_due() -> None:
-    state = started(enqueue())
-    (one,) = claim(state)
-    end(state, one, "retry", 10.0, "E: no")
-    assert state.specs[1].not_before == 10.0
-
-    assert claim(state, now=9.0) == []
-    (again,) = claim(state, now=10.0)
-
-    assert (again.spec.retry_count, again.spec.not_before) == (1, 0.0)
-    assert again.number != one.number
-
-
-def test_a_retry_that_is_due_at_once_is_ready_and_not_delayed() -> None:
-    state = started(enqueue())
-    (one,) = claim(state, now=5.0)
-
-    end(state, one, "retry", 4.0, "E: no", now=5.0)
-
-    assert state.delayed == []
-    assert state.specs[1].not_before == 0.0
+SHARED = Live(object())
 
 
 @pytest.mark.parametrize(
-    ("ops", "nothing"),
+    ("moves", "refused", "error"),
+    [
+        ([enqueue(), CLAIM, ("release", 1, 1), CLAIM], end(1, 1), Fenced),
+        ([put("x", b"\x01"), put("x", b"\x02", 1)], put("x", b"\x03", 1), WriteConflict),
+        ([put("x", b"\x01")], put("x", b"\x03", 0), WriteConflict),
+        ([("append", "x", b"\x01"), ("append", "x", b"\x02")], put("x", b"\x90", 1), WriteConflict),
+    ],
+    ids=[
+        "the end of a claim that was released", "a put over a newer value",
+        "a put of what was not there and is there now", "a put over what was appended to since it was got",
+    ],
+)  # fmt: skip
+def test_what_others_were_faster_with_is_refused(moves: Moves, refused: Op, error: type[Exception]) -> None:
+    state, _ = walked(moves)
+
+    with pytest.raises(error, match="'x' was changed by another task" if error is WriteConflict else None):
+        apply(state, [refused], 0.0)
+
+
+def test_siblings_that_share_a_live_object_do_not_conflict() -> None:
+    state, _ = walked([put("x", SHARED), put("x", Live(SHARED.value), 1), put("x", Live(SHARED.value), 1)])
+
+    assert state.values["x"][1] == 3
+    with pytest.raises(WriteConflict) as caught:
+        apply(state, [put("x", Live(object()), 1)], 0.0)
+    assert caught.value.name == "x"
+
+
+def test_max_steps_stops_a_session_and_a_larger_one_goes_on() -> None:
+    state, _ = walked([*TWO, ("claim", 2), [end(1, 1), ("claim", 2)]], max_steps=1)
+    assert (state.status, state.reason) == ("stopped", "max_steps=1 reached")
+
+    apply(state, [("reopen", 2, 5)], 0.0)
+
+    assert [one.spec.task_id for one in apply(state, [("claim", 2)], 0.0)] == ["b"]
+    assert (state.status, state.epoch, state.max_steps) == ("running", 2, 5)
+
+
+def test_a_group_is_no_step_and_passes_at_max_steps() -> None:
+    _, claims = walked([enqueue("g", how="pass"), enqueue("b"), ("claim", 2)], max_steps=0)
+
+    assert [one.spec.task_id for one in claims] == ["g"]
+
+
+@pytest.mark.parametrize(
+    ("moves", "nothing"),
     [
         ([("skipped", "a")], True),
         ([("skipped", "b")], False),
-        ([enqueue(), ("claim", 1), ("end?", "lost", "E: no")], True),
-        ([enqueue(), ("claim", 1), ("end?", "failed", "E: no")], True),
-        ([enqueue(retries=1), ("claim", 1), ("end?", "retry", 9.0, "E: no")], False),
-        ([enqueue(), ("claim", 1), ("end?", "completed", b"\x01")], False),
+        ([enqueue(), CLAIM, end(1, 1, "lost")], True),
+        ([enqueue(), CLAIM, end(1, 1, "failed")], True),
+        ([enqueue(retries=1), CLAIM, end(1, 1, "retry", 9.0, "E: no")], False),
+        ([enqueue(retries=1), CLAIM, end(1, 1, "retry"), CLAIM, end(1, 2, "failed")], True),
+        ([enqueue(), CLAIM, end(1, 1)], False),
     ],
 )
-def test_who_gave_nothing_was_skipped_or_failed_for_good(ops: list[Op], nothing: bool) -> None:
-    state = SessionState("s", ("a",))
-    for op in ops:
-        apply(state, [("end", 1, 1, *op[1:]) if op[0] == "end?" else op], 0.0)
-
-    assert state.gave_nothing("a") is nothing
+def test_who_gave_nothing_was_skipped_or_failed_for_good(moves: Moves, nothing: bool) -> None:
+    assert walked(moves)[0].gave_nothing("a") is nothing
 
 
 def test_who_gave_nothing_is_found_without_a_look_at_the_specs_of_others() -> None:
@@ -219,24 +429,10 @@ def test_who_gave_nothing_is_found_without_a_look_at_the_specs_of_others() -> No
         def values(self) -> Any:
             raise AssertionError("all specs were looked at")  # eight thousand, for each parameter of each
 
-    state = started(enqueue(retries=1), enqueue(task="b"))
-    one, _ = claim(state, 2)
-    end(state, one, "retry", 9.0, "E: no")
+    state, _ = walked([enqueue(retries=1), enqueue("b"), ("claim", 2), end(1, 1, "retry", 9.0, "E: no")])
     state.specs = Specs(state.specs)
 
     assert [state.gave_nothing(task) for task in ("a", "b")] == [False, False]
-
-
-def test_who_has_failed_for_good_after_retries_gave_nothing() -> None:
-    state = started(enqueue(retries=1))
-    (one,) = claim(state)
-    end(state, one, "retry", 0.0, "E: no")
-    assert state.gave_nothing("a") is False
-
-    (one,) = claim(state)
-    end(state, one, "failed", "E: no")
-
-    assert state.gave_nothing("a") is True
 
 
 @pytest.mark.parametrize(
@@ -259,353 +455,6 @@ def test_a_status_follows_from_some_and_not_from_others(before: str, to: str, af
     apply(state, [("status", to, "because")], 0.0)
 
     assert (state.status, state.reason) == (after, "because" if after == to else "")
-
-
-@pytest.mark.parametrize(
-    ("how", "table"), [("lost", "errors"), ("skipped", "skipped"), ("passed", "passed"), ("dropped", None)]
-)
-def test_other_ends_are_no_steps(how: str, table: str | None) -> None:
-    state = started(enqueue())
-    (one,) = claim(state)
-
-    end(state, one, how, *(["E: no"] if how == "lost" else []))
-
-    assert (state.steps, state.completed, state.specs) == (0, {}, {})
-    for name in ("errors", "skipped", "passed"):
-        assert ("a" in getattr(state, name)) == (name == table)
-
-
-def test_a_released_claim_is_the_next_one_of_its_priority() -> None:
-    state = started(enqueue("a"), enqueue("b"), enqueue("c", priority=9))
-    first = claim(state, 2)
-    assert [one.spec.task_id for one in first] == ["c", "a"]
-
-    apply(state, [("release", first[1].spec.key, 1)], 0.0)
-    (again,) = claim(state)
-
-    assert (again.spec.task_id, again.spec.crashes) == ("a", 1)
-    with pytest.raises(Fenced):
-        end(state, first[1], "completed", b"\xc0")
-
-
-# --- values ----------------------------------------------------------------------------
-
-
-def test_a_blind_put_wins_whatever_was_there() -> None:
-    state = started(("put", "x", b"\x01", -1))
-
-    apply(state, [("put", "x", b"\x02", -1)], 0.0)
-
-    assert state.values["x"] == (b"\x02", 2)
-
-
-def test_a_put_over_a_newer_value_is_refused_and_named() -> None:
-    state = started(("put", "x", b"\x01", -1))
-    apply(state, [("put", "x", b"\x02", 1)], 0.0)
-
-    with pytest.raises(WriteConflict, match="'x' was changed by another task") as caught:
-        apply(state, [("put", "x", b"\x03", 1)], 0.0)
-
-    assert caught.value.name == "x"
-
-
-def test_a_put_of_what_was_not_there_is_refused_if_it_is_there_now() -> None:
-    state = started(("put", "x", b"\x01", -1))
-
-    with pytest.raises(WriteConflict):
-        apply(state, [("put", "x", b"\x03", 0)], 0.0)
-    apply(state, [("put", "y", b"\x03", 0)], 0.0)
-
-    assert state.values["y"][0] == b"\x03"
-
-
-def test_siblings_that_share_a_live_object_do_not_conflict() -> None:
-    shared, other = object(), object()
-    state = started(("put", "x", Live(shared), -1))
-    apply(state, [("put", "x", Live(shared), 1)], 0.0)
-
-    apply(state, [("put", "x", Live(shared), 1)], 0.0)
-    with pytest.raises(WriteConflict):
-        apply(state, [("put", "x", Live(other), 1)], 0.0)
-
-    assert state.values["x"][1] == 3
-
-
-def test_appends_never_conflict() -> None:
-    state = started(("append", "x", b"\x01"))
-
-    apply(state, [("append", "x", b"\x02")], 0.0)
-
-    assert (state.values["x"], state.appended["x"]) == ((b"\x90", 2), [b"\x01", b"\x02"])
-
-
-def test_what_was_got_before_an_append_is_stale() -> None:
-    state = started(("append", "x", b"\x01"))
-    apply(state, [("append", "x", b"\x02")], 0.0)
-
-    with pytest.raises(WriteConflict):
-        apply(state, [("put", "x", b"\x90", 1)], 0.0)
-
-
-def test_a_put_takes_the_place_of_what_was_appended() -> None:
-    state = started(("append", "x", b"\x01"), ("append", "y", b"\x02"))
-
-    apply(state, [("put", "x", b"\x05", 1)], 0.0)
-
-    assert (state.values["x"][0], state.appended) == (b"\x05", {"y": [b"\x02"]})
-
-
-def test_a_result_takes_the_place_of_what_was_appended_under_its_name() -> None:
-    state = started(enqueue(), ("append", "a" + RESULT, b"\x01"))
-    (one,) = claim(state)
-
-    end(state, one, "completed", b"\x05")
-
-    assert (state.values["a" + RESULT][0], state.appended) == (b"\x05", {})
-
-
-# --- gates -----------------------------------------------------------------------------
-
-
-def test_a_join_of_two_is_enqueued_once() -> None:
-    state = started(arrive("d", 1, 2, 0))
-    assert state.specs == {}
-
-    apply(state, [arrive("d", 1, 2, 0)], 0.0)
-
-    assert [spec.task_id for spec in state.pending()] == ["d"]
-    assert state.gates == {}
-
-
-def test_a_join_that_nobody_took_is_skipped() -> None:
-    state = started(arrive("d", 0, 2, 0), arrive("d", 0, 2, 0))
-
-    assert [spec.execution_strategy for spec in state.pending()] == ["skip"]
-
-
-def test_best_effort_goes_on_whatever_came_of_its_members() -> None:
-    state = started(arrive("g", 0, 2, -1), arrive("g", 0, 2, -1))
-
-    assert [spec.execution_strategy for spec in state.pending()] == ["direct"]
-
-
-def test_at_least_fires_early_and_absorbs_the_late_ones() -> None:
-    state = started(arrive("g", 1, 3, 2), arrive("g", 1, 3, 2))
-    assert [spec.task_id for spec in state.pending()] == ["g"]
-    assert state.gates["g"].facts() == [3, 2, 2, 2, 1]
-    assert state.waiting_gates() == {}
-
-    apply(state, [arrive("g", 1, 3, 2)], 0.0)
-
-    assert len(state.specs) == 1
-    assert state.gates == {}
-
-
-def test_at_least_with_too_few_is_lost() -> None:
-    state = started(arrive("g", 1, 2, 2), arrive("g", 0, 2, 2))
-
-    assert [spec.execution_strategy for spec in state.pending()] == ["lost"]
-
-
-def test_a_gate_that_expects_more_waits_for_more() -> None:
-    state = started(("expect", "d", 1, 2, 0), arrive("d", 1, 2, 0), ("expect", "d", 1, 2, 0))
-    assert state.gates["d"].size == 4
-
-    apply(state, [arrive("d", 1, 2, 0)] * 3, 0.0)
-
-    assert [spec.task_id for spec in state.pending()] == ["d"]
-
-
-def test_absorbed_arrivals_enqueue_nothing() -> None:
-    state = started(("absorb", "d", 2), arrive("d", 1, 2, 0))
-    assert "d" in state.gates
-
-    apply(state, [arrive("d", 1, 2, 0)], 0.0)
-
-    assert (state.specs, state.gates) == ({}, {})
-
-
-# --- status ----------------------------------------------------------------------------
-
-
-def test_a_session_with_nothing_left_is_completed() -> None:
-    state = started(enqueue())
-    (one,) = claim(state)
-
-    apply(state, [("end", 1, one.number, "completed", b"\xc0"), ("claim", 1)], 0.0)
-
-    assert (state.status, state.reason) == ("completed", "")
-
-
-def test_a_session_that_waits_for_what_will_not_come_is_stalled_by_name() -> None:
-    state = started(arrive("d", 1, 2, 0), ("claim", 1))
-
-    assert (state.status, state.reason) == ("stalled", "still waiting: d")
-
-
-def test_a_session_with_a_delayed_task_goes_on() -> None:
-    state = started(enqueue())
-    (one,) = claim(state)
-
-    apply(state, [("end", 1, one.number, "retry", 10.0, "E: no"), ("claim", 1)], 0.0)
-
-    assert state.status == "running"
-
-
-def test_max_steps_stops_a_session_and_a_larger_one_goes_on() -> None:
-    state = started(enqueue("a"), enqueue("b"), max_steps=1)
-    (one,) = claim(state, 2)
-
-    apply(state, [("end", 1, one.number, "completed", b"\xc0"), ("claim", 2)], 0.0)
-    assert (state.status, state.reason) == ("stopped", "max_steps=1 reached")
-    apply(state, [("reopen", 2, 5)], 0.0)
-
-    assert [c.spec.task_id for c in claim(state, 2)] == ["b"]
-    assert (state.status, state.epoch, state.max_steps) == ("running", 2, 5)
-
-
-def test_a_group_is_no_step_and_passes_at_max_steps() -> None:
-    state = started(enqueue("g", how="pass"), enqueue("b"), max_steps=0)
-
-    assert [c.spec.task_id for c in claim(state, 2)] == ["g"]
-
-
-def test_terminate_drops_what_has_not_started() -> None:
-    state = started(enqueue("a"), enqueue("b"), arrive("d", 1, 2, 0))
-    (one,) = claim(state)
-
-    apply(
-        state,
-        [("end", 1, one.number, "completed", b"\xc0"), ("status", "closing", "enough"), ("claim", 1)],
-        0.0,
-    )
-
-    assert (state.status, state.reason) == ("completed", "enough")
-    assert (state.specs, state.ready, state.gates) == ({}, [], {})
-
-
-def test_a_closing_session_waits_for_what_runs() -> None:
-    state = started(enqueue("a"), enqueue("b"))
-    first, second = claim(state, 2)
-
-    apply(
-        state, [("end", 1, first.number, "completed", b"\xc0"), ("status", "closing", ""), ("claim", 1)], 0.0
-    )
-    assert state.status == "closing"
-    apply(state, [("end", 2, second.number, "completed", b"\xc0"), ("claim", 1)], 0.0)
-
-    assert (state.status, state.steps) == ("completed", 2)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "last"),
-    [
-        ("failing", "closing", "failing"),
-        ("closing", "failing", "failing"),
-        ("failing", "cancelled", "cancelled"),
-        ("cancelled", "failing", "cancelled"),
-    ],
-)
-def test_a_bad_end_is_not_covered_up(first: str, second: str, last: str) -> None:
-    state = started(enqueue(), ("status", first, "1"), ("status", second, "2"))
-
-    assert state.status == last
-
-
-@pytest.mark.parametrize("status", ["completed", "failed", "stopped", "cancelled", "stalled"])
-def test_only_a_running_session_hands_out_claims(status: str) -> None:
-    state = started(enqueue())
-    state.status = status
-
-    assert claim(state) == []
-    assert state.status == status
-
-
-# --- going on --------------------------------------------------------------------------
-
-
-def test_reopening_runs_what_had_failed_with_fresh_retries() -> None:
-    state = started(enqueue(retries=1))
-    for how in (("retry", 0.0, "E: 1"), ("failed", "E: 2")):
-        (one,) = claim(state)
-        end(state, one, *how)
-    state.status = "failed"
-
-    apply(state, [("reopen", 7, None)], 0.0)
-    (one,) = claim(state)
-
-    assert (one.spec.task_id, one.spec.retry_count, state.dead) == ("a", 0, {})
-    assert (state.epoch, state.reason) == (7, "")
-
-
-@pytest.mark.parametrize(("claimed", "status"), [(0, "completed"), (1, "closing")])
-def test_reopening_a_terminated_session_starts_nothing(claimed: int, status: str) -> None:
-    state = started(enqueue("a"), enqueue("b"), ("claim", claimed), ("status", "closing", "enough"))
-
-    apply(state, [("reopen", 2, None)], 0.0)
-
-    assert (state.status, state.reason, state.epoch) == (status, "enough", 2)
-    assert claim(state) == []
-
-
-def test_reopening_a_completed_session_leaves_it_completed() -> None:
-    state = started()
-    state.status = "completed"
-
-    apply(state, [("reopen", 2, None)], 0.0)
-
-    assert state.status == "completed"
-
-
-def test_tasks_that_run_again_leave_no_trace() -> None:
-    state = started(
-        enqueue("a"), enqueue("b"), enqueue("b"), enqueue("b"), arrive("b", 1, 3, -1), ("skipped", "b")
-    )
-    first, second = claim(state, 2)
-    assert (first.spec.task_id, second.spec.task_id) == ("a", "b")
-    end(state, first, "completed", b"\xc0")
-    end(state, second, "retry", 99.0, "E: no")
-    state.passed["b"] = 1
-
-    apply(state, [("again", "a", "b")], 0.0)
-
-    assert (state.completed, state.passed, state.skipped, state.gates) == ({}, {}, {}, {})
-    assert (state.specs, state.ready, state.delayed, state.claimed) == ({}, [], [], {})
-    assert "a" + RESULT not in state.values
-
-
-def test_tasks_that_run_again_spare_the_others() -> None:
-    state = started(enqueue("a"), enqueue("b"), enqueue("c"))
-    (one,) = claim(state)
-    end(state, one, "completed", b"\xc0")
-
-    apply(state, [("again", "b")], 0.0)
-
-    assert list(state.completed) == ["a"]
-    assert [spec.task_id for spec in state.pending()] == ["c"]
-
-
-def test_starting_elsewhere_drops_what_was_scheduled() -> None:
-    state = started(enqueue("a"), enqueue("b"), arrive("d", 1, 2, 0), ("claim", 1))
-
-    apply(state, [("clear",)], 0.0)
-
-    assert (state.specs, state.ready, state.claimed, state.gates) == ({}, [], {}, {})
-
-
-def test_a_session_that_had_ended_can_start_elsewhere() -> None:
-    state = started(("claim", 1))
-    assert state.status == "completed"
-
-    apply(state, [("clear",), ("reopen", 2, None), enqueue("b")], 0.0)
-
-    assert [one.spec.task_id for one in claim(state)] == ["b"]
-
-
-def test_random_state_and_tasks_made_at_run_time_are_kept() -> None:
-    state = started(("rng", b"\x07"), ("task", "made", b"\x08"))
-
-    assert (state.rng, state.tasks) == (b"\x07", {"made": b"\x08"})
 
 
 def test_the_first_start_is_the_start() -> None:

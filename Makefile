@@ -87,7 +87,7 @@ test-long: .venv/.stamp  ## for an hour what `make test` does for a moment; MINU
 .PHONY: test-lowest
 test-lowest: .venv-lowest/.stamp  ## unit tests and a fleet, with the lowest declared version of every dependency
 	@.venv-lowest/bin/python $(PYTEST) $(SHORT) --ignore tests/unit/test_layers.py \
-		tests/unit tests/acceptance/test_fleet_spreading.py $(ARGS)
+		tests/unit tests/acceptance/test_fleet_versions.py $(ARGS)
 
 .PHONY: test-all
 test-all:  ## all tests, on every Python of this machine from 3.11 on

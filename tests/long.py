@@ -22,7 +22,7 @@ MACHINES = (
     "tests/unit/core", "tests/unit/sessions", "tests/unit/stores/around/test_fallback_machine.py",
     "tests/unit/checkpoint", "tests/unit/frontends/test_expressions.py",
 )  # fmt: skip
-PROGRAMS = ("tests/acceptance/test_state_machine.py", "tests/acceptance/test_redis_programs.py")
+PROGRAMS = ("tests/acceptance/test_redis_programs.py",)
 TURNS = 6
 MANY = {"GRAFLOW_GRAPHS": "2000", "GRAFLOW_REDIS_GRAPHS": "200", "GRAFLOW_KILL_POINTS": "150"}
 

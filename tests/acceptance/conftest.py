@@ -14,8 +14,7 @@ from graflow_ckpt import workflow as in_memory
 from graflow_ckpt.stores.around.keys import new_key
 from tests.acceptance import fleet_line, fleets
 from tests.acceptance.command_line import COUNT, KILLED, checkpoints, program, run_count
-from tests.acceptance.machine import LOG, WORLD
-from tests.acceptance.places import Make, in_redis
+from tests.acceptance.places import LOG, WORLD, Make, in_redis
 from tests.servers import Server
 
 
@@ -64,7 +63,7 @@ def client(redis_url: str, redis_server: Server, key: str) -> redis.Redis:
 
 @pytest.fixture
 def world() -> None:
-    """The state machine of machine.py has not run, and what it calls is not down."""
+    """The state machine of places.py has not run, and what it calls is not down."""
     LOG.clear()
     WORLD["down"] = False
 

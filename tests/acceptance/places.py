@@ -1,17 +1,108 @@
-"""Where sessions of tests live: the same workflows in this process and in Redis."""
+"""Where sessions of tests live, in this process and in Redis; a state machine and tasks for them."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import redis
 
-from graflow_ckpt import ExecutionContext, TaskGraph, Workflow
+from graflow_ckpt import (
+    CheckpointManager,
+    CheckpointMetadata,
+    Event,
+    ExecutionContext,
+    TaskExecutionContext,
+    TaskGraph,
+    Workflow,
+    task,
+    workflow,
+)
 from graflow_ckpt import workflow as in_memory
 from graflow_ckpt.core.errors import GraflowError
-from tests.acceptance.machine import step
+
+LOG: list[str] = []
+WORLD = {"down": False}
+
+
+@task(inject_context=True)
+def step(context: TaskExecutionContext) -> str:
+    """A state machine: A, B, C, one iteration each, with a checkpoint after each."""
+    channel = context.get_channel()
+    state: str = channel.get("state", default="A")
+    LOG.append(state)
+    if state == "C" and WORLD["down"]:
+        raise ConnectionError("down")
+    channel.set("state", {"A": "B", "B": "C", "C": "D"}[state])
+    context.checkpoint(metadata={"was": state})
+    if state != "C":
+        context.next_iteration()
+    return state
+
+
+@task
+def last() -> str:
+    return "last"
+
+
+def machine(session_id: str | None = None) -> Workflow:
+    with workflow("machine", session_id) as flow:
+        flow.add(step, last)
+    return flow
+
+
+def files_of(path: str) -> dict[str, Path]:
+    base = path.removesuffix(".pkl")
+    return {part: Path(f"{base}.{part}") for part in ("pkl", "state.json", "meta.json")}
+
+
+def cuts(session: str) -> list[CheckpointMetadata]:
+    """The cuts that were asked for, oldest first."""
+    return [m for m in reversed(CheckpointManager.list_checkpoints(session)) if m.cause == "request"]
+
+
+# --- a live value, tasks that do nothing, and an observer to wait for -------------------
+
+
+LONG = 20.0  # seconds: only a hang takes so long
+
+
+class Box:
+    """A live value."""
+
+    def __init__(self, *items: Any) -> None:
+        self.items = list(items)
+
+
+def idle(*names: str) -> list[Any]:
+    """Tasks that do nothing."""
+    return [task(id=name)(lambda: None) for name in names]
+
+
+class Seen(list[Event]):
+    """An observer; `first(kind)` is set when the first event of that kind has come."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first: dict[str, threading.Event] = {}
+
+    def __call__(self, event: Event) -> None:
+        self.append(event)
+        self.first(f"{event.kind} {event.task}").set()
+        self.first(event.kind).set()
+
+    def first(self, what: str) -> threading.Event:
+        return self._first.setdefault(what, threading.Event())
+
+    def kinds(self, *kinds: str) -> list[str]:
+        return [f"{e.kind} {e.task}".strip() for e in self if e.kind in kinds]
+
+
+# --- where sessions of tests live -------------------------------------------------------
+
 
 Make = Callable[..., Workflow]
 SESSION = "12345"

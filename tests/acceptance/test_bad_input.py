@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -148,26 +146,6 @@ def test_no_cut_that_verifies_is_never_a_fresh_start(session: Path) -> None:
     assert "NoGoodCheckpoint" in direct.err
 
 
-def test_a_foreign_key_is_refused_and_both_ways_on_are_named(session: Path, tmp_path: Path) -> None:
-    elsewhere = {"XDG_STATE_HOME": str(tmp_path / "other machine")}
-
-    refused = graflow("resume", "s", status=1, **elsewhere)
-
-    assert "trust" in refused.err
-    assert "GRAFLOW_CKPT_KEY" in refused.err
-    assert "Traceback" not in refused.err
-
-
-def test_damaged_cuts_can_be_listed_and_are_named_by_verify(session: Path) -> None:
-    flip(newest(session))
-
-    listed = graflow("checkpoints", "list", "s")
-    verified = graflow("checkpoints", "verify", "s", status=1)
-
-    assert listed.out.count("session_s_step_") == 3
-    assert "corrupted" in verified.out + verified.err
-
-
 @pytest.mark.parametrize("bad", ["a/b", "..", "../x", "", "x" * 65, "ü", "a b"])
 def test_a_bad_session_id_is_a_usage_error(session: Path, bad: str) -> None:
     refused = graflow("run", "program.py", "--session", bad, status=None)
@@ -176,32 +154,6 @@ def test_a_bad_session_id_is_a_usage_error(session: Path, bad: str) -> None:
     assert "session id" in refused.err
     assert "Traceback" not in refused.err
     assert not list(session.parent.glob("*.lock"))
-
-
-def test_a_second_process_is_refused_by_name_of_the_owner_and_takes_over_when_it_is_dead(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "owner.py").write_text(
-        PROGRAM.replace(
-            "if n == 4", "print('at', n, flush=True)\n        if n == 2: sys.stdin.read()\n        if n == 99"
-        )
-    )
-    owner = subprocess.Popen(
-        [sys.executable, "owner.py"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    assert owner.stdout is not None
-    while "at 2" not in owner.stdout.readline():
-        assert owner.poll() is None
-
-    busy = graflow("run", "owner.py", "--session", "s", status=1)
-    owner.kill()
-    owner.communicate()
-    (tmp_path / "calm").touch()
-    taken = python("owner.py")
-
-    assert str(owner.pid) in busy.err
-    assert "Traceback" not in busy.err
-    assert "result 6" in taken.out
 
 
 def program(body: str, *, settings: str = "") -> str:
@@ -229,17 +181,6 @@ def test_what_cannot_be_kept_is_refused_with_the_path_to_it(tmp_path: Path, body
 
     assert path in refused.err
     assert "NotStorable" in refused.err or "cannot be" in refused.err
-
-
-def test_a_store_that_is_a_file_is_an_error_before_the_first_task(tmp_path: Path) -> None:
-    (tmp_path / "checkpoints").write_text("not a folder")
-    (tmp_path / "program.py").write_text(program("open('ran', 'w')"))
-
-    refused = graflow("run", "program.py", "--store", "checkpoints", status=1)
-
-    assert "checkpoints" in refused.err
-    assert "Traceback" not in refused.err
-    assert not (tmp_path / "ran").exists()
 
 
 def test_a_checkpoint_path_that_is_a_folder_is_refused_and_the_run_goes_on(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import TaskSpec, task, workflow
-from graflow_ckpt.core.errors import NoGoodCheckpoint
 from graflow_ckpt.core.facts import Claim
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.attempt import Attempt
@@ -37,42 +36,6 @@ def killed_and_resumed(tmp_path: Path, body: str) -> str:
     program.write_text(head + dedent(body))
     run(program, "crash", status=9)
     return run(program)
-
-
-def test_a_live_value_that_comes_back_after_another_is_in_the_journal(tmp_path: Path) -> None:
-    said = killed_and_resumed(
-        tmp_path,
-        """
-        class Box:
-            pass
-
-        with workflow("w", session_id="s", durability="journal") as flow:
-            @task(inject_context=True)
-            def first(context):
-                context.channel.set("x", Box())
-                context.channel.set("items", [Box])
-
-            @task(inject_context=True)
-            def second(context):
-                context.channel.set("x", 5)
-                context.channel.append("items", 3)
-
-            @task(inject_context=True)
-            def third(context):
-                context.channel.set("x", Box())
-                context.channel.set("items", [Box])
-
-            @task
-            def last():
-                if crash:
-                    os._exit(9)
-
-            first >> second >> third >> last
-            flow.execute()
-            print(type(flow.get_channel().get("x")).__name__, len(flow.get_channel().get("items")))
-        """,
-    )
-    assert "Box 1" in said
 
 
 def test_a_forked_child_that_leaves_the_interpreter_cuts_nothing_off_the_journal(tmp_path: Path) -> None:
@@ -237,19 +200,6 @@ def test_a_failed_attempt_leaves_no_trace_in_the_data_that_it_was_given(durabili
         assert flow.execute() == 1
 
 
-def test_the_value_that_is_too_large_for_a_record_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    with workflow("w", durability="journal") as flow:
-
-        @task(inject_context=True)
-        def store(context) -> None:
-            context.channel.set("small", Box(0))
-            context.channel.set("large", b"x" * (2 << 20))
-
-        flow.execute()
-
-    assert "'large'" in caplog.text
-
-
 def test_a_spec_that_is_queued_by_its_caller_brings_its_data(tmp_path: Path) -> None:
     with workflow("w", session_id="s", store=tmp_path) as flow:
 
@@ -331,24 +281,6 @@ def test_a_failed_task_that_was_mended_draws_the_same_random_numbers(
     assert drawn("failed", [2]) == drawn("whole", [])
 
 
-def test_a_copy_under_another_sessions_name_is_not_that_session(tmp_path: Path) -> None:
-    def run_as(session: str) -> Any:
-        with workflow("w", session_id=session, store=tmp_path) as flow:
-
-            @task(inject_context=True)
-            def who(context) -> str:
-                context.checkpoint()
-                return context.session_id
-
-            return flow.execute()
-
-    assert run_as("mine") == "mine"
-    for file in list(tmp_path.glob("session_mine_*")):
-        file.with_name(file.name.replace("mine", "yours")).write_bytes(file.read_bytes())
-    with pytest.raises(NoGoodCheckpoint, match="is one of session mine"):
-        run_as("yours")
-
-
 def test_whether_a_value_is_there_does_not_cost_a_list_of_all_values() -> None:
     class Session(MemorySession):
         def names(self) -> list[str]:
@@ -362,28 +294,6 @@ def test_whether_a_value_is_there_does_not_cost_a_list_of_all_values() -> None:
     channel.get("missing")
 
     assert [name in channel for name in ("there", "set", "appended", "missing")] == [True, True, True, False]
-
-
-def test_a_task_that_a_loop_makes_anew_is_the_new_one() -> None:
-    with workflow("w") as flow:
-
-        @task(inject_context=True)
-        def loop(context) -> None:
-            number = context.cycle
-
-            @task(id="made", inject_context=True, max_retries=number)
-            def made(context) -> None:
-                if context.attempt <= number:
-                    raise ValueError("not yet")
-                context.channel.append("made", number)
-                if number < 2:
-                    context.next_task("loop")
-
-            context.next_task(made)
-
-        flow.execute()
-
-    assert flow.get_channel().get("made") == [0, 1, 2]
 
 
 @pytest.mark.parametrize("changed", ["reuse", "rerun"])
@@ -438,34 +348,3 @@ def test_a_join_that_waits_for_one_edge_less_does_not_stall(tmp_path: Path) -> N
         """,
     )
     assert said == "join\ncompleted\n"
-
-
-def test_one_live_object_under_two_names_is_one_after_a_crash_with_a_journal(tmp_path: Path) -> None:
-    said = killed_and_resumed(
-        tmp_path,
-        """
-        class Model:
-            weight = 0
-
-        with workflow("w", session_id="s", durability="journal") as flow:
-            @task(inject_context=True)
-            def make(context):
-                model = Model()
-                context.channel.set("model", model)
-                return model
-
-            @task(inject_context=True)
-            def learn(context):
-                context.channel.get("model").weight += 1
-
-            @task(inject_context=True)
-            def look(context):
-                if crash:
-                    os._exit(9)
-                print(context.channel.get("model").weight, context.get_result("make").weight)
-
-            make >> learn >> look
-            flow.execute()
-        """,
-    )
-    assert said == "1 1\n"

@@ -101,20 +101,6 @@ def test_a_killed_program_goes_on_from_what_is_in_the_database(url: str) -> None
     assert PASSWORD not in shows.out + shows.err + done.out + done.err
 
 
-def test_every_commit_survives_in_a_journal(url: str) -> None:
-    program("count.py", COUNT)
-    settings = {"GRAFLOW_CKPT_STORE": url, "GRAFLOW_CKPT_KEY": new_key()}
-    graflow("db", "upgrade", **settings)
-    command = ("run", "count.py", "--session", "s", "--durability", "journal", "--", "4")
-
-    graflow(*command, status=KILLED, **settings)
-    done = graflow(*command, **settings)
-
-    assert "result 6" in done.out
-    with open("steps.log") as log:
-        assert log.read().split() == ["0", "1", "2", "3", "4", "4", "5"]
-
-
 def test_a_machine_without_the_key_is_refused_before_its_first_task(url: str) -> None:
     program("count.py", COUNT)
     graflow("db", "upgrade", "--store", url)

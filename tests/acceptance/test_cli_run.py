@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import pytest
 from tests.acceptance.command_line import (
     CHAIN,
     COUNT,
-    GRAFLOW,
     KILLED,
     checkpoints,
     graflow,
@@ -136,18 +134,6 @@ def test_killed_and_typed_again_it_goes_on_from_its_newest_checkpoint() -> None:
     assert f" ago ({newest})" in again.err
     assert again.out == "result 6\n"
     assert steps() == [0, 1, 2, 3, 4, 4, 5]
-
-
-def test_a_finished_session_says_so_and_runs_nothing() -> None:
-    run_count("--session", "s")
-
-    again = graflow("run", "count.py", "--session", "s")
-
-    assert again.err.startswith("graflow-ckpt: session s was finished ")
-    assert "(1 task completed); nothing is run. To run it again: " in again.err
-    assert again.err.count("\n") == 1
-    assert again.out == "result 6\n"
-    assert len(steps()) == 6
 
 
 def test_a_session_that_has_kept_nothing_names_no_command_to_resume_it() -> None:
@@ -315,15 +301,6 @@ def test_a_task_that_fails_shows_its_own_frames_and_the_command_that_resumes() -
     assert trace.endswith("ZeroDivisionError: second\nSession s can go on: graflow-ckpt resume s\n")
 
 
-def test_a_failed_task_that_was_mended_goes_on_with_the_same_command() -> None:
-    program("chain.py", CHAIN)
-    Path("second.fails").touch()
-    graflow("run", "chain.py", "--session", "s", status=1)
-    Path("second.fails").unlink()
-
-    assert graflow("run", "chain.py", "--session", "s").out == "second runs\nresult 2\n"
-
-
 def test_an_error_of_the_engine_is_one_message_with_what_to_do() -> None:
     program("chain.py", CHAIN.replace("def second(first)", "def second(nobody)"))
 
@@ -399,34 +376,6 @@ def test_a_failure_as_json_says_what_it_was() -> None:
 
     assert (last["code"], last["error"], last["message"]) == (1, "ZeroDivisionError", "first")
     assert last["sessions"][0]["status"] == "failed"
-
-
-def test_somebody_alive_is_named() -> None:
-    program(
-        "waits.py",
-        """
-import sys
-from graflow_ckpt import task, workflow
-with workflow("waits") as ctx:
-    @task
-    def wait():
-        print("waiting", flush=True)
-        sys.stdin.readline()
-    ctx.execute()
-""",
-    )
-    command = [*GRAFLOW, "run", "waits.py", "--session", "s"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == "waiting\n"
-
-        refused = graflow("run", "waits.py", "--session", "s", status=1)
-        document = graflow("run", "waits.py", "--session", "s", "--json", status=1).documents[-1]
-        owner.communicate("\n")
-
-    assert f"process {owner.pid}" in refused.err
-    assert document["owner"]["pid"] == owner.pid
-    assert owner.returncode == 0
 
 
 def test_the_engines_log_is_shown_if_asked_for() -> None:

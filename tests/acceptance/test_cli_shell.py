@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import resource
@@ -205,10 +204,6 @@ def test_in_a_folder_without_sessions_a_tab_is_no_error() -> None:
     Path("checkpoints").rmdir()
     assert completed("graflow-ckpt resume ") == []
     assert os.listdir() == []
-
-
-def test_lists_as_json_are_one_document() -> None:
-    assert json.loads(graflow("sessions", "--json").out) == []
 
 
 # --- on a terminal ----------------------------------------------------------------------

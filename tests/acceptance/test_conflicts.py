@@ -1,17 +1,31 @@
-"""Conflicts: two tasks change one value, and nothing is lost."""
+"""Conflicts, attached files, and what generated programs have found: nothing is lost."""
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import Counter
+from pathlib import Path
+from threading import Event
+from typing import Any
 
+import numpy as np
 import pytest
 
-from graflow_ckpt import EveryN, EveryTask, task
-from graflow_ckpt.core.errors import WriteConflict
+from graflow_ckpt import (
+    AtLeast,
+    CheckpointManager,
+    EveryN,
+    EveryTask,
+    TaskExecutionContext,
+    Workflow,
+    group,
+    task,
+    workflow,
+)
+from graflow_ckpt.core.errors import AttachmentChanged, CheckpointError, GraphError, WriteConflict
 from graflow_ckpt.engine.run import FAIR
-from tests.acceptance.live import LONG, Box, Seen
-from tests.acceptance.places import Make
+from tests.acceptance.places import LONG, Box, Make, Seen, idle
 
 
 def test_eight_threads_and_two_hundred_increments_lose_none(workflow: Make) -> None:
@@ -153,3 +167,331 @@ def test_appends_never_conflict(workflow: Make) -> None:
 
     log = flow.get_channel().get("log")
     assert len(log) == len(set(log)) == 200
+
+
+# --- files by reference -----------------------------------------------------------------
+
+
+CHUNK = 4 << 20
+
+
+def looking(folder: Path, *, fail: bool, **options: str) -> list[str]:
+    """Two tasks, the second of which may fail; what ran."""
+    ran: list[str] = []
+    with workflow("look", "look", store=f"{folder}/runs", **options) as flow:  # type: ignore[arg-type]
+        from graflow_ckpt import task
+
+        @task(inject_context=True)
+        def first(context):  # type: ignore[no-untyped-def]
+            ran.append("first")
+            attached = context.attach(folder / "data.bin")
+            context.checkpoint()
+            with attached.open() as file:
+                return len(file.read())
+
+        @task
+        def second(first):  # type: ignore[no-untyped-def]
+            ran.append("second")
+            if fail:
+                raise RuntimeError("not yet")
+            return first
+
+        first >> second
+        flow.execute()
+    return ran
+
+
+def begun(folder: Path, size: int = 1000) -> Path:
+    file = folder / "data.bin"
+    file.write_bytes(np.random.default_rng(1).bytes(size))
+    with pytest.raises(RuntimeError, match="not yet"):
+        looking(folder, fail=True)
+    return file
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
+def test_a_session_goes_on_with_the_file_that_it_had(tmp_path: Path, size: int) -> None:
+    begun(tmp_path, size)
+
+    assert looking(tmp_path, fail=False) == ["second"]
+    taken = sum(path.stat().st_size for path in (tmp_path / "runs").iterdir() if path.is_file())
+    assert taken < 100_000
+
+
+def test_a_file_that_has_changed_by_one_byte_is_refused_and_named(tmp_path: Path) -> None:
+    file = begun(tmp_path, 2 * CHUNK)
+    with file.open("r+b") as changed:
+        changed.seek(CHUNK + 7)
+        byte = changed.read(1)
+        changed.seek(CHUNK + 7)
+        changed.write(bytes([byte[0] ^ 1]))
+
+    with pytest.raises(AttachmentChanged, match=r"data\.bin has other bytes"):
+        looking(tmp_path, fail=False)
+
+
+def test_a_file_that_is_shorter_or_gone_is_refused_and_put_back_it_goes_on(tmp_path: Path) -> None:
+    file = begun(tmp_path)
+    was = file.read_bytes()
+
+    file.write_bytes(was[:10])
+    with pytest.raises(AttachmentChanged, match="has 10 bytes, and had 1000"):
+        looking(tmp_path, fail=False)
+    file.unlink()
+    with pytest.raises(AttachmentChanged, match="cannot be read"):
+        looking(tmp_path, fail=False)
+    file.write_bytes(was)
+    assert looking(tmp_path, fail=False) == ["second"]
+
+
+def test_going_back_to_a_checkpoint_by_path_looks_at_its_files_too(tmp_path: Path) -> None:
+    file = begun(tmp_path)
+    path = CheckpointManager.get_latest("look", store=f"{tmp_path}/runs")
+    file.write_bytes(b"other")
+    context, _ = CheckpointManager.resume_from_checkpoint(path)
+
+    from graflow_ckpt import WorkflowEngine
+
+    with pytest.raises(AttachmentChanged):
+        WorkflowEngine().execute(context)
+
+
+def test_with_reuse_it_goes_on_and_says_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = begun(tmp_path)
+    file.write_bytes(b"other")
+
+    with caplog.at_level(logging.WARNING):
+        assert looking(tmp_path, fail=False, changed="reuse") == ["second"]
+
+    assert "goes on although" in caplog.text
+
+
+def test_what_cannot_be_read_is_refused_where_it_is_attached(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be attached"):
+        looking(tmp_path, fail=False)
+
+
+# --- what generated programs have found, each as the small workflow that shows it -------
+
+
+def test_a_branch_that_is_skipped_at_a_join_is_no_visit() -> None:
+    with workflow("visits", max_parallel=1) as flow:
+
+        @task
+        def start() -> None: ...
+
+        @task(inject_context=True)
+        def left(context: Any) -> None:
+            if context.cycle == 0:
+                context.next_task("away", goto=True)
+
+        @task(inject_context=True)
+        def right(context: Any) -> None:
+            if context.cycle == 0:
+                context.next_task("away", goto=True)
+
+        @task(max_cycles=1)
+        def join() -> str:
+            return "joined"
+
+        @task(inject_context=True)
+        def away(context: Any) -> None:
+            if context.cycle == 1:  # both branches have come here
+                context.next_task("start")
+
+        start >> left >> join
+        start >> right >> join
+
+    flow.execute("start")
+
+    assert flow.execution_context.get_result("join") == "joined"
+    assert "join" not in flow.execution_context.cycle_counts
+
+
+def test_a_predecessor_that_is_skipped_gives_no_result_of_an_earlier_round() -> None:
+    seen: list[Any] = []
+    with workflow("rounds", max_parallel=1) as flow:
+
+        @task
+        def start() -> None: ...
+
+        @task(inject_context=True)
+        def chooses(context: Any) -> None:
+            if context.cycle == 1:
+                context.next_task("end", goto=True)
+
+        @task
+        def gives() -> str:
+            return "given"
+
+        @task(inject_context=True)
+        def end(context: Any, gives: str = "nothing") -> None:
+            seen.append(gives)
+            if context.cycle == 0:
+                context.next_task("start", goto=True)
+
+        start >> chooses >> gives >> end
+
+    flow.execute("start")
+
+    assert seen == ["given", "nothing"]
+
+
+def test_a_task_that_is_retried_still_reads_what_it_gave_in_an_earlier_round() -> None:
+    seen: list[Any] = []
+    with workflow("retried", max_parallel=1) as flow:
+
+        @task(inject_context=True, max_retries=1)
+        def loop(context: Any, loop: str = "nothing") -> str:
+            seen.append(loop)
+            if context.attempt == 1:
+                raise ValueError("once")
+            if context.cycle == 1:
+                context.next_task("end", goto=True)
+            return "given"
+
+        @task
+        def end() -> None: ...
+
+        loop >> end
+        loop >> loop
+
+    flow.execute("loop")
+
+    assert seen == ["nothing", "nothing", "given", "given"]
+
+
+def test_a_group_that_fails_inside_a_group_that_can_do_without_it_is_a_lost_member() -> None:
+    with workflow("nested", max_parallel=1) as flow:
+        start, after = idle("start", "after")
+
+        @task
+        def bad() -> None:
+            raise ValueError("no")
+
+        @task
+        def good() -> str:
+            return "good"
+
+        @task
+        def end(good: str) -> str:
+            return good
+
+        inner = group(bad, policy=AtLeast(1))
+        start >> group(inner >> after, good, policy=AtLeast(1)) >> end
+
+    assert flow.execute("start") == "good"
+    assert "after" in flow.execution_context.state.skipped
+
+
+class Death(BaseException):
+    """The process is gone: no task and no engine catches it."""
+
+
+@pytest.mark.parametrize("durability", ["checkpoint", "journal"])
+def test_a_session_that_was_terminated_stays_so_when_its_process_dies(
+    tmp_path: Path, durability: Any
+) -> None:
+    started, terminated = Event(), Event()
+    ran: list[str] = []
+
+    def observe(event: Any) -> None:
+        if event.kind == "checkpoint_saved" and "ends" in ran:  # its commit is durable either way
+            terminated.set()
+
+    def run() -> Workflow:
+        with workflow(
+            "ends", session_id="s", store=tmp_path, durability=durability, checkpoint=EveryTask(),
+            max_parallel=2, observers=(observe,),
+        ) as flow:  # fmt: skip
+
+            @task
+            def start() -> None: ...
+
+            @task(inject_context=True)
+            def ends(context: Any) -> None:
+                assert started.wait(20)
+                ran.append("ends")
+                context.terminate_workflow("enough")
+
+            @task
+            def slow() -> None:
+                ran.append("slow")
+                started.set()
+                assert terminated.wait(20)
+                raise Death
+
+            @task
+            def after() -> None:
+                ran.append("after")
+
+            start >> slow >> after
+            start >> ends >> after
+        flow.execute("start")
+        return flow
+
+    with pytest.raises(Death):
+        run()
+    flow = run()
+
+    assert flow.execution_context.status == "completed"
+    assert sorted(ran) == ["ends", "slow"]
+
+
+# --- going back above a fork ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 3])
+@pytest.mark.parametrize("grouped", [False, True], ids=["edges", "a group"])
+@pytest.mark.parametrize(
+    "early", [False, True], ids=["the other branch is late", "the other branch is early"]
+)
+def test_a_join_runs_once_after_a_branch_went_back_above_the_fork(
+    rounds: int, grouped: bool, early: bool, workflow: Make
+) -> None:
+    ran: list[str] = []
+
+    def noting(name: str) -> Any:
+        return task(id=name)(lambda: ran.append(name))
+
+    with workflow("back", max_parallel=1) as flow:
+        start, beside, join = (noting(name) for name in ("start", "beside", "join"))
+
+        @task(inject_context=True)
+        def back(context: TaskExecutionContext) -> None:
+            ran.append("back")
+            if context.cycle < rounds:
+                context.next_task("start", goto=True)
+
+        first, second = (beside, back) if early else (back, beside)
+        if grouped:
+            start >> (first | second) >> join
+        else:
+            start >> first >> join
+            start >> second >> join
+        flow.execute("start")
+
+    assert flow.execution_context.status == "completed"
+    assert [ran.count(name) for name in ("start", "back", "beside", "join")] == [rounds + 1] * 3 + [1]
+    assert ran[-1] == "join"
+
+
+def test_data_for_a_join_is_refused_where_it_is_given(workflow: Make) -> None:
+    with workflow("data") as flow:
+
+        @task(inject_context=True)
+        def start(context: TaskExecutionContext) -> None:
+            context.next_task("join", goto=True, data=1)
+
+        left, right = idle("left", "right")
+
+        @task
+        def join(number: int = 0) -> int:
+            return number
+
+        start >> (left | right)
+        left >> join
+        right >> join
+
+        with pytest.raises(GraphError, match="takes no data"):
+            flow.execute("start")

@@ -22,11 +22,9 @@ from graflow_ckpt.fleet.client import Terms
 from tests.acceptance.fleet_tasks import ask, make, named, wait
 from tests.acceptance.fleets import Fleet, fleet
 from tests.chaos.bodies import build
-from tests.chaos.checker import check
-from tests.chaos.dag import draw
-from tests.chaos.model import expected
-from tests.chaos.pools import is_alive, pools, until
-from tests.chaos.records import lines, session_of, tokens_left
+from tests.chaos.model import draw, expected
+from tests.chaos.pools import pools, until
+from tests.chaos.records import check, lines, session_of, tokens_left
 from tests.proxy import Proxy
 from tests.stretch import stretched
 
@@ -107,22 +105,6 @@ def test_a_server_that_forgets_its_scripts_is_told_them_again(mine: Fleet) -> No
     assert len(mine.lines("began")) == 61
 
 
-def test_a_restart_of_the_server_interrupts_no_body(tmp_path: Path) -> None:
-    """NOSCRIPT, lost connections, and a log that is read again; the body that ran meanwhile is committed.
-
-    appendfsync always: with everysec a kill may take back what was answered, and the body begins again.
-    """
-    with fleet(tmp_path, appendfsync="always") as mine, pools(mine.pool()):
-        handle = mine.submit(named("a", wait) >> named("b"))
-        mine.wait_for("began", "a")
-        mine.server.restart()
-        mine.open_gate()
-        assert handle.wait(30).status == "completed", mine.said
-
-        assert mine.completed() == ["a", "b"]
-        assert [line.task for line in mine.lines("began")] == ["a", "b"], mine.said
-
-
 def test_what_a_body_asks_while_the_server_is_away_is_answered_later(mine: Fleet) -> None:
     """No task fails for it: by what it reads, by a task that it makes, by a checkpoint that it asks for."""
     with pools(mine.pool()):
@@ -148,41 +130,6 @@ def test_the_processes_of_a_pool_can_be_told_apart_in_ps(mine: Fleet) -> None:
     with pools(pool):
         named_so = ["steward", "worker-1", "worker-2"]
         assert until(lambda: sorted(process.name() for process in pool.family()) == named_so)
-
-
-def test_a_pool_whose_parent_is_killed_leaves_nobody_behind(mine: Fleet) -> None:
-    first, second = mine.pool(workers="2"), mine.pool()
-    with pools(first):
-        handle = mine.submit(named("a", wait) >> named("b"))
-        mine.wait_for("began", "a")
-        family = first.family()
-        os.kill(first.pid, signal.SIGKILL)
-        killed = time.time()
-
-        assert until(lambda: not any(is_alive(process) for process in family), stretched(1.0))
-        with pools(second):
-            again = mine.wait_for("began", "a", 2)
-            mine.open_gate()
-            assert handle.wait(30).status == "completed", mine.said
-
-    assert len(family) >= 3
-    assert again.at - killed < stretched(5.0)
-    assert mine.completed() == ["a", "b"]
-
-
-def test_what_a_killed_process_ran_goes_to_another_at_once(mine: Fleet) -> None:
-    with pools(mine.pool(workers="2")):
-        mine.ready(2)
-        handle = mine.submit(named("a", wait) >> named("b"))
-        line = mine.wait_for("began", "a")
-        os.kill(line.pid, signal.SIGKILL)
-        killed = time.time()
-        again = mine.wait_for("began", "a", 2)
-        mine.open_gate()
-        assert handle.wait(30).status == "completed", mine.said
-
-    assert again.at - killed < stretched(0.5)
-    assert mine.completed() == ["a", "b"]
 
 
 # --- machines --------------------------------------------------------------------------

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import CheckpointManager, ExecutionContext, TaskExecutionContext, Workflow, task, workflow
-from graflow_ckpt.core.errors import CheckpointError, SessionBusy, SessionError, SessionExists
+from graflow_ckpt.core.errors import SessionBusy, SessionError, SessionExists
 from graflow_ckpt.fleet.client import Terms
 from graflow_ckpt.fleet.handle import Handle
 from tests.acceptance.elsewhere import Fleet
-from tests.acceptance.machine import step
+from tests.acceptance.places import step
 from tests.unit.fleet.played import Player
 
 used: list[str] = []
@@ -127,15 +127,6 @@ def test_a_checkpoint_of_another_session_is_refused(fleet: Fleet) -> None:
         handle.rewind(path)
     with pytest.raises(SessionExists):
         handle.fork("two")
-
-
-def test_a_checkpoint_without_values_is_refused(fleet: Fleet) -> None:
-    handle = submitted(fleet, keyed, steps=1)
-    fleet.work(handle)
-    path = handle.checkpoint().path
-
-    with pytest.raises(CheckpointError, match="holds no values"):
-        handle.rewind(path)
 
 
 def test_a_session_moves_to_another_fleet_with_its_program(fleet: Fleet, other: Fleet) -> None:

@@ -31,6 +31,13 @@ def counting(store: str, flaw: Path, ran: list[int]) -> Workflow:
     return flow
 
 
+def counted(store: str, flaw: Path) -> list[int]:
+    """The rounds that another run of the session has made."""
+    ran = list[int]()
+    counting(store, flaw, ran).execute()
+    return ran
+
+
 def after_a_failure(store: str, flaw: Path) -> list[str]:
     """The session has come to its failure, which is mended; its checkpoints, the newest first."""
     flaw.touch()
@@ -40,33 +47,26 @@ def after_a_failure(store: str, flaw: Path) -> list[str]:
     return [found.path for found in CheckpointManager.list_checkpoints("s", store=store)]
 
 
-def store_in(folder: Path, kind: str) -> str:
-    return str(folder / "checkpoints") if kind == "local" else f"sqlite:///{folder}/runs.db"
+@pytest.fixture(params=["{}/checkpoints", "sqlite:///{}/runs.db"], ids=["local", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(request.param).format(tmp_path)
 
 
-@pytest.mark.parametrize("kind", ["local", "sqlite"])
 def test_a_session_continues_from_the_older_checkpoint_that_a_restored_backup_has(
-    kind: str, tmp_path: Path
+    store: str, tmp_path: Path
 ) -> None:
-    store, ran = store_in(tmp_path, kind), list[int]()
     newest, older, *_ = after_a_failure(store, tmp_path / "flaw")
     for path in (newest, older):
         assert open_store(store).delete(path)
 
-    counting(store, tmp_path / "flaw", ran).execute()
-
-    assert ran == [2, 3, 4]
+    assert counted(store, tmp_path / "flaw") == [2, 3, 4]
 
 
-@pytest.mark.parametrize("kind", ["local", "sqlite"])
-def test_a_session_of_which_nothing_is_left_begins_anew(kind: str, tmp_path: Path) -> None:
-    store, ran = store_in(tmp_path, kind), list[int]()
+def test_a_session_of_which_nothing_is_left_begins_anew(store: str, tmp_path: Path) -> None:
     for path in after_a_failure(store, tmp_path / "flaw"):
         assert open_store(store).delete(path)
 
-    counting(store, tmp_path / "flaw", ran).execute()
-
-    assert ran == [0, 1, 2, 3, 4]
+    assert counted(store, tmp_path / "flaw") == [0, 1, 2, 3, 4]
 
 
 # --- going back on purpose --------------------------------------------------------------
@@ -77,11 +77,9 @@ def causes(store: str) -> list[str]:
     return [found.cause for found in CheckpointManager.list_checkpoints("s", store=store)]
 
 
-@pytest.mark.parametrize("kind", ["local", "sqlite"])
 def test_a_named_checkpoint_that_is_the_newest_is_continued_without_a_rewind(
-    kind: str, tmp_path: Path
+    store: str, tmp_path: Path
 ) -> None:
-    store = store_in(tmp_path, kind)
     newest, *_ = after_a_failure(store, tmp_path / "flaw")
 
     context, _ = CheckpointManager.resume_from_checkpoint(newest, store=store)
@@ -91,18 +89,15 @@ def test_a_named_checkpoint_that_is_the_newest_is_continued_without_a_rewind(
     assert "rewind" not in causes(store)
 
 
-@pytest.mark.parametrize("kind", ["local", "sqlite"])
 def test_a_rewind_is_there_before_the_first_task_and_what_came_later_is_no_fallback(
-    kind: str, tmp_path: Path
+    store: str, tmp_path: Path
 ) -> None:
-    store, ran = store_in(tmp_path, kind), list[int]()
     *_, older, oldest = after_a_failure(store, tmp_path / "flaw")
     (tmp_path / "flaw").touch()
 
     context, _ = CheckpointManager.resume_from_checkpoint(oldest, store=store)
     with pytest.raises(OSError, match="broken"):
         context.execute()
-
     found = CheckpointManager.list_checkpoints("s", store=store)
     (rewind,) = [one for one in found if one.cause == "rewind"]
     assert rewind.parent == CheckpointManager.verify(oldest).checkpoint_id
@@ -111,5 +106,5 @@ def test_a_rewind_is_there_before_the_first_task_and_what_came_later_is_no_fallb
         if one.epoch == rewind.epoch and one.sequence > rewind.sequence:
             assert open_store(store).delete(one.path)
     (tmp_path / "flaw").unlink()
-    counting(store, tmp_path / "flaw", ran).execute()
-    assert ran == [1, 2, 3, 4]
+
+    assert counted(store, tmp_path / "flaw") == [1, 2, 3, 4]

@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt import CheckpointManager, ExecutionContext, Workflow, task, workflow
+from graflow_ckpt import CheckpointManager, Workflow, task, workflow
 from graflow_ckpt.core.errors import (
     GraphError,
     InDoubt,
-    JournalDamaged,
     JournalFailed,
     SessionError,
-    TaskError,
 )
 from graflow_ckpt.fleet.client import Terms
 from graflow_ckpt.fleet.handle import Handle, RemoteError
@@ -228,56 +226,6 @@ def test_a_kill_of_a_stopped_process_loses_no_committed_step(program: Path) -> N
 
 
 # --- the journal itself ----------------------------------------------------------------
-
-
-def steps(count: int, fails_at: int = -1) -> Workflow:
-    """A loop of so many steps, each adding to a list."""
-    with workflow("w", session_id="s", durability="journal") as flow:
-
-        @task(inject_context=True)
-        def turn(context) -> list[int]:
-            numbers = context.get_channel().get("numbers", default=[])
-            if context.cycle == fails_at:
-                raise KeyboardInterrupt
-            numbers.append(context.cycle)
-            if context.cycle + 1 < count:
-                context.next_iteration()
-            return numbers
-
-    return flow
-
-
-def journals() -> list[Path]:
-    return sorted(Path("checkpoints").glob(".s.*.journal"), key=lambda path: path.stat().st_mtime_ns)
-
-
-def interrupted() -> Path:
-    with pytest.raises(KeyboardInterrupt):
-        steps(6, fails_at=4).execute()
-    return journals()[-1]
-
-
-def test_a_torn_tail_costs_the_torn_commit_only() -> None:
-    journal = interrupted()
-    whole = journal.read_bytes()
-    journal.write_bytes(whole[:-10])
-    flow = steps(6)
-
-    assert flow.execution_context.steps == 3
-    assert flow.execute() == [0, 1, 2, 3, 4, 5]
-
-
-def test_damage_in_the_middle_is_refused_by_name() -> None:
-    journal = interrupted()
-    whole = bytearray(journal.read_bytes())
-    whole[len(whole) // 2] ^= 0xFF
-    journal.write_bytes(whole)
-
-    with pytest.raises(JournalDamaged, match=r"journal of session s .* is damaged at byte \d+") as damage:
-        _ = steps(6).execution_context
-
-    assert damage.value.session == "s"
-    assert "checkpoints list" in damage.value.hint
 
 
 @pytest.mark.parametrize("call", ["write_at", "sync_data"])
@@ -513,14 +461,3 @@ def test_an_answer_to_no_question_is_refused(fleet: Fleet) -> None:
         handle.answer("before", "skip")
     with pytest.raises(SessionError, match="'maybe' is no answer"):
         handle.answer("asks", "maybe")
-
-
-def test_who_takes_part_in_a_session_that_waits_is_told_what_for(fleet: Fleet, redis_server: Server) -> None:
-    handle = submitted(fleet, asks)
-    fleet.work(handle)
-    path = handle.checkpoint().path
-
-    with pytest.raises(InDoubt, match="asks"):
-        ExecutionContext.resume(path).execute()
-    assert isinstance(handle.error(), SessionError)
-    assert not isinstance(handle.error(), TaskError)

@@ -9,7 +9,7 @@ import numpy
 import pytest
 
 from graflow_ckpt import CheckpointManager, EveryTask, task, workflow
-from tests.acceptance.live import LONG, Box, Seen
+from tests.acceptance.places import LONG, Box, Seen
 
 pytestmark = pytest.mark.usefixtures("checkpoints_alone")
 

@@ -182,8 +182,11 @@ def test_code_that_has_no_pickle_is_told_of_at_the_start_and_refused_when_it_is_
 
     assert "locked is kept by name only" in caplog.text
     context, _ = CheckpointManager.resume_from_checkpoint(CheckpointManager.get_latest("s"))
-    with pytest.raises(CheckpointError, match="The code of task 'locked' is not in the checkpoint"):
+    with pytest.raises(
+        CheckpointError, match="The code of task 'locked' is not in the checkpoint"
+    ) as refused:
         WorkflowEngine().execute(context)
+    assert "Resume from the program that defines it" in str(refused.value)
 
 
 # --- notebooks: a running loop, functions typed into __main__, no file behind them ------

@@ -1,17 +1,26 @@
-"""Workflows side by side and inside each other."""
+"""Workflows, coroutines and ranks side by side, and inside each other."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import subprocess
+import sys
 import threading
+from collections.abc import Callable, Coroutine
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from graflow_ckpt import CheckpointManager, EveryTask, Workflow, task, workflow
+from graflow_ckpt import CheckpointManager, EveryN, EveryTask, Workflow, task, workflow
+from graflow_ckpt.core.errors import SessionBusy, WorkflowCancelled
+from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.testing.drivers import at_once
-from tests.acceptance.live import LONG
-from tests.acceptance.places import Make
+from tests.acceptance.places import LONG, Box, Make
+from tests.acceptance.processes import run, started, written
 
 
 def test_two_workflows_in_two_threads_do_not_see_each_other(workflow: Make) -> None:
@@ -124,3 +133,307 @@ def test_threads_of_a_run_end_with_it(workflow: Make) -> None:
         if thread.name.startswith("graflow-ends"):
             thread.join(LONG)
     assert not [t for t in threading.enumerate() if t.name.startswith("graflow-ends")]
+
+
+# --- a thousand coroutines under way ----------------------------------------------------
+
+
+Body = Callable[..., Coroutine[Any, Any, Any]]
+
+
+class Crowd:
+    """Coroutines that wait until so many of them are under way; the most that were at once."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.here, self.most = count, 0, 0
+        self.all = asyncio.Event()
+
+    async def meet(self) -> None:
+        self.here += 1
+        self.most = max(self.most, self.here)
+        if self.here == self.count:
+            self.all.set()
+        await asyncio.wait_for(self.all.wait(), LONG)
+        self.here -= 1
+
+
+def add(flow: Workflow, count: int, body: Body, **options: Any) -> None:
+    first = task(id="c0", **options)(body)
+    flow.add(first, *(first.bind(id=f"c{n}") for n in range(1, count)))
+
+
+def test_a_thousand_run_at_once_without_any_setting() -> None:
+    crowd = Crowd(1000)
+
+    with workflow("w") as flow:
+        add(flow, 1000, crowd.meet)
+        flow.execute()
+
+    assert crowd.most == 1000
+
+
+def test_max_parallel_bounds_threads_and_coroutines_together() -> None:
+    lock = threading.Lock()
+    here: list[int] = [0, 0]
+
+    def come() -> None:
+        with lock:
+            here[0] += 1
+            here[1] = max(here)
+
+    def go() -> None:
+        with lock:
+            here[0] -= 1
+
+    full = asyncio.Event()
+
+    async def coroutine() -> None:
+        come()
+        if here[1] == 7:
+            full.set()
+        await asyncio.wait_for(full.wait(), LONG)
+        go()
+
+    def thread() -> None:
+        come()
+        go()
+
+    with workflow("w", max_parallel=7) as flow:
+        add(flow, 50, coroutine)
+        threads = task(id="t0", timeout=60)(thread)
+        flow.add(threads, *(threads.bind(id=f"t{n}") for n in range(1, 50)))
+        flow.execute()
+
+    assert here[1] == 7
+
+
+def test_coroutines_take_no_thread_from_other_tasks_and_threads_keep_their_bound() -> None:
+    ended = threading.Semaphore(0)
+    lock = threading.Lock()
+    here: list[int] = [0, 0]
+
+    async def coroutine() -> None:  # until all others have run
+        deadline = asyncio.get_running_loop().time() + LONG
+        while ended._value < 100 and asyncio.get_running_loop().time() < deadline:
+            await asyncio.sleep(0.01)
+
+    def thread() -> None:
+        with lock:
+            here[0] += 1
+            here[1] = max(here)
+        with lock:
+            here[0] -= 1
+        ended.release()
+
+    with workflow("w") as flow:
+        add(flow, 500, coroutine, priority=1)
+        threads = task(id="t0", timeout=60)(thread)
+        flow.add(threads, *(threads.bind(id=f"t{n}") for n in range(1, 100)))
+        flow.execute()
+
+    assert ended._value == 100
+    assert here[1] <= Settings().slots.threads
+
+
+def test_all_of_a_thousand_end_at_their_deadline() -> None:
+    async def hang() -> None:
+        await asyncio.sleep(LONG)
+
+    with workflow("w", on_failure="continue") as flow:
+        add(flow, 1000, hang, timeout=0.3)
+        flow.execute()
+
+    errors = flow.execution_context.state.errors
+    assert len(errors) == 1000
+    assert all(error.startswith("TaskTimeout") for error in errors.values())
+
+
+def test_one_of_a_thousand_cancels_the_session_and_those_under_way_end_and_are_kept() -> None:
+    crowd, cancelled = Crowd(1000), asyncio.Event()
+
+    async def member(context: Any) -> None:
+        await crowd.meet()
+        if context.task_id == "c0":
+            cancelled.set()
+            context.cancel_workflow("enough")
+        await asyncio.wait_for(cancelled.wait(), LONG)
+
+    with workflow("w", durability="none") as flow:
+        add(flow, 1000, member, inject_context=True)
+        with pytest.raises(WorkflowCancelled, match="enough"):
+            flow.execute()
+
+    assert flow.execution_context.completed_tasks == {f"c{n}" for n in range(1, 1000)}
+    assert (flow.execution_context.state.status, crowd.most) == ("cancelled", 1000)
+
+
+@pytest.mark.usefixtures("checkpoints_alone")
+def test_a_checkpoint_is_taken_while_nothing_is_on_loan_also_among_hundreds() -> None:
+    async def member(context: Any) -> None:
+        box = context.get_channel().get(f"box{context.task_id}")
+        box.items.append("begun")
+        await asyncio.sleep(0)
+        box.items.append("ended")
+
+    with workflow("w", session_id="s", checkpoint=EveryN(100), keep=None) as flow:
+        for n in range(400):
+            flow.get_channel().set(f"boxc{n}", Box())
+        add(flow, 400, member, inject_context=True)
+        flow.execute()
+
+    cuts = CheckpointManager.list_checkpoints("s")
+    assert len(cuts) >= 2
+    for cut in cuts:
+        restored, _ = CheckpointManager.resume_from_checkpoint(cut.path)
+        done = restored.completed_tasks
+        channel = restored.get_channel()
+        for n in range(400):
+            expected = ["begun", "ended"] if f"c{n}" in done else []
+            assert channel.get(f"boxc{n}").items == expected
+
+
+# --- several ranks, threads and processes of one program, and who owns a session --------
+
+
+PROGRAM = """
+import os, sys
+from graflow_ckpt import task, workflow
+from graflow_ckpt.engine.settings import Settings
+
+SESSION = os.environ.get("SESSION", "s")
+with workflow("w", session_id=SESSION, grace=float(os.environ.get("GRACE", "30"))) as flow:
+    @task
+    def first():
+        return os.getpid()
+
+    @task(inject_context=True)
+    def second(context, first):
+        if "wait" in sys.argv:
+            print("at work", flush=True)
+            sys.stdin.readline()
+        context.checkpoint({"by": os.getpid()})
+        return first
+
+    first >> second
+
+from dataclasses import replace
+if "take" in sys.argv:
+    flow.settings = replace(flow.settings, take_over=True)
+print("result:", flow.execute(), flush=True)
+"""
+
+
+@pytest.fixture
+def program() -> Path:
+    return written(PROGRAM)
+
+
+def test_a_session_that_another_process_runs_is_refused_by_the_name_of_its_owner(program: Path) -> None:
+    with started(program, "wait") as owner:
+        owner.hear("at work")
+
+        said = run(program, status=1)
+        owner.tell()
+
+        assert owner.wait() == 0
+    assert f"Session 's' is in use by process {owner.pid}" in said
+    assert "--take-over" in said
+
+
+def test_ranks_with_sessions_of_their_own_do_not_meet(program: Path) -> None:
+    with started(program, "wait", SESSION="s-rank0") as owner:
+        owner.hear("at work")
+
+        assert "result:" in run(program, SESSION="s-rank1")
+
+
+def test_the_same_session_in_two_threads_is_refused() -> None:
+    entered, leave = threading.Event(), threading.Event()
+    results: list[Any] = []
+
+    def execute() -> None:
+        from graflow_ckpt import task
+
+        with workflow("w", session_id="s") as flow:
+
+            @task
+            def a() -> int:
+                entered.set()
+                leave.wait(20)
+                return 1
+
+            results.append(flow.execute())
+
+    thread = threading.Thread(target=execute)
+    thread.start()
+    assert entered.wait(20)
+    with pytest.raises(SessionBusy):
+        _ = workflow("w", session_id="s").execution_context
+    leave.set()
+    thread.join()
+
+    assert results == [1]
+
+
+def test_a_killed_owner_is_taken_over_without_a_word(program: Path) -> None:
+    with started(program, "wait") as owner:
+        owner.hear("at work")
+        owner.signal(signal.SIGKILL)
+        owner.wait()
+
+    assert "result:" in run(program)
+
+
+def test_a_stopped_owner_is_ended_by_the_command_and_by_no_setting(program: Path) -> None:
+    with started(program, "wait", GRACE="0.5") as old:  # what it does before it ends
+        old.hear("at work")
+        old.signal(signal.SIGSTOP)
+        assert "in use by" in run(program, status=1)
+        assert "graflow-ckpt resume s --take-over" in run(program, "take", status=1)
+
+        command = (sys.executable, "-m", "graflow_ckpt", "run", str(program), "--session", "s", "--take-over")
+        asked = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        taken = subprocess.run([*command, "--yes"], capture_output=True, text=True)
+        old.wait()
+
+    assert asked.returncode == 2
+    assert f"in use by process {old.pid}" in asked.stderr
+    assert str(program) in asked.stderr
+    assert "--yes" in asked.stderr
+    assert taken.returncode == 0, taken.stderr
+    said = [line for line in taken.stderr.splitlines() if str(old.pid) in line]
+    assert said == [
+        f"graflow-ckpt: process {old.pid} is asked to end; it has 35 s to save",
+        f"graflow-ckpt: process {old.pid} has ended",
+        f"graflow-ckpt: session s is taken over from process {old.pid}",
+    ]
+    assert "result:" in taken.stdout
+    by = {m.user_metadata.get("by") for m in CheckpointManager.list_checkpoints("s")}
+    assert old.pid not in by
+
+
+HEIR = """
+import os, signal, subprocess, sys
+from graflow_ckpt.stores.files.store import LocalStore
+lease = LocalStore("checkpoints").acquire("s")
+null = subprocess.DEVNULL
+heir = subprocess.Popen(["sleep", "60"], pass_fds=[lease._lock.fd], stdout=null, stderr=null)
+print(heir.pid, flush=True)
+signal.pause()
+"""
+
+
+def test_a_session_whose_lock_a_child_keeps_is_not_said_to_be_taken_over(program: Path) -> None:
+    command = (sys.executable, "-m", "graflow_ckpt", "run", str(program), "--session", "s", "--take-over")
+    with subprocess.Popen([sys.executable, "-c", HEIR], stdout=subprocess.PIPE, text=True) as owner:
+        assert owner.stdout is not None
+        heir = int(owner.stdout.readline())
+        try:
+            taken = subprocess.run([*command, "--yes"], capture_output=True, text=True)
+        finally:
+            os.kill(heir, signal.SIGKILL)
+
+    assert taken.returncode == 1
+    assert f"process {owner.pid} has ended" in taken.stderr
+    assert f"process {heir} " in taken.stderr
+    assert "is taken over" not in taken.stderr

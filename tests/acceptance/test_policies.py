@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,7 @@ from graflow_ckpt import (
     task,
 )
 from graflow_ckpt.core.policy import Policy
-from tests.acceptance.live import idle
-from tests.acceptance.places import Make
+from tests.acceptance.places import Make, idle
 from tests.loops import LONG, cuts, loop
 
 pytestmark = pytest.mark.usefixtures("checkpoints_alone")
@@ -242,6 +242,7 @@ def test_a_failed_task_gets_no_checkpoint(workflow: Make) -> None:
 
     assert not handles[0].done()
     assert cuts("request") == []
+    assert flow.execution_context.completed_tasks == set()
 
 
 def test_a_session_knows_its_last_checkpoint(workflow: Make) -> None:
@@ -259,7 +260,8 @@ def test_a_session_knows_its_last_checkpoint(workflow: Make) -> None:
     }.items() <= known.items()
     assert known["backend"] == asked.backend
     assert {"stage": "x", "task_id": "turn", "cycle_count": 1}.items() <= asked.user_metadata.items()
-    assert isinstance(known["created_at"], float)
+    assert 0 <= time.time() - known["created_at"] < 60
+    assert context.last_checkpoint_path == CheckpointManager.get_latest("s")
     assert 0 <= asked.user_metadata["elapsed_time"] < 60
 
 

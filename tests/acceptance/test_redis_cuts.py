@@ -27,7 +27,7 @@ from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.fleet.client import Terms
 from graflow_ckpt.fleet.handle import Handle
 from tests.acceptance.elsewhere import Fleet
-from tests.acceptance.places import Make, in_redis, session_in_redis
+from tests.acceptance.places import Make, in_redis
 from tests.loops import cuts, loop
 from tests.servers import Server
 
@@ -127,18 +127,6 @@ def test_a_policy_by_time_outlives_the_slices(fleet: Fleet) -> None:
     fleet.work(handle)
 
     assert len(cuts()) >= 1
-
-
-def test_an_interval_of_steps_is_a_policy_in_redis_too(redis_server: Server, make: Make) -> None:
-    flow = loop(7, make=make)
-    context = session_in_redis(
-        redis_server.client(), flow.graph, "turn", session_id="s", auto_checkpoint_interval=3
-    )
-
-    context.execute()
-
-    assert cuts() == [3, 6]
-    assert context.last_checkpoint_path == CheckpointManager.get_latest("s")
 
 
 # --- saves that fail ---------------------------------------------------------------------

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +9,8 @@ import pytest
 import redis
 
 from graflow_ckpt import CheckpointManager, ExecutionContext, TaskExecutionContext, task, workflow
-from graflow_ckpt.core.errors import CheckpointError, SessionBusy, SessionError
-from tests.acceptance.live import Box
-from tests.acceptance.machine import LOG, machine, step
-from tests.acceptance.places import SESSION, machine_in_redis, session_in_redis
+from graflow_ckpt.core.errors import CheckpointError, SessionError
+from tests.acceptance.places import LOG, SESSION, Box, machine, machine_in_redis, session_in_redis
 
 pytestmark = pytest.mark.usefixtures("client", "world")
 
@@ -64,28 +59,6 @@ def test_later_cuts_do_not_count_after_a_rewind_and_numbers_never_go_back(client
         ExecutionContext.resume(later.path)
     assert (refusal.value.live, refusal.value.cut) == (refusal.value.live, later.transition)
     assert ExecutionContext.resume(path).steps == 1  # of before: it is part of the history
-
-
-def test_a_rewind_is_refused_while_somebody_works_on_it(client: redis.Redis) -> None:
-    _, path = stopped_at(client, 1)
-    began, go_on = threading.Event(), threading.Event()
-    with workflow(
-        "machine", middleware=[lambda claim, call_next: (began.set(), go_on.wait(20), call_next(claim))[2]]
-    ) as flow:
-        flow.add(step)
-    worker = session_in_redis(client, flow.graph, "step", session_id=SESSION, settings=flow.settings)
-    thread = threading.Thread(target=worker.execute, args=(9,))
-    thread.start()
-    assert began.wait(20)
-
-    with pytest.raises(SessionBusy, match="is not put back") as busy:
-        ExecutionContext.rewind(path)
-    go_on.set()
-    thread.join()
-
-    assert f"process {os.getpid()} on {socket.gethostname()}" in busy.value.owner
-    assert worker.status == "completed"
-    assert ExecutionContext.rewind(path).steps == 1
 
 
 def test_a_checkpoint_without_values_cannot_be_gone_back_to(client: redis.Redis) -> None:
@@ -200,14 +173,6 @@ def test_a_session_of_memory_takes_its_own_id_along(client: redis.Redis, redis_u
     assert LOG == ["A", "B", "C"]
 
 
-def test_without_an_address_a_session_of_memory_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    path, _ = begun_in_memory("mine").checkpoint()
-
-    for move in (ExecutionContext.rewind, ExecutionContext.fork):
-        with pytest.raises(CheckpointError, match="say into which Redis"):
-            move(path)
-
-
 def test_a_session_goes_into_another_redis(client: redis.Redis, own_redis: Any) -> None:
     other = own_redis()
     _, path = stopped_at(client, 1)
@@ -283,17 +248,3 @@ def test_a_sessions_checkpoints_may_be_in_redis_too(client: redis.Redis, redis_u
     second = CheckpointManager.list_checkpoints(SESSION, store=redis_url)[1]
     assert ExecutionContext.resume(second.path).steps == 2
     assert ExecutionContext.fork(path, "fork").execute(max_steps=9) == "C"
-
-
-def test_a_checkpoint_under_a_name_in_the_sessions_own_redis(
-    client: redis.Redis, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Ruling 16: `redis://NAME` is a key in the session's own Redis."""
-    context = machine_in_redis(client, max_steps=1, store=redis_url)
-    context.execute()
-
-    path, _ = context.checkpoint("redis://session_123")
-
-    assert path == f"{redis_url.removesuffix('/')}/session_123"
-    monkeypatch.setenv("GRAFLOW_CKPT_REDIS_URL", redis_url)
-    assert ExecutionContext.resume("redis://session_123").steps == 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,7 +32,6 @@ from tests.acceptance.command_line import (
     graflow,
     inside,
     program,
-    python,
     run_count,
 )
 from tests.acceptance.places import Make
@@ -123,38 +121,6 @@ def test_what_ended_well_can_leave_nothing(durability: Any) -> None:
     assert loop(2, keep=keep, durability=durability) == 2  # it begins anew
 
 
-def test_old_cuts_of_the_same_session_go_when_it_goes_on() -> None:
-    broken = [True]
-    with pytest.raises(ZeroDivisionError):
-        loop(5, fails=lambda: broken[0])
-    aged("s", 8)
-
-    broken[0] = False
-    loop(5, fails=lambda: broken[0])
-
-    assert set(steps()) == {5}
-
-
-def test_several_sessions_of_a_workflow_can_share_their_number() -> None:
-    program(
-        "many.py",
-        """
-import sys
-from graflow_ckpt import EveryTask, KeepLast, task, workflow
-keep = KeepLast(4, per="workflow")
-for number in range(3):
-    with workflow("many", session_id=f"s{number}", checkpoint=EveryTask(), keep=keep) as ctx:
-        first, second = task(id="first")(lambda: 1), task(id="second")(lambda: 2)
-        first >> second
-        ctx.execute()
-""",
-    )
-    python("many.py")
-
-    assert len(checkpoints()) == 4
-    assert len(checkpoints("s2")) == 3
-
-
 # --- the command line --------------------------------------------------------------------
 
 
@@ -202,26 +168,3 @@ def test_a_session_goes_on_from_what_pruning_has_left() -> None:
     assert "1 checkpoint kept: the newest good one of a session" in text
     assert checkpoints("s") == [newest]
     assert "continues from step 4" in graflow("resume", "s").err
-
-
-def test_deleting_needs_an_answer() -> None:
-    run_count("--session", "s", "--every", "1", "--", "4", status=KILLED)
-    before = checkpoints("s")
-
-    assert "Nothing was done." in graflow("checkpoints", "clear", "count", stdin="n\n", status=130).err
-    assert checkpoints("s") == before
-    told = graflow("checkpoints", "clear", "count", stdin="y\n").err
-    assert "cannot go on then: s" in told
-    assert checkpoints("s") == []
-    assert not [name for name in os.listdir("checkpoints") if name.endswith((".pkl", ".json", ".tmp"))]
-
-
-def test_stats_are_for_people_and_for_programs() -> None:
-    run_count("--session", "s", "--every", "2")
-
-    assert inside("checkpoints", "stats").out.splitlines()[0].split() == [
-        "WORKFLOW", "SESSIONS", "CHECKPOINTS", "SIZE", "OLDEST", "NEWEST", "LARGEST",
-    ]  # fmt: skip
-    found = inside("checkpoints", "stats", "--json").document
-    assert found["checkpoints"] == len(checkpoints())
-    assert found["bytes"] == sum(f.stat().st_size for f in Path("checkpoints").glob("session_*"))

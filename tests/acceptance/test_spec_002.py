@@ -10,21 +10,15 @@ from __future__ import annotations
 import json
 import logging
 import os
-import pickle
 import re
 import stat
-import subprocess
-import sys
-import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from graflow_ckpt import (
     CheckpointManager,
-    CheckpointMetadata,
     ExecutionContext,
     TaskExecutionContext,
     TaskGraph,
@@ -32,8 +26,7 @@ from graflow_ckpt import (
     task,
     workflow,
 )
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, SchemaUnsupported, SessionError
-from tests.acceptance.machine import LOG, WORLD, cuts, files_of, machine
+from tests.acceptance.places import LOG, WORLD, cuts, files_of, machine
 
 pytestmark = pytest.mark.usefixtures("world")
 
@@ -86,73 +79,7 @@ def test_metadata_has_the_documented_fields() -> None:
     assert meta["user_metadata"]["was"] == "A"
 
 
-def test_metadata_is_made_with_the_time_of_now() -> None:
-    backend = {"queue": "memory", "channel": "memory"}
-
-    made = CheckpointMetadata.create("chk_1", "s", 3, "a", backend)
-
-    assert abs(datetime.fromisoformat(made.created_at) - datetime.now(UTC)).total_seconds() < 60
-    assert (made.checkpoint_id, made.session_id, made.steps, made.start_node) == ("chk_1", "s", 3, "a")
-    assert (made.backend, made.user_metadata) == (backend, {})
-
-
-def test_a_pkl_is_a_plain_pickle_with_the_values_of_the_session() -> None:
-    flow = machine()
-    flow.execute("step")
-
-    with open(cuts(flow.session_id)[1].path, "rb") as file:
-        context = pickle.load(file)
-
-    assert isinstance(context, ExecutionContext)
-    assert context.session_id == flow.session_id
-    assert context.get_channel().get("state") == "C"
-    assert context.get_result("step") == "B"
-
-
-def test_paths_never_collide_within_one_second() -> None:
-    flow = machine()
-    flow.execute("step", max_steps=1)
-    context = flow.execution_context
-
-    paths = {context.checkpoint()[0] for _ in range(5)}
-
-    assert len(paths) == 5
-
-
 # --- asking for a checkpoint ------------------------------------------------------------
-
-
-def test_a_checkpoint_is_deferred_until_its_task_has_completed() -> None:
-    seen: list[Any] = []
-
-    @task(id="asking", inject_context=True)
-    def asking(context: TaskExecutionContext) -> None:
-        pending = context.checkpoint(metadata={"stage": "now"})
-        path, _ = pending
-        seen.extend([pending, os.path.exists(path), pending.done()])
-
-    with workflow("deferred") as ctx:
-        ctx.execute(asking)
-
-    pending, existed, was_done = seen
-    assert (existed, was_done) == (False, False)
-    assert (os.path.exists(pending.path), pending.done(), pending.error) == (True, True, None)
-    assert cuts(ctx.session_id)[0].path == pending.path
-    state = json.loads(files_of(pending.path)["state.json"].read_text())
-    assert state["completed_tasks"] == ["asking"]
-
-
-def test_a_task_that_fails_after_asking_leaves_no_requested_checkpoint() -> None:
-    @task(id="failing", inject_context=True)
-    def failing(context: TaskExecutionContext) -> None:
-        context.checkpoint(metadata={"stage": "never"})
-        raise ConnectionError("down")
-
-    with workflow("failing") as ctx, pytest.raises(ConnectionError):
-        ctx.execute(failing)
-
-    assert cuts(ctx.session_id) == []
-    assert ctx.execution_context.completed_tasks == set()
 
 
 def test_metadata_is_enriched_and_the_users_dict_is_not_changed() -> None:
@@ -172,22 +99,6 @@ def test_metadata_is_enriched_and_the_users_dict_is_not_changed() -> None:
     assert 0 <= found["elapsed_time"] < 60
 
 
-def test_a_session_knows_its_last_checkpoint() -> None:
-    flow = machine()
-    flow.execute("step", max_steps=2)
-    context = flow.execution_context
-
-    path, _ = context.checkpoint(metadata={"stage": "by hand"})
-
-    known = context.checkpoint_metadata
-    assert context.last_checkpoint_path == path
-    assert abs(known["created_at"] - time.time()) < 60
-    assert known["session_id"] == context.session_id
-    assert (known["start_node"], known["steps"], known["completed_tasks"]) == ("step", 2, 1)
-    assert known["backend"] == {"queue": "memory", "channel": "memory"}
-    assert known["stage"] == "by hand"
-
-
 def test_task_facts_stand_beside_the_users_in_the_sessions_metadata() -> None:
     seen: list[dict[str, Any]] = []
 
@@ -203,18 +114,6 @@ def test_task_facts_stand_beside_the_users_in_the_sessions_metadata() -> None:
         ctx.execute(asking)
 
     assert {"task_id": "asking", "cycle_count": 0, "epoch": 1, "steps": 1}.items() <= seen[0].items()
-
-
-def test_a_checkpoint_may_be_requested_before_the_first_task() -> None:
-    flow = machine("asked")
-    context = flow.execution_context
-
-    context.request_checkpoint({"why": "before"})
-    assert (context.checkpoint_requested, context.checkpoint_request_metadata) == (True, {"why": "before"})
-    flow.execute("step", max_steps=1)
-
-    assert next((m.steps, m.user_metadata.get("why")) for m in cuts("asked")) == (0, "before")
-    assert not context.checkpoint_requested
 
 
 def test_where_checkpoints_are_created_is_logged(caplog: pytest.LogCaptureFixture) -> None:
@@ -234,16 +133,6 @@ def test_a_session_tells_its_state_as_a_checkpoint_would_hold_it() -> None:
 
     assert (state["schema_version"], state["steps"]) == ("1.0", 2)
     assert [spec["task_id"] for spec in state["pending_tasks"]] == ["step"]
-
-
-def test_marking_a_task_completed_counts_it_without_running_it() -> None:
-    flow = machine()
-    context = flow.execution_context
-
-    context.mark_task_completed("last")
-
-    assert context.completed_tasks == {"last"}
-    assert LOG == []
 
 
 # --- continuing, also by code that only the checkpoint has ------------------------------
@@ -291,16 +180,50 @@ def test_each_of_several_checkpoints_can_be_resumed_on_its_own() -> None:
     assert ends == [("B", "D", 3), ("C", "D", 3), ("D", "D", 3)]
 
 
-def test_a_start_that_is_given_overrides_the_queue() -> None:
-    flow = machine()
-    flow.execute("step", max_steps=2)
-    context = ExecutionContext.resume(CheckpointManager.get_latest(flow.session_id))
-    context.state.max_steps = None
+@task
+def first() -> str:
+    return "first"
 
-    result = WorkflowEngine().execute(context, start_task_id="last")
 
-    assert result == "last"
-    assert context.get_channel().get("state") == "C"
+@task(inject_context=True)
+def asks(context: TaskExecutionContext) -> str:
+    context.checkpoint()
+    return "asks"
+
+
+# --- lists ------------------------------------------------------------------------------
+
+
+def three(session: str) -> list[str]:
+    with workflow("lists", session) as flow:
+        flow.add(asks)
+        flow.execute(max_steps=1)
+        return [flow.execution_context.checkpoint()[0] for _ in range(3)]
+
+
+def test_the_session_that_was_saved_last_is_listed_first() -> None:
+    three("long")
+    with workflow("lists", "short") as flow:
+        flow.add(asks)
+        flow.execute()
+
+    listed = [m.session_id for m in CheckpointManager.list_checkpoints()]
+
+    assert listed == sorted(listed, reverse=True)
+    assert listed[0] == "short"
+
+
+# --- what is refused --------------------------------------------------------------------
+
+
+def test_a_url_of_a_local_file_is_its_path() -> None:
+    context = ExecutionContext.create(TaskGraph(), "first")
+    context.graph.add(first)
+
+    context.checkpoint(f"file://{os.getcwd()}/mine.pkl")
+
+    assert os.path.exists("mine.pkl")
+    assert ExecutionContext.load(f"file://{os.getcwd()}/mine.pkl").session_id == context.session_id
 
 
 def test_a_context_is_saved_and_loaded_under_a_path_of_ones_own() -> None:
@@ -325,56 +248,6 @@ def test_a_checkpoint_is_created_for_a_context_now() -> None:
     assert CheckpointManager.verify(path).checkpoint_id == metadata.checkpoint_id
 
 
-def test_another_process_goes_on_with_the_code_of_the_checkpoint(tmp_path: Path) -> None:
-    first = """
-from graflow_ckpt import task, workflow
-offset = 40
-with workflow("code", session_id="code") as ctx:
-    @task(inject_context=True)
-    def half(context):
-        context.checkpoint()
-        return 1
-    @task
-    def whole(half):
-        return half + 1 + offset
-    half >> whole
-    ctx.execute(max_steps=1)
-"""
-    then = """
-from graflow_ckpt import CheckpointManager, WorkflowEngine
-context, _ = CheckpointManager.resume_from_checkpoint(CheckpointManager.get_latest("code"))
-context.state.max_steps = None
-print(WorkflowEngine().execute(context))
-"""
-    done = [
-        subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
-        for program in (first, then)
-    ]
-
-    assert [(one.returncode, one.stdout) for one in done] == [(0, ""), (0, "42\n")], done[1].stderr
-
-
-@task
-def first() -> str:
-    return "first"
-
-
-@task(inject_context=True)
-def asks(context: TaskExecutionContext) -> str:
-    context.checkpoint()
-    return "asks"
-
-
-# --- lists ------------------------------------------------------------------------------
-
-
-def three(session: str) -> list[str]:
-    with workflow("lists", session) as flow:
-        flow.add(asks)
-        flow.execute(max_steps=1)
-        return [flow.execution_context.checkpoint()[0] for _ in range(3)]
-
-
 def test_checkpoints_are_listed_newest_first_by_session_and_by_pattern() -> None:
     paths, others = three("one"), three("two")
 
@@ -387,91 +260,6 @@ def test_checkpoints_are_listed_newest_first_by_session_and_by_pattern() -> None
     ]
 
 
-def test_the_session_that_was_saved_last_is_listed_first() -> None:
-    three("long")
-    with workflow("lists", "short") as flow:
-        flow.add(asks)
-        flow.execute()
-
-    listed = [m.session_id for m in CheckpointManager.list_checkpoints()]
-
-    assert listed == sorted(listed, reverse=True)
-    assert listed[0] == "short"
-
-
-def test_the_newest_checkpoint_of_a_session_is_found() -> None:
-    paths = three("one")
-
-    assert CheckpointManager.get_latest("one") == paths[-1]
-    with pytest.raises(CheckpointNotFound, match="Session other has no checkpoint"):
-        CheckpointManager.get_latest("other")
-
-
-def test_old_checkpoints_are_cleaned_up_when_asked_for() -> None:
-    paths = three("one")
-    before = len(CheckpointManager.list_checkpoints("one"))
-
-    gone = CheckpointManager.cleanup_old_checkpoints(keep_last_n=2)
-
-    assert gone == before - 2
-    assert [m.path for m in CheckpointManager.list_checkpoints("one")] == paths[:0:-1]
-    assert not os.path.exists(paths[0])
-
-
-# --- what is refused --------------------------------------------------------------------
-
-
-def edited(path: str, part: str, change: dict[str, object]) -> None:
-    file = Path(path.removesuffix(".pkl") + part)
-    file.write_text(json.dumps(json.loads(file.read_text()) | change))
-
-
-def test_a_schema_of_the_future_is_refused_with_the_documented_text() -> None:
-    path = three("one")[-1]
-    edited(path, ".meta.json", {"schema_version": "7.0"})
-
-    with pytest.raises(
-        SchemaUnsupported, match=r"Unsupported checkpoint schema version: 7\.0\. Supported: \['1\.0'\]"
-    ):
-        CheckpointManager.resume_from_checkpoint(path)
-    with pytest.raises(ValueError, match="Migration required"):
-        ExecutionContext.load(path)
-
-
-@pytest.mark.parametrize("part", [".pkl", ".state.json"])
-def test_a_missing_companion_is_named(part: str) -> None:
-    path = three("one")[-1]
-    os.unlink(path.removesuffix(".pkl") + part)
-
-    with pytest.raises(CheckpointCorrupt, match=f"lacks its companion .*{part}"):
-        CheckpointManager.resume_from_checkpoint(path)
-
-
 def test_a_checkpoint_that_is_not_there_is_said_to_be_not_there() -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere\.pkl"):
         CheckpointManager.resume_from_checkpoint("nowhere.pkl")
-
-
-def test_backends_that_this_version_lacks_are_refused_by_name() -> None:
-    graph = TaskGraph()
-    graph.add(first)
-
-    for backend in ({"queue_backend": "redis"}, {"channel_backend": "redis"}, {"queue_backend": "kafka"}):
-        with pytest.raises(SessionError, match=r"redis|kafka"):
-            ExecutionContext.create(graph, "first", **backend)
-    context = ExecutionContext.create(graph, "first")
-    with pytest.raises(ValueError, match="ftp"):
-        CheckpointManager.resume_from_checkpoint("ftp://bucket/session_1.pkl")
-    with pytest.raises(ValueError, match="ftp"):
-        context.checkpoint("ftp://bucket/session_1.pkl")
-    assert os.listdir() == []
-
-
-def test_a_url_of_a_local_file_is_its_path() -> None:
-    context = ExecutionContext.create(TaskGraph(), "first")
-    context.graph.add(first)
-
-    context.checkpoint(f"file://{os.getcwd()}/mine.pkl")
-
-    assert os.path.exists("mine.pkl")
-    assert ExecutionContext.load(f"file://{os.getcwd()}/mine.pkl").session_id == context.session_id

@@ -27,8 +27,7 @@ from graflow_ckpt import (
 )
 from graflow_ckpt.core.errors import CheckpointError, NoSession, ServerGone, SessionError
 from graflow_ckpt.sessions.redis.keys import keys_of
-from tests.acceptance.machine import LOG, WORLD, files_of, step
-from tests.acceptance.places import SESSION, machine_in_redis
+from tests.acceptance.places import LOG, SESSION, WORLD, files_of, machine_in_redis, step
 from tests.acceptance.processes import run, started, written
 from tests.servers import Server
 from tests.stretch import until
@@ -185,20 +184,6 @@ def test_a_resume_queues_nothing_again(client: redis.Redis) -> None:
     assert client.hget(f"{keys_of(SESSION)}n", "step") == b"3"  # so often it was queued
 
 
-def test_pending_specs_have_their_data_and_order(client: redis.Redis) -> None:
-    context = machine_in_redis(client)
-    for number in (1, 2):
-        context.task_queue.enqueue(TaskSpec("step", task_data={"n": (number,)}, max_retries=7))
-    context.add_to_queue(TaskSpec("step", priority=5))
-
-    specs = context.task_queue.get_pending_task_specs()
-
-    assert [(s.priority, s.task_data, s.max_retries) for s in specs] == [
-        (5, None, 3), (0, {"n": (1,)}, 7), (0, {"n": (2,)}, 7),
-    ]  # fmt: skip
-    assert context.task_queue.get_pending_tasks() == ["step"] * 3
-
-
 # --- attaching: the session has gone on since ---------------------------------------------
 
 
@@ -307,12 +292,6 @@ def test_another_process_goes_on_when_the_first_is_killed(program: Path, redis_s
 
     assert "at 2 ['work']" in said  # what the dead process held is pending
     assert "result: 15" in said
-
-
-def test_the_same_command_goes_on_when_it_was_killed(program: Path, redis_server: Server) -> None:
-    run(program, str(redis_server.port), "die", status=-9)
-
-    assert "result: 15" in run(program, str(redis_server.port))
 
 
 def test_another_host_goes_on_with_the_queue_left_in_place(
@@ -478,17 +457,3 @@ def test_a_session_that_lives_in_redis_is_not_started_in_memory(client: redis.Re
 
 
 # --- programs and inputs ------------------------------------------------------------------
-
-
-def test_the_same_program_may_set_its_inputs_again(client: redis.Redis) -> None:
-    context = machine_in_redis(client, max_steps=1)
-    context.channel.set("count", 7)
-    context.execute()
-    context.channel.set("count", 8)  # it has started: this is a change
-
-    again = machine_in_redis(client)
-    again.channel.set("count", 7)  # an input that is equal is dropped
-
-    assert again.channel.get("count") == 8
-    with pytest.raises(SessionError, match="was started with another input 'count'"):
-        machine_in_redis(client).channel.set("count", 9)

@@ -19,7 +19,6 @@ from graflow_ckpt import (
     CheckpointManager,
     EveryN,
     EverySeconds,
-    ExecutionContext,
     KeepLast,
     OfAll,
     OnRequest,
@@ -31,7 +30,6 @@ from graflow_ckpt import (
 )
 from graflow_ckpt.checkpoint.retention import DEFAULT, KeepFor
 from graflow_ckpt.core.errors import CheckpointError, GraphChanged
-from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import Policy, Since
 from graflow_ckpt.engine.settings import Settings
 from tests.acceptance.command_line import graflow, python
@@ -163,12 +161,6 @@ def test_a_setting_of_tomorrow_is_refused_by_name() -> None:
 
     with pytest.raises(CheckpointError, match=r"'policy\.Tomorrow', which this version"):
         Settings().with_stored(document)
-
-
-def test_an_interval_for_checkpoints_is_an_argument_of_the_constructor_too(tmp_path: Path) -> None:
-    context = ExecutionContext(TaskGraph(), "s", store=str(tmp_path), auto_checkpoint_interval=4)
-
-    assert context.settings.policy == EveryN(4)
 
 
 PROGRAM = """

@@ -1,4 +1,4 @@
-"""The tasks of a program (see dag.py) as a fleet runs them, and what each execution writes down.
+"""The tasks of a program (see model.py) as a fleet runs them, and what each execution writes down.
 
 One line when a body begins and one when it ends, each with a single write to a file that is opened to
 append: it is outside of Redis, and nothing that happens to a worker takes a line back. The names of the

@@ -19,9 +19,9 @@ from time import monotonic
 
 import psutil
 
+from tests.chaos.model import Blow
 from tests.chaos.pools import Pool, everybody
 from tests.chaos.records import Line, parse_line
-from tests.chaos.schedule import Blow
 from tests.servers import Server
 
 AGAIN = 0.5

@@ -4,7 +4,7 @@
     python -m tests.chaos.run --tasks 200 …        a smaller one
 
 A seed gives the same DAG and the same schedule of blows. At the end the ledger of the commit script, the
-executions noted outside of Redis, the session and the model must agree: see checker.py.
+executions noted outside of Redis, the session and the model must agree: see records.py.
 """
 
 from __future__ import annotations
@@ -27,13 +27,10 @@ from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.stores.around.keys import Keyring
 from tests.chaos.bodies import PACE, RUNS, build
-from tests.chaos.checker import Verdict, check
-from tests.chaos.dag import draw
-from tests.chaos.model import Expected, expected
+from tests.chaos.model import Expected, Plan, draw, expected, printed, schedule
 from tests.chaos.monkey import Deed, Monkey
 from tests.chaos.pools import KEY, Pool, pools, private_server, until
-from tests.chaos.records import Commit, Line, ledger_of, lines, session_of, tokens_left
-from tests.chaos.schedule import Plan, printed, schedule
+from tests.chaos.records import Commit, Line, Verdict, check, ledger_of, lines, session_of, tokens_left
 
 SESSION = "chaos"
 STALLED = 45.0

@@ -4,7 +4,7 @@ Promise: it is a fresh interpreter with the same import path; when the `with` bl
 killed if it had not yet. What it printed on stderr is part of the error if it ends before its time.
 
 A job is a function that gets the store, and a line to the test: `say` tells it something, `heard` waits for
-its word. Not here: what follows from it (contracts/processes.py).
+its word. Not here: what follows from it (contracts/journal.py).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from tests.trios import (
 )
 
 if TYPE_CHECKING:
-    from tests.conformance.contracts.contract import Opener  # the other process does without pytest
+    from tests.conformance.contracts.trio import Opener  # the other process does without pytest
 
 _PATIENCE = 60.0
 

@@ -26,15 +26,15 @@ from tests.conformance.broken import folders as folders
 from tests.conformance.broken import owners as owners
 from tests.conformance.broken import trios as trios
 from tests.conformance.contracts.contents import ContentContract
-from tests.conformance.contracts.contract import Contract, Opener, names_of_tests
 from tests.conformance.contracts.fencing import (
     FencingContract,
     FencingProcessContract,
     RestoredContract,
     Snapshot,
 )
-from tests.conformance.contracts.processes import ProcessContract
+from tests.conformance.contracts.journal import ProcessContract
 from tests.conformance.contracts.store import StoreContract
+from tests.conformance.contracts.trio import Contract, Opener, names_of_tests
 from tests.conformance.restoring import in_folder, in_memory
 from tests.servers import Server
 

@@ -11,6 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.stores.around.cached import Cached
+from graflow_ckpt.stores.around.compressed import Compressed
+from graflow_ckpt.stores.around.encrypted import Encrypted
+from graflow_ckpt.stores.around.fallback import Fallback
+from graflow_ckpt.stores.around.keys import Keyring
+from graflow_ckpt.stores.around.retrying import Retrying
+from graflow_ckpt.stores.around.tenant import Tenant
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.drivers.objects.store import ObjectStore
 from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
@@ -18,17 +26,18 @@ from graflow_ckpt.stores.drivers.redis.store import RedisStore
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.stores.files.store import LocalStore
 from tests.conformance.contracts.contents import ContentContract, ContentProcessContract
-from tests.conformance.contracts.contract import Contract, Opener, names_of_tests
 from tests.conformance.contracts.fencing import (
     FencingContract,
     FencingProcessContract,
     RestoredContract,
     Snapshot,
 )
-from tests.conformance.contracts.processes import ProcessContract
+from tests.conformance.contracts.journal import ProcessContract
 from tests.conformance.contracts.store import InProcess, StoreContract, WithProcesses
+from tests.conformance.contracts.trio import Contract, Opener, names_of_tests
 from tests.conformance.restoring import in_head, in_memory, in_postgres, in_redis, in_sqlite
 from tests.servers import Server, binaries
+from tests.trios import own_name, put
 
 SYNCED = {"appendonly": "yes", "appendfsync": "always"}  # else Redis keeps no journal
 
@@ -156,4 +165,117 @@ def changed_or_skipped(suite: type[Contract]) -> list[str]:
 
 @pytest.mark.parametrize("suite", NUMBERS)
 def test_no_store_changes_or_skips_a_test(suite: type[Contract]) -> None:
+    assert changed_or_skipped(suite) == []
+
+
+# --- stores that are wrapped: compressed, encrypted, a tenant's, cached -------------------
+
+
+KEYRING = Keyring({"conformance": bytes(range(32))})
+PLACE = "memory://wrapped"
+
+
+@pytest.fixture
+def memory() -> Iterator[MemoryStore]:
+    """An empty one, for all that is opened in a test."""
+    MemoryStore(PLACE).forget()
+    yield MemoryStore(PLACE)
+    MemoryStore(PLACE).forget()
+
+
+class AroundMemory(InProcess):
+    @pytest.fixture
+    def snapshot(self, memory: MemoryStore) -> Snapshot:
+        return in_memory(PLACE)
+
+
+class TestCompressedMemory(AroundMemory):
+    @pytest.fixture
+    def opener(self, memory: MemoryStore) -> Opener:
+        return lambda: Compressed(MemoryStore(PLACE))
+
+
+class TestCompressedLocal(StoreContract):
+    @pytest.fixture
+    def opener(self, tmp_path: Path) -> Opener:
+        return lambda: Compressed(LocalStore(tmp_path / "checkpoints"))
+
+
+class TestEncryptedMemory(AroundMemory):
+    @pytest.fixture
+    def opener(self, memory: MemoryStore) -> Opener:
+        return lambda: Encrypted(MemoryStore(PLACE), KEYRING)
+
+
+class TestEncryptedLocal(StoreContract):
+    @pytest.fixture
+    def opener(self, tmp_path: Path) -> Opener:
+        return lambda: Encrypted(LocalStore(tmp_path / "checkpoints"), KEYRING)
+
+
+def fill(store: Tenant) -> None:
+    """What another tenant has, which is not to be seen. The lease is kept."""
+    lease = store.acquire("s")
+    journal = store.journal(lease, 0)
+    journal.append(b"of somebody else;")
+    for name in ("best", own_name()):
+        put(store, name, "elses")
+
+
+class TestTenantInMemory(AroundMemory):
+    @pytest.fixture
+    def opener(self, memory: MemoryStore) -> Opener:
+        fill(Tenant(memory, "other"))
+        return lambda: Tenant(MemoryStore(PLACE), "acme")
+
+
+class TestTenantInFolder(StoreContract):
+    @pytest.fixture
+    def opener(self, tmp_path: Path) -> Opener:
+        fill(Tenant(LocalStore(tmp_path / "checkpoints"), "acm"))
+        return lambda: Tenant(LocalStore(tmp_path / "checkpoints"), "acme")
+
+
+def all_but_the_cache(folder: Path) -> CheckpointStore:
+    return Retrying(Fallback(LocalStore(folder / "checkpoints"), str(folder / "folder")))
+
+
+class TestAroundAFolder(StoreContract, ProcessContract):
+    @pytest.fixture
+    def opener(self, tmp_path: Path) -> Opener:
+        return partial(all_but_the_cache, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def wrapped_server() -> Iterator[Server]:
+    with Server(binary=next(iter(binaries().values()))) as wrapped_server:
+        yield wrapped_server
+
+
+class TestCached(AroundMemory):
+    @pytest.fixture
+    def opener(self, wrapped_server: Server, memory: MemoryStore) -> Opener:
+        wrapped_server.ask("FLUSHALL")
+        return lambda: Cached(MemoryStore(PLACE), wrapped_server.url)
+
+
+WRAPPED: dict[type[Contract], int] = {
+    TestCompressedMemory: IN_PROCESS,
+    TestCompressedLocal: IN_A_FOLDER_IN_PROCESS,
+    TestEncryptedMemory: IN_PROCESS,
+    TestEncryptedLocal: IN_A_FOLDER_IN_PROCESS,
+    TestTenantInMemory: IN_PROCESS,
+    TestTenantInFolder: IN_A_FOLDER_IN_PROCESS,
+    TestAroundAFolder: IN_A_FOLDER,
+    TestCached: IN_PROCESS,
+}
+
+
+@pytest.mark.parametrize("suite", WRAPPED)
+def test_a_wrapper_has_as_many_tests_as_it_had(suite: type[Contract]) -> None:
+    assert len(names_of_tests(suite)) == WRAPPED[suite]
+
+
+@pytest.mark.parametrize("suite", WRAPPED)
+def test_no_wrapper_changes_or_skips_a_test(suite: type[Contract]) -> None:
     assert changed_or_skipped(suite) == []

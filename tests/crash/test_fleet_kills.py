@@ -1,4 +1,4 @@
-"""Workers, parents and stewards are killed: others go on at once, and nobody is left behind."""
+"""Fleets whose workers are killed, told to leave, or lose their server: nothing is lost or runs twice."""
 
 from __future__ import annotations
 
@@ -6,42 +6,24 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from graflow_ckpt.fleet.client import client_at
-from graflow_ckpt.fleet.handle import Handle
+from graflow_ckpt.fleet.client import Terms, client_at
 from tests.crash import fleet_tasks as tasks
-from tests.crash.fleet import alive, begun, go, killed, noted, pool, ready_pool
+from tests.crash.fleet import alive, begun, go, killed, lines, noted, pool, ready_pool
 from tests.crash.fleet_poison import innocent
 from tests.crash.takeover import said, takeovers
+from tests.servers import Server
 from tests.stretch import stretched, until
 
 pytestmark = [pytest.mark.crash, pytest.mark.usefixtures("fleet_key")]
 
 FAR = {"lease": 300.0}  # nothing here is found by a lease that ran out
-
-
-def claims(handle: Handle) -> int:
-    return handle.status().running
-
-
-def test_what_a_killed_process_ran_is_gone_on_with_at_once(redis_url: str, tmp_path: Path) -> None:
-    with ready_pool(redis_url, tmp_path, n=2, **FAR) as fleet:
-        handle = tasks.call(tasks.held, redis_url, tmp_path, "a")
-        _, victim, _ = noted(tmp_path, "a")[0]
-
-        at = killed(victim)
-
-        _, other, began = noted(tmp_path, "a", 2)[1]
-        go(tmp_path)
-        assert handle.result(10) == "a"
-        assert other != victim
-        assert began - at < stretched(1.0)
-        fleet.ready()  # all seats are taken again
-        assert [word for word, _, _ in noted(tmp_path, "a-over")] == ["a-over"]
 
 
 def rq_info(url: str) -> str:
@@ -105,27 +87,6 @@ def test_a_steward_is_started_again_and_sweeps(redis_url: str, tmp_path: Path) -
         assert handle.result(10) == "a"
 
 
-def test_a_worker_that_was_stopped_for_longer_than_its_lease_is_refused(
-    redis_url: str, tmp_path: Path
-) -> None:
-    with ready_pool(redis_url, tmp_path, n=2, lease=1.0) as fleet:
-        handle = tasks.call(tasks.held, redis_url, tmp_path, "a")
-        _, zombie, _ = noted(tmp_path, "a")[0]
-        os.kill(zombie, signal.SIGSTOP)
-        _, other, _ = noted(tmp_path, "a", 2)[1]
-        assert alive(zombie)
-        assert other != zombie
-
-        go(tmp_path)
-        assert handle.result(10) == "a"
-        os.kill(zombie, signal.SIGCONT)
-
-        noted(tmp_path, "a-over", 2)  # it goes on to the end of its body, and commits nothing
-        fleet.ready()
-        assert handle.status().steps == 1
-        assert claims(handle) == 0
-
-
 def test_a_worker_that_was_stopped_for_a_moment_goes_on(redis_url: str, tmp_path: Path) -> None:
     with ready_pool(redis_url, tmp_path, n=2, **FAR) as fleet:
         handle = tasks.call(tasks.held, redis_url, tmp_path, "a")
@@ -140,44 +101,30 @@ def test_a_worker_that_was_stopped_for_a_moment_goes_on(redis_url: str, tmp_path
         assert len(noted(tmp_path, "a")) == 1
 
 
-def test_a_task_that_kills_its_worker_is_set_aside_and_others_go_on(redis_url: str, tmp_path: Path) -> None:
-    with ready_pool(redis_url, tmp_path, n=2, **FAR) as fleet:
-        bad = tasks.call(tasks.poison, redis_url, tmp_path, "bad")
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        pytest.param(
+            tasks.poison, ("'poison'", "3 times", "SIGKILL", "peak memory", "MB"), id="it kills its worker"
+        ),
+        pytest.param(tasks.quits, ("SystemExit: 3",), id="it ends the interpreter"),
+        pytest.param(tasks.vanishes, ("status 0",), id="it ends its process with status 0"),
+    ],
+)
+def test_a_task_that_takes_its_process_down_is_set_aside_and_others_go_on(
+    redis_url: str, tmp_path: Path, body: Any, told: tuple[str, ...]
+) -> None:
+    with pool(redis_url, tmp_path, n=2, **FAR) as fleet:
+        workers = fleet.ready() and fleet.workers()
+        bad = tasks.call(body, redis_url, tmp_path, "bad")
         good = tasks.naps.submit_many([(str(tmp_path), f"g{n}") for n in range(50)], url=redis_url)
-
         status = bad.wait(20)
-
         assert good.wait(20).status == "completed"
         assert status.status == "paused"
         assert len(noted(tmp_path, "bad")) == 3
-        for fact in ("'poison'", "3 times", "SIGKILL", "peak memory", "MB"):
-            assert fact in status.reason, status.reason
+        assert [fact for fact in told if fact not in status.reason] == [], status.reason
         fleet.ready()
-
-
-def test_a_task_that_ends_the_interpreter_is_set_aside_too(redis_url: str, tmp_path: Path) -> None:
-    with pool(redis_url, tmp_path, n=1, **FAR) as fleet:
-        workers = fleet.ready() and fleet.workers()
-        bad = tasks.call(tasks.quits, redis_url, tmp_path, "bad")
-
-        status = bad.wait(20)
-
-        assert status.status == "paused"
-        assert "SystemExit: 3" in status.reason
-        assert len(noted(tmp_path, "bad")) == 3
-        assert fleet.workers() == workers  # nobody had to die for it
-
-
-def test_a_task_that_ends_its_process_with_status_0_is_set_aside_too(redis_url: str, tmp_path: Path) -> None:
-    with ready_pool(redis_url, tmp_path, n=1, **FAR) as fleet:
-        bad = tasks.call(tasks.vanishes, redis_url, tmp_path, "bad")
-
-        status = bad.wait(20)
-
-        assert status.status == "paused"
-        assert "status 0" in status.reason
-        assert len(noted(tmp_path, "bad")) == 3
-        fleet.ready()
+        assert (fleet.workers() == workers) == (body is tasks.quits)  # nobody had to die for that
 
 
 def test_a_module_that_kills_whoever_imports_it_pauses_its_session_and_no_other(
@@ -234,10 +181,250 @@ def test_a_task_that_does_not_end_has_its_worker_replaced(redis_url: str, tmp_pa
         assert other.result(10) == "b"
 
 
-def test_others_go_on_within_half_a_second(redis_url: str, tmp_path: Path) -> None:
+def test_what_killed_workers_ran_is_gone_on_with_within_half_a_second(redis_url: str, tmp_path: Path) -> None:
     """`python -m tests.crash.takeover worker` does the same 200 times and says how long it took."""
-    with ready_pool(redis_url, tmp_path, n=2, **FAR):
+    with ready_pool(redis_url, tmp_path, n=2, **FAR) as fleet:
         found = takeovers(redis_url, tmp_path, 20)
-
+        fleet.ready()  # all seats are taken again
     print(said(found))
     assert sorted(found)[-2] <= 0.5
+
+
+# --- signals ----------------------------------------------------------------------------
+
+
+def test_a_drained_worker_finishes_its_task_and_the_next_owner_runs_at_once(
+    redis_url: str, tmp_path: Path
+) -> None:
+    names = [f"t{n}" for n in range(200)]
+    with ready_pool(redis_url, tmp_path / "one", n=1, budget=60.0, **FAR) as first:
+        calls = [(str(tmp_path), name, 0.02) for name in names]
+        handle = tasks.naps.submit_many(calls, url=redis_url)
+        until(lambda: len(lines(tmp_path)) > 10)
+
+        with pool(redis_url, tmp_path / "two", n=1, budget=60.0, **FAR) as second:
+            second.ready_or_busy()
+            old = set(first.family())  # the second may have been called for help already
+            first.signal(signal.SIGTERM)
+
+            assert first.wait() == 0
+            assert first.nobody_is_left(1.0)
+            assert handle.results(30) == names
+
+    ran = lines(tmp_path)
+    assert sorted(word for word, _, _ in ran) == sorted(names)  # none of them twice
+    last = max(at for _, pid, at in ran if pid in old)
+    following = min((at for _, pid, at in ran if pid not in old and at > last), default=None)
+    assert following is not None
+    assert following - last < 0.5
+
+
+def test_an_idle_pool_leaves_at_once(redis_url: str, tmp_path: Path) -> None:
+    with ready_pool(redis_url, tmp_path, n=2, **FAR) as fleet:
+        fleet.signal(signal.SIGTERM)
+
+        assert fleet.wait(3) == 0
+        assert fleet.facts() is None
+
+
+def test_what_does_not_finish_in_time_is_given_back_after_a_checkpoint(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with ready_pool(redis_url, tmp_path / "one", n=1, grace=0.3, **FAR) as first:
+        handle = begun(tasks.deaf, redis_url, tmp_path, "a")
+
+        first.signal(signal.SIGTERM)
+
+        assert first.wait(10) == 0
+        status = handle.status()
+        assert (status.ready, status.running) == (1, 0)
+        assert status.checkpoint is not None
+        assert handle.pending()[0]["crashes"] == 0
+
+    with pool(redis_url, tmp_path / "two", n=1, **FAR):
+        noted(tmp_path, "a", 2)
+        go(tmp_path)
+        assert handle.result(10) == "a"
+
+
+def test_a_body_in_c_is_given_back_in_time_too(redis_url: str, tmp_path: Path) -> None:
+    with ready_pool(redis_url, tmp_path, n=1, grace=0.3, **FAR) as fleet:
+        handle = begun(tasks.computes, redis_url, tmp_path, "a")
+
+        fleet.signal(signal.SIGTERM)
+
+        assert fleet.wait(5) == 0
+        assert "killed" not in fleet.said()
+        assert handle.status().checkpoint is not None
+        assert handle.pending()[0]["crashes"] == 0
+
+
+def test_a_body_that_is_given_up_may_put_its_things_in_order(redis_url: str, tmp_path: Path) -> None:
+    with ready_pool(redis_url, tmp_path, n=1, grace=0.2, **FAR) as fleet:
+        begun(tasks.tidy, redis_url, tmp_path, "a")
+
+        fleet.signal(signal.SIGTERM)
+        fleet.wait(10)
+
+        noted(tmp_path, "a-unwound")
+
+
+def test_a_second_signal_leaves_at_once_and_counts_no_crash(redis_url: str, tmp_path: Path) -> None:
+    with ready_pool(redis_url, tmp_path, n=2, **FAR) as fleet:
+        handles = [tasks.call(tasks.deaf, redis_url, tmp_path, name) for name in "ab"]
+        for name in "ab":
+            noted(tmp_path, name)
+        fleet.signal(signal.SIGINT)
+        until(lambda: "draining" in fleet.said())
+        assert all(handle.status().running == 1 for handle in handles)
+
+        fleet.signal(signal.SIGINT)
+
+        assert fleet.wait(6) == 130
+        for handle in handles:
+            assert handle.status().ready == 1
+            assert handle.pending()[0]["crashes"] == 0
+
+
+def test_a_task_that_must_not_run_twice_is_in_doubt_when_it_was_given_up(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with ready_pool(redis_url, tmp_path / "one", n=1, grace=0.1, **FAR) as first:
+        handle = begun(tasks.once_only, redis_url, tmp_path, "a")
+        first.signal(signal.SIGTERM)
+        first.wait(10)
+
+    with pool(redis_url, tmp_path / "two", n=1, **FAR):
+        assert handle.wait(10).status == "failed"
+        assert len(noted(tmp_path, "a")) == 1
+
+
+def test_a_task_that_keeps_the_interpreter_to_itself_is_killed_and_given_back(
+    redis_url: str, tmp_path: Path
+) -> None:
+    with ready_pool(redis_url, tmp_path, n=1, grace=0.1, **FAR) as fleet:
+        handle = begun(tasks.hogs, redis_url, tmp_path, "a")
+        fleet.signal(signal.SIGTERM)
+        until(lambda: "draining" in fleet.said())
+
+        fleet.signal(signal.SIGTERM)
+
+        assert fleet.wait(10) == 143
+        assert handle.status().ready == 1
+        assert handle.pending()[0]["crashes"] == 0
+
+
+def test_a_hangup_renews_the_workers_one_by_one(redis_url: str, tmp_path: Path) -> None:
+    with pool(redis_url, tmp_path, n=2, **FAR) as fleet:
+        before = set(fleet.ready() and fleet.workers())
+        handle = tasks.naps.submit_many([(str(tmp_path), f"t{n}", 0.01) for n in range(300)], url=redis_url)
+        until(lambda: len(lines(tmp_path)) > 10)
+
+        fleet.signal(signal.SIGHUP)
+
+        until(lambda: not any(alive(pid) for pid in before))
+        assert handle.wait(30).status == "completed"
+        fleet.ready()
+        assert len(set(fleet.workers()) - before) == 2
+    assert len(lines(tmp_path)) == 300
+
+
+def test_a_worker_that_is_told_to_stop_by_hand_drains_and_is_replaced(redis_url: str, tmp_path: Path) -> None:
+    with pool(redis_url, tmp_path, n=1, **FAR) as fleet:
+        (worker,) = fleet.ready() and fleet.workers()
+        handle = begun(tasks.held, redis_url, tmp_path, "a")
+        for _ in range(3):  # as often as somebody likes: only the parent can make it leave
+            os.kill(worker, signal.SIGTERM)
+        go(tmp_path)
+
+        assert handle.result(10) == "a"
+        until(lambda: not alive(worker))
+        fleet.ready()
+        assert len(noted(tmp_path, "a")) == 1
+
+
+def test_a_hard_cancel_ends_the_code(redis_url: str, tmp_path: Path) -> None:
+    with ready_pool(redis_url, tmp_path, n=1, **FAR):
+        handle = tasks.call(tasks.deaf, redis_url, tmp_path, "a")
+        _, worker, _ = noted(tmp_path, "a")[0]
+
+        handle.cancel(hard=True)
+
+        until(lambda: not alive(worker), 10)
+        other = tasks.call(tasks.quick, redis_url, tmp_path, "b")
+        assert other.result(10) == "b"
+        assert handle.status().status == "cancelled"
+
+
+def test_what_a_task_has_started_ends_when_it_is_told_to(redis_url: str, tmp_path: Path) -> None:
+    with ready_pool(redis_url, tmp_path, n=1, **FAR):
+        handle = tasks.call(tasks.has_children, redis_url, tmp_path, "a")
+
+        assert handle.result(20) == [-signal.SIGTERM, -signal.SIGINT]
+
+
+def test_ctrl_c_at_a_terminal_reaches_the_parent_alone(redis_url: str, tmp_path: Path) -> None:
+    with ready_pool(redis_url, tmp_path, n=1, **FAR) as fleet:
+        groups = {os.getpgid(pid) for pid in fleet.family()[1:]}
+
+        assert os.getpgid(fleet.pid) not in groups
+
+
+# --- the server dies, hangs, forgets and comes back while a pool works ------------------
+
+
+Servers = Callable[..., Server]
+
+
+@pytest.fixture
+def kept(own_redis: Servers) -> Server:
+    """A server that keeps what it was told."""
+    return own_redis({"appendonly": "yes", "appendfsync": "always"})
+
+
+def test_a_server_that_is_killed_in_mid_run_is_waited_for(kept: Server, tmp_path: Path) -> None:
+    names = [f"t{n}" for n in range(400)]
+    with ready_pool(kept.url, tmp_path, n=2) as fleet:
+        calls = [(str(tmp_path), name, 0.005) for name in names]
+        handle = tasks.naps.submit_many(calls, url=kept.url)
+        for round_ in range(1, 4):
+            until(lambda mark=round_ * 60: len(lines(tmp_path)) > mark)
+            kept.restart()
+
+        assert handle.results(30) == names
+        fleet.ready()
+        assert handle.status().steps == len(names)
+    ran = [word for word, _, _ in lines(tmp_path)]
+    assert set(ran) == set(names)
+    assert len(ran) - len(names) <= 3 * 2  # what ran when the server died, at most
+
+
+def test_a_server_that_is_away_for_longer_than_a_lease_takes_nothing_from_the_living(
+    kept: Server, tmp_path: Path
+) -> None:
+    with ready_pool(kept.url, tmp_path, n=2, lease=0.5) as fleet:
+        handle = begun(tasks.held, kept.url, tmp_path, "a")
+        kept.kill()
+        outage = threading.Event()
+        outage.wait(1.5)  # three leases
+        kept.start()
+        until(lambda: fleet.facts() is not None)
+        go(tmp_path)
+
+        assert handle.result(10) == "a"
+    assert [word for word, _, _ in lines(tmp_path)] == ["a", "a-over"]
+
+
+def test_all_that_rq_knew_may_be_lost(redis_url: str, own_redis: Servers, tmp_path: Path) -> None:
+    rq = own_redis()
+    with ready_pool(redis_url, tmp_path, rq_url=rq.url, n=1):
+        client = client_at(redis_url, rq.url)
+        handles = [
+            client.submit_calls(tasks.held, None, Terms(), ((str(tmp_path), name), {})) for name in ("a", "b")
+        ]
+        noted(tmp_path, "a")
+
+        rq.ask("FLUSHALL")
+        go(tmp_path)
+
+        assert [handle.result(20) for handle in handles] == ["a", "b"]

@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import IO, Any
 
 import pytest
 
-from graflow_ckpt.core.errors import CheckpointNotFound, SessionBusy
-from graflow_ckpt.links.processes import end
+from graflow_ckpt.core.errors import SessionBusy
+from graflow_ckpt.stores.files import ownership
+from graflow_ckpt.stores.files import store as local
+from graflow_ckpt.stores.files.ownership import LocalLease
 from graflow_ckpt.stores.files.store import LocalStore
-from tests.crash.victims import own_path
-from tests.trios import owning
+from tests.crash.crash_states import MODELS, Model, Note, RecordingDisk, Rename, Tree, crash_states
+from tests.crash.trio_scenarios import MEMORY
+from tests.trios import put_own
 
 pytestmark = pytest.mark.crash
 
@@ -45,79 +53,9 @@ def hear(process: subprocess.Popen[str]) -> dict[str, Any]:
     return said
 
 
-def ask(process: subprocess.Popen[str], what: str) -> dict[str, Any]:
-    pipe(process.stdin).write(what + "\n")
-    pipe(process.stdin).flush()
-    return hear(process)
-
-
 def pipe(stream: IO[str] | None) -> IO[str]:
     assert stream is not None
     return stream
-
-
-def test_a_living_owner_is_named(tmp_path: Path) -> None:
-    with victim("owner", str(tmp_path)) as process:
-        pid = hear(process)["pid"]
-
-        with pytest.raises(SessionBusy) as busy:
-            LocalStore(tmp_path).acquire("s")
-
-    assert busy.value.owner.pid == pid
-    assert f"process {pid}" in str(busy.value)
-    assert "tests.crash.victims" in str(busy.value)
-
-
-def test_a_killed_owner_is_taken_over_at_once(tmp_path: Path) -> None:
-    with victim("owner", str(tmp_path)) as process:
-        first = hear(process)
-        process.kill()
-        process.wait()
-
-        lease = LocalStore(tmp_path).acquire("s")
-
-    assert lease.epoch == first["epoch"] + 1
-    assert lease.taken_from is not None
-    assert lease.taken_from.pid == first["pid"]
-    lease.release()
-
-
-def test_a_stopped_owner_keeps_its_session_until_it_is_ended(tmp_path: Path) -> None:
-    with victim("owner", str(tmp_path)) as process:
-        hear(process)
-        assert ask(process, "put") == {"done": "put"}
-        process.send_signal(signal.SIGSTOP)
-        store = LocalStore(tmp_path)
-
-        with pytest.raises(SessionBusy):
-            store.acquire("s")
-        owner = store.owner("s")
-        assert owner is not None
-        assert end(owner, 10)
-
-        with owning(store) as lease:
-            assert lease.epoch == 2
-        assert process.wait() == -signal.SIGTERM
-
-
-def test_an_owner_whose_lock_file_was_removed_while_it_was_stopped_writes_nothing(tmp_path: Path) -> None:
-    with victim("owner", str(tmp_path)) as process:
-        hear(process)
-        assert ask(process, "append") == {"done": "append"}
-        process.send_signal(signal.SIGSTOP)
-        (tmp_path / ".s.lock").unlink()
-        store = LocalStore(tmp_path)
-        lease = store.acquire("s")
-        process.send_signal(signal.SIGCONT)
-
-        assert ask(process, "put") == {"refused": "Fenced"}
-        assert ask(process, "append") == {"refused": "Fenced"}
-        with pytest.raises(CheckpointNotFound):
-            store.meta(own_path(str(tmp_path), 1))
-        assert [raw.rstrip(b"\0") for _, _, raw in store.segments("s")] == [b"frame"]
-        assert not list(tmp_path.glob("*.tmp"))
-        lease.check()
-        lease.release()
 
 
 def test_a_child_that_outlives_its_killed_parent_does_not_keep_the_session(tmp_path: Path) -> None:
@@ -149,3 +87,147 @@ def test_of_two_who_race_for_a_dead_session_exactly_one_wins(tmp_path: Path) -> 
     epochs = [found["won"][0] for found in rounds]
     assert epochs == sorted(set(epochs))
     assert sorted(path.name for path in tmp_path.iterdir()) == [".s.lock", ".s.owner"]
+
+
+# --- power cuts during a claim -----------------------------------------------------------
+
+
+class Life:
+    """What happens to one session; each promise is the last epoch given out."""
+
+    def __init__(self, root: str) -> None:
+        self.root = root
+        self.disk = RecordingDisk(root)
+        self.store = LocalStore(f"{root}/c", disk=self.disk)
+
+    def claim(self) -> LocalLease:
+        lease = self.store.acquire("s")
+        self.disk.promise(lease.epoch)
+        return lease
+
+    def claim_and_die(self) -> None:
+        """Killed after the record was written and before it was renamed."""
+        with self.disk.dying(lambda call, _: isinstance(call, Rename)):
+            self.claim()
+
+    def save(self, lease: LocalLease, sequence: int) -> None:
+        put_own(self.store, lease, sequence)
+
+
+def first(life: Life) -> None:
+    life.save(life.claim(), 1)
+
+
+def again_and_again(life: Life) -> None:
+    for sequence in (1, 2):
+        lease = life.claim()
+        life.save(lease, sequence)
+        lease.release()
+
+
+def after_a_death_in_the_claim(life: Life) -> None:
+    life.claim().release()
+    life.claim_and_die()
+    life.save(life.claim(), 1)
+
+
+def with_a_journal(life: Life) -> None:
+    lease = life.claim()
+    life.store.journal(lease, 0).append(b"frame")
+    lease.release()
+    life.claim().release()
+
+
+LIVES = [first, again_and_again, after_a_death_in_the_claim, with_a_journal]
+
+
+def judge(live: Callable[[Life], None], model: Model, *, first: bool = False) -> tuple[int, int]:
+    """(states, bad ones); `first`: up to the first bad one."""
+    with TemporaryDirectory(dir=MEMORY) as root:
+        life = Life(root)
+        life.store.probe()
+        before = Tree.of(root)
+        life.disk.calls.clear()
+        live(life)
+    assert any(isinstance(call, Note) for call in life.disk.calls)
+    states = bad = 0
+    for promised, tree in crash_states(before, life.disk.calls, model):
+        states += 1
+        bad += not holds(promised if isinstance(promised, int) else 0, tree)
+        if first and bad:
+            break
+    return states, bad
+
+
+def holds(promised: int, tree: Tree) -> bool:
+    with TemporaryDirectory(dir=MEMORY) as root:
+        tree.lay_out(root)
+        folder = Path(root, "c")
+        record = folder / ".s.owner"
+        if record.exists() and not record.read_bytes().endswith(b"}"):
+            return False  # a torn record
+        store = LocalStore(folder)
+        written = [int(name[1]) for path in folder.iterdir() if (name := _JOURNAL.match(path.name))]
+        written += [int(found[1]) for _, raw in store.list("s") if (found := _EPOCH.search(raw))]
+        lease = store.acquire("s")
+        lease.release()
+        return lease.epoch > max([promised, *written])
+
+
+_JOURNAL = re.compile(r"\.s\.(\d+)\.\d+\.journal\Z")
+_EPOCH = re.compile(rb'"epoch": ?(\d+)')
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("live", LIVES)
+def test_an_epoch_that_was_given_out_is_never_given_out_again(
+    live: Callable[[Life], None], model: Model
+) -> None:
+    states, bad = judge(live, model)
+
+    print(f"\n{live.__name__:30} {model} {bad}/{states}")
+    assert states > 5
+    assert bad == 0
+
+
+# --- mutants -------------------------------------------------------------------------------
+
+
+def mutants() -> dict[str, ast.Module]:
+    found: dict[str, ast.Module] = {}
+    for node in ast.walk(ast.parse(inspect.getsource(ownership))):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("disk.sync", "disk.sync_folder")):
+            found[f"no {ast.unparse(node)}"] = without(node)
+    in_place = inspect.getsource(ownership).replace('aside = f"{path}.tmp"', "aside = path")
+    found["written in place"] = ast.parse(in_place)
+    return found
+
+
+def without(call: ast.Call) -> ast.Module:
+    class Drop(ast.NodeTransformer):
+        def visit_Call(self, node: ast.Call) -> ast.AST:
+            if ast.dump(node) == ast.dump(call):
+                return ast.copy_location(ast.Constant(True), node)
+            return self.generic_visit(node)
+
+    tree: ast.Module = Drop().visit(ast.parse(inspect.getsource(ownership)))
+    return ast.fix_missing_locations(tree)
+
+
+MUTANTS = mutants()
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_mutant_of_the_claim_is_convicted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant = ModuleType(ownership.__name__)
+    monkeypatch.setitem(__import__("sys").modules, ownership.__name__, mutant)  # dataclasses look there
+    exec(compile(MUTANTS[name], "<mutant>", "exec"), mutant.__dict__)
+    for part in ("LocalLease", "Ownership"):
+        monkeypatch.setattr(local, part, getattr(mutant, part))
+    monkeypatch.setattr(LocalStore, "own", mutant.LocalLease)
+
+    assert any(judge(live, "subset", first=True)[1] for live in LIVES)
+
+
+def test_every_sync_of_the_claim_has_its_mutant() -> None:
+    assert len(MUTANTS) == 3

@@ -4,16 +4,12 @@ The writer is the real one; what its calls may leave on a disk is laid out state
 the real store. The same enumeration convicts what is wrong: the three loose renames of spec/002, and
 every mutant of files/trio.py that lacks one sync or does things in another order. `pytest -s` shows counts.
 
-And a writer that is killed again and again while it overwrites never shows anybody half a checkpoint.
 """
 
 from __future__ import annotations
 
 import ast
 import inspect
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -22,10 +18,20 @@ import pytest
 
 from graflow_ckpt.stores.files import trio
 from graflow_ckpt.stores.files.disk import FileSink
-from graflow_ckpt.stores.files.store import LocalStore
 from tests.crash.crash_states import Sync, SyncFolder, Unlink
-from tests.crash.trio_reader import parts, read, read_naively
-from tests.crash.trio_scenarios import ANY, SCENARIOS, Scenario, Stage, judge, judge_all, record, weigh
+from tests.crash.trio_scenarios import (
+    ANY,
+    SCENARIOS,
+    Scenario,
+    Stage,
+    judge,
+    judge_all,
+    parts,
+    read,
+    read_naively,
+    record,
+    weigh,
+)
 
 pytestmark = pytest.mark.crash
 
@@ -191,34 +197,3 @@ def test_one_sync_call_fewer_is_convicted_whichever_it_is() -> None:
 
         print(f"\nwithout {calls[at]!s:52}", *(f"{model} {verdict}" for model, verdict in verdicts.items()))
         assert verdicts["subset"].bad > 0
-
-
-# --- a writer that is killed ------------------------------------------------------------
-
-
-DEATHS = 250
-
-
-def start(*arguments: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "tests.crash.victims", *arguments], stdout=subprocess.PIPE, text=True
-    )
-
-
-def test_no_load_beside_a_dying_writer_is_bad(tmp_path: Path) -> None:
-    folder = tmp_path / "c"
-    LocalStore(folder).put(f"{folder}/best.pkl", parts("t0", 20_000), lease=None, stage="t0")
-    readers = [start("reader", str(folder)) for _ in range(2)]
-
-    told, _ = start("storm", str(folder), str(DEATHS), "7").communicate(timeout=100)
-    (folder / "stop").touch()
-    read = [json.loads(reader.communicate(timeout=30)[0]) for reader in readers]
-
-    storm = json.loads(told)
-    print(
-        f"\n{storm['deaths']} deaths in {storm['writes']} writes, {storm['leftovers']} left staged files;",
-        read,
-    )
-    assert storm["deaths"] == DEATHS
-    assert storm["bad"] == []
-    assert all(reader["bad"] == [] and reader["loads"] > 100 for reader in read)

@@ -23,8 +23,8 @@ from rq.serializers import JSONSerializer
 from rq.worker import BaseWorker
 
 from tests.deploy import files
-from tests.deploy.composed import GIVEN, Composed, document
 from tests.deploy.files import EXAMPLE, ONE, SEVERAL, environment, service
+from tests.deploy.test_compose import GIVEN, Composed, document
 from tests.stretch import until
 
 SCRIPTS = Path(sysconfig.get_path("scripts"))

@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.links.environment import ALONE, NAMES, OF_COMPOSE, PREFIX
-from tests.deploy.composed import ROOT, document, variables
 from tests.deploy.files import (
     EXAMPLE,
     ONE,
@@ -28,6 +27,7 @@ from tests.deploy.files import (
     settings,
     stages,
 )
+from tests.deploy.test_compose import ROOT, document, variables
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 BUILD, FINAL = stages()

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt.stores.around.keys import Keyring
-from tests.deploy.composed import ROOT, document, refusal
 from tests.deploy.files import environment
+from tests.deploy.test_compose import ROOT, document, refusal
 
 
 @pytest.fixture

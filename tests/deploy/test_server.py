@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.composed import GIVEN, Composed, document
+from tests.deploy.test_compose import GIVEN, Composed, document
 from tests.servers import ReplyError, Server
 
 # For valkey-cli, which no package brings: one command, the password from the environment, always status 0.

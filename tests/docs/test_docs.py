@@ -15,18 +15,37 @@ Not checked: what the programs print; it has times, paths and ids in it.
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry
+from ruamel.yaml import YAML
 
+from graflow_ckpt.observers.prometheus import PrometheusObserver, StoreCollector
+from graflow_ckpt.stores.around.fallback import Fallback
 from graflow_ckpt.stores.around.keys import new_key
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
+from graflow_ckpt.stores.keyed import KeyedStore
+from graflow_ckpt.testing import AtomicDriverContract
+from tests.conformance.contracts.fencing import Snapshot
+from tests.conformance.contracts.store import WithProcesses
+from tests.conformance.contracts.trio import Opener
+from tests.conformance.restoring import in_folder
 from tests.servers import Server
+from tests.trios import put
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -305,3 +324,165 @@ def test_each_promise_names_the_tests_that_guard_it() -> None:
 
     assert [name for name, _ in rows] == [f"P{n}" for n in range(1, 10)]
     assert all(LINK.search(guards) for _, guards in rows)
+
+
+# --- dashboard, alert rules and runbook speak of metrics that there are, and of each other ---
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+NAME = re.compile(r"\b(?:checkpoint|checkpoints|graflow|orphaned)_[a-z_]+\b")
+
+
+@pytest.fixture
+def known(tmp_path: Path) -> Iterator[set[str]]:
+    """The names of all metrics as they are exposed."""
+    registry = CollectorRegistry()
+    PrometheusObserver(registry)
+    store = Fallback(MemoryStore("memory://docs"), str(tmp_path))
+    put(store, "best", "one")
+    StoreCollector(store).register(registry)
+    yield {
+        name
+        for family in registry.collect()
+        for name in (
+            family.name,
+            *(
+                f"{family.name}_{end}"
+                for end in {"histogram": ("bucket", "count", "sum")}.get(family.type, ())
+            ),
+            *([f"{family.name}_total"] if family.type == "counter" else ()),
+        )
+    }
+    MemoryStore("memory://docs").forget()
+
+
+def alerts() -> list[dict[str, Any]]:
+    document = YAML(typ="safe").load(DOCS / "observing" / "alerts.yml")
+    return [rule for group in document["groups"] for rule in group["rules"]]
+
+
+def test_alert_rules_are_about_metrics_that_there_are(known: set[str]) -> None:
+    for rule in alerts():
+        used = set(NAME.findall(rule["expr"]))
+        assert used, rule["alert"]
+        assert used <= known, rule["alert"]
+
+
+def test_the_dashboard_is_about_metrics_that_there_are(known: set[str]) -> None:
+    board = json.loads((DOCS / "observing" / "dashboard.json").read_text(encoding="utf-8"))
+
+    used = {
+        name
+        for panel in board["panels"]
+        for target in panel["targets"]
+        for name in NAME.findall(target["expr"])
+    }
+
+    assert len(used) >= 12
+    assert used <= known
+
+
+def test_each_alert_has_its_section_in_the_runbook_and_no_section_is_about_none() -> None:
+    text = (DOCS / "runbook.md").read_text(encoding="utf-8")
+
+    assert re.findall(r"^## (.+)$", text, re.MULTILINE) == [rule["alert"] for rule in alerts()]
+    for rule in alerts():
+        assert rule["annotations"]["runbook"] == f"docs/runbook.md#{rule['alert'].lower()}"
+
+
+def test_the_page_names_the_metrics_that_there_are(known: set[str]) -> None:
+    named = set(
+        re.findall(
+            r"`((?:checkpoint|checkpoints|graflow|orphaned)_[a-z_]+)`",
+            (DOCS / "observing.md").read_text(encoding="utf-8"),
+        )
+    )
+    families = {re.sub(r"_(bucket|count|sum)$", "", name) for name in known}
+
+    assert named <= families | {"graflow_ckpt"}
+    assert {"checkpoint_save_duration_seconds", "checkpoint_errors_total", "checkpoints_per_flow"} <= named
+
+
+# --- the driver of docs/drivers.md, under the contract of stores ------------------------
+
+
+@pytest.fixture(scope="module")
+def driver_of_the_page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Its class, in a module that other processes find, too."""
+    text = (ROOT / "docs/drivers.md").read_text(encoding="utf-8")
+    (code,) = [
+        each.code for each in blocks("drivers.md", text) if each.markers.get("file") == "json_driver.py"
+    ]
+    assert code.count("\n") <= 200
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "json_driver.py").write_text(code, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        yield import_module("json_driver").JsonDriver
+        del sys.modules["json_driver"]
+
+
+def store_in(folder: Path, lease: float) -> KeyedStore:
+    return KeyedStore(import_module("json_driver").JsonDriver(folder), f"json://{folder}", lease=lease)
+
+
+class TestJsonStore(WithProcesses):
+    @pytest.fixture
+    def opener(self, tmp_path: Path, driver_of_the_page: Any) -> Opener:
+        return partial(store_in, tmp_path / "things", self.lease_seconds)
+
+    @pytest.fixture
+    def snapshot(self, tmp_path: Path) -> Snapshot:
+        return in_folder(tmp_path / "things")
+
+
+# --- broken ------------------------------------------------------------------------------
+
+ALONE = threading.Lock()
+
+
+def locks_threads_only(sound: Any) -> Any:
+    class LocksThreadsOnly(sound):  # type: ignore[misc]
+        """What other processes do comes between."""
+
+        @contextmanager
+        def _locked(self) -> Iterator[None]:
+            with import_module(__name__).ALONE:
+                self._carry_out()
+                yield
+
+    return LocksThreadsOnly
+
+
+def carries_out_as_it_goes(sound: Any) -> Any:
+    class CarriesOutAsItGoes(sound):  # type: ignore[misc]
+        """Who is killed leaves the first keys of a batch, and nobody ends it."""
+
+        @contextmanager
+        def _locked(self) -> Iterator[None]:
+            with open(self.folder / "lock", "a") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                (self.folder / "decided").unlink(missing_ok=True)
+                yield
+
+    return CarriesOutAsItGoes
+
+
+@pytest.mark.parametrize(
+    ("broken", "test"),
+    [
+        (locks_threads_only, "test_no_change_is_lost_between_processes"),
+        (carries_out_as_it_goes, "test_of_a_batch_of_a_process_that_is_killed_there_is_all_or_nothing"),
+    ],
+)
+def test_a_driver_that_is_wrong_about_processes_is_convicted(
+    driver_of_the_page: Any, tmp_path: Path, broken: Any, test: str
+) -> None:
+    kind = broken(driver_of_the_page)
+
+    def run() -> None:
+        for turn in range(20):  # what comes between two, or is killed, is a matter of luck
+            getattr(AtomicDriverContract(), test)(partial(kind, tmp_path / str(turn)))
+
+    with pytest.raises((AssertionError, OSError, ValueError)):  # or it finds halves of files itself
+        run()

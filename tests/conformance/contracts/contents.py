@@ -16,7 +16,7 @@ from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointNotFound, Graf
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, PartWriter, Sink
 from graflow_ckpt.testing.drivers import at_once
 from tests.conformance.companion import Companion
-from tests.conformance.contracts.contract import Contract, Opener
+from tests.conformance.contracts.trio import Contract, Opener
 from tests.trios import (
     all_of,
     called,

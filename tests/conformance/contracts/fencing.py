@@ -32,9 +32,9 @@ from graflow_ckpt.core.protocols import CheckpointStore, Lease, Owner, Sink
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.testing.drivers import at_once
 from tests.conformance.companion import Companion
-from tests.conformance.contracts.contract import Contract, Opener
 from tests.conformance.contracts.journal import append, segments
 from tests.conformance.contracts.listing import ALIKE
+from tests.conformance.contracts.trio import Contract, Opener
 from tests.trios import (
     listed,
     meta_of,

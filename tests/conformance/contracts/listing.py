@@ -16,7 +16,7 @@ import pytest
 
 from graflow_ckpt.core.errors import BadSessionId, CheckpointError, CheckpointNotFound
 from graflow_ckpt.core.protocols import CheckpointStore
-from tests.conformance.contracts.contract import Contract, Opener
+from tests.conformance.contracts.trio import Contract, Opener
 from tests.trios import (
     all_of,
     listed,

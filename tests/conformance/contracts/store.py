@@ -9,9 +9,8 @@ from tests.conformance.contracts.fencing import (
     OwnershipContract,
     RestoredContract,
 )
-from tests.conformance.contracts.journal import JournalContract, ThreadContract
+from tests.conformance.contracts.journal import JournalContract, ProcessContract, ThreadContract
 from tests.conformance.contracts.listing import BatchContract, ListingContract, NamesContract
-from tests.conformance.contracts.processes import ProcessContract
 from tests.conformance.contracts.trio import BytesContract, TrioContract
 
 

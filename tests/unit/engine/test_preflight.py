@@ -10,7 +10,7 @@ import pytest
 
 from graflow_ckpt import CheckpointManager, EveryTask, task, workflow
 from graflow_ckpt.core.errors import CheckpointError, GraphError, ReadOnlyChanged
-from tests.acceptance.live import LONG, Box
+from tests.acceptance.places import LONG, Box
 
 
 def ask_in_a_helper(context: Any) -> None:

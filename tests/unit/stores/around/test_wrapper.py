@@ -23,9 +23,8 @@ from graflow_ckpt.stores.around.keys import Keyring, new_key
 from graflow_ckpt.stores.around.tenant import Tenant
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.files.store import LocalStore
-from tests.conformance.contracts.contract import Opener
 from tests.conformance.contracts.listing import ListingContract, NamesContract
-from tests.conformance.contracts.trio import TrioContract
+from tests.conformance.contracts.trio import Opener, TrioContract
 from tests.trios import all_of, listed, named, own_name, owning, put, put_own, read, writer
 from tests.unit.stores.wrappers import Other, Plain
 

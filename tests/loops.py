@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import isfunction, signature
 from typing import Any
 
 from graflow_ckpt import CheckpointManager, Workflow, task, workflow
@@ -58,3 +59,28 @@ def cuts(cause: str = "policy") -> list[int]:
     """The steps at which there are cuts, oldest first."""
     found = CheckpointManager.list_checkpoints("s")
     return [metadata.steps for metadata in reversed(found) if metadata.cause == cause]
+
+
+OF_TASKS = {
+    "isolation", "max_retries", "backoff", "jitter", "timeout", "priority", "max_cycles", "queue",
+    "on_interrupted",
+}  # fmt: skip
+
+
+def chain(*bodies: Any, **given: Any) -> Workflow:
+    """A workflow of tasks, one after the other: of functions and tasks, and of functions by name.
+
+    What else is given are settings, and options of the last task. A body gets the context that it has a
+    first parameter `context` for.
+    """
+    named = {name: given.pop(name) for name, value in [*given.items()] if isfunction(value)}
+    options = {name: given.pop(name) for name in OF_TASKS & given.keys()}
+    named = {getattr(body, "__name__", ""): body for body in bodies} | named
+    *_, last = named
+    whole: Any = None
+    for name, body in named.items():
+        if isfunction(body):
+            takes = next(iter(signature(body).parameters), "") == "context"
+            body = task(id=name, inject_context=takes, **(options if name == last else {}))(body)
+        whole = body if whole is None else whole >> body
+    return workflow(given.pop("workflow", "w"), **given).add(whole)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-import logging
 import os
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,16 +85,6 @@ def test_the_values_are_those_of_the_session(tmp_path: Path) -> None:
     assert context.payload["data"] == [("plain", b"\x07")]
     assert list(context.graph_from_code().nodes) == ["a", "b"]
     assert found.facts["pending_tasks"][0]["task_id"] == "a"
-
-
-def test_a_pkl_is_a_plain_pickle(tmp_path: Path) -> None:
-    saved = trios.save(tmp_path)
-
-    with open(saved.path, "rb") as file:
-        context = pickle.load(file)
-
-    assert context.session_id == "s"
-    assert context.get_channel().get("x") == 5
 
 
 def test_the_facts_are_one_line_of_json(tmp_path: Path) -> None:
@@ -387,17 +375,3 @@ def test_what_a_session_pauses_with_is_written_to_the_end(cause: str) -> None:
     meter.check()
 
     assert len(out.getvalue()) == 1000
-
-
-def test_near_the_limit_there_is_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    allowance = Allowance(1_000_000)
-
-    with caplog.at_level(logging.WARNING):
-        for size in (799_999, 800_000, 900_000):
-            meter = allowance.meter("s", "x.pkl", "request")
-            meter.sink(io.BytesIO()).write(bytes(size))
-            meter.done()
-
-    assert [record.getMessage() for record in caplog.records] == [
-        "Checkpoint size (0.8 MB) approaches limit (1 MB)."
-    ]

@@ -8,6 +8,7 @@ import random
 import struct
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
@@ -45,12 +46,6 @@ def ext(code: int, payload: bytes) -> bytes:
 PAYLOADS = st.one_of(st.binary(max_size=40), st.text(max_size=20).map(lambda text: text.encode()))
 
 
-@given(st.one_of(st.binary(max_size=80), st.sampled_from(ENCODED).flatmap(damaged)))
-def test_plain_values(data: bytes) -> None:
-    with suppress(CheckpointError):
-        decode(data)
-
-
 @given(st.integers(0, 20), PAYLOADS)
 @example(13, b"\x05f4,(3"[:6])
 @example(13, b"\x04(1,)")
@@ -67,14 +62,13 @@ def test_a_dtype_or_a_zone_that_is_none_is_damage(data: bytes) -> None:
         decode(data)
 
 
-@given(st.one_of(st.binary(max_size=60), damaged(journal.pack(3, 1.0, [("put", "a", b"\x01", -1)]))))
-def test_records_of_a_journal(payload: bytes) -> None:
+def metas(document: dict[str, Any]) -> None:
     with suppress(CheckpointError):
-        journal.unpack(payload)
+        model.CheckpointMetadata.from_document("p", model.parse("p", json.dumps(document).encode(), "meta"))
+    assert isinstance(model.lacking(document), tuple)
 
 
-@given(st.binary(max_size=200))
-def test_segments_of_a_journal(raw: bytes) -> None:
+def segments(raw: bytes) -> None:
     with suppress(CheckpointError):
         list(journal.read(RING, "s", 1, 0, raw))
     assert journal.key_of(raw) is None or journal.is_later(raw) in (True, False)
@@ -83,31 +77,32 @@ def test_segments_of_a_journal(raw: bytes) -> None:
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5), lambda inner: st.lists(inner, max_size=3)
 )
+FIELDS = st.sampled_from(["schema_version", "needs", "session_id", "epoch", "parts"])
+RECORD = journal.pack(3, 1.0, [("put", "a", b"\x01", -1)])
+DECODERS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], object]]] = {
+    "plain values": (st.one_of(st.binary(max_size=80), st.sampled_from(ENCODED).flatmap(damaged)), decode),
+    "records of a journal": (st.one_of(st.binary(max_size=60), damaged(RECORD)), journal.unpack),
+    "segments of a journal": (st.binary(max_size=200), segments),
+    "metas": (st.dictionaries(FIELDS, JSON), metas),
+    "metas that are no JSON": (st.binary(max_size=60), lambda raw: model.parse("p", raw, "meta")),
+    "programs": (
+        st.one_of(st.binary(max_size=60), st.binary(max_size=30).map(lambda rest: b"2\n{}" + rest)),
+        parcel.unpack,
+    ),
+    "sealed cells": (
+        st.binary(max_size=60).map(lambda rest: b"\xc1" + rest),
+        lambda data: SealedCells("s", RING).unpack("name", data),
+    ),
+}
 
 
-@given(st.dictionaries(st.sampled_from(["schema_version", "needs", "session_id", "epoch", "parts"]), JSON))
-def test_metas(document: dict[str, Any]) -> None:
+@pytest.mark.parametrize("kind", DECODERS)
+@given(data=st.data())
+def test_whatever_the_bytes_are_they_are_decoded_or_refused(kind: str, data: st.DataObject) -> None:
+    stored, read = DECODERS[kind]
+
     with suppress(CheckpointError):
-        model.CheckpointMetadata.from_document("p", model.parse("p", json.dumps(document).encode(), "meta"))
-    assert isinstance(model.lacking(document), tuple)
-
-
-@given(st.binary(max_size=60))
-def test_metas_that_are_no_json(raw: bytes) -> None:
-    with suppress(CheckpointError):
-        model.parse("p", raw, "meta")
-
-
-@given(st.one_of(st.binary(max_size=60), st.binary(max_size=30).map(lambda rest: b"2\n{}" + rest)))
-def test_programs(packed: bytes) -> None:
-    with suppress(CheckpointError):
-        parcel.unpack(packed)
-
-
-@given(st.binary(max_size=60).map(lambda rest: b"\xc1" + rest))
-def test_sealed_cells(data: bytes) -> None:
-    with suppress(CheckpointError):
-        SealedCells("s", RING).unpack("name", data)
+        read(data.draw(stored))
 
 
 @given(st.one_of(st.binary(max_size=60), damaged(b"one:" + b"0" * 64)))

@@ -6,23 +6,17 @@ import logging
 
 import pytest
 
-from graflow_ckpt import Event, task, workflow
+from graflow_ckpt import Event
+from tests.loops import chain
 
 
 def test_observers_are_told_in_order_after_the_commit() -> None:
     seen: list[Event] = []
 
-    with workflow("w", session_id="s", durability="checkpoint", observers=[seen.append]) as flow:
+    def a(context) -> None:
+        context.progress(1, 4)
 
-        @task(inject_context=True)
-        def a(context) -> None:
-            context.progress(1, 4)
-
-        @task
-        def b() -> None: ...
-
-        a >> b
-        flow.execute()
+    chain(a, b=lambda: None, session_id="s", durability="checkpoint", observers=[seen.append]).execute()
 
     assert [(e.kind, e.task, e.step) for e in seen] == [
         ("session_started", "", 0),
@@ -47,13 +41,7 @@ def test_an_observer_that_fails_is_logged_and_changes_nothing(caplog: pytest.Log
     def bad(event: Event) -> None:
         raise ValueError("observer")
 
-    with workflow("w", observers=[bad, lambda event: seen.append(event.kind)]) as flow:
-
-        @task
-        def a() -> int:
-            return 1
-
-        assert flow.execute() == 1
+    assert chain(a=lambda: 1, observers=[bad, lambda event: seen.append(event.kind)]).execute() == 1
 
     assert seen == ["session_started", "task_started", "task_ended", "session_ended"]
     assert sum("failed on task_ended" in record.getMessage() for record in caplog.records) == 1
@@ -62,14 +50,11 @@ def test_an_observer_that_fails_is_logged_and_changes_nothing(caplog: pytest.Log
 def test_a_failure_is_logged_once_with_stable_keys_and_says_whether_it_runs_again(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with workflow("w", session_id="s") as flow:
+    def a() -> None:
+        raise OSError("x")
 
-        @task(max_retries=1)
-        def a() -> None:
-            raise OSError("x")
-
-        with caplog.at_level(logging.WARNING), pytest.raises(OSError, match="x"):
-            flow.execute()
+    with caplog.at_level(logging.WARNING), pytest.raises(OSError, match="x"):
+        chain(a, max_retries=1, session_id="s").execute()
 
     first, second = [r for r in caplog.records if r.name == "graflow_ckpt.engine"]
     assert first.getMessage() == "task a failed, it runs again: OSError: x"
@@ -79,13 +64,10 @@ def test_a_failure_is_logged_once_with_stable_keys_and_says_whether_it_runs_agai
 
 
 def test_the_logger_of_a_task_has_the_same_keys(caplog: pytest.LogCaptureFixture) -> None:
-    with workflow("w", session_id="s") as flow:
+    def a(context) -> None:
+        context.logger.warning("hello %s", "there")
 
-        @task(inject_context=True)
-        def a(context) -> None:
-            context.logger.warning("hello %s", "there")
-
-        flow.execute()
+    chain(a, session_id="s").execute()
 
     (record,) = [r for r in caplog.records if r.getMessage() == "hello there"]
     assert (record.session, record.task, record.attempt) == ("s", "a", 1)
@@ -94,14 +76,11 @@ def test_the_logger_of_a_task_has_the_same_keys(caplog: pytest.LogCaptureFixture
 def test_the_exception_is_the_tasks_own_with_the_command_that_goes_on() -> None:
     error = OSError("mine")
 
-    with workflow("w", session_id="s", store="elsewhere") as flow:
+    def a() -> None:
+        raise error
 
-        @task
-        def a() -> None:
-            raise error
-
-        with pytest.raises(OSError, match="mine") as raised:
-            flow.execute()
+    with pytest.raises(OSError, match="mine") as raised:
+        chain(a, session_id="s", store="elsewhere").execute()
 
     assert raised.value is error
     assert error.__notes__ == ["Session s can go on: graflow-ckpt resume s --store elsewhere"]

@@ -23,6 +23,7 @@ from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine import child
 from graflow_ckpt.engine.children import FromChannel, Pipe
 from tests.acceptance.processes import LONG, gone
+from tests.loops import chain
 
 
 class Box:
@@ -118,44 +119,37 @@ def test_all_that_a_context_offers_works_across_the_pipe() -> None:
 
 
 def test_a_parameter_from_the_channel_that_is_changed_in_place_counts_as_set() -> None:
-    with workflow("w") as flow:
-        flow.get_channel().set("items", [1])
-        flow.get_channel().set("box", Box(1))
+    def a(items: list[int], box: Box) -> None:
+        items.append(2)
+        box.items.append(2)
 
-        @task(isolation="process")
-        def a(items: list[int], box: Box) -> None:
-            items.append(2)
-            box.items.append(2)
-
-        flow.execute()
+    flow = chain(a, isolation="process")
+    flow.get_channel().set("items", [1])
+    flow.get_channel().set("box", Box(1))
+    flow.execute()
 
     assert flow.get_channel().get("items") == [1, 2]
     assert flow.get_channel().get("box").items == [1, 2]
 
 
 def test_a_live_value_that_was_only_read_in_the_child_stays_the_same_object() -> None:
-    with workflow("w") as flow:
-        box = Box(1)
-        flow.get_channel().set("box", box)
+    def a(context) -> list[object]:
+        return context.get_channel().get("box").items
 
-        @task(isolation="process", inject_context=True)
-        def a(context) -> list[object]:
-            return context.get_channel().get("box").items
-
-        assert flow.execute() == [1]
+    flow = chain(a, isolation="process")
+    box = Box(1)
+    flow.get_channel().set("box", box)
+    assert flow.execute() == [1]
 
     assert flow.get_channel().get("box") is box
 
 
 def test_the_exception_of_a_body_comes_back_as_itself() -> None:
-    with workflow("w") as flow:
+    def a() -> None:
+        raise LookupError("not here", 3)
 
-        @task(isolation="process")
-        def a() -> None:
-            raise LookupError("not here", 3)
-
-        with pytest.raises(LookupError, match="not here") as error:
-            flow.execute()
+    with pytest.raises(LookupError, match="not here") as error:
+        chain(a, isolation="process").execute()
 
     assert error.value.args == ("not here", 3)
 
@@ -167,42 +161,34 @@ class Unpicklable(Exception):
 
 
 def test_an_exception_that_cannot_cross_is_told_by_its_name() -> None:
-    with workflow("w") as flow:
+    def a() -> None:
+        raise Unpicklable
 
-        @task(isolation="process")
-        def a() -> None:
-            raise Unpicklable
-
-        with pytest.raises(RuntimeError, match=r"Unpicklable\('holds a lock'\)"):
-            flow.execute()
+    with pytest.raises(RuntimeError, match=r"Unpicklable\('holds a lock'\)"):
+        chain(a, isolation="process").execute()
 
 
 def test_cancel_workflow_works_from_a_child() -> None:
-    with workflow("w") as flow:
+    def a(context) -> None:
+        context.get_channel().set("x", 1)
+        context.cancel_workflow("no more")
 
-        @task(isolation="process", inject_context=True)
-        def a(context) -> None:
-            context.get_channel().set("x", 1)
-            context.cancel_workflow("no more")
-
-        with pytest.raises(WorkflowCancelled, match="no more"):
-            flow.execute()
+    flow = chain(a, isolation="process")
+    with pytest.raises(WorkflowCancelled, match="no more"):
+        flow.execute()
 
     assert flow.get_channel().keys() == []
 
 
 def test_cancel_workflow_cannot_be_swallowed_in_a_child() -> None:
-    with workflow("w") as flow:
+    def a(context) -> None:
+        try:
+            context.cancel_workflow("no more")
+        except Exception:  # noqa: BLE001
+            return
 
-        @task(isolation="process", inject_context=True)
-        def a(context) -> None:
-            try:
-                context.cancel_workflow("no more")
-            except Exception:  # noqa: BLE001
-                return
-
-        with pytest.raises(WorkflowCancelled, match="no more"):
-            flow.execute()
+    with pytest.raises(WorkflowCancelled, match="no more"):
+        chain(a, isolation="process").execute()
 
 
 def test_a_task_made_in_a_child_runs() -> None:
@@ -225,25 +211,17 @@ def test_a_task_made_in_a_child_runs() -> None:
 
 
 def test_async_bodies_run_in_children_too() -> None:
-    with workflow("w") as flow:
+    async def a() -> int:
+        return os.getpid()
 
-        @task(isolation="process")
-        async def a() -> int:
-            return os.getpid()
-
-        assert flow.execute() != os.getpid()
+    assert chain(a, isolation="process").execute() != os.getpid()
 
 
 def test_a_child_sees_the_folder_and_the_path_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend("/somewhere/else")
 
-    with workflow("w") as flow:
-
-        @task(isolation="process")
-        def a() -> list[str]:
-            return [os.getcwd(), sys.path[0]]
-
-        assert flow.execute() == [os.getcwd(), "/somewhere/else"]
+    flow = chain(a=lambda: [os.getcwd(), sys.path[0]], isolation="process")
+    assert flow.execute() == [os.getcwd(), "/somewhere/else"]
 
 
 # --- what a death means ----------------------------------------------------------------
@@ -252,44 +230,36 @@ def test_a_child_sees_the_folder_and_the_path_of_its_parent(monkeypatch: pytest.
 def test_a_body_that_takes_its_process_down_has_a_crash_budget_and_is_then_named(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
 
-    with workflow("w") as flow:
+    def a() -> None:
+        with open(runs, "a") as out:
+            print("run", file=out)
+        os.kill(os.getpid(), signal.SIGKILL)
 
-        @task(isolation="process")
-        def a() -> None:
-            with open(runs, "a") as out:
-                print("run", file=out)
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        with pytest.raises(WorkerDied, match="The process of task 'a' ended by SIGKILL") as died:
-            flow.execute()
+    with pytest.raises(WorkerDied, match="The process of task 'a' ended by SIGKILL") as died:
+        chain(a, isolation="process").execute()
 
     assert runs.read_text().split() == ["run"] * 3
     assert died.value.code == -signal.SIGKILL
 
 
 def test_a_body_that_leaves_with_a_status_is_named_with_it() -> None:
-    with workflow("w") as flow:
+    def a() -> None:
+        os._exit(3)
 
-        @task(isolation="process")
-        def a() -> None:
-            os._exit(3)
-
-        with pytest.raises(WorkerDied, match="with status 3"):
-            flow.execute()
+    with pytest.raises(WorkerDied, match="with status 3"):
+        chain(a, isolation="process").execute()
 
 
 def test_a_crash_is_made_good_by_a_later_attempt_and_counted_in_the_context(tmp_path: Path) -> None:
-    with workflow("w") as flow:
-        flow.get_channel().set("box", Box(1))
+    def a(context, box: Box) -> int:
+        if context.attempt < 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        context.checkpoint()
+        return context.attempt
 
-        @task(isolation="process", inject_context=True)
-        def a(context, box: Box) -> int:
-            if context.attempt < 3:
-                os.kill(os.getpid(), signal.SIGKILL)
-            context.checkpoint()
-            return context.attempt
-
-        assert flow.execute() == 3
+    flow = chain(a, isolation="process")
+    flow.get_channel().set("box", Box(1))
+    assert flow.execute() == 3
 
     assert flow.execution_context.last_checkpoint_path is not None
 
@@ -297,20 +267,17 @@ def test_a_crash_is_made_good_by_a_later_attempt_and_counted_in_the_context(tmp_
 def test_a_death_is_noticed_although_a_forked_grandchild_goes_on(tmp_path: Path) -> None:
     file = tmp_path / "pids"
 
-    with workflow("w") as flow:
+    def a(context) -> str:
+        if context.attempt > 1:
+            return "made good"
+        loader = os.fork()
+        if not loader:
+            while True:
+                signal.pause()
+        file.write_text(str(loader))
+        os._exit(1)
 
-        @task(isolation="process", inject_context=True)
-        def a(context) -> str:
-            if context.attempt > 1:
-                return "made good"
-            loader = os.fork()
-            if not loader:
-                while True:
-                    signal.pause()
-            file.write_text(str(loader))
-            os._exit(1)
-
-        assert flow.execute() == "made good"
+    assert chain(a, isolation="process").execute() == "made good"
 
     assert all(gone(pid, 1) for pid in pids_in(file))
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt import CheckpointManager, ExecutionContext, TaskSpec, WorkflowEngine, task, workflow
+from graflow_ckpt import CheckpointManager, ExecutionContext, TaskSpec, WorkflowEngine, workflow
 from graflow_ckpt.checkpoint.retention import DEFAULT
 from graflow_ckpt.core.errors import (
     BadSessionId,
@@ -29,6 +29,7 @@ from graflow_ckpt.core.policy import EveryN, OnRequest
 from graflow_ckpt.core.task import BestEffort, Group, Options, Task
 from graflow_ckpt.engine.context import digest_of, one_backend
 from graflow_ckpt.engine.settings import Settings
+from tests.loops import chain
 
 
 class Model:
@@ -112,15 +113,13 @@ def test_the_sets_that_are_given_are_copies(context: ExecutionContext) -> None:
 
 
 def test_cycles_count_how_often_a_task_came_round() -> None:
-    with workflow("w") as ctx:
+    def a(context: Any) -> int:
+        if context.cycle < 3:
+            context.next_iteration()
+        return int(context.cycle)
 
-        @task(inject_context=True)
-        def a(context: Any) -> int:
-            if context.cycle < 3:
-                context.next_iteration()
-            return int(context.cycle)
-
-        ctx.execute("a")
+    ctx = chain(a)
+    ctx.execute("a")
 
     assert ctx.execution_context.cycle_counts == {"a": 3}
     controller = ctx.execution_context.cycle_controller
@@ -187,23 +186,22 @@ def test_what_the_caller_sets_is_checked_where_it_is_set(context: ExecutionConte
 def resumed(tmp_path: Path, then: Any) -> None:
     """Start a session with inputs, fail in it, and open it again."""
     for again in (False, True):
-        with workflow("w", session_id="s", store=tmp_path) as ctx:
 
-            @task
-            def a() -> None:
-                raise OSError("not yet")
+        def a() -> None:
+            raise OSError("not yet")
 
-            if again:
-                try:
-                    then(ctx.get_channel())
-                finally:
-                    ctx.execution_context.home.close()
-            else:
-                ctx.get_channel().set("plain", {"k": 1})
-                ctx.get_channel().set("live", {1: slice(1, 2)})
-                ctx.get_channel().append("list", 1)
-                with pytest.raises(OSError, match="not yet"):
-                    ctx.execute("a")
+        ctx = chain(a, session_id="s", store=tmp_path)
+        if again:
+            try:
+                then(ctx.get_channel())
+            finally:
+                ctx.execution_context.home.close()
+        else:
+            ctx.get_channel().set("plain", {"k": 1})
+            ctx.get_channel().set("live", {1: slice(1, 2)})
+            ctx.get_channel().append("list", 1)
+            with pytest.raises(OSError, match="not yet"):
+                ctx.execute("a")
 
 
 def test_an_equal_input_is_dropped_on_resume(tmp_path: Path) -> None:
@@ -269,29 +267,24 @@ def test_what_cannot_be_written_is_refused_before_anything_is(
 
 
 def test_no_checkpoint_is_taken_from_outside_while_a_task_works_on_a_live_value(tmp_path: Path) -> None:
-    with workflow("w", session_id="s", store=tmp_path) as ctx:
+    def a(context: Any) -> None:
+        context.get_channel().get("model")
+        with pytest.raises(CheckpointError, match="A running task works on model"):
+            context.execution_context.checkpoint()
 
-        @task(inject_context=True)
-        def a(context: Any) -> None:
-            context.get_channel().get("model")
-            with pytest.raises(CheckpointError, match="A running task works on model"):
-                context.execution_context.checkpoint()
-
-        ctx.get_channel().set("model", Model())
-        ctx.execute("a")
+    ctx = chain(a, session_id="s", store=tmp_path)
+    ctx.get_channel().set("model", Model())
+    ctx.execute("a")
 
     assert ctx.execution_context.status == "completed"
 
 
 def test_a_task_may_take_a_checkpoint_from_outside_if_nothing_is_on_loan(tmp_path: Path) -> None:
-    with workflow("w", session_id="s", store=tmp_path) as ctx:
+    def a(context: Any) -> int:
+        path, _ = context.execution_context.checkpoint()
+        return len(CheckpointManager.resume_from_checkpoint(path)[0].completed_tasks)
 
-        @task(inject_context=True)
-        def a(context: Any) -> int:
-            path, _ = context.execution_context.checkpoint()
-            return len(CheckpointManager.resume_from_checkpoint(path)[0].completed_tasks)
-
-        assert ctx.execute("a") == 0  # a itself is pending in it
+    assert chain(a, session_id="s", store=tmp_path).execute("a") == 0  # a itself is pending in it
 
 
 def test_a_checkpoint_that_was_asked_for_outside_is_taken_first_thing(context: ExecutionContext) -> None:

@@ -12,6 +12,7 @@ import pytest
 from graflow_ckpt import task, workflow
 from graflow_ckpt.core.errors import TaskError, WorkflowCancelled
 from graflow_ckpt.engine.coroutines import Loop
+from tests.loops import chain
 
 LONG = 20.0  # seconds: only a hang takes so long
 
@@ -154,64 +155,36 @@ def test_async_members_of_a_group_run_at_the_same_time_on_one_loop() -> None:
     assert flow.execution_context.completed_tasks == {"a", "b"}
 
 
-def test_the_exception_of_a_coroutine_comes_out_and_retries_count() -> None:
-    attempts = []
-
-    with workflow("w") as flow:
-
-        @task(inject_context=True, max_retries=1)
-        async def bad(context) -> None:
-            attempts.append(context.attempt)
-            raise LookupError(context.attempt)
-
-        with pytest.raises(LookupError) as error:
-            flow.execute()
-
-    assert attempts == [1, 2]
-    assert error.value.args == (2,)
-
-
 def test_cancel_workflow_works_in_a_coroutine_and_cannot_be_swallowed() -> None:
-    with workflow("w") as flow:
+    async def a(context) -> None:
+        try:
+            context.cancel_workflow("enough")
+        except WorkflowCancelled:
+            return
 
-        @task(inject_context=True)
-        async def a(context) -> None:
-            try:
-                context.cancel_workflow("enough")
-            except WorkflowCancelled:
-                return
-
-        with pytest.raises(WorkflowCancelled, match="enough"):
-            flow.execute()
+    with pytest.raises(WorkflowCancelled, match="enough"):
+        chain(a).execute()
 
 
 def test_a_parameter_that_nothing_fills_fails_the_coroutine_by_its_name() -> None:
-    with workflow("w") as flow:
+    async def a(context, first: int = 0, rate: int = 0) -> str:
+        return context.get_channel().get("rate", "none")
 
-        @task(inject_context=True)
-        async def a(context, first: int = 0, rate: int = 0) -> str:
-            return context.get_channel().get("rate", "none")
+    async def b(a: str, rate: int) -> None: ...
 
-        @task
-        async def b(a: str, rate: int) -> None: ...
-
-        a >> b
-        with pytest.raises(TaskError, match="'rate' of task 'b'"):
-            flow.execute()
+    with pytest.raises(TaskError, match="'rate' of task 'b'"):
+        chain(a, b).execute()
 
 
 @pytest.mark.parametrize(
     "middleware", [(), (lambda claim, call_next: call_next(claim),)], ids=["", "in middleware"]
 )
 def test_a_coroutine_that_exits_leaves_the_run(middleware: Any) -> None:
-    with workflow("w", middleware=middleware) as flow:
+    async def a() -> None:
+        raise SystemExit(7)
 
-        @task
-        async def a() -> None:
-            raise SystemExit(7)
-
-        with pytest.raises(SystemExit) as left:
-            flow.execute()
+    with pytest.raises(SystemExit) as left:
+        chain(a, middleware=middleware).execute()
 
     assert left.value.code == 7
 
@@ -232,20 +205,15 @@ def test_aexecute_runs_coroutines_on_the_callers_loop_and_lets_it_go_on() -> Non
 
         ticking = asyncio.create_task(tick())
 
-        with workflow("w") as flow:
+        async def a() -> bool:
+            await asyncio.sleep(0.05)
+            return asyncio.get_running_loop() is own
 
-            @task
-            async def a() -> bool:
-                await asyncio.sleep(0.05)
-                return asyncio.get_running_loop() is own
+        def b(a: bool) -> bool:
+            threading.Event().wait(0.05)
+            return a
 
-            @task
-            def b(a: bool) -> bool:
-                threading.Event().wait(0.05)
-                return a
-
-            a >> b
-            result = await flow.aexecute()
+        result = await chain(a, b).aexecute()
         ticking.cancel()
         return result, ticks
 
@@ -257,14 +225,11 @@ def test_aexecute_runs_coroutines_on_the_callers_loop_and_lets_it_go_on() -> Non
 
 def test_execute_in_a_running_loop_does_not_wait_for_that_loop() -> None:
     async def main() -> Any:
-        with workflow("w") as flow:
+        async def a() -> str:
+            await asyncio.sleep(0.01)
+            return "ran"
 
-            @task
-            async def a() -> str:
-                await asyncio.sleep(0.01)
-                return "ran"
-
-            return flow.execute()
+        return chain(a).execute()
 
     assert asyncio.run(main()) == "ran"
 
@@ -274,14 +239,11 @@ def test_two_aexecutes_run_side_by_side() -> None:
         meeting = asyncio.Barrier(2)
 
         def make(name: str) -> Any:
-            with workflow(name) as flow:
+            async def a() -> str:
+                await asyncio.wait_for(meeting.wait(), LONG)
+                return name
 
-                @task
-                async def a() -> str:
-                    await asyncio.wait_for(meeting.wait(), LONG)
-                    return name
-
-            return flow
+            return chain(a, workflow=name)
 
         return await asyncio.gather(make("one").aexecute(), make("two").aexecute())
 
@@ -294,25 +256,21 @@ def test_cancelling_aexecute_stops_the_session_after_what_runs_and_keeps_it() ->
     async def main() -> Any:
         started = asyncio.Event()
 
-        with workflow("w", session_id="s") as flow:
+        async def a() -> int:
+            started.set()
+            await asyncio.sleep(0.05)
+            return 1
 
-            @task
-            async def a() -> int:
-                started.set()
-                await asyncio.sleep(0.05)
-                return 1
+        def b(a: int) -> int:
+            ran.append(a)
+            return a + 1
 
-            @task
-            def b(a: int) -> int:
-                ran.append(a)
-                return a + 1
-
-            a >> b
-            running = asyncio.create_task(flow.aexecute())
-            await started.wait()
-            running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running
+        flow = chain(a, b, session_id="s")
+        running = asyncio.create_task(flow.aexecute())
+        await started.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
         return flow
 
     flow = asyncio.run(main())

@@ -24,7 +24,7 @@ from graflow_ckpt.core.facts import Op
 from graflow_ckpt.engine.cuts import Cutter
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.stores.files.store import LocalStore
-from tests.loops import LONG, cuts, loop, pair
+from tests.loops import LONG, chain, cuts, loop, pair
 from tests.unit.stores.faults import FaultyDisk
 
 # --- policies; what holds in Redis, too: tests/acceptance/test_policies.py --------------
@@ -40,20 +40,23 @@ def test_on_request_cuts_when_asked_and_at_the_end_only() -> None:
 def test_every_seconds_cuts_while_all_wait_for_a_retry() -> None:
     seen: list[Event] = []
 
-    with workflow(
-        "w", "s", durability="checkpoint", checkpoint=EverySeconds(0.05), observers=[seen.append]
-    ) as flow:
+    def quick() -> None: ...
 
-        @task
-        def quick() -> None: ...
+    def flaky(context, quick: None) -> None:
+        if context.attempt == 1:
+            raise OSError
 
-        @task(inject_context=True, max_retries=1, backoff=0.4)
-        def flaky(context, quick: None) -> None:
-            if context.attempt == 1:
-                raise OSError
-
-        quick >> flaky
-        flow.execute()
+    flow = chain(
+        quick,
+        flaky,
+        max_retries=1,
+        backoff=0.4,
+        session_id="s",
+        durability="checkpoint",
+        checkpoint=EverySeconds(0.05),
+        observers=[seen.append],
+    )
+    flow.execute()
 
     kinds = [(e.kind, e.task, e.facts.get("outcome")) for e in seen]
     assert kinds.index(("checkpoint_saved", "", None)) < kinds.index(("task_ended", "flaky", "done"))

@@ -23,6 +23,7 @@ from graflow_ckpt import (
 from graflow_ckpt.core.errors import GraphError, MaxCyclesExceeded, ValueTorn
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.stores import open_store
+from tests.loops import chain
 
 
 def graph_of(*tasks: Task) -> TaskGraph:
@@ -77,19 +78,14 @@ def test_aexecute_of_a_finished_session_gives_its_result() -> None:
 
 
 def failing(**options: Any) -> Any:
-    with workflow("w", session_id="s", **options) as flow:
+    def a(context) -> int:
+        context.checkpoint()
+        return 1
 
-        @task(inject_context=True)
-        def a(context) -> int:
-            context.checkpoint()
-            return 1
+    def b(a: int) -> None:
+        raise OSError("x")
 
-        @task
-        def b(a: int) -> None:
-            raise OSError("x")
-
-        a >> b
-    return flow
+    return chain(a, b, session_id="s", **options)
 
 
 def test_pause_keeps_a_cut_from_which_the_failed_task_runs_again() -> None:
@@ -115,14 +111,12 @@ def test_rollback_keeps_nothing(durability: Any) -> None:
 
 
 def test_an_unnamed_session_that_fails_can_go_on_all_the_same() -> None:
-    with workflow("w") as flow:
+    def a() -> None:
+        raise OSError("x")
 
-        @task
-        def a() -> None:
-            raise OSError("x")
-
-        with pytest.raises(OSError, match="x") as failed:
-            flow.execute()
+    flow = chain(a)
+    with pytest.raises(OSError, match="x") as failed:
+        flow.execute()
 
     session = flow.execution_context.session_id
     assert failed.value.__notes__ == [f"Session {session} can go on: graflow-ckpt resume {session}"]
@@ -130,14 +124,11 @@ def test_an_unnamed_session_that_fails_can_go_on_all_the_same() -> None:
 
 
 def test_a_stop_at_max_steps_says_how_to_go_on(caplog: pytest.LogCaptureFixture) -> None:
-    with workflow("w", session_id="s") as flow:
+    def a(context) -> None:
+        context.next_iteration()
 
-        @task(inject_context=True)
-        def a(context) -> None:
-            context.next_iteration()
-
-        with caplog.at_level(logging.INFO):
-            flow.execute(max_steps=2)
+    with caplog.at_level(logging.INFO):
+        chain(a, session_id="s").execute(max_steps=2)
 
     assert "max_steps=2 reached; resume with a larger one: graflow-ckpt resume s" in caplog.text
 
@@ -155,25 +146,20 @@ class Box:
 def test_each_visit_of_a_loop_has_its_own_retries_when_the_session_goes_back() -> None:
     attempts = []
 
-    with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
+    def make(context) -> None:
+        context.get_channel().set("box", Box())
 
-        @task(inject_context=True)
-        def make(context) -> None:
-            context.get_channel().set("box", Box())
+    def turn(context) -> list[int]:
+        attempts.append((context.cycle, context.attempt))
+        box = context.get_channel().get("box")
+        box.items.append(context.cycle)
+        if context.attempt == 1:
+            raise OSError
+        if context.cycle < 3:
+            context.next_iteration()
+        return box.items
 
-        @task(inject_context=True, max_retries=1)
-        def turn(context) -> list[int]:
-            attempts.append((context.cycle, context.attempt))
-            box = context.get_channel().get("box")
-            box.items.append(context.cycle)
-            if context.attempt == 1:
-                raise OSError
-            if context.cycle < 3:
-                context.next_iteration()
-            return box.items
-
-        make >> turn
-        assert flow.execute() == [0, 1, 2, 3]
+    assert chain(make, turn, max_retries=1, session_id="s", checkpoint=EveryTask()).execute() == [0, 1, 2, 3]
 
     assert attempts == [(cycle, attempt) for cycle in range(4) for attempt in (1, 2)]
 
@@ -181,20 +167,16 @@ def test_each_visit_of_a_loop_has_its_own_retries_when_the_session_goes_back() -
 def test_after_too_many_times_the_tasks_own_exception_comes_out_and_the_end_is_told() -> None:
     seen: list[Event] = []
 
-    with workflow("w", session_id="s", checkpoint=EveryTask(), observers=[seen.append]) as flow:
+    def make(context) -> None:
+        context.get_channel().set("box", Box())
 
-        @task(inject_context=True)
-        def make(context) -> None:
-            context.get_channel().set("box", Box())
+    def turn(context) -> None:
+        context.get_channel().get("box").items.append(1)
+        raise OSError(f"attempt {context.attempt}")
 
-        @task(inject_context=True, max_retries=1)
-        def turn(context) -> None:
-            context.get_channel().get("box").items.append(1)
-            raise OSError(f"attempt {context.attempt}")
-
-        make >> turn
-        with pytest.raises(OSError, match="attempt 2"):
-            flow.execute()
+    flow = chain(make, turn, max_retries=1, session_id="s", checkpoint=EveryTask(), observers=[seen.append])
+    with pytest.raises(OSError, match="attempt 2"):
+        flow.execute()
 
     assert [event.kind for event in seen].count("session_went_back") == 1
     assert seen[-1].kind == "session_ended"
@@ -202,42 +184,33 @@ def test_after_too_many_times_the_tasks_own_exception_comes_out_and_the_end_is_t
 
 
 def test_a_lease_without_a_cut_is_nothing_to_go_back_to() -> None:
-    with workflow("w", session_id="s", durability="checkpoint") as flow:
+    def make(context) -> None:
+        context.get_channel().set("box", Box())
 
-        @task(inject_context=True)
-        def make(context) -> None:
-            context.get_channel().set("box", Box())
+    def turn(context) -> None:
+        context.get_channel().get("box").items.append(1)
+        raise OSError
 
-        @task(inject_context=True, max_retries=1)
-        def turn(context) -> None:
-            context.get_channel().get("box").items.append(1)
-            raise OSError
-
-        make >> turn
-        with pytest.raises(ValueTorn, match="no checkpoint to go back to"):
-            flow.execute()
+    with pytest.raises(ValueTorn, match="no checkpoint to go back to"):
+        chain(make, turn, max_retries=1, session_id="s", durability="checkpoint").execute()
 
 
 def test_going_back_remembers_limits_and_tasks_made_at_run_time() -> None:
     made: list[int] = []
 
-    with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
+    def spawn(context) -> None:
+        context.get_channel().set("box", Box())
+        context.next_task(task(id="made")(lambda: made.append(1)), before="turn")
 
-        @task(inject_context=True)
-        def spawn(context) -> None:
-            context.get_channel().set("box", Box())
-            context.next_task(task(id="made")(lambda: made.append(1)), before="turn")
+    def turn(context) -> None:
+        context.get_channel().get("box").items.append(1)
+        if context.attempt == 1:
+            raise OSError
+        context.next_iteration()
 
-        @task(inject_context=True, max_retries=1, max_cycles=2)
-        def turn(context) -> None:
-            context.get_channel().get("box").items.append(1)
-            if context.attempt == 1:
-                raise OSError
-            context.next_iteration()
-
-        spawn >> turn
-        with pytest.raises(MaxCyclesExceeded):
-            flow.execute("spawn")
+    flow = chain(spawn, turn, max_retries=1, max_cycles=2, session_id="s", checkpoint=EveryTask())
+    with pytest.raises(MaxCyclesExceeded):
+        flow.execute("spawn")
 
     assert made == [1]
     assert len(flow.get_channel().get("box").items) == 2
@@ -247,14 +220,12 @@ def test_going_back_remembers_limits_and_tasks_made_at_run_time() -> None:
 
 
 def test_after_the_end_the_session_is_let_go_and_its_values_can_be_read() -> None:
-    with workflow("w", session_id="s") as flow:
+    def a(context) -> int:
+        context.get_channel().set("x", [1])
+        return 2
 
-        @task(inject_context=True)
-        def a(context) -> int:
-            context.get_channel().set("x", [1])
-            return 2
-
-        flow.execute()
+    flow = chain(a, session_id="s")
+    flow.execute()
 
     context = flow.execution_context
     assert context.home.lease is None

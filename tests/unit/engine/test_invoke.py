@@ -17,6 +17,7 @@ from graflow_ckpt.engine.bind import SPREAD
 from graflow_ckpt.engine.invoke import Invoker, Threads, spread
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
+from tests.loops import chain
 from tests.stretch import stretched
 
 LONG = 20.0  # seconds: only a hang takes so long
@@ -204,45 +205,36 @@ def test_a_value_that_is_being_changed_at_the_deadline_counts_as_torn() -> None:
     release = threading.Event()
     attempts = []
 
-    with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
+    def make(context) -> None:
+        context.get_channel().set("slow", Slow())
 
-        @task(inject_context=True)
-        def make(context) -> None:
-            context.get_channel().set("slow", Slow())
+    def use(context) -> bool:
+        attempts.append(context.attempt)
+        slow = context.get_channel().get("slow")
+        if context.attempt == 1:
+            slow.broken = True
+            release.wait(LONG)
+        return slow.broken
 
-        @task(inject_context=True, timeout=stretched(0.1), max_retries=1)
-        def use(context) -> bool:
-            attempts.append(context.attempt)
-            slow = context.get_channel().get("slow")
-            if context.attempt == 1:
-                slow.broken = True
-                release.wait(LONG)
-            return slow.broken
-
-        make >> use
-        assert flow.execute() is False
-        release.set()
+    flow = chain(make, use, timeout=stretched(0.1), max_retries=1, session_id="s", checkpoint=EveryTask())
+    assert flow.execute() is False
+    release.set()
 
     assert attempts == [1, 2]
 
 
 def test_a_failed_attempt_that_made_its_value_unpicklable_takes_the_session_back() -> None:
-    with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
+    def make(context) -> None:
+        context.get_channel().set("box", Box())
 
-        @task(inject_context=True)
-        def make(context) -> None:
-            context.get_channel().set("box", Box())
+    def use(context) -> list[str]:
+        box = context.get_channel().get("box")
+        if context.attempt == 1:
+            box.items["lock"] = threading.Lock()
+            raise OSError
+        return list(box.items)
 
-        @task(inject_context=True, max_retries=1)
-        def use(context) -> list[str]:
-            box = context.get_channel().get("box")
-            if context.attempt == 1:
-                box.items["lock"] = threading.Lock()
-                raise OSError
-            return list(box.items)
-
-        make >> use
-        assert flow.execute() == []
+    assert chain(make, use, max_retries=1, session_id="s", checkpoint=EveryTask()).execute() == []
 
 
 def test_the_spread_of_delays_is_random_and_leaves_random_state_alone() -> None:

@@ -11,6 +11,7 @@ import pytest
 from graflow_ckpt import CheckpointManager, EveryTask, task, workflow
 from graflow_ckpt.core.errors import CheckpointError, GraphError, ReadOnlyChanged
 from tests.acceptance.places import LONG, Box
+from tests.loops import chain
 
 
 def ask_in_a_helper(context: Any) -> None:
@@ -30,12 +31,7 @@ def ask_in_a_helper(context: Any) -> None:
 def test_a_session_that_nobody_will_come_back_to_leaves_nothing_on_the_disk(
     options: dict[str, Any], kept: bool
 ) -> None:
-    with workflow("w", **options) as flow:
-
-        @task
-        def a() -> None: ...
-
-        flow.execute()
+    chain(a=lambda: None, **options).execute()
 
     trios = list(Path().glob("checkpoints/*.pkl"))
     assert bool(trios) == kept
@@ -65,14 +61,11 @@ def test_nothing_runs_if_the_key_could_be_changed_by_others(
     key.chmod(0o666)
     monkeypatch.setenv("GRAFLOW_CKPT_KEY_FILE", str(key))
 
-    with workflow("w", session_id="s", durability="journal") as flow:
+    def a() -> None:
+        ran.append(1)
 
-        @task
-        def a() -> None:
-            ran.append(1)
-
-        with pytest.raises(CheckpointError, match="Others can read"):
-            flow.execute()
+    with pytest.raises(CheckpointError, match="Others can read"):
+        chain(a, session_id="s", durability="journal").execute()
 
     assert ran == []
 
@@ -80,18 +73,11 @@ def test_nothing_runs_if_the_key_could_be_changed_by_others(
 def test_a_parameter_that_nothing_can_fill_is_refused_before_anything_runs() -> None:
     ran = []
 
-    with workflow("w") as flow:
+    def a() -> None:
+        ran.append(1)
 
-        @task
-        def a() -> None:
-            ran.append(1)
-
-        @task
-        def b(a: int, first: int) -> None: ...
-
-        a >> b
-        with pytest.raises(GraphError, match="'first' of task 'b'"):
-            flow.execute()
+    with pytest.raises(GraphError, match="'first' of task 'b'"):
+        chain(a, b=lambda a, first: None).execute()
 
     assert ran == []
 
@@ -100,54 +86,43 @@ def test_a_parameter_that_nothing_can_fill_is_refused_before_anything_runs() -> 
 
 
 def test_who_changes_a_result_of_another_task_is_named() -> None:
-    with workflow("w") as flow:
+    def make() -> Box:
+        return Box(1)
 
-        @task
-        def make() -> Box:
-            return Box(1)
+    def use(make: Box) -> None:
+        make.items.append(2)
 
-        @task(max_retries=3)
-        def use(make: Box) -> None:
-            make.items.append(2)
-
-        make >> use
-        with pytest.raises(ReadOnlyChanged, match=r"'use' changed 'make\.__result__'") as changed:
-            flow.execute()
+    with pytest.raises(ReadOnlyChanged, match=r"'use' changed 'make\.__result__'") as changed:
+        chain(make, use, max_retries=3).execute()
 
     assert changed.value.task == "use"
 
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_who_changes_a_readonly_value_is_named_and_it_is_not_saved(isolation: Any) -> None:
-    with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
-        flow.get_channel().set("box", Box(1))
+    def first() -> None: ...
 
-        @task
-        def first() -> None: ...
+    def use(context) -> None:
+        context.get_channel().get("box", readonly=True).items.append(2)
 
-        @task(inject_context=True, isolation=isolation)
-        def use(context) -> None:
-            context.get_channel().get("box", readonly=True).items.append(2)
-
-        first >> use
-        with pytest.raises(ReadOnlyChanged, match="'use' changed 'box'"):
-            flow.execute()
+    flow = chain(first, use, isolation=isolation, session_id="s", checkpoint=EveryTask())
+    flow.get_channel().set("box", Box(1))
+    with pytest.raises(ReadOnlyChanged, match="'use' changed 'box'"):
+        flow.execute()
 
     restored, _ = CheckpointManager.resume_from_checkpoint(CheckpointManager.get_latest("s"))
     assert restored.get_channel().get("box").items == [1]
 
 
 def test_a_task_that_fails_after_such_a_change_is_named_too() -> None:
-    with workflow("w") as flow:
-        flow.get_channel().set("box", Box(1))
+    def use(context) -> None:
+        context.get_channel().get("box", readonly=True).items.append(2)
+        raise OSError("x")
 
-        @task(inject_context=True)
-        def use(context) -> None:
-            context.get_channel().get("box", readonly=True).items.append(2)
-            raise OSError("x")
-
-        with pytest.raises(ReadOnlyChanged) as changed:
-            flow.execute()
+    flow = chain(use)
+    flow.get_channel().set("box", Box(1))
+    with pytest.raises(ReadOnlyChanged) as changed:
+        flow.execute()
 
     assert isinstance(changed.value.__cause__, OSError)
 
@@ -187,16 +162,11 @@ def test_who_has_the_value_on_loan_may_change_it_while_others_look() -> None:
 def test_without_the_setting_nothing_is_digested(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAFLOW_CKPT_CHECK", "0")
 
-    with workflow("w") as flow:
+    def make() -> Box:
+        return Box(1)
 
-        @task
-        def make() -> Box:
-            return Box(1)
+    def use(make: Box) -> int:
+        make.items.append(2)
+        return len(make.items)
 
-        @task
-        def use(make: Box) -> int:
-            make.items.append(2)
-            return len(make.items)
-
-        make >> use
-        assert flow.execute() == 2
+    assert chain(make, use).execute() == 2

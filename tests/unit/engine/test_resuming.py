@@ -17,7 +17,7 @@ from graflow_ckpt.core.errors import (
     SessionCancelled,
     SessionExists,
 )
-from tests.loops import pair
+from tests.loops import chain, pair
 
 # --- the words of resume= --------------------------------------------------------------
 
@@ -61,13 +61,10 @@ def test_must_refuses_an_id_that_has_none() -> None:
 
 def test_a_cancelled_session_stays_cancelled() -> None:
     def build() -> Any:
-        with workflow("w", session_id="s") as flow:
+        def a(context) -> None:
+            context.cancel_workflow("wrong data")
 
-            @task(inject_context=True)
-            def a(context) -> None:
-                context.cancel_workflow("wrong data")
-
-        return flow
+        return chain(a, session_id="s")
 
     with pytest.raises(Exception, match="wrong data"):
         build().execute()
@@ -77,15 +74,12 @@ def test_a_cancelled_session_stays_cancelled() -> None:
 
 def test_a_stopped_session_goes_on_in_a_new_context_with_a_larger_limit() -> None:
     def build() -> Any:
-        with workflow("w", session_id="s") as flow:
+        def turn(context) -> int:
+            if context.cycle < 9:
+                context.next_iteration()
+            return context.cycle
 
-            @task(inject_context=True)
-            def turn(context) -> int:
-                if context.cycle < 9:
-                    context.next_iteration()
-                return context.cycle
-
-        return flow
+        return chain(turn, session_id="s")
 
     assert build().execute(max_steps=3) == 2
     assert build().execute() == 2  # the same limit: nothing to do
@@ -97,19 +91,15 @@ def test_a_stopped_session_goes_on_in_a_new_context_with_a_larger_limit() -> Non
 
 
 def with_input(value: Any, fails: bool = False) -> Any:
-    with workflow("w", session_id="s") as flow:
+    def a(rate: int) -> int:
+        return rate
 
-        @task
-        def a(rate: int) -> int:
-            return rate
+    def b(a: int) -> int:
+        if fails:
+            raise OSError("not yet")
+        return a
 
-        @task
-        def b(a: int) -> int:
-            if fails:
-                raise OSError("not yet")
-            return a
-
-        a >> b
+    flow = chain(a, b, session_id="s")
     return flow.execute(inputs=None if value is None else {"rate": value})
 
 
@@ -239,20 +229,15 @@ def test_a_start_on_a_session_that_goes_on_drops_what_was_scheduled() -> None:
 
 
 def drawing(draws: list[Any], fails: bool, **options: Any) -> None:
-    with workflow("w", session_id="s", checkpoint=EveryTask(), **options) as flow:
+    def first() -> None:
+        draws.append((random.random(), float(numpy.random.random())))
 
-        @task
-        def first() -> None:
-            draws.append((random.random(), float(numpy.random.random())))
+    def second() -> None:
+        if fails:
+            raise OSError("not yet")
+        draws.append((random.random(), float(numpy.random.random())))
 
-        @task
-        def second() -> None:
-            if fails:
-                raise OSError("not yet")
-            draws.append((random.random(), float(numpy.random.random())))
-
-        first >> second
-        flow.execute()
+    chain(first, second, session_id="s", checkpoint=EveryTask(), **options).execute()
 
 
 def seed() -> None:

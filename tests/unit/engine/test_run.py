@@ -12,6 +12,7 @@ from graflow_ckpt import Backoff, Event, task, workflow
 from graflow_ckpt.core.errors import (
     TaskTimeout,
 )
+from tests.loops import chain
 from tests.stretch import stretched
 
 LONG = 20.0  # seconds: only a hang takes so long
@@ -102,18 +103,13 @@ def test_with_one_slot_bodies_run_one_after_the_other_in_the_callers_thread() ->
 def test_a_chain_runs_in_the_callers_thread() -> None:
     threads = []
 
-    with workflow("w") as flow:
+    def a() -> None:
+        threads.append(threading.get_ident())
 
-        @task
-        def a() -> None:
-            threads.append(threading.get_ident())
+    def b() -> None:
+        threads.append(threading.get_ident())
 
-        @task
-        def b() -> None:
-            threads.append(threading.get_ident())
-
-        a >> b
-        flow.execute()
+    chain(a, b).execute()
 
     assert threads == [threading.get_ident()] * 2
 
@@ -141,54 +137,28 @@ def test_the_exception_of_a_thread_that_wants_to_exit_leaves_the_run() -> None:
 def test_a_task_is_tried_max_retries_more_times_and_its_own_exception_comes_out() -> None:
     attempts = []
 
-    with workflow("w") as flow:
+    def flaky(context) -> None:
+        attempts.append(context.attempt)
+        raise LookupError(f"attempt {context.attempt}")
 
-        @task(inject_context=True, max_retries=2)
-        def flaky(context) -> None:
-            attempts.append(context.attempt)
-            raise LookupError(f"attempt {context.attempt}")
-
-        with pytest.raises(LookupError, match="attempt 3"):
-            flow.execute()
+    flow = chain(flaky, max_retries=2)
+    with pytest.raises(LookupError, match="attempt 3"):
+        flow.execute()
 
     assert attempts == [1, 2, 3]
     assert flow.execution_context.completed_tasks == set()
     assert flow.execution_context.status == "failed"
 
 
-def test_a_retry_that_succeeds_leaves_nothing_of_the_failed_attempts() -> None:
-    with workflow("w") as flow:
-
-        @task(inject_context=True, max_retries=1)
-        def flaky(context) -> str:
-            channel = context.get_channel()
-            channel.set(f"trace-{context.attempt}", True)
-            channel.append("log", context.attempt)
-            if context.attempt == 1:
-                raise OSError
-            return "ok"
-
-        assert flow.execute() == "ok"
-
-    channel = flow.get_channel()
-    assert channel.get("log") == [2]
-    assert "trace-1" not in channel
-    assert channel.get("trace-2") is True
-    assert flow.execution_context.steps == 1
-
-
 def test_backoff_delays_a_retry_and_grows() -> None:
     times = []
 
-    with workflow("w") as flow:
+    def flaky() -> None:
+        times.append(monotonic())
+        if len(times) < 3:
+            raise OSError
 
-        @task(max_retries=2, backoff=Backoff(0.05, factor=3.0, jitter=0.0))
-        def flaky() -> None:
-            times.append(monotonic())
-            if len(times) < 3:
-                raise OSError
-
-        flow.execute()
+    chain(flaky, max_retries=2, backoff=Backoff(0.05, factor=3.0, jitter=0.0)).execute()
 
     assert times[1] - times[0] >= 0.045
     assert times[2] - times[1] >= 0.145
@@ -227,17 +197,15 @@ def test_a_sibling_goes_on_while_a_retry_waits() -> None:
 def test_a_timeout_ends_the_attempt_at_its_deadline_although_the_thread_hangs() -> None:
     release = threading.Event()
 
-    with workflow("w") as flow:
+    def hang() -> None:
+        release.wait(LONG)
 
-        @task(timeout=0.1)
-        def hang() -> None:
-            release.wait(LONG)
-
-        began = monotonic()
-        with pytest.raises(TaskTimeout, match=r"hang.*0\.1 s"):
-            flow.execute()
-        took = monotonic() - began
-        release.set()
+    flow = chain(hang, timeout=0.1)
+    began = monotonic()
+    with pytest.raises(TaskTimeout, match=r"hang.*0\.1 s"):
+        flow.execute()
+    took = monotonic() - began
+    release.set()
 
     assert 0.1 <= took < 5
     assert flow.execution_context.completed_tasks == set()
@@ -247,25 +215,23 @@ def test_a_late_result_is_fenced_and_reported_once(caplog: pytest.LogCaptureFixt
     seen: list[Event] = []
     release, late_wrote, refused = threading.Event(), threading.Event(), []
 
-    with workflow("w", observers=[seen.append]) as flow:
+    def slow(context) -> str:
+        if context.attempt == 2:
+            release.set()
+            assert late_wrote.wait(LONG)
+            return "in time"
+        context.get_channel().set("early", 1)
+        release.wait(LONG)
+        try:
+            context.get_channel().set("late", 1)
+        except TaskTimeout as error:
+            refused.append(error)
+        assert context.cancelled
+        late_wrote.set()
+        return "too late"
 
-        @task(inject_context=True, timeout=stretched(0.1), max_retries=1)
-        def slow(context) -> str:
-            if context.attempt == 2:
-                release.set()
-                assert late_wrote.wait(LONG)
-                return "in time"
-            context.get_channel().set("early", 1)
-            release.wait(LONG)
-            try:
-                context.get_channel().set("late", 1)
-            except TaskTimeout as error:
-                refused.append(error)
-            assert context.cancelled
-            late_wrote.set()
-            return "too late"
-
-        assert flow.execute() == "in time"
+    flow = chain(slow, timeout=stretched(0.1), max_retries=1, observers=[seen.append])
+    assert flow.execute() == "in time"
 
     assert len(refused) == 1
     assert flow.get_channel().keys() == ["slow.__result__"]
@@ -279,15 +245,19 @@ def test_a_late_result_is_reported_while_the_run_waits_for_a_retry(caplog: pytes
     seen: list[Event] = []
     over = threading.Event()
 
-    with workflow("w", observers=[seen.append, lambda e: e.kind == "task_ended" and over.set()]) as flow:
+    def slow(context) -> int:
+        if context.attempt == 1:
+            assert over.wait(LONG)  # comes back in the backoff
+        return context.attempt
 
-        @task(inject_context=True, timeout=0.05, max_retries=1, backoff=Backoff(0.3, jitter=0.0))
-        def slow(context) -> int:
-            if context.attempt == 1:
-                assert over.wait(LONG)  # comes back in the backoff
-            return context.attempt
-
-        assert flow.execute() == 2
+    flow = chain(
+        slow,
+        timeout=0.05,
+        max_retries=1,
+        backoff=Backoff(0.3, jitter=0.0),
+        observers=[seen.append, lambda e: e.kind == "task_ended" and over.set()],
+    )
+    assert flow.execute() == 2
 
     assert [event.task for event in seen if event.kind == "task_late"] == ["slow"]
     assert sum("came back" in r.message for r in caplog.records) == 1

@@ -16,6 +16,7 @@ from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.signals import Stop, handled
 from graflow_ckpt.frontends.dsl import Workflow
+from tests.loops import chain
 
 
 def test_the_first_signal_stops_and_the_next_one_leaves() -> None:
@@ -168,54 +169,26 @@ def test_sessions_of_one_loop_are_stopped_also_after_one_of_them_has_ended() -> 
 # --- tasks -------------------------------------------------------------------------------
 
 
-def test_a_signal_between_two_tasks_stops_before_the_next_one() -> None:
-    ran = []
-
-    with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
-
-        @task
-        def a() -> None:
-            ran.append("a")
-            signal.raise_signal(signal.SIGTERM)
-
-        @task
-        def b() -> str:
-            ran.append("b")
-            return "done"
-
-        a >> b
-        with pytest.raises(Interrupted, match="it goes on at step 1") as left:
-            flow.execute()
-        assert ran == ["a"]
-        assert left.value.code == 75
-        assert left.value.session == flow.session_id
-        assert flow.execute() == "done"
-
-
 def test_a_signal_while_the_session_goes_back_stops_it_after_that() -> None:
     attempts = []
 
-    with workflow("w", session_id="s", checkpoint=EveryTask()) as flow:
+    def make(context) -> None:
+        context.get_channel().set("box", Box())
 
-        @task(inject_context=True)
-        def make(context) -> None:
-            context.get_channel().set("box", Box())
+    def tears(context) -> list[int]:
+        attempts.append(context.attempt)
+        box = context.get_channel().get("box")
+        box.items.append(len(attempts))
+        if len(attempts) == 1:
+            signal.raise_signal(signal.SIGTERM)
+            raise OSError
+        return list(box.items)
 
-        @task(inject_context=True, max_retries=1, backoff=100)
-        def tears(context) -> list[int]:
-            attempts.append(context.attempt)
-            box = context.get_channel().get("box")
-            box.items.append(len(attempts))
-            if len(attempts) == 1:
-                signal.raise_signal(signal.SIGTERM)
-                raise OSError
-            return list(box.items)
-
-        make >> tears
-        with pytest.raises(Interrupted, match="it goes on at step 1"):
-            flow.execute()
-        assert attempts == [1]
-        assert flow.execute() == [2]
+    flow = chain(make, tears, max_retries=1, backoff=100, session_id="s", checkpoint=EveryTask())
+    with pytest.raises(Interrupted, match="it goes on at step 1"):
+        flow.execute()
+    assert attempts == [1]
+    assert flow.execute() == [2]
 
 
 class Box:
@@ -226,17 +199,7 @@ class Box:
 
 
 def test_a_commit_that_was_interrupted_half_way_is_not_saved(caplog: pytest.LogCaptureFixture) -> None:
-    with workflow("w", session_id="s", durability="checkpoint") as flow:
-
-        @task
-        def a() -> int:
-            return 1
-
-        @task
-        def b(a: int) -> int:
-            return a + 1
-
-        a >> b
+    flow = chain(a=lambda: 1, b=lambda a: a + 1, session_id="s", durability="checkpoint")
 
     def recorder(state: SessionState, now: float, ops: Sequence[Op]) -> None:
         if any(op[0] == "end" for op in ops):

@@ -17,6 +17,7 @@ from graflow_ckpt.core.errors import (
     WorkflowCancelled,
 )
 from graflow_ckpt.frontends.dsl import Workflow
+from tests.loops import chain
 
 Body = Callable[[Any], Any]
 
@@ -55,17 +56,15 @@ def test_a_task_knows_who_it_is() -> None:
 
 def test_an_attempt_counts_up_and_the_key_of_what_it_does_stays() -> None:
     seen: list[Any] = []
-    with workflow("w", session_id="s") as ctx:
 
-        @task(inject_context=True, max_retries=2)
-        def a(context: Any) -> None:
-            seen.append((context.attempt, context.idempotency_key, context.cycle))
-            if context.attempt < 3:
-                raise OSError("again")
-            if context.cycle == 0:
-                context.next_iteration()
+    def a(context: Any) -> None:
+        seen.append((context.attempt, context.idempotency_key, context.cycle))
+        if context.attempt < 3:
+            raise OSError("again")
+        if context.cycle == 0:
+            context.next_iteration()
 
-        ctx.execute("a")
+    chain(a, max_retries=2, session_id="s").execute("a")
 
     assert seen[:3] == [(1, "s/a/0", 0), (2, "s/a/0", 0), (3, "s/a/0", 0)]
     assert seen[3][1:] == ("s/a/1", 1)
@@ -123,19 +122,17 @@ def test_something_unpicklable_is_refused_at_the_users_line_with_its_path() -> N
 
 
 def test_a_failed_attempt_leaves_nothing_behind() -> None:
-    with workflow("w") as ctx:
+    def a(context: Any) -> None:
+        context.get_channel().set("x", 1)
+        context.get_channel().append("y", 1)
+        context.next_task("b")
+        context.checkpoint()
+        raise OSError("no")
 
-        @task(inject_context=True)
-        def a(context: Any) -> None:
-            context.get_channel().set("x", 1)
-            context.get_channel().append("y", 1)
-            context.next_task("b")
-            context.checkpoint()
-            raise OSError("no")
-
-        task(id="b")(lambda: None)
-        with pytest.raises(OSError, match="no"):
-            ctx.execute("a")
+    ctx = chain(a)
+    ctx.add(task(id="b")(lambda: None))
+    with pytest.raises(OSError, match="no"):
+        ctx.execute("a")
 
     assert ctx.get_channel().keys() == []
     assert ctx.execution_context.completed_tasks == set()
@@ -173,25 +170,6 @@ def test_metadata_that_json_cannot_hold_is_refused_at_the_users_line() -> None:
 # --- where to go -----------------------------------------------------------------------
 
 
-def test_next_iteration_runs_the_task_again_with_its_data_and_successors_once() -> None:
-    seen: list[Any] = []
-    with workflow("w") as ctx:
-
-        @task(inject_context=True)
-        def a(context: Any, n: int = 0) -> int:
-            seen.append((context.cycle, n))
-            if n < 3:
-                context.next_iteration(n + 1)
-            return n
-
-        b = task(id="b")(lambda a: seen.append(("b", a)))
-        a >> b
-        ctx.execute("a")
-
-    assert seen == [(0, 0), (1, 1), (2, 2), (3, 3), ("b", 3)]
-    assert ctx.execution_context.steps == 5
-
-
 def test_next_iteration_without_data_leaves_the_parameters_as_they_are() -> None:
     seen: list[Any] = []
     with workflow("w") as ctx:
@@ -227,14 +205,12 @@ def test_a_task_made_at_run_time_runs_with_its_arguments_before_who_waits_for_it
 
 
 def test_a_task_that_is_in_the_graph_is_not_made() -> None:
-    with workflow("w") as ctx:
-        x = task(id="x")(lambda: None)
+    def a(context: Any) -> None:
+        context.next_task(x)
 
-        @task(inject_context=True)
-        def a(context: Any) -> None:
-            context.next_task(x)
-
-        ctx.execute("a")
+    ctx = chain(a)
+    x = task(id="x")(lambda: None)
+    ctx.add(x).execute("a")
 
     assert ctx.execution_context.state.tasks == {}
     assert ctx.execution_context.completed_tasks == {"a", "x"}

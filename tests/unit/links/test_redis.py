@@ -309,23 +309,6 @@ print(len(set(ids)), link.client.get("n"), link.client.client_id() == ids[0])
     assert done.stdout.split() == ["2", "b'201'", "True"]
 
 
-def test_without_the_package_the_extra_is_named() -> None:
-    program = """
-import sys
-sys.modules["redis"] = None
-try:
-    import graflow_ckpt.links.redis
-except ImportError as error:
-    print(type(error).__name__, error.extra, error)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-
-    assert done.stdout.startswith("PackageMissing fleet ")
-    assert "graflow-ckpt[fleet]" in done.stdout
-
-
 def test_every_client_is_made_without_retries_and_with_timeouts() -> None:
     for where in (
         "redis://h",

@@ -13,14 +13,14 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode, format_trace_id
 
-from graflow_ckpt import CheckpointManager, EveryTask, ExecutionContext, task, workflow
+from graflow_ckpt import CheckpointManager, EveryTask, ExecutionContext
 from graflow_ckpt.core.events import Observer
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Options, Task
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.observers.opentelemetry import Tracing
 from graflow_ckpt.stores.around.keys import new_key
-from tests.loops import pair
+from tests.loops import chain, pair
 
 
 @pytest.fixture(autouse=True)
@@ -172,16 +172,15 @@ def test_no_span_and_no_checkpoint_is_left_open_by_a_session_that_is_fenced() ->
     from graflow_ckpt.stores import open_store
 
     recorded = Recorded()
-    with workflow(
-        "w", session_id="s", store="sqlite:///s.db", checkpoint=EveryTask(), observers=[recorded.observer]
-    ) as flow:
 
-        @task
-        def a() -> None:
-            open_store("sqlite:///s.db").acquire("s", take_over=True).release()
+    def a() -> None:
+        open_store("sqlite:///s.db").acquire("s", take_over=True).release()
 
-        with pytest.raises(Fenced):
-            flow.execute()
+    flow = chain(
+        a, session_id="s", store="sqlite:///s.db", checkpoint=EveryTask(), observers=[recorded.observer]
+    )
+    with pytest.raises(Fenced):
+        flow.execute()
 
     whole = recorded.one("workflow w")
     assert whole.attributes is not None

@@ -28,7 +28,6 @@ from graflow_ckpt.stores.head import head_key, lease_key
 from tests import things
 from tests.unit.stores.interruptions import Killed, happening, killed, lost
 from tests.unit.stores.kinds import (
-    FORKING,
     KINDS,
     PROCESSES,
     SERVERS,
@@ -93,32 +92,6 @@ def test_asking_for_an_owner_writes_nothing(store: CheckpointStore, kind: Kind) 
 
 
 # --- who has lost it ---------------------------------------------------------------------
-
-
-@only(*FORKING)
-def test_a_forked_child_does_not_own_what_its_parent_does(kind: Kind) -> None:
-    printed = kind.run("""
-lease = store.acquire("s")
-segment = store.journal(lease, 0)
-if os.fork() == 0:
-    for call in (lease.check, lambda: put(store, own_name(), "child", lease), lambda: segment.append(b"x")):
-        try:
-            call()
-            print("let in", flush=True)
-        except Fenced as error:
-            print("forked" in str(error), flush=True)
-    put(store, "childs", "child")  # without a lease, over a connection of its own
-    lease.release()
-    os._exit(0)
-assert os.wait()[1] == 0
-lease.check()
-segment.append(b"parents")
-put(store, own_name(), "parent", lease)
-print(store.owner("s").pid == os.getpid(), read(store, f"{store.folder}/childs")[0])
-print(list(store.segments("s")), flush=True)
-""")
-
-    assert printed.splitlines() == [*["True"] * 3, "True child", "[(1, 0, b'parents')]"]
 
 
 # --- dead, silent and stopped owners -----------------------------------------------------

@@ -6,7 +6,6 @@ import json
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,12 @@ from graflow_ckpt.checkpoint.values.digest import CHUNK
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, TooLarge
 from graflow_ckpt.core.facts import Live
 from graflow_ckpt.core.protocols import CheckpointStore
-from graflow_ckpt.stores import lease, open_store
+from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.contents import KeyedSaving
 from graflow_ckpt.stores.files.store import LocalStore
 from tests import things
 from tests.servers import Server
-from tests.trios import all_of, content, name_of, own_name, put_holding
+from tests.trios import all_of, own_name
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.kept import KINDS, InObjects, InRedis, InSqlite, Kept
 from tests.unit.checkpoint.trios import RING
@@ -101,22 +100,6 @@ def test_what_is_in_two_checkpoints_is_stored_once(store: CheckpointStore, kept:
     assert {first.meta["parts"]["pkl"]["size"], second.meta["parts"]["pkl"]["size"]} < set(range(10_000))
     assert (load(store, A)["y"] == array(2)).all()
     assert (load(store, B)["x"] == array(1)).all()
-
-
-@pytest.mark.parametrize("delete", [A, B])
-def test_in_whatever_order_they_are_deleted_the_other_one_loads_and_nothing_stays(
-    store: CheckpointStore, kept: Kept, delete: str
-) -> None:
-    save(store, A, x=array(1), y=array(2))
-    save(store, B, x=array(1), y=array(3))
-    other = ({A, B} - {delete}).pop()
-
-    store.delete(f"{store.folder}/{delete}")
-
-    assert (load(store, other)["x"] == array(1)).all()
-    assert kept.stored() == [100_000] * 2
-    store.delete(f"{store.folder}/{other}")
-    assert kept.stored() == []
 
 
 def test_arrays_in_dicts_lists_and_dataclasses_are_shared_and_come_back_writable(
@@ -257,25 +240,6 @@ def test_what_was_sent_and_is_gone_at_the_commit_is_told(
     assert list(store.list()) == []
 
 
-@pytest.mark.parametrize("name", [A, "best"])
-def test_what_a_dead_save_without_a_lease_has_found_is_kept_for_a_day(
-    kept: Kept, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store, digest = kept.store, name_of(content(1))
-    put_holding(store, name, "one", [content(1)])
-    dead = store.contents.saving(f"{store.folder}/{name}", lease=None, stage="two")
-    assert dead.hold([digest]) == {digest}
-    store.delete(f"{store.folder}/{name}")
-
-    store.contents.sweep()
-    assert kept.stored() == [len(content(1))]
-    monkeypatch.setattr(lease, "LIFE", -60.0)
-    store.contents.sweep()
-
-    assert kept.stored() == []
-    assert things.keys(store, "data/") == []
-
-
 def test_a_value_that_is_changed_while_it_is_saved_is_saved_as_it_was_in_one_moment(
     store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,25 +275,6 @@ def test_a_meta_that_says_something_else_of_its_contents_is_refused(store: Check
     ):
         with pytest.raises(CheckpointCorrupt):
             contents.contents_of("p", {"contents": wrong})
-
-
-def test_a_checkpoint_that_was_copied_without_its_contents_is_not_committed(
-    store: CheckpointStore, kept: Kept, tmp_path: Path
-) -> None:
-    found = save(store, A, x=array(1))
-    other = type(kept)(tmp_path / "other").store
-    meta = json.dumps(found.meta).encode()
-
-    with pytest.raises(CheckpointError, match="contents"):
-        other.put(
-            f"{other.folder}/a.pkl", [("meta.json", partial(_write, meta))], lease=None, stage=found.stage
-        )
-
-    assert list(other.list()) == []
-
-
-def _write(data: bytes, sink: Any) -> None:
-    sink.write(data)
 
 
 def test_copied_to_a_store_that_shares_it_is_the_same_and_its_contents_are_there_once(

@@ -94,16 +94,6 @@ def test_numbers_of_cuts_go_up_with_what_they_show(fleet: Fleet) -> None:
     assert [m.transition for m in made] == sorted(m.transition for m in made)
 
 
-def test_workers_keep_the_last_cuts_of_all_of_them(fleet: Fleet) -> None:
-    handle = submitted(fleet, wide(30, checkpoint=EveryN(5), keep=KeepLast(3)))
-
-    fleet.work(handle)
-
-    assert fleet.ran_by("s") > 1
-    assert len(cuts()) == 3
-    assert min(cuts()) > 30
-
-
 def test_a_wave_is_through_when_nobody_runs_anything(fleet: Fleet) -> None:
     """A worker that has nothing to do is not yet a session that has nothing to do."""
     with workflow("waves", "s", checkpoint=WhenIdle(), keep=KeepLast(99)) as flow:

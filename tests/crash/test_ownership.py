@@ -1,4 +1,4 @@
-"""Who owns a session, decided between real processes that die, stop, fork and race."""
+"""Who owns a session, decided between real processes that die and race, and after power cuts."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
-from typing import IO, Any
 
 import pytest
 
 from graflow_ckpt.core.errors import SessionBusy
+from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.stores.files import ownership
 from graflow_ckpt.stores.files import store as local
 from graflow_ckpt.stores.files.ownership import LocalLease
@@ -33,52 +33,80 @@ pytestmark = pytest.mark.crash
 ROUNDS = 50
 
 
-@contextmanager
-def victim(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.crash.victims", *arguments],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    with process:
-        try:
-            yield process
-        finally:
-            process.kill()
+def forked(body: Callable[[], None]) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        body()
+    except BaseException:
+        traceback.print_exc()
+        raise
+    finally:
+        os._exit(0)
 
 
-def hear(process: subprocess.Popen[str]) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads(pipe(process.stdout).readline())
-    return said
+def races(folder: str, rounds: str) -> None:
+    """Again and again an owner dies, and two who waited for that go for its session at once."""
+    for _ in range(int(rounds)):
+        died = die_as_owner(folder)
+        gate, open_gate = os.pipe()
+        done, finish = os.pipe()
+        results, result = os.pipe()
+
+        def contend(gate: int = gate, done: int = done, result: int = result, also: int = finish) -> None:
+            os.close(also)
+            os.read(gate, 1)
+            kept: list[Lease] = []
+            try:
+                kept.append(LocalStore(folder).acquire("s"))
+                taken = kept[0].taken_from
+                os.write(result, f"won {kept[0].epoch} {taken.pid if taken else 0}\n".encode())
+            except SessionBusy as busy:
+                os.write(result, f"busy {busy.owner.pid if busy.owner else 0} 0\n".encode())
+            os.read(done, 1)  # the winner keeps it until both have spoken
+
+        pids = [forked(contend), forked(contend)]
+        os.write(open_gate, b"..")
+        said = b""
+        while said.count(b"\n") < 2:
+            said += os.read(results, 100)
+        os.close(finish)
+        for pid in pids:
+            os.waitpid(pid, 0)
+        for fd in (gate, open_gate, done, results, result):
+            os.close(fd)
+        words = [line.split() for line in said.decode().splitlines()]
+        found = {
+            "won": [int(epoch) for what, epoch, _ in words if what == "won"],
+            "taken_from_the_dead": [int(pid) == died for what, _, pid in words if what == "won"],
+            "busy_with_the_winner": [int(pid) in pids for what, pid, _ in words if what == "busy"],
+        }
+        print(json.dumps(found), flush=True)
 
 
-def pipe(stream: IO[str] | None) -> IO[str]:
-    assert stream is not None
-    return stream
+def die_as_owner(folder: str) -> int:
+    ready, tell = os.pipe()
 
+    def own() -> None:
+        lease = LocalStore(folder).acquire("s")
+        os.write(tell, b".")
+        signal.pause()
+        lease.release()
 
-def test_a_child_that_outlives_its_killed_parent_does_not_keep_the_session(tmp_path: Path) -> None:
-    with victim("parent", str(tmp_path)) as process:
-        family = hear(process)
-        try:
-            with pytest.raises(SessionBusy):
-                LocalStore(tmp_path).acquire("s")
-            process.kill()
-            process.wait()
-
-            lease = LocalStore(tmp_path).acquire("s")
-
-            os.kill(family["child"], 0)  # it is still there
-            assert lease.epoch == family["epoch"] + 1
-            lease.release()
-        finally:
-            os.kill(family["child"], signal.SIGKILL)
+    pid = forked(own)
+    os.read(ready, 1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(ready)
+    os.close(tell)
+    return pid
 
 
 def test_of_two_who_race_for_a_dead_session_exactly_one_wins(tmp_path: Path) -> None:
-    with victim("races", str(tmp_path), str(ROUNDS)) as process:
-        rounds = [json.loads(line) for line in pipe(process.stdout)]
+    command = [sys.executable, "-m", "tests.crash.test_ownership", str(tmp_path), str(ROUNDS)]
+    told = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    rounds = [json.loads(line) for line in told.splitlines()]
 
     assert len(rounds) == ROUNDS
     assert all(len(found["won"]) == 1 for found in rounds)
@@ -231,3 +259,7 @@ def test_a_mutant_of_the_claim_is_convicted(name: str, monkeypatch: pytest.Monke
 
 def test_every_sync_of_the_claim_has_its_mutant() -> None:
     assert len(MUTANTS) == 3
+
+
+if __name__ == "__main__":  # without threads, so that it can fork
+    races(*sys.argv[1:])

@@ -98,15 +98,8 @@ def test_no_shell_stands_before_a_command(name: str) -> None:
 
     assert isinstance(words, list)
     assert all(isinstance(word, str) for word in words)
-
-
-def test_the_command_is_one_that_the_package_installs() -> None:
-    assert FINAL.last("ENTRYPOINT").exec_form[0] in PROJECT["project"]["scripts"]
-    assert FINAL.last("HEALTHCHECK").exec_form[0] in PROJECT["project"]["scripts"]
-
-
-def test_it_is_stopped_by_the_signal_that_drains() -> None:
-    assert FINAL.last("STOPSIGNAL").text == "SIGTERM"
+    assert name == "CMD" or words[0] in PROJECT["project"]["scripts"]
+    assert FINAL.last("STOPSIGNAL").text == "SIGTERM"  # which drains
 
 
 def test_the_extra_that_it_installs_exists() -> None:
@@ -153,11 +146,22 @@ def test_the_two_differ_in_what_the_instance_names_only() -> None:
     ]
 
 
+SET = {
+    "a pool is always started again": ("Restart", "always"),
+    "but for a wrong setting": ("RestartPreventExitStatus", "2"),
+    "the pool alone gets the signal": ("KillMode", "mixed"),
+    "a task that the kernel kills does not stop the pool": ("OOMPolicy", "continue"),
+    "a pool does not run as root": ("User", "graflow-ckpt"),
+    "and gets no rights later": ("NoNewPrivileges", "yes"),
+    "nor has any": ("CapabilityBoundingSet", ""),
+    "it writes nowhere else": ("ProtectSystem", "strict"),
+}
+
+
 @UNITS
-def test_a_pool_is_always_started_again_but_for_a_wrong_setting(unit: Path) -> None:
-    assert service(unit)["Restart"] == "always"
-    assert service(unit)["RestartPreventExitStatus"] == "2"
-    assert ("Unit", "StartLimitIntervalSec", "0") in settings(unit)
+@pytest.mark.parametrize(("name", "value"), SET.values(), ids=SET)
+def test_a_unit_says_what_a_pool_needs(unit: Path, name: str, value: str) -> None:
+    assert service(unit)[name] == value
 
 
 @UNITS
@@ -165,19 +169,7 @@ def test_a_pool_has_its_grace_period_to_drain(unit: Path) -> None:
     grace = int(environment(EXAMPLE.read_text(encoding="utf-8"))["GRAFLOW_CKPT_GRACE"])
 
     assert int(service(unit)["TimeoutStopSec"]) >= grace + 10
-    assert service(unit)["KillMode"] == "mixed", "the pool alone gets the signal"
-
-
-@UNITS
-def test_a_task_that_the_kernel_kills_does_not_stop_the_pool(unit: Path) -> None:
-    assert service(unit)["OOMPolicy"] == "continue"
-
-
-@UNITS
-def test_a_pool_does_not_run_as_root(unit: Path) -> None:
-    assert service(unit)["User"] == "graflow-ckpt"
-    assert service(unit)["NoNewPrivileges"] == "yes"
-    assert service(unit)["CapabilityBoundingSet"] == ""
+    assert ("Unit", "StartLimitIntervalSec", "0") in settings(unit)  # however often it is started again
 
 
 @UNITS
@@ -202,7 +194,6 @@ def test_nothing_is_set_that_would_break_a_task(unit: Path, setting: str) -> Non
 
 @UNITS
 def test_it_may_write_where_it_runs(unit: Path) -> None:
-    assert service(unit)["ProtectSystem"] == "strict"
     assert service(unit)["WorkingDirectory"] == f"%S/{service(unit)['StateDirectory']}"
 
 

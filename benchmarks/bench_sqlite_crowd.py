@@ -21,7 +21,7 @@ from benchmarks.bench_sqlite import SMALL, name, parts
 from benchmarks.harness import AtLeast, AtMost, Case, Run
 from graflow_ckpt.stores.driver import Put, Row
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
-from graflow_ckpt.stores.head import Head, Record, chunk_keys, head_key, meta_key, new_mark
+from graflow_ckpt.stores.head import Head, HeadRecord, chunk_keys, head_key, meta_key, new_mark
 from graflow_ckpt.stores.names import Collected
 
 NAME = "sqlite_crowd"
@@ -48,7 +48,7 @@ def crowd(folder: Path, count: int) -> Path:
         head, scope = heads.get(session, Head(epoch=1)), f"s{session}"
         base, mark = name(scope, head.number + 1).removesuffix(".pkl"), new_mark(1)
         placed = {"pkl": (0, size)}
-        record = Record(base, mark, head.number + 1, "one", placed, size, (mark, len(meta.data)))
+        record = HeadRecord(base, mark, head.number + 1, "one", placed, size, (mark, len(meta.data)))
         heads[session] = head.holding(base, record)
         status = "paused" if number % 97 == 0 else "failed" if number % 5 == 0 else "running"
         row = Row(scope, f"w{session % 2}", status)

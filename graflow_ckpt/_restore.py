@@ -25,6 +25,7 @@ from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.task import Task
 
 MOVED: Final[dict[str, str]] = {
+    "graflow_ckpt.core.policy:Either": "graflow_ckpt.core.policy:EitherPolicy",
     "graflow_ckpt.core.values": "graflow_ckpt.core.facts",
     "graflow_ckpt.interfaces.observers.opentelemetry": "graflow_ckpt.observers.opentelemetry",
     "graflow_ckpt.interfaces.observers.prometheus": "graflow_ckpt.observers.prometheus",

@@ -68,7 +68,7 @@ def start(session: str, epoch: int, after: int) -> bytes:
     return f"{session}/{epoch}/{after}".encode()
 
 
-class Part:
+class CellPickle:
     """A live cell that has been pickled: the value of a pickle, or one item of the list that it holds."""
 
     __slots__ = ("index", "pickle")
@@ -85,7 +85,7 @@ def pack(sequence: int, now: float, ops: Sequence[Op]) -> bytes:
     def pack_live(value: Any) -> msgpack.ExtType:
         if isinstance(value, Live):
             return msgpack.ExtType(_LIVE, live_bytes(value.value))
-        if not isinstance(value, Part):
+        if not isinstance(value, CellPickle):
             raise TypeError(f"an op holds a {type(value).__name__}")
         if value.index is None:
             return msgpack.ExtType(_LIVE, value.pickle)

@@ -18,7 +18,7 @@ from graflow_ckpt.checkpoint import archive, history
 from graflow_ckpt.checkpoint.archive import Found, expired
 from graflow_ckpt.checkpoint.seals.seal import Keyring
 from graflow_ckpt.checkpoint.values import inert
-from graflow_ckpt.cli.overview import UNFINISHED, Row, overview, standing
+from graflow_ckpt.cli.overview import UNFINISHED, SessionRow, overview, standing
 from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.core.errors import CheckpointError, CheckpointNotFound, GraflowError, NoSession
 from graflow_ckpt.core.protocols import CheckpointStore
@@ -139,7 +139,7 @@ def neither(store: str, name: str) -> CheckpointNotFound | NoSession:
     )
 
 
-def _nothing(store: str, what: str, rows: list[Row]) -> GraflowError:
+def _nothing(store: str, what: str, rows: list[SessionRow]) -> GraflowError:
     if what.endswith(_SUFFIXES) or os.sep in what:
         return no_checkpoint(what)
     known = ", ".join(row.session for row in rows[:5])
@@ -242,7 +242,7 @@ def is_kept(place: Place) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class ProgramOrigin:
     """The program that wrote a checkpoint, or why it cannot be run again."""
 
     target: str = ""
@@ -277,14 +277,14 @@ def argv_of(place: Place) -> tuple[str, ...]:
     return tuple(archive.unredacted(place.found, payload).meta["argv"])
 
 
-def origin_of(place: Place) -> Origin:
+def origin_of(place: Place) -> ProgramOrigin:
     """From verified metadata only: what is named here will be run."""
     file, argv = place.found.meta.get("file"), argv_of(place)
     if file is not None:
         if not os.path.isfile(file):
-            return Origin(gone=f"its program {file} is gone")
+            return ProgramOrigin(gone=f"its program {file} is gone")
         same = bool(argv) and os.path.abspath(argv[0]) == file
-        return Origin(file, argv[1:], argv[0] if same else None)
+        return ProgramOrigin(file, argv[1:], argv[0] if same else None)
     if argv and ":" in argv[0]:
-        return Origin(argv[0].removesuffix(":"), argv[1:])
-    return Origin(gone="it was written by no program file")
+        return ProgramOrigin(argv[0].removesuffix(":"), argv[1:])
+    return ProgramOrigin(gone="it was written by no program file")

@@ -59,7 +59,7 @@ UNFINISHED = ("running", "interrupted", "stopped", "failed", "stalled", "waiting
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class SessionRow:
     """One session."""
 
     session: str
@@ -78,7 +78,7 @@ class Row:
         return {**asdict(self), "owner": self.owner or None, "age": words.seconds_since(self.created_at)}
 
 
-def overview(store: str) -> list[Row]:
+def overview(store: str) -> list[SessionRow]:
     """The sessions of a store, the newest first."""
     place = open_store(store)
     counts: dict[str, int] = {}
@@ -91,24 +91,24 @@ def overview(store: str) -> list[Row]:
     return sorted(rows, key=lambda row: row.created_at, reverse=True)
 
 
-def _row(place: CheckpointStore, keyring: Keyring, session: str, count: int) -> Row:
+def _row(place: CheckpointStore, keyring: Keyring, session: str, count: int) -> SessionRow:
     holder = place.owner(session)
     owner = f"{holder.pid}@{holder.host}" if holder is not None else ""
     reasons: list[str] = []
     for found in _newest(place, keyring, session):
         if isinstance(found, SchemaUnsupported):
-            return Row(session, "", "unknown", 0, None, None, count, "", "", owner, found.message)
+            return SessionRow(session, "", "unknown", 0, None, None, count, "", "", owner, found.message)
         if isinstance(found, CheckpointError):
             reasons.append(found.message)
             continue
         notes = [f"{words.counted(len(reasons), 'newer checkpoint')} bad"] if reasons else []
         state = _state(place, found, notes)
         status = status_now(state.status, alive=bool(owner))
-        return Row(
+        return SessionRow(
             session, found.metadata.workflow, status, state.steps, len(state.completed), len(state.specs),
             count, found.path, found.metadata.created_at, owner, "; ".join(notes),
         )  # fmt: skip
-    return Row(session, "", "bad", 0, None, None, count, "", "", owner, "; ".join(reasons[:1]))
+    return SessionRow(session, "", "bad", 0, None, None, count, "", "", owner, "; ".join(reasons[:1]))
 
 
 def _newest(place: CheckpointStore, keyring: Keyring, session: str) -> Iterator[Found | CheckpointError]:

@@ -180,7 +180,7 @@ def _folded(sizes: Mapping[str, int], right: set[str], room: int) -> tuple[int, 
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ExaminedRow:
     """One thing that was looked at."""
 
     what: str

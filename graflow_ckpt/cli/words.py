@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from graflow_ckpt.core.errors import GraphError
-from graflow_ckpt.core.policy import Either, EveryN, EverySeconds, Policy
+from graflow_ckpt.core.policy import EitherPolicy, EveryN, EverySeconds, Policy
 
 _PERIOD = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?\Z")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -74,7 +74,7 @@ def policy_text(policy: Policy) -> str:
             return str(steps)
         case EverySeconds(seconds):
             return f"{round(seconds * 1000)}ms"
-        case Either(members):
+        case EitherPolicy(members):
             return " ".join(policy_text(member) for member in members)
     raise TypeError(f"{policy!r} cannot be typed")
 

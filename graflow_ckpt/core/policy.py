@@ -36,7 +36,7 @@ class Policy:
 
     def __or__(self, other: Policy) -> Policy:
         kind("|", other, Policy, "a policy such as EveryN(10)")
-        return Either((self, other))
+        return EitherPolicy((self, other))
 
     @property
     def watches(self) -> bool:
@@ -141,7 +141,7 @@ class WhenIdle(Policy):
 
 
 @dataclass(frozen=True, slots=True)
-class Either(Policy):
+class EitherPolicy(Policy):
     """Any of several."""
 
     members: tuple[Policy, ...]

@@ -20,7 +20,7 @@ from time import monotonic
 from typing import Any
 
 from graflow_ckpt.checkpoint import journal
-from graflow_ckpt.checkpoint.journal import Part
+from graflow_ckpt.checkpoint.journal import CellPickle
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.retention import BUDGET
 from graflow_ckpt.checkpoint.snapshot import capture
@@ -337,7 +337,7 @@ def _payload(sequence: int, now: float, ops: Sequence[Op]) -> bytes:
 
 def _weight(op: Op) -> int:
     cell = op[4] if op[0] == "end" and op[3] == "completed" else op[2]
-    return len(cell.pickle) if isinstance(cell, Part) else len(cell) if type(cell) is bytes else 0
+    return len(cell.pickle) if isinstance(cell, CellPickle) else len(cell) if type(cell) is bytes else 0
 
 
 LONGEST = 10_000

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from operator import is_
 from typing import Any
 
-from graflow_ckpt.checkpoint.journal import SIZE_LIMIT, Part
+from graflow_ckpt.checkpoint.journal import SIZE_LIMIT, CellPickle
 from graflow_ckpt.checkpoint.values.pickles import Memo, Once, TooLong, collector_at_rest, pickle_once
 from graflow_ckpt.checkpoint.values.sharing import lasting, reach, shares
 from graflow_ckpt.core.errors import NotStorable
@@ -34,7 +34,7 @@ def record(
     try:
         with collector_at_rest(bundles.many):  # a memo is copied as a tuple for each object
             return commit.record(ops, touched)
-    except TooLarge:
+    except TooLargeForRecord:
         raise
     except BaseException:
         for bundle in commit.dirty:
@@ -55,7 +55,7 @@ class Unrecordable(Exception):
         self.why = why
 
 
-class TooLarge(Unrecordable):
+class TooLargeForRecord(Unrecordable):
     """A change that the checkpoint holds as it was pickled: it is known then."""
 
 
@@ -252,7 +252,7 @@ class _Commit:
         self._in_hand = in_hand
         self._grows = False  # live items are appended, which are looked at last
         self._left: dict[str, list[Any]] = {}  # objects that stand under these names no more
-        self._items: dict[str, list[Part]] = {}  # that were appended, and share with nothing
+        self._items: dict[str, list[CellPickle]] = {}  # that were appended, and share with nothing
 
     def record(self, ops: Sequence[Op], touched: dict[str, bool]) -> list[Op]:
         grown = _grown(ops, touched)
@@ -369,9 +369,9 @@ class _Commit:
 
     # --- ops ---------------------------------------------------------------------------
 
-    def _parts(self, touched: dict[str, bool]) -> dict[str, list[Part]]:
+    def _parts(self, touched: dict[str, bool]) -> dict[str, list[CellPickle]]:
         """The pickled cells of all names that the record has to hold."""
-        parts: dict[str, list[Part]] = {}
+        parts: dict[str, list[CellPickle]] = {}
         large: tuple[str, int] | None = None
         for bundle, once in self.dirty.items():
             assert once is not None
@@ -390,7 +390,7 @@ class _Commit:
             raise too_large(*large)
         return parts
 
-    def _kept(self, op: Op, parts: dict[str, list[Part]]) -> Op | None:
+    def _kept(self, op: Op, parts: dict[str, list[CellPickle]]) -> Op | None:
         """An op as it is recorded: no base to check; None for what follows as a whole."""
         if op[0] == "put":
             return None if op[1] in parts else (*op[:3], -1)
@@ -406,7 +406,7 @@ class _Commit:
     def _is_of(self, name: str, cell: Cell) -> bool:
         return name.endswith(RESULT) and self._bundles.cells(name)[0] is cell
 
-    def _canonical(self, parts: dict[str, list[Part]], touched: dict[str, bool]) -> list[Op]:
+    def _canonical(self, parts: dict[str, list[CellPickle]], touched: dict[str, bool]) -> list[Op]:
         """The ops that put names as they are now: those of a bundle that were not touched are as new."""
         ops: list[Op] = []
         for name, pickled in parts.items():
@@ -429,8 +429,8 @@ def _grown(ops: Sequence[Op], touched: dict[str, bool]) -> dict[str, int]:
     return grown
 
 
-def _parts_of(pickle: bytes, count: int) -> list[Part]:
-    return [Part(pickle, index if count > 1 else None) for index in range(count)]
+def _parts_of(pickle: bytes, count: int) -> list[CellPickle]:
+    return [CellPickle(pickle, index if count > 1 else None) for index in range(count)]
 
 
 def plain(ops: Sequence[Op]) -> list[Op]:
@@ -445,5 +445,5 @@ def _on_loan(name: str) -> Unrecordable:
     return Unrecordable(name, "of a value on loan to another task")
 
 
-def too_large(name: str, size: int) -> TooLarge:
-    return TooLarge(name, f"{size} bytes, too many for a journal record")
+def too_large(name: str, size: int) -> TooLargeForRecord:
+    return TooLargeForRecord(name, f"{size} bytes, too many for a journal record")

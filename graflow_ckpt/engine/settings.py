@@ -45,7 +45,7 @@ _STORED = (
 )  # fmt: skip
 """What a session is continued with where no program says otherwise."""
 
-_POLICIES: tuple[type[Policy], ...] = (OnRequest, EveryN, EverySeconds, Budget, WhenIdle, policy.Either)
+_POLICIES: tuple[type[Policy], ...] = (OnRequest, EveryN, EverySeconds, Budget, WhenIdle)
 _RETENTIONS: tuple[type[Retention], ...] = (
     retention.KeepLast, retention.KeepFor, retention.KeepEvery, retention.BestOf, retention.KeepWithin,
     retention.LastSuccessful, retention.DeleteOnSuccess, retention.OfAll, retention.Automatic, retention.Both,
@@ -54,6 +54,7 @@ _RETENTIONS: tuple[type[Retention], ...] = (
 _VALUES: dict[str, Callable[..., Any]] = {f"policy.{kind.__name__}": kind for kind in _POLICIES} | {
     f"retention.{kind.__name__}": kind for kind in _RETENTIONS
 }
+_VALUES["policy.Either"] = policy.EitherPolicy  # checkpoints hold the name that it had
 _NAMES = {kind: name for name, kind in _VALUES.items()}
 """Policies and retentions that a checkpoint names: the file and the class."""
 

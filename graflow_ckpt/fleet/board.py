@@ -37,14 +37,14 @@ class State(IntEnum):
     BUSY = 2
 
 
-class Run(NamedTuple):
+class RunningSlice(NamedTuple):
     """A slice that runs."""
 
     session: str
     token: str
 
 
-class Line:
+class BoardLine:
     """One child's line."""
 
     def __init__(self, page: mmap, at: int) -> None:
@@ -121,13 +121,13 @@ class Line:
         return monotonic() - began
 
     @property
-    def run(self) -> Run | None:
+    def run(self) -> RunningSlice | None:
         length = self._page[self._at + _LENGTH]
         if not length:
             return None
         start = self._at + _TEXT
         session, _, token = self._page[start : start + length].decode().partition(" ")
-        return Run(session, token)
+        return RunningSlice(session, token)
 
 
 class Board:
@@ -135,4 +135,4 @@ class Board:
 
     def __init__(self, lines: int) -> None:
         self._page = mmap(-1, max(1, lines) * _LINE)  # anonymous, shared
-        self.lines = [Line(self._page, n * _LINE) for n in range(lines)]
+        self.lines = [BoardLine(self._page, n * _LINE) for n in range(lines)]

@@ -24,7 +24,7 @@ from graflow_ckpt.core.errors import GraflowError, ServerError, ServerRefuses
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.fleet.board import Line
+from graflow_ckpt.fleet.board import BoardLine
 from graflow_ckpt.fleet.lists import POOLS, asked, pool_key
 from graflow_ckpt.fleet.tokens import Carrier
 from graflow_ckpt.links.complaints import fact, translated
@@ -71,7 +71,7 @@ class PoolFacts:
     age: float = 0.0
 
 
-def worker_facts(name: str, line: Line) -> WorkerFacts:
+def worker_facts(name: str, line: BoardLine) -> WorkerFacts:
     """A line of the board, as others see it."""
     run = line.run
     session, token = run or ("", "")

@@ -34,7 +34,7 @@ from rq.version import VERSION
 
 import graflow_ckpt
 from graflow_ckpt.core.errors import GraflowError, KeyTaken, ServerFull, ServerGone, SessionBusy
-from graflow_ckpt.fleet.board import Board, Line, Order, Run, State
+from graflow_ckpt.fleet.board import Board, BoardLine, Order, RunningSlice, State
 from graflow_ckpt.fleet.health import sign_off
 from graflow_ckpt.fleet.lists import asked
 from graflow_ckpt.fleet.reaping import STOPPED, Death, Hands, take
@@ -74,7 +74,7 @@ class Seat:
     """A place for one child, that somebody is to sit in."""
 
     label: str
-    line: Line
+    line: BoardLine
     body: Callable[[], int]
     pid: int = 0
     told: Order = Order.WORK
@@ -336,7 +336,7 @@ class Named(logging.Filter):
         return True
 
 
-class Lines(logging.Formatter):
+class LineFormatter(logging.Formatter):
     """A record as one line; secrets are starred out."""
 
     def __init__(self, manner: Manner, secrets: Sequence[str] = ()) -> None:
@@ -388,7 +388,7 @@ def _facts(record: logging.LogRecord) -> dict[str, Any]:
 def begin_log(manner: Manner, name: str, secrets: Sequence[str] = ()) -> None:
     """From now on this process logs like that. Called again by each child, under its own name."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(Lines(manner, secrets))
+    handler.setFormatter(LineFormatter(manner, secrets))
     handler.addFilter(Named(name))
     root = logging.getLogger()
     root.handlers[:] = [handler]
@@ -418,7 +418,7 @@ AGAIN = 0.25
 class Debt:
     """A token that a dead child held."""
 
-    run: Run
+    run: RunningSlice
     why: str
     crashed: bool
 
@@ -441,7 +441,7 @@ class Estate:
         self._not_before = 0.0
         self._said = False
 
-    def owes(self, run: Run, why: str, *, crashed: bool) -> None:
+    def owes(self, run: RunningSlice, why: str, *, crashed: bool) -> None:
         self._debts.append(Debt(run, why, crashed))
 
     def leaves(self, name: str, *, listed: bool) -> None:

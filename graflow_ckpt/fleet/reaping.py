@@ -38,7 +38,7 @@ GAVE_UP = 75
 STOPPED = "it was stopped before its task had finished"
 
 
-class Fleet(Protocol):
+class FleetLinks(Protocol):
     """Where sessions are, and how tokens travel."""
 
     @property
@@ -112,7 +112,7 @@ OPAQUE = Opaque()
 
 
 def take(
-    fleet: Fleet, session: str, token: str, why: str, *, forced: bool = False, crashed: bool = True
+    fleet: FleetLinks, session: str, token: str, why: str, *, forced: bool = False, crashed: bool = True
 ) -> bool:
     """Take a token and all that it held from a worker. False: it is alive after all, or somebody was quicker.
 

@@ -30,10 +30,10 @@ from graflow_ckpt.core.errors import (
     ServerGone,
     SessionDamaged,
 )
-from graflow_ckpt.fleet.board import Line, Order, Run, State
+from graflow_ckpt.fleet.board import BoardLine, Order, RunningSlice, State
 from graflow_ckpt.fleet.health import PoolFacts, sign, worker_facts
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, asked, host_key, place, session_in
-from graflow_ckpt.fleet.reaping import OPAQUE, Fleet, Hands, take
+from graflow_ckpt.fleet.reaping import OPAQUE, FleetLinks, Hands, take
 from graflow_ckpt.fleet.tokens import Carrier, job_id, token_in
 from graflow_ckpt.fleet.worker import deaf, reached
 from graflow_ckpt.links.complaints import damaged, in_our_words, redis, theirs, translated
@@ -84,7 +84,7 @@ class Swept:
     failed: list[Exception] = field(default_factory=list)  # since they were last looked at
 
 
-class Sweeper:
+class FleetRepair:
     """Finds what workers, submitters and servers leave behind when they die, and puts it right.
 
     each quarter of a second   slices of this place whose process is gone
@@ -96,7 +96,9 @@ class Sweeper:
     worker is well. Every repair is a transition that the session itself refuses if it is not needed.
     """
 
-    def __init__(self, fleet: Fleet, where: str, watched: Callable[[], Collection[Run]] = tuple) -> None:
+    def __init__(
+        self, fleet: FleetLinks, where: str, watched: Callable[[], Collection[RunningSlice]] = tuple
+    ) -> None:
         self._fleet = fleet
         self._link: RedisLink = fleet.link
         self._host = host_key(where)
@@ -366,9 +368,9 @@ class Charge:
     rq_url: str
     queues: tuple[str, ...]
     started: float
-    workers: Sequence[tuple[str, Line]]
-    parent: Line
-    line: Line
+    workers: Sequence[tuple[str, BoardLine]]
+    parent: BoardLine
+    line: BoardLine
 
 
 class Complaints:
@@ -410,7 +412,7 @@ class Steward:
         self._owner = replace(describe(os.getppid()), argv=f"pool {charge.pool}")
         self._link = reached(charge.url)
         carrier = Carrier(reached(charge.rq_url).client)
-        self._sweeper = Sweeper(Hands(self._link, carrier), place(), self._running)
+        self._sweeper = FleetRepair(Hands(self._link, carrier), place(), self._running)
         self._complaints = Complaints()
         self._chores = [
             Chore("the look at this place", HERE, self._sweeper.here),
@@ -420,7 +422,7 @@ class Steward:
             Chore("tidying up in RQ", TIDY, self._sweeper.tidy_rq),
         ]
 
-    def _running(self) -> list[Run]:
+    def _running(self) -> list[RunningSlice]:
         return [run for _, line in self._charge.workers if (run := line.run) is not None]
 
     def run(self, ear: int) -> None:

@@ -46,7 +46,7 @@ from rq.worker import SimpleWorker
 
 from graflow_ckpt._restore import in_foreign_main
 from graflow_ckpt.core.errors import GraflowError, ServerGone
-from graflow_ckpt.fleet.board import Line, Order, State
+from graflow_ckpt.fleet.board import BoardLine, Order, State
 from graflow_ckpt.fleet.lists import owner_text
 from graflow_ckpt.fleet.reaping import GAVE_UP, STOPPED, take
 from graflow_ckpt.fleet.slice import CODE_PATIENCE, Observers, Slice, Worker, run_slice, serve
@@ -87,7 +87,7 @@ class PoolSettings:
         return self.rq_url or self.url
 
 
-def work(settings: PoolSettings, line: Line, label: str, keyring: Keyring) -> int:
+def work(settings: PoolSettings, line: BoardLine, label: str, keyring: Keyring) -> int:
     """The life of a worker, in a process of its own; its exit status."""
     in_foreign_main()
     link = reached(settings.url)
@@ -109,7 +109,7 @@ def work(settings: PoolSettings, line: Line, label: str, keyring: Keyring) -> in
     return 0
 
 
-def _listening(settings: PoolSettings, rq: redis.Redis, worker: Worker, line: Line) -> Listening:
+def _listening(settings: PoolSettings, rq: redis.Redis, worker: Worker, line: BoardLine) -> Listening:
     found = Listening(
         [queue_name(queue) for queue in settings.queues],
         name=rq_name(os.getpid()),
@@ -119,7 +119,7 @@ def _listening(settings: PoolSettings, rq: redis.Redis, worker: Worker, line: Li
         log_job_description=False,
     )
     found.worker = worker
-    leaving = Leaving(worker, line, settings.grace)
+    leaving = Shutdown(worker, line, settings.grace)
     leaving.on_stop, leaving.beat = found.take_no_more, found.beat
     found.on_stop = leaving.told
     leaving.begin()
@@ -463,10 +463,10 @@ BEAT = 60.0
 """Seconds between signs of life of a slice that runs."""
 
 
-class Leaving:
+class Shutdown:
     """One per process that runs slices. Made in its main thread."""
 
-    def __init__(self, worker: Worker, line: Line, grace: float) -> None:
+    def __init__(self, worker: Worker, line: BoardLine, grace: float) -> None:
         self._worker = worker
         self._line = line
         self._grace = grace

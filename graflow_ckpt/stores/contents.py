@@ -18,10 +18,10 @@ from graflow_ckpt.core.protocols import Lease
 from graflow_ckpt.stores.head import Head, Held, Pin
 from graflow_ckpt.stores.lease import Step, lasting, left_behind
 from graflow_ckpt.stores.names import gone
-from graflow_ckpt.stores.streams import Source, Stream
+from graflow_ckpt.stores.streams import RangeReader, Stream
 
 if TYPE_CHECKING:
-    from graflow_ckpt.stores.keyed import KeyedStore, Target
+    from graflow_ckpt.stores.keyed import KeyedStore, PutTarget
 
 
 class KeyedContents:
@@ -38,7 +38,7 @@ class KeyedContents:
     def saving(self, path: str, *, lease: Lease | None, stage: str) -> KeyedSaving:
         return KeyedSaving(self._store, self._store.target(path, lease, stage))
 
-    def open(self, path: str, name: str, stage: str) -> Source:
+    def open(self, path: str, name: str, stage: str) -> RangeReader:
         return self._store.open_content(path, name, stage)
 
     def distrust(self, path: str, name: str, stage: str) -> None:
@@ -71,7 +71,7 @@ class KeyedContents:
 class KeyedSaving:
     """The contents of one save."""
 
-    def __init__(self, store: KeyedStore, to: Target) -> None:
+    def __init__(self, store: KeyedStore, to: PutTarget) -> None:
         self.mark = to.new_mark()
         self.added: dict[str, Held] = {}
         self._store, self._to = store, to

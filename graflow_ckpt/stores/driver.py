@@ -26,7 +26,7 @@ Tag = str
 """One state of a key. Never used twice, also not after the place was put back to an older state."""
 
 
-class Found(NamedTuple):
+class Stored(NamedTuple):
     """What stands under a key; `at`: since when, by the clock of `now`."""
 
     data: bytes
@@ -68,7 +68,7 @@ class Put(NamedTuple):
     row: Row | None = None
 
 
-class Done(NamedTuple):
+class BatchDone(NamedTuple):
     """A batch that was carried out. `synced`: it is on the disk."""
 
     tag: Tag
@@ -98,7 +98,7 @@ class Driver(Protocol):
         """The place's own clock, in seconds: for leases, never for fences."""
         ...
 
-    def get(self, *keys: str) -> Sequence[Found | None]:
+    def get(self, *keys: str) -> Sequence[Stored | None]:
         """One round trip, as of one moment."""
         ...
 
@@ -114,7 +114,7 @@ class Driver(Protocol):
         guards: Mapping[str, Tag | None] | None = None,
         needs: Sequence[str] = (),
         soft: bool = False,
-    ) -> Done | None:
+    ) -> BatchDone | None:
         """Carry out all of it, or nothing: then it returns None. All puts get one tag.
 
         `guards`: keys with the tags that they must have; None: must not be there. `needs`: keys that must be

@@ -109,7 +109,7 @@ def clearing(lease: Lease) -> Iterator[None]:
         raise
 
 
-class Watch:
+class OwnerWatch:
     """How long an owner of another machine, or of another container, has shown no life while one looked."""
 
     def __init__(self, session: str) -> None:

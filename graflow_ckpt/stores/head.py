@@ -125,7 +125,7 @@ class Held(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Record:
+class HeadRecord:
     """One checkpoint, and its name. `meta`: the mark that it stands under, and its size.
 
     `size`: of the stream; `inline`: what of it is in the head: the meta, or the stream and then the meta.
@@ -179,15 +179,15 @@ class Head(NamedTuple):
     seconds: float = 0.0  # after which a silent owner counts as dead
     last: str = ""
     number: int = 0  # of the last commit
-    records: Mapping[str, Record] = {}  # by name, the last committed at the end
-    pages: Mapping[str, Mapping[str, Record]] = {}  # those of them that are not written here, by mark
+    records: Mapping[str, HeadRecord] = {}  # by name, the last committed at the end
+    pages: Mapping[str, Mapping[str, HeadRecord]] = {}  # those of them that are not written here, by mark
     freed: frozenset[Held] = frozenset()
     pins: Mapping[str, Pin] = {}  # by the mark of the save
     bad: frozenset[Held] = frozenset()  # damaged: no save is to hold them again
     segments: tuple[str, ...] = ()  # that the owner has begun; only where batches are not atomic
     announced: tuple[str, ...] = ()  # names that the owner is writing to; likewise
 
-    def holding(self, base: str, record: Record) -> Head:
+    def holding(self, base: str, record: HeadRecord) -> Head:
         """With this record in the place of any other of that name."""
         records = dict(self.records)
         records.pop(base, None)
@@ -226,12 +226,12 @@ class Head(NamedTuple):
         )
         return b"".join([line.encode(), *(kept.inline for kept in own)])
 
-    def unpaged(self) -> list[Record]:
+    def unpaged(self) -> list[HeadRecord]:
         """Those that are written here, the last committed at the end."""
         paged = {id(record) for page in self.pages.values() for record in page.values()}
         return [record for record in self.records.values() if id(record) not in paged]
 
-    def gone(self, page: Mapping[str, Record]) -> list[str]:
+    def gone(self, page: Mapping[str, HeadRecord]) -> list[str]:
         """Names in a page that are no more, or are another checkpoint by now."""
         return [name for name, record in page.items() if self.records.get(name) is not record]
 
@@ -264,7 +264,7 @@ def _owner(owner: Owner | None) -> str:
     return _dumped(asdict(owner) if owner is not None else None)
 
 
-def decode(scope: str, raw: bytes, page_of: Callable[[str], Mapping[str, Record]]) -> Head:
+def decode(scope: str, raw: bytes, page_of: Callable[[str], Mapping[str, HeadRecord]]) -> Head:
     """What `encode` has written; CheckpointCorrupt for anything else. `page_of`: by its mark."""
     line, _, inline = raw.partition(b"\n")
     where = head_key(scope)
@@ -314,7 +314,7 @@ def _later(scope: str, found: object) -> SchemaUnsupported:
     )
 
 
-def decode_page(scope: str, mark: str, raw: bytes) -> Mapping[str, Record]:
+def decode_page(scope: str, mark: str, raw: bytes) -> Mapping[str, HeadRecord]:
     """The records that a head has handed over."""
     line, _, inline = raw.partition(b"\n")
     try:
@@ -328,7 +328,7 @@ def decode_page(scope: str, mark: str, raw: bytes) -> Mapping[str, Record]:
         ) from error
 
 
-def _records(said: Mapping[str, list[Any]], inline: bytes) -> Iterator[tuple[str, Record]]:
+def _records(said: Mapping[str, list[Any]], inline: bytes) -> Iterator[tuple[str, HeadRecord]]:
     at = 0
     for base, (mark, number, stage, parts, size, (meta, length), contents, count) in said.items():
         epoch_in(mark), epoch_in(meta)
@@ -338,7 +338,7 @@ def _records(said: Mapping[str, list[Any]], inline: bytes) -> Iterator[tuple[str
             raise ValueError(f"{count} bytes of {base} are inline, and it has {size} and {length}")
         held = tuple(_held(contents))
         whole = _within(0, size, _MOST)
-        yield base, Record(base, mark, int(number), stage, placed, whole, (meta, int(length)), held, own)
+        yield base, HeadRecord(base, mark, int(number), stage, placed, whole, (meta, int(length)), held, own)
     if at != len(inline):
         raise ValueError(f"{len(inline)} bytes are there, and {at} belong to a checkpoint")
 

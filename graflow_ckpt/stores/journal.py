@@ -20,7 +20,7 @@ from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.stores.driver import Driver, Entry, Put
 from graflow_ckpt.stores.fencing import FencedSegment, used
 from graflow_ckpt.stores.head import Head
-from graflow_ckpt.stores.lease import Heads, KeyedLease, Patience, Step, segment_in
+from graflow_ckpt.stores.lease import Heads, KeyedLease, ServerWait, Step, segment_in
 
 _PAGE = 200  # records that are read at once
 
@@ -34,7 +34,7 @@ class KeyedSegment(FencedSegment):
 
     def _write(self, frame: bytes) -> bool:
         number = self._count + (not self._driver.atomic)
-        lease, key, patience = self._lease, f"{self.key}/{number:010}", Patience()
+        lease, key, patience = self._lease, f"{self.key}/{number:010}", ServerWait()
         with lease.mutex:
             lease.begun.add(self._name)
             asked = False  # whether a reply was lost

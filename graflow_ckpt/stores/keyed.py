@@ -46,8 +46,8 @@ from graflow_ckpt.stores.driver import Driver, Hit, Put, Row
 from graflow_ckpt.stores.fencing import clearing
 from graflow_ckpt.stores.head import (
     Head,
+    HeadRecord,
     Held,
-    Record,
     base_in,
     chunk_keys,
     meta_key,
@@ -86,7 +86,7 @@ from graflow_ckpt.stores.names import (
 )
 from graflow_ckpt.stores.pieces import BytesSource
 from graflow_ckpt.stores.store import Store
-from graflow_ckpt.stores.streams import Source, Stream
+from graflow_ckpt.stores.streams import RangeReader, Stream
 
 _INLINE = 128 << 10  # bytes of checkpoints that a head may have
 _ALONG = 64 << 10  # bytes of a stream that come along with its meta
@@ -161,9 +161,9 @@ class KeyedStore(Store[KeyedLease]):
             check_own(path, session_of(base), mine.session)
         check_parts([part for part, _ in parts])
         with unwritten(path):
-            self._put(Target(self, base, mine, stage), parts)
+            self._put(PutTarget(self, base, mine, stage), parts)
 
-    def _put(self, to: Target, parts: Sequence[tuple[str, PartWriter]]) -> None:
+    def _put(self, to: PutTarget, parts: Sequence[tuple[str, PartWriter]]) -> None:
         self._recent.forget(to.base)
         stream = Stream(self.driver, to.scope, to.mark)
         sent = False
@@ -175,7 +175,7 @@ class KeyedStore(Store[KeyedLease]):
                 placed[part] = (start, stream.size - start)
             meta = Collected()
             parts[-1][1](meta)
-            record = Record(to.base, to.mark, 0, to.stage, placed, stream.size, (to.mark, len(meta.data)))
+            record = HeadRecord(to.base, to.mark, 0, to.stage, placed, stream.size, (to.mark, len(meta.data)))
             sent = True
             self._commit(to, record, bytes(meta.data), stream)
         except BaseException as error:
@@ -188,7 +188,7 @@ class KeyedStore(Store[KeyedLease]):
                 raise unconfirmed(to.path, error) from error
             raise
 
-    def _was_refused(self, to: Target, error: BaseException) -> bool:
+    def _was_refused(self, to: PutTarget, error: BaseException) -> bool:
         """Whether it is sure that a commit is not there, and does not come."""
         if isinstance(error, ServerGone) or not isinstance(error, GraflowError):
             return False  # a Ctrl-C comes at any time
@@ -197,7 +197,7 @@ class KeyedStore(Store[KeyedLease]):
             return kept is None or to.mark not in (kept.mark, kept.meta[0])
         return False
 
-    def _commit(self, to: Target, record: Record, meta: bytes, stream: Stream) -> None:
+    def _commit(self, to: PutTarget, record: HeadRecord, meta: bytes, stream: Stream) -> None:
         """W2."""
         names, facts = contents_in(meta), facts_in(meta)
         saving = self.savings.get((to.base, to.stage))
@@ -236,7 +236,7 @@ class KeyedStore(Store[KeyedLease]):
         if saving is not None:
             saving.committed()
 
-    def _inline(self, head: Head, base: str, record: Record, chunks: Sequence[Put], meta: bytes) -> bytes:
+    def _inline(self, head: Head, base: str, record: HeadRecord, chunks: Sequence[Put], meta: bytes) -> bytes:
         """What of a checkpoint rides in the head: its meta, or all of it, or nothing."""
         if record.inline:  # the stream that a meta is put over
             return record.inline + meta
@@ -277,7 +277,7 @@ class KeyedStore(Store[KeyedLease]):
         return count
 
     def _delete(self, scope: str, bases: Sequence[str]) -> int:
-        found: dict[str, Record] = {}
+        found: dict[str, HeadRecord] = {}
         mine = self._owned.get(scope)  # else what it has seen of the head would be stale
 
         def change(head: Head) -> Step | None:
@@ -309,7 +309,7 @@ class KeyedStore(Store[KeyedLease]):
             if self._record(base).meta == record.meta:
                 raise lacks(path_of(self.folder, base), "its meta", "something else has removed it")
 
-    def _meta_of(self, base: str, record: Record) -> bytes | None:
+    def _meta_of(self, base: str, record: HeadRecord) -> bytes | None:
         if record.inline:
             raw, stream = record.inline[len(record.inline) - record.meta[1] :], record.stream
         else:
@@ -322,7 +322,7 @@ class KeyedStore(Store[KeyedLease]):
         self._recent.remember(base, record, stream)
         return raw
 
-    def open(self, path: str, part: str, stage: str) -> Source | BytesSource:
+    def open(self, path: str, part: str, stage: str) -> RangeReader | BytesSource:
         base = self._name(path)
         for record, stream in self._known(base):
             if part in record.parts and record.stage == stage:
@@ -332,12 +332,12 @@ class KeyedStore(Store[KeyedLease]):
                     stream = self._whole(base, record, keys)
                 if stream is not None:
                     return BytesSource(memoryview(stream)[start : start + size])
-                source = Source(self.driver, keys, start, size, path)
+                source = RangeReader(self.driver, keys, start, size, path)
                 if source.is_there():
                     return source
         raise not_its(path_of(self.folder, base), part)
 
-    def _whole(self, base: str, record: Record, keys: Sequence[str]) -> bytes | None:
+    def _whole(self, base: str, record: HeadRecord, keys: Sequence[str]) -> bytes | None:
         """All parts at once: whoever opens one opens the others next."""
         found = [one.data for one in self.driver.get(*keys) if one is not None]
         stream = found[0] if len(found) == 1 else b"".join(found)
@@ -346,17 +346,17 @@ class KeyedStore(Store[KeyedLease]):
         self._recent.remember(base, record, stream)
         return stream
 
-    def open_content(self, path: str, name: str, stage: str) -> Source:
+    def open_content(self, path: str, name: str, stage: str) -> RangeReader:
         base = self._name(path)
         for record, _ in self._known(base):
             held = record.content(name)
             if held is not None and record.stage == stage:
-                source = Source(self.driver, self.keys_of(scope_of(base), [held]), 0, held.size, path)
+                source = RangeReader(self.driver, self.keys_of(scope_of(base), [held]), 0, held.size, path)
                 if source.is_there():
                     return source
         raise holds_none(path_of(self.folder, base), name)
 
-    def _known(self, base: str) -> Iterator[tuple[Record, bytes | None]]:
+    def _known(self, base: str) -> Iterator[tuple[HeadRecord, bytes | None]]:
         """What was seen a moment ago, and if that does not do, what is there now; with its stream, if that is
         small."""
         recent = self._recent.get(base)
@@ -365,7 +365,7 @@ class KeyedStore(Store[KeyedLease]):
         record = self._record(base)
         yield record, record.stream
 
-    def _record(self, base: str) -> Record:
+    def _record(self, base: str) -> HeadRecord:
         record = self.heads.read(scope_of(base)).head.records.get(base)
         if record is None:
             self._recent.forget(base)
@@ -451,7 +451,7 @@ class KeyedStore(Store[KeyedLease]):
                 ):
                     yield base, raw
 
-    def _meta_now(self, base: str, record: Record) -> bytes | None:
+    def _meta_now(self, base: str, record: HeadRecord) -> bytes | None:
         """Of one that may be written anew or deleted meanwhile; nothing, if somebody has removed its meta."""
         try:
             raw = self._meta_of(base, record)
@@ -488,16 +488,16 @@ class KeyedStore(Store[KeyedLease]):
         for at in range(0, len(keys), _DROPS):
             self.driver.batch([], keys[at : at + _DROPS])
 
-    def target(self, path: str, lease: Lease | None, stage: str) -> Target:
+    def target(self, path: str, lease: Lease | None, stage: str) -> PutTarget:
         """Where a save goes."""
-        return Target(self, self._name(path), self._own(lease) if lease is not None else None, stage)
+        return PutTarget(self, self._name(path), self._own(lease) if lease is not None else None, stage)
 
     def scope(self, path: str) -> str:
         """Whose head says what that path is."""
         return scope_of(self._name(path))
 
 
-class Target:
+class PutTarget:
     """Where a put goes, and whose it is."""
 
     def __init__(self, store: KeyedStore, base: str, lease: KeyedLease | None, stage: str) -> None:
@@ -518,7 +518,7 @@ class Target:
         self.lease.over(self.scope)
         return seen
 
-    def over(self, former: Record | None, record: Record) -> Record:
+    def over(self, former: HeadRecord | None, record: HeadRecord) -> HeadRecord:
         """In the place of a former one: a meta alone goes with the parts of its stage."""
         if former is None or record.parts or not former.parts:
             return record
@@ -532,10 +532,10 @@ class _Recent:
     """Records whose meta somebody has just seen, and what has come along with it."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, tuple[Record, bytes | None, float]] = OrderedDict()
+        self._known: OrderedDict[str, tuple[HeadRecord, bytes | None, float]] = OrderedDict()
         self._mutex = threading.Lock()
 
-    def remember(self, base: str, record: Record, stream: bytes | None) -> None:
+    def remember(self, base: str, record: HeadRecord, stream: bytes | None) -> None:
         with self._mutex:
             for name, (known, large, until) in self._known.items():
                 if large is not None and known.size > _ALONG:  # at most one of those
@@ -545,7 +545,7 @@ class _Recent:
             while len(self._known) > _REMEMBERED:
                 self._known.popitem(last=False)
 
-    def get(self, base: str) -> tuple[Record, bytes | None] | None:
+    def get(self, base: str) -> tuple[HeadRecord, bytes | None] | None:
         with self._mutex:
             record, stream, until = self._known.get(base, (None, None, 0.0))
             return (record, stream) if record is not None and time.monotonic() < until else None

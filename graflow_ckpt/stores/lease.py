@@ -33,12 +33,12 @@ from graflow_ckpt.core.protocols import Buffer, Owner
 from graflow_ckpt.links.processes import is_gone, is_near, myself
 from graflow_ckpt.stores.claims import busy
 from graflow_ckpt.stores.driver import Driver, Entry, Put, Tag
-from graflow_ckpt.stores.fencing import FencedLease, Watch
+from graflow_ckpt.stores.fencing import FencedLease, OwnerWatch
 from graflow_ckpt.stores.head import (
     Head,
+    HeadRecord,
     Held,
     Pin,
-    Record,
     decode,
     decode_page,
     epoch_in,
@@ -61,7 +61,7 @@ _SEGMENT = re.compile(r"(\d{10,20})-(\d{12,20})-[0-9a-z]+\Z", re.ASCII)
 _NUMBER = re.compile(r"\d{1,20}\Z", re.ASCII)
 
 
-class Patience:
+class ServerWait:
     """Says whether it is worth asking again a server that is gone, and waits a little if so."""
 
     def __init__(self, seconds: float | None = None) -> None:
@@ -103,7 +103,7 @@ class Heads:
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
-        self._pages: OrderedDict[str, Mapping[str, Record]] = OrderedDict()  # those that were read last
+        self._pages: OrderedDict[str, Mapping[str, HeadRecord]] = OrderedDict()  # those that were read last
         self._decoded: tuple[str, Buffer, Head] | None = None  # likewise: who reads one reads it again
 
     def read(self, scope: str) -> Seen:
@@ -123,7 +123,7 @@ class Heads:
                 if now is not None and now.tag == found.tag:
                     raise  # else a page has gone meanwhile
 
-    def _page(self, scope: str, mark: str) -> Mapping[str, Record]:
+    def _page(self, scope: str, mark: str) -> Mapping[str, HeadRecord]:
         key = page_key(scope, mark)
         if key not in self._pages:
             (found,) = self.driver.get(key)
@@ -140,7 +140,7 @@ class Heads:
 
         ServerGone: it may have been carried out or not.
         """
-        patience, lost, refused = Patience(), False, 0  # lost: the reply to an attempt
+        patience, lost, refused = ServerWait(), False, 0  # lost: the reply to an attempt
         former: dict[str, Tag | None] = {}
         while True:
             try:
@@ -309,7 +309,7 @@ class Leases:
     def claim(self, session: str, *, take_over: bool) -> KeyedLease:
         """Become the owner."""
         claim, me = uuid.uuid4().hex, myself()
-        patience, watch = Patience(), Watch(session)
+        patience, watch = ServerWait(), OwnerWatch(session)
         former: Owner | None = None
         meant: str | None = None  # the claim that may be taken over without a question
         while True:
@@ -346,7 +346,7 @@ class Leases:
             return None
         return owner if is_near(owner) or not self._is_silent(session, seen) else None
 
-    def _is_dead(self, session: str, seen: Seen, watch: Watch) -> bool:
+    def _is_dead(self, session: str, seen: Seen, watch: OwnerWatch) -> bool:
         """Whether the owner may be taken over; False: look again. SessionBusy: it lives."""
         owner = seen.head.owner
         assert owner is not None

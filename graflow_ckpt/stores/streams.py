@@ -11,7 +11,7 @@ from contextlib import suppress
 
 from graflow_ckpt.core.errors import GraflowError, ServerGone
 from graflow_ckpt.stores.driver import Driver, Put
-from graflow_ckpt.stores.lease import Patience
+from graflow_ckpt.stores.lease import ServerWait
 from graflow_ckpt.stores.names import lacks
 from graflow_ckpt.stores.pieces import ChunkSink
 
@@ -68,7 +68,7 @@ def _over(number: int, piece: bytearray) -> None:
 
 def _sent(driver: Driver, puts: Sequence[Put]) -> None:
     """Once more if the server was lost: nobody else writes under that mark."""
-    patience = Patience()
+    patience = ServerWait()
     while True:
         try:
             driver.batch(puts, soft=True)
@@ -79,7 +79,7 @@ def _sent(driver: Driver, puts: Sequence[Put]) -> None:
             puts = [put._replace(fresh=False) for put in puts]
 
 
-class Source:
+class RangeReader:
     """Reads `size` bytes from `start` of a stream."""
 
     __slots__ = ("_at", "_driver", "_end", "_keys", "_rest", "path", "size")

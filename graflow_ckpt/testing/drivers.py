@@ -28,7 +28,7 @@ from typing import ClassVar, TypeVar
 import cloudpickle
 import pytest
 
-from graflow_ckpt.stores.driver import Driver, Found, Put, Row
+from graflow_ckpt.stores.driver import Driver, Put, Row, Stored
 
 THREADS = 6
 T = TypeVar("T")
@@ -507,7 +507,7 @@ def put(driver: Driver, key: str, data: bytes, *, fresh: bool = True, row: Row |
     return got(driver, key).tag
 
 
-def got(driver: Driver, key: str) -> Found:
+def got(driver: Driver, key: str) -> Stored:
     (found,) = driver.get(key)
     assert found is not None
     return found

@@ -26,7 +26,7 @@ from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.slice import Worker
 from graflow_ckpt.fleet.status import ENDED, Status
-from graflow_ckpt.fleet.steward import Sweeper
+from graflow_ckpt.fleet.steward import FleetRepair
 from graflow_ckpt.fleet.tokens import Carrier, token_in
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import RedisLink, open_link
@@ -134,7 +134,7 @@ class Fleet:
             owner = json.dumps(asdict(replace(myself(), argv=f"worker {number}")))
             keyring = self.client.keyring
             self.workers.append(Worker(link, Carrier(link.client), keyring, owner=owner, budget=budget))
-        self.sweeper = Sweeper(self.client, "nowhere")
+        self.sweeper = FleetRepair(self.client, "nowhere")
         self.ran: Counter[tuple[str, int]] = Counter()  # slices of a session, by worker
         self._turns = cycle(range(workers))
 

@@ -13,7 +13,7 @@ from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, place
 from graflow_ckpt.fleet.reaping import OPAQUE, Hands
 from graflow_ckpt.fleet.status import read_all
-from graflow_ckpt.fleet.steward import Sweeper
+from graflow_ckpt.fleet.steward import FleetRepair
 from graflow_ckpt.sessions.redis.keys import FORMAT, OLDEST, START, keys_of
 from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.sessions.redis.tables import frozen, read_paged, read_state
@@ -49,7 +49,7 @@ def begun_on(mine: Fleet) -> None:
 
 
 def sweep(client: Client) -> None:
-    sweeper = Sweeper(Hands(client.link, client.carrier), place())
+    sweeper = FleetRepair(Hands(client.link, client.carrier), place())
     sweeper.here()
     sweeper.round()
     sweeper.tidy()

@@ -156,6 +156,12 @@ def test_each_policy_is_stored(policy: Policy) -> None:
     assert Settings().with_stored(settings.document()).policy == policy
 
 
+def test_a_stored_union_of_policies_has_the_name_of_the_first_release() -> None:
+    document = Settings(policy=EveryN(2) | WhenIdle()).document()
+
+    assert document["policy"]["is"] == "policy.Either"
+
+
 def test_a_setting_of_tomorrow_is_refused_by_name() -> None:
     document = Settings().document() | {"policy": {"is": "policy.Tomorrow", "share": 0.05}}
 

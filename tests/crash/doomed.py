@@ -44,7 +44,7 @@ from graflow_ckpt.stores.drivers.postgres.names import parse
 from graflow_ckpt.stores.drivers.postgres.schema import Schema
 from graflow_ckpt.stores.drivers.redis.driver import RedisDriver
 from graflow_ckpt.stores.drivers.sqlite.driver import SqliteDriver
-from graflow_ckpt.stores.drivers.sqlite.file import Connection
+from graflow_ckpt.stores.drivers.sqlite.file import FileConnection
 from graflow_ckpt.stores.files.disk import Disk
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import _program
@@ -154,7 +154,7 @@ class _Count:
 _CALLS = {
     "local": (Disk, ("create", "open_to_update", "open", "write", "write_at", "truncate", "sync", "sync_data",
                      "sync_folder", "rename", "unlink", "make_folder", "read")),
-    "sqlite": (Connection, ("execute", "executemany")),
+    "sqlite": (FileConnection, ("execute", "executemany")),
 }  # fmt: skip
 
 

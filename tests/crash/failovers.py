@@ -31,7 +31,7 @@ from graflow_ckpt.core.facts import RESULT, Claim, Op
 from graflow_ckpt.engine.reaping import release
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.redis.keys import CREATE, START, keys_of, whole
-from graflow_ckpt.sessions.redis.session import Reader, RedisSession, new_nonce
+from graflow_ckpt.sessions.redis.session import AttemptReader, RedisSession, new_nonce
 from graflow_ckpt.sessions.redis.tables import read_state
 from tests.servers import Server
 from tests.stretch import until
@@ -50,7 +50,7 @@ class Run:
 
     id: str
     claim: Claim
-    reader: Reader
+    reader: AttemptReader
     reads: dict[str, list[str]] = field(default_factory=dict)
     versions: dict[str, Any] = field(default_factory=dict)
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from graflow_ckpt.stores.drivers.sqlite.file import Connection, Database
+from graflow_ckpt.stores.drivers.sqlite.file import Database, FileConnection
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.stores.names import base_of
 from tests.crash.doomed import small_chunks
@@ -155,7 +155,7 @@ def main(folder: str, synchronous: str) -> None:
     """Within that process."""
     settle = Database._settle
 
-    def settled(self: Database, connection: Connection, kind: Any) -> bool:
+    def settled(self: Database, connection: FileConnection, kind: Any) -> bool:
         there = settle(self, connection, kind)
         connection.execute(f"PRAGMA wal_autocheckpoint = {PAGES}")
         if synchronous != "as it is":

@@ -35,7 +35,7 @@ from graflow_ckpt.core.protocols import Readable
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldValue:
     """One value of a checkpoint. Equal digests: nothing has changed."""
 
     plain: bool
@@ -54,8 +54,8 @@ class Holdings:
     """What one checkpoint holds."""
 
     found: Found
-    values: dict[str, Held]
-    results: dict[str, Held]  # by the name of the task
+    values: dict[str, HeldValue]
+    results: dict[str, HeldValue]  # by the name of the task
 
 
 def holdings(store: Readable, keyring: Keyring, path: str) -> Holdings:
@@ -63,7 +63,7 @@ def holdings(store: Readable, keyring: Keyring, path: str) -> Holdings:
     found = archive.find(store, keyring, path)
     payload = archive.open_values(store, found, inert.load)
     try:
-        values: dict[str, Held] = {name: _plain(cell) for name, cell in payload["plain"].items()}
+        values: dict[str, HeldValue] = {name: _plain(cell) for name, cell in payload["plain"].items()}
         values |= {name: _live(value) for name, value in payload["live"].items()}
         for name, items in payload["appended"].items():
             values[name] = _appended(values.get(name), items)
@@ -77,17 +77,17 @@ def holdings(store: Readable, keyring: Keyring, path: str) -> Holdings:
     )
 
 
-def _plain(cell: bytes) -> Held:
+def _plain(cell: bytes) -> HeldValue:
     value = decode(cell)
-    return Held(True, type(value).__name__, len(cell), blake3(cell).hexdigest(16), value)
+    return HeldValue(True, type(value).__name__, len(cell), blake3(cell).hexdigest(16), value)
 
 
-def _live(value: Any) -> Held:
+def _live(value: Any) -> HeldValue:
     size, digest = inert.weigh(value)
-    return Held(False, inert.kind_of(value), size, digest, value)
+    return HeldValue(False, inert.kind_of(value), size, digest, value)
 
 
-def _appended(base: Held | None, items: list[tuple[str, Any]]) -> Held:
+def _appended(base: HeldValue | None, items: list[tuple[str, Any]]) -> HeldValue:
     """A list and what was appended to it since it was written as a whole."""
     values = [decode(item) if tag == "plain" else item for tag, item in items]
     if base is not None:
@@ -111,7 +111,7 @@ class Change:
 
     name: str
     what: What
-    before: Any = None  # a Held, or JSON of the control facts
+    before: Any = None  # a HeldValue, or JSON of the control facts
     after: Any = None
 
 
@@ -195,8 +195,8 @@ def _inside_dicts(path: str, before: Any, after: Any, depth: int) -> Iterator[Ch
             yield Change(name, one.what, old, None if one.what == "removed" else _part(one.after))
 
 
-def _part(value: Any) -> Held:
-    return Held(not isinstance(value, inert.Inert), inert.kind_of(value), 0, "", value)
+def _part(value: Any) -> HeldValue:
+    return HeldValue(not isinstance(value, inert.Inert), inert.kind_of(value), 0, "", value)
 
 
 def _prints(facts: Document) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def _told(before: Mapping[str, Any], after: Mapping[str, Any], names: Iterable[s
 
 
 def _same(before: Any, after: Any) -> bool:
-    if isinstance(before, Held) and isinstance(after, Held):
+    if isinstance(before, HeldValue) and isinstance(after, HeldValue):
         return (before.plain, before.kind, before.digest) == (after.plain, after.kind, after.digest)
     return type(before) is type(after) and bool(before == after)
 

@@ -58,7 +58,7 @@ _AT_ONCE = 256  # between two words to whoever watches
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PruningPlan:
     """What goes, oldest first, and what would go if it had not to stay."""
 
     cuts: tuple[Cut, ...]
@@ -220,14 +220,14 @@ class Guard:
 
 def plan(
     guard: Guard, retention: Retention, now: float, *, among: Callable[[Cut], bool] = lambda cut: True
-) -> Plan:
+) -> PruningPlan:
     """What a retention lets go of those `among` which it is applied."""
     paths = retention.keeps(guard.known.cuts, now)
     kept = frozenset(cut.session for cut in guard.known.cuts if cut.path in paths)
     return planned(guard, (cut for cut in guard.known.cuts if cut.path not in paths and among(cut)), kept)
 
 
-def planned(guard: Guard, candidates: Iterable[Cut], meant: Collection[str] = ()) -> Plan:
+def planned(guard: Guard, candidates: Iterable[Cut], meant: Collection[str] = ()) -> PruningPlan:
     """All of these, except what has to stay. `meant`: sessions of which something stays anyway."""
     going = list(candidates)
     # where an older one stays, the end stays too: without it the session would seem to go on from there
@@ -235,7 +235,7 @@ def planned(guard: Guard, candidates: Iterable[Cut], meant: Collection[str] = ()
     return _plan(guard, going, lambda cut: guard.reason(cut, stays))
 
 
-def named(guard: Guard, candidates: Iterable[Cut], *, force: bool) -> Plan:
+def named(guard: Guard, candidates: Iterable[Cut], *, force: bool) -> PruningPlan:
     """All of these, since somebody has named them; `force`: also what is paused or was forked from."""
     going = list(candidates)
     held = {cut.path: guard.held(cut) for cut in going}
@@ -251,7 +251,7 @@ def named(guard: Guard, candidates: Iterable[Cut], *, force: bool) -> Plan:
     return _plan(guard, going, why)
 
 
-def _plan(guard: Guard, candidates: Iterable[Cut], why: Callable[[Cut], Reason | None]) -> Plan:
+def _plan(guard: Guard, candidates: Iterable[Cut], why: Callable[[Cut], Reason | None]) -> PruningPlan:
     gone: list[Cut] = []
     spared: list[tuple[Cut, Reason]] = []
     for cut in candidates:
@@ -269,12 +269,12 @@ def _plan(guard: Guard, candidates: Iterable[Cut], why: Callable[[Cut], Reason |
         held = {name for cut in stay for name in cut.shared}
         gone = [replace(cut, shared={n: cut.shared[n] for n in cut.shared if n not in held}) for cut in gone]
     emptied = frozenset(cut.session for cut in gone) - staying
-    return Plan(tuple(gone), tuple(spared), emptied)
+    return PruningPlan(tuple(gone), tuple(spared), emptied)
 
 
 def carry_out(
     store: CheckpointStore,
-    what: Plan,
+    what: PruningPlan,
     *,
     own: str = "",
     seen: Callable[[Cut], object] = lambda cut: None,

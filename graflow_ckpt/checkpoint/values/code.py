@@ -25,7 +25,7 @@ import cloudpickle
 from cloudpickle.cloudpickle import _make_function
 
 from graflow_ckpt import _restore
-from graflow_ckpt.checkpoint.values.pickles import Kept, TooLong
+from graflow_ckpt.checkpoint.values.pickles import KeptStream, TooLong
 from graflow_ckpt.core.task import Task
 
 COPY_LIMIT: Final = 1 << 20
@@ -104,7 +104,7 @@ def by_value(module: str) -> bool:
 def _copy(obj: Any) -> bytes:
     copy = _copies.get(obj)
     if copy is None:
-        out = Kept(COPY_LIMIT, stop=True)
+        out = KeptStream(COPY_LIMIT, stop=True)
         try:
             _Copier(out, protocol=5).dump(obj)
         except TooLong:

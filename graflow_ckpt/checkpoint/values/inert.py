@@ -16,7 +16,7 @@ import re
 from typing import Any, Final
 
 from graflow_ckpt._restore import place_of
-from graflow_ckpt.checkpoint.values.pickles import Kept, reading
+from graflow_ckpt.checkpoint.values.pickles import KeptStream, reading
 from graflow_ckpt.core.errors import CheckpointCorrupt
 from graflow_ckpt.core.protocols import Source
 
@@ -139,7 +139,7 @@ def load(source: Source) -> Any:
 
 def weigh(value: Any) -> tuple[int, str]:
     """How many bytes a value takes in a pickle, and a digest of them."""
-    out = Kept(0)
+    out = KeptStream(0)
     try:
         _Writer(out, protocol=5).dump(value)
     except RecursionError:

@@ -106,7 +106,7 @@ class TooLong(Exception):
 def pickle_once(value: Any, limit: int, root: str = "value", *, stop: bool = False) -> Once:
     """The pickle of a value, if it has no more than `limit` bytes, and its digest in any case. With `stop` a
     larger one is TooLong, and the rest of it is not looked at."""
-    out = Kept(limit, stop=stop)
+    out = KeptStream(limit, stop=stop)
     pickler = _pickle(value, out, None, root)
     return Once(out.hash.digest(16), out.size, out.data(), pickler)
 
@@ -188,7 +188,7 @@ class _Digesting(_Out):
         return 0
 
 
-class Kept(_Digesting):
+class KeptStream(_Digesting):
     """A digest of the stream, and the stream itself as long as it is small."""
 
     def __init__(self, limit: int, *, stop: bool = False) -> None:

@@ -19,8 +19,8 @@ import click
 from graflow_ckpt.checkpoint.care.inventory import Inventory, inventory
 from graflow_ckpt.checkpoint.care.pruning import (
     Guard,
-    Plan,
     Pruned,
+    PruningPlan,
     Reason,
     carry_out,
     named,
@@ -47,7 +47,7 @@ _WHY: dict[Reason, str] = {
 _COLUMNS = ("path", "session", "workflow", "status", "age", "size")
 
 
-class Held(CheckpointError):
+class MustStay(CheckpointError):
     """What was named has to stay. `.held` says why."""
 
 
@@ -56,8 +56,10 @@ class Clearance:
     """In one store."""
 
     place: CheckpointStore
-    again: Callable[[], Plan]  # the same question, asked now
-    needed: Callable[[Plan], Collection[str]] = lambda what: ()  # what goes and sessions would go on with
+    again: Callable[[], PruningPlan]  # the same question, asked now
+    needed: Callable[[PruningPlan], Collection[str]] = (
+        lambda what: ()
+    )  # what goes and sessions would go on with
 
     @classmethod
     def by_retention(
@@ -75,7 +77,7 @@ class Clearance:
         def among(cut: Cut) -> bool:
             return session in (None, cut.session) and workflow in (None, cut.workflow)
 
-        def again() -> Plan:
+        def again() -> PruningPlan:
             known = inventory(place)
             _check_metrics(metrics, [cut for cut in known.cuts if among(cut)])
             return plan(_guard(place, known), retention, time.time(), among=among)
@@ -87,7 +89,7 @@ class Clearance:
         """Checkpoints by path, sessions by id; all of one store."""
         place = _store_of(store, what)
 
-        def again() -> Plan:
+        def again() -> PruningPlan:
             known = inventory(place)
             going = _named(place, known, what)
             found = named(_guard(place, known, going), going, force=force)
@@ -100,7 +102,7 @@ class Clearance:
     def by_workflow(cls, store: str, workflow: str, *, finished: bool, force: bool) -> Clearance:
         place = open_store(store)
 
-        def again() -> Plan:
+        def again() -> PruningPlan:
             known = inventory(place)
             sessions = {cut.session for cut in known.cuts if cut.workflow == workflow}
             if known.cuts and not sessions:
@@ -118,7 +120,7 @@ class Clearance:
 
         return cls(place, again, partial(_needed, place))
 
-    def _looked(self, manner: Manner) -> Plan:
+    def _looked(self, manner: Manner) -> PruningPlan:
         with bar("looking", show=not manner.json):  # what stays instead is read to its last byte
             return self.again()
 
@@ -175,7 +177,7 @@ def _guard(place: CheckpointStore, known: Inventory, going: Sequence[Cut] = ()) 
     return Guard(place, known, cache(partial(Keyring.for_store, place)), going=paths)
 
 
-def _refuse(found: Plan) -> None:
+def _refuse(found: PruningPlan) -> None:
     if not found.spared:
         return
     busy = [cut for cut, reason in found.spared if reason == "busy"]
@@ -188,7 +190,7 @@ def _refuse(found: Plan) -> None:
             hint="Stop it first; or leave it to its retention (keep=).",
             session=busy[0].session,
         )
-    raise Held(
+    raise MustStay(
         f"Nothing was deleted. It has to stay: {first} ({why}){more}.",
         hint="To delete it all the same: --force.",
         held=held,
@@ -237,7 +239,7 @@ def _same_place(place: CheckpointStore, path: str) -> str:
     return os.path.realpath(path)
 
 
-def _needed(place: CheckpointStore, what: Plan) -> set[str]:
+def _needed(place: CheckpointStore, what: PruningPlan) -> set[str]:
     """Sessions that could go on, and will not be able to."""
     guard = Guard(place, Inventory(what.cuts), cache(partial(Keyring.for_store, place)))
     return {session for session in what.emptied if session and not guard.finished(session)}

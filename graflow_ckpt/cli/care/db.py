@@ -13,7 +13,7 @@ import click
 from graflow_ckpt.cli.options import common, manner_of, store
 
 if TYPE_CHECKING:
-    from graflow_ckpt.stores.drivers.postgres.schema import Migration, Status
+    from graflow_ckpt.stores.drivers.postgres.schema import Migration, SchemaStatus
     from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
 
 UPGRADE = """\b
@@ -126,7 +126,7 @@ def _done(ctx: click.Context, place: PostgresStore, taken: list[Migration]) -> i
     return 0
 
 
-def _document(place: PostgresStore, status: Status) -> dict[str, object]:
+def _document(place: PostgresStore, status: SchemaStatus) -> dict[str, object]:
     applied = [{"version": s.version, "name": s.name, "at": s.at.isoformat()} for s in status.applied]
     known = {"version": status.version, "wanted": status.wanted, "verdict": status.verdict}
     return {"store": place.url, **known, "applied": applied, "changed": status.changed}

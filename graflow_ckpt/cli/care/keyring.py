@@ -15,7 +15,7 @@ from graflow_ckpt.stores.prefixes import prefix_of
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class KeyRow:
     """A key by its id: what it is for here, and what needs it."""
 
     id: str
@@ -28,13 +28,15 @@ class Row:
         return asdict(self)
 
 
-def listing(store: str) -> tuple[list[Row], int]:
+def listing(store: str) -> tuple[list[KeyRow], int]:
     """The keys in their order, then those that are not here; how many checkpoints tell no key."""
     place = open_store(store)
     found, uses = usage(place), _uses(place)
     ids = [*uses, *sorted(found.ids - set(uses))]
     rows = [
-        Row(each, uses.get(each, "not here"), found.seals[each], found.encrypts[each], found.journals[each])
+        KeyRow(
+            each, uses.get(each, "not here"), found.seals[each], found.encrypts[each], found.journals[each]
+        )
         for each in ids
     ]
     return rows, found.unreadable

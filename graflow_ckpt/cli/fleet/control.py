@@ -96,7 +96,7 @@ def _cannot(status: Status, what: str) -> SessionError:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FailedRow:
     """One failed task, and its session."""
 
     failure: Failure
@@ -131,17 +131,19 @@ class Row:
         }
 
 
-def failed_at(client: Client, session: str | None, task: str | None, limit: int) -> tuple[list[Row], bool]:
+def failed_at(
+    client: Client, session: str | None, task: str | None, limit: int
+) -> tuple[list[FailedRow], bool]:
     """So many of them at most, and whether there are more."""
     if session is not None:
         session_at(client, session)
-    rows: list[Row] = []
+    rows: list[FailedRow] = []
     for status in read_all(client.link, client.sessions() if session is None else [session]):
         for failure in _of(client, status, session is None):
             if task in (None, failure.task):
                 if len(rows) == limit:
                     return rows, True
-                rows.append(Row(failure, status))
+                rows.append(FailedRow(failure, status))
     return rows, False
 
 

@@ -18,7 +18,7 @@ from graflow_ckpt.checkpoint.care.difference import (
     Bisected,
     Change,
     Difference,
-    Held,
+    HeldValue,
     Holdings,
     Verdict,
     bisect,
@@ -93,8 +93,8 @@ def _held_rows(change: Change, prefix: str) -> Iterator[Sequence[str]]:
 
 
 def _held_row(change: Change, prefix: str) -> Sequence[str]:
-    old: Held | None = change.before
-    new: Held | None = change.after
+    old: HeldValue | None = change.before
+    new: HeldValue | None = change.after
     before = shown(change.name, old) if old is not None else ""
     after = shown(change.name, new) if new is not None else ""
     by = change_of(old, new) if old is not None and new is not None else ""
@@ -171,7 +171,7 @@ def _shown(change: Change, side: str) -> str | None:
     return None if held is None else shown(change.name, held)
 
 
-def _value(name: str, held: Held) -> Document:
+def _value(name: str, held: HeldValue) -> Document:
     """The value itself only where it is a number, or a text as it would be shown."""
     kept = {"kind": held.kind, "plain": held.plain, "size": held.size, "digest": held.digest}
     return kept | {"shown": shown(name, held)}
@@ -241,7 +241,7 @@ _WIDTH = 24
 _TEXT = 40
 
 
-def shown(name: str, held: Held) -> str:
+def shown(name: str, held: HeldValue) -> str:
     """What a value is, or what it says if that is short."""
     if is_secret(name):
         return HIDDEN
@@ -270,7 +270,7 @@ def is_secret(name: str) -> bool:
     return bool(redacted({last: "?"})[last] == HIDDEN)
 
 
-def change_of(before: Held, after: Held) -> str:
+def change_of(before: HeldValue, after: HeldValue) -> str:
     """By how much a number has changed; of arrays of the same shape the mean of what was added."""
     old, new = _one(before), _one(after)
     if old is None or new is None:
@@ -312,7 +312,7 @@ def _picture_of(row: list[float] | None) -> str:
     return f"{picture(row)} {ends}"
 
 
-def _one(held: Held) -> float | None:
+def _one(held: HeldValue) -> float | None:
     value = held.value
     return float(value) if held.plain and type(value) in (int, float) and abs(value) < 1e300 else None
 

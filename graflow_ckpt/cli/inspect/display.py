@@ -181,7 +181,7 @@ def size_of(meta: Document) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class CheckpointVerdict:
     """Of one checkpoint."""
 
     path: str
@@ -221,7 +221,7 @@ def any_of(paths: Sequence[str], count: int | None) -> Sequence[str]:
     return sorted(SystemRandom().sample(paths, count), key=paths.index)
 
 
-def verdicts(paths: Sequence[str], *, show: bool) -> Iterator[Verdict]:
+def verdicts(paths: Sequence[str], *, show: bool) -> Iterator[CheckpointVerdict]:
     """Each is read once, from end to end."""
     opened = cache(open_store)
     for path in along(paths, "verifying", show=show and len(paths) > 1):
@@ -229,9 +229,9 @@ def verdicts(paths: Sequence[str], *, show: bool) -> Iterator[Verdict]:
             store = opened(store_of(path))
             _, size = archive.check(store, Keyring.for_store(store), path)
         except CheckpointError as error:
-            yield Verdict(path, "bad", type(error).__name__, str(error))
+            yield CheckpointVerdict(path, "bad", type(error).__name__, str(error))
         else:
-            yield Verdict(path, "good", size=size)
+            yield CheckpointVerdict(path, "good", size=size)
 
 
 # --- a census ------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from graflow_ckpt.cli.options import common, configured, fleet, manner_of, named, store, with_fleet
-from graflow_ckpt.cli.terminal import Finding
+from graflow_ckpt.cli.terminal import ExaminedRow
 from graflow_ckpt.config.sources import BadSetting
 from graflow_ckpt.core.errors import PackageMissing
 from graflow_ckpt.frontends.door import needed
@@ -40,7 +40,7 @@ def command(ctx: click.Context, /, store: str) -> int:
             if configured(ctx):
                 findings += examine_fleet(with_fleet(ctx))
     except (BadSetting, PackageMissing) as error:
-        findings.append(Finding("settings", "bad", str(error)))
+        findings.append(ExaminedRow("settings", "bad", str(error)))
     if manner.json:
         manner.document([finding.document() for finding in findings])
     else:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from graflow_ckpt.checkpoint.care import inventory
 from graflow_ckpt.checkpoint.seals.seal import key_storage_warning
 from graflow_ckpt.cli import words
-from graflow_ckpt.cli.terminal import Finding
+from graflow_ckpt.cli.terminal import ExaminedRow
 from graflow_ckpt.core.errors import CheckpointError, GraflowError, PackageMissing, ServerError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.links.addresses import masked
@@ -47,7 +47,7 @@ NETWORK = frozenset(
 )
 
 
-def examine(store: str) -> list[Finding]:
+def examine(store: str) -> list[ExaminedRow]:
     """Look at what is installed, and at a store and its key; nothing is written to it."""
     place = open_store(store)
     if place.shared:
@@ -56,18 +56,20 @@ def examine(store: str) -> list[Finding]:
     return [*_versions(), *_store(store), *_waiting(place), *_key(store), *encryption(place)]
 
 
-def _versions() -> Iterator[Finding]:
+def _versions() -> Iterator[ExaminedRow]:
     from graflow_ckpt import __version__
 
-    yield Finding("graflow_ckpt", "ok", __version__)
+    yield ExaminedRow("graflow_ckpt", "ok", __version__)
     version = platform.python_version()
-    yield Finding("python", "ok" if sys.version_info >= (3, 11) else "bad", f"{version} ({sys.executable})")
+    yield ExaminedRow(
+        "python", "ok" if sys.version_info >= (3, 11) else "bad", f"{version} ({sys.executable})"
+    )
     for name in LIBRARIES:
         try:
-            yield Finding(name, "ok", metadata.version(name))
+            yield ExaminedRow(name, "ok", metadata.version(name))
         except metadata.PackageNotFoundError:
             needed = name not in OPTIONAL
-            yield Finding(
+            yield ExaminedRow(
                 name, "bad" if needed else "ok", "not installed" + ("" if needed else " (optional)")
             )
 
@@ -75,7 +77,7 @@ def _versions() -> Iterator[Finding]:
 # --- the store -----------------------------------------------------------------------------
 
 
-def _store(store: str) -> Iterator[Finding]:
+def _store(store: str) -> Iterator[ExaminedRow]:
     place = open_store(store)
     folder = folder_on_disk(place)
     there = os.path.isdir(folder)
@@ -85,9 +87,9 @@ def _store(store: str) -> Iterator[Finding]:
         elif not os.access(existing(folder), os.W_OK | os.X_OK):
             raise CheckpointError(f"{existing(folder)} is not writable, and {folder} is not there yet.")
     except CheckpointError as error:
-        yield Finding("store", "bad", str(error))
+        yield ExaminedRow("store", "bad", str(error))
         return
-    yield Finding(
+    yield ExaminedRow(
         "store", "ok", f"{folder} is writable" if there else f"{folder} will be made by the first save"
     )
     if there:
@@ -96,7 +98,7 @@ def _store(store: str) -> Iterator[Finding]:
     yield _kind(folder)
 
 
-def _database(place: CheckpointStore) -> Iterator[Finding]:
+def _database(place: CheckpointStore) -> Iterator[ExaminedRow]:
     """A file that has grown."""
     url = unwrapped(place.url)
     if not is_sqlite(url) or not os.path.isfile(file_of(url)):
@@ -104,55 +106,55 @@ def _database(place: CheckpointStore) -> Iterator[Finding]:
     size = os.path.getsize(file_of(url)) / (1 << 20)
     if size > inventory.LARGE_MB:
         todo = "graflow-ckpt checkpoints prune, then vacuum"
-        yield Finding("database", "warning", f"{file_of(url)} has {size:.0f} MB: {todo}")
+        yield ExaminedRow("database", "warning", f"{file_of(url)} has {size:.0f} MB: {todo}")
 
 
-def _modes(folder: str) -> Finding:
+def _modes(folder: str) -> ExaminedRow:
     found = os.stat(folder)
     mode = stat.S_IMODE(found.st_mode)
     said = f"mode {mode:04o}, owner {found.st_uid}"
     if mode & stat.S_IWOTH:
-        return Finding(
+        return ExaminedRow(
             "store modes", "bad", f"{said}: anybody can write checkpoints there (chmod o-w {folder})"
         )
     if found.st_uid not in (os.geteuid(), 0):
-        return Finding("store modes", "warning", f"{said}: somebody else can replace what is in it")
+        return ExaminedRow("store modes", "warning", f"{said}: somebody else can replace what is in it")
     if mode & 0o077:
-        return Finding("store modes", "warning", f"{said}: others can look into it (chmod 700 {folder})")
-    return Finding("store modes", "ok", said)
+        return ExaminedRow("store modes", "warning", f"{said}: others can look into it (chmod 700 {folder})")
+    return ExaminedRow("store modes", "ok", said)
 
 
-def _kind(folder: str) -> Finding:
+def _kind(folder: str) -> ExaminedRow:
     kind = file_system(folder)
     temporary = os.path.realpath(tempfile.gettempdir())
     inside = os.path.realpath(folder).startswith(temporary + os.sep)
     if kind in MEMORY:
-        return Finding("file system", "warning", f"{kind}: in memory, gone with the next boot")
+        return ExaminedRow("file system", "warning", f"{kind}: in memory, gone with the next boot")
     if kind in NETWORK:
         said = f"{kind}: a network file system; locks and syncs are only as good as its server's"
-        return Finding("file system", "warning", said)
+        return ExaminedRow("file system", "warning", said)
     if inside:
-        return Finding(
+        return ExaminedRow(
             "file system", "warning", f"{temporary} is cleaned up by the system: not for what must last"
         )
-    return Finding("file system", "ok", kind or "not known")
+    return ExaminedRow("file system", "ok", kind or "not known")
 
 
-def _server(place: CheckpointStore) -> Iterator[Finding]:
+def _server(place: CheckpointStore) -> Iterator[ExaminedRow]:
     """A store on a server: how it is set up, as far as it says."""
     try:
         place.probe()
         found = list(_redis(unwrapped(place.url)))
     except (CheckpointError, ServerError) as error:
-        yield Finding("store", "bad", str(error))
+        yield ExaminedRow("store", "bad", str(error))
         return
-    yield Finding("store", "ok", f"{masked(place.url)} is writable")
+    yield ExaminedRow("store", "ok", f"{masked(place.url)} is writable")
     yield from found
     kept = "on its disk when it is confirmed" if place.synced else "accepted, and on its disk later if at all"
-    yield Finding("saves", "ok" if place.synced else "warning", f"a checkpoint is {kept}")
+    yield ExaminedRow("saves", "ok" if place.synced else "warning", f"a checkpoint is {kept}")
 
 
-def _redis(url: str) -> Iterator[Finding]:
+def _redis(url: str) -> Iterator[ExaminedRow]:
     """How a server is set up, if it is one that says so."""
     if not is_redis(url):
         return
@@ -161,22 +163,22 @@ def _redis(url: str) -> Iterator[Finding]:
     yield from _server_at("server", open_link(url))
 
 
-def _waiting(place: CheckpointStore) -> Iterator[Finding]:
+def _waiting(place: CheckpointStore) -> Iterator[ExaminedRow]:
     """Saves that wait in the folder of a fallback until their store is back, and what was set aside."""
     for fallback in fallbacks(place):
         where, waits, refused = fallback.waits.where, fallback.waits.waiting(), fallback.waits.refused
         if not waits:
-            yield Finding("fallback", "ok", f"nothing waits in {where}")
+            yield ExaminedRow("fallback", "ok", f"nothing waits in {where}")
         else:
             sessions = ", ".join(sorted({entry.session for entry in waits}))
             said = (
                 f"{words.counted(len(waits), 'checkpoint')} of {sessions} in {where}; handed over by the next"
             )
             sync = f"graflow-ckpt checkpoints sync --store '{masked(place.url)}'"
-            yield Finding("fallback", "warning", f"{said} run of each session, or by: {sync}")
+            yield ExaminedRow("fallback", "warning", f"{said} run of each session, or by: {sync}")
         if aside := list(entries(refused)):
             said = f"{words.counted(len(aside), 'checkpoint')} in {refused.folder}: somebody else had gone on"
-            yield Finding("fallback refused", "warning", f"{said}; nobody needs them")
+            yield ExaminedRow("fallback refused", "warning", f"{said}; nobody needs them")
 
 
 def fallbacks(store: CheckpointStore) -> list[Fallback]:
@@ -184,11 +186,11 @@ def fallbacks(store: CheckpointStore) -> list[Fallback]:
     return [layer for layer in layers(store) if isinstance(layer, Fallback)]
 
 
-def _keys(what: str, keyring: Callable[[], Keyring], where: str = "") -> Finding:
+def _keys(what: str, keyring: Callable[[], Keyring], where: str = "") -> ExaminedRow:
     try:
-        return Finding(what, "ok", ", ".join(keyring().ids) + where)
+        return ExaminedRow(what, "ok", ", ".join(keyring().ids) + where)
     except CheckpointError as error:
-        return Finding(what, "bad", str(error))
+        return ExaminedRow(what, "bad", str(error))
 
 
 def existing(folder: str) -> str:
@@ -201,42 +203,42 @@ def existing(folder: str) -> str:
 # --- the key -------------------------------------------------------------------------------
 
 
-def _key(store: str) -> Iterator[Finding]:
+def _key(store: str) -> Iterator[ExaminedRow]:
     where = str(local_key_path()) if uses_local_key() else "set in the environment"
     if uses_local_key() and not os.path.exists(local_key_path()):
-        yield Finding("key", "ok", f"none yet; {where} will be made by the first save")
+        yield ExaminedRow("key", "ok", f"none yet; {where} will be made by the first save")
     else:
         yield (found := _keys("key", Keyring.load, f" ({where})"))
         if found.verdict == "bad":
             return
     warning = key_storage_warning(folder_on_disk(open_store(store)))
     if warning:
-        yield Finding("key storage", "warning", warning)
+        yield ExaminedRow("key storage", "warning", warning)
 
 
-def encryption(place: CheckpointStore) -> Iterator[Finding]:
+def encryption(place: CheckpointStore) -> Iterator[ExaminedRow]:
     """Nothing, if the store is not encrypted. Reads all metadata, no value."""
     if "encrypted+" not in prefix_of(place.url):
         return
     from graflow_ckpt.stores.around.encrypted import keys_by_path, within
 
     if not place.shared and uses_local_key() and not os.path.exists(local_key_path()):
-        yield Finding("encryption", "ok", "with the key that the first save makes")
+        yield ExaminedRow("encryption", "ok", "with the key that the first save makes")
         return
     try:
         found, keys = within(place), Counter(keys_by_path(place).values())
         ids = found.keyring.ids if found is not None else ("",)
     except GraflowError as error:
-        yield Finding("encryption", "bad", str(error))
+        yield ExaminedRow("encryption", "bad", str(error))
         return
     here = f"what is new, with key {ids[0]}"
     if older := sum(count for key_id, count in keys.items() if key_id in ids[1:]):
         here += f"; {words.counted(older, 'checkpoint')} with older ones (graflow-ckpt key reseal)"
-    yield Finding("encryption", "ok", here)
+    yield ExaminedRow("encryption", "ok", here)
     for key_id, count in sorted(keys.items()):
         if key_id not in ids:
             what = f"encrypted with key {key_id}, which is not here" if key_id else "not encrypted at all"
-            yield Finding("encryption", "warning", f"{words.counted(count, 'checkpoint')}: {what}")
+            yield ExaminedRow("encryption", "warning", f"{words.counted(count, 'checkpoint')}: {what}")
 
 
 # --- a fleet -------------------------------------------------------------------------------
@@ -246,18 +248,18 @@ RQ = ((2, 9), (3,))  # from, and below
 _VERDICTS = {"ok": "ok", "warning": "warning", "error": "bad"}
 
 
-def examine_fleet(resolved: Resolved) -> Iterator[Finding]:
+def examine_fleet(resolved: Resolved) -> Iterator[ExaminedRow]:
     """All of it, as far as it can be reached."""
-    yield Finding("settings", "ok", resolved.file or "of the environment, no file")
+    yield ExaminedRow("settings", "ok", resolved.file or "of the environment, no file")
     for name in unknown():
-        yield Finding("settings", "warning", f"{name} is set, and nothing reads it")
+        yield ExaminedRow("settings", "warning", f"{name} is set, and nothing reads it")
     yield _fleet_key()
     from graflow_ckpt.cli.client import connect
 
     try:
         client = connect(resolved)
     except (ServerError, PackageMissing) as error:
-        yield Finding("server", "bad", str(error))
+        yield ExaminedRow("server", "bad", str(error))
         return
     except CheckpointError:  # the key, which has been told already
         return
@@ -267,14 +269,14 @@ def examine_fleet(resolved: Resolved) -> Iterator[Finding]:
     yield from _work(client)
 
 
-def _fleet_key() -> Finding:
+def _fleet_key() -> ExaminedRow:
     if uses_local_key():
         said = "none is set, so nothing can be submitted or run: GRAFLOW_CKPT_KEY or GRAFLOW_CKPT_KEY_FILE"
-        return Finding("fleet key", "bad", said)
+        return ExaminedRow("fleet key", "bad", said)
     return _keys("fleet key", partial(Keyring.load, local=False))
 
 
-def _servers(client: Client, resolved: Resolved) -> Iterator[Finding]:
+def _servers(client: Client, resolved: Resolved) -> Iterator[ExaminedRow]:
     from graflow_ckpt.links.redis import open_link
 
     yield from _server_at("server", client.link)
@@ -282,14 +284,14 @@ def _servers(client: Client, resolved: Resolved) -> Iterator[Finding]:
         yield from _server_at("rq server", open_link(resolved.rq_url))
 
 
-def _server_at(what: str, link: RedisLink) -> Iterator[Finding]:
+def _server_at(what: str, link: RedisLink) -> Iterator[ExaminedRow]:
     from graflow_ckpt.links.redis import examine
 
     for one in examine(link):
-        yield Finding(what, _VERDICTS[one.level], f"{one.what} {one.hint}".strip())
+        yield ExaminedRow(what, _VERDICTS[one.level], f"{one.what} {one.hint}".strip())
 
 
-def _rights(client: Client) -> Iterator[Finding]:
+def _rights(client: Client) -> Iterator[ExaminedRow]:
     """Sessions and queues are tried, with the rights of this user."""
     from graflow_ckpt.fleet.health import hears, try_queue, try_session
 
@@ -297,52 +299,52 @@ def _rights(client: Client) -> Iterator[Finding]:
         try_session(client.link)
         try_queue(client.carrier)
     except ServerError as error:
-        yield Finding("rights", "bad", f"a trial session was refused: {error}")
+        yield ExaminedRow("rights", "bad", f"a trial session was refused: {error}")
         return
-    yield Finding("rights", "ok", "a trial session was made, worked on and taken away")
+    yield ExaminedRow("rights", "ok", "a trial session was made, worked on and taken away")
     if not hears(client.link):
         said = "this user may not use channels (&graflow:*): who follows a session looks ten times a second"
-        yield Finding("rights", "warning", said)
+        yield ExaminedRow("rights", "warning", said)
 
 
-def _rq() -> Finding:
+def _rq() -> ExaminedRow:
     version = metadata.version("rq")
     number = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
     if number < RQ[0]:
-        return Finding("rq", "bad", f"{version} is too old: pip install -U 'rq>=2.9,<3'")
+        return ExaminedRow("rq", "bad", f"{version} is too old: pip install -U 'rq>=2.9,<3'")
     if number >= RQ[1]:
-        return Finding("rq", "warning", f"{version}; from 2.9 on and below 3 is what this is tested with")
-    return Finding("rq", "ok", version)
+        return ExaminedRow("rq", "warning", f"{version}; from 2.9 on and below 3 is what this is tested with")
+    return ExaminedRow("rq", "ok", version)
 
 
-def _work(client: Client) -> Iterator[Finding]:
+def _work(client: Client) -> Iterator[ExaminedRow]:
     from graflow_ckpt.cli.fleet.outlook import Overview
     from graflow_ckpt.fleet.health import pools
     from graflow_ckpt.fleet.status import UNKNOWN
 
     alive = pools(client.link)
     if not alive:
-        yield Finding("workers", "warning", "no worker gives a sign of life: graflow-ckpt worker")
+        yield ExaminedRow("workers", "warning", "no worker gives a sign of life: graflow-ckpt worker")
     yield from map(_pool, alive)
     versions = sorted({pool.version for pool in alive})
     if len(versions) > 1:
-        yield Finding("workers", "warning", f"of several versions: {', '.join(versions)}")
+        yield ExaminedRow("workers", "warning", f"of several versions: {', '.join(versions)}")
     outlook = Overview(client, 1000).look()
     for queue in outlook.queues:
         if queue.ready and not queue.workers:
             said = f"{words.counted(queue.ready, 'task')} in queue {queue.name}, which no worker serves"
-            yield Finding("queues", "bad", said)
+            yield ExaminedRow("queues", "bad", said)
     for row in outlook.sessions:
         if row.status == UNKNOWN:
-            yield Finding("sessions", "bad", row.reason)
+            yield ExaminedRow("sessions", "bad", row.reason)
             continue
         for host, why in client.session(row.session).declined().items():
-            yield Finding("code", "warning", f"session {row.session}, {host}: {why}")
+            yield ExaminedRow("code", "warning", f"session {row.session}, {host}: {why}")
 
 
-def _pool(pool: PoolFacts) -> Finding:
+def _pool(pool: PoolFacts) -> ExaminedRow:
     n = words.counted(len(pool.workers), "worker")
     said = f"{pool.pool}: {n} on {', '.join(pool.queues)}, {pool.version}, Python {pool.python}"
     if pool.age > LATE:
-        return Finding("workers", "warning", f"{said}; no sign of life for {pool.age:.0f} s")
-    return Finding("workers", "ok", f"{said}{', draining' if pool.draining else ''}")
+        return ExaminedRow("workers", "warning", f"{said}; no sign of life for {pool.age:.0f} s")
+    return ExaminedRow("workers", "ok", f"{said}{', draining' if pool.draining else ''}")

@@ -16,7 +16,7 @@ import click
 from graflow_ckpt.checkpoint.program.plan import HINT, CurrentTask, Plan, make_plan
 from graflow_ckpt.checkpoint.program.program import saved_tasks
 from graflow_ckpt.cli import words
-from graflow_ckpt.cli.locate import Origin, Place
+from graflow_ckpt.cli.locate import Place, ProgramOrigin
 from graflow_ckpt.cli.overview import standing, status_now
 from graflow_ckpt.cli.run import program
 from graflow_ckpt.cli.terminal import Document, Manner
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class DryRun:
     """A plan, and what it is about."""
 
     place: Place
@@ -86,14 +86,14 @@ class Outlook:
         }
 
 
-def planned(place: Place, origin: Origin, changed: Changed | None) -> Outlook:
+def planned(place: Place, origin: ProgramOrigin, changed: Changed | None) -> DryRun:
     """Compare; opens no pickle and touches no session."""
     found = place.found
     state, replayed = standing(place.kept_in, found, journal=not place.named)
     if origin.gone:
         saved = saved_tasks(found.facts)
         same = [CurrentTask(task.name, task.fingerprint, task.after) for task in saved]
-        return Outlook(place, make_plan(saved, same, changed), state, replayed, origin.gone)
+        return DryRun(place, make_plan(saved, same, changed), state, replayed, origin.gone)
     graph = graph_of(origin, found.meta["workflow"])
     journal = not place.named and any(place.kept_in.segments(place.session))
     durability: Durability = "journal" if journal else "checkpoint"
@@ -101,10 +101,10 @@ def planned(place: Place, origin: Origin, changed: Changed | None) -> Outlook:
     context = ExecutionContext(graph, place.session, settings=settings, store=place.store)
     context.found, context.session = found, MemorySession(state)
     graph.compile(tuple(found.facts["starts"]))
-    return Outlook(place, plan_for(context), state, replayed, "")
+    return DryRun(place, plan_for(context), state, replayed, "")
 
 
-def graph_of(origin: Origin, workflow: str) -> TaskGraph:
+def graph_of(origin: ProgramOrigin, workflow: str) -> TaskGraph:
     """The graph of a program, which is run until it would execute the workflow."""
     with overrides.for_one_program():
         overrides.only, overrides.target = workflow, workflow

@@ -47,14 +47,21 @@ def command(
     The program is run up to its first execute() to see its tasks; no task runs, no session is
     touched, no pickle is opened.
     """
-    from graflow_ckpt.cli.locate import Origin, argv_of, by_session, find_place, in_its_folder, origin_of
+    from graflow_ckpt.cli.locate import (
+        ProgramOrigin,
+        argv_of,
+        by_session,
+        find_place,
+        in_its_folder,
+        origin_of,
+    )
     from graflow_ckpt.cli.run import program
     from graflow_ckpt.cli.run.dry_run import planned
 
     manner = manner_of(ctx)
     if what is not None and session is not None:
         place = by_session(store, session)
-        origin = Origin(what, arguments or argv_of(place)[1:])
+        origin = ProgramOrigin(what, arguments or argv_of(place)[1:])
     elif what is not None and what.endswith(".py") and program.is_file(what):
         raise click.UsageError("FILE.py needs --session: graflow-ckpt plan FILE.py --session ID.")
     else:

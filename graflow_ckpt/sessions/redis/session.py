@@ -153,7 +153,7 @@ class RedisSession:
         self._nonce = ""  # of the last request as it was sent
         self._follows = began  # the nonce of the last one that was answered
         self.connections = 0  # so many were opened: a server that has another history is met on a new one
-        self._readers: dict[int, Reader] = {}  # of attempts, by the key of their spec
+        self._readers: dict[int, AttemptReader] = {}  # of attempts, by the key of their spec
         self._ahead: float | None = None  # the server's clock before ours
         self._said = b"running"  # the status, as it came
 
@@ -475,11 +475,11 @@ class RedisSession:
 
     # --- values ------------------------------------------------------------------------
 
-    def reader(self, key: int = 0) -> Reader:
+    def reader(self, key: int = 0) -> AttemptReader:
         """The values as one attempt sees them, that of the spec with this key."""
         reader = self._readers.get(key)
         if reader is None:
-            reader = Reader(self)
+            reader = AttemptReader(self)
             if key in self.held:
                 self._readers[key] = reader
         return reader
@@ -530,7 +530,7 @@ class RedisSession:
             return [f[1:].decode() for f in fields if f[:1] == b"="]
 
 
-class Reader:
+class AttemptReader:
     """What one attempt reads, each value once: it sees them as they were when it first looked."""
 
     shares = False

@@ -54,7 +54,7 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Owner, PartWriter, Sink, Source
 from graflow_ckpt.links.addresses import masked
-from graflow_ckpt.stores.around.patience import Attempt, Breaker, may_pass
+from graflow_ckpt.stores.around.patience import Breaker, PutAttempt, may_pass
 from graflow_ckpt.stores.around.wrapper import Wrapper, keeps_no_secret
 from graflow_ckpt.stores.batches import Facts, newest
 from graflow_ckpt.stores.claims import released
@@ -313,7 +313,7 @@ class Fallback(Wrapper):
         mine = self._own(lease) if lease is not None else None
         if mine is not None:
             mine.not_released()
-        attempt, inner = Attempt(parts), self._inner(path)
+        attempt, inner = PutAttempt(parts), self._inner(path)
         try:
             self._what_it_takes(lambda: self.hand_over_of(mine))
             remote = mine.remote if mine is not None else None

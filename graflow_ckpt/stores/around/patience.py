@@ -133,7 +133,7 @@ class Breaker:
         )
 
 
-class Attempt:
+class PutAttempt:
     """One `put`: what its writers have come to. A writer that fails by itself fails again."""
 
     def __init__(self, parts: Sequence[tuple[str, PartWriter]]) -> None:

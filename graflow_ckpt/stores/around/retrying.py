@@ -20,7 +20,7 @@ from typing import Any, Self, TypeVar, Unpack
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, Owner, PartWriter, Source
 from graflow_ckpt.links.addresses import masked
-from graflow_ckpt.stores.around.patience import Attempt, Breaker, Patience, may_pass
+from graflow_ckpt.stores.around.patience import Breaker, Patience, PutAttempt, may_pass
 from graflow_ckpt.stores.around.wrapper import Wrapper
 from graflow_ckpt.stores.batches import Filters
 
@@ -94,7 +94,7 @@ class Retrying(Wrapper):
     def put(
         self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
     ) -> None:
-        attempt = Attempt(parts)
+        attempt = PutAttempt(parts)
 
         def write() -> None:
             attempt.written.clear()
@@ -159,7 +159,7 @@ class Retrying(Wrapper):
             self._breaker.good()
             return found  # type: ignore[return-value]  # None only for calls that return nothing
 
-    def _is_there(self, path: str, attempt: Attempt) -> bool:
+    def _is_there(self, path: str, attempt: PutAttempt) -> bool:
         """Whether the last attempt was committed before its reply was lost."""
         written = attempt.written.get("meta.json")
         if written is None:

@@ -40,7 +40,7 @@ _PATIENCE = 0.2  # seconds: a look at the lock holds it for a moment, and so doe
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class OwnerRecord:
     """What is written of the owner. Epoch 0: nothing is."""
 
     epoch: int = 0
@@ -60,7 +60,7 @@ class LocalLease:
     """A session that this process owns until it releases it or ends."""
 
     def __init__(
-        self, ownership: Ownership, session: str, record: Record, lock: Flock, taken_from: Owner | None
+        self, ownership: Ownership, session: str, record: OwnerRecord, lock: Flock, taken_from: Owner | None
     ) -> None:
         self.session = session
         self.epoch = record.epoch
@@ -105,7 +105,7 @@ class LocalLease:
         finally:
             self._lock.close()
 
-    def _write(self, record: Record) -> None:
+    def _write(self, record: OwnerRecord) -> None:
         self._ownership.write(self.session, record)
         self._record = record
 
@@ -144,7 +144,7 @@ class Ownership:
         try:
             self._leave_former_files(session)
             found = self.read(session)
-            record = Record(max(found.epoch, written()) + 1, myself(), found.lines)
+            record = OwnerRecord(max(found.epoch, written()) + 1, myself(), found.lines)
             self.write(session, record)
         except BaseException:
             lock.close()
@@ -160,7 +160,7 @@ class Ownership:
     def lines(self, session: str) -> tuple[Line, ...]:
         return self.read(session).lines
 
-    def read(self, session: str) -> Record:
+    def read(self, session: str) -> OwnerRecord:
         """The record; an empty one if there is none, or none that can be read."""
         for path, decode in ((self._record_path(session), _decode), (self._lock_path(session), _of_slots)):
             with refusing("read", path):
@@ -172,9 +172,9 @@ class Ownership:
                 return decode(raw)
             except CheckpointCorrupt as error:
                 _logger.warning("%s says nothing: %s", path, error, extra={"session": session})
-        return Record()
+        return OwnerRecord()
 
-    def write(self, session: str, record: Record) -> None:
+    def write(self, session: str, record: OwnerRecord) -> None:
         """Durable when it returns, and whole whatever happens meanwhile."""
         path = self._record_path(session)
         aside = f"{path}.tmp"
@@ -271,19 +271,21 @@ class Ownership:
         return f"{self.folder}/.{session}.owner"
 
 
-def _decode(raw: bytes) -> Record:
+def _decode(raw: bytes) -> OwnerRecord:
     where = "the record of an owner"
     found = parsed(raw, where)
     try:
         epoch, owner, lines = found["epoch"], found["owner"], found["lines"]
     except (TypeError, LookupError) as error:
         raise nonsense(where) from error
-    return Record(number(epoch, where), owner_of(owner, where) if owner else None, lines_of(lines, where))
+    return OwnerRecord(
+        number(epoch, where), owner_of(owner, where) if owner else None, lines_of(lines, where)
+    )
 
 
-def _of_slots(raw: bytes) -> Record:
+def _of_slots(raw: bytes) -> OwnerRecord:
     """The record as earlier commits wrote it: into the lock file, in two slots with a CRC each."""
     slots = [line.split(b" ", 1) for line in re.findall(rb"[0-9a-f]{8} \{[^\n]*(?=\n)", raw)]
     sound = [body for crc, body in slots if int(crc, 16) == zlib.crc32(body)]
     found = max((parsed(body, "a lock file") for body in sound), key=lambda said: said["turn"], default=None)
-    return Record() if found is None else replace(_decode(json.dumps(found).encode()), owner=None)
+    return OwnerRecord() if found is None else replace(_decode(json.dumps(found).encode()), owner=None)

@@ -15,7 +15,7 @@ from graflow_ckpt.stores.contents import KeyedContents, KeyedSaving
 from graflow_ckpt.stores.head import Head, Held, scope_of
 from graflow_ckpt.stores.keyed import KeyedStore
 from graflow_ckpt.stores.lease import Step
-from graflow_ckpt.stores.streams import Source
+from graflow_ckpt.stores.streams import RangeReader
 from tests import things
 from tests.conformance.broken.trios import Parts
 
@@ -206,11 +206,11 @@ class LosesContentsOfResealed(Broken):
 
 
 class _AnyName(Contents):
-    def open(self, path: str, name: str, stage: str) -> Source:
+    def open(self, path: str, name: str, stage: str) -> RangeReader:
         scope = self.scope(path)
         self._store.meta(path)
         (held,) = (held for held in self._store.heads.read(scope).head.held() if held.name == name)
-        return Source(self._store.driver, self._store.keys_of(scope, [held]), 0, held.size, path)
+        return RangeReader(self._store.driver, self._store.keys_of(scope, [held]), 0, held.size, path)
 
 
 class ReadsWhatOthersHold(Broken):

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graflow_ckpt.checkpoint.journal import Part, Record, Writer, pack, read, unpack
+from graflow_ckpt.checkpoint.journal import CellPickle, Record, Writer, pack, read, unpack
 from graflow_ckpt.checkpoint.values.pickles import live_bytes
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import JournalDamaged, NotStorable, UnknownKey
@@ -61,8 +61,9 @@ def test_live_values_of_one_pickle_come_back_as_one() -> None:
     inner = [1]
     two, one, other = live_bytes([inner, {"a": inner}]), live_bytes({3}), live_bytes([inner, [inner]])
     ops: list[Op] = [
-        ("put", "x", Part(two, 0), -1), ("put", "alone", Part(one), -1), ("append", "y", Part(other, 1)),
-        ("put", "z", Part(two, 1), -1), ("end", 1, 1, "completed", Part(other, 0)),
+        ("put", "x", CellPickle(two, 0), -1), ("put", "alone", CellPickle(one), -1),
+        ("append", "y", CellPickle(other, 1)), ("put", "z", CellPickle(two, 1), -1),
+        ("end", 1, 1, "completed", CellPickle(other, 0)),
     ]  # fmt: skip
 
     x, alone, y, z, result = (op[-1] if op[0] != "put" else op[2] for op in unpack(pack(1, 0.0, ops)).ops)

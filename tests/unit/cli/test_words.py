@@ -16,7 +16,7 @@ from graflow_ckpt.cli import words
 from graflow_ckpt.cli.options import checkpoint_paths, session_names
 from graflow_ckpt.cli.terminal import Manner, along, bar, clean, counter
 from graflow_ckpt.core.errors import BadSessionId, GraflowError, InDoubt, SessionBusy
-from graflow_ckpt.core.policy import Either, EveryN, EverySeconds, Policy
+from graflow_ckpt.core.policy import EitherPolicy, EveryN, EverySeconds, Policy
 from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.addresses import parse
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
@@ -52,7 +52,7 @@ def test_an_input_without_a_name_or_given_twice_is_refused(given: list[str]) -> 
         (["1.5m"], EverySeconds(90)),
         (["2h"], EverySeconds(7200)),
         (["250ms"], EverySeconds(0.25)),
-        (["10", "30s"], Either((EveryN(10), EverySeconds(30)))),
+        (["10", "30s"], EitherPolicy((EveryN(10), EverySeconds(30)))),
     ],
 )
 def test_every_is_parsed_into_policies_that_combine(given: list[str], policy: Policy | None) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.fleet.board import Board, Line, Order, Run, State
+from graflow_ckpt.fleet.board import Board, BoardLine, Order, RunningSlice, State
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.lists import ACTIVE, Presence, host_key, owner_text, place
 from graflow_ckpt.links.processes import is_near, myself, owner_from
@@ -32,7 +32,7 @@ class Mortal(mmap):
         super().__setitem__(where, what)
 
 
-def line() -> Line:
+def line() -> BoardLine:
     return Board(1).lines[0]
 
 
@@ -44,7 +44,7 @@ def test_what_a_child_notes_its_parent_reads() -> None:
         os._exit(0)
     os.waitpid(pid, 0)
 
-    assert board.lines[1].run == Run("session", "e1t7")
+    assert board.lines[1].run == RunningSlice("session", "e1t7")
     assert board.lines[1].slices == 1
     assert board.lines[1].state is State.BUSY
     assert board.lines[0].run is None
@@ -63,20 +63,24 @@ def test_the_longest_names_fit() -> None:
     one = line()
     one.note("s" * 64, "e123456t12345678901234567890")
 
-    assert one.run == Run("s" * 64, "e123456t12345678901234567890")
+    assert one.run == RunningSlice("s" * 64, "e123456t12345678901234567890")
 
 
 @pytest.mark.parametrize("after", range(4))
 def test_a_writer_that_dies_leaves_nothing_or_the_whole(after: int) -> None:
     page = Mortal(-1, 4096)
-    one = Line(page, 256)
+    one = BoardLine(page, 256)
     one.note("before", "e1t1")
 
     page.writes = after
     with pytest.raises(Killed):
         one.note("a-session-with-a-longer-name", "e1t2")
 
-    assert one.run in (None, Run("before", "e1t1"), Run("a-session-with-a-longer-name", "e1t2"))
+    assert one.run in (
+        None,
+        RunningSlice("before", "e1t1"),
+        RunningSlice("a-session-with-a-longer-name", "e1t2"),
+    )
     assert (one.run is None) == (after in (1, 2))
 
 

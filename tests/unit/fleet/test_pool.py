@@ -18,7 +18,7 @@ from graflow_ckpt.core.errors import BadAddress, GraflowError, GraphError
 from graflow_ckpt.fleet import pool as estates
 from graflow_ckpt.fleet import pool as logs
 from graflow_ckpt.fleet import pool as pools
-from graflow_ckpt.fleet.board import Run
+from graflow_ckpt.fleet.board import RunningSlice
 from graflow_ckpt.fleet.client import Client
 from graflow_ckpt.fleet.pool import Estate, PoolSettings, run
 from graflow_ckpt.fleet.worker import rq_name
@@ -121,7 +121,7 @@ def test_a_debt_is_settled_at_once(client: Client, redis_url: str) -> None:
     player.claim()
     estate = estate_at(redis_url)
 
-    estate.owes(Run("s", player.token), "it was killed", crashed=True)
+    estate.owes(RunningSlice("s", player.token), "it was killed", crashed=True)
     estate.settle()
 
     assert handle.status().ready == 1
@@ -139,7 +139,7 @@ def test_a_server_that_is_away_is_asked_again_later(
     player.claim()
     estate = estate_at(server.url)
     server.kill()
-    estate.owes(Run("s", player.token), "it was killed", crashed=True)
+    estate.owes(RunningSlice("s", player.token), "it was killed", crashed=True)
     began = time.monotonic()
 
     for _ in range(3):
@@ -160,7 +160,7 @@ def test_a_session_that_is_frozen_does_not_hold_up_the_others(client: Client, re
     estate = estate_at(redis_url)
     for player in players:
         player.claim()
-        estate.owes(Run(player.session.id, player.token), "it was killed", crashed=True)
+        estate.owes(RunningSlice(player.session.id, player.token), "it was killed", crashed=True)
 
     with frozen(client.link, "a"):
         for _ in range(2):
@@ -175,7 +175,7 @@ def test_a_session_that_is_frozen_does_not_hold_up_the_others(client: Client, re
 def test_a_session_that_is_gone_owes_nothing(client: Client, redis_url: str) -> None:
     estate = estate_at(redis_url)
 
-    estate.owes(Run("nobody", "e1t1"), "it was killed", crashed=True)
+    estate.owes(RunningSlice("nobody", "e1t1"), "it was killed", crashed=True)
     estate.settle()
 
     assert estate.patience > 1

@@ -16,11 +16,11 @@ from rq.serializers import JSONSerializer
 
 from graflow_ckpt.core.errors import ServerGone
 from graflow_ckpt.fleet import steward as sweeping
-from graflow_ckpt.fleet.board import Run
+from graflow_ckpt.fleet.board import RunningSlice
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, host_key, place
 from graflow_ckpt.fleet.reaping import Hands
-from graflow_ckpt.fleet.steward import Sweeper
+from graflow_ckpt.fleet.steward import FleetRepair
 from graflow_ckpt.fleet.tokens import Carrier, job_id
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.links.redis import open_link
@@ -30,14 +30,14 @@ from tests.unit.fleet.played import Player, bag, dead, task_of, tokens
 
 
 @pytest.fixture
-def sweeper(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sweeper]:
+def sweeper(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[FleetRepair]:
     monkeypatch.setattr(sweeping, "HOLD", 0.0)
-    made = Sweeper(client, place())
+    made = FleetRepair(client, place())
     yield made
     assert made.swept.failed == []
 
 
-def look(client: Client, sweeper: Sweeper, *sessions: str) -> float:
+def look(client: Client, sweeper: FleetRepair, *sessions: str) -> float:
     """A round in which these are due, and no others."""
     redis: Any = client.link.client
     for name in redis.zrange(ACTIVE, 0, -1):
@@ -45,7 +45,7 @@ def look(client: Client, sweeper: Sweeper, *sessions: str) -> float:
     return sweeper.round()
 
 
-def next_look(client: Client, sweeper: Sweeper, session: str) -> float:
+def next_look(client: Client, sweeper: FleetRepair, session: str) -> float:
     """Seconds until it is looked at again, once that has been noted."""
     redis: Any = client.link.client
     sweeper._rota([ACTIVE], ["", 0, 0, *sweeper._noted])
@@ -63,7 +63,9 @@ def posted(client: Client) -> set[str]:
 # --- leases ----------------------------------------------------------------------------
 
 
-def test_a_lease_that_ran_out_is_taken_and_somebody_else_is_asked(client: Client, sweeper: Sweeper) -> None:
+def test_a_lease_that_ran_out_is_taken_and_somebody_else_is_asked(
+    client: Client, sweeper: FleetRepair
+) -> None:
     handle = bag(client, "s", tasks=1)
     player = Player(client, "s", lease=-1)
     player.claim()
@@ -75,7 +77,7 @@ def test_a_lease_that_ran_out_is_taken_and_somebody_else_is_asked(client: Client
     assert len(posted(client)) == 1
 
 
-def test_a_lease_is_looked_at_when_it_ends_and_not_later(client: Client, sweeper: Sweeper) -> None:
+def test_a_lease_is_looked_at_when_it_ends_and_not_later(client: Client, sweeper: FleetRepair) -> None:
     bag(client, "s", tasks=1)
     player = Player(client, "s", lease=0.4)
     player.claim()
@@ -85,7 +87,7 @@ def test_a_lease_is_looked_at_when_it_ends_and_not_later(client: Client, sweeper
     assert 0 < next_look(client, sweeper, "s") <= 0.41
 
 
-def test_a_worker_that_is_well_is_left_alone(client: Client, sweeper: Sweeper) -> None:
+def test_a_worker_that_is_well_is_left_alone(client: Client, sweeper: FleetRepair) -> None:
     handle = bag(client, "s")
     player = Player(client, "s")
     player.claim()
@@ -97,7 +99,7 @@ def test_a_worker_that_is_well_is_left_alone(client: Client, sweeper: Sweeper) -
 
 
 def test_after_the_server_was_away_workers_renew_before_anything_is_taken(
-    client: Client, sweeper: Sweeper, monkeypatch: pytest.MonkeyPatch
+    client: Client, sweeper: FleetRepair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sweeping, "HOLD", 60.0)
     handle = bag(client, "s", tasks=1)
@@ -114,7 +116,7 @@ def test_after_the_server_was_away_workers_renew_before_anything_is_taken(
 # --- this place ------------------------------------------------------------------------
 
 
-def test_a_slice_whose_process_is_gone_is_taken_at_once(client: Client, sweeper: Sweeper) -> None:
+def test_a_slice_whose_process_is_gone_is_taken_at_once(client: Client, sweeper: FleetRepair) -> None:
     handle = bag(client, "s", tasks=1)
     player = Player(client, "s", owner=dead())
     player.claim()
@@ -127,7 +129,7 @@ def test_a_slice_whose_process_is_gone_is_taken_at_once(client: Client, sweeper:
     assert client.link.client.hgetall(host_key(place())) == {}
 
 
-def test_a_slice_whose_process_lives_is_not(client: Client, sweeper: Sweeper) -> None:
+def test_a_slice_whose_process_lives_is_not(client: Client, sweeper: FleetRepair) -> None:
     handle = bag(client, "s", tasks=1)
     player = Player(client, "s")
     player.claim()
@@ -143,7 +145,7 @@ def test_a_slice_that_somebody_watches_is_left_to_him_for_one_pass(client: Clien
     player = Player(client, "s", owner=dead())
     player.claim()
     list_as_running(client, "s", player)
-    sweeper = Sweeper(client, place(), lambda: [Run("s", player.token)])
+    sweeper = FleetRepair(client, place(), lambda: [RunningSlice("s", player.token)])
 
     sweeper.here()
     first = player.token in tokens(handle)
@@ -163,7 +165,7 @@ def make_overdue(client: Client, session: str) -> str:
     return str(token)
 
 
-def test_a_token_that_was_lost_on_its_way_is_posted_again(client: Client, sweeper: Sweeper) -> None:
+def test_a_token_that_was_lost_on_its_way_is_posted_again(client: Client, sweeper: FleetRepair) -> None:
     bag(client, "s", tasks=1)
     token = make_overdue(client, "s")
     client.carrier.withdraw("s", token)
@@ -174,7 +176,7 @@ def test_a_token_that_was_lost_on_its_way_is_posted_again(client: Client, sweepe
     assert 4 < tokens(client.session("s"))[token] / 1000 - time.time() < 6
 
 
-def test_a_token_that_waits_keeps_its_place(client: Client, sweeper: Sweeper) -> None:
+def test_a_token_that_waits_keeps_its_place(client: Client, sweeper: FleetRepair) -> None:
     for session in ("first", "second", "third"):
         bag(client, session, tasks=1)
     before = client.carrier.queue("default").job_ids
@@ -186,7 +188,9 @@ def test_a_token_that_waits_keeps_its_place(client: Client, sweeper: Sweeper) ->
     assert min(tokens(client.session("first")).values()) > time.time() * 1000
 
 
-def test_a_token_that_a_worker_begins_on_meanwhile_is_not_posted(client: Client, sweeper: Sweeper) -> None:
+def test_a_token_that_a_worker_begins_on_meanwhile_is_not_posted(
+    client: Client, sweeper: FleetRepair
+) -> None:
     handle = bag(client, "s", tasks=1)
     player = Player(client, "s", lease=100)
 
@@ -199,7 +203,7 @@ def test_a_token_that_a_worker_begins_on_meanwhile_is_not_posted(client: Client,
 def test_a_server_that_goes_away_in_mid_repair_is_said_to_be_away(own_redis: Callable[..., Server]) -> None:
     server = own_redis()
     with closing(open_link(server.url)) as link, closing(open_link(own_redis().url)) as rqs:
-        sweeper = Sweeper(Hands(link, Carrier(rqs.client)), place())
+        sweeper = FleetRepair(Hands(link, Carrier(rqs.client)), place())
         server.kill()
         with pytest.raises(ServerGone):
             sweeper._post("s", "e1t1", "default")
@@ -208,7 +212,7 @@ def test_a_server_that_goes_away_in_mid_repair_is_said_to_be_away(own_redis: Cal
 # --- work that nobody was asked for ----------------------------------------------------
 
 
-def test_a_delayed_spec_that_is_due_finds_a_worker(client: Client, sweeper: Sweeper) -> None:
+def test_a_delayed_spec_that_is_due_finds_a_worker(client: Client, sweeper: FleetRepair) -> None:
     handle = client.submit_calls(task_of("late"), None, Terms("s", delay=0.2))
     look(client, sweeper, "s")
     waits = next_look(client, sweeper, "s")
@@ -222,7 +226,7 @@ def test_a_delayed_spec_that_is_due_finds_a_worker(client: Client, sweeper: Swee
     assert len(posted(client)) == 1
 
 
-def test_work_without_any_token_finds_a_worker(client: Client, sweeper: Sweeper) -> None:
+def test_work_without_any_token_finds_a_worker(client: Client, sweeper: FleetRepair) -> None:
     bag(client, "s", tasks=1)
     client.link.client.delete(
         f"{keys_of('s')}tok", f"{keys_of('s')}qt"
@@ -234,7 +238,7 @@ def test_work_without_any_token_finds_a_worker(client: Client, sweeper: Sweeper)
     assert len(posted(client)) == 1
 
 
-def test_a_session_that_is_paused_is_not_woken(client: Client, sweeper: Sweeper) -> None:
+def test_a_session_that_is_paused_is_not_woken(client: Client, sweeper: FleetRepair) -> None:
     handle = bag(client, "s", tasks=1)
     handle.pause()
     client.link.client.delete(f"{keys_of('s')}tok", f"{keys_of('s')}qt")
@@ -250,10 +254,10 @@ def test_a_session_that_is_paused_is_not_woken(client: Client, sweeper: Sweeper)
 
 
 def freeze(client: Client, maker: str, seconds: float) -> None:
-    assert Sweeper(client, place())._freeze([f"{keys_of('s')}c"], [maker, seconds, ""]) == [b"frozen"]
+    assert FleetRepair(client, place())._freeze([f"{keys_of('s')}c"], [maker, seconds, ""]) == [b"frozen"]
 
 
-def test_a_session_frozen_by_the_dead_is_thawed(client: Client, sweeper: Sweeper) -> None:
+def test_a_session_frozen_by_the_dead_is_thawed(client: Client, sweeper: FleetRepair) -> None:
     handle = bag(client, "s", tasks=1)
     freeze(client, f"x {json.dumps(asdict(dead()))}", 600)
 
@@ -263,7 +267,7 @@ def test_a_session_frozen_by_the_dead_is_thawed(client: Client, sweeper: Sweeper
     assert handle.value("name", 1) is None
 
 
-def test_a_session_frozen_by_the_living_is_left_alone(client: Client, sweeper: Sweeper) -> None:
+def test_a_session_frozen_by_the_living_is_left_alone(client: Client, sweeper: FleetRepair) -> None:
     bag(client, "s", tasks=1)
     freeze(client, f"x {json.dumps(asdict(myself()))}", 600)
 
@@ -273,7 +277,7 @@ def test_a_session_frozen_by_the_living_is_left_alone(client: Client, sweeper: S
 
 
 def test_a_submission_that_was_cut_short_is_cleared_away_after_its_hour(
-    client: Client, sweeper: Sweeper
+    client: Client, sweeper: FleetRepair
 ) -> None:
     bag(client, "s", tasks=1)
     redis: Any = client.link.client
@@ -290,7 +294,7 @@ def test_a_submission_that_was_cut_short_is_cleared_away_after_its_hour(
 
 
 def test_a_submission_whose_maker_has_died_here_is_cleared_away_at_once(
-    client: Client, sweeper: Sweeper
+    client: Client, sweeper: FleetRepair
 ) -> None:
     bag(client, "s", tasks=1)
     redis: Any = client.link.client
@@ -308,7 +312,9 @@ def test_a_submission_whose_maker_has_died_here_is_cleared_away_at_once(
 # --- lists -----------------------------------------------------------------------------
 
 
-def test_a_session_that_has_ended_leaves_the_rota_and_stays_listed(client: Client, sweeper: Sweeper) -> None:
+def test_a_session_that_has_ended_leaves_the_rota_and_stays_listed(
+    client: Client, sweeper: FleetRepair
+) -> None:
     handle = bag(client, "s", tasks=1)
     handle.cancel()
 
@@ -320,7 +326,7 @@ def test_a_session_that_has_ended_leaves_the_rota_and_stays_listed(client: Clien
 
 
 def test_a_session_that_goes_on_while_it_is_looked_at_stays_in_the_rota(
-    client: Client, sweeper: Sweeper
+    client: Client, sweeper: FleetRepair
 ) -> None:
     handle = bag(client, "s", tasks=1)
     handle.cancel()
@@ -332,7 +338,7 @@ def test_a_session_that_goes_on_while_it_is_looked_at_stays_in_the_rota(
     assert client.link.client.zscore(ACTIVE, "s") is not None
 
 
-def test_a_session_that_is_gone_leaves_all_lists(client: Client, sweeper: Sweeper) -> None:
+def test_a_session_that_is_gone_leaves_all_lists(client: Client, sweeper: FleetRepair) -> None:
     bag(client, "s", tasks=1)
     redis: Any = client.link.client
     redis.delete(*redis.keys("graflow:{s}:*"))
@@ -345,7 +351,7 @@ def test_a_session_that_is_gone_leaves_all_lists(client: Client, sweeper: Sweepe
     assert redis.zscore(SESSIONS, "s") is None
 
 
-def test_a_session_that_the_rota_has_forgotten_comes_back(client: Client, sweeper: Sweeper) -> None:
+def test_a_session_that_the_rota_has_forgotten_comes_back(client: Client, sweeper: FleetRepair) -> None:
     bag(client, "s", tasks=1)
     client.link.client.delete(ACTIVE)
 
@@ -354,11 +360,11 @@ def test_a_session_that_the_rota_has_forgotten_comes_back(client: Client, sweepe
     assert client.link.client.zscore(ACTIVE, "s") is not None
 
 
-def test_two_sweepers_share_the_rota(client: Client, sweeper: Sweeper) -> None:
+def test_two_sweepers_share_the_rota(client: Client, sweeper: FleetRepair) -> None:
     names = {f"s{n}".encode() for n in range(250)}
     client.link.client.zadd(ACTIVE, dict.fromkeys(names, 0))
     taken: list[list[bytes]] = []
-    other = Sweeper(client, place())
+    other = FleetRepair(client, place())
     for one in (sweeper, other, sweeper, other):
         taken.append(one._rota([ACTIVE], ["", sweeping.BATCH, 10_000])[2:])
 
@@ -372,7 +378,7 @@ def test_one_session_that_is_broken_does_not_hold_up_the_others(client: Client) 
     players = [Player(client, session, lease=-1) for session in ("a", "b")]
     client.link.client.delete(f"{keys_of('a')}tok")
     client.link.client.set(f"{keys_of('a')}tok", "something else")
-    sweeper = Sweeper(client, place())
+    sweeper = FleetRepair(client, place())
     sweeper._since -= 60
 
     look(client, sweeper, "a", "b")
@@ -385,7 +391,9 @@ def test_one_session_that_is_broken_does_not_hold_up_the_others(client: Client) 
 # --- RQ --------------------------------------------------------------------------------
 
 
-def test_rq_forgets_a_job_whose_token_has_been_void_for_two_looks(client: Client, sweeper: Sweeper) -> None:
+def test_rq_forgets_a_job_whose_token_has_been_void_for_two_looks(
+    client: Client, sweeper: FleetRepair
+) -> None:
     """When it was taken, RQ's server was away; RQ itself would call it failed, some minutes later."""
     bag(client, "s", tasks=1)
     queue = client.carrier.queue("default")

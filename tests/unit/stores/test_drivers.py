@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from graflow_ckpt.core.errors import CheckpointError
-from graflow_ckpt.stores.driver import Done, Driver, Entry, Found, Hit, Put, Row, Tag
+from graflow_ckpt.stores.driver import BatchDone, Driver, Entry, Hit, Put, Row, Stored, Tag
 from graflow_ckpt.stores.drivers.memory.driver import MemoryDriver, Room
 from graflow_ckpt.stores.keyed import KeyedStore
 from graflow_ckpt.testing import AtomicDriverContract, DriverContract
@@ -85,7 +85,7 @@ class Sound(MemoryDriver):
 class Counts(MemoryDriver):
     """Its tags are numbers, which begin anew when a key does."""
 
-    def batch(self, puts: Sequence[Put], drops: Sequence[str] = (), **more: Any) -> Done | None:
+    def batch(self, puts: Sequence[Put], drops: Sequence[str] = (), **more: Any) -> BatchDone | None:
         former = {put.key: found for put in puts if (found := self.room.things.get(put.key))}
         done = super().batch(puts, drops, **more)
         if done is None:
@@ -106,7 +106,7 @@ class GuardsOnlyWhatItWrites(MemoryDriver):
         *,
         guards: Mapping[str, Tag | None] | None = None,
         **more: Any,
-    ) -> Done | None:
+    ) -> BatchDone | None:
         own = {put.key for put in puts}
         looked = {key: tag for key, tag in (guards or {}).items() if key in own}
         return super().batch(puts, drops, guards=looked, **more)
@@ -122,7 +122,7 @@ class LooksFirst(MemoryDriver):
         *,
         guards: Mapping[str, Tag | None] | None = None,
         **more: Any,
-    ) -> Done | None:
+    ) -> BatchDone | None:
         for key, tag in (guards or {}).items():
             (found,) = self.get(key)
             if (found and found.tag) != tag:
@@ -135,14 +135,14 @@ class LooksFirst(MemoryDriver):
 class ForgetsNeeds(MemoryDriver):
     """What was sent before may be gone."""
 
-    def batch(self, *args: Any, needs: Sequence[str] = (), **more: Any) -> Done | None:
+    def batch(self, *args: Any, needs: Sequence[str] = (), **more: Any) -> BatchDone | None:
         return super().batch(*args, **more)
 
 
 class DropsBeforeItLooks(MemoryDriver):
     """A batch that is refused has taken away what it was to drop."""
 
-    def batch(self, puts: Sequence[Put], drops: Sequence[str] = (), **more: Any) -> Done | None:
+    def batch(self, puts: Sequence[Put], drops: Sequence[str] = (), **more: Any) -> BatchDone | None:
         super().batch([], drops)
         return super().batch(puts, **more)
 
@@ -176,7 +176,7 @@ class FindsWhatWasFresh(MemoryDriver):
 
     atomic = False
 
-    def batch(self, puts: Sequence[Put], *args: Any, **more: Any) -> Done | None:
+    def batch(self, puts: Sequence[Put], *args: Any, **more: Any) -> BatchDone | None:
         return super().batch([put if put.fresh else put._replace(row=None) for put in puts], *args, **more)
 
 
@@ -191,7 +191,7 @@ class ReadsWhatIsThere(MemoryDriver):
 class GetsOneAfterTheOther(MemoryDriver):
     """Another batch may come between."""
 
-    def get(self, *keys: str) -> Sequence[Found | None]:
+    def get(self, *keys: str) -> Sequence[Stored | None]:
         found = []
         for key in keys:
             found.append(super().get(key)[0])
@@ -227,12 +227,12 @@ class KnowsWhatItHasSeen(MemoryDriver):
 
     def __init__(self, room: Room) -> None:
         super().__init__(room)
-        self.seen: dict[str, Found | None] = {}
+        self.seen: dict[str, Stored | None] = {}
 
-    def get(self, *keys: str) -> Sequence[Found | None]:
+    def get(self, *keys: str) -> Sequence[Stored | None]:
         return [self.seen.setdefault(key, super(KnowsWhatItHasSeen, self).get(key)[0]) for key in keys]
 
-    def batch(self, puts: Sequence[Put], *args: Any, **more: Any) -> Done | None:
+    def batch(self, puts: Sequence[Put], *args: Any, **more: Any) -> BatchDone | None:
         self.seen.clear()
         return super().batch(puts, *args, **more)
 
@@ -244,10 +244,10 @@ class LosesSoftBatches(MemoryDriver):
         super().__init__(room)
         self.waiting: list[Put] = []
 
-    def batch(self, puts: Sequence[Put], *args: Any, soft: bool = False, **more: Any) -> Done | None:
+    def batch(self, puts: Sequence[Put], *args: Any, soft: bool = False, **more: Any) -> BatchDone | None:
         if soft:
             self.waiting += puts
-            return Done("soft")
+            return BatchDone("soft")
         waiting, self.waiting = self.waiting, []
         return super().batch([*waiting, *puts], *args, **more)
 
@@ -255,7 +255,7 @@ class LosesSoftBatches(MemoryDriver):
 class TakesSoftBatches(MemoryDriver):
     """Whatever they are guarded by."""
 
-    def batch(self, puts: Sequence[Put], *args: Any, soft: bool = False, **more: Any) -> Done | None:
+    def batch(self, puts: Sequence[Put], *args: Any, soft: bool = False, **more: Any) -> BatchDone | None:
         if soft:
             return super().batch([put._replace(fresh=False) for put in puts])
         return super().batch(puts, *args, **more)
@@ -264,7 +264,7 @@ class TakesSoftBatches(MemoryDriver):
 class TakesTheLast(MemoryDriver):
     """What was there under a fresh key is another one then."""
 
-    def batch(self, puts: Sequence[Put], *args: Any, **more: Any) -> Done | None:
+    def batch(self, puts: Sequence[Put], *args: Any, **more: Any) -> BatchDone | None:
         return super().batch([put._replace(fresh=False) for put in puts], *args, **more)
 
 
@@ -285,7 +285,7 @@ class StepsBack(MemoryDriver):
 class DatesTheFirst(MemoryDriver):
     """What is put again is as old as what it replaces: an owner that lives would seem silent."""
 
-    def batch(self, puts: Sequence[Put], *args: Any, **more: Any) -> Done | None:
+    def batch(self, puts: Sequence[Put], *args: Any, **more: Any) -> BatchDone | None:
         former = dict(self.room.things)
         done = super().batch(puts, *args, **more)
         for put in puts:

@@ -11,9 +11,9 @@ from graflow_ckpt.core.errors import CheckpointCorrupt
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores.head import (
     Head,
+    HeadRecord,
     Held,
     Pin,
-    Record,
     base_in,
     decode,
     decoded,
@@ -33,8 +33,8 @@ FULL = Head(
     last="n",
     number=2,
     records={
-        "one": Record("one", "3-0a", 1, "stage", {"pkl": (0, 3)}, 3, ("3-0a", 4), (HELD,), b"pklmeta"),
-        "größe": Record("größe", "3-0b", 2, "\udcff", {}, 0, ("3-0b", 9), (HELD, OTHER), b""),
+        "one": HeadRecord("one", "3-0a", 1, "stage", {"pkl": (0, 3)}, 3, ("3-0a", 4), (HELD,), b"pklmeta"),
+        "größe": HeadRecord("größe", "3-0b", 2, "\udcff", {}, 0, ("3-0b", 9), (HELD, OTHER), b""),
     },
     freed=frozenset([OTHER]),
     pins={"0-0c": Pin(17.5, (OTHER,))},

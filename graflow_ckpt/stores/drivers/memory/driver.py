@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from graflow_ckpt.core.errors import CheckpointError, TooLarge
 from graflow_ckpt.core.protocols import Buffer
-from graflow_ckpt.stores.driver import Done, Entry, Found, Hit, Put, Row, Tag
+from graflow_ckpt.stores.driver import BatchDone, Entry, Hit, Put, Row, Stored, Tag
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class Room:
     """What the drivers of one name keep. It belongs to the process that made it."""
 
     name: str
-    things: dict[str, Found] = field(default_factory=dict)
+    things: dict[str, Stored] = field(default_factory=dict)
     keys: list[str] = field(default_factory=list)  # in order
     rows: dict[str, tuple[int, Row]] = field(default_factory=dict)  # the last put at the end
     number: int = 0
@@ -56,7 +56,7 @@ class MemoryDriver:
     def now(self) -> float:
         return time.time()
 
-    def get(self, *keys: str) -> Sequence[Found | None]:
+    def get(self, *keys: str) -> Sequence[Stored | None]:
         with self.room.locked():
             return [self.room.things.get(key) for key in keys]
 
@@ -74,9 +74,9 @@ class MemoryDriver:
         guards: Mapping[str, Tag | None] | None = None,
         needs: Sequence[str] = (),
         soft: bool = False,
-    ) -> Done | None:
+    ) -> BatchDone | None:
         room, tag, at = self.room, os.urandom(12).hex(), time.time()
-        new = {put.key: Found(bytes(put.data), tag, at) for put in puts}
+        new = {put.key: Stored(bytes(put.data), tag, at) for put in puts}
         with room.locked():
             things = room.things
             for key, wanted in (guards or {}).items():
@@ -101,7 +101,7 @@ class MemoryDriver:
                     room.size -= _size(key, gone)
                     del room.keys[bisect_left(room.keys, key)]
                     room.rows.pop(key, None)
-        return Done(tag, synced=False)
+        return BatchDone(tag, synced=False)
 
     def keys(self, prefix: str) -> Iterator[Entry]:
         with self.room.locked():
@@ -143,6 +143,6 @@ class MemoryDriver:
             )
 
 
-def _size(key: str, found: Found | None) -> int:
+def _size(key: str, found: Stored | None) -> int:
     """That counts."""
     return len(found.data) if found is not None and key.startswith("data/") else 0

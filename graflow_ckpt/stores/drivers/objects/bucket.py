@@ -44,8 +44,8 @@ from graflow_ckpt.core.errors import (
     not_installed,
 )
 from graflow_ckpt.core.protocols import Buffer
-from graflow_ckpt.stores.drivers.objects.names import Place
-from graflow_ckpt.stores.lease import PATIENCE, Patience
+from graflow_ckpt.stores.drivers.objects.names import BucketAddress
+from graflow_ckpt.stores.lease import PATIENCE, ServerWait
 
 try:
     import obstore
@@ -133,7 +133,7 @@ _clients: OrderedDict[tuple[object, ...], Any] = OrderedDict()  # Any: the three
 _mutex = threading.Lock()
 
 
-def client_for(place: Place, size: int) -> Any:
+def client_for(place: BucketAddress, size: int) -> Any:
     """For requests that move so many bytes, in the bucket and not below its prefix."""
     global _used_by
     if _used_by not in (0, os.getpid()):
@@ -170,7 +170,7 @@ def attended(large: Callable[[], _T], small: Callable[[], object]) -> _T:
     return done.result()
 
 
-def _made(place: Place, timeouts: Mapping[str, timedelta]) -> Any:
+def _made(place: BucketAddress, timeouts: Mapping[str, timedelta]) -> Any:
     options: dict[str, Any] = dict(place.options)  # Any: each class has its own
     if place.scheme == "s3":
         options["conditional_put"] = "etag"
@@ -194,7 +194,7 @@ Tag = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class StoredObject:
     """An object with its tag, and when the bucket's clock says that it was written."""
 
     data: bytes
@@ -203,7 +203,7 @@ class Found:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ListedObject:
     """An object as it is listed."""
 
     key: str
@@ -214,7 +214,7 @@ class Entry:
 class Bucket:
     """One bucket, below one prefix. Connects at the first use."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: BucketAddress) -> None:
         self.address = str(place)
         self._place = place
         self._clients: dict[bool, Any] = {}  # the three classes have no common one
@@ -225,11 +225,11 @@ class Bucket:
 
     # --- reading -----------------------------------------------------------------------
 
-    def get(self, key: str) -> Found | None:
-        def ask() -> Found:
+    def get(self, key: str) -> StoredObject | None:
+        def ask() -> StoredObject:
             found = obstore.get(self._it, self._prefix + key)
             meta = found.meta
-            return Found(bytes(found.bytes()), _tag(meta), meta["last_modified"])
+            return StoredObject(bytes(found.bytes()), _tag(meta), meta["last_modified"])
 
         return self._found(ask)
 
@@ -250,7 +250,7 @@ class Bucket:
 
         return self._found(ask)
 
-    def list(self, prefix: str) -> Iterator[Entry]:
+    def list(self, prefix: str) -> Iterator[ListedObject]:
         """All that is under a prefix, ordered by key."""
         patience, last = self._patience(), None
         while True:
@@ -258,7 +258,9 @@ class Bucket:
                 for page in self._pages(prefix, last):
                     for meta in page:
                         last = meta["path"]
-                        yield Entry(last.removeprefix(self._prefix), meta["last_modified"], meta["size"])
+                        yield ListedObject(
+                            last.removeprefix(self._prefix), meta["last_modified"], meta["size"]
+                        )
                 return
             except ServerGone:
                 if patience.over():
@@ -364,9 +366,9 @@ class Bucket:
         self._answered = True
         return found
 
-    def _patience(self) -> Patience:
+    def _patience(self) -> ServerWait:
         """With a server that was there. One that never was is not waited for."""
-        return Patience(PATIENCE if self._answered or self._which in _honouring else 0.0)
+        return ServerWait(PATIENCE if self._answered or self._which in _honouring else 0.0)
 
     def _for(self, size: int) -> Any:
         """The client for requests that move so many bytes."""
@@ -402,7 +404,7 @@ class Bucket:
             raise theirs.PreconditionError(str(error)) from error  # gone, where one was to be replaced
 
 
-def patiently(ask: Callable[[], _T], patience: Patience) -> _T:
+def patiently(ask: Callable[[], _T], patience: ServerWait) -> _T:
     """What it comes to; asked again while the server is gone."""
     while True:
         try:

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from graflow_ckpt.core.errors import ServerError, ServerRefuses
 from graflow_ckpt.core.protocols import Buffer
-from graflow_ckpt.stores.driver import Done, Entry, Found, Hit, Put, Row, Tag
+from graflow_ckpt.stores.driver import BatchDone, Entry, Hit, Put, Row, Stored, Tag
 from graflow_ckpt.stores.drivers.objects.bucket import Bucket
 
 _AT_ONCE = 8
@@ -36,12 +36,12 @@ class ObjectsDriver:
         except ServerRefuses:  # we may only read there
             return time.time()
 
-    def get(self, *keys: str) -> Sequence[Found | None]:
+    def get(self, *keys: str) -> Sequence[Stored | None]:
         return list(_side_by_side(self._get, keys))
 
-    def _get(self, key: str) -> Found | None:
+    def _get(self, key: str) -> Stored | None:
         found = self._open().get(key)
-        return None if found is None else Found(found.data, json.dumps(found.tag), found.at.timestamp())
+        return None if found is None else Stored(found.data, json.dumps(found.tag), found.at.timestamp())
 
     def read(self, key: str, start: int, length: int) -> Buffer | None:
         try:
@@ -60,19 +60,19 @@ class ObjectsDriver:
         guards: Mapping[str, Tag | None] | None = None,
         needs: Sequence[str] = (),
         soft: bool = False,
-    ) -> Done | None:
+    ) -> BatchDone | None:
         bucket = self._open()
         bucket.verify()
-        done: Done | None = Done("")
+        done: BatchDone | None = BatchDone("")
         if guards:
             ((key, wanted),), (put,) = guards.items(), puts
             tag = bucket.swap(key, put.data, None if wanted is None else json.loads(wanted))
-            done = None if tag is None else Done(json.dumps(tag))
+            done = None if tag is None else BatchDone(json.dumps(tag))
         else:
             tags = list(_side_by_side(self._put, puts))
             if None in tags:
                 return None
-            done = Done(str(tags[-1]) if tags else "")
+            done = BatchDone(str(tags[-1]) if tags else "")
         bucket.delete(list(drops))
         return done
 

@@ -31,7 +31,7 @@ _known: dict[tuple[str, str], Mapping[str, str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class BucketAddress:
     """Where a store is. `options`: what the client has to know beside the environment."""
 
     scheme: str
@@ -48,7 +48,7 @@ class Place:
             _known[self.scheme, self.bucket] = self.options
 
 
-def place_of(where: str) -> Place:
+def place_of(where: str) -> BucketAddress:
     """Read the address of a store; what cannot be one is refused without showing what it holds."""
     scheme, _, rest = where.partition("://")
     scheme = SCHEMES.get(scheme.lower(), "")
@@ -68,7 +68,7 @@ def place_of(where: str) -> Place:
             hint="Addresses are stored and shown: set it in the environment (AWS_…, AZURE_… or GOOGLE_…).",
             address=f"{scheme}://{bucket}",
         )
-    return Place(scheme, bucket, "/".join(folders), options or _known.get((scheme, bucket), {}))
+    return BucketAddress(scheme, bucket, "/".join(folders), options or _known.get((scheme, bucket), {}))
 
 
 def as_typed(store: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 from graflow_ckpt.core.errors import ServerError
 from graflow_ckpt.core.protocols import Buffer
-from graflow_ckpt.stores.driver import Done, Entry, Found, Hit, Put, Row, Tag
+from graflow_ckpt.stores.driver import BatchDone, Entry, Hit, Put, Row, Stored, Tag
 from graflow_ckpt.stores.drivers.postgres.link import TRUE, Connection, Link, Prepared, Value
 
 _PAGE = 1000
@@ -67,12 +67,12 @@ class PostgresDriver:
     def now(self) -> float:
         return float(self._rows("select graflow_ckpt.now()", [])[0][0])
 
-    def get(self, *keys: str) -> Sequence[Found | None]:
+    def get(self, *keys: str) -> Sequence[Stored | None]:
         if len(keys) == 1:
             row = self._open().sure(lambda connection: _ONE.row(connection, keys))
             return [None if row is None else _found(*row)]
         found = {
-            key: Found(bytes(data), tag.hex(), at) for key, data, tag, at in self._rows(_GET, [list(keys)])
+            key: Stored(bytes(data), tag.hex(), at) for key, data, tag, at in self._rows(_GET, [list(keys)])
         }
         return [found.get(key) for key in keys]
 
@@ -88,7 +88,7 @@ class PostgresDriver:
         guards: Mapping[str, Tag | None] | None = None,
         needs: Sequence[str] = (),
         soft: bool = False,
-    ) -> Done | None:
+    ) -> BatchDone | None:
         if guards and not needs and 2 <= len(puts) <= 1 + len(_COMMITS) and puts[0].key in guards:
             ((key, known), *others) = guards.items()
             if known is not None and not others and all(put.fresh for put in puts[1:]):
@@ -123,9 +123,9 @@ class PostgresDriver:
             if error.ids.get("code") != _NOT_FRESH:
                 raise
             return None
-        return None if synced is None else Done(tag.hex(), synced)
+        return None if synced is None else BatchDone(tag.hex(), synced)
 
-    def _commit(self, puts: Sequence[Put], drops: Sequence[str], key: str, known: Tag) -> Done | None:
+    def _commit(self, puts: Sequence[Put], drops: Sequence[str], key: str, known: Tag) -> BatchDone | None:
         """The batch of most saves: a head, and a few keys that are fresh. Half as dear as the function."""
         tag, (head, *fresh) = os.urandom(12), puts
         values: list[Value] = [tag, head.data, key, bytes.fromhex(known), tag]
@@ -134,14 +134,14 @@ class PostgresDriver:
             values += [put.key, put.data, *facts]
         values.append(f"{{{','.join(drops)}}}")  # of names that need no quotes
         row = self._row(_COMMITS[len(fresh) - 1], values)
-        return Done(tag.hex(), row[0] == TRUE) if row else None
+        return BatchDone(tag.hex(), row[0] == TRUE) if row else None
 
-    def _ahead(self, puts: Sequence[Put]) -> Done | None:
+    def _ahead(self, puts: Sequence[Put]) -> BatchDone | None:
         """The chunks of a large save, without the copies that arrays of them would be."""
         tag = os.urandom(12)
         values = [tag, *(value for put in puts for value in (put.key, put.data))]
         row = self._row(_AHEAD[len(puts) - 1], values)
-        return Done(tag.hex(), row[0] == TRUE) if row else None
+        return BatchDone(tag.hex(), row[0] == TRUE) if row else None
 
     def _row(self, statement: Prepared, values: Sequence[Value]) -> Sequence[bytes | None] | None:
         """The first row; None if there is none, or if a key that is to be fresh is not."""
@@ -180,7 +180,7 @@ def _asked(connection: Connection, statement: str, values: Sequence[object]) -> 
     return connection.execute(statement.encode(), values, binary=True).fetchall()
 
 
-def _found(data: bytes | None, tag: bytes | None, at: bytes | None) -> Found:
+def _found(data: bytes | None, tag: bytes | None, at: bytes | None) -> Stored:
     """Of columns as the server sends them; none of them is null."""
     when: float = struct.unpack("!d", at or bytes(8))[0]
-    return Found(data or b"", (tag or b"").hex(), when)
+    return Stored(data or b"", (tag or b"").hex(), when)

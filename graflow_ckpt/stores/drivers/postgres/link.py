@@ -45,7 +45,7 @@ from graflow_ckpt.core.errors import (
     not_installed,
 )
 from graflow_ckpt.core.protocols import Buffer
-from graflow_ckpt.stores.drivers.postgres.names import Address
+from graflow_ckpt.stores.drivers.postgres.names import PostgresAddress
 
 try:
     import psycopg
@@ -99,7 +99,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):  # Any: rows are as the s
 class Link:
     """Connects at the first use. `options`: more of libpq's."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: PostgresAddress) -> None:
         self.address = str(address)
         self._address = address
         self._mutex = threading.Lock()

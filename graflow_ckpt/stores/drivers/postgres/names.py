@@ -35,7 +35,7 @@ _known: dict[tuple[object, ...], Mapping[str, str]] = {}
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class PostgresAddress:
     """A database. `options` are the query's, `secrets` who we are there."""
 
     hosts: tuple[tuple[str, int], ...]
@@ -62,7 +62,7 @@ class Address:
             "dbname": self.database,
         }
 
-    def with_credentials(self, environment: Mapping[str, str] = os.environ) -> Address:
+    def with_credentials(self, environment: Mapping[str, str] = os.environ) -> PostgresAddress:
         """With those of this database that are known, unless it has its own."""
         if self.secrets:
             return self
@@ -86,7 +86,7 @@ class Address:
 _WHO = ("user", "password", "sslpassword")
 
 
-def parse(where: str) -> Address:
+def parse(where: str) -> PostgresAddress:
     """Read the address of a store; what cannot be one is refused without showing what it holds."""
     scheme, separator, rest = where.partition("://")
     if not separator or scheme.lower() not in SCHEMES:
@@ -117,7 +117,7 @@ def parse(where: str) -> Address:
     port = options.pop("port", "")
     named = options.pop("host", "")
     places = [_host(host, port) for host in ((named and quote(named, safe=",")) or hosts).split(",")]
-    return Address(
+    return PostgresAddress(
         tuple(places), database, options, {name: value for name, value in secrets.items() if value}
     )
 

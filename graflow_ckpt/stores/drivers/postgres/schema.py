@@ -52,7 +52,7 @@ class Applied:
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
+class SchemaStatus:
     """Where a database stands. `verdict`: ready, none, behind, newer or changed."""
 
     applied: tuple[Applied, ...]
@@ -103,8 +103,8 @@ class Schema:
         self._link = link
         self._known = migrations() if known is None else known
 
-    def status(self) -> Status:
-        return Status(self._link.run(_applied), self._known)
+    def status(self) -> SchemaStatus:
+        return SchemaStatus(self._link.run(_applied), self._known)
 
     def check(self) -> None:
         """Raise unless the tables are those of this version."""
@@ -114,7 +114,7 @@ class Schema:
         """Take the steps that are left, up to version `to`; those that were taken."""
         target = self._version(self._known[-1].version if to is None else to)
 
-        def step(connection: Connection, status: Status) -> Migration | None:
+        def step(connection: Connection, status: SchemaStatus) -> Migration | None:
             left = [step for step in self._known if status.version < step.version <= target]
             if not left:
                 return None
@@ -133,7 +133,7 @@ class Schema:
         """Go back to version `to`, with the loss of what later versions keep; to 0: of everything."""
         target = self._version(to)
 
-        def step(connection: Connection, status: Status) -> Migration | None:
+        def step(connection: Connection, status: SchemaStatus) -> Migration | None:
             if status.version <= target:
                 return None
             last = next(step for step in self._known if step.version == status.version)
@@ -156,12 +156,12 @@ class Schema:
 
     # --- within ------------------------------------------------------------------------
 
-    def _steps(self, step: Callable[[Connection, Status], Migration | None]) -> list[Migration]:
+    def _steps(self, step: Callable[[Connection, SchemaStatus], Migration | None]) -> list[Migration]:
         def one(connection: Connection) -> Migration | None:
             with connection.transaction():
                 connection.execute(f"set local lock_timeout = '{_WAIT}'".encode())
                 connection.execute("select pg_advisory_xact_lock(%s)", [_LOCK])
-                status = Status(_applied(connection), self._known)
+                status = SchemaStatus(_applied(connection), self._known)
                 self._refuse(status, ready=False)
                 return step(connection, status)
 
@@ -180,7 +180,7 @@ class Schema:
             )
         return to
 
-    def _refuse(self, status: Status, *, ready: bool) -> None:
+    def _refuse(self, status: SchemaStatus, *, ready: bool) -> None:
         verdict, where = status.verdict, self._link.address
         if verdict == "ready" or (verdict in ("none", "behind") and not ready):
             return

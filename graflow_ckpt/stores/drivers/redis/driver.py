@@ -14,7 +14,7 @@ from graflow_ckpt.core.protocols import Buffer
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.links.wire import Argument, Script, Step, together
-from graflow_ckpt.stores.driver import Done, Entry, Found, Hit, Put, Row, Tag
+from graflow_ckpt.stores.driver import BatchDone, Entry, Hit, Put, Row, Stored, Tag
 
 PREFIX = "graflow:ck:"
 _NAMES, _ROWS = f"{PREFIX}names", f"{PREFIX}rows"
@@ -43,11 +43,11 @@ class RedisDriver:
             seconds, micros = link.client.time()
         return float(seconds) + float(micros) / 1e6
 
-    def get(self, *keys: str) -> Sequence[Found | None]:
+    def get(self, *keys: str) -> Sequence[Stored | None]:
         link = self._open()
         with translated(link.address):
             found: list[Any] = link.client.mget([PREFIX + key for key in keys])
-        return [None if raw is None else Found(raw[_HEAD:], raw[:12].hex(), _time(raw)) for raw in found]
+        return [None if raw is None else Stored(raw[_HEAD:], raw[:12].hex(), _time(raw)) for raw in found]
 
     def read(self, key: str, start: int, length: int) -> Buffer | None:
         link = self._open()
@@ -63,7 +63,7 @@ class RedisDriver:
         guards: Mapping[str, Tag | None] | None = None,
         needs: Sequence[str] = (),
         soft: bool = False,
-    ) -> Done | None:
+    ) -> BatchDone | None:
         link, tag = self._open(), os.urandom(12)
         head = tag + struct.pack(">d", time.time())
         asked = dict(guards or {})
@@ -90,7 +90,7 @@ class RedisDriver:
                 raise reply
         if not replies[ahead]:
             return None  # what went ahead expires
-        return Done(tag.hex(), not soft and syncs(replies[-1]))
+        return BatchDone(tag.hex(), not soft and syncs(replies[-1]))
 
     def keys(self, prefix: str) -> Iterator[Entry]:
         link = self._open()

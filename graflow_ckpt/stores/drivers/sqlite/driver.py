@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from graflow_ckpt.core.protocols import Buffer
-from graflow_ckpt.stores.driver import Done, Entry, Found, Hit, Put, Row, Tag
+from graflow_ckpt.stores.driver import BatchDone, Entry, Hit, Put, Row, Stored, Tag
 from graflow_ckpt.stores.drivers.sqlite.file import Database
 from graflow_ckpt.stores.files.disk import SMALL
 
@@ -49,7 +49,7 @@ class SqliteDriver:
     def now(self) -> float:
         return time.time()
 
-    def get(self, *keys: str) -> Sequence[Found | None]:
+    def get(self, *keys: str) -> Sequence[Stored | None]:
         with self._database.reading() as connection:
             if connection is None:
                 return [None] * len(keys)
@@ -59,7 +59,7 @@ class SqliteDriver:
                 rows = connection.execute(
                     f"{_GET}IN (SELECT value FROM json_each(?))", (json.dumps(keys),)
                 ).fetchall()
-        found = {key: Found(data, tag, at) for key, data, tag, at in rows}
+        found = {key: Stored(data, tag, at) for key, data, tag, at in rows}
         return [found.get(key) for key in keys]
 
     def read(self, key: str, start: int, length: int) -> Buffer | None:
@@ -76,7 +76,7 @@ class SqliteDriver:
         guards: Mapping[str, Tag | None] | None = None,
         needs: Sequence[str] = (),
         soft: bool = False,
-    ) -> Done | None:
+    ) -> BatchDone | None:
         tag, at = os.urandom(12).hex(), time.time()
         try:
             with self._database.writing(easy=soft) as connection:
@@ -95,7 +95,7 @@ class SqliteDriver:
                     execute(_DROP, listed)
         except _Refused:
             return None
-        return Done(tag)
+        return BatchDone(tag)
 
     def keys(self, prefix: str) -> Iterator[Entry]:
         last, end = prefix, f"{prefix}\U0010ffff"

@@ -48,9 +48,9 @@ Identity = tuple[int, int]
 _GRACE: Final = 1.0  # seconds for other threads to come to the end of what they do
 
 _gate = threading.RLock()  # nobody opens a connection while the process forks
-_open: weakref.WeakSet[Connection] = weakref.WeakSet()
+_open: weakref.WeakSet[FileConnection] = weakref.WeakSet()
 _pools: weakref.WeakSet[Closing] = weakref.WeakSet()
-_carried: list[Connection] = []  # of a parent: not ours to close, so they are kept
+_carried: list[FileConnection] = []  # of a parent: not ours to close, so they are kept
 
 
 class Closing(Protocol):
@@ -59,7 +59,7 @@ class Closing(Protocol):
     def close(self) -> None: ...  # what is idle
 
 
-class Connection(sqlite3.Connection):
+class FileConnection(sqlite3.Connection):
     """Knows which file it was opened on."""
 
     identity: Identity | None = None
@@ -71,10 +71,10 @@ class Connection(sqlite3.Connection):
 
 
 # Any: what `sqlite3.connect` takes.
-def connected(address: str, **options: Any) -> Connection:
+def connected(address: str, **options: Any) -> FileConnection:
     """A connection that is looked after. Waits while the process forks."""
     with _gate:
-        connection = sqlite3.connect(address, factory=Connection, **options)
+        connection = sqlite3.connect(address, factory=FileConnection, **options)
         _open.add(connection)
     return connection
 
@@ -206,9 +206,9 @@ class _Pool:
     def __init__(self) -> None:
         self.process = os.getpid()
         self.mutex = threading.Lock()
-        self.idle: dict[Kind, list[Connection]] = {"read": [], "sync": [], "easy": []}
+        self.idle: dict[Kind, list[FileConnection]] = {"read": [], "sync": [], "easy": []}
 
-    def take(self, kind: Kind, identity: Identity) -> Connection | None:
+    def take(self, kind: Kind, identity: Identity) -> FileConnection | None:
         with self.mutex:
             stale = [one for one in self._all() if one.identity != identity]
             for kept in self.idle.values():
@@ -218,7 +218,7 @@ class _Pool:
             one.close()
         return found
 
-    def give(self, kind: Kind, connection: Connection) -> None:
+    def give(self, kind: Kind, connection: FileConnection) -> None:
         if self.process != os.getpid():
             return
         with self.mutex:
@@ -238,7 +238,7 @@ class _Pool:
             with suppress(sqlite3.Error):
                 one.close()
 
-    def _all(self) -> list[Connection]:
+    def _all(self) -> list[FileConnection]:
         return [one for kept in self.idle.values() for one in kept]
 
 
@@ -251,7 +251,7 @@ class Database:
         self._pool = self._new_pool()
 
     @contextmanager
-    def reading(self, doing: str = "read") -> Iterator[Connection | None]:
+    def reading(self, doing: str = "read") -> Iterator[FileConnection | None]:
         """A connection for statements that each see the newest commit. None: there is no database."""
         with refusing(doing, self.file):
             connection = self._take("read")
@@ -269,7 +269,7 @@ class Database:
             self._pool_here().give("read", connection)
 
     @contextmanager
-    def writing(self, doing: str = "write into", *, easy: bool = False) -> Iterator[Connection]:
+    def writing(self, doing: str = "write into", *, easy: bool = False) -> Iterator[FileConnection]:
         """A transaction. It is rolled back if the block raises."""
         kind: Kind = "easy" if easy else "sync"
         with refusing(doing, self.file):
@@ -291,7 +291,7 @@ class Database:
         """Close what is idle. Whoever uses the database afterwards opens it anew."""
         self._pool_here().close()
 
-    def open(self, kind: Kind) -> Connection:
+    def open(self, kind: Kind) -> FileConnection:
         """A connection of the caller's own, who closes it."""
         with refusing("open", self.file):
             connection = self._open(kind)
@@ -301,7 +301,7 @@ class Database:
 
     # --- transactions ------------------------------------------------------------------
 
-    def _begin(self, connection: Connection) -> None:
+    def _begin(self, connection: FileConnection) -> None:
         self._patiently(lambda: connection.execute("BEGIN IMMEDIATE"))
 
     def _patiently(self, call: Callable[[], T]) -> T:
@@ -316,7 +316,7 @@ class Database:
             time.sleep(pause * (0.5 + random.random()))
             pause = min(pause * 1.5, 0.001)
 
-    def _give_up(self, connection: Connection, kind: Kind, error: BaseException) -> None:
+    def _give_up(self, connection: FileConnection, kind: Kind, error: BaseException) -> None:
         try:
             connection.rollback()
             if isinstance(error, sqlite3.Error) and is_unconfirmed(error):
@@ -332,12 +332,12 @@ class Database:
 
     # --- connections -------------------------------------------------------------------
 
-    def _take(self, kind: Kind) -> Connection | None:
+    def _take(self, kind: Kind) -> FileConnection | None:
         identity = _identity(self.file)
         found = self._pool_here().take(kind, identity) if identity else None
         return found or self._open(kind)
 
-    def _open(self, kind: Kind) -> Connection | None:
+    def _open(self, kind: Kind) -> FileConnection | None:
         if os.path.isdir(self.file):
             raise CheckpointError(
                 f"{self.file} is a folder, not a database.",
@@ -363,7 +363,7 @@ class Database:
             connection.close()
         raise CheckpointError(f"{self.file} is replaced faster than it can be opened.", path=self.file)
 
-    def _connect(self, kind: Kind) -> Connection | None:
+    def _connect(self, kind: Kind) -> FileConnection | None:
         connection = self._bare("mode=rw", kind)
         try:
             try:
@@ -389,7 +389,7 @@ class Database:
         connection.close()
         return None
 
-    def _bare(self, mode: str, kind: Kind) -> Connection:
+    def _bare(self, mode: str, kind: Kind) -> FileConnection:
         _check_version()
         return connected(
             f"file:{quote(os.fsencode(self.file))}?{mode}",
@@ -399,7 +399,7 @@ class Database:
             check_same_thread=False,
         )
 
-    def _settle(self, connection: Connection, kind: Kind) -> bool:
+    def _settle(self, connection: FileConnection, kind: Kind) -> bool:
         """Make it what we need. False: there is nothing in it to be read."""
         execute = connection.execute
         execute("PRAGMA trusted_schema = OFF")  # whoever can write the file could call functions in it
@@ -414,7 +414,7 @@ class Database:
         execute(f"PRAGMA synchronous = {'NORMAL' if kind == 'easy' else 'FULL'}")
         return True
 
-    def _prepare(self, connection: Connection) -> None:
+    def _prepare(self, connection: FileConnection) -> None:
         execute = connection.execute
         current = sqlite_schema.is_current(connection)
         if not current and os.path.islink(self.file) and sqlite_schema.is_empty(connection):

@@ -20,7 +20,7 @@ from graflow_ckpt import CheckpointManager
 from graflow_ckpt.checkpoint import history
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.care.inventory import inventory
-from graflow_ckpt.checkpoint.care.pruning import WAITS, Guard, Plan, carry_out, plan, planned
+from graflow_ckpt.checkpoint.care.pruning import WAITS, Guard, PruningPlan, carry_out, plan, planned
 from graflow_ckpt.checkpoint.retention import (
     DEFAULT,
     FINISHED,
@@ -436,7 +436,7 @@ def test_what_is_named_goes_even_if_a_retention_would_keep_it(store: CheckpointS
     what = planned(guard, guard.known.cuts)
 
     assert ([cut.sequence for cut in what.cuts], what.spared[0][1]) == ([1], "newest")
-    assert what == Plan(what.cuts, what.spared)
+    assert what == PruningPlan(what.cuts, what.spared)
 
 
 def test_a_session_that_has_gone_back_since_it_was_planned_loses_nothing(store: CheckpointStore) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graflow_ckpt.checkpoint.care.difference import Held
+from graflow_ckpt.checkpoint.care.difference import HeldValue
 from graflow_ckpt.checkpoint.values import inert
 from graflow_ckpt.cli.inspect.comparison import change_of, picture, shown
 from graflow_ckpt.cli.inspect.examination import encryption
@@ -21,8 +21,8 @@ from graflow_ckpt.stores.pieces import BytesSource
 from tests.trios import put
 
 
-def held(value: Any, size: int = 0) -> Held:
-    return Held(True, type(value).__name__, size, "", value)
+def held(value: Any, size: int = 0) -> HeldValue:
+    return HeldValue(True, type(value).__name__, size, "", value)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_arrays_are_pictures() -> None:
 
     array = inert.load(BytesSource(pickle.dumps(np.arange(6.0).reshape(2, 3), protocol=5)))
 
-    assert shown("w", Held(False, "numpy.ndarray", 9, "", array)) == "array of 2×3 ▁▂▄▅▇█ 0 … 5"
+    assert shown("w", HeldValue(False, "numpy.ndarray", 9, "", array)) == "array of 2×3 ▁▂▄▅▇█ 0 … 5"
 
 
 def test_what_is_called_like_a_secret_is_hidden() -> None:

@@ -26,7 +26,7 @@ from graflow_ckpt.core.facts import RESULT, Cell, Claim, Op, TaskSpec
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.sessions.redis.keys import START, keys_of
-from graflow_ckpt.sessions.redis.session import Reader, RedisSession, new_nonce
+from graflow_ckpt.sessions.redis.session import AttemptReader, RedisSession, new_nonce
 from graflow_ckpt.sessions.redis.tables import frozen, read_state, write_state
 from tests.proxy import Proxy
 from tests.servers import Server
@@ -51,7 +51,7 @@ def join(link: RedisLink, **options: bool) -> RedisSession:
     return RedisSession(link, SESSION, Plain(), token.decode(), began.decode(), queue="default", **options)
 
 
-def values_of(reader: Reader, *names: str) -> list[tuple[Cell, ...]]:
+def values_of(reader: AttemptReader, *names: str) -> list[tuple[Cell, ...]]:
     """Each value with what was appended to it; no versions."""
     found = [reader.read(name) for name in names]
     return [() if one is None else (one[0], *one[2]) for one in found]

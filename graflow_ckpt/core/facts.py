@@ -64,6 +64,9 @@ class Live:
         self.value = value
         self.bundle = bundle  # in one transition: equal numbers share objects, and are pickled together
 
+    def join(self, bundle: int) -> None:
+        self.bundle = bundle
+
     def __repr__(self) -> str:
         return f"Live({type(self.value).__name__})"
 

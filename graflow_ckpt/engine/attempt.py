@@ -49,12 +49,36 @@ class Got:
         self.version = version
 
 
+class Asks:
+    """What a body has asked for beside values."""
+
+    __slots__ = ("again", "nexts", "request", "spawned", "terminate")
+
+    def __init__(self) -> None:
+        self.nexts: list[Next] = []
+        self.spawned: dict[str, list[Spawned]] = {}  # by the name of the task, which may be made twice
+        self.again: Cell | None = None
+        self.terminate: str | None = None
+        self.request: Request | None = None
+
+    def checkpoint(self, request: Request) -> None:
+        self.request = request
+
+    def one_more(self, data: Cell) -> None:
+        """The same task once more."""
+        self.again = data
+
+    def end(self, message: str) -> None:
+        """Nothing more is started."""
+        self.terminate = message
+
+
 class Attempt:
     """The buffer between a body and its session."""
 
     __slots__ = (
-        "again", "appends", "claim", "defaults", "digests", "got", "looked", "nexts", "over", "request",
-        "seen", "spawned", "terminate", "checks", "values", "watch", "written", "_digest",
+        "appends", "asks", "checks", "claim", "defaults", "digests", "got", "looked", "over", "seen",
+        "values", "watch", "written", "_digest",
     )  # fmt: skip
 
     def __init__(
@@ -69,11 +93,7 @@ class Attempt:
         self.written: dict[str, Any] = {}
         self.appends: list[Op] = []
         self.digests: dict[str, bytes] = {}  # live values on loan, as they were
-        self.nexts: list[Next] = []
-        self.spawned: dict[str, list[Spawned]] = {}  # by the name of the task, which may be made twice
-        self.again: Cell | None = None
-        self.terminate: str | None = None
-        self.request: Request | None = None
+        self.asks: Asks | None = None
         self.over: GraflowError | None = None  # fenced: every further call of the body is refused
         self.checks = check  # refuse what cannot be pickled, when it is set
         self._digest = digest  # a retry has to know whether a live value was changed
@@ -233,13 +253,22 @@ class Attempt:
         if self.over is not None:
             raise self.over
 
+    def asking(self) -> Asks:
+        """Where to put what else is asked for."""
+        self.still_running()
+        if self.asks is None:
+            self.asks = Asks()
+        return self.asks
+
     # --- what the engine calls ---------------------------------------------------------
 
     def effects(self, result: Cell = EMPTY_LIST) -> Effects:
         """Everything that the commit has to carry out; raises NotStorable for what it cannot keep."""
-        if not (self.got or self.written or self.looked or self._asks()) and type(result) is bytes:
+        changed = self.got or self.written or self.looked or self.appends or self.defaults or self.asks
+        if not changed and type(result) is bytes:
             return NO_EFFECTS
-        ops, nexts, again = self._changes(), self.nexts, self.again
+        ops, asks = self._changes(), self.asks or _NOTHING
+        nexts, again = asks.nexts, asks.again
         if self.checks and self.written and self.claim.spec.cycle == 0:  # not in each round: it costs a walk
             self._report_copies(ops)
         if not self.values.shares:
@@ -247,14 +276,12 @@ class Attempt:
         else:  # what a task is given is a copy, as it is in Redis
             nexts = [one._replace(data=apart(one.data)) if one.data else one for one in nexts]
             again = apart(again) if again else again
-        spawned = tuple(one for made in self.spawned.values() for one in made) if self.spawned else ()
-        return Effects(tuple(ops), tuple(nexts), spawned, again, self.terminate, self.request)
+        spawned = tuple(one for made in asks.spawned.values() for one in made) if asks.spawned else ()
+        return Effects(tuple(ops), tuple(nexts), spawned, again, asks.terminate, asks.request)
 
-    def _asks(self) -> bool:
-        """Return True if the body has called for anything else that a commit carries out."""
-        if self.appends or self.defaults or self.nexts or self.spawned:
-            return True
-        return self.again is not None or self.terminate is not None or self.request is not None
+    def end(self, error: GraflowError) -> None:
+        """It is over: whatever its body calls from here on is refused."""
+        self.over = error
 
     def _changes(self) -> list[Op]:
         ops: list[Op] = []
@@ -317,7 +344,7 @@ class Attempt:
             if written.isdisjoint(names):
                 continue
             for name in names:
-                cells[name].bundle = number if len(names) > 1 else 0
+                cells[name].join(number if len(names) > 1 else 0)
             ops += [("put", name, cells[name], versions[name]) for name in names if name in versions]
         return ops
 
@@ -376,6 +403,9 @@ class Attempt:
             self.values.give_back([name])
 
 
+_NOTHING = Asks()
+
+
 def is_list(cell: Cell) -> bool:
     """Whether a cell holds a list; a plain one says so in its first byte."""
     if isinstance(cell, Live):
@@ -408,7 +438,7 @@ def read_only(value: Any) -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray):
         view = value.view()
-        view.flags.writeable = False
+        view.setflags(write=False)
         return view
     return value
 
@@ -440,18 +470,20 @@ class Watch:
         """The attempt has got it itself and may change it."""
         self._given.pop(name, None)
 
-    def check(self) -> ReadOnlyChanged | None:
-        """The error of the first one that is not as it was."""
+    def check(self, cause: BaseException | None = None) -> ReadOnlyChanged | None:
+        """The error of the first one that is not as it was; `cause`: what the body has raised."""
         for name, (value, version, before) in self._given.items():
             found = self._values.read(name)
             settled = found is not None and found[1] == version and name not in self._values.on_loan()
             if settled and _digest(value) != before:
-                return ReadOnlyChanged(
+                error = ReadOnlyChanged(
                     f"Task {self._task!r} changed {name!r}, which it had read-only: that would be lost.",
                     hint="Work on a copy, or get it from the channel without readonly=True.",
                     task=self._task,
                     name=name,
                 )
+                error.__cause__ = cause
+                return error
         return None
 
 

@@ -203,7 +203,7 @@ class ExecutionContext:
 
     def collect(self) -> None:
         """Keep what is changed while no run drives the session: the next one records it first."""
-        self.session.recorder = self._note_undriven
+        self.session.record_with(self._note_undriven)
 
     def _note_undriven(self, state: SessionState, now: float, ops: Sequence[Op]) -> None:
         self.undriven.append((state.sequence, now, list(ops)))
@@ -211,7 +211,7 @@ class ExecutionContext:
     def collected(self) -> list[tuple[int, float, list[Op]]]:
         """Return what was changed since the last run, once; the caller drives the session now."""
         if self.session.recorder == self._note_undriven:
-            self.session.recorder = None
+            self.session.record_with(None)
         changes, self.undriven = self.undriven, []
         return changes
 

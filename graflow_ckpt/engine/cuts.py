@@ -107,7 +107,7 @@ class Cutter:
         for payload in payloads:
             self.home.append(payload)
         self._bundles = Bundles(self.session.state, stop=self._auto)
-        self.session.recorder = self._record
+        self.session.record_with(self._record)
 
     def starts(self, number: int, alone: bool) -> None:
         """Called before an attempt: beside others nobody can tell who has used the random state."""
@@ -203,8 +203,7 @@ class Cutter:
         handle = request.handle
         metadata = self._cut("request", request.metadata, handle.path, handle)
         if metadata is not None:
-            handle.metadata = metadata
-            handle.saved = True
+            handle.written(metadata)
 
     def _cut(
         self, cause: str, user: dict[str, Any] | None, path: str | None = None, handle: Any = None
@@ -217,7 +216,7 @@ class Cutter:
             raise
         except (CheckpointError, OSError) as error:
             if handle is not None:
-                handle.error = error
+                handle.failed(error)
             self._failed(error, cause, monotonic() - began)
             return None
 
@@ -228,8 +227,9 @@ class Cutter:
         self.home.save_error = error
         self.home.tell_failed(self._emit, error, cause, seconds)
         if self._exposure.must or self.settings.on_save_failure == "fail":
-            self.session.broken = error if isinstance(error, GraflowError) else CheckpointError(str(error))
-            raise self.session.broken
+            fatal = error if isinstance(error, GraflowError) else CheckpointError(str(error))
+            self.session.close(fatal)
+            raise fatal
 
     def save(self, cause: str, user: dict[str, Any] | None, path: str | None) -> Any:
         began = monotonic()

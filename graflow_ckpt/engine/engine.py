@@ -20,7 +20,15 @@ from graflow_ckpt.checkpoint.archive import Allowance
 from graflow_ckpt.checkpoint.care.pruning import forget_journal
 from graflow_ckpt.checkpoint.values import attachments
 from graflow_ckpt.checkpoint.values.pickles import collector_at_rest
-from graflow_ckpt.core.errors import Fenced, GraphError, Interrupted, TaskError, ValueTorn, WorkflowCancelled
+from graflow_ckpt.core.errors import (
+    Fenced,
+    GraphError,
+    Interrupted,
+    SessionError,
+    TaskError,
+    ValueTorn,
+    WorkflowCancelled,
+)
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.engine import resuming, rng
@@ -296,7 +304,9 @@ class _Execution:
         if times > back.budget:
             self._ending.fail(error, back.outcome.error)
         context = self.context
-        context.session.close("the session went back to an earlier cut")
+        context.session.close(
+            SessionError("the session went back to an earlier cut", session=context.session_id)
+        )
         context.rewinds = False
         load = partial(resuming.load, context)
         found = self.home.newest(load) if self.home.lease is not None else None

@@ -50,10 +50,16 @@ class Running:
         self.killed = False
         self.posted = False  # the body has ended, and its outcome is on its way
 
+    def ends_by(self, kill: Callable[[], None]) -> None:
+        self.kill = kill
+
+    def has_posted(self) -> None:
+        self.posted = True
+
     def end(self, error: GraflowError) -> None:
         """The attempt is over: fence it, and end its code if it can be ended."""
         if self.attempt is not None:
-            self.attempt.over = error
+            self.attempt.end(error)
         if self.kill is not None:
             self.killed = True
             self.kill()
@@ -132,7 +138,7 @@ class Invoker:
         for running in list(self.running.values()):
             running.end(error)
         if self._alone is not None:
-            self._alone.over = error
+            self._alone.end(error)
 
     def _call(self, claim: Claim, attempt: Attempt | None, binding: Binding) -> Outcome:
         try:
@@ -156,11 +162,8 @@ class Invoker:
     def _raised(self, claim: Claim, attempt: Attempt | None, error: BaseException) -> Outcome:
         if attempt is not None and isinstance(attempt.over, WorkflowCancelled):
             return Cancelled(attempt.over.message)
-        changed = attempt and attempt.watch and attempt.watch.check()
-        if changed:
-            changed.__cause__ = error
-            error = changed
-        return self.failed(claim, error)
+        changed = attempt and attempt.watch and attempt.watch.check(error)
+        return self.failed(claim, changed or error)
 
     def _result(self, claim: Claim, result: Any) -> Cell:
         if self._check:
@@ -311,7 +314,7 @@ class Invoker:
 
         def begin(ended: Callable[[Any, BaseException | None], None]) -> None:
             coroutine = binding.func(**self._arguments(claim, attempt, binding))
-            running.kill = loop.submit(coroutine, ended)
+            running.ends_by(loop.submit(coroutine, ended))
 
         def waited_for(claim: Claim) -> Outcome:
             ended: SimpleQueue[tuple[Any, BaseException | None]] = SimpleQueue()
@@ -333,7 +336,7 @@ class Invoker:
         from graflow_ckpt.engine.children import Child, FromChannel
 
         child = Child(self.session, self.session.reader(running.claim.spec.key), self.host)
-        running.kill = child.kill
+        running.ends_by(child.kill)
 
         def body(claim: Claim) -> Outcome:
             attempt = running.attempt

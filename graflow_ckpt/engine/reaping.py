@@ -138,7 +138,13 @@ class Kept:
     help_with: Callable[[], object]
     look_around: Callable[[], object] = lambda: None  # each time the lease has been renewed
     renew_at: float = 0.0
-    asked: float = 0.0
+    asked: float = 0.0  # as of when somebody was asked for help
+
+    def renew_in(self, seconds: float) -> None:
+        self.renew_at = monotonic() + seconds
+
+    def helped(self, since: float) -> None:
+        self.asked = since
 
 
 class Keeper:
@@ -152,6 +158,7 @@ class Keeper:
     def __init__(self, link: RedisLink, lease: float) -> None:
         self._link = link
         self._lease = lease
+        self._often = min(lease / 3, NEWS)
         self._renew = link.script(RENEW)
         self._kept: Kept | None = None
         self._changed = threading.Condition()
@@ -166,8 +173,8 @@ class Keeper:
     def keep(self, kept: Kept) -> None:
         """From now on, until `forget`."""
         with self._changed:
-            kept.renew_at = monotonic() + min(self._lease / 3, NEWS)
-            kept.asked = monotonic()
+            kept.renew_in(self._often)
+            kept.helped(monotonic())
             self._kept = kept
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="graflow-keeper", daemon=True)
@@ -198,20 +205,20 @@ class Keeper:
                     self._look_after(kept)
                 except GraflowError as error:  # the server is away: the slice waits for it, too
                     log.warning("keeper: %s", error, extra={"session": kept.session.id})
-                    kept.renew_at = monotonic() + 0.5
+                    kept.renew_in(0.5)
                 except Exception:
                     log.exception("keeper: a pass failed", extra={"session": kept.session.id})
-                    kept.renew_at = monotonic() + 0.5
+                    kept.renew_in(0.5)
 
     def _look_after(self, kept: Kept) -> None:
         now, session = monotonic(), kept.session
         if now >= kept.renew_at:
-            kept.renew_at = now + min(self._lease / 3, NEWS)
+            kept.renew_in(self._often)
             key = keys_of(session.id) + "c"
             status = self._renew([key], [session.token, session.sender, int(self._lease * 1000)]).decode()
             if status != "running" and self._kept is kept:
                 kept.on_news(status)
             kept.look_around()
         if session.ready and kept.asked < session.answered < now - HELP_AFTER:
-            kept.asked = session.answered
+            kept.helped(session.answered)
             kept.help_with()

@@ -71,6 +71,26 @@ class Bundle:
         self.digest: bytes | None = None  # of what the journal has
         self.large = False  # its last pickle was too large for a record
 
+    def forget(self) -> None:
+        """What it is now has to be pickled, whatever it was."""
+        self.digest = self.shape = None
+
+    def recorded(self, digest: bytes | None) -> None:
+        """The journal has this pickle; None: it has what no pickle of the whole was."""
+        self.digest = digest
+
+    def walked(self, ids: set[int] | None, shape: int | None) -> None:
+        self.ids, self.shape = ids, shape
+
+    def take_in(self, other: Bundle) -> None:
+        """One pickle holds the names of both from here on."""
+        self.names += other.names
+        self.forget()
+        other.names.clear()
+
+    def outgrew_records(self) -> None:
+        self.large = True
+
 
 class Bundles:
     """The names of a session whose live values share, and the table of what each bundle of them holds.
@@ -157,7 +177,7 @@ class Bundles:
             return [bundle]
         del self._of[name], self._roots[name]
         bundle.names.remove(name)
-        bundle.digest = bundle.shape = None
+        bundle.forget()
         if not bundle.names:
             self._drop(bundle)
         rest = [bundle] if bundle.names else []
@@ -177,14 +197,13 @@ class Bundles:
         found = dict.fromkeys(self._at[number] for number in self._at.keys() & new)
         return [one for one in found if own or one is not bundle]
 
-    def index(self, bundle: Bundle, ids: set[int] | None) -> None:
+    def index(self, bundle: Bundle, ids: set[int] | None, shape: int | None = None) -> None:
         """These are the ids of the bundle now; None: they are not known."""
         for number in (bundle.ids or set()) - (ids or set()):
             if self._at.get(number) is bundle:
                 del self._at[number]
-        bundle.ids = ids
+        bundle.walked(ids, shape)
         if ids is None:
-            bundle.shape = None
             self._unwalked[bundle] = None
         else:
             self._at.update(dict.fromkeys(ids, bundle))
@@ -199,7 +218,6 @@ class Bundles:
                 for other in suspects:
                     if other in dirty:  # it will find this one
                         self.index(other, None)
-                        other.shape = None
                 if not self.joins(bundle, [one for one in suspects if one not in dirty]):
                     self.index(bundle, ids)
                     break
@@ -217,7 +235,6 @@ class Bundles:
                 self._join(bundle, other)
             else:
                 self.index(other, lasting(theirs))
-                other.shape = None
         return joined
 
     def reach(self, name: str, roots: Sequence[Any]) -> Memo:
@@ -227,11 +244,9 @@ class Bundles:
             raise Unrecordable(name, "beside a value on loan to another task") from error
 
     def _join(self, bundle: Bundle, other: Bundle) -> None:
-        bundle.names += other.names
-        bundle.digest = bundle.shape = None
         self._of.update(dict.fromkeys(other.names, bundle))
         self._drop(other)
-        other.names = []
+        bundle.take_in(other)
 
     def _drop(self, bundle: Bundle) -> None:
         self.index(bundle, set())
@@ -239,7 +254,7 @@ class Bundles:
     def unknown(self, bundle: Bundle) -> None:
         if bundle.names:
             self.index(bundle, None)
-            bundle.digest = bundle.shape = None
+            bundle.forget()
 
 
 class _Commit:
@@ -312,8 +327,7 @@ class _Commit:
                 return
             ids = lasting(memo)
             if not bundles.joins(bundle, bundles.suspects(bundle, ids)):
-                bundles.index(bundle, ids)
-                bundle.shape = shape
+                bundles.index(bundle, ids, shape)
                 return
             self.dirty = {one: once for one, once in self.dirty.items() if one.names}
 
@@ -337,7 +351,7 @@ class _Commit:
                 raise TooLong
             return pickle_once(value, SIZE_LIMIT, name, stop=stop)
         except TooLong:
-            bundle.large = True
+            bundle.outgrew_records()
             raise Unrecordable(name, f"more than {SIZE_LIMIT} bytes, too many for a journal record") from None
 
     def _grow(self, name: str, count: int) -> None:
@@ -345,10 +359,10 @@ class _Commit:
         bundles = self._bundles
         if not count:
             for bundle in bundles.written(name):
-                bundle.digest = None  # what the journal has is no longer what it wrote
+                bundle.recorded(None)
             return
         (bundle,) = bundles.written(name)
-        bundle.digest = bundle.shape = None
+        bundle.forget()
         roots = bundles.objects([name])
         body, items = roots[:-count], roots[-count:]
         once = self._once(items if count > 1 else items[0], Bundle(), name)
@@ -380,7 +394,7 @@ class _Commit:
                 parts |= {name: [] for name in cells}
                 continue
             plain = any(len(self._bundles.cells(name)) > 1 for name in cells)
-            bundle.digest = None if plain else once.digest
+            bundle.recorded(None if plain else once.digest)
             if once.data is None:
                 large = (next((name for name in cells if name in touched), bundle.names[0]), once.size)
                 continue

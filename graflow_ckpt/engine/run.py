@@ -82,7 +82,7 @@ class Inbox:
 
     def post(self, message: Message) -> None:
         """A body has ended."""
-        message[0].posted = True  # it was in time, however long the message lies here
+        message[0].has_posted()  # it was in time, however long the message lies here
         self._messages.put(message)
 
     def knock(self) -> None:

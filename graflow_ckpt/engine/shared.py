@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -124,8 +125,7 @@ class SharedCuts:
         handle: PendingCheckpoint = request.handle
         saved = self.cut("request", request.metadata, handle)
         if saved is not None:
-            handle.metadata = saved
-            handle.saved = True
+            handle.written(saved)
 
     def cut(self, cause: str, user: dict[str, Any] | None, handle: PendingCheckpoint | None = None) -> Any:
         """One trio; a failure is an event."""
@@ -135,7 +135,7 @@ class SharedCuts:
         except (CheckpointError, SessionError, ServerError, OSError) as error:
             found = error if isinstance(error, GraflowError) else CheckpointError(str(error))
             if handle is not None:
-                handle.error = found
+                handle.failed(found)
             self._failed(found, cause, monotonic() - began)
             return None
         self._on_saved(saved)
@@ -163,6 +163,11 @@ class Made:
         self.times = 0
         self.last = b""
         self.names: set[str] = set()
+
+    def have(self, names: Iterable[str], times: int, last: bytes | None) -> None:
+        """The graph has these as well, and with them all that were noted so far."""
+        self.names.update(names)
+        self.times, self.last = times, last or b""
 
     def of(self, link: RedisLink, session: str) -> bool:
         """Return True if the session, as it is now, has gone on from these."""
@@ -197,7 +202,7 @@ class SharedHost(RunHost):
         # a number that a lost reply has taken with it is missing in the paths, and that is all
         prepared = self._session.patiently(lambda: self._home.reserve(self._session.steps + 1, metadata))
         if storage is not None:
-            prepared.path = path_at(storage, self._home.store, prepared.path)
+            prepared = replace(prepared, path=path_at(storage, self._home.store, prepared.path))
         return PendingCheckpoint(prepared.path, prepared)
 
     def code_of(self, task: Task, spawner: str, before: tuple[str, ...]) -> Cell:
@@ -224,8 +229,7 @@ class SharedHost(RunHost):
         """Those that the graph does not have join it; it has `own`, which this worker has just made."""
         known = self.made
         if own and made.times == known.times + len(own):
-            known.names.update(own)
-            known.times, known.last = made.times, made.last
+            known.have(own, made.times, made.last)
         else:
             self._read_noted(made.times)
         if known.times != made.times or len(known.names) != made.names:
@@ -238,8 +242,8 @@ class SharedHost(RunHost):
         )
         with readable(self.session_id, self._home.link.address):
             self._join({name.decode(): record for name, record in sorted(found.items())})
-            self.made.times = int(times or 0)
-        self.made.last = self._noted([self.made.times])[0] or b""
+            made = int(times or 0)
+        self.made.have((), made, self._noted([made])[0])
 
     def _read_noted(self, times: int) -> None:
         """Those that were made since; `self.made` stays behind if one is not there."""
@@ -253,7 +257,7 @@ class SharedHost(RunHost):
             if None in records:
                 return
             self._join(dict(zip(names, records, strict=True)))
-            self.made.times, self.made.last = first + len(noted) - 1, noted[-1] or b""
+            self.made.have(names, first + len(noted) - 1, noted[-1])
 
     def _noted(self, numbers: Iterable[int]) -> list[bytes | None]:
         fields = [f"m:{number}" for number in numbers]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Protocol
 
@@ -49,6 +50,16 @@ class PendingCheckpoint:
         self.metadata = metadata
         self.error: GraflowError | None = None
         self.saved = False
+
+    def annotate(self, user: dict[str, Any]) -> None:
+        """It is asked for again, with other metadata."""
+        self.metadata = replace(self.metadata, user_metadata=user)
+
+    def written(self, metadata: CheckpointMetadata) -> None:
+        self.metadata, self.saved = metadata, True
+
+    def failed(self, error: GraflowError) -> None:
+        self.error = error
 
     def done(self) -> bool:
         """Whether it has been written, or has failed."""
@@ -153,25 +164,24 @@ class TaskExecutionContext:
     ) -> PendingCheckpoint:
         """Ask for a checkpoint; it is taken when this task has completed. `storage`: `local`, `s3`, `gcs`,
         `azure` and so on, if it is to be elsewhere than the others."""
-        attempt = self._attempt
-        attempt.still_running()
+        asks = self._attempt.asking()
         enriched = check_metadata(metadata) | {
             "task_id": self.task_id,
             "cycle_count": self.cycle,
             "elapsed_time": monotonic() - self.start_time,
         }
-        if attempt.request is not None:
+        if asks.request is not None:
             _log.warning(
                 "task %s asked for a checkpoint twice; there is one, when it has completed, with the later "
                 "metadata (next_iteration() makes a step of each part)",
                 self.task_id,
                 extra={"session": self.session_id, "task": self.task_id},
             )
-            handle: PendingCheckpoint = attempt.request.handle
-            handle.metadata.user_metadata = enriched
+            handle: PendingCheckpoint = asks.request.handle
+            handle.annotate(enriched)
         else:
             handle = self._host.reserve(self.task_id, enriched, storage)
-        attempt.request = Request(enriched, handle)
+        asks.checkpoint(Request(enriched, handle))
         return handle
 
     def attach(self, path: str | os.PathLike[str]) -> Attachment:
@@ -185,9 +195,8 @@ class TaskExecutionContext:
 
     def next_iteration(self, data: Any = MISSING) -> None:
         """This task once more after this one, with `data` as its argument if it is given."""
-        self._attempt.still_running()
-        again = NO_DATA if data is MISSING else check_storable("next_iteration(data)", data)
-        self._attempt.again = again
+        asks = self._attempt.asking()
+        asks.one_more(NO_DATA if data is MISSING else check_storable("next_iteration(data)", data))
 
     def next_task(
         self, task: str | Task, *, goto: bool = False, data: Any = MISSING, before: str | Sequence[str] = ()
@@ -197,11 +206,10 @@ class TaskExecutionContext:
         A task that the graph does not have yet joins it; `before` names those of my successors
         that wait for it.
         """
-        attempt = self._attempt
-        attempt.still_running()
+        asks = self._attempt.asking()
         before = (before,) if isinstance(before, str) else tuple(before)
         if isinstance(task, str):
-            if self._host.task_of(task) is None and task not in attempt.spawned:
+            if self._host.task_of(task) is None and task not in asks.spawned:
                 raise UnknownTask(
                     f"next_task({task!r}): the graph has no such task.",
                     hint="Give the task itself.",
@@ -223,7 +231,7 @@ class TaskExecutionContext:
                 hint="Put the value into the channel.",
                 task=name,
             )
-        attempt.nexts.append(Next(name, cell, goto))
+        asks.nexts.append(Next(name, cell, goto))
 
     def _spawn(self, task: Task, before: tuple[str, ...]) -> None:
         known = self._host.task_of(task.name)
@@ -251,22 +259,22 @@ class TaskExecutionContext:
                     task=task.name,
                 )
         record = self._host.code_of(task, self.task_id, before)
-        made = self._attempt.spawned.setdefault(task.name, [])
+        made = self._attempt.asking().spawned.setdefault(task.name, [])
         if made and not same_task(made[0].record, record):
             raise made_differently(task.name)
         made.append(Spawned(task, before, record))
 
     def terminate_workflow(self, message: str = "") -> None:
         """Commit this task, start nothing more: the session is completed."""
-        self._attempt.still_running()
-        self._attempt.terminate = message
+        self._attempt.asking().end(message)
 
     def cancel_workflow(self, message: str = "") -> None:
         """Do not commit this task; the session is cancelled. Leaves the body at once."""
         self._attempt.still_running()
-        self._attempt.over = cancelled = WorkflowCancelled(
+        cancelled = WorkflowCancelled(
             message or "The workflow was cancelled.", session=self.session_id, task=self.task_id
         )
+        self._attempt.end(cancelled)
         raise cancelled
 
     # --- the rest ----------------------------------------------------------------------

@@ -84,6 +84,31 @@ class Seat:
     born: float = 0.0
     failures: int = 0  # in a row, soon after birth, without having run anything
 
+    def sat_in_by(self, pid: int) -> None:
+        """Somebody works here from now on."""
+        self.told, self.killed = Order.WORK, False
+        self.pid, self.born = pid, monotonic()
+        self.line.begin(pid)
+
+    def tell(self, order: Order, grace: float) -> None:
+        deadline = monotonic() + (grace if order is Order.DRAIN else 0.0)
+        self.told, self.until = order, deadline + (MARGIN if order is Order.DRAIN else HASTE)
+        self.line.tell(order, deadline)
+        if self.pid:
+            os.kill(self.pid, signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.killed = True
+        os.kill(self.pid, signal.SIGKILL)
+
+    def left(self) -> None:
+        """Nobody works here any more; who comes next waits if those before have died too soon."""
+        self.pid = 0
+        well = self.line.slices or self.told is not Order.WORK or monotonic() > self.born + SETTLED
+        self.failures = 0 if well else self.failures + 1
+        late = max(0, self.failures - TOO_SOON)
+        self.not_before = monotonic() + (min(LATEST, 0.25 * 2**late) if late else 0.0)
+
 
 class Pool:
     """The parent's side of a pool."""
@@ -159,19 +184,12 @@ class Pool:
                 )
                 self._line.tell(Order.DRAIN, 0.0)
                 for seat in self._workers:
-                    self._tell(seat, Order.DRAIN)
+                    seat.tell(Order.DRAIN, self._settings.grace)
             case signal.SIGTERM | signal.SIGINT:
                 log.warning("leaving at once: %s", signal.Signals(number).name)
                 self._status = 128 + number
                 for seat in self._workers:
-                    self._tell(seat, Order.LEAVE)
-
-    def _tell(self, seat: Seat, order: Order) -> None:
-        deadline = monotonic() + (self._settings.grace if order is Order.DRAIN else 0.0)
-        seat.told, seat.until = order, deadline + (MARGIN if order is Order.DRAIN else HASTE)
-        seat.line.tell(order, deadline)
-        if seat.pid:
-            os.kill(seat.pid, signal.SIGTERM)
+                    seat.tell(Order.LEAVE, 0.0)
 
     # --- children ----------------------------------------------------------------------
 
@@ -181,10 +199,7 @@ class Pool:
             if seat.pid or monotonic() < seat.not_before or (self._stopped and seat is not self._steward):
                 continue
             seat.line.reset()
-            seat.told, seat.killed = Order.WORK, False
-            seat.pid = fork(partial(self._child, seat))
-            seat.line.begin(seat.pid)
-            seat.born = monotonic()
+            seat.sat_in_by(fork(partial(self._child, seat)))
             self._starts += 1
             self._line.count(max(0, self._starts - len(self._seats)))
 
@@ -208,11 +223,10 @@ class Pool:
             self._ended(seat, status, Death.of(status, usage))
         elif seat.told is not Order.WORK and monotonic() > seat.until and not seat.killed:
             log.warning("%s (process %d) does not leave and is killed", seat.label, seat.pid)
-            seat.killed = True
-            os.kill(seat.pid, signal.SIGKILL)
+            seat.kill()
 
     def _ended(self, seat: Seat, status: int, death: Death) -> None:
-        pid, seat.pid = seat.pid, 0
+        pid = seat.pid
         run = seat.line.run
         gave_up = seat.killed or death.gave_up
         if run is not None:
@@ -221,10 +235,7 @@ class Pool:
             log.warning("%s (process %d) is gone: %s", seat.label, pid, death)
         if seat is not self._steward:
             self._estate.leaves(rq_name(pid), listed=bool(status) or seat.killed)
-        well = seat.line.slices or seat.told is not Order.WORK or monotonic() > seat.born + SETTLED
-        seat.failures = 0 if well else seat.failures + 1
-        late = max(0, seat.failures - TOO_SOON)
-        seat.not_before = monotonic() + (min(LATEST, 0.25 * 2**late) if late else 0.0)
+        seat.left()
 
     def _roll(self) -> None:
         """The next one drains when the one before it works again."""
@@ -235,7 +246,7 @@ class Pool:
             return
         if not self._turning:
             self._turning = seat.pid
-            self._tell(seat, Order.DRAIN)
+            seat.tell(Order.DRAIN, self._settings.grace)
         elif seat.pid != self._turning:
             self._rolling.popleft()
             self._turning = 0
@@ -332,7 +343,7 @@ class Named(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         if record.__dict__.get("worker") is None:
-            record.worker = self._name
+            record.__dict__["worker"] = self._name
         return True
 
 

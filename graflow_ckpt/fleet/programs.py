@@ -66,6 +66,9 @@ class Loaded:
     session: str  # that has it; another one may have to get a graph of its own
     made: Made = field(default_factory=Made)  # at run time, by that session
 
+    def given_to(self, session: str) -> None:
+        self.session = session
+
     @property
     def spent(self) -> bool:
         """Whether bodies of this session may have left something in the graph."""
@@ -162,7 +165,7 @@ class Programs:
                 self._open.popitem(last=False)
         elif (found.session != session and found.spent) or not self._goes_on(found):
             found = self._open[digest, starts] = _ready(found.parcel, found.parcel.graph(), starts)
-        found.session = session
+        found.given_to(session)
         self._open.move_to_end((digest, starts))
         return found
 

@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 from typing import Any
@@ -74,16 +74,6 @@ def script(name: str) -> str:
     return source(name, "graflow_ckpt.fleet")
 
 
-@dataclass(slots=True)
-class Swept:
-    """What was found and done, for the pool's sign of life."""
-
-    taken: int = 0
-    posted: int = 0
-    woken: int = 0
-    failed: list[Exception] = field(default_factory=list)  # since they were last looked at
-
-
 class FleetRepair:
     """Finds what workers, submitters and servers leave behind when they die, and puts it right.
 
@@ -115,7 +105,8 @@ class FleetRepair:
         self._suspects: set[bytes] = set()
         self._page = 0
         self._void: set[tuple[str, str]] = set()
-        self.swept = Swept()
+        self.done = dict.fromkeys(("taken", "posted", "woken"), 0)  # for the pool's sign of life
+        self.failed: list[Exception] = []  # since they were last looked at
 
     def was_away(self) -> None:
         """The server did not answer. When it does, leases have run out that are about to be renewed."""
@@ -139,7 +130,7 @@ class FleetRepair:
                 if (run := token_in(b"-".join(name.rpartition(b" ")[::2]))) is None:
                     log.warning("%.100r in %s names no slice, and is removed", name, self._host)
                 else:
-                    self.swept.taken += take(self._fleet, *run, GONE, forced=True)
+                    self.done["taken"] += take(self._fleet, *run, GONE, forced=True)
                 with translated(self._link.address):
                     client.hdel(self._host, name)
         self._suspects = gone
@@ -158,7 +149,7 @@ class FleetRepair:
         known = isinstance(error, GraflowError)
         if type(error) is ServerError or (isinstance(error, ValueError | LookupError) and not known):
             error = damaged(session, self._link.address, error)  # of what stands in its tables
-        self.swept.failed.append(error)
+        self.failed.append(error)
 
     # --- active sessions -----------------------------------------------------------------
 
@@ -221,7 +212,7 @@ class FleetRepair:
                         words.pop(0)
                         again = min(again, int(left * 1000) + 1)
                     else:
-                        self.swept.taken += take(self._fleet, session, words.pop(0), LEASE_OVER)
+                        self.done["taken"] += take(self._fleet, session, words.pop(0), LEASE_OVER)
                         again = 1  # others may go on at once, and it may have left more behind
                 case "p":
                     self._post(session, words.pop(0), words.pop(0))
@@ -248,7 +239,7 @@ class FleetRepair:
             text, facts = "token %s of session %s was lost on its way", {"session": session, "token": token}
             log.info(text, token, session, extra=facts)
         self._fleet.carrier.post_again(session, token, queue, waiting)
-        self.swept.posted += 1
+        self.done["posted"] += 1
 
     def _wake(self, session: str) -> None:
         """A commit that asks for nothing: what is due becomes ready, and who is wanted is asked for."""
@@ -258,7 +249,7 @@ class FleetRepair:
             sender.commit([("claim", 0)])
         finally:
             sender.close()
-        self.swept.woken += 1
+        self.done["woken"] += 1
 
     def _thaw(self, session: str, maker: str) -> int:
         """Frozen while somebody copies it. If that one has died here, it need not wait for its time."""
@@ -320,7 +311,7 @@ class FleetRepair:
         with translated("RQ's server"):
             begun, wrong = self._fleet.carrier.begun()
             self._fleet.carrier.forget_workers()
-        self.swept.failed += wrong
+        self.failed += wrong
         with translated(self._link.address):
             client = self._link.client
             void = {(s, token) for s, token in begun if client.zscore(f"{keys_of(s)}tok", token) is None}
@@ -394,14 +385,13 @@ class Complaints:
         log.warning("%s failed: %s%s", where, error, often, exc_info=None if known else error)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Chore:
     """Something that is done again and again."""
 
     name: str
     every: float
     body: Callable[[], float | None]
-    due: float = 0.0
 
 
 class Steward:
@@ -428,11 +418,12 @@ class Steward:
     def run(self, ear: int) -> None:
         """`ear`: a pipe that a signal writes to."""
         self._charge.line.now(State.IDLE)
+        due: dict[Chore, float] = {}
         while self._charge.line.order is Order.WORK:
             for chore in self._chores:
-                if monotonic() >= chore.due:
-                    chore.due = monotonic() + self._do(chore)
-            left = min(chore.due for chore in self._chores) - monotonic()
+                if monotonic() >= due.get(chore, 0.0):
+                    due[chore] = monotonic() + self._do(chore)
+            left = min(due.values()) - monotonic()
             if select.select([ear], [], [], max(0.0, left))[0]:
                 os.read(ear, 1000)
 
@@ -445,19 +436,19 @@ class Steward:
             if isinstance(error, ServerGone):
                 self._sweeper.was_away()
             return max(AWAY, chore.every)
-        for failed in self._sweeper.swept.failed:
+        for failed in self._sweeper.failed:
             self._complaints.say("a repair", failed)
-        self._sweeper.swept.failed.clear()
+        self._sweeper.failed.clear()
         return chore.every if sooner is None else max(0.0, min(sooner, chore.every))
 
     def _sign(self) -> float:
-        charge, swept = self._charge, self._sweeper.swept
+        charge = self._charge
         workers = [worker_facts(name, line) for name, line in charge.workers if line.pid]
         facts = PoolFacts(
             charge.pool, self._owner, replace(myself(), argv="steward"), charge.queues,
             charge.started, __version__, platform.python_version(), charge.parent.order is not Order.WORK,
             charge.parent.slices, tuple(workers),
-            {"taken": swept.taken, "posted": swept.posted, "woken": swept.woken},
+            self._sweeper.done,
         )  # fmt: skip
         sign(self._link, facts)
         return HERE if any(worker.state == "starting" for worker in workers) else SIGN

@@ -117,11 +117,15 @@ class MemorySession:
         state = self.state
         return bool(state.skipped or state.errors) and state.gave_nothing(task)
 
-    def close(self, why: str) -> None:
+    def record_with(self, recorder: Recorder | None) -> None:
+        """Have each commit recorded by this from now on."""
+        self.recorder = recorder
+
+    def close(self, why: GraflowError) -> None:
         """From now on every commit is refused."""
         with self._lock:
             if self.broken is None:
-                self.broken = SessionError(why, session=self.state.session)
+                self.broken = why
 
     # --- values ------------------------------------------------------------------------
 

@@ -641,9 +641,10 @@ def test_an_attempt_that_is_over_is_told_so_at_its_next_call(session: MemorySess
 
 def test_all_that_was_asked_for_is_in_the_effects(session: MemorySession) -> None:
     one = attempt(session)
-    one.nexts.append(Next("b", None, False))
-    one.again = b"\x05"
-    one.terminate = "enough"
+    asks = one.asking()
+    asks.nexts.append(Next("b", None, False))
+    asks.one_more(b"\x05")
+    asks.end("enough")
 
     effects = one.effects()
 

@@ -34,7 +34,7 @@ def sweeper(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[FleetRe
     monkeypatch.setattr(sweeping, "HOLD", 0.0)
     made = FleetRepair(client, place())
     yield made
-    assert made.swept.failed == []
+    assert made.failed == []
 
 
 def look(client: Client, sweeper: FleetRepair, *sessions: str) -> float:
@@ -383,8 +383,8 @@ def test_one_session_that_is_broken_does_not_hold_up_the_others(client: Client) 
 
     look(client, sweeper, "a", "b")
 
-    assert len(sweeper.swept.failed) == 1
-    assert "graflow:{a}" in str(sweeper.swept.failed[0]) or "WRONGTYPE" in str(sweeper.swept.failed[0])
+    assert len(sweeper.failed) == 1
+    assert "graflow:{a}" in str(sweeper.failed[0]) or "WRONGTYPE" in str(sweeper.failed[0])
     assert players[1].token not in tokens(client.session("b"))
 
 

@@ -91,8 +91,8 @@ def test_no_picture_is_taken_of_a_state_that_is_half_changed() -> None:
 def test_a_closed_session_refuses_commits_and_says_why() -> None:
     mine = session()
 
-    mine.close("the session went back")
-    mine.close("another reason")
+    mine.close(SessionError("the session went back"))
+    mine.close(SessionError("another reason"))
 
     with pytest.raises(SessionError, match="the session went back"):
         mine.commit([PUT])

@@ -14,8 +14,7 @@ from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.stores.around.keys import Keyring
 from tests.acceptance.fleet_tasks import GATE
-from tests.chaos.bodies import RUNS
-from tests.chaos.pools import KEY, Pool, private_server, until
+from tests.chaos.pools import KEY, RUNS, Pool, private_server, until
 from tests.chaos.records import Commit, Line, ledger_of, lines
 from tests.servers import Server
 

@@ -21,9 +21,8 @@ from graflow_ckpt import group
 from graflow_ckpt.fleet.client import Terms
 from tests.acceptance.fleet_tasks import ask, make, named, wait
 from tests.acceptance.fleets import Fleet, fleet
-from tests.chaos.bodies import build
 from tests.chaos.model import draw, expected
-from tests.chaos.pools import pools, until
+from tests.chaos.pools import build, pools, until
 from tests.chaos.records import check, lines, session_of, tokens_left
 from tests.proxy import Proxy
 from tests.stretch import stretched

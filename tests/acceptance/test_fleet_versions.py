@@ -16,8 +16,7 @@ from graflow_ckpt import group
 from graflow_ckpt.sessions.redis.keys import keys_of
 from tests.acceptance.fleet_tasks import compute, make, named, stray, surroundings, wait
 from tests.acceptance.fleets import Fleet, intervals, most_at_once
-from tests.chaos.bodies import RUNS
-from tests.chaos.pools import ROOT, Pool, pools, until
+from tests.chaos.pools import ROOT, RUNS, Pool, pools, until
 from tests.chaos.pools import surroundings as outside
 from tests.stretch import stretched
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from graflow_ckpt import CheckpointManager, task, workflow
-from tests.acceptance.processes import gone, run, started, written
+from tests.acceptance.command_line import gone, run, started, written
 from tests.stretch import stretched
 
 # Four steps; in the second one it says "at work" and waits for a line. argv: how it is run, grace.

@@ -20,17 +20,17 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
+from tests.acceptance.programs.flows import PROGRAMS, Program
+
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(900)]
 
 POINTS = int(os.environ.get("GRAFLOW_KILL_POINTS", "75"))
-PROGRAMS = ["orders", "training", "etl", "shared", "loading"]
 DURABILITIES = ["checkpoint", "journal"]
 HEAD = "program      durability   lines  points   kills  differences  run twice  against the promise"
 
@@ -57,14 +57,14 @@ def serve(program: str, durability: str, place: str) -> subprocess.Popen[str]:
     )
 
 
-def starts_against_the_promise(log: list[str], program: Any) -> list[str]:
+def starts_against_the_promise(log: list[str], program: Program) -> list[str]:
     """Starts of what was committed or waited for; cycles of one task follow each other."""
     over: set[tuple[str, str]] = set()
     newest: dict[str, str] = {}
     found = []
     for line in log:
         what, name, cycle = line.split()
-        if what == "end" and program.COMMITS_AT_ONCE:
+        if what == "end" and program.commits_at_once:
             over.add((name, newest[name]))
         elif what == "start":
             if (name, cycle) in over:
@@ -72,7 +72,7 @@ def starts_against_the_promise(log: list[str], program: Any) -> list[str]:
             if name in newest and newest[name] != cycle:
                 over.add((name, newest[name]))  # the next round of the same task
             newest[name] = cycle
-            over |= {(before, newest[before]) for before in program.FOLLOWS.get(name, ())}
+            over |= {(before, newest[before]) for before in program.follows.get(name, ())}
     return found
 
 
@@ -83,7 +83,7 @@ def starts_twice(log: list[str]) -> int:
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_killed_anywhere_it_ends_as_if_it_had_not_been(name: str) -> None:
-    program = import_module(f"tests.acceptance.programs.{name}")
+    program = PROGRAMS[name]
     in_memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # SIGKILL loses nothing of what was written
     rows = []
     with TemporaryDirectory(prefix="graflow-ckpt-kills-", dir=in_memory) as place:
@@ -105,7 +105,7 @@ def test_killed_anywhere_it_ends_as_if_it_had_not_been(name: str) -> None:
 
 
 def row(
-    name: str, program: Any, durability: str, whole: dict[str, Any], points: list[dict[str, Any]]
+    name: str, program: Program, durability: str, whole: dict[str, Any], points: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """What came of one program under one durability."""
     expected = whole["whole"]["final"]["state"]

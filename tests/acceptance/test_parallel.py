@@ -19,8 +19,8 @@ from graflow_ckpt import CheckpointManager, EveryN, EveryTask, Workflow, task, w
 from graflow_ckpt.core.errors import SessionBusy, WorkflowCancelled
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.testing.drivers import at_once
+from tests.acceptance.command_line import run, started, written
 from tests.acceptance.places import LONG, Box, Make
-from tests.acceptance.processes import run, started, written
 
 
 def test_two_workflows_in_two_threads_do_not_see_each_other(workflow: Make) -> None:

@@ -16,6 +16,7 @@ from graflow_ckpt.core.errors import CheckpointError
 from tests.acceptance.command_line import (
     COUNT,
     KILLED,
+    LONG,
     Ended,
     ended,
     graflow,
@@ -24,7 +25,6 @@ from tests.acceptance.command_line import (
     run_count,
     steps,
 )
-from tests.acceptance.processes import LONG
 
 PAGE = Path("docs/sessions.md").resolve()
 

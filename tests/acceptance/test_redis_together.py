@@ -19,8 +19,8 @@ from graflow_ckpt.fleet.client import Terms
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.sessions.redis.keys import keys_of
 from graflow_ckpt.testing.drivers import at_once
+from tests.acceptance.command_line import LONG, Started, run, started, written
 from tests.acceptance.elsewhere import Fleet
-from tests.acceptance.processes import LONG, Started, run, started, written
 from tests.servers import Server
 from tests.stretch import until
 

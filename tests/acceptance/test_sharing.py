@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from graflow_ckpt import EveryTask, ExecutionContext, Workflow, task, workflow
 from graflow_ckpt.stores.around.keys import new_key
-from tests.acceptance.processes import LONG
+from tests.acceptance.command_line import LONG
 from tests.sharing import (
     ACTIONS,
     APPENDS,

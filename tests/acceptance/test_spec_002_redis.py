@@ -25,8 +25,8 @@ from graflow_ckpt import (
 )
 from graflow_ckpt.core.errors import CheckpointError, NoSession, ServerGone, SessionError
 from graflow_ckpt.sessions.redis.keys import keys_of
+from tests.acceptance.command_line import run, started, written
 from tests.acceptance.places import LOG, SESSION, WORLD, files_of, machine_in_redis, step
-from tests.acceptance.processes import run, started, written
 from tests.servers import Server
 from tests.stretch import until
 

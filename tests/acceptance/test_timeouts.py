@@ -16,8 +16,8 @@ import pytest
 
 from graflow_ckpt import Backoff, Event, task, workflow
 from graflow_ckpt.core.errors import TaskTimeout
+from tests.acceptance.command_line import LONG, gone, run, written
 from tests.acceptance.places import Make
-from tests.acceptance.processes import LONG, gone, run, written
 from tests.stretch import stretched
 
 

@@ -1,21 +1,42 @@
-"""Attacks on the three files of a checkpoint."""
+"""Attacks on the three files of a checkpoint, on the journal of a session, and on single values."""
 
 from __future__ import annotations
 
 import json
+import pickle
+import struct
+import zlib
 from functools import partial
 from random import Random
 from typing import Any
 
+import msgpack
 from blake3 import blake3
 
+from graflow_ckpt.checkpoint.seals.cells import LIVE, SealedCells
 from graflow_ckpt.checkpoint.seals.seal import Chain, canonical, seal
+from graflow_ckpt.checkpoint.values.codec import decode, encode
 from graflow_ckpt.checkpoint.values.digest import CHUNK
+from graflow_ckpt.checkpoint.values.kinds import NotPlain
+from graflow_ckpt.core.facts import Live
 from graflow_ckpt.stores.around.keys import Keyring
-from tests.attacks.attempts import SAME, attack, goes_on, loads
+from tests.attacks.attempts import (
+    HUGE,
+    SAME,
+    Breach,
+    attack,
+    cut,
+    deep,
+    edited,
+    flipped,
+    goes_on,
+    loads,
+    odd,
+    replays,
+    spelled,
+)
 from tests.attacks.gadgets import GADGETS
-from tests.attacks.scene import RING, Parts, Scene
-from tests.attacks.spoiling import HUGE, cut, deep, edited, flipped, odd, spelled
+from tests.attacks.scene import RING, Parts, Scene, Thing, segment
 
 _STRANGERS = Keyring({"stranger": b"9" * 32})
 _FORGED = Keyring({"k1": b"9" * 32})  # the name of a key of the victim's, and another secret
@@ -218,3 +239,188 @@ def contents_changed(scene: Scene, rng: Random) -> str:
 
 
 assert RING.ids == ("k1",)
+
+
+# --- attacks on the journal of a session ------------------------------------------------
+
+
+_HEAD = struct.Struct("<2sII16s")
+
+
+def frames(raw: bytes) -> list[bytes]:
+    found, at = [], 0
+    while at < len(raw):
+        size = _HEAD.size + _HEAD.unpack_from(raw, at)[1]
+        found.append(raw[at : at + size])
+        at += size
+    return found
+
+
+def frame(payload: bytes, mac: bytes) -> bytes:
+    """Whole as far as one without the key can tell."""
+    return _HEAD.pack(b"GJ", len(payload), zlib.crc32(payload), mac) + payload
+
+
+@attack("bytes of the journal are changed")
+def journal_flipped(scene: Scene, rng: Random) -> str:
+    return replays(scene, 1, 2, flipped(rng, scene.segment))
+
+
+@attack("the journal is cut, moved or made longer")
+def journal_cut(scene: Scene, rng: Random) -> str:
+    return replays(scene, 1, 2, cut(rng, scene.segment))
+
+
+@attack("records are left out, doubled or in another order")
+def records_moved(scene: Scene, rng: Random) -> str:
+    head, *rest = frames(scene.segment)
+    rest = rng.choice((rng.sample(rest, len(rest)), rng.sample(rest, 3), [*rest, rng.choice(rest)], rest[1:]))
+    return replays(scene, 1, 2, b"".join(rng.choice(([head, *rest], rest))))
+
+
+@attack("records of another line of epochs, or of another place")
+def records_replayed(scene: Scene, rng: Random) -> str:
+    ops = [(n, [("put", "step", b"\x63", -1)]) for n in range(3, 6)]
+    session, epoch, after = rng.choice(
+        (("victim", 2, 2), ("victim", 1, 0), ("other", 1, 2), ("victim/1", 2, 2))
+    )
+    foreign = segment(session, epoch, after, ops)
+    mine = frames(scene.segment)
+    raw = rng.choice((foreign, scene.segment + foreign, b"".join(mine[:3]) + b"".join(frames(foreign)[1:])))
+    return replays(scene, 1, 2, raw)
+
+
+@attack("the journal under another name")
+def journal_renamed(scene: Scene, rng: Random) -> str:
+    epoch, after = rng.choice(((1, 3), (1, 0), (1, 4), (2, 2), (7, 2), (2**40, 2)))
+    return replays(scene, epoch, after, scene.segment)
+
+
+@attack("a gadget in a record")
+def gadget_in_record(scene: Scene, rng: Random) -> str:
+    live = msgpack.ExtType(1, GADGETS[rng.choice(list(GADGETS))])
+    payload = msgpack.packb([3, 0.0, ("put", "live", live, -1)])
+    if rng.random() < 0.2:
+        payload = pickle.dumps(payload)
+    whole = frames(scene.segment)
+    at = rng.randrange(1, len(whole))
+    mac = rng.choice((bytes(16), rng.randbytes(16), whole[at][10:26]))
+    return replays(scene, 1, 2, b"".join([*whole[:at], frame(payload, mac), *rng.choice(([], whole[at:]))]))
+
+
+@attack("a journal that takes for ever to look through")
+def flood(scene: Scene, rng: Random) -> str:
+    size = rng.choice((60_000, 400_000))
+    beginning = _HEAD.pack(b"GJ", size * rng.choice((10, 12)), 0, bytes(16))
+    end = rng.choice((b"", bytes(size * 26), scene.segment))
+    return replays(scene, 1, 2, scene.segment + b"GJ" + beginning * size + end)
+
+
+@attack("the journal names a key that is not here")
+def journal_key(scene: Scene, rng: Random) -> str:
+    name = rng.choice((b"", b"stranger", b"\x1b[2J", b"\xff" * 70_000, b"k1\0"))
+    _, *rest = frames(scene.segment)
+    return replays(scene, 1, 2, b"".join([frame(name, rng.randbytes(16)), *rest]))
+
+
+# --- attacks on single values -----------------------------------------------------------
+
+
+_CELLS = SealedCells("victim", RING)
+_TRUE = _CELLS.pack("value", Live(Thing(1)))
+
+
+def _unpacks(data: bytes) -> str:
+    cell = _CELLS.unpack("value", data)
+    if isinstance(cell, Live):
+        if cell.value != Thing(1):
+            raise Breach(f"a pickle was opened that nobody had sealed: {cell.value!r:.500}")
+        return SAME
+    return _decodes(cell)
+
+
+def _decodes(data: bytes) -> str:
+    """Anybody may write plain values; then they are what plain values can be, and nothing else."""
+    _check_plain(decode(data))
+    return SAME
+
+
+def _check_plain(value: Any) -> None:
+    try:
+        encode(value)
+    except NotPlain as error:
+        if "too deep" not in str(error):  # lists in lists are only so many lists
+            raise Breach(f"a {type(value)} came out of plain bytes") from error
+
+
+@attack("bytes of a cell are changed")
+def cell_flipped(scene: Scene, rng: Random) -> str:
+    return _unpacks(rng.choice((flipped, cut))(rng, _TRUE))
+
+
+@attack("a cell of another session")
+def cell_of_another(scene: Scene, rng: Random) -> str:
+    session = rng.choice(("other", "victi", "victim2", "v" * 200))
+    return _unpacks(SealedCells(session, RING).pack("value", Live(Thing(2))))
+
+
+@attack("a cell of another place in the session")
+def cell_of_another_place(scene: Scene, rng: Random) -> str:
+    place = rng.choice(
+        ("=other", "=valu", "=value2", "value", "result", "data value", "rng", "task value", "proof")
+    )
+    return _unpacks(_CELLS.pack("value", Live(Thing(2)), place))
+
+
+@attack("a cell with a gadget in it")
+def gadget_in_cell(scene: Scene, rng: Random) -> str:
+    data = GADGETS[rng.choice(list(GADGETS))]
+    own = Keyring({rng.choice(("k1", "stranger", "x" * 64)): b"9" * 32})
+    head = LIVE + bytes([rng.randrange(256)]) + b"k1"
+    made = (data, LIVE + data, head + bytes(16) + data, SealedCells("victim", own).seal(data, "=value"))
+    return _unpacks(rng.choice(made))
+
+
+_PLAIN = [
+    encode(value)
+    for value in (
+        None, 7, 2**70, -1.5, "text", b"bytes", [1, [2, [3]]], {"a": {1: (2, 3)}}, {1, 2}, frozenset({"x"}),
+        1j, (1, (2, (3, "x")), {"k": {1, 2}}),
+    )
+]  # fmt: skip
+
+
+@attack("bytes of a plain value are changed")
+def plain_flipped(scene: Scene, rng: Random) -> str:
+    return _decodes(rng.choice((flipped, cut))(rng, rng.choice(_PLAIN)))
+
+
+@attack("a plain value that declares more than there is")
+def plain_bomb(scene: Scene, rng: Random) -> str:
+    size = rng.choice((2**16, 2**31, 2**32 - 1)).to_bytes(4, "big")
+    code = bytes([rng.choice((0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 20, 127, 255))])
+    depth = rng.choice((100, 1000, 100_000))
+    return _decodes(
+        rng.choice(
+            (
+                lambda: b"\xdd" + size,
+                lambda: b"\xdd" + size + b"\xdd" + size * 3,
+                lambda: b"\xdf" + size,
+                lambda: b"\xdb" + size,
+                lambda: b"\xc6" + size + b"x",
+                lambda: b"\xc9" + size + code,
+                lambda: b"\x91" * depth + b"\xc0",
+                lambda: b"\x81\xa1a" * depth + b"\xc0",
+                lambda: msgpack.packb(msgpack.ExtType(code[0] & 127, rng.randbytes(rng.randrange(40)))),
+                lambda: nested(rng, depth),
+            )
+        )()
+    )
+
+
+def nested(rng: Random, depth: int) -> bytes:
+    """A tuple (or a set) in a tuple in a tuple: each is decoded by a call within a call."""
+    data, code = b"\xc0", rng.choice((2, 3, 4))
+    for _ in range(min(depth, 3000)):
+        data = b"\xc9" + (len(data) + 1).to_bytes(4, "big") + bytes([code]) + b"\x91" + data
+    return data

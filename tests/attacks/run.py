@@ -16,18 +16,11 @@ from pathlib import Path
 from random import Random
 
 from graflow_ckpt.core.errors import GraflowError
-from tests.attacks import canary, on_cells, on_files, on_journals, on_places, on_trios
+from tests.attacks import canary, on_places, on_trios
 from tests.attacks.attempts import ATTACKS, Breach
-from tests.attacks.places import PLACES
-from tests.attacks.scene import Scene
+from tests.attacks.scene import PLACES, Scene
 
-KINDS = (
-    on_trios,
-    on_journals,
-    on_cells,
-    on_places,
-    on_files,
-)  # importing them has filled the table
+KINDS = (on_trios, on_places)  # importing them has filled the table
 WEIGHTS = {"memory": 68, "local": 15, "sqlite": 7, "redis": 7, "postgres": 2, "objects": 1}
 """Of a hundred attacks; a store that writes to a disk takes ten times as long."""
 

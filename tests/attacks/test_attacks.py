@@ -16,7 +16,7 @@ from graflow_ckpt.checkpoint.seals.seal import Chain
 from tests.attacks import canary, run
 from tests.attacks.attempts import ATTACKS
 from tests.attacks.gadgets import GADGETS
-from tests.attacks.places import PLACES
+from tests.attacks.scene import PLACES
 
 SHARE = {"memory": 1000, "local": 150, "sqlite": 150, "redis": 150}
 SEED = 20
@@ -104,7 +104,7 @@ _LITTLE = """
 import resource, sys
 from pathlib import Path
 from tests.attacks import run
-from tests.attacks.places import PLACES
+from tests.attacks.scene import PLACES
 with PLACES["memory"](Path()) as scene:
     resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
     resource.setrlimit(resource.RLIMIT_STACK, (8 << 20, 8 << 20))

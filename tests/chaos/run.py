@@ -26,10 +26,9 @@ from graflow_ckpt.core.errors import GraflowError
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.stores.around.keys import Keyring
-from tests.chaos.bodies import PACE, RUNS, build
 from tests.chaos.model import Expected, Plan, draw, expected, printed, schedule
 from tests.chaos.monkey import Deed, Monkey
-from tests.chaos.pools import KEY, Pool, pools, private_server, until
+from tests.chaos.pools import KEY, PACE, RUNS, Pool, build, pools, private_server, until
 from tests.chaos.records import Commit, Line, Verdict, check, ledger_of, lines, session_of, tokens_left
 
 SESSION = "chaos"

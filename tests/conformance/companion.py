@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
@@ -46,10 +45,14 @@ if TYPE_CHECKING:
 _PATIENCE = 60.0
 
 
+class Silence(AssertionError):
+    """The other process says nothing, and has not ended."""
+
+
 class Companion:
     """`with Companion(opener, "own") as other: other.hear()`."""
 
-    def __init__(self, opener: Opener, job: str, *arguments: Any) -> None:
+    def __init__(self, opener: Opener, job: str | Callable[..., None], *arguments: Any) -> None:
         task = cloudpickle.dumps((opener, job, arguments)).hex()
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  closed in __exit__
@@ -72,10 +75,10 @@ class Companion:
         self._process.stdin.write(json.dumps(word).encode() + b"\n")
         self._process.stdin.flush()
 
-    def hear(self) -> Any:
+    def hear(self, patience: float = _PATIENCE) -> Any:
         """The next thing that it says."""
         while b"\n" not in self._said:
-            if not self._more():
+            if not self._more(patience):
                 raise AssertionError(f"the other process ended ({self.wait()}): {self._complaint()}")
         line, _, self._said = self._said.partition(b"\n")
         return json.loads(line)
@@ -112,13 +115,12 @@ class Companion:
         for stream in (self._process.stdin, self._process.stdout, self._errors):
             _close(stream)
 
-    def _more(self) -> bool:
+    def _more(self, patience: float = _PATIENCE) -> bool:
         assert self._process.stdout is not None
-        end = time.monotonic() + _PATIENCE
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            if not selector.select(end - time.monotonic()):
-                raise AssertionError(f"the other process says nothing: {self._complaint()}")
+            if not selector.select(patience):
+                raise Silence(f"the other process says nothing: {self._complaint()}")
         found = os.read(self._process.stdout.fileno(), 1 << 16)
         self._said += found
         return bool(found)
@@ -148,7 +150,7 @@ def main() -> None:
         sys.stdout.flush()
 
     opener, job, arguments = cloudpickle.loads(bytes.fromhex(heard()))
-    globals()[job](opener(), say, heard, *arguments)
+    (job if callable(job) else globals()[job])(opener(), say, heard, *arguments)
 
 
 # --- jobs ----------------------------------------------------------------------------------

@@ -14,13 +14,8 @@ there that was refused.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import selectors
-import signal
 import sqlite3
-import subprocess
-import sys
 import tempfile
 import time
 from collections import Counter
@@ -32,10 +27,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import cloudpickle
 import redis
 
-from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.errors import Fenced, JournalFailed, SessionBusy
+from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease
 from graflow_ckpt.stores.drivers.objects.store import ObjectStore
 from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
 from graflow_ckpt.stores.drivers.redis.driver import PREFIX
@@ -43,10 +38,10 @@ from graflow_ckpt.stores.drivers.redis.store import RedisStore
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.stores.files.store import LocalStore
 from graflow_ckpt.stores.head import head_key, lease_key
-from tests.crash.histories_worker import own_name
+from tests.conformance.companion import Companion, Heard, Say, Silence
 from tests.object_servers import CREDENTIALS, object_server
 from tests.servers import Server
-from tests.trios import path_of, read
+from tests.trios import own_name, parts_of, path_of, read
 
 Opener = Callable[[], CheckpointStore]
 Step = Callable[[str, int], None]
@@ -69,63 +64,89 @@ class Said:
     epoch: int = 0
 
 
-class Worker:
-    """A process that does what it is told, one after the other (histories_worker.py)."""
+class Worker(Companion):
+    """A process that does what it is told, one after the other (see `obey`)."""
 
     def __init__(self, opener: Opener) -> None:
+        super().__init__(opener, obey)
         self.stopped = False
         self.pending: list[Said] = []
-        self._buffer = b""
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.histories_worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-        )
-        self._write(cloudpickle.dumps(opener).hex())
 
     def tell(self, said: Said, *arguments: Any) -> None:
         self.pending.append(said)
-        self._write([said.number, said.op, *arguments])
+        self.say([said.number, said.op, *arguments])
 
     def answer(self, patience: float) -> tuple[int, str, int] | None:
         """Number, result and epoch of the next answer; None if there is none in time."""
-        assert self._process.stdout is not None
-        end = time.monotonic() + patience
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._process.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                if not selector.select(max(0.0, end - time.monotonic())):
-                    return None
-                more = os.read(self._process.stdout.fileno(), 1 << 16)
-                if not more:
-                    raise AssertionError(f"a worker ended ({self._process.wait()})")
-                self._buffer += more
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        number, result, epoch = json.loads(line)
+        try:
+            number, result, epoch = self.hear(patience)
+        except Silence:
+            return None
         return number, result, epoch
 
     def stop(self) -> None:
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+        super().stop()
         self.stopped = True
 
     def wake(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
+        super().wake()
         self.stopped = False
 
-    def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            with suppress(BrokenPipeError):
-                stream.close() if stream else None
 
-    def _write(self, word: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(word).encode() + b"\n")
-        self._process.stdin.flush()
+class Holder:
+    """One session as this process sees it: its lease, and the one that it had before."""
+
+    def __init__(self, store: CheckpointStore, session: str) -> None:
+        self.store, self.session = store, session
+        self.held: list[tuple[Lease, Journal | None]] = []
+
+    def do(self, op: str, number: int) -> tuple[str, int]:
+        if op in ("acquire", "take"):
+            lease = self.store.acquire(self.session, take_over=op == "take")
+            self.held = [(lease, None), *self.held][:2]
+            return "owner", lease.epoch
+        old = op.endswith("_old")
+        if len(self.held) <= old:
+            return "none", 0
+        lease, journal = self.held[old]
+        try:
+            match op.removesuffix("_old"):
+                case "put":
+                    stage = f"e{lease.epoch}n{number}"
+                    parts = parts_of(stage, session=self.session, sequence=number)
+                    path = path_of(self.store, own_name(self.session, number))
+                    self.store.put(path, parts, lease=lease, stage=stage)
+                case "append":
+                    if journal is None:
+                        journal = self.store.journal(lease, 0)
+                        self.held[old] = (lease, journal)
+                    journal.append(b"e%dn%d;" % (lease.epoch, number))
+                case "check":
+                    lease.check()
+                case "release":
+                    lease.release()
+        except Fenced:
+            return "fenced", lease.epoch
+        except JournalFailed as error:  # a fence may close a segment for good
+            return ("fenced" if "closed" in error.message else repr(error)), lease.epoch
+        return "done", lease.epoch
+
+
+def obey(store: CheckpointStore, say: Say, heard: Heard) -> None:
+    """For each number, operation and session, say the number, the result and the epoch."""
+    holders: dict[str, Holder] = {}
+    while True:
+        number, op, session = heard()
+        if session not in holders:
+            holders = {session: Holder(store, session)}
+        try:
+            say([number, *holders[session].do(op, number)])
+        except SessionBusy:
+            say([number, "busy", 0])
+        except Fenced:  # taken over while it was acquiring: some stores find out before it is theirs
+            say([number, "fenced", 0])
+        except Exception as error:  # noqa: BLE001  the one who judges wants to see it
+            say([number, f"{type(error).__name__}: {error}", 0])
 
 
 @dataclass
@@ -352,7 +373,7 @@ def run(
     with ExitStack() as stack:
         workers = [Worker(opener), Worker(opener)]
         for worker in workers:
-            stack.callback(worker.close)
+            stack.enter_context(worker)
         store = opener()
         for seed in seeds:
             history = play(workers, f"h{seed}", Random(seed), step)

@@ -19,7 +19,7 @@ from statistics import quantiles
 
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.stores.around.keys import new_key
-from tests.crash import fleet_tasks as tasks
+from tests.crash import fleet as tasks
 from tests.crash.fleet import Pool, go, killed, noted, pool, ready_pool
 from tests.servers import Server
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,61 +18,74 @@ from graflow_ckpt import CheckpointManager
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.around.fallback import Fallback
 from graflow_ckpt.stores.around.keys import new_key
+from tests.acceptance.command_line import Started, started, written
 from tests.servers import Server
 
 pytestmark = pytest.mark.crash
-ROOT = Path(__file__).parents[2]
+
+# Counts one step for each line that it is told, and says each number when it was saved. argv: the store, and
+# whether to die when the first checkpoint was handed over.
+PROGRAM = """
+import os, signal, sys
+from graflow_ckpt import EveryTask, task, workflow
+from graflow_ckpt.stores.files.store import LocalStore
+
+def tell(event):
+    if event.kind == "checkpoint_saved":
+        print(f"kept: {event.step} {'synced' if event.facts['synced'] else 'accepted'}", flush=True)
+
+with workflow(
+    "count", "s", durability="checkpoint", store=sys.argv[1], checkpoint=EveryTask(), observers=[tell]
+) as flow:
+
+    @task(inject_context=True)
+    def step(context):
+        word = sys.stdin.readline().strip()
+        context.get_channel().append("words", word)
+        if word != "end":
+            context.next_iteration()
+
+    if "die" in sys.argv:
+        LocalStore.delete = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    print(f"begun: {flow.execution_context.steps}", flush=True)
+    flow.execute()
+    print("counted:", *flow.get_channel().get("words"), flush=True)
+"""
 
 
 class Program:
-    """tests/crash/fallback_program.py in a process of its own."""
+    """That program at work."""
 
-    def __init__(self, store: str, *words: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.crash.fallback_program", store, *words],
-            cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
-        )  # fmt: skip
-        self.began = self.hear()
+    def __init__(self, process: Started) -> None:
+        self.process = process
 
     def step(self, word: str) -> str:
         """One step; what is said of its save."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{word}\n")
-        return self.hear()
-
-    def hear(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
+        self.process.tell(word)
+        return self.process.hear("kept: ")
 
     def end(self) -> str:
         """The last word; what the session has counted."""
-        said = [self.step("end"), self.hear(), self.hear()]
+        self.step("end")
+        counted = self.process.hear("counted: ")
         assert self.process.wait() == 0
-        return said[-1]
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait()
-
-    def close(self) -> None:
-        self.kill()
-        for stream in (self.process.stdin, self.process.stdout):
-            assert stream is not None
-            stream.close()
+        return counted
 
 
 Start = Callable[..., Program]
 
 
 @pytest.fixture
-def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Begins the program in a store, and hears from which step."""
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
+    file = written(PROGRAM, f"{tmp_path}/count.py")
     with ExitStack() as programs:
 
-        def begin(store: str, *words: str) -> Program:
-            program = Program(store, *words)
-            programs.callback(program.close)
-            return program
+        def begin(store: str, since: int) -> Program:
+            process = programs.enter_context(started(file, store))
+            assert process.hear("begun: ") == f"begun: {since}"
+            return Program(process)
 
         yield begin
 
@@ -85,6 +96,21 @@ def server() -> Iterator[Server]:
         yield server
 
 
+@pytest.fixture
+def url(start: Start, server: Server, tmp_path: Path) -> str:
+    """Of a store that was away when the session that saved there was killed, and is back."""
+    url = address(server, tmp_path / "folder")
+    program = start(url, 0)
+    assert [program.step(word) for word in "ab"] == ["kept: 1 synced", "kept: 2 synced"]
+    server.kill()
+    assert [program.step(word) for word in "cde"] == [f"kept: {step} accepted" for step in (3, 4, 5)]
+    program.process.signal(signal.SIGKILL)
+    program.process.wait()
+    server.start()
+    assert waiting(url) == [5, 4, 3]
+    return url
+
+
 def address(server: Server, folder: Path) -> str:
     return f"fallback.{quote(str(folder), safe='')}+{server.url}"
 
@@ -93,71 +119,50 @@ def kept(url: str) -> list[int]:
     return [found.steps for found in CheckpointManager.list_checkpoints("s", store=url)]
 
 
-def waiting(url: str) -> list[int]:
+def store_at(url: str) -> Fallback:
     store = open_store(url)
     assert isinstance(store, Fallback)
-    return [entry.sequence for entry in store.waits.waiting()]
+    return store
 
 
-def killed_while_away(start: Start, server: Server, url: str) -> None:
-    program = start(url)
-    assert [program.step(word) for word in "ab"] == ["saved 1 synced", "saved 2 synced"]
-    server.kill()
-    assert [program.step(word) for word in "cde"] == [f"saved {step} accepted" for step in (3, 4, 5)]
-    program.kill()
-    server.start()
-    assert waiting(url) == [5, 4, 3]
+def waiting(url: str) -> list[int]:
+    return [entry.sequence for entry in store_at(url).waits.waiting()]
 
 
 def test_killed_while_its_store_is_away_a_session_goes_on_from_its_last_save(
-    start: Start, server: Server, tmp_path: Path
+    start: Start, server: Server, url: str
 ) -> None:
-    url = address(server, tmp_path / "folder")
-    killed_while_away(start, server, url)
+    program = start(url, 5)
 
-    program = start(url)
-
-    assert program.began == "from 5"
     assert waiting(url) == []
-    assert program.step("f") == "saved 6 synced"
-    assert program.end() == "a,b,c,d,e,f,end"
+    assert program.step("f") == "kept: 6 synced"
+    assert program.end() == "counted: a b c d e f end"
     assert kept(server.url) == [7, 7, 6, 5, 4, 3, 2, 1]
 
 
 def test_killed_while_it_hands_over_it_is_handed_over_once_more_and_in_order(
-    start: Start, server: Server, tmp_path: Path
+    start: Start, server: Server, url: str, tmp_path: Path
 ) -> None:
-    url = address(server, tmp_path / "folder")
-    killed_while_away(start, server, url)
-
-    victim = start(url, "die")
-    assert victim.began == ""
-    assert victim.process.wait() == -signal.SIGKILL
+    with started(tmp_path / "count.py", url, "die") as victim:
+        assert victim.wait() == -signal.SIGKILL
+    assert victim.said == []
     assert kept(server.url) == [3, 2, 1]
     assert waiting(url) == [5, 4, 3]
 
-    program = start(url)
+    start(url, 5)
 
-    assert program.began == "from 5"
     assert waiting(url) == []
     assert kept(server.url) == [5, 4, 3, 2, 1]
 
 
 def test_somebody_else_has_gone_on_meanwhile_and_nothing_is_mixed(
-    start: Start, server: Server, tmp_path: Path
+    start: Start, server: Server, url: str, tmp_path: Path
 ) -> None:
-    url = address(server, tmp_path / "folder")
-    killed_while_away(start, server, url)
-    elsewhere = start(address(server, tmp_path / "another machine"))
-    assert elsewhere.began == "from 2"
-    assert [elsewhere.step(word) for word in "xy"] == ["saved 3 synced", "saved 4 synced"]
-    elsewhere.kill()
+    elsewhere = start(address(server, tmp_path / "another machine"), 2)
+    assert [elsewhere.step(word) for word in "xy"] == ["kept: 3 synced", "kept: 4 synced"]
+    elsewhere.process.signal(signal.SIGKILL)
+    elsewhere.process.wait()
 
-    program = start(url)
-
-    assert program.began == "from 4"
-    assert program.end() == "a,b,x,y,end"
+    assert start(url, 4).end() == "counted: a b x y end"
     assert waiting(url) == []
-    store = open_store(url)
-    assert isinstance(store, Fallback)
-    assert len(os.listdir(store.waits.refused.folder)) == 9
+    assert len(os.listdir(store_at(url).waits.refused.folder)) == 9

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from graflow_ckpt.fleet.client import Terms, client_at
-from tests.crash import fleet_tasks as tasks
+from tests.crash import fleet as tasks
 from tests.crash.fleet import alive, begun, go, killed, lines, noted, pool, ready_pool
 from tests.crash.fleet_poison import innocent
 from tests.crash.takeover import said, takeovers

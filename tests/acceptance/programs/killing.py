@@ -21,10 +21,11 @@ from importlib import import_module
 from itertools import count
 from pathlib import Path
 from pkgutil import walk_packages
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType
 from typing import Any
 
 import graflow_ckpt
+from tests.acceptance.programs.flows import PROGRAMS, Program
 
 PACKAGE = Path(graflow_ckpt.__file__).parent
 TRACED = tuple(f"{PACKAGE / part}{os.sep}" for part in ("engine", "checkpoint", "stores"))
@@ -93,7 +94,7 @@ def import_everything() -> None:
         import_module(name)
 
 
-def life(program: ModuleType, durability: str, folder: Path, last: int | None) -> int:
+def life(program: Program, durability: str, folder: Path, last: int | None) -> int:
     """One process; its wait status. It dies at its `last` line, if it gets that far."""
     pid = os.fork()
     if pid:
@@ -119,7 +120,7 @@ def life(program: ModuleType, durability: str, folder: Path, last: int | None) -
         os._exit(status)
 
 
-def point(program: ModuleType, durability: str, folder: Path, last: int) -> dict[str, Any]:
+def point(program: Program, durability: str, folder: Path, last: int) -> dict[str, Any]:
     """One death, and the lives that follow until the program has finished."""
     folder.mkdir()
     try:
@@ -163,7 +164,7 @@ def _end_loaders(folder: Path) -> int:
 
 
 def main(name: str, durability: str, points: str, place: str) -> None:
-    program = import_module(f"tests.acceptance.programs.{name}")
+    program = PROGRAMS[name]
     import_everything()
     whole = point(program, durability, Path(place, "whole"), -1)
     total = whole["final"]["lines"]

@@ -35,64 +35,64 @@ def ended(status: str, step: int = 4, reason: str = "") -> Event:
     return event("session_ended", step, status=status, reason=reason)
 
 
+def begun(**start: Any) -> Event:
+    return event("session_started", 0, **{**START, **start})
+
+
+LOST = event("checkpoint_failed", 2, error="full", cause="policy")
+KEPT = event("checkpoint_saved", 4, path="p.pkl", cause="failure")
+
+
 @pytest.mark.parametrize(
-    ("start", "said"),
+    ("events", "said"),
     [
-        ({"saved": True}, "new; if it is interrupted: graflow-ckpt resume s"),
-        ({"recorded": True}, "new; if it is interrupted: graflow-ckpt resume s"),
-        ({"saved": True, "store": "x"}, "graflow-ckpt resume s --store x"),
-        ({}, "new; nothing is saved before its first checkpoint"),
-        ({"kept": False}, "new; a checkpoint is made only if it is stopped or fails (--every, --session)"),
+        ([begun(saved=True)], "new; if it is interrupted: graflow-ckpt resume s"),
+        ([begun(recorded=True)], "new; if it is interrupted: graflow-ckpt resume s"),
+        ([begun(saved=True, store="x")], "graflow-ckpt resume s --store x"),
+        ([begun()], "new; nothing is saved before its first checkpoint"),
         (
-            {"resumed": True, "path": "p.pkl", "line": "session s continues"},
+            [begun(kept=False)],
+            "new; a checkpoint is made only if it is stopped or fails (--every, --session)",
+        ),
+        (
+            [begun(resumed=True, path="p.pkl", line="session s continues")],
             "graflow-ckpt: session s continues",
+        ),
+        ([begun(), ended("completed")], "completed after 4 steps (4 in this run"),
+        (
+            [begun(), ended("stopped", reason="max_steps=4 reached")],
+            "graflow-ckpt resume s --max-steps 8",
+        ),
+        ([begun(), ended("cancelled")], "cancelled after 4 steps"),
+        ([begun(), LOST, ended("completed")], "1 checkpoint could not be saved"),
+        ([begun(), KEPT, ended("failed")], "go on with: graflow-ckpt resume s\n"),
+        (
+            [event("session_finished", 4, **START, line="session s was finished")],
+            "graflow-ckpt: session s was finished\n",
         ),
     ],
 )
-def test_the_start_says_what_this_run_is(
-    capsys: pytest.CaptureFixture[str], start: dict[str, Any], said: str
+def test_a_start_and_an_end_are_lines(
+    capsys: pytest.CaptureFixture[str], events: list[Event], said: str
 ) -> None:
-    told_by(PlainLines(Manner(), nothing), event("session_started", 0, **{**START, **start}))
+    told_by(PlainLines(Manner(), nothing), *events)
 
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("end", "said"),
-    [
-        (ended("completed"), "completed after 4 steps (4 in this run"),
-        (ended("stopped", reason="max_steps=4 reached"), "graflow-ckpt resume s --max-steps 8"),
-        (ended("cancelled"), "cancelled after 4 steps"),
-    ],
-)
-def test_the_end_says_how_it_ended(capsys: pytest.CaptureFixture[str], end: Event, said: str) -> None:
-    told_by(PlainLines(Manner(), nothing), event("session_started", 0, **START), end)
-
-    assert said in capsys.readouterr().err
-
-
-def test_the_end_of_a_failed_session_names_the_command_if_there_is_something_to_go_on_from(
+def test_a_failed_session_with_nothing_to_go_on_from_names_no_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    start = event("session_started", 0, **START)
-    told_by(PlainLines(Manner(), nothing), start, ended("failed"))
+    told_by(PlainLines(Manner(), nothing), begun(), ended("failed"))
+
     assert "resume" not in capsys.readouterr().err.splitlines()[-1]
 
-    saved = event("checkpoint_saved", 4, path="p.pkl", cause="failure")
-    told_by(PlainLines(Manner(), nothing), start, saved, ended("failed"))
-    assert capsys.readouterr().err.splitlines()[-1].endswith("go on with: graflow-ckpt resume s")
 
-
-def test_lost_saves_are_not_forgotten_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    failed = event("checkpoint_failed", 2, error="full", cause="policy")
-
-    told_by(PlainLines(Manner(), nothing), event("session_started", 0, **START), failed, ended("completed"))
-
-    assert "1 checkpoint could not be saved" in capsys.readouterr().err
-
-
-def test_an_interrupted_session_is_told_by_the_engine_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    told_by(PlainLines(Manner(), nothing), event("session_started", 0, **START), ended("interrupted"))
+@pytest.mark.parametrize("progress", [True, False])
+def test_an_interrupted_session_is_told_by_the_engine_alone(
+    capsys: pytest.CaptureFixture[str], progress: bool
+) -> None:
+    told_by(PlainLines(Manner(), nothing, progress=progress), begun(), ended("interrupted"))
 
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -128,14 +128,6 @@ def test_without_progress_there_is_a_start_and_an_end(capsys: pytest.CaptureFixt
     told_by(reporter, event("session_started", 0, **START), save, ended("completed"))
 
     assert len(capsys.readouterr().err.splitlines()) == 2
-
-
-def test_a_finished_session_says_that_nothing_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    told_by(
-        PlainLines(Manner(), nothing), event("session_finished", 4, **START, line="session s was finished")
-    )
-
-    assert capsys.readouterr().err == "graflow-ckpt: session s was finished\n"
 
 
 def test_unfinished_ones_are_mentioned_at_a_fresh_start_only() -> None:

@@ -22,7 +22,7 @@ from graflow_ckpt.core.facts import Claim, Live, TaskSpec
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine import child
 from graflow_ckpt.engine.children import FromChannel, Pipe
-from tests.acceptance.processes import LONG, gone
+from tests.acceptance.command_line import LONG, gone
 from tests.loops import chain
 
 

@@ -23,14 +23,8 @@ from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine import child
 from graflow_ckpt.engine.children import FromChannel, Pipe
 from tests.acceptance.command_line import LONG, gone
+from tests.acceptance.places import Box
 from tests.loops import chain
-
-
-class Box:
-    """A live value."""
-
-    def __init__(self, *items: object) -> None:
-        self.items = list(items)
 
 
 def pids_in(file: Path) -> list[int]:

@@ -23,6 +23,7 @@ from graflow_ckpt import (
 from graflow_ckpt.core.errors import GraphError, MaxCyclesExceeded, ValueTorn
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.stores import open_store
+from tests.acceptance.places import Box
 from tests.loops import chain
 
 
@@ -134,13 +135,6 @@ def test_a_stop_at_max_steps_says_how_to_go_on(caplog: pytest.LogCaptureFixture)
 
 
 # --- going back ------------------------------------------------------------------------
-
-
-class Box:
-    """A live value."""
-
-    def __init__(self) -> None:
-        self.items: list[int] = []
 
 
 def test_each_visit_of_a_loop_has_its_own_retries_when_the_session_goes_back() -> None:

@@ -16,6 +16,7 @@ from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.signals import Stop, handled
 from graflow_ckpt.frontends.dsl import Workflow
+from tests.acceptance.places import Box
 from tests.loops import chain
 
 
@@ -189,13 +190,6 @@ def test_a_signal_while_the_session_goes_back_stops_it_after_that() -> None:
         flow.execute()
     assert attempts == [1]
     assert flow.execute() == [2]
-
-
-class Box:
-    """A live value."""
-
-    def __init__(self) -> None:
-        self.items: list[int] = []
 
 
 def test_a_commit_that_was_interrupted_half_way_is_not_saved(caplog: pytest.LogCaptureFixture) -> None:

@@ -24,10 +24,8 @@ from graflow_ckpt.checkpoint.care.pruning import WAITS, Guard, PruningPlan, carr
 from graflow_ckpt.checkpoint.retention import (
     DEFAULT,
     FINISHED,
-    BestOf,
     Cut,
     DeleteOnSuccess,
-    KeepEvery,
     KeepFor,
     KeepLast,
     KeepWithin,
@@ -121,15 +119,6 @@ def test_cancelled_sessions_go_as_a_whole(store: CheckpointStore) -> None:
 
     assert pruned(store, KeepFor(days=7)) == {}
     assert left(store) == []
-
-
-def test_values_combine_on_what_is_in_a_store(store: CheckpointStore) -> None:
-    for number, loss in enumerate([0.9, 0.1, 0.8, 0.2, 0.7, 0.6], 1):
-        save(store, "a", number, user={"loss": loss, "best": True})
-
-    pruned(store, KeepLast(1) | BestOf("loss", 2, "min") | KeepEvery(5))
-
-    assert left(store) == ["a2", "a4", "a5", "a6"]
 
 
 def test_a_budget_holds_for_the_store(store: CheckpointStore) -> None:

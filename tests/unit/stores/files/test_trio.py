@@ -53,13 +53,6 @@ def content(folder: Path, part: str, stage: str) -> bytes:
     return bytes(buffer)
 
 
-def test_three_files_appear_for_this_user_alone(tmp_path: Path) -> None:
-    assert write(tmp_path, "one")
-
-    assert names(tmp_path) == FINAL
-    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
-
-
 @pytest.mark.parametrize(
     ("method", "at"),
     [("create", 1), ("create", 3), ("write", 1), ("sync", 2), ("sync_folder", 1), ("rename", 1)],
@@ -152,11 +145,6 @@ def test_a_staging_id_that_could_be_misread_is_refused(stage: str, tmp_path: Pat
         write(tmp_path, stage)
 
 
-def test_meta_has_to_come_last(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="last"):
-        trio.write(Disk(), Target(str(tmp_path), "x"), parts("n")[::-1], "n", nullcontext)
-
-
 def test_a_staging_id_is_used_once(tmp_path: Path) -> None:
     (tmp_path / "x.new.pkl.tmp").touch()
 
@@ -190,13 +178,6 @@ def test_a_missing_companion_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(CheckpointCorrupt, match=r"lacks its companion x\.state\.json"):
         content(tmp_path, "state.json", "one")
-
-
-def test_nothing_there_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointNotFound):
-        content(tmp_path, "pkl", "one")
-    with pytest.raises(CheckpointNotFound, match="not found"):
-        trio.read_meta(Disk(), Target(str(tmp_path), "x"))
 
 
 def test_a_pickle_without_its_meta_is_not_found_and_says_why(tmp_path: Path) -> None:

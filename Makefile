@@ -128,8 +128,8 @@ test-google: .venv/.stamp  ## the same, in the protocol of Google's buckets
 	@touch $@
 
 .PHONY: coverage
-coverage: .venv/.stamp  ## branch coverage of core, engine and checkpoint
-	@$(BIN)/python -m pytest -n 2 --dist worksteal --cov --cov-report=term-missing:skip-covered $(ARGS)
+coverage: .venv/.stamp  ## what unit, integration and acceptance tests run of the package, and the floors; ARGS=unit: one
+	@$(BIN)/python -m tests.measured $(ARGS)
 
 .PHONY: check lint format-check types layers docs
 check: lint format-check types layers docs  ## ruff, mypy --strict, import contracts, code in the docs

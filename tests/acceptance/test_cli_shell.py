@@ -27,6 +27,7 @@ from tests.acceptance.command_line import (
     program,
     run_count,
 )
+from tests.measured import unmeasured
 
 pytestmark = pytest.mark.usefixtures("checkpoints_alone")
 
@@ -111,7 +112,8 @@ def loaded_by(*arguments: str) -> set[str]:
         f"import sys; from graflow_ckpt.cli import main; main({list(arguments)!r});"
         "print(*sorted(sys.modules), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=unmeasured(), capture_output=True, text=True, check=True)
     return set(done.stderr.split())
 
 

@@ -18,6 +18,7 @@ import pytest
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError
 from graflow_ckpt.stores.drivers.sqlite.care import backup, vacuum
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
+from tests.measured import unmeasured
 from tests.unit.stores.texts import own_name, put, read
 
 ROOT = Path(__file__).parents[4]
@@ -242,6 +243,7 @@ def said(program: str, *arguments: object) -> list[str]:
         capture_output=True,
         text=True,
         cwd=ROOT,
+        env=unmeasured(),
         check=False,
         timeout=60,
     )

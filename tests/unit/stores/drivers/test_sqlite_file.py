@@ -26,6 +26,7 @@ from graflow_ckpt.stores.drivers.sqlite import schema as sqlite_schema
 from graflow_ckpt.stores.drivers.sqlite.file import Database, refusal
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.testing.drivers import at_once
+from tests.measured import unmeasured
 from tests.unit.stores.texts import own_name, put, read
 
 ROOT = Path(__file__).parents[4]
@@ -40,7 +41,7 @@ def store(tmp_path: Path) -> Iterator[SqliteStore]:
 
 def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=ROOT, env=unmeasured(), capture_output=True, text=True, check=False)
 
 
 # --- made and shared -------------------------------------------------------------------

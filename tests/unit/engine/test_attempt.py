@@ -6,6 +6,7 @@ Every test works against a real session and commits what the attempt came to.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -54,26 +55,105 @@ def commit(session: MemorySession, one: Attempt) -> list[str]:
 # --- plain values ----------------------------------------------------------------------
 
 
-def test_what_was_got_and_changed_in_place_counts_as_set(session: MemorySession) -> None:
-    channel(session).set("x", {"n": [1]})
+Values = dict[str, Any]
+Script = Callable[[Attempt], object]
+
+ATTEMPTS: dict[str, tuple[Values, Script, Values, list[str], Values]] = {
+    # what is there before, what an attempt does, what others set meanwhile; names that are written; the end
+    "what was got and changed in place counts as set": (
+        {"x": {"n": [1]}}, lambda one: one.get("x", None, False)["n"].append(2), {}, ["x"],
+        {"x": {"n": [1, 2]}},
+    ),
+    "what was got and left alone is not written": (
+        {"x": [1], "y": 5}, lambda one: (one.get("x", None, False), one.get("y", None, False)), {}, [],
+        {"x": [1], "y": 5},
+    ),
+    "what was got read-only is not looked at again": (
+        {"x": [1]}, lambda one: one.get("x", None, True).append(2), {}, [], {"x": [1]},
+    ),
+    "what was set and then changed in place is committed as changed": (
+        {}, lambda one: (one.set("x", mine := [1]), mine.append(2)), {}, ["x"], {"x": [1, 2]},
+    ),
+    "what is appended after a changed default comes after it": (
+        {}, lambda one: (one.get("x", [], False).append(1), one.append("x", 2)), {}, ["x"], {"x": [1, 2]},
+    ),
+    "a set takes the place of a changed default": (
+        {}, lambda one: (one.get("x", [], False).append(1), one.set("x", [5])), {}, ["x"], {"x": [5]},
+    ),
+    "a blind set is last commit wins": ({}, lambda one: one.set("n", 1), {"n": 10}, ["n"], {"n": 1}),
+    "reading what another one changes is no conflict": (
+        {"x": [1]}, lambda one: one.get("x", None, False), {"x": [2]}, [], {"x": [2]},
+    ),
+    "items that were there before are not written again": (
+        {"log": [1]}, lambda one: one.get("log", None, False), {}, [], {"log": [1]},
+    ),
+    "an append to what was set extends it": (
+        {}, lambda one: (one.set("log", [1]), one.append("log", 2)), {}, ["log"], {"log": [1, 2]},
+    ),
+    "a set drops what the attempt appended before": (
+        {}, lambda one: (one.append("log", 1), one.append("other", 1), one.set("log", [])), {},
+        ["log", "other"], {"log": [], "other": [1]},
+    ),
+}  # fmt: skip
+
+
+def found(session: MemorySession) -> Values:
+    names = channel(session).keys()
+    return {name: channel(session).get(name) for name in names}
+
+
+def play(session: MemorySession, before: Values, script: Script, meanwhile: Values) -> Attempt:
+    """One list is appended item by item; nothing of an attempt is seen before its commit."""
+    for name, value in before.items():
+        if name == "log":
+            for item in value:
+                channel(session).append(name, item)
+        else:
+            channel(session).set(name, value)
     one = attempt(session)
+    script(one)
+    assert found(session) == before
+    for name, value in meanwhile.items():
+        channel(session).set(name, value)
+    return one
 
-    one.get("x", None, False)["n"].append(2)
 
-    assert channel(session).get("x") == {"n": [1]}
-    assert commit(session, one) == ["x"]
-    assert channel(session).get("x") == {"n": [1, 2]}
+@pytest.mark.parametrize(
+    ("before", "script", "meanwhile", "written", "after"), ATTEMPTS.values(), ids=ATTEMPTS.keys()
+)
+def test_what_an_attempt_does_is_committed(
+    session: MemorySession,
+    before: Values,
+    script: Script,
+    meanwhile: Values,
+    written: list[str],
+    after: Values,
+) -> None:
+    one = play(session, before, script, meanwhile)
+
+    assert sorted(commit(session, one)) == sorted(written)
+    assert found(session) == after
 
 
-def test_what_was_got_and_left_alone_is_not_written(session: MemorySession) -> None:
-    channel(session).set("x", [1])
-    channel(session).set("y", 5)
-    one = attempt(session)
+@pytest.mark.parametrize(
+    ("before", "script", "name"),
+    [
+        pytest.param({}, lambda one: one.get("x", [], False).append(1), "x", id="a changed default"),
+        pytest.param(
+            {"n": 1}, lambda one: one.set("n", one.get("n", 0, False) + 1), "n", id="what was got before"
+        ),
+        pytest.param(
+            {}, lambda one: one.set("n", one.get("n", 0, False) + 1), "n", id="what was looked for in vain"
+        ),
+    ],
+)
+def test_what_came_meanwhile_is_a_conflict(
+    session: MemorySession, before: Values, script: Script, name: str
+) -> None:
+    one = play(session, before, script, {name: [2]})
 
-    one.get("x", None, False)
-    one.get("y", None, False)
-
-    assert commit(session, one) == []
+    with pytest.raises(WriteConflict, match=f"'{name}'"):
+        commit(session, one)
 
 
 def test_a_value_got_twice_is_one_object(session: MemorySession) -> None:
@@ -81,15 +161,6 @@ def test_a_value_got_twice_is_one_object(session: MemorySession) -> None:
     one = attempt(session)
 
     assert one.get("x", None, False) is one.get("x", None, False)
-
-
-def test_what_was_got_readonly_is_not_looked_at_again(session: MemorySession) -> None:
-    channel(session).set("x", [1])
-    one = attempt(session)
-
-    one.get("x", None, True).append(2)
-
-    assert commit(session, one) == []
 
 
 def test_what_was_set_is_seen_by_its_own_attempt_alone(session: MemorySession) -> None:
@@ -101,17 +172,6 @@ def test_what_was_set_is_seen_by_its_own_attempt_alone(session: MemorySession) -
     assert other.get("x", "nothing", False) == "nothing"
     assert one.names() == ["x"]
     assert other.names() == []
-
-
-def test_what_was_set_and_then_changed_in_place_is_committed_as_changed(session: MemorySession) -> None:
-    one = attempt(session)
-    mine = [1]
-
-    one.set("x", mine)
-    mine.append(2)
-    commit(session, one)
-
-    assert channel(session).get("x") == [1, 2]
 
 
 def test_the_default_is_the_one_of_each_call(session: MemorySession) -> None:
@@ -149,25 +209,6 @@ def test_a_default_that_is_not_changed_is_not_set(session: MemorySession, defaul
     one.get("x", default, False)
 
     assert commit(session, one) == []
-
-
-def test_what_is_appended_after_a_changed_default_comes_after_it(session: MemorySession) -> None:
-    one = attempt(session)
-
-    one.get("x", [], False).append(1)
-    one.append("x", 2)
-    commit(session, one)
-
-    assert channel(session).get("x") == [1, 2]
-
-
-def test_a_changed_default_conflicts_with_a_value_that_came_meanwhile(session: MemorySession) -> None:
-    one = attempt(session)
-    one.get("x", [], False).append(1)
-    channel(session).set("x", [2])
-
-    with pytest.raises(WriteConflict, match="'x'"):
-        commit(session, one)
 
 
 Step = tuple[str, int]
@@ -224,15 +265,6 @@ def test_a_default_that_is_no_list_and_was_changed_takes_no_appends(session: Mem
         one.effects()
 
 
-def test_a_set_takes_the_place_of_a_changed_default(session: MemorySession) -> None:
-    one = attempt(session)
-    one.get("x", [], False).append(1)
-    one.set("x", [5])
-
-    assert commit(session, one) == ["x"]
-    assert channel(session).get("x") == [5]
-
-
 def test_an_attempt_knows_which_names_it_has(session: MemorySession) -> None:
     channel(session).set("there", 1)
     channel(session).set("got", 1)
@@ -261,44 +293,6 @@ def test_two_that_change_what_they_got_conflict(session: MemorySession) -> None:
         commit(session, other)
 
     assert channel(session).get("x") == [1, 2]
-
-
-def test_setting_what_was_got_at_an_older_version_conflicts(session: MemorySession) -> None:
-    channel(session).set("n", 1)
-    one = attempt(session)
-    one.set("n", one.get("n", 0, False) + 1)
-    channel(session).set("n", 10)
-
-    with pytest.raises(WriteConflict):
-        commit(session, one)
-
-
-def test_setting_what_was_looked_for_and_not_there_conflicts_if_it_came(session: MemorySession) -> None:
-    one = attempt(session)
-    one.set("n", one.get("n", 0, False) + 1)
-    channel(session).set("n", 10)
-
-    with pytest.raises(WriteConflict):
-        commit(session, one)
-
-
-def test_a_blind_set_is_last_commit_wins(session: MemorySession) -> None:
-    one = attempt(session)
-    one.set("n", 1)
-    channel(session).set("n", 10)
-
-    commit(session, one)
-
-    assert channel(session).get("n") == 1
-
-
-def test_reading_what_another_one_changes_is_no_conflict(session: MemorySession) -> None:
-    channel(session).set("x", [1])
-    one = attempt(session)
-    one.get("x", None, False)
-    channel(session).set("x", [2])
-
-    assert commit(session, one) == []
 
 
 # --- append ----------------------------------------------------------------------------
@@ -341,34 +335,6 @@ def test_an_attempt_sees_its_own_appends_after_the_committed_items(session: Memo
     commit(session, one)
 
     assert channel(session).get("log") == [1, 2, 3]
-
-
-def test_what_was_appended_before_is_not_written_again(session: MemorySession) -> None:
-    channel(session).append("log", 1)
-    one = attempt(session)
-
-    one.get("log", None, False)
-
-    assert commit(session, one) == []
-
-
-def test_an_append_to_what_was_set_extends_it(session: MemorySession) -> None:
-    one = attempt(session)
-    one.set("log", [1])
-    one.append("log", 2)
-    commit(session, one)
-
-    assert channel(session).get("log") == [1, 2]
-
-
-def test_a_set_drops_what_the_attempt_appended_before(session: MemorySession) -> None:
-    one = attempt(session)
-    one.append("log", 1)
-    one.append("other", 1)
-    one.set("log", [])
-    commit(session, one)
-
-    assert (channel(session).get("log"), channel(session).get("other")) == ([], [1])
 
 
 @pytest.mark.parametrize("value", [(1,), {"a": 1}, "text", None, Model()])

@@ -17,41 +17,34 @@ from graflow_ckpt import (
     KeepLast,
     TaskExecutionContext,
     Workflow,
-    task,
-    workflow,
 )
 from graflow_ckpt.checkpoint.retention import DEFAULT, BestOf, DeleteOnSuccess, KeepFor, KeepWithin, OfAll
 from graflow_ckpt.core.errors import JournalFailed, NoGoodCheckpoint, SessionBusy
 from graflow_ckpt.engine import home as tidying
 from graflow_ckpt.engine.home import Home, Tidier, program_file
 from graflow_ckpt.stores.files.store import LocalStore
-from tests.loops import loop
+from tests.loops import chain, loop
 from tests.unit.checkpoint import trios
 from tests.unit.checkpoint.stocked import left, line, save
 from tests.unit.stores.faults import FaultyDisk
 
 
-def chain(ran: list[str] | None = None, **options: Any) -> Workflow:
+def three(ran: list[str] | None = None, **options: Any) -> Workflow:
     ran = [] if ran is None else ran
-    with workflow("w", session_id="s", checkpoint=EveryTask(), **options) as flow:
 
-        @task
-        def a() -> int:
-            ran.append("a")
-            return 1
+    def a() -> int:
+        ran.append("a")
+        return 1
 
-        @task
-        def b(a: int) -> int:
-            ran.append("b")
-            return a + 1
+    def b(a: int) -> int:
+        ran.append("b")
+        return a + 1
 
-        @task
-        def c(b: int) -> int:
-            ran.append("c")
-            return b + 1
+    def c(b: int) -> int:
+        ran.append("c")
+        return b + 1
 
-        a >> b >> c
-    return flow
+    return chain(a, b, c, session_id="s", checkpoint=EveryTask(), **options)
 
 
 def damage(path: str) -> None:
@@ -90,7 +83,7 @@ def test_reserved_paths_are_never_given_twice() -> None:
 
 
 def test_sequences_go_on_over_sessions_that_were_resumed() -> None:
-    chain().execute()
+    three().execute()
     numbers = [m.sequence for m in CheckpointManager.list_checkpoints("s")]
     first = CheckpointManager.list_checkpoints("s")[-1]
 
@@ -103,13 +96,13 @@ def test_sequences_go_on_over_sessions_that_were_resumed() -> None:
 
 @pytest.mark.parametrize("part", [".pkl", ".meta.json", ".state.json"])
 def test_a_damaged_newest_cut_is_passed_over_and_said_so(part: str, caplog: pytest.LogCaptureFixture) -> None:
-    chain().execute()
+    three().execute()
     found = CheckpointManager.list_checkpoints("s")
     for metadata in found[:2]:
         damage(metadata.path.removesuffix(".pkl") + part)
     ran: list[str] = []
 
-    result = chain(ran, changed="reuse").execute()
+    result = three(ran, changed="reuse").execute()
 
     assert result == 3
     assert ran == ["c"]
@@ -117,18 +110,18 @@ def test_a_damaged_newest_cut_is_passed_over_and_said_so(part: str, caplog: pyte
 
 
 def test_if_all_cuts_are_damaged_nothing_is_started() -> None:
-    chain().execute()
+    three().execute()
     for metadata in CheckpointManager.list_checkpoints("s"):
         damage(metadata.path)
     ran: list[str] = []
 
     with pytest.raises(NoGoodCheckpoint, match="none of them verifies") as none:
-        chain(ran).execute()
+        three(ran).execute()
 
     assert ran == []
     assert len(none.value.skipped) == 5
     with pytest.raises(NoGoodCheckpoint):  # and the session was let go
-        chain(ran).execute()
+        three(ran).execute()
 
 
 def test_a_segment_that_nothing_was_appended_to_goes_on_being_used() -> None:
@@ -143,7 +136,7 @@ def test_a_segment_that_nothing_was_appended_to_goes_on_being_used() -> None:
 
 
 def test_journal_segments_that_two_cuts_cover_are_dropped() -> None:
-    chain(durability="journal").execute()
+    three(durability="journal").execute()
 
     segments = [after for _, after, _ in LocalStore("checkpoints").segments("s")]
     assert 1 <= len(segments) <= 2

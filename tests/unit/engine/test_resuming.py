@@ -298,13 +298,7 @@ def test_a_finished_session_is_refused_or_begins_its_next_run() -> None:
 
 def foreign(name: str) -> Any:
     """A workflow of this name and one task, `c`, under the session of `pair`."""
-    with workflow(name, "s") as flow:
-
-        @task
-        def c() -> int:
-            return 3
-
-    return flow
+    return chain(c=lambda: 3, workflow=name, session_id="s")
 
 
 def renamed(name: str) -> Any:

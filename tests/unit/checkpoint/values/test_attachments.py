@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from graflow_ckpt import CheckpointManager, workflow
+from graflow_ckpt import CheckpointManager
 from graflow_ckpt.core.errors import AttachmentChanged, CheckpointError
+from tests.loops import chain
 
 CHUNK = 4 << 20
 
@@ -17,26 +18,21 @@ CHUNK = 4 << 20
 def looking(folder: Path, *, fail: bool, **options: str) -> list[str]:
     """Two tasks, the second of which may fail; what ran."""
     ran: list[str] = []
-    with workflow("look", "look", store=f"{folder}/runs", **options) as flow:  # type: ignore[arg-type]
-        from graflow_ckpt import task
 
-        @task(inject_context=True)
-        def first(context):  # type: ignore[no-untyped-def]
-            ran.append("first")
-            attached = context.attach(folder / "data.bin")
-            context.checkpoint()
-            with attached.open() as file:
-                return len(file.read())
+    def first(context):  # type: ignore[no-untyped-def]
+        ran.append("first")
+        attached = context.attach(folder / "data.bin")
+        context.checkpoint()
+        with attached.open() as file:
+            return len(file.read())
 
-        @task
-        def second(first):  # type: ignore[no-untyped-def]
-            ran.append("second")
-            if fail:
-                raise RuntimeError("not yet")
-            return first
+    def second(first):  # type: ignore[no-untyped-def]
+        ran.append("second")
+        if fail:
+            raise RuntimeError("not yet")
+        return first
 
-        first >> second
-        flow.execute()
+    chain(first, second, workflow="look", session_id="look", store=f"{folder}/runs", **options).execute()
     return ran
 
 

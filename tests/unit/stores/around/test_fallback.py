@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt import Event, EveryTask, KeepLast, OfAll, TaskExecutionContext, task, workflow
+from graflow_ckpt import Event, EveryTask, KeepLast, OfAll, TaskExecutionContext
 from graflow_ckpt.core.errors import CheckpointNotFound, Fenced, ServerGone
 from graflow_ckpt.core.protocols import CheckpointStore, Sink
 from graflow_ckpt.stores import open_store
@@ -18,6 +18,7 @@ from graflow_ckpt.stores.around.fallback import Fallback
 from graflow_ckpt.stores.around.keys import new_key
 from graflow_ckpt.stores.around.patience import Breaker
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
+from tests.loops import chain
 from tests.trios import (
     listed,
     meta_of,
@@ -552,24 +553,28 @@ def test_a_workflow_goes_through_an_outage_and_is_resumed_after_it(
 
     def run(fails: bool) -> int:
         store = opened(far, tmp_path, clock)
-        with workflow(
-            "w", "s", store=store, durability=durability, checkpoint=EveryTask(), keep=OfAll(KeepLast(2)),
+
+        def step(context: TaskExecutionContext) -> int:
+            number: int = context.get_channel().get("number", default=0) + 1
+            context.get_channel().set("number", number)
+            if number == 3:
+                far.cable.cut()
+            if number == 7 and fails:
+                raise OSError("seven")
+            if number < 8:
+                context.next_iteration()
+            return number
+
+        flow = chain(
+            step,
+            session_id="s",
+            store=store,
+            durability=durability,
+            checkpoint=EveryTask(),
+            keep=OfAll(KeepLast(2)),
             observers=[watch],
-        ) as flow:  # fmt: skip
-
-            @task(inject_context=True)
-            def step(context: TaskExecutionContext) -> int:
-                number: int = context.get_channel().get("number", default=0) + 1
-                context.get_channel().set("number", number)
-                if number == 3:
-                    far.cable.cut()
-                if number == 7 and fails:
-                    raise OSError("seven")
-                if number < 8:
-                    context.next_iteration()
-                return number
-
-            return int(flow.execute())
+        )
+        return int(flow.execute())
 
     def watch(event: Event) -> None:
         if event.kind == "checkpoint_saved":

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt import CheckpointManager, TaskExecutionContext, task, workflow
+from graflow_ckpt import CheckpointManager, TaskExecutionContext
 from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.core.errors import CheckpointError, JournalDamaged
 from graflow_ckpt.core.protocols import CheckpointStore
@@ -25,6 +25,7 @@ from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.files.store import LocalStore
 from tests.conformance.contracts.listing import ListingContract, NamesContract
 from tests.conformance.contracts.trio import Opener, TrioContract
+from tests.loops import chain
 from tests.trios import all_of, listed, named, own_name, owning, put, put_own, read, writer
 from tests.unit.stores.wrappers import Other, Plain
 
@@ -119,14 +120,12 @@ def test_wrappers_work_together(words: str) -> None:
 def test_what_was_saved_without_them_can_be_read_through_them(words: str, tmp_path: Path) -> None:
     """Also large values, which SQLite keeps once for all checkpoints."""
     store = f"sqlite:///{tmp_path}/runs.db"
-    with workflow("large", "s", store=store) as flow:
 
-        @task(inject_context=True)
-        def load(context: TaskExecutionContext) -> None:
-            context.get_channel().set("rows", b"row" * 100_000)
-            context.checkpoint()
+    def load(context: TaskExecutionContext) -> None:
+        context.get_channel().set("rows", b"row" * 100_000)
+        context.checkpoint()
 
-        flow.execute()
+    chain(load, workflow="large", session_id="s", store=store).execute()
     path = CheckpointManager.get_latest("s", store=store)
 
     context, _ = CheckpointManager.resume_from_checkpoint(f"{words}{path}")

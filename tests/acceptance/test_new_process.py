@@ -457,13 +457,6 @@ def test_a_stored_union_of_policies_has_the_name_of_the_first_release() -> None:
     assert document["policy"]["is"] == "policy.Either"
 
 
-def test_a_setting_of_tomorrow_is_refused_by_name() -> None:
-    document = Settings().document() | {"policy": {"is": "policy.Tomorrow", "share": 0.05}}
-
-    with pytest.raises(CheckpointError, match=r"'policy\.Tomorrow', which this version"):
-        Settings().with_stored(document)
-
-
 THREE_TASKS = """
 import os, signal, sys
 from graflow_ckpt import KeepLast, task, workflow

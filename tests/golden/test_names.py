@@ -1,89 +1,23 @@
 """Every public name that a pickle of an older version may refer to is found where it is now.
 
-    PYTHONPATH=CHECKOUT python -m tests.golden.test_names        writes names-N.txt, once
-
-A line of it is a module and a name in it: what `graflow_ckpt` exports, every public class and function of
-the modules that users import from, and all that the golden sessions refer to.
-names-1.txt is of commit 9023819.
+A line of names-1.txt is a module and a name, of commit 9023819: what `graflow_ckpt` exported, each public
+class and function of the modules that users import from, and all that the golden sessions refer to.
 """
 
 from __future__ import annotations
 
 import importlib
-import inspect
 import io
 import pickle
-import pickletools
-from collections.abc import Iterator
-from importlib import import_module
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-import graflow_ckpt
 from graflow_ckpt import KeepLast, _restore
 from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
 from graflow_ckpt.core.errors import CheckpointError
 
-HERE = Path(__file__).parent
-FILE = HERE / "names-1.txt"
-MODULES = (
-    "_restore", "checkpoint.keys", "checkpoint.manager", "checkpoint.model", "checkpoint.retention",
-    "core.conditions", "core.errors", "core.events", "core.facts", "core.graph", "core.policy",
-    "core.protocols", "core.task", "core.values", "engine.context", "engine.engine", "engine.settings",
-    "engine.task_context",
-    "fleet.client", "fleet.handle", "frontends.door", "frontends.dsl", "frontends.expressions",
-    "interfaces.observers.opentelemetry", "interfaces.observers.prometheus", "sessions.views", "stores",
-    "stores.encrypted", "stores.keys", "stores.local", "stores.memory", "stores.sqlite",
-)  # fmt: skip
-
-
-def public() -> Iterator[tuple[str, str]]:
-    for name in graflow_ckpt.__all__:
-        yield of(getattr(graflow_ckpt, name))
-    for module in MODULES:
-        found = import_module(f"graflow_ckpt.{module}")
-        for name, value in vars(found).items():
-            public = not name.startswith("_") and (inspect.isclass(value) or inspect.isfunction(value))
-            if public and value.__module__ == found.__name__:
-                yield of(value)
-
-
-# Any object: what has no name of its own is a constant.
-def of(value: object) -> tuple[str, str]:
-    return str(getattr(value, "__module__", "")), str(getattr(value, "__qualname__", ""))
-
-
-def stored() -> Iterator[tuple[str, str]]:
-    """Of the golden sessions; a copy of code is a pickle within a pickle."""
-    for path in HERE.glob("sessions-*/*/*/**/*.pkl"):
-        waiting = [path.read_bytes()]
-        while waiting:
-            texts: list[str] = []
-            for _, argument, _ in pickletools.genops(waiting.pop()):
-                if isinstance(argument, str):
-                    texts.append(argument)
-                elif isinstance(argument, bytes) and argument[:2] == b"\x80\x05":
-                    waiting.append(argument)
-            yield from ((m, n) for m, n in pairwise(texts) if is_name(m, n))
-
-
-def is_name(module: str, name: str) -> bool:
-    if not module.startswith("graflow_ckpt.") or not name.replace(".", "").isidentifier():
-        return False
-    try:
-        found = import_module(module)
-    except ImportError:
-        return False
-    return hasattr(found, name.partition(".")[0])
-
-
-def main() -> None:
-    found = {(module, name) for module, name in (*public(), *stored()) if module.startswith("graflow_ckpt")}
-    FILE.write_text("".join(f"{module} {name}\n" for module, name in sorted(found) if name))
-
-
+FILE = Path(__file__).parent / "names-1.txt"
 NAMES = [tuple(line.split(" ")) for line in FILE.read_text().splitlines()]
 
 
@@ -164,7 +98,3 @@ def test_code_of_another_python_is_refused_before_it_ends_the_process() -> None:
 
 def test_a_value_without_code_is_loaded_whatever_python_stored_it() -> None:
     assert load_live(pickle.dumps(KeepLast(3)), "3.7.1") == KeepLast(3)
-
-
-if __name__ == "__main__":
-    main()

@@ -24,6 +24,7 @@ from hypothesis import settings
 from graflow_ckpt.stores.around.keys import new_key
 from tests import object_servers
 from tests.object_servers import CREDENTIALS, ObjectServer
+from tests.proxy import Proxy
 from tests.servers import Server, binaries
 
 if TYPE_CHECKING:
@@ -162,6 +163,13 @@ def link(redis_url: str) -> Iterator[RedisLink]:
     link = open_link(redis_url)
     yield link
     link.close()
+
+
+@pytest.fixture
+def proxy(redis_server: Server, redis_url: str) -> Iterator[Proxy]:
+    """In front of an empty server."""
+    with Proxy(redis_server) as proxy:
+        yield proxy
 
 
 @pytest.fixture(scope="session")

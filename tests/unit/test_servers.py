@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,12 +94,6 @@ def test_no_server_outlives_the_process_that_started_it() -> None:
 
 
 # --- the proxy --------------------------------------------------------------------------
-
-
-@pytest.fixture
-def proxy(redis_server: Server, redis_url: str) -> Iterator[Proxy]:
-    with Proxy(redis_server) as proxy:
-        yield proxy
 
 
 def connected(proxy: Proxy) -> socket.socket:

@@ -14,7 +14,6 @@ from graflow_ckpt import CheckpointManager, EveryTask, ExecutionContext, Workflo
 from graflow_ckpt.core.errors import (
     GraphChanged,
     InDoubt,
-    InputsChanged,
     NoSession,
     OtherWorkflow,
     SessionCancelled,
@@ -90,40 +89,6 @@ def test_a_stopped_session_goes_on_in_a_new_context_with_a_larger_limit() -> Non
     assert build().execute() == 2  # the same limit: nothing to do
     assert build().execute(max_steps=5) == 4
     assert build().execute(max_steps=50) == 9
-
-
-# --- inputs ----------------------------------------------------------------------------
-
-
-def with_input(value: Any, fails: bool = False) -> Any:
-    def a(rate: int) -> int:
-        return rate
-
-    def b(a: int) -> int:
-        if fails:
-            raise OSError("not yet")
-        return a
-
-    flow = chain(a, b, session_id="s")
-    return flow.execute(inputs=None if value is None else {"rate": value})
-
-
-def test_equal_inputs_are_dropped_on_resume_and_others_are_refused() -> None:
-    with pytest.raises(OSError, match="not yet"):
-        with_input(5, fails=True)
-
-    with pytest.raises(InputsChanged, match="started with another input 'rate'") as changed:
-        with_input(6)
-    assert changed.value.name == "rate"
-    assert with_input(5) == 5
-    assert with_input(None) == 5
-
-
-def test_an_input_that_the_session_did_not_have_is_refused() -> None:
-    pair([]).execute()
-
-    with pytest.raises(InputsChanged, match="no input 'extra'"):
-        pair([]).execute(inputs={"extra": 1})
 
 
 # --- changed code ----------------------------------------------------------------------

@@ -37,12 +37,6 @@ ECHO = "return {KEYS[1], ARGV[1]}"
 COUNT = "return redis.call('incr', KEYS[1])"
 
 
-@pytest.fixture
-def proxy(redis_server: Server, redis_url: str) -> Iterator[Proxy]:
-    with Proxy(redis_server) as proxy:
-        yield proxy
-
-
 def test_a_call_returns_what_the_script_returns_in_bytes(link: RedisLink) -> None:
     wire = link.connection()
 

@@ -66,12 +66,6 @@ def state(link: RedisLink) -> SessionState:
 
 
 @pytest.fixture
-def proxy(redis_server: Server, redis_url: str) -> Iterator[Proxy]:
-    with Proxy(redis_server) as proxy:
-        yield proxy
-
-
-@pytest.fixture
 def far(proxy: Proxy) -> Iterator[RedisLink]:
     """A link through the proxy."""
     with closing(open_link(proxy.url, timeout=1.0)) as link:

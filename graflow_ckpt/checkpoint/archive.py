@@ -36,7 +36,7 @@ from graflow_ckpt.checkpoint.model import (
 from graflow_ckpt.checkpoint.program.program import Program
 from graflow_ckpt.checkpoint.retention import PERIOD
 from graflow_ckpt.checkpoint.seals.seal import Keyring, sealed_bytes, verify
-from graflow_ckpt.checkpoint.snapshot import BACKEND, Snapshot
+from graflow_ckpt.checkpoint.snapshot import Snapshot
 from graflow_ckpt.checkpoint.values import pickles
 from graflow_ckpt.checkpoint.values.contents import Depositor, alone, put_together
 from graflow_ckpt.checkpoint.values.digest import Digest, DigestingSink, VerifyingSource, fill
@@ -97,7 +97,7 @@ def metadata_of(
         created_at=now_iso(),
         steps=facts["steps"],
         start_node=facts["start_node"],
-        backend=dict(BACKEND),
+        backend=dict(facts["backend"]),
         user_metadata=dict(user or {}),
         path=path,
         workflow=program.workflow,

@@ -86,6 +86,14 @@ class SessionState:
         self.rng: Cell | None = None
         self.gap: tuple[str, str] | None = None  # what the journal lacks: a value, and why
 
+    def start_at(self, starts: Sequence[str]) -> None:
+        """Begin with these tasks; before anything is enqueued."""
+        self.starts = tuple(starts)
+
+    def limit_to(self, max_steps: int | None) -> None:
+        """Stop after so many steps, unless a `reopen` says otherwise."""
+        self.max_steps = max_steps
+
     @property
     def start_node(self) -> str:
         return self.starts[0] if self.starts else ""

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint.archive import Found
@@ -19,14 +19,14 @@ from graflow_ckpt.checkpoint.program.program import unpack_code
 from graflow_ckpt.checkpoint.snapshot import BACKEND, capture, restore
 from graflow_ckpt.checkpoint.values.codec import apart, check_storable
 from graflow_ckpt.checkpoint.values.pickles import live_digest
-from graflow_ckpt.core.errors import CheckpointError, InputsChanged, SessionError
+from graflow_ckpt.core.errors import CheckpointError, InputsChanged, JournalDamaged, SessionError
 from graflow_ckpt.core.facts import RESULT, Cell, Live, Op, TaskSpec, check_session_id
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import EveryN
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.attempt import from_cells
-from graflow_ckpt.engine.home import Home
+from graflow_ckpt.engine.home import Home, Written
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
 from graflow_ckpt.sessions.views import (
@@ -43,6 +43,18 @@ from graflow_ckpt.stores.places import path_at
 if TYPE_CHECKING:
     from graflow_ckpt.engine.coroutines import Loop
     from graflow_ckpt.engine.cuts import Cutter
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What a session continues from; a new one from nothing."""
+
+    found: Found | None = None
+    payload: dict[str, Any] | None = None  # what is in its pickle
+    replayed: int = 0  # journal records after it
+    damage: JournalDamaged | None = None  # where the journal that was replayed ends too early
+    named: bool = False  # by a user: what came after it does not count
+    again: bool = False  # the session was finished, and begins its next run
 
 
 class ExecutionContext:
@@ -67,12 +79,9 @@ class ExecutionContext:
             self.settings = replace(self.settings, durability="checkpoint")
         self.session_id = check_session_id(session_id or uuid.uuid4().hex[:12])
         self.session = MemorySession(state or SessionState(self.session_id))
-        self.home = Home(open_store(store), self.session_id)
-        self.home.workflow, self.home.program = self.settings.workflow, self.settings.program
-        self.found: Found | None = None  # the cut that this session goes on from
-        self.again = False  # it was finished, and begins its next run
-        self.rewinds = False  # it was named: what came after it does not count
-        self.replayed = 0  # journal records after the cut
+        written = Written(self.settings.workflow, self.settings.program)
+        self.home = Home(open_store(store), self.session_id, written)
+        self.basis = Basis()
         self.created_at = time.time()
         self.checkpoint_metadata: dict[str, Any] = {}
         self.checkpoint_requested = False
@@ -80,7 +89,6 @@ class ExecutionContext:
         self.cutter: Cutter | None = None  # while a run is under way
         self.undriven: list[tuple[int, float, list[Op]]] = []  # transitions that no run has recorded yet
         self.started = False  # what is set before that is an input
-        self._payload: dict[str, Any] | None = None
         self._channel: Inputs = Channel(self, self.session)
 
     @classmethod
@@ -110,11 +118,21 @@ class ExecutionContext:
 
             return SharedContext.made(graph, start_node, session_id, max_steps, config, settings, store)
         context = cls(graph, session_id, settings=settings, store=store)
-        context.session.state.starts = (start_node,) if start_node else ()
-        context.session.state.max_steps = max_steps
+        context.state.start_at((start_node,) if start_node else ())
+        context.state.limit_to(max_steps)
         return context
 
     # --- facts -------------------------------------------------------------------------
+
+    @property
+    def found(self) -> Found | None:
+        """The checkpoint that this session continues from."""
+        return self.basis.found
+
+    @property
+    def replayed(self) -> int:
+        """How many journal records follow it."""
+        return self.basis.replayed
 
     @property
     def state(self) -> SessionState:
@@ -208,12 +226,25 @@ class ExecutionContext:
     def _note_undriven(self, state: SessionState, now: float, ops: Sequence[Op]) -> None:
         self.undriven.append((state.sequence, now, list(ops)))
 
-    def collected(self) -> list[tuple[int, float, list[Op]]]:
-        """Return what was changed since the last run, once; the caller drives the session now."""
+    def begin(self) -> None:
+        """What is set from here on is no input any more."""
+        self.started = True
+
+    def driven_by(self, cutter: Cutter) -> list[tuple[int, float, list[Op]]]:
+        """A run drives the session: what was changed since the last one is its to record."""
+        self.cutter = cutter
         if self.session.recorder == self._note_undriven:
             self.session.record_with(None)
         changes, self.undriven = self.undriven, []
         return changes
+
+    def driven_no_more(self) -> None:
+        self.cutter = None
+        self.collect()
+
+    def is_under_way(self) -> None:
+        """The first transition is made: what led to it is not asked for again."""
+        self.basis = replace(self.basis, again=False, damage=None)
 
     def add_to_queue(self, task: TaskSpec | Task | str) -> None:
         """One more execution of a task."""
@@ -240,6 +271,11 @@ class ExecutionContext:
         """Ask for a checkpoint: outside of a task it is taken by the next `execute`, first thing."""
         self.checkpoint_request_metadata = check_metadata(metadata)
         self.checkpoint_requested = True
+
+    def taken_request(self) -> dict[str, Any] | None:
+        """The metadata of a checkpoint that was asked for, once; None if none was."""
+        asked, self.checkpoint_requested = self.checkpoint_requested, False
+        return self.checkpoint_request_metadata if asked else None
 
     # --- checkpoints -------------------------------------------------------------------
 
@@ -278,7 +314,7 @@ class ExecutionContext:
         if not self.graph.routes:
             self.graph.compile(self.state.starts or self.graph.roots())
         if self.state.next_key == 1:
-            self.state.starts = self.graph.starts
+            self.state.start_at(self.graph.starts)
             self.session.commit([self.graph.routes[name].enqueue() for name in self.graph.starts])
 
     def note_checkpoint(self, metadata: CheckpointMetadata) -> None:
@@ -333,7 +369,7 @@ class ExecutionContext:
         from graflow_ckpt.engine.engine import WorkflowEngine
 
         if max_steps is not None:
-            self.state.max_steps = max_steps
+            self.state.limit_to(max_steps)
         return WorkflowEngine().execute(self)
 
     def taking_part(self, loop: Loop | None = None) -> Any:
@@ -357,11 +393,11 @@ class ExecutionContext:
     @property
     def goes_on(self) -> bool:
         """Whether what is set now is an input of a session that has started before."""
-        return self.found is not None and not self.rewinds and not self.started
+        return self.found is not None and not self.basis.named and not self.started
 
     def note_inputs(self) -> None:
         """What stands in the channel when a new session starts."""
-        self.home.inputs = {name: digest_of(cell) for name, (cell, _) in self.state.values.items()}
+        self.home.note_inputs({name: digest_of(cell) for name, (cell, _) in self.state.values.items()})
 
     # --- pickles -----------------------------------------------------------------------
 
@@ -369,10 +405,8 @@ class ExecutionContext:
     def from_payload(cls, payload: dict[str, Any]) -> ExecutionContext:
         """What a plain `pickle.load` of a `.pkl` gives: values and graph; no control facts."""
         context = cls(TaskGraph(), payload["session_id"])
-        context._payload = payload
         facts = capture(SessionState(payload["session_id"], payload["starts"])).facts
-        context.session = MemorySession(restore(facts, payload))
-        context._channel = Channel(context, context.session)
+        context.stand_on(Basis(payload=payload), restore(facts, payload))
         return context
 
     def resumed(self, found: Found, store: str) -> ExecutionContext:
@@ -385,14 +419,12 @@ class ExecutionContext:
         self.return_to(found, restore(found.facts, self.payload), store)
         return self
 
-    def begins_again(self, session: MemorySession) -> None:
-        """Become the next run of a finished session: nothing of the former run is in it."""
-        self.again, self.found, self.replayed = True, None, 0
-        self._payload = None
+    def stand_on(self, basis: Basis, state: SessionState) -> None:
+        """Continue from here, with this state; nothing of what was before is in it."""
+        self.basis, self.session = basis, MemorySession(state)
+        self._channel = Channel(self, self.session)
         self.undriven.clear()
-        self.session = session
-        self.home.inputs = {}
-        self._channel = Channel(self, session)
+        self.collect()
 
     def return_to(self, found: Found, state: SessionState, store: str) -> None:
         """Become the session as it was at a checkpoint that somebody named."""
@@ -403,16 +435,13 @@ class ExecutionContext:
         self.named = True
         self.home = Home(open_store(store), self.session_id)
         self.home.continue_from(found)
-        self.session = MemorySession(state)
-        self._channel = Channel(self, self.session)
-        self.found, self.rewinds = found, True
-        self.collect()
+        self.stand_on(replace(self.basis, found=found, named=True), state)
         self.checkpoint_metadata = dict(found.metadata.user_metadata)
 
     @property
     def payload(self) -> dict[str, Any]:
-        assert self._payload is not None
-        return self._payload
+        assert self.basis.payload is not None
+        return self.basis.payload
 
     def graph_from_code(self) -> TaskGraph:
         """The graph that the checkpoint carries."""
@@ -465,7 +494,7 @@ class Inputs(ValueChannel):
 
     def _repeats(self, key: str, value: Any) -> bool:
         """Whether a write before `execute` repeats an input of a session that goes on; another is refused."""
-        known = self._context.home.inputs.get(key)
+        known = self._context.home.written.inputs.get(key)
         if known is None or known != digest_of(check_storable(key, value)):
             raise InputsChanged(
                 f"Session {self._context.session_id} was started with "

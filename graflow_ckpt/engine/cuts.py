@@ -224,7 +224,6 @@ class Cutter:
         """A failed save is an event; with on_save_failure="fail", or a journal that waits, the end."""
         self._cut_steps, self._cut_time = self.session.state.steps, monotonic()
         self._exposure.failed(seconds, counts=cause == BUDGET)
-        self.home.save_error = error
         self.home.tell_failed(self._emit, error, cause, seconds)
         if self._exposure.must or self.settings.on_save_failure == "fail":
             fatal = error if isinstance(error, GraflowError) else CheckpointError(str(error))

@@ -16,7 +16,6 @@ from functools import partial
 from time import sleep
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from graflow_ckpt.checkpoint.archive import Allowance
 from graflow_ckpt.checkpoint.care.pruning import forget_journal
 from graflow_ckpt.checkpoint.values import attachments
 from graflow_ckpt.checkpoint.values.pickles import collector_at_rest
@@ -86,7 +85,7 @@ class WorkflowEngine:
     def _runs_nothing(self, context: ExecutionContext, start: str | None) -> bool:
         if context.found is None:
             return False
-        if not context.rewinds:
+        if not context.basis.named:
             try:
                 resuming.check_workflow(context, context.state, context.found.meta.get("workflow"))
             except BaseException:
@@ -131,8 +130,7 @@ class _Execution:
                 self._emit("session_ended", status="broken", reason=str(error))
             raise
         finally:
-            self.context.cutter = None
-            self.context.collect()
+            self.context.driven_no_more()
             self.home.close()
 
     def _note_late(self, error: Fenced) -> None:
@@ -184,20 +182,18 @@ class _Execution:
         fresh = context.found is None
         if fresh and not context.started:
             context.note_inputs()
-        context.started = True
+        context.begin()
         self.home.trace.follow(self.settings.observers)
-        self._bindings = check_graph(self.graph, self.settings, self.home.inputs)
-        self.home.workflow, self.home.options = self.settings.workflow, dict(self.settings.options)
-        self.home.settings = self.settings.document()
-        self.home.allowance = Allowance(self.settings.size_limit)
+        self._bindings = check_graph(self.graph, self.settings, self.home.written.inputs)
+        self.home.run_with(self.settings)
         if not fresh or wants_home(context, self._bindings):
             self._move_in(fresh)
         epoch = self.home.lease.epoch if self.home.lease is not None else 0
         if fresh and start is None and state.specs:
             return [("reopen", epoch, state.max_steps)]  # somebody has queued what is to run
         if fresh or start is not None:
-            state.starts = starts
-            if context.again:
+            state.start_at(starts)
+            if context.basis.again:
                 self._line = resuming.again_line(context)
                 resuming.notify(context, self._line)
             routes = self.graph.routes
@@ -211,7 +207,7 @@ class _Execution:
         _ = self.home.keyring
         if fresh:
             self.home.describe_program(self.graph)  # code that has no pickle is told of before the first task
-            self.home.sequence = self.home.highest_sequence()
+            self.home.count_on()
 
     def _resume(self, epoch: int, *, died: bool = True) -> list[Op]:
         context = self.context
@@ -251,12 +247,12 @@ class _Execution:
             on_saved=context.note_checkpoint, begun=invoker.begun,
         )  # fmt: skip
         self._run = Run(invoker, cutter, announcer, inbox)
-        context.cutter = cutter
+        undriven = context.driven_by(cutter)
         if self.stop.signal is not None:
             inbox.stop()
         if self.settings.rng and isinstance(session.state.rng, bytes):
             rng.restore(session.state.rng)
-        self._begin(cutter, ops, context.collected())
+        self._begin(cutter, ops, undriven)
 
     def _begin(self, cutter: Cutter, ops: list[Op], undriven: list[tuple[int, float, list[Op]]]) -> None:
         """The first transition, and the checkpoint that has to come before the first task."""
@@ -268,28 +264,27 @@ class _Execution:
             if cause == "journal":
                 self._emit("session_started", **context.facts(), line=self._line, recorded=True)
             cutter.save(cause, None, None)
-        self.home.damage, context.again = None, False
+        context.is_under_way()
         if cutter.records:
             cutter.start(undriven)
         if ops:
             session.commit(ops)
         if cause != "journal":
             self._emit("session_started", **context.facts(), line=self._line)
-        if context.checkpoint_requested:
-            context.checkpoint_requested = False
-            cutter.now("request", context.checkpoint_request_metadata)
+        if (asked := context.taken_request()) is not None:
+            cutter.now("request", asked)
 
     def _first_cause(self, cutter: Cutter) -> str:
         """Why a checkpoint is taken before the first task; "" if none is."""
         context, home = self.context, self.home
-        found = context.found if context.rewinds else None
+        found = context.found if context.basis.named else None
         # not if the session stands at that cut, and looks for its cuts where it is
         if found is not None and not (home.finds(found.path) and home.stands_at(found)):
             home.go_back_to(found)
             return "rewind"  # the first of this epoch: what came later is superseded by it
-        if context.again:
+        if context.basis.again:
             return "again"  # else after a crash the former run would be the newest
-        if home.damage is not None:
+        if context.basis.damage is not None:
             return "until-damage"  # what is damaged is older than this, and read no more
         return "journal" if cutter.records and context.found is None else ""  # what its records follow
 
@@ -307,7 +302,6 @@ class _Execution:
         context.session.close(
             SessionError("the session went back to an earlier cut", session=context.session_id)
         )
-        context.rewinds = False
         load = partial(resuming.load, context)
         found = self.home.newest(load) if self.home.lease is not None else None
         if found is None:

@@ -11,7 +11,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from graflow_ckpt.checkpoint import archive, history, journal
@@ -37,7 +38,7 @@ from graflow_ckpt.core.events import Kind
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line
 from graflow_ckpt.engine.announcer import Trace
-from graflow_ckpt.engine.settings import tell_slow
+from graflow_ckpt.engine.settings import Settings, tell_slow
 from graflow_ckpt.stores import backend_of, folder_on_disk, open_beside, open_store, places, store_of
 from graflow_ckpt.stores.around.keys import Keyring
 
@@ -138,6 +139,43 @@ class Tidier:
         self._emit(kind, error=str(error), error_type=type(error).__name__, backend=backend, **facts)
 
 
+def program_file() -> str | None:
+    """The file that runs as `__main__`, so that `resume SESSION` finds the code."""
+    found = getattr(sys.modules.get("__main__"), "__file__", None)
+    return os.path.abspath(found) if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What each checkpoint of a session says of the program that runs it, beside its graph and code."""
+
+    workflow: str = ""
+    program: str = ""  # the file that defines the workflow
+    inputs: Mapping[str, str] = field(default_factory=dict)  # their digests
+    options: Mapping[str, str] = field(default_factory=dict)
+    settings: Document | None = None
+    file: str | None = field(default_factory=program_file)
+    cwd: str | None = field(default_factory=os.getcwd)
+
+    def following(self, meta: Document) -> Written:
+        """The same program, as far as it does not say what a checkpoint says."""
+        return replace(
+            self, inputs=dict(meta.get("inputs", {})), workflow=meta.get("workflow", ""),
+            settings=meta.get("settings"), program=self.program or meta.get("program", ""),
+        )  # fmt: skip
+
+    def run_with(self, settings: Settings) -> Written:
+        return replace(
+            self, workflow=settings.workflow, options=dict(settings.options), settings=settings.document()
+        )
+
+    def with_code(self, facts: Document, code: bytes) -> Program:
+        return Program(
+            facts, code, self.file, tuple(sys.argv), self.workflow, {**self.inputs}, {**self.options},
+            self.cwd, self.program, self.settings,
+        )  # fmt: skip
+
+
 class CheckpointPlace:
     """Where the checkpoints of a session go, and what is told of them."""
 
@@ -146,6 +184,7 @@ class CheckpointPlace:
         self.backend = backend_of(store if isinstance(store, str) else store.url)  # the kind of its store
         self._store = store  # an address: it may not be there to be opened
         self.last: CheckpointMetadata | None = None
+        self.save_error: Exception | None = None  # of the last save, unless a later one has succeeded
         self.trace = Trace(session)
         self._alone = alone  # nobody else writes checkpoints of it
         self._told_slow = False  # saves; a session says so once
@@ -198,8 +237,19 @@ class CheckpointPlace:
         if not self._told_slow:
             self._told_slow = tell_slow("SAVE", seconds, saved.path, self.session, limit)
 
+    def stamped(
+        self, metadata: CheckpointMetadata, *, parent: str | None, origin: str | None
+    ) -> CheckpointMetadata:
+        """The metadata with what the session, its trace and its store are to it."""
+        context, original = self.trace.now()
+        return replace(
+            metadata, parent=parent, origin=origin, home=self.store.url, trace_context=context,
+            original_trace_id=original,
+        )  # fmt: skip
+
     def tell_failed(self, emit: Callable[..., None], error: Exception, cause: str, seconds: float) -> None:
         """Tell them of one that could not be written."""
+        self.save_error = error
         log.error("checkpoint failed: %s", error, extra={"session": self.session})
         emit(
             "checkpoint_failed", error=str(error), error_type=type(error).__name__, cause=cause,
@@ -210,25 +260,17 @@ class CheckpointPlace:
 class Home(CheckpointPlace):
     """One session in one store."""
 
-    def __init__(self, store: CheckpointStore, session: str) -> None:
+    def __init__(self, store: CheckpointStore, session: str, written: Written | None = None) -> None:
         super().__init__(session, store, alone=True)
+        self.written = written or Written()
+        self.allowance = Allowance()
         self.lease: Lease | None = None
         self.sequence = 0  # of the last cut
         self._reserved = 0  # the last number that a path has
         self.parent: str | None = None  # the last cut
         self.origin: str | None = None  # the cut that the session was forked from
         self.rewinds: Lines = ()  # what the session has gone back behind
-        self.save_error: Exception | None = None  # of the last save, unless a later one has succeeded
         self.passed: list[tuple[str, CheckpointError]] = []  # cuts that the last `newest` could not use
-        self.damage: JournalDamaged | None = None  # where the journal that was replayed ends too early
-        self.workflow = ""
-        self.allowance = Allowance()
-        self.options: dict[str, str] = {}
-        self.settings: Document | None = None  # what a checkpoint keeps of them
-        self.file = program_file()
-        self.cwd = os.getcwd()
-        self.program = ""  # the file that defines the workflow
-        self.inputs: dict[str, str] = {}
         self._tasks: list[CurrentTask] | None = None
         self._summary: str | None = None
         self._described: Document | None = None
@@ -237,6 +279,23 @@ class Home(CheckpointPlace):
         self._after = -1
         self._writer: journal.Writer | None = None
 
+    def writes(self, written: Written) -> None:
+        """Have the next checkpoints say this of the program."""
+        self.written = written
+
+    def note_inputs(self, inputs: Mapping[str, str]) -> None:
+        """The digests of what the session was started with."""
+        self.written = replace(self.written, inputs=inputs)
+
+    def run_with(self, settings: Settings) -> None:
+        """A run begins: what its checkpoints say, and how large they may be."""
+        self.written = self.written.run_with(settings)
+        self.allowance = Allowance(settings.size_limit)
+
+    def count_on(self) -> None:
+        """Number from the highest that the session has had on."""
+        self.sequence = self.highest_sequence()
+
     def open(self, *, take_over: bool = False) -> Lease:
         """Own the session; SessionBusy if somebody alive does."""
         if self.lease is None:
@@ -244,7 +303,7 @@ class Home(CheckpointPlace):
             self.lease = self.store.acquire(self.session, take_over=take_over)
             folder = None if self.store.shared else folder_on_disk(self.store)
             warning = folder and (key_storage_warning(folder) or passing_warning(folder))
-            places.remember(self.store.url, self.program)
+            places.remember(self.store.url, self.written.program)
             if warning:
                 log.warning("%s", warning, extra={"session": self.session})
         return self.lease
@@ -286,10 +345,7 @@ class Home(CheckpointPlace):
         self.rewinds = lines_in(found.meta)
         self.trace.goes_on(found.meta)
         self.last = found.metadata
-        self.inputs = dict(found.meta.get("inputs", {}))
-        self.workflow = found.meta.get("workflow", "")
-        self.settings = found.meta.get("settings")
-        self.program = self.program or found.meta.get("program", "")
+        self.written = self.written.following(found.meta)
 
     def highest_sequence(self) -> int:
         """Over all lines of history: a sequence never goes back."""
@@ -322,18 +378,7 @@ class Home(CheckpointPlace):
             self._described = program.describe(graph, self.tasks_of(graph))
             self._described["summary"] = self._summary or program.summary_of(graph)
         if self._program is None:
-            self._program = Program(
-                self._described,
-                program.pack_code(graph),
-                self.file,
-                tuple(sys.argv),
-                self.workflow,
-                self.inputs,
-                self.options,
-                self.cwd,
-                self.program,
-                self.settings,
-            )
+            self._program = self.written.with_code(self._described, program.pack_code(graph))
         return self._program
 
     def reserve_path(self, steps: int) -> str:
@@ -366,12 +411,10 @@ class Home(CheckpointPlace):
             cause=cause,
             user=user,
         )
-        metadata.parent, metadata.origin = self.parent, self.origin
+        metadata = self.stamped(metadata, parent=self.parent, origin=self.origin)
         if self.rewinds:
-            metadata.rewinds = [[line.epoch, line.sequence] for line in self.rewinds]
-            metadata.needs = [*metadata.needs, "rewinds"]
-        metadata.trace_context, metadata.original_trace_id = self.trace.now()
-        metadata.home = self.store.url
+            lines = [[line.epoch, line.sequence] for line in self.rewinds]
+            metadata = replace(metadata, rewinds=lines, needs=[*metadata.needs, "rewinds"])
         program = self.describe_program(graph)
         try:
             metadata = archive.save(place, keyring, lease, snapshot, program, metadata, self.allowance)
@@ -445,9 +488,3 @@ class Home(CheckpointPlace):
         if self._segment is not None:
             self._segment.close()
             self._segment = None
-
-
-def program_file() -> str | None:
-    """The file that runs as `__main__`, so that `resume SESSION` finds the code."""
-    found = getattr(sys.modules.get("__main__"), "__file__", None)
-    return os.path.abspath(found) if found else None

@@ -41,10 +41,9 @@ from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.announcer import Announcer
-from graflow_ckpt.engine.context import Channel, ExecutionContext
+from graflow_ckpt.engine.context import Basis, ExecutionContext
 from graflow_ckpt.engine.run import CRASH_BUDGET
 from graflow_ckpt.engine.settings import Settings, tell_slow
-from graflow_ckpt.sessions.memory import MemorySession
 
 log = logging.getLogger("graflow_ckpt.engine")
 
@@ -98,7 +97,8 @@ def _finished(context: ExecutionContext, found: Found) -> None:
     state = SessionState(context.session_id)
     state.run = max(last, context.state.run) + 1
     state.epoch = context.state.epoch
-    context.begins_again(MemorySession(state))
+    context.home.note_inputs({})
+    context.stand_on(Basis(again=True), state)
 
 
 def check_workflow(context: ExecutionContext, state: SessionState, known: str | None) -> None:
@@ -139,8 +139,8 @@ def _newest(context: ExecutionContext) -> Found | None:
     seconds = monotonic() - began
     for path, why in home.passed:
         emit("restore_failed", path=path, error=str(why), error_type=type(why).__name__)
-    if home.damage is not None:
-        emit("journal_damaged", error=str(home.damage), error_type=type(home.damage).__name__)
+    if (damage := context.basis.damage) is not None:
+        emit("journal_damaged", error=str(damage), error_type=type(damage).__name__)
     if found is not None:
         emit("checkpoint_restored", path=found.path, seconds=seconds, bytes=found.metadata.size)
         tell_slow("LOAD", seconds, found.path, context.session_id, settings.slow_save)
@@ -150,7 +150,7 @@ def _newest(context: ExecutionContext) -> Found | None:
 def load(context: ExecutionContext, found: Found) -> None:
     """Values and journal of a verified cut into the context."""
     home = context.home
-    if not context.rewinds and (place := found.facts.get("redis")):
+    if place := found.facts.get("redis"):
         raise SessionError(
             f"Session {context.session_id} is in Redis, at {place['address']}; its newest checkpoint: "
             f"{found.path}.",
@@ -162,21 +162,19 @@ def load(context: ExecutionContext, found: Found) -> None:
     found = archive.unredacted(found, payload)
     state = restore(found.facts, payload)
     home.continue_from(found)
-    if not context.rewinds:
-        context.replayed = _replay(context, state, found)
-    context.found, context.session = found, MemorySession(state)
-    context._payload = payload
-    context.collect()
-    context._channel = Channel(context, context.session)
+    replayed, damage = _replay(context, state, found)
+    context.stand_on(Basis(found, payload, replayed, damage), state)
 
 
-def _replay(context: ExecutionContext, state: SessionState, found: Found) -> int:
-    """Apply the journal after the cut; up to a damaged record, if the settings say so."""
+def _replay(
+    context: ExecutionContext, state: SessionState, found: Found
+) -> tuple[int, JournalDamaged | None]:
+    """Apply the journal after the cut, up to a damaged record if the settings say so: how many, and that."""
     home = context.home
-    home.damage = None
+    damaged: list[JournalDamaged] = []
 
     def note(error: JournalDamaged) -> None:
-        home.damage = error
+        damaged.append(error)
         log.warning(
             "%s The session continues from step %d: what was committed after it is lost and runs again.",
             error.message,
@@ -185,7 +183,8 @@ def _replay(context: ExecutionContext, state: SessionState, found: Found) -> int
         )
 
     at_damage = note if context.settings.until_damage else None
-    return history.replay(home.store, home.keyring, state, found, context.session_id, at_damage=at_damage)
+    count = history.replay(home.store, home.keyring, state, found, context.session_id, at_damage=at_damage)
+    return count, damaged[0] if damaged else None
 
 
 def runs_nothing(context: ExecutionContext) -> bool:
@@ -388,7 +387,7 @@ def finished_line(context: ExecutionContext, state: SessionState) -> str:
         f"session {context.session_id} was finished {when}({counted(len(state.completed))} completed); "
         "nothing is run. To run it again: another session id"
     )
-    if not meta or context.rewinds:
+    if not meta or context.basis.named:
         return line
     file = str(meta.get("file") or "")
     command = f", or: graflow-ckpt run {shlex.quote(file)} --session {context.session_id} --again"

@@ -38,7 +38,7 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.attempt import from_cells
-from graflow_ckpt.engine.context import ExecutionContext, SharedChannel, digest_of
+from graflow_ckpt.engine.context import Basis, ExecutionContext, SharedChannel, digest_of
 from graflow_ckpt.engine.home import program_file
 from graflow_ckpt.engine.reaping import owner_of
 from graflow_ckpt.engine.settings import Settings
@@ -109,7 +109,7 @@ class SharedContext(ExecutionContext):
             sender.begin_anew()
             text = context.facts_of("inputs")["inputs"]
             with readable(context.session_id, context.link.address):
-                context.home.inputs = dict(fact("inputs", text or "{}"))
+                context.home.note_inputs(dict(fact("inputs", text or "{}")))
         return context
 
     # --- facts -------------------------------------------------------------------------
@@ -273,6 +273,10 @@ class SharedContext(ExecutionContext):
 
     # --- going on ----------------------------------------------------------------------
 
+    def continues(self, found: Found) -> None:
+        """The session was there before: a checkpoint of it shows it, or it was made of one."""
+        self.attached, self.basis = True, Basis(found)
+
     def execute(self, max_steps: int | None = None) -> Any:
         """Run, or go on, from here."""
         self.limit = max_steps
@@ -310,8 +314,8 @@ def attach(found: Found, graph: TaskGraph, store: str) -> SharedContext:
     """
     context = _looked_for(found, graph, store)
     _check_history(found, context)
-    context.attached, context.found = True, found
-    context.checkpoint_metadata = dict(found.metadata.user_metadata)
+    context.continues(found)
+    context.checkpoint_metadata.update(found.metadata.user_metadata)
     return context
 
 
@@ -510,7 +514,7 @@ def _context(opened: Opened, to: Destination, session: str) -> SharedContext:
     context = SharedContext(
         opened.graph, session, to.link, settings=settings, store=carried["store"], keyring=to.keyring
     )
-    context.attached, context.found = True, opened.found
+    context.continues(opened.found)
     return context
 
 

@@ -116,16 +116,7 @@ class SharedHome(CheckpointPlace):
         carried = snapshot.facts["redis"]["session"]
         if not self.trace.traces:  # a worker, or a run without a tracer: that of who has one
             self.join_trace(carried.get("trace", ""))
-        context, original = self.trace.now()
-        metadata = replace(
-            metadata,
-            backend=dict(BACKEND),
-            parent=parent or None,
-            home=self.store.url,
-            origin=carried.get("origin"),
-            trace_context=context,
-            original_trace_id=original,
-        )
+        metadata = self.stamped(metadata, parent=parent or None, origin=carried.get("origin"))
         saved = archive.save(place, keyring, None, snapshot, self.program, metadata)
         self._tell("saved", state.steps, saved.checkpoint_id, saved.path)
         self.last = saved

@@ -92,7 +92,7 @@ class TakingPart:
             notify(context, self._line)
         bindings = self._prepare(start)
         self._open(start)
-        context.started = True
+        context.begin()
         mine = self._begin()
         if mine is None:  # others have brought it to its end meanwhile
             return self._result(context.status)
@@ -238,9 +238,8 @@ class TakingPart:
             line=self._line, saved=True,
         )  # fmt: skip
         home.keep_trace(first=False)
-        if context.checkpoint_requested:
-            context.checkpoint_requested = False
-            part.cuts.cut("request", context.checkpoint_request_metadata)
+        if (asked := context.taken_request()) is not None:
+            part.cuts.cut("request", asked)
         return part
 
     # --- while it runs -----------------------------------------------------------------

@@ -294,10 +294,10 @@ class Workflow:
             raise
         state = context.state
         if context.found is None:
-            state.starts = names
+            state.start_at(names)
         limit = overrides.max_steps if ours and overrides.max_steps is not None else max_steps
         if limit is not None:
-            state.max_steps = limit
+            state.limit_to(limit)
         return context
 
     def _check_inputs(self, given: Mapping[str, Any], new: bool) -> None:

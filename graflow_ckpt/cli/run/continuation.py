@@ -98,7 +98,8 @@ def _with_its_code(manner: Manner, place: Place, wishes: Wishes, why: str) -> in
         main = program.new_main()
         sys.argv = list(argv_of(place) or [""])
         context = _context(place, wishes)
-        main.__file__ = context.home.file = place.found.meta.get("file")
+        main.__file__ = file = place.found.meta.get("file")
+        context.home.writes(replace(context.home.written, file=file))
         overrides.executed.append(place.found.meta["workflow"])
         WorkflowEngine().execute(context)
 
@@ -118,7 +119,7 @@ def _context(place: Place, wishes: Wishes) -> ExecutionContext:
     else:
         context = open_session(context.graph, place.session, settings, store)
     if wishes.max_steps is not None:
-        context.state.max_steps = wishes.max_steps
+        context.state.limit_to(wishes.max_steps)
     return context
 
 
@@ -162,7 +163,8 @@ def _rewind(manner: Manner, place: Place, wishes: Wishes) -> None:
             manner.note(taken)
         try:
             if not home.stands_at(place.found):
-                home.file, home.options = place.found.meta.get("file"), dict(place.found.meta["options"])
+                file, options = place.found.meta.get("file"), dict(place.found.meta["options"])
+                home.writes(replace(home.written, file=file, options=options))
                 graph.compile(context.state.starts or graph.roots())
                 home.go_back_to(place.found)
                 home.cut(graph, capture(context.state, context.state.rng), "rewind", None)
@@ -188,9 +190,9 @@ def forked(place: Place, new: str, values: Mapping[str, Any] | None = None) -> P
         context.home, old = Home(place.kept_in, new), context.home
         context.home.continue_from(place.found)
         context.home.origin = place.found.meta["checkpoint_id"]
-        context.home.sequence, context.home.file = 0, place.found.meta.get("file")
-        context.home.options = dict(place.found.meta["options"])
-        context.home.settings = place.found.meta.get("settings")
+        context.home.sequence, file = 0, place.found.meta.get("file")
+        options = dict(place.found.meta["options"])
+        context.home.writes(replace(context.home.written, file=file, options=options))
         assert old.lease is None or old.session != new
         context.checkpoint(metadata=dict(context.found.meta["user_metadata"] if context.found else {}))
         old.close()

@@ -23,12 +23,11 @@ from graflow_ckpt.cli.terminal import Document, Manner
 from graflow_ckpt.core.errors import GraphError, SessionExists
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine.context import ExecutionContext
+from graflow_ckpt.engine.context import Basis, ExecutionContext
 from graflow_ckpt.engine.resuming import plan_for
 from graflow_ckpt.engine.settings import Changed, Durability, Settings
 from graflow_ckpt.frontends.dsl import Workflow
 from graflow_ckpt.frontends.overrides import Planned, overrides
-from graflow_ckpt.sessions.memory import MemorySession
 
 if TYPE_CHECKING:
     from graflow_ckpt.fleet.client import Client
@@ -99,7 +98,7 @@ def planned(place: Place, origin: ProgramOrigin, changed: Changed | None) -> Dry
     durability: Durability = "journal" if journal else "checkpoint"
     settings = Settings(workflow=found.meta["workflow"], changed=changed, durability=durability)
     context = ExecutionContext(graph, place.session, settings=settings, store=place.store)
-    context.found, context.session = found, MemorySession(state)
+    context.stand_on(Basis(found), state)
     graph.compile(tuple(found.facts["starts"]))
     return DryRun(place, plan_for(context), state, replayed, "")
 

@@ -135,19 +135,8 @@ def save(
     metadata.home = metadata.home or store.url
     metadata.synced = store.synced  # as the preflight found it; whoever lists this asks nobody else
     digests: dict[str, Digest] = {}
-    payload = snapshot.payload() | {
-        "session_id": metadata.session_id,
-        "workflow": program.workflow,
-        "starts": snapshot.facts["starts"],
-        "code": program.code,
-    }
-
-    shown = replace(
-        metadata, user_metadata=redacted(metadata.user_metadata), argv=redacted_argv(metadata.argv)
-    )
-    if (shown.user_metadata, shown.argv) != (metadata.user_metadata, metadata.argv):
-        payload["secret"] = {"user_metadata": metadata.user_metadata, "argv": metadata.argv}
-
+    shown = _shown(metadata)
+    payload = _payload(snapshot, program, metadata, shown)
     depositor = Depositor(store, metadata.path, lease, stage, meter.takes)
 
     def values(sink: Sink) -> None:
@@ -181,6 +170,28 @@ def save(
         depositor.end()
     meter.done()
     return replace(metadata, synced=store.synced, size=sum(digest.size for digest in digests.values()))
+
+
+def _shown(metadata: CheckpointMetadata) -> CheckpointMetadata:
+    """Return the metadata without secrets: it is not encrypted."""
+    return replace(
+        metadata, user_metadata=redacted(metadata.user_metadata), argv=redacted_argv(metadata.argv)
+    )
+
+
+def _payload(
+    snapshot: Snapshot, program: Program, metadata: CheckpointMetadata, shown: CheckpointMetadata
+) -> dict[str, Any]:
+    """Return what the pickle holds: the session, its program's code, and what the meta does not show."""
+    payload = snapshot.payload() | {
+        "session_id": metadata.session_id,
+        "workflow": program.workflow,
+        "starts": snapshot.facts["starts"],
+        "code": program.code,
+    }
+    if (shown.user_metadata, shown.argv) != (metadata.user_metadata, metadata.argv):
+        payload["secret"] = {"user_metadata": metadata.user_metadata, "argv": metadata.argv}
+    return payload
 
 
 def _digest_of(path: str, meta: Document, part: str) -> Digest:

@@ -21,6 +21,7 @@ from graflow_ckpt.checkpoint.model import COUNTS, Lines, document_of, lines_in, 
 from graflow_ckpt.checkpoint.seals.seal import Keyring, sealed_in
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.errors import (
+    NOT_OPENED,
     CheckpointError,
     JournalDamaged,
     NoGoodCheckpoint,
@@ -76,7 +77,7 @@ def _unsealed(path: str, error: SchemaUnsupported) -> UnsafeCheckpoint:
     """Only a seal proves that a later version wrote it; else one file of anybody would stop a session."""
     return UnsafeCheckpoint(
         f"Checkpoint {path} is not of a later version: its seal does not hold. It says: {error.message}",
-        hint="Use another checkpoint of the session; this one is not opened.",
+        hint=NOT_OPENED,
         path=path,
     )
 

@@ -246,6 +246,11 @@ def _named_store(ctx: click.Context) -> str:
     return str(ctx.params.get("store") or ctx.params.get("origin") or default_store())
 
 
+def store_or_fleet() -> click.UsageError:
+    """Return what to raise where both a store and a fleet are named."""
+    return click.UsageError("--store is for sessions of a store, --url for those of a fleet: one of them.")
+
+
 def complete_sessions(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
     found = session_names(_named_store(ctx)).items()
     return [CompletionItem(name, help=text) for name, text in found if name.startswith(incomplete)]

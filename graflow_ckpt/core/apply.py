@@ -38,10 +38,15 @@ def _check_base(state: SessionState, op: Op) -> None:
     cell, new = current[0], op[2]
     if isinstance(cell, Live) and isinstance(new, Live) and cell.value is new.value:
         return  # siblings that share one live object see each other's changes: none is lost
-    raise WriteConflict(
-        f"{op[1]!r} was changed by another task while this one worked on it.",
+    raise changed_meanwhile(op[1])
+
+
+def changed_meanwhile(name: str) -> WriteConflict:
+    """Return what to raise for a write of a value that another task has committed since it was read."""
+    return WriteConflict(
+        f"{name!r} was changed by another task while this one worked on it.",
         hint="Use channel.append() for lists that several tasks extend, or let one follow the other.",
-        name=op[1],
+        name=name,
     )
 
 

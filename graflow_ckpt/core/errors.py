@@ -95,6 +95,9 @@ class UnsafeCheckpoint(CheckpointError):
     """Not opened: anybody could have written it."""
 
 
+NOT_OPENED = "Use another checkpoint of the session; this one is not opened."
+
+
 class UnknownKey(UnsafeCheckpoint):
     """Sealed with a key that this machine does not have."""
 

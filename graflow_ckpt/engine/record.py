@@ -13,7 +13,8 @@ from operator import is_
 from typing import Any
 
 from graflow_ckpt.checkpoint.journal import SIZE_LIMIT, CellPickle
-from graflow_ckpt.checkpoint.values.pickles import Memo, Once, TooLong, collector_at_rest, pickle_once
+from graflow_ckpt.checkpoint.values.digest import TooLong
+from graflow_ckpt.checkpoint.values.pickles import Memo, Once, collector_at_rest, pickle_once
 from graflow_ckpt.checkpoint.values.sharing import lasting, reach, shares
 from graflow_ckpt.core.errors import NotStorable
 from graflow_ckpt.core.facts import RESULT, Cell, Live, Op

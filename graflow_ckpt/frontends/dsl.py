@@ -366,24 +366,13 @@ def workflow(
     """A workflow; tasks that are made and joined in its `with` block belong to it."""
     import graflow_ckpt.engine.engine  # noqa: F401 - it will be run: better now than between call and first task
 
-    arguments.text("workflow", name)
-    for mistyped in environment.unknown():
-        environment.tell(mistyped)
-    if session_id is not None:
-        arguments.kind("session_id", session_id, str, "a session id")
-    for what, value in (
-        ("observers", observers),
-        ("middleware", middleware),
-        ("inputs", () if inputs is None else inputs),
-    ):
-        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-            raise arguments.refused(what, value, "a list")
+    _check(
+        name, session_id, observers=observers, middleware=middleware, inputs=() if inputs is None else inputs
+    )
     settings = Settings(
         workflow=name,
         program=_file_of(sys._getframe(1).f_code.co_filename),
-        durability=cast(Any, os.environ.get(environment.variable("durability"), "auto"))
-        if durability is None
-        else durability,
+        durability=_durability() if durability is None else durability,
         resume=resume,
         policy=OnRequest() if checkpoint is None else checkpoint,
         keep=DEFAULT if keep is None else keep,
@@ -402,6 +391,23 @@ def workflow(
     made = Workflow(name, session_id, None if store is None else address_of(store, name), settings)
     made.inputs = None if inputs is None else frozenset(inputs)
     return made
+
+
+def _durability() -> Durability:
+    """Return what the environment says; Settings refuse what is no durability."""
+    return cast(Durability, os.environ.get(environment.variable("durability"), "auto"))
+
+
+def _check(name: str, session_id: str | None, **lists: object) -> None:
+    """Refuse arguments of wrong kinds, and report variables of the environment that nothing reads."""
+    arguments.text("workflow", name)
+    for mistyped in environment.unknown():
+        environment.tell(mistyped)
+    if session_id is not None:
+        arguments.kind("session_id", session_id, str, "a session id")
+    for what, value in lists.items():
+        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+            raise arguments.refused(what, value, "a list")
 
 
 def _file_of(defined: str) -> str:

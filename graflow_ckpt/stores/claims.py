@@ -144,11 +144,14 @@ def released(session: str, epoch: int) -> Fenced:
     )
 
 
+NO_MORE: Final = "Nothing more is written, because another process could own the session now."
+
+
 def forgotten(server: str, session: str, epoch: int) -> Fenced:
     """Return what to raise where a server does not know the session of its owner."""
     return Fenced(
         f"{server} has forgotten session {session!r}: its data was lost, removed or replaced.",
-        hint="Nothing more is written, because another process could own the session now.",
+        hint=NO_MORE,
         session=session,
         epoch=epoch,
     )

@@ -233,8 +233,9 @@ ADVICE: Final = {
     "locked": "it is encrypted with a key that is not here",
     "lacking": "a part is not there, or has another size: delete it, or copy it from a good store",
     "part": "nothing refers to it: to be deleted by hand, if no copy of its meta is to be had",
-    "staged": "a save was never committed: the next run of the session takes it away",
-    "loose": "a save was never committed: the next run of the session takes it away",
+    **dict.fromkeys(
+        ("staged", "loose"), "a save was never committed: the next run of the session deletes it"
+    ),
     "journal": "no checkpoint of that session is here: checkpoints delete SESSION, or it is run again",
     "foreign": "nothing that this package writes",
 }

@@ -22,7 +22,13 @@ from typing import Any, Final
 from blake3 import blake3
 
 from graflow_ckpt.checkpoint.model import Document, document_of
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, UnknownKey, UnsafeCheckpoint
+from graflow_ckpt.core.errors import (
+    NOT_OPENED,
+    CheckpointCorrupt,
+    CheckpointError,
+    UnknownKey,
+    UnsafeCheckpoint,
+)
 from graflow_ckpt.stores.around.keys import Keyring, local_key_path, uses_local_key
 from graflow_ckpt.stores.files.mounts import TABLE, file_system, kind_at, mounted
 
@@ -92,7 +98,7 @@ def verify(meta: Meta, keyring: Keyring) -> None:
     if not compare_digest(found, expected):
         raise UnsafeCheckpoint(
             f"The seal of this checkpoint does not fit: its meta was changed after key {key_id} sealed it.",
-            hint="Use another checkpoint of the session; this one is not opened.",
+            hint=NOT_OPENED,
             key_id=key_id,
         )
 

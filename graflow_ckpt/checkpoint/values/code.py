@@ -25,7 +25,7 @@ import cloudpickle
 from cloudpickle.cloudpickle import _make_function
 
 from graflow_ckpt import _restore
-from graflow_ckpt.checkpoint.values.pickles import KeptStream, TooLong
+from graflow_ckpt.checkpoint.values.digest import KeptStream, TooLong
 from graflow_ckpt.core.task import Task
 
 COPY_LIMIT: Final = 1 << 20

@@ -11,6 +11,7 @@ Not here: who vouches for the digests (seal.py).
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass
 from mmap import mmap
 from queue import SimpleQueue
@@ -278,3 +279,58 @@ def fill(source: Source, buffer: memoryview) -> int:
     while got < buffer.nbytes and (count := source.readinto(buffer[got:])):
         got += count
     return got
+
+
+# --- of pickles that are looked at, and not stored ------------------------------------------
+
+
+class TooLong(Exception):
+    """A pickle has more bytes than it may."""
+
+
+class Out:
+    """A file that keeps nothing. `failure` tells what a pickler's file raised from what the value raised."""
+
+    failure: BaseException | None = None
+
+    def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
+        return 0
+
+
+class DigestingOut(Out):
+    """A digest of the stream."""
+
+    def __init__(self) -> None:
+        self.hash = blake3()
+
+    def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
+        with memoryview(data) as view:
+            self.hash.update(view)
+        return 0
+
+
+class KeptStream(DigestingOut):
+    """A digest of the stream, and the stream itself as long as it is small."""
+
+    def __init__(self, limit: int, *, stop: bool = False) -> None:
+        super().__init__()
+        self.size = 0
+        self._limit = limit
+        self._stop = stop
+        self._parts: list[bytes] = []
+
+    def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
+        view = data.raw() if isinstance(data, pickle.PickleBuffer) else memoryview(data).cast("B")
+        self.size += view.nbytes
+        if self._stop and self.size > self._limit:
+            self.failure = TooLong()
+            raise self.failure
+        self.hash.update(view)
+        if self.size <= self._limit:
+            self._parts.append(bytes(view))
+        else:
+            self._parts.clear()
+        return view.nbytes
+
+    def data(self) -> bytes | None:
+        return b"".join(self._parts) if self.size <= self._limit else None

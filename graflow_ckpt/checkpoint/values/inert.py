@@ -16,7 +16,8 @@ import re
 from typing import Any, Final
 
 from graflow_ckpt._restore import place_of
-from graflow_ckpt.checkpoint.values.pickles import KeptStream, reading
+from graflow_ckpt.checkpoint.values.digest import KeptStream
+from graflow_ckpt.checkpoint.values.pickles import reading
 from graflow_ckpt.core.errors import CheckpointCorrupt
 from graflow_ckpt.core.protocols import Source
 

@@ -24,6 +24,7 @@ from typing import Any, Final, NamedTuple, Protocol
 from blake3 import blake3
 
 from graflow_ckpt._restore import Unpickler, other_python, written_by
+from graflow_ckpt.checkpoint.values.digest import DigestingOut, KeptStream, Out
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, NotStorable
 from graflow_ckpt.core.protocols import Buffer, Sink, Source
 
@@ -73,7 +74,7 @@ def live_digest(value: Any, root: str = "value") -> bytes:
     A digest of the pickle: it can also differ when only the wiring has changed (which equal
     objects are one), never the other way round.
     """
-    stream, buffers = _Digesting(), blake3()
+    stream, buffers = DigestingOut(), blake3()
 
     def digest_buffer(buffer: pickle.PickleBuffer) -> None:
         with buffer.raw() as view:
@@ -99,10 +100,6 @@ class Once(NamedTuple):
         return memo
 
 
-class TooLong(Exception):
-    """A pickle has more bytes than it may."""
-
-
 def pickle_once(value: Any, limit: int, root: str = "value", *, stop: bool = False) -> Once:
     """The pickle of a value, if it has no more than `limit` bytes, and its digest in any case. With `stop` a
     larger one is TooLong, and the rest of it is not looked at."""
@@ -113,7 +110,7 @@ def pickle_once(value: Any, limit: int, root: str = "value", *, stop: bool = Fal
 
 def pickled_with(kind: type[Any], value: Any, root: str) -> Memo:
     """What a pickler of that kind has met, kept alive."""
-    return _memo_of(_pickle(value, _Out(), lambda _: None, root, kind))
+    return _memo_of(_pickle(value, Out(), lambda _: None, root, kind))
 
 
 def _memo_of(pickler: Any) -> Memo:
@@ -123,7 +120,7 @@ def _memo_of(pickler: Any) -> Memo:
 
 def check_picklable(value: Any, root: str) -> None:
     """NotStorable with the path to what cannot be pickled. Big buffers are not touched."""
-    _pickle(value, _Out(), lambda _: None, root)
+    _pickle(value, Out(), lambda _: None, root)
 
 
 # --- out -------------------------------------------------------------------------------
@@ -131,7 +128,7 @@ def check_picklable(value: Any, root: str) -> None:
 
 def _pickle(
     value: Any,
-    out: _Out,
+    out: Out,
     take_buffer: Callable[[pickle.PickleBuffer], None] | None,
     root: str,
     kind: type[Any] | None = None,
@@ -167,55 +164,7 @@ class Aside(Protocol):
     def take(self, payload: memoryview, at: int, /) -> bool: ...  # `at`: its place in what is written
 
 
-class _Out:
-    """A file that keeps nothing. `failure` tells what a pickler's file raised from what the value raised."""
-
-    failure: BaseException | None = None
-
-    def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
-        return 0
-
-
-class _Digesting(_Out):
-    """A digest of the stream."""
-
-    def __init__(self) -> None:
-        self.hash = blake3()
-
-    def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
-        with memoryview(data) as view:
-            self.hash.update(view)
-        return 0
-
-
-class KeptStream(_Digesting):
-    """A digest of the stream, and the stream itself as long as it is small."""
-
-    def __init__(self, limit: int, *, stop: bool = False) -> None:
-        super().__init__()
-        self.size = 0
-        self._limit = limit
-        self._stop = stop
-        self._parts: list[bytes] = []
-
-    def write(self, data: Buffer | pickle.PickleBuffer, /) -> int:
-        view = data.raw() if isinstance(data, pickle.PickleBuffer) else memoryview(data).cast("B")
-        self.size += view.nbytes
-        if self._stop and self.size > self._limit:
-            self.failure = TooLong()
-            raise self.failure
-        self.hash.update(view)
-        if self.size <= self._limit:
-            self._parts.append(bytes(view))
-        else:
-            self._parts.clear()
-        return view.nbytes
-
-    def data(self) -> bytes | None:
-        return b"".join(self._parts) if self.size <= self._limit else None
-
-
-class _Through(_Out):
+class _Through(Out):
     """All of it goes to the sink, uncopied; or, of the large payloads, aside."""
 
     def __init__(self, sink: Sink, aside: Aside | None) -> None:
@@ -344,7 +293,7 @@ def _trial() -> Callable[[dict[int, Any]], Any]:
 
     class Trial(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
         def __init__(self, passed: dict[int, Any]) -> None:
-            super().__init__(_Out(), protocol=5, buffer_callback=lambda _: None)
+            super().__init__(Out(), protocol=5, buffer_callback=lambda _: None)
             self.passed = passed
 
         def persistent_id(self, value: Any) -> str | None:

@@ -34,7 +34,7 @@ Examples:
 """
 
 
-@click.group("db", short_help="Make, change and look at the tables of a store in a database.")
+@click.group("db")
 def command() -> None:
     """Make, change and look at the tables of a store in a database (postgresql://…)."""
 

@@ -17,6 +17,7 @@ from graflow_ckpt.cli.options import (
     named,
     of_fleet,
     store,
+    store_or_fleet,
 )
 from graflow_ckpt.cli.terminal import Document, Manner
 from graflow_ckpt.core.errors import GraflowError
@@ -63,7 +64,7 @@ def command(ctx: click.Context, workflow: str | None, unfinished: bool, limit: i
         return 0
     typed = ctx.get_parameter_source("store") is ParameterSource.COMMANDLINE
     if typed and named(ctx):
-        raise click.UsageError("--store is for sessions of a store, --url for those of a fleet: one of them.")
+        raise store_or_fleet()
     if typed and is_server(store):
         name_fleet(ctx, store)
     manner = manner_of(ctx)

@@ -28,7 +28,7 @@ from graflow_ckpt.cli.locate import (
     is_kept,
     origin_of,
 )
-from graflow_ckpt.cli.options import configured, name_fleet, named
+from graflow_ckpt.cli.options import configured, name_fleet, named, store_or_fleet
 from graflow_ckpt.cli.overview import overview, standing
 from graflow_ckpt.cli.run import program
 from graflow_ckpt.cli.run.launch import Wishes, conducted, end_owner, is_of_files, launch
@@ -282,7 +282,7 @@ def _named(ctx: click.Context, what: str | None, typed: bool) -> Handle:
     from graflow_ckpt.cli.client import handle_of
 
     if typed:
-        raise click.UsageError("--store is for sessions of a store, --url for those of a fleet: one of them.")
+        raise store_or_fleet()
     if what is None:
         raise click.UsageError("Which session of the fleet? graflow-ckpt sessions lists them.")
     return handle_of(ctx, what)

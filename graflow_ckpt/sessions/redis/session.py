@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from time import monotonic, sleep, time
 from typing import Any, TypeVar
 
+from graflow_ckpt.core.apply import changed_meanwhile
 from graflow_ckpt.core.errors import (
     CheckpointError,
     Fenced,
@@ -35,7 +36,6 @@ from graflow_ckpt.core.errors import (
     ServerReadOnly,
     SessionBusy,
     SessionError,
-    WriteConflict,
 )
 from graflow_ckpt.core.facts import RESULT, Claim, Live, Op, TaskSpec, Version
 from graflow_ckpt.core.state import SessionState
@@ -319,12 +319,7 @@ class RedisSession:
     def _refused(self, reply: list[Any]) -> None:
         why = reply[0].decode()
         if why == "conflict":
-            name = reply[1].decode()
-            raise WriteConflict(
-                f"{name!r} was changed by another task while this one worked on it.",
-                hint="Use channel.append() for lists that several tasks extend, or let one follow the other.",
-                name=name,
-            )
+            raise changed_meanwhile(reply[1].decode())
         if why == "void":  # the claim of an attempt that is over, or a token that is alive after all
             raise Fenced("The attempt is over; what it did is not committed.", session=self.id)
         if why == "stale":

@@ -240,24 +240,32 @@ def write_state(
     pairs = [item for pair in cold.items() for item in pair]
     text = "|".join(map(str, line)) + "|"
     reply = link.script(_REPLACE)([key], [verb, text, state.epoch, stage, len(names), *names, *pairs])
+    if (refused := _refused(state.session, reply)) is not None:
+        raise refused
+    return int(reply[1])
+
+
+# Any: replies of scripts are as the scripts make them.
+def _refused(session: str, reply: list[Any]) -> SessionError | None:
+    """Return what to raise where the script has not replaced the tables."""
     if reply[0] == b"exists":
-        raise SessionExists(
-            f"There is a session {state.session} already.", hint="Use another id.", session=state.session
+        return SessionExists(
+            f"There is a session {session} already.", hint="Use another id.", session=session
         )
     if reply[0] == b"expired":
-        raise SessionError(
-            f"Writing session {state.session} took longer than {_STAGED} s; nothing was changed.",
+        return SessionError(
+            f"Writing session {session} took longer than {_STAGED} s; nothing was changed.",
             hint="Try again.",
-            session=state.session,
+            session=session,
         )
     if reply[0] == b"busy":
-        raise SessionBusy(
-            f"Somebody works on session {state.session}: {reply[1].decode()}.",
+        return SessionBusy(
+            f"Session {session} has an owner that is working: {reply[1].decode()}.",
             hint="Pause it and wait until its workers have left it, or fork it.",
-            session=state.session,
+            session=session,
             owner=reply[1].decode(),
         )
-    return int(reply[1])
+    return None
 
 
 def _stage(

@@ -31,6 +31,7 @@ from typing import Final
 from blake3 import blake3
 
 from graflow_ckpt.core.errors import (
+    NOT_OPENED,
     CheckpointCorrupt,
     CheckpointError,
     NoKey,
@@ -124,7 +125,7 @@ class Encrypted(envelope.Enveloping[bytes]):
         except (InvalidTag, ValueError, RecursionError):
             raise CheckpointCorrupt(
                 f"The metadata of checkpoint {path} were changed after they were encrypted.",
-                hint="Use another checkpoint of the session; this one is not opened.",
+                hint=NOT_OPENED,
                 path=path,
             ) from None
         return opened[_KEY:], body["stage"], opened[:_KEY]
@@ -184,7 +185,7 @@ def _meta_key(secret: bytes) -> bytes:
 def _stripped(path: str, raw: bytes) -> CheckpointCorrupt | UnsafeCheckpoint:
     if document_in(raw) is not None:
         return UnsafeCheckpoint(
-            f"Checkpoint {path} is not encrypted, and its store is: somebody else wrote it.",
+            f"Checkpoint {path} {encryption.PLAIN}",
             hint="It is not opened. If you know where it comes from, name the store without encrypted+.",
             path=path,
         )

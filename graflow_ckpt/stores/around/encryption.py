@@ -109,6 +109,9 @@ class EncryptingSink:
         self._count += 1
 
 
+PLAIN: Final = "is not encrypted, and its store is: another program wrote it."
+
+
 class OpeningSource(OpenedSource):
     """A part in the clear. Its head is read at once; a frame is handed out when it has been verified."""
 
@@ -119,8 +122,7 @@ class OpeningSource(OpenedSource):
         head = read_up_to(source, min(_HEAD.size, source.size))
         if head[: len(MAGIC)] != MAGIC:
             raise UnsafeCheckpoint(
-                f"The {part} of checkpoint {path} is not encrypted, and its store is: "
-                "somebody else wrote it.",
+                f"The {part} of checkpoint {path} {PLAIN}",
                 hint="It is not opened. Use another checkpoint of the session.",
                 path=path,
                 part=part,

@@ -22,14 +22,11 @@ from typing import Final
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.files.store import LocalStore
-from graflow_ckpt.stores.files.trio import stage_of
+from graflow_ckpt.stores.files.trio import STAGED, stage_of
 from graflow_ckpt.stores.keyed import KeyedStore
 from graflow_ckpt.stores.lease import left_behind
 from graflow_ckpt.stores.names import META, PARTS, session_in, session_of
 
-_STAGED: Final = re.compile(
-    r"(?P<base>.+)\.(?P<stage>[A-Za-z0-9_-]+)\.(?P<part>pkl|state\.json|meta\.json)\.tmp\Z"
-)
 _JOURNAL: Final = re.compile(r"\.(?P<session>[A-Za-z0-9_-]{1,64})\.\d+\.\d+\.journal\Z")
 _NOBODY: Final = 1 << 62  # an epoch above that of any save: nobody is at work, also if a head was lost
 
@@ -73,7 +70,7 @@ def _in_folder(store: LocalStore) -> Iterator[Stray]:
 def _stray(
     store: LocalStore, folder: str, name: str, there: frozenset[str], sessions: set[str]
 ) -> Stray | None:
-    if match := _STAGED.match(name):
+    if match := STAGED.match(name):
         session = session_of(match["base"]) or ""
         if _is_current(folder, match["base"], match["stage"]) or _is_run(store, session):
             return None

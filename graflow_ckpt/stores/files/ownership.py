@@ -30,7 +30,17 @@ from dataclasses import asdict, dataclass, replace
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, Fenced, SessionBusy
 from graflow_ckpt.core.protocols import Line, Owner
 from graflow_ckpt.links.processes import holders, is_gone, myself, named
-from graflow_ckpt.stores.claims import busy, lines_of, lost, nonsense, number, owner_of, parsed, released
+from graflow_ckpt.stores.claims import (
+    NO_MORE,
+    busy,
+    lines_of,
+    lost,
+    nonsense,
+    number,
+    owner_of,
+    parsed,
+    released,
+)
 from graflow_ckpt.stores.files.disk import Disk, refusing
 from graflow_ckpt.stores.files.lock import Flock, is_held, locked
 from graflow_ckpt.stores.files.mounts import network_file_system
@@ -113,7 +123,7 @@ class LocalLease:
         if not os.path.lexists(self._lock.path):
             raise Fenced(
                 f"The lock file of session {self.session!r} has been removed: {self._lock.path}.",
-                hint="Nothing more is written, because another process could own the session now.",
+                hint=NO_MORE,
                 session=self.session,
                 epoch=self.epoch,
             )

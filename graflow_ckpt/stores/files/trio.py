@@ -33,7 +33,7 @@ from graflow_ckpt.stores.names import META, PARTS, check_parts, document_in, not
 
 _logger = logging.getLogger(__name__)
 _STAGE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
-_STAGED = re.compile(r"(?P<base>.+)\.(?P<stage>[A-Za-z0-9_-]+)\.(?P<part>pkl|state\.json|meta\.json)\.tmp\Z")
+STAGED = re.compile(r"(?P<base>.+)\.(?P<stage>[A-Za-z0-9_-]+)\.(?P<part>pkl|state\.json|meta\.json)\.tmp\Z")
 _DELETED = "deleted"  # the staging id that a meta gets when its checkpoint is being deleted
 
 
@@ -279,7 +279,7 @@ def sweep(disk: Disk, folder: str, entered: Callable[[Target], AbstractContextMa
     """
     staged: dict[str, list[tuple[str, str]]] = {}
     for name in disk.names(folder):
-        if match := _STAGED.match(name):
+        if match := STAGED.match(name):
             staged.setdefault(match["base"], []).append((match["stage"], match["part"]))
     for base, found in staged.items():
         target = Target(folder, base)

@@ -122,8 +122,10 @@ _ADVICE = {
     sqlite3.SQLITE_FULL: "The disk is full: free some space or use another one, then run again.",
     sqlite3.SQLITE_CANTOPEN: "Is the folder there, and may this user write in it? WAL needs to.",
     sqlite3.SQLITE_IOERR: "The device reported an error: look at the kernel's log; do not trust this disk.",
-    sqlite3.SQLITE_PERM: "This user may not open it: change its permissions or use another file.",
-    sqlite3.SQLITE_AUTH: "This user may not open it: change its permissions or use another file.",
+    **dict.fromkeys(
+        (sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH),
+        "This user may not open it: change its permissions or use another file.",
+    ),
     sqlite3.SQLITE_NOMEM: "The process has no memory left.",
     sqlite3.SQLITE_TOOBIG: "Something in it is larger than SQLite takes.",
 }

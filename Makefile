@@ -24,6 +24,7 @@ BIN := .venv/bin
 DEMO := examples/demo.py
 FLEET_DEMO := examples/demo_fleet.py
 OBJECT_TESTS := $(addprefix tests/unit/stores/,drivers/test_objects*.py $(addprefix test_,leases.py journals.py trios.py listings.py)) tests/conformance/test_stores.py::TestObjects -k objects
+AZURITE := AZURITE=$(CURDIR)/.bench/azurite/node_modules/.bin/azurite-blob
 PIP_INSTALL := -m pip install --disable-pip-version-check -q
 comma := ,
 EVERYTHING := demo$(comma)test$(comma)check$(comma)bench
@@ -116,7 +117,11 @@ failovers: .venv/.stamp  ## 1,000 random histories of a session in Redis whose s
 
 .PHONY: test-azure
 test-azure: .venv/.stamp .bench/azurite/.stamp  ## the tests of the object store once more, on an emulator of Azure (needs npm)
-	@AZURITE=$(CURDIR)/.bench/azurite/node_modules/.bin/azurite-blob $(BIN)/python -m pytest $(OBJECT_TESTS) $(ARGS)
+	@$(AZURITE) $(BIN)/python -m pytest $(OBJECT_TESTS) $(ARGS)
+
+.PHONY: test-buckets
+test-buckets: .venv/.stamp .bench/azurite/.stamp  ## a checkpoint through storage="s3", "gcs" and "azure" (needs npm)
+	@$(AZURITE) $(BIN)/python -m pytest tests/acceptance/test_buckets.py $(ARGS)
 
 .PHONY: test-google
 test-google: .venv/.stamp  ## the same, in the protocol of Google's buckets

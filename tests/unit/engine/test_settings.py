@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import FrozenInstanceError
 from typing import Any
 
 import pytest
 
 from graflow_ckpt import EveryN, EverySeconds, KeepLast, KeepWithin
+from graflow_ckpt.checkpoint.retention import DEFAULT
 from graflow_ckpt.core.errors import CheckpointError, GraphError
-from graflow_ckpt.core.policy import Policy
+from graflow_ckpt.core.policy import OnRequest, Policy
 from graflow_ckpt.engine.settings import Settings
 
 
@@ -63,11 +66,10 @@ def test_a_policy_of_a_later_version_is_refused_by_name() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"durability": "sometimes"}, "durability='sometimes' is none of"),
-        ({"resume": 1}, "resume=1 is none of"),
         ({"workflow": 7}, "workflow"),
         ({"observers": (7,)}, "observers"),
-        ({"max_parallel": 0}, "max_parallel"),
+        ({"max_parallel": 0}, "max_parallel: 0 is not a whole number from 1 on"),
+        ({"max_parallel": -1}, "max_parallel: -1 is not a whole number from 1 on"),
         ({"max_checkpoint_size_mb": 0}, "max_checkpoint_size_mb"),
         ({"grace": -1}, "grace"),
         ({"rng": "yes"}, "rng"),
@@ -78,9 +80,41 @@ def test_a_setting_that_cannot_be_is_refused_at_the_door(given: dict[str, Any], 
         Settings(**given)
 
 
-def test_a_limit_is_for_threads_and_coroutines_together() -> None:
-    few, many = Settings(max_parallel=2).slots, Settings().slots
+def test_defaults_are_those_of_the_documents() -> None:
+    settings = Settings()
 
-    assert (few.threads, few.coroutines, few.together) == (2, 2, 2)
-    assert many.coroutines > many.threads
+    assert (settings.durability, settings.resume, settings.on_failure) == ("auto", "auto", "pause")
+    assert (settings.policy, settings.keep, settings.on_save_failure) == (OnRequest(), DEFAULT, "event")
+    assert (settings.changed, settings.rng, settings.grace) == (None, True, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "choices"),
+    [
+        ("durability", "disk", "'auto', 'checkpoint', 'journal', 'none'"),
+        ("resume", "yes", "'auto', 'never', 'must'"),
+        ("on_failure", "stop", "'pause', 'continue', 'rollback'"),
+        ("on_save_failure", "ignore", "'event', 'fail'"),
+        ("changed", "maybe", "'reuse', 'rerun'"),
+    ],
+)
+def test_a_choice_that_does_not_exist_is_refused_with_those_that_do(
+    name: str, value: Any, choices: str
+) -> None:
+    with pytest.raises(GraphError, match=f"{name}='{value}' is none of {choices}") as caught:
+        Settings(**{name: value})
+
+    assert caught.value.setting == name
+
+
+def test_slots_are_what_was_asked_for_or_follow_the_machine() -> None:
+    assert [Settings(max_parallel=count).slots for count in (1, 2)] == [(1, 1, 1), (2, 2, 2)]
+    assert Settings(max_parallel=100).slots == (100, 100, 100)
+    threads = min(32, (os.cpu_count() or 1) + 4)
+    assert Settings().slots == (threads, 1000, threads + 1000)
     assert Settings(max_checkpoint_size_mb=1.5).size_limit == 1_500_000
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(FrozenInstanceError):
+        Settings().rng = False  # type: ignore[misc]

@@ -286,27 +286,27 @@ def test_a_line_of_the_board_becomes_facts() -> None:
     assert facts.owner.started == describe(os.getpid()).started
 
 
-def test_a_pool_that_is_well_is_well(redis_url: str, link: RedisLink) -> None:
-    sign(link, pool("p", None, worker(myself()), worker(myself(), "s")))
+@pytest.mark.parametrize(
+    ("there", "well", "words"),
+    [
+        ([pool("p", None, worker(myself()), worker(myself(), "s"))], True, "2 workers, 1 busy, on default"),
+        ([], False, "No pool"),
+        ([pool(owner=replace(myself(), boot="another machine"))], False, "No pool"),
+        ([pool(owner=replace(myself(), pid_ns="another container"))], False, "No pool"),
+        ([pool(owner=dead())], False, "parent"),
+    ],
+    ids=["well", "no pool", "of another machine", "of another container", "whose parent is gone"],
+)
+def test_whether_pools_are_well_is_said(
+    redis_url: str, link: RedisLink, there: list[PoolFacts], well: bool, words: str
+) -> None:
+    for one in there:
+        sign(link, one)
 
-    well, text = health(redis_url)
+    found, text = health(redis_url)
 
-    assert well
-    assert "2 workers, 1 busy, on default" in text
-
-
-def test_without_a_pool_nothing_is_well(redis_url: str) -> None:
-    well, text = health(redis_url)
-
-    assert not well
-    assert "No pool" in text
-
-
-def test_pools_elsewhere_do_not_count(redis_url: str, link: RedisLink) -> None:
-    sign(link, pool(owner=replace(myself(), boot="another machine")))
-    sign(link, pool("q", replace(myself(), pid_ns="another container")))
-
-    assert not health(redis_url)[0]
+    assert found is well
+    assert words in text
 
 
 def test_a_worker_that_is_gone_is_named(redis_url: str, link: RedisLink) -> None:
@@ -322,15 +322,6 @@ def test_a_worker_that_is_gone_is_named(redis_url: str, link: RedisLink) -> None
     assert before
     assert not well
     assert str(owner.pid) in text
-
-
-def test_a_parent_that_is_gone_is_named(redis_url: str, link: RedisLink) -> None:
-    sign(link, pool(owner=dead()))
-
-    well, text = health(redis_url)
-
-    assert not well
-    assert "parent" in text
 
 
 def test_a_pool_that_gives_no_sign_is_not_well(redis_url: str, link: RedisLink) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.checkpoint.retention import DEFAULT
 from graflow_ckpt.core.errors import GraphError, InputsChanged, UnknownTask
-from graflow_ckpt.core.policy import EveryN, EveryTask, OnRequest
+from graflow_ckpt.core.policy import EveryN, EveryTask
 from graflow_ckpt.core.task import Backoff
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.frontends.dsl import Workflow, task, workflow
@@ -281,13 +280,6 @@ def test_other_inputs_on_resume_are_refused_and_the_session_is_let_go() -> None:
 # --- settings --------------------------------------------------------------------------
 
 
-def test_settings_have_defaults() -> None:
-    settings = workflow("w").settings
-
-    assert (settings.workflow, settings.durability, settings.policy) == ("w", "auto", OnRequest())
-    assert settings.keep == DEFAULT
-
-
 def test_what_is_given_counts_and_what_is_not_comes_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -299,11 +291,6 @@ def test_what_is_given_counts_and_what_is_not_comes_from_the_environment(
     given = workflow("w", durability="journal", checkpoint=EveryN(2), store=tmp_path / "mine")
     assert (given.settings.durability, given.settings.policy) == ("journal", EveryN(2))
     assert given.execution_context.home.store.url.endswith("mine")
-
-
-def test_a_setting_that_means_nothing_is_refused_where_it_is_given() -> None:
-    with pytest.raises(GraphError, match="on_failure='stop' is none of 'pause', 'continue', 'rollback'"):
-        workflow("w", on_failure="stop")  # type: ignore[arg-type]
 
 
 # --- the command line ------------------------------------------------------------------

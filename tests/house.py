@@ -356,6 +356,57 @@ def _prose(module: Module) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
+# --- tests ---------------------------------------------------------------------------------
+
+ELSEWHERE = {
+    "__main__.py": "tests/acceptance: it is started",
+    "_restore.py": "tests/golden: it is what a pickle names",
+    "checkpoint/values/kinds/": "tests/unit/checkpoint/values/test_codec.py: a kind is a row of its tables",
+    "cli/": "tests/acceptance: a command is tested as it is typed",
+    "core/protocols.py": "tests/typing: it has types alone",
+    "engine/reaping.py": "tests/unit/fleet: what it releases, a dead worker held",
+    "engine/taking_part.py": "tests/acceptance: it is reached by execute() over Redis",
+    "frontends/door.py": "tests/unit/test_public_names.py: a fleet's packages may be missing",
+    "links/environment.py": "tests/unit/config: it is read through the settings",
+    "sessions/protocol.py": "tests/typing: it has types alone",
+    "sessions/redis/names.py": "tests/unit/sessions: it is reached by each session in Redis",
+    "stores/around/envelope.py": "tests/unit/stores/around: encrypting and compressing stores are over it",
+    "stores/batches.py": "tests/conformance: it is part of the contract of stores",
+    "stores/drivers/postgres/driver.py": "tests/conformance: it is under the contract of stores",
+    "stores/drivers/sqlite/driver.py": "tests/conformance: it is under the contract of stores",
+    "stores/fencing.py": "tests/conformance: it is under the contract of fences",
+    "stores/files/leftovers.py": "tests/unit/stores/files: it is reached by a store that sweeps",
+    "stores/streams.py": "tests/conformance: it is under the contract of parts",
+    "testing/": "tests/unit/stores/test_drivers.py: it convicts broken drivers",
+}
+"""Modules that no test of their folder imports: which tests are there for them, and why these."""
+
+
+def untested(house: House) -> list[str]:
+    """Modules that no test of their folder imports
+
+    Which is in `tests/unit`, in the folder of that name, and may be called like the module instead. Others
+    are listed, with the tests that are there for them.
+    """
+    tests = house.root / "tests/unit"
+    known: dict[str, set[str]] = defaultdict(set)
+    for path in sorted(tests.rglob("test_*.py")):
+        own = known[path.relative_to(tests).parts[0]]
+        own.add(path.stem)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                own |= {f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)}
+    found, met = list[str](), set[str]()
+    for module in (m for m in house.modules if m.stem != "__init__"):
+        listed = [entry for entry in ELSEWHERE if module.place.startswith(entry)]
+        met |= {*listed}
+        names = {f"{NAME}.{module.name}", f"test_{module.stem}"}
+        if not listed and known[module.folder[0] if module.folder else ""].isdisjoint(names):
+            found.append(module.place)
+    there = {entry: (house.root / said.partition(":")[0]).exists() for entry, said in ELSEWHERE.items()}
+    return found + [f"{entry} is listed with tests that are gone" for entry in met if not there[entry]]
+
+
 # --- what one task touches ---------------------------------------------------------------------
 
 
@@ -378,7 +429,7 @@ def touched(house: House) -> list[str]:
 RULES: dict[Callable[[House], list[str]], int] = {
     folders: 0, slivers: 0, prefixes: 0, classes_twice: 0, cycles: 0, cycles_later: 0,
     imports_in_functions: 40, assignments: 0, long_files: 0, long_functions: 0, large_classes: 0, runs: 0,
-    literals: 0, names_in_prose: 0, touched: 28,
+    literals: 0, names_in_prose: 0, untested: 0, touched: 28,
 }  # fmt: skip
 """Each rule, and how often it may be broken in the end."""
 

@@ -1,5 +1,5 @@
 """Each rule of tests/house.py convicts a small example, and lets a sound one pass. None is asserted of the
-package yet: `make house` prints how far it is from them.
+package yet but that of tests: `make house` prints how far it is from them.
 """
 
 from __future__ import annotations
@@ -96,6 +96,19 @@ BROKEN: list[tuple[Callable[[House], list[str]], Files, list[str]]] = [
             "core/a.py:2 names stores/a.py",
         ],
     ),
+    (
+        house.untested,
+        {
+            "core/a.py": "",
+            "core/b.py": "",
+            "core/c.py": "",
+            "stores/b.py": "",
+            "cli/app.py": "",
+            "../tests/unit/core/test_all.py": "from graflow_ckpt.core import a, b\n",
+            "../tests/unit/core/test_c.py": "",
+        },
+        ["stores/b.py", "cli/ is listed with tests that are gone"],
+    ),
 ]
 
 SOUND: list[tuple[Callable[[House], list[str]], Files]] = [
@@ -184,6 +197,10 @@ def test_a_rule_lets_pass(tmp_path: Path, rule: Callable[[House], list[str]], fi
 
 def test_each_rule_that_reads_files_has_convicted_something() -> None:
     assert {rule for rule, _, _ in BROKEN} | {house.touched} == set(RULES)
+
+
+def test_each_module_has_a_test_in_its_folder_or_is_listed_with_those_that_it_has() -> None:
+    assert house.untested(House()) == []
 
 
 def test_a_local_task_touches_what_writes_its_checkpoint_and_nothing_of_a_fleet() -> None:

@@ -89,10 +89,33 @@ def test_a_fleet_without_sessions_says_so(fleet: Fleet) -> None:
     assert listed(fleet) == []
 
 
-def test_store_and_url_are_two_questions(fleet: Fleet) -> None:
-    told = fleet.here("sessions", "--url", fleet.url, "--store", "x", status=2).err
+NEEDS = "needs the path of a portable checkpoint: graflow-ckpt checkpoints take s"
 
-    assert "one of them" in told
+
+@pytest.mark.parametrize(
+    ("command", "status", "told"),
+    [
+        ("sessions --url redis://h --store x", 2, ["one of them"]),
+        ("resume s --rewind", 2, [f"--rewind {NEEDS}"]),
+        ("resume s --fork x", 2, [f"--fork {NEEDS}"]),
+        ("resume s --changed rerun", 2, ["--changed is not for sessions of a fleet"]),
+        ("resume s --take-over", 2, ["--take-over is not for sessions of a fleet"]),
+        (
+            "resume somewher", 1,
+            ["no session somewher at {shown}", "Is somewhere meant?",
+             "neither a checkpoint nor a session nor a workflow in checkpoints"],
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_not_for_a_session_of_a_fleet_is_refused_with_what_is(
+    fleet: Fleet, command: str, status: int, told: list[str]
+) -> None:
+    fleet.put("s")
+    fleet.put("somewhere")
+
+    said = fleet.here(*command.split(), status=status).err
+
+    assert [words for words in told if words.format(shown=fleet.shown) not in said] == [], said
 
 
 # --- purge -------------------------------------------------------------------------------
@@ -226,34 +249,6 @@ def test_a_fleet_that_is_away_does_not_keep_a_session_of_the_store_from_going_on
 
     assert "result 6" in done.out
     assert "What is in checkpoints is taken" in done.err
-
-
-@pytest.mark.parametrize("option", [["--rewind"], ["--fork", "x"]])
-def test_who_goes_back_in_a_session_of_a_fleet_is_told_how(fleet: Fleet, option: list[str]) -> None:
-    fleet.put("s")
-
-    told = fleet.here("resume", "s", *option, status=2).err
-
-    assert f"{option[0]} needs the path of a portable checkpoint: graflow-ckpt checkpoints take s" in told
-
-
-@pytest.mark.parametrize("option", [["--changed", "rerun"], ["--take-over"]])
-def test_what_is_about_a_run_here_is_refused_for_a_session_of_a_fleet(
-    fleet: Fleet, option: list[str]
-) -> None:
-    fleet.put("s")
-
-    assert f"{option[0]} is not for sessions of a fleet" in fleet.here("resume", "s", *option, status=2).err
-
-
-def test_an_id_that_is_nowhere_is_looked_for_in_both_places_and_that_is_said(fleet: Fleet) -> None:
-    fleet.put("somewhere")
-
-    told = fleet.here("resume", "somewher", status=1).err
-
-    assert f"no session somewher at {fleet.shown}" in told
-    assert "neither a checkpoint nor a session nor a workflow in checkpoints" in told
-    assert "Is somewhere meant?" in told
 
 
 # --- status ------------------------------------------------------------------------------

@@ -33,18 +33,11 @@ pytestmark = pytest.mark.usefixtures("checkpoints_alone")
 
 ALL = [
     *([name] for name in COMMANDS),
-    ["checkpoints", "list"],
-    ["checkpoints", "show"],
-    ["checkpoints", "verify"],
-    ["key", "new"],
-    ["checkpoints", "take"],
-    ["db", "downgrade"],
-    ["db", "status"],
-    ["db", "upgrade"],
-    ["failed", "list"],
-    ["failed", "requeue"],
-    ["sessions", "purge"],
-]
+    *(["checkpoints", name] for name in ("list", "show", "take", "verify")),
+    *(["db", name] for name in ("downgrade", "status", "upgrade")),
+    *(["failed", name] for name in ("list", "requeue")),
+    ["key", "new"], ["sessions", "purge"],
+]  # fmt: skip
 GROUPS = [["checkpoints"], ["db"], ["failed"], ["key"]]  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sqlite3
 import subprocess
 import sys
@@ -153,12 +154,37 @@ def completed() -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"),
-    [("delete", "checkpoints delete"), ("verify", "checkpoints verify"), ("checkpoint", "checkpoints"),
-     ("session", "sessions")],
-)  # fmt: skip
-def test_a_command_that_is_not_there_names_the_one_that_was_meant(typed: str, meant: str) -> None:
-    assert f"Did you mean: graflow-ckpt {meant}?" in inside(typed, "x", status=2).err
+    ("typed", "status", "told"),
+    [
+        ("delete x", 2, "Did you mean: graflow-ckpt checkpoints delete?"),
+        ("verify x", 2, "Did you mean: graflow-ckpt checkpoints verify?"),
+        ("checkpoint x", 2, "Did you mean: graflow-ckpt checkpoints?"),
+        ("session x", 2, "Did you mean: graflow-ckpt sessions?"),
+        ("checkpoints clear cuont --yes", 1, "of workflow 'cuont'"),
+        ("checkpoints copy --workflow cuont --to x", 1, "of workflow 'cuont'"),
+        ("checkpoints copy --from chekpoints --to x", 1, "{here}/chekpoints. --from names another place."),
+        ("checkpoints show nihgt", 1, "graflow-ckpt sessions lists those that have"),
+        ("checkpoints import nowhere.ckpt", 1, "is not there: is the path right"),
+        ("checkpoints list --store encryptd+sqlite:///runs.db", 1, "encrypted+"),
+        ("sessions --workflow cuont", 0, "There are no such sessions in checkpoints"),
+        ("run . --session s", 2, ". is a folder. Name a file in it"),
+        ("run checkpoints --session s", 2, "checkpoints is a folder. Name a file in it"),
+        ("run count.py:counting --session s", 2, "A workflow is named by module: count:counting"),
+        ("run ./count.py:counting --session s", 2, "A workflow is named by module: count:counting"),
+        ("run ..count --session s", 2, "There is no file and no module '..count' here"),
+        ("run 'my program' --session s", 2, "There is no file and no module 'my program' here"),
+    ],
+)
+def test_what_is_mistyped_or_not_there_is_said_with_what_to_type(
+    completed: list[str], typed: str, status: int, told: str
+) -> None:
+    said = dict(vars(overrides))
+
+    ended = inside(*shlex.split(typed), status=status)
+
+    assert told.format(here=f"There are no checkpoints in file://{Path.cwd()}") in " ".join(ended.err.split())
+    assert checkpoints("s") == completed
+    assert vars(overrides) == said  # of what was said for it nothing is left to the next program
 
 
 def test_a_command_that_is_like_no_other_names_none() -> None:
@@ -199,23 +225,6 @@ def test_a_question_that_nobody_answers_names_the_option(completed: list[str]) -
     assert "Nothing was done: nobody answers here. --yes" in asked.err
     assert document["error"] == "Usage"
     assert checkpoints("s") == completed
-
-
-@pytest.mark.parametrize(
-    "command", [("clear", "cuont", "--yes"), ("copy", "--workflow", "cuont", "--to", "x")]
-)
-def test_a_workflow_that_nobody_knows_is_an_error_and_not_nothing(
-    completed: list[str], command: tuple[str, ...]
-) -> None:
-    assert "of workflow 'cuont'" in inside("checkpoints", *command, status=1).err
-    assert checkpoints("s") == completed
-
-
-def test_where_nothing_is_nothing_is_copied_and_that_is_said() -> None:
-    told = inside("checkpoints", "copy", "--from", "chekpoints", "--to", "x", status=1).err
-
-    place = f"file://{Path.cwd()}/chekpoints"
-    assert f"There are no checkpoints in {place}. --from names another place." in " ".join(told.split())
 
 
 def test_work_that_is_interrupted_is_not_called_nothing(completed: list[str]) -> None:
@@ -263,20 +272,6 @@ def test_no_key_is_put_first_for_a_store_that_could_not_be_sealed_with_it(comple
     assert inside("key", "list", "--json").document == before
 
 
-@pytest.mark.parametrize(
-    ("command", "hint"),
-    [
-        (("show", "nihgt"), "graflow-ckpt sessions lists those that have"),
-        (("import", "nowhere.ckpt"), "is not there: is the path right"),
-        (("list", "--store", "encryptd+sqlite:///runs.db"), "encrypted+"),
-    ],
-)
-def test_what_is_not_there_is_said_with_what_to_look_at(
-    completed: list[str], command: tuple[str, ...], hint: str
-) -> None:
-    assert hint in inside("checkpoints", *command, status=None).err
-
-
 def test_a_session_shows_its_newest_checkpoint(completed: list[str]) -> None:
     assert inside("checkpoints", "show", "s").out.startswith(completed[-1])
 
@@ -312,24 +307,6 @@ def test_the_command_that_goes_on_names_all_that_leads_to_a_bucket(objects_url: 
     assert f"graflow-ckpt resume s --store '{objects_url}'" in told
 
 
-@pytest.mark.parametrize(
-    ("typed", "told"),
-    [
-        (".", ". is a folder. Name a file in it"),
-        ("checkpoints", "checkpoints is a folder. Name a file in it"),
-        ("count.py:counting", "A workflow is named by module: count:counting"),
-        ("./count.py:counting", "A workflow is named by module: count:counting"),
-        ("..count", "There is no file and no module '..count' here"),
-        ("my program", "There is no file and no module 'my program' here"),
-    ],
-)
-def test_what_is_no_program_is_told_by_what_it_is(completed: list[str], typed: str, told: str) -> None:
-    said = dict(vars(overrides))
-
-    assert told in inside("run", typed, "--session", "s", status=2).err
-    assert vars(overrides) == said  # of what was said for it nothing is left to the next program
-
-
 def test_a_session_that_is_mistyped_names_the_one_that_was_meant(completed: list[str]) -> None:
     inside("checkpoints", "fork", "s", "nightly")
 
@@ -353,10 +330,6 @@ def test_whoever_has_no_fleet_is_not_sent_for_its_packages(command: str) -> None
 
     assert told.returncode == 2
     assert "A session in a store needs none: graflow-ckpt sessions, resume, checkpoints" in told.stderr
-
-
-def test_sessions_of_a_workflow_that_has_none_are_such_sessions(completed: list[str]) -> None:
-    assert "There are no such sessions in checkpoints" in inside("sessions", "--workflow", "cuont").err
 
 
 # --- graflow-ckpt checkpoints copy, export and import -----------------------------------

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from itertools import count
 from operator import is_
-from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -35,11 +34,6 @@ from tests.sharing import (
     run_shared,
 )
 from tests.stretch import stretched
-
-
-@pytest.fixture(autouse=True)
-def in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -261,14 +261,14 @@ def frame(payload: bytes, mac: bytes) -> bytes:
     return _HEAD.pack(b"GJ", len(payload), zlib.crc32(payload), mac) + payload
 
 
-@attack("bytes of the journal are changed")
-def journal_flipped(scene: Scene, rng: Random) -> str:
-    return replays(scene, 1, 2, flipped(rng, scene.segment))
+attack("bytes of the journal are changed")(
+    lambda scene, rng: replays(scene, 1, 2, flipped(rng, scene.segment))
+)
 
 
-@attack("the journal is cut, moved or made longer")
-def journal_cut(scene: Scene, rng: Random) -> str:
-    return replays(scene, 1, 2, cut(rng, scene.segment))
+attack("the journal is cut, moved or made longer")(
+    lambda scene, rng: replays(scene, 1, 2, cut(rng, scene.segment))
+)
 
 
 @attack("records are left out, doubled or in another order")
@@ -353,9 +353,7 @@ def _check_plain(value: Any) -> None:
             raise Breach(f"a {type(value)} came out of plain bytes") from error
 
 
-@attack("bytes of a cell are changed")
-def cell_flipped(scene: Scene, rng: Random) -> str:
-    return _unpacks(rng.choice((flipped, cut))(rng, _TRUE))
+attack("bytes of a cell are changed")(lambda scene, rng: _unpacks(rng.choice((flipped, cut))(rng, _TRUE)))
 
 
 @attack("a cell of another session")
@@ -390,9 +388,9 @@ _PLAIN = [
 ]  # fmt: skip
 
 
-@attack("bytes of a plain value are changed")
-def plain_flipped(scene: Scene, rng: Random) -> str:
-    return _decodes(rng.choice((flipped, cut))(rng, rng.choice(_PLAIN)))
+attack("bytes of a plain value are changed")(
+    lambda scene, rng: _decodes(rng.choice((flipped, cut))(rng, rng.choice(_PLAIN)))
+)
 
 
 @attack("a plain value that declares more than there is")

@@ -308,12 +308,6 @@ def test_a_plain_unpickling_gives_values_and_graph(context: ExecutionContext) ->
     assert list(back.graph_from_code().nodes) == ["a", "b", "g"]
 
 
-def test_executing_takes_a_new_limit(context: ExecutionContext) -> None:
-    context.execute(max_steps=1)
-
-    assert (context.status, context.max_steps, context.completed_tasks) == ("stopped", 1, {"a"})
-
-
 # --- where a queue and a channel are ----------------------------------------------------
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import select
 import subprocess
 import sys
 import threading
@@ -198,21 +197,6 @@ def test_a_thread_that_does_not_end_keeps_no_child() -> None:
     )
 
     assert done.stdout.strip() == "5"
-
-
-def test_a_child_is_gone_when_its_parent_is_killed() -> None:
-    program = PROLOGUE + "print(fork(lambda: time.sleep(60) or 0), flush=True); time.sleep(60)"
-    with subprocess.Popen(
-        [sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as parent:
-        assert parent.stdout is not None
-        child = int(parent.stdout.readline())
-        reader = os.pidfd_open(child)
-
-        parent.kill()
-
-        assert select.select([reader], [], [], 5)[0] == [reader]
-        os.close(reader)
 
 
 def test_a_child_whose_parent_was_quicker_leaves_at_once() -> None:

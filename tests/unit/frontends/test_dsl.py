@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from graflow_ckpt.core.errors import GraphError, InputsChanged, UnknownTask
+from graflow_ckpt.core.errors import GraphError, InputsChanged
 from graflow_ckpt.core.policy import EveryN, EveryTask
 from graflow_ckpt.core.task import Backoff
 from graflow_ckpt.engine.settings import Settings
-from graflow_ckpt.frontends.dsl import Workflow, task, workflow
+from graflow_ckpt.frontends.dsl import task, workflow
 from graflow_ckpt.frontends.expressions import DecoratedTask, called, collector, group
 from graflow_ckpt.frontends.overrides import Overrides, Planned, overrides
 
@@ -186,14 +186,6 @@ def test_a_task_decorated_outside_the_block_is_found_by_its_name() -> None:
     assert list(ctx.graph.nodes) == ["outside"]
 
 
-def test_a_name_that_nobody_has_is_refused_with_those_there_are() -> None:
-    with workflow("w") as ctx:
-        task(id="a")(lambda: None)
-
-        with pytest.raises(UnknownTask, match=r"no task 'nobody'\. It has: a\."):
-            ctx.execute("nobody")
-
-
 def test_a_name_that_several_modules_have_is_refused() -> None:
     def foreign() -> None: ...
 
@@ -212,28 +204,6 @@ def test_a_start_may_be_the_task_itself_but_not_another_one_of_that_name() -> No
     assert ctx.execute(a) == "mine"
     with pytest.raises(GraphError, match="Two different tasks are called 'a'"):
         ctx.execute(DecoratedTask("a", lambda: "other"))
-
-
-def test_without_a_start_all_roots_are_started() -> None:
-    with workflow("w") as ctx:
-        a, b, c = (task(id=name)(lambda name=name: name) for name in "abc")
-        a >> c
-        b >> c
-
-        assert ctx.execute() == "c"
-
-    assert ctx.execution_context.completed_tasks == {"a", "b", "c"}
-
-
-def test_inputs_land_in_the_channel_and_in_parameters() -> None:
-    with workflow("w") as ctx:
-
-        @task
-        def double(k: int) -> int:
-            return 2 * k
-
-        assert ctx.execute("double", inputs={"k": 4}) == 8
-        assert ctx.get_channel().get("k") == 4
 
 
 @pytest.mark.parametrize("start", [("a",), ()])
@@ -322,14 +292,6 @@ def test_the_command_line_gives_inputs_and_a_limit(monkeypatch: pytest.MonkeyPat
         assert ctx.execute("a", max_steps=9, inputs={"k": 1}) == 5
 
     assert ctx.execution_context.status == "stopped"
-
-
-def test_a_workflow_is_no_more_than_its_name_and_settings_until_it_is_touched() -> None:
-    ctx = Workflow("w", "s", "checkpoints", workflow("w").settings)
-
-    assert not Path("checkpoints").exists()
-    assert ctx.session_id == "s"
-    ctx.execution_context.home.close()
 
 
 # --- planned ----------------------------------------------------------------------------

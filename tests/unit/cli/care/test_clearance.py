@@ -172,15 +172,6 @@ def test_rules_combine(store: CheckpointStore, said: Said) -> None:
     assert left(store) == ["a5", "b2"]
 
 
-def test_a_budget_is_bytes(store: CheckpointStore, said: Said) -> None:
-    line(store, "a", 4)
-    one = inventory(store).size / 4
-
-    said("prune", "--budget", f"{round(2.5 * one)}B", "--yes")
-
-    assert left(store) == ["a3", "a4"]
-
-
 def test_somebody_is_asked_first(store: CheckpointStore, said: Said, monkeypatch: pytest.MonkeyPatch) -> None:
     line(store, "a", 3)
     asked: list[str] = []
@@ -392,24 +383,6 @@ def test_forks_of_the_same_workflow_go_together_and_others_hold_their_parents(
     assert "1 checkpoint kept: another session was forked from it" in said("clear", "w", "--yes")
 
     assert left(store) == ["a2", "g1"]
-
-
-def test_a_cleared_session_leaves_no_values_behind(
-    tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GRAFLOW_CKPT_KEY", trios.KEY)
-    store = open_store(tmp_path)
-    lease = store.acquire("a")
-    segment = store.journal(lease, 0)
-    segment.append(b"secret")
-    segment.close()
-    lease.release()
-    line(store, "a", 1)
-
-    said("clear", "w", "--yes", "--store", str(tmp_path))
-
-    assert b"secret" not in b"".join(raw for _, _, raw in store.segments("a"))
-    assert store.owner("a") is None
 
 
 # --- stats -------------------------------------------------------------------------------

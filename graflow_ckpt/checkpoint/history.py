@@ -94,6 +94,11 @@ def order_of(raw: bytes, session: str | None = None) -> tuple[int, int]:
     return sys.maxsize, 0
 
 
+def highest_sequence(store: Readable, session: str) -> int:
+    """Return the highest that any meta of the session claims, over all lines: a sequence never goes back."""
+    return max((order_of(raw)[1] for _, raw in store.list(session)), default=0)
+
+
 def none_good(session: str, skipped: list[tuple[str, CheckpointError]]) -> NoGoodCheckpoint:
     reasons = "; ".join(f"{path}: {error.message}" for path, error in skipped[:3])
     return NoGoodCheckpoint(

@@ -348,7 +348,7 @@ class ExecutionContext:
         """The session in Redis, put back to a portable checkpoint; refused while somebody works on it."""
         from graflow_ckpt.engine import shared_context
 
-        return shared_context.rewind(path, redis_url=redis_url, store=store)
+        return shared_context.moved(path, None, redis_url, store)
 
     @classmethod
     def fork(
@@ -362,7 +362,7 @@ class ExecutionContext:
         """A new session in Redis that begins at a checkpoint: a portable one, or one of memory."""
         from graflow_ckpt.engine import shared_context
 
-        return shared_context.fork(path, session_id, redis_url=redis_url, store=store)
+        return shared_context.moved(path, shared_context.new_id(session_id), redis_url, store)
 
     def execute(self, max_steps: int | None = None) -> Any:
         """Run, or go on."""

@@ -156,12 +156,20 @@ class Written:
     settings: Document | None = None
     file: str | None = field(default_factory=program_file)
     cwd: str | None = field(default_factory=os.getcwd)
+    argv: tuple[str, ...] | None = None  # None: those of this process
 
     def following(self, meta: Document) -> Written:
         """The same program, as far as it does not say what a checkpoint says."""
         return replace(
             self, inputs=dict(meta.get("inputs", {})), workflow=meta.get("workflow", ""),
             settings=meta.get("settings"), program=self.program or meta.get("program", ""),
+        )  # fmt: skip
+
+    def adopting(self, meta: Document) -> Written:
+        """The program of a checkpoint, whoever writes the next one."""
+        return replace(
+            self.following(meta), file=meta.get("file"), options=dict(meta["options"]),
+            cwd=meta.get("cwd") or self.cwd, argv=tuple(meta.get("argv") or ("",)),
         )  # fmt: skip
 
     def run_with(self, settings: Settings) -> Written:
@@ -171,8 +179,8 @@ class Written:
 
     def with_code(self, facts: Document, code: bytes) -> Program:
         return Program(
-            facts, code, self.file, tuple(sys.argv), self.workflow, {**self.inputs}, {**self.options},
-            self.cwd, self.program, self.settings,
+            facts, code, self.file, tuple(sys.argv) if self.argv is None else self.argv, self.workflow,
+            {**self.inputs}, {**self.options}, self.cwd, self.program, self.settings,
         )  # fmt: skip
 
 
@@ -294,7 +302,7 @@ class Home(CheckpointPlace):
 
     def count_on(self) -> None:
         """Number from the highest that the session has had on."""
-        self.sequence = self.highest_sequence()
+        self.sequence = history.highest_sequence(self.store, self.session)
 
     def open(self, *, take_over: bool = False) -> Lease:
         """Own the session; SessionBusy if somebody alive does."""
@@ -339,7 +347,7 @@ class Home(CheckpointPlace):
 
     def continue_from(self, found: Found) -> None:
         """Later cuts follow this one."""
-        self.sequence = max(self.sequence, self.highest_sequence())
+        self.sequence = max(self.sequence, history.highest_sequence(self.store, self.session))
         self.parent = found.meta["checkpoint_id"]
         self.origin = found.meta.get("origin")
         self.rewinds = lines_in(found.meta)
@@ -347,9 +355,14 @@ class Home(CheckpointPlace):
         self.last = found.metadata
         self.written = self.written.following(found.meta)
 
-    def highest_sequence(self) -> int:
-        """Over all lines of history: a sequence never goes back."""
-        return max((history.order_of(raw)[1] for _, raw in self.store.list(self.session)), default=0)
+    def adopts(self, found: Found) -> None:
+        """Stand at a checkpoint of this session or another one: the next cut, of its state, is the first of
+        an epoch."""
+        self.continue_from(found)
+        if found.meta["session_id"] == self.session:
+            self.go_back_to(found)
+        else:  # what that session has gone back behind is nothing of this one
+            self.origin, self.rewinds = found.meta["checkpoint_id"], ()
 
     def finds(self, path: str) -> bool:
         """Whether a resume of this session looks where that cut is."""

@@ -14,14 +14,14 @@ import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from graflow_ckpt.checkpoint import archive, history
+from graflow_ckpt.checkpoint import history
 from graflow_ckpt.checkpoint.archive import Found
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, check_metadata
 from graflow_ckpt.checkpoint.program.program import Program, current_tasks, describe, pack_code, summary_of
 from graflow_ckpt.checkpoint.seals.cells import SealedCells
-from graflow_ckpt.checkpoint.snapshot import capture, restore
+from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.checkpoint.values.sharing import bundles
 from graflow_ckpt.core import arguments
 from graflow_ckpt.core.apply import apply
@@ -37,6 +37,7 @@ from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
+from graflow_ckpt.engine.adopt import KEPT, Standing, standing_at
 from graflow_ckpt.engine.attempt import from_cells
 from graflow_ckpt.engine.context import Basis, ExecutionContext, SharedChannel, digest_of
 from graflow_ckpt.engine.home import program_file
@@ -52,12 +53,14 @@ from graflow_ckpt.sessions.redis.names import check_names, check_specs
 from graflow_ckpt.sessions.redis.session import RedisSession
 from graflow_ckpt.sessions.redis.tables import parse_line, write_state
 from graflow_ckpt.sessions.views import RedisTaskQueue
-from graflow_ckpt.stores import home_of, open_store, open_store_of
+from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.around.keys import Keyring, uses_local_key
 from graflow_ckpt.stores.places import path_at
 
-KEPT = 30 * 24 * 3600
-"""Seconds for which a session that has ended is kept."""
+if TYPE_CHECKING:
+    from graflow_ckpt.engine.coroutines import Loop
+
+log = logging.getLogger("graflow_ckpt.engine")
 
 
 class SharedContext(ExecutionContext):
@@ -384,13 +387,7 @@ def _check_history(found: Found, context: SharedContext) -> None:
         )
 
 
-if TYPE_CHECKING:
-    from graflow_ckpt.engine.coroutines import Loop
-
-log = logging.getLogger("graflow_ckpt.engine")
-
-
-# --- moving --------------------------------------------------------------------------------
+# --- into Redis ----------------------------------------------------------------------------
 
 # A session goes from a checkpoint that holds all of it into Redis, under its own id or another. Who is to
 # work on it then, and how workers get its program, is not asked here: what a session knew of that goes along.
@@ -409,71 +406,42 @@ class Destination:
     post: Post | None = None  # without it a token waits until somebody looks
 
 
-class Opened(NamedTuple):
-    """A checkpoint with everything that a session needs."""
-
-    found: Found
-    graph: TaskGraph
-    state: SessionState
-    store: str  # in which the session's checkpoints are
-
-    @property
-    def carried(self) -> dict[str, str]:
-        """What its session was known to be beside its tables."""
-        known: dict[str, str] = dict(self.found.facts.get("redis", {}).get("session", {}))
-        store = known.get("store", "")
-        if "://" not in store and not os.path.isabs(store):  # a folder, as its maker saw it from where he was
-            known["store"] = self.store
-        workflow = self.found.meta.get("workflow", "workflow")
-        return {"workflow": workflow, "ttl": str(KEPT), "kept": str(KEPT)} | known
+def moved(path: str, session: str | None, redis_url: str | None, store: str | None) -> SharedContext:
+    """The session of a checkpoint in Redis: put back, or, under an id that is given, another one."""
+    standing = standing_at(path, store)
+    return adopt_into(standing, session, Destination(open_link(_where(standing, redis_url))))
 
 
-def rewind(path: str, *, redis_url: str | None = None, store: str | None = None) -> SharedContext:
-    """Put a session in Redis back to a portable checkpoint of it; refused while somebody works on it."""
-    opened = opening(path, store)
-    return rewound(opened, Destination(open_link(_where(opened, redis_url))))
+def new_id(session: str | None) -> str:
+    """An id for a session that is to be made."""
+    return check_session_id(session or uuid.uuid4().hex[:12])
 
 
-def fork(
-    path: str, session_id: str | None = None, *, redis_url: str | None = None, store: str | None = None
-) -> SharedContext:
-    """A new session in Redis that begins where a checkpoint was taken: a portable one, or one of memory.
+def adopt_into(standing: Standing, session: str | None, to: Destination) -> SharedContext:
+    """A session at a server that stands at that checkpoint.
 
-    Its idempotency keys are new.
+    None: its own, as it was then; later checkpoints do not count any more, and it is SessionBusy while
+    somebody works on it. Of another id: a new one, with idempotency keys of its own.
     """
-    opened = opening(path, store)
-    return forked(opened, Destination(open_link(_where(opened, redis_url))), session_id)
-
-
-def opening(path: str, store: str | None = None) -> Opened:
-    """Verify and open it; refused if its values are not in it."""
-    place = open_store_of(path, store)
-    context: Any  # the ExecutionContext that the checkpoint's pickle makes
-    found, context = archive.load(place, Keyring.for_store(place), path)
-    if not found.facts.get("redis", {}).get("portable", True):
-        raise CheckpointError(
-            f"Checkpoint {path} holds no values: those of session {found.facts['session_id']} are in Redis.",
-            hint="Going back needs a portable checkpoint: context.checkpoint(portable=True). "
-            "Going on with the live session: CheckpointManager.resume_from_checkpoint(path).",
-            path=path,
-        )
-    home = home_of(found.metadata.home) or place.url
-    return Opened(found, context.graph_from_code(), restore(found.facts, context.payload), home)
-
-
-def rewound(opened: Opened, to: Destination) -> SharedContext:
-    """The session of that checkpoint at a server, as it was then; later checkpoints do not count any more."""
-    context = _context(opened, to, opened.state.session)
-    cold = context.facts_of("cuts", "paths") if context.exists() else {}
-    metas = (raw for _, raw in context.home.store.list(context.session_id))
-    highest = max((history.order_of(raw)[1] for raw in metas), default=0)
-    numbers = {
-        "cuts": str(max(int(cold.get("cuts") or 0), highest, int(opened.found.meta["sequence"]))),
-        "paths": str(max(int(cold.get("paths") or 0), highest)),
-        "rewound": str(opened.state.sequence),
-    }
+    carried, state = standing.carried, standing.state
+    settings = Settings(workflow=carried["workflow"]).with_stored(standing.found.meta.get("settings"))
+    settings = replace(settings, max_parallel=state.cap)
+    context = SharedContext(
+        standing.graph,
+        session or standing.session,
+        to.link,
+        settings=settings,
+        store=carried["store"],
+        keyring=to.keyring,
+    )
+    context.continues(standing.found)
+    if session is not None:
+        state.session, state.epoch = session, 0
+        begins = standing.found.meta["checkpoint_id"]
+        _write(standing, context, "create", {"parent": begins, "origin": begins, **to.facts}, to.post)
+        return context
     try:
-        _write(opened, context, "rewind", {**numbers, **to.facts}, to.post)
+        _write(standing, context, "rewind", {**_numbers(standing, context), **to.facts}, to.post)
     except SessionBusy as error:
         error.ids["owner"] = owner = ", ".join(context.owners()) or "somebody"
         error.message = f"Session {context.session_id} is not put back: {owner} works on it."
@@ -485,58 +453,48 @@ def rewound(opened: Opened, to: Destination) -> SharedContext:
     return context
 
 
-def forked(opened: Opened, to: Destination, session_id: str | None = None) -> SharedContext:
-    """Another session that begins like the one of that checkpoint."""
-    context = _context(opened, to, check_session_id(session_id or uuid.uuid4().hex[:12]))
-    opened.state.session = context.session_id
-    opened.state.epoch = 0
-    begins = opened.found.meta["checkpoint_id"]
-    _write(opened, context, "create", {"parent": begins, "origin": begins, **to.facts}, to.post)
-    return context
+def _numbers(standing: Standing, context: SharedContext) -> dict[str, str]:
+    """How far the session has counted, here or in its store: numbers never go back."""
+    cold = context.facts_of("cuts", "paths") if context.exists() else {}
+    highest = history.highest_sequence(context.home.store, context.session_id)
+    return {
+        "cuts": str(max(int(cold.get("cuts") or 0), highest, int(standing.found.meta["sequence"]))),
+        "paths": str(max(int(cold.get("paths") or 0), highest)),
+        "rewound": str(standing.state.sequence),
+    }
 
 
-def _where(opened: Opened, redis_url: str | None) -> str:
-    place = opened.found.facts.get("redis")
+def _where(standing: Standing, redis_url: str | None) -> str:
+    place = standing.found.facts.get("redis")
     where = redis_url or (place["address"] if place else os.environ.get(URL_VARIABLE, "").strip())
     if not where:
         raise CheckpointError(
-            f"Checkpoint {opened.found.path} is of a session in memory: say into which Redis it is to go.",
+            f"Checkpoint {standing.found.path} is of a session in memory: say into which Redis it is to go.",
             hint=f"redis_url=, or {URL_VARIABLE}.",
-            path=opened.found.path,
+            path=standing.found.path,
         )
     return str(where)
 
 
-def _context(opened: Opened, to: Destination, session: str) -> SharedContext:
-    carried = opened.carried
-    settings = Settings(workflow=carried["workflow"]).with_stored(opened.found.meta.get("settings"))
-    settings = replace(settings, max_parallel=opened.state.cap)
-    context = SharedContext(
-        opened.graph, session, to.link, settings=settings, store=carried["store"], keyring=to.keyring
-    )
-    context.continues(opened.found)
-    return context
-
-
 def _write(
-    opened: Opened,
+    standing: Standing,
     context: SharedContext,
     verb: str,
     more: Mapping[str, str | bytes],
     post: Post | None,
 ) -> None:
-    state = opened.state
-    facts: dict[str, str | bytes] = {**opened.carried, **more}
+    state = standing.state
+    facts: dict[str, str | bytes] = {**standing.carried, **more}
     if cap := facts.pop("cap", ""):
         state.cap = int(cap)
-    opened.graph.compile(state.starts or opened.graph.roots())
-    check_specs(opened.graph, state)
+    standing.graph.compile(state.starts or standing.graph.roots())
+    check_specs(standing.graph, state)
     for key in sorted(state.claimed, key=state.claimed.__getitem__, reverse=True):
         apply(state, [("release", key, state.specs[key].crashes)], 0.0)
     flags = str(facts.pop("flags", ""))
     facts |= {
         "created": repr(time.time()), "starts": json.dumps(state.starts),
-        "cut": opened.found.meta["checkpoint_id"], "cut_steps": str(state.steps),
+        "cut": standing.found.meta["checkpoint_id"], "cut_steps": str(state.steps),
         "cut_of": str(state.sequence),
     }  # fmt: skip
     write_state(context.link, state, context.cells, facts, verb=verb, flags=flags, share=bundles)

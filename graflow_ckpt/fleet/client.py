@@ -13,8 +13,8 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -36,11 +36,12 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.facts import Op, check_session_id
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
+from graflow_ckpt.engine.adopt import Standing, standing_at
 from graflow_ckpt.engine.bind import bind, check_graph
 from graflow_ckpt.engine.context import digest_of
 from graflow_ckpt.engine.home import program_file
 from graflow_ckpt.engine.settings import Settings
-from graflow_ckpt.engine.shared_context import Destination, Opened, forked, opening, rewound
+from graflow_ckpt.engine.shared_context import Destination, adopt_into, new_id
 from graflow_ckpt.fleet.accepting import GIVEN, KEPT, TTL, Acceptance, Call, Draft, Terms, data_of, pages
 from graflow_ckpt.fleet.handle import Handle
 from graflow_ckpt.fleet.lists import ACTIVE, SESSIONS, asked, sessions_in
@@ -202,63 +203,51 @@ class Client:
 
     def fork(self, path: str, session_id: str | None = None, *, store: str | None = None) -> Handle:
         """A new session that begins at a checkpoint: a portable one, or one of memory."""
-        opened = opening(path, store)
-        session = check_session_id(session_id or uuid.uuid4().hex[:12])
-        to = self._destination(opened, session)
-        with self._listed(session):
-            forked(opened, to, session)
-        return Handle(self, session)
+        return self._adopted(standing_at(path, store), new_id(session_id))
 
     def rewind(self, path: str, *, store: str | None = None) -> Handle:
         """The session of a portable checkpoint, as it was then; refused while somebody works on it."""
-        opened = opening(path, store)
-        session = opened.state.session
-        to = self._destination(opened, session)
-        with self._listed(session):
-            rewound(opened, to)
+        return self._adopted(standing_at(path, store), None)
+
+    def _adopted(self, standing: Standing, other: str | None) -> Handle:
+        session = other or standing.session
+        to = self._destination(standing, session)
+        self._acceptance.enlist(session)  # before it is there, should this process die
+        adopt_into(standing, other, to)
+        self._acceptance.enlist(session)  # again: what is not there is taken off the lists
         return Handle(self, session)
 
-    @contextmanager
-    def _listed(self, session: str) -> Iterator[None]:
-        """Before it is there, should this process die.
-
-        And again: what is not there is taken off the lists.
-        """
-        self._acceptance.enlist(session)
-        yield
-        self._acceptance.enlist(session)
-
-    def _destination(self, opened: Opened, session: str) -> Destination:
+    def _destination(self, standing: Standing, session: str) -> Destination:
         keyring = self.keyring or Keyring.load(local=False)
-        opened.graph.compile(opened.state.starts or opened.graph.roots())
-        carried = opened.carried
+        standing.graph.compile(standing.state.starts or standing.graph.roots())
+        carried = standing.carried
         store = carried["store"] if "code" in carried else self.link.address  # where workers can write
-        digest, starts = self._program(opened, keyring), json.dumps(opened.state.starts)
-        routes = opened.graph.routes.items()
+        digest, starts = self._program(standing, keyring), json.dumps(standing.state.starts)
+        routes = standing.graph.routes.items()
         asks = {name: o for name, route in routes if (o := route.options.on_interrupted) != "rerun"}
         facts: dict[str, str | bytes] = {
             "code": digest, "store": store, "io": json.dumps(asks),
-            "tasks": str(sum(isinstance(node, Task) for node in opened.graph.nodes.values())),
+            "tasks": str(sum(isinstance(node, Task) for node in standing.graph.nodes.values())),
             "proof": proof(SealedCells(session, keyring), digest, starts, store),
             "flags": "f" + ("l" if "l" in carried.get("flags", "") else ""),
         }  # fmt: skip
         return Destination(self.link, facts, keyring, self.post)
 
-    def _program(self, opened: Opened, keyring: Keyring) -> str:
+    def _program(self, standing: Standing, keyring: Keyring) -> str:
         """The digest of the program that workers are given."""
-        carried = opened.carried
+        carried = standing.carried
         if digest := carried.get("code"):
             with suppress(ProgramMissing, UnknownKey, UnsafeCheckpoint):
                 self.programs.parcel(digest)
                 return digest
-        settings = Settings(workflow=carried["workflow"]).with_stored(opened.found.meta.get("settings"))
-        settings = replace(settings, max_parallel=opened.state.cap)
-        calls, given = "bag" in carried, tuple(opened.state.values)
+        settings = Settings(workflow=carried["workflow"]).with_stored(standing.found.meta.get("settings"))
+        settings = replace(settings, max_parallel=standing.state.cap)
+        calls, given = "bag" in carried, tuple(standing.state.values)
         if not calls:
-            check_graph(opened.graph, settings, given, shared=True)
+            check_graph(standing.graph, settings, given, shared=True)
         packed = Packed.of(
             parcels.make(
-                opened.graph,
+                standing.graph,
                 carried["workflow"],
                 settings,
                 calls=calls,

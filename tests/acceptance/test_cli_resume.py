@@ -233,6 +233,23 @@ def test_a_fork_of_a_journaled_session_has_all_that_was_committed() -> None:
     assert "continues from step 4" in graflow("resume", "s").err
 
 
+def test_a_fork_of_a_session_that_was_taken_back_keeps_all_of_its_own_checkpoints() -> None:
+    """What the first session has gone back behind is nothing of the other one."""
+    run_count("--session", "s", "--durability", "checkpoint", "--max-steps", "1")
+    (first,) = checkpoints("s")
+    for limit in ("2", "3", "4"):
+        graflow("resume", "s", "--max-steps", limit)
+    graflow("resume", first, "--rewind", "--max-steps", "2")
+    inside("checkpoints", "fork", "s", "other")
+
+    graflow("resume", "other", "--max-steps", "3")
+    graflow("resume", "other", "--max-steps", "4")
+    newest = checkpoints("other")[-1]
+    Path(newest).write_bytes(Path(newest).read_bytes()[:-20])
+
+    assert "session other continues from step 3" in graflow("resume", "other", "--max-steps", "9").err
+
+
 def test_a_copy_elsewhere_is_run_with_its_own_code(killed: list[str]) -> None:
     os.mkdir("copy")
     for part in ("pkl", "state.json", "meta.json"):

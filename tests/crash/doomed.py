@@ -33,6 +33,7 @@ from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.checkpoint.values.codec import encode
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
 from graflow_ckpt.core.protocols import CheckpointStore, Lease
+from graflow_ckpt.engine.adopt import adopt, standing_at
 from graflow_ckpt.stores import lease as leases
 from graflow_ckpt.stores import open_store, streams
 from graflow_ckpt.stores.drivers.objects import bucket as objects_bucket
@@ -112,6 +113,14 @@ def copy(order: Order, ready: Callable[[], None]) -> None:
     assert {cut.state for cut in moved.cuts} == {"copied"}
 
 
+def adopted(order: Order, ready: Callable[[], None]) -> None:
+    """A checkpoint into its own session, a rewind, or into another one, a fork."""
+    store = open_store(order["store"])
+    standing = standing_at(f"{store.folder}/{order['name']}.pkl", order["store"])
+    ready()
+    adopt(standing, order["session"], store)
+
+
 def open_database(order: Order, ready: Callable[[], None]) -> None:
     """Which makes a SQLite database, or brings it to this version."""
     ready()
@@ -129,7 +138,7 @@ def migrate(order: Order, ready: Callable[[], None]) -> None:
 
 
 ROLES = {
-    "save": save, "prune": prune, "copy": copy, "open": open_database, "migrate": migrate,
+    "save": save, "prune": prune, "copy": copy, "adopt": adopted, "open": open_database, "migrate": migrate,
 }  # fmt: skip
 
 # --- their end --------------------------------------------------------------------------------

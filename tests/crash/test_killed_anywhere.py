@@ -87,6 +87,38 @@ def test_a_prune_that_is_killed_has_taken_the_oldest_and_the_next_one_ends_it(wa
     assert (counts[0], counts[-1]) == (4, 1)
 
 
+@pytest.mark.parametrize(("session", "cause"), [(None, "rewind"), ("other", "fork")])
+def test_an_adopted_checkpoint_is_there_as_a_whole_or_not_at_all(
+    way: Way, session: str | None, cause: str
+) -> None:
+    """After a kill at any step the same command ends it, and the session stands where it was to stand."""
+    order = {"session": session, "name": own_name(1)}
+    status, seen = -1, set[int]()
+    for at in way.steps(EVERY):
+        way.saved_by_an_owner({own_name(number): number for number in (1, 2, 3)})
+        own, before = session or SESSION, whole(way.store)
+
+        status = way.killed("adopt", at, **order)
+
+        new = {name: number for name, number in whole(way.store).items() if name not in before}
+        seen.add(len(new))
+        assert before.items() <= whole(way.store).items()
+        assert list(new.values()) in ([], [1 if session else 4])
+        if not new:
+            assert way.uninterrupted("adopt", **order) == 0
+        path, found = next(iter(history.newest(way.store, trios.RING, own)))
+        assert isinstance(found, archive.Found), path
+        assert (found.meta["cause"], found.meta["steps"]) == (cause, 1)
+        way.owned_anew()
+        if session:
+            way.store.acquire(session).release()
+        way.emptied()
+        if status == 0:
+            break
+
+    assert seen == {0, 1}
+
+
 @pytest.fixture
 def filled(way: Way, tmp_path: Path) -> CheckpointStore:
     """Another store with checkpoints, and a journal after the newest. It shares if the first one does."""

@@ -14,7 +14,6 @@ import click
 from click.core import ParameterSource
 
 from graflow_ckpt.checkpoint.manager import CheckpointManager
-from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.checkpoint.values.codec import encode
 from graflow_ckpt.cli import words
 from graflow_ckpt.cli.locate import (
@@ -40,12 +39,11 @@ from graflow_ckpt.core.errors import (
     NoSession,
     ServerError,
     SessionError,
-    SessionExists,
 )
-from graflow_ckpt.core.facts import RESULT, check_session_id
+from graflow_ckpt.core.facts import RESULT
+from graflow_ckpt.engine.adopt import Standing, adopt, standing_at
 from graflow_ckpt.engine.context import ExecutionContext
 from graflow_ckpt.engine.engine import WorkflowEngine
-from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.resuming import open_session, since
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.frontends.overrides import overrides
@@ -151,79 +149,47 @@ def _check_not_gone_on(place: Place, rewind: bool) -> None:
 
 def _rewind(manner: Manner, place: Place, wishes: Wishes) -> None:
     """Write the named cut again as the first one of a new epoch, before anything runs."""
-    take_over, taken = wishes.take_over, ""
+    take_over = wishes.take_over
     if take_over and is_of_files(place.kept_in):
-        take_over, taken = False, end_owner(manner, place.kept_in, place.session, yes=wishes.yes)
-    argv, sys.argv = sys.argv, list(place.found.meta.get("argv") or [""])
-    try:
-        context = _loaded(place)
-        home, graph = context.home, context.graph
-        home.open(take_over=take_over)
-        if taken:
+        take_over = False
+        if taken := end_owner(manner, place.kept_in, place.session, yes=wishes.yes):
             manner.note(taken)
-        try:
-            if not home.stands_at(place.found):
-                file, options = place.found.meta.get("file"), dict(place.found.meta["options"])
-                home.writes(replace(home.written, file=file, options=options))
-                graph.compile(context.state.starts or graph.roots())
-                home.go_back_to(place.found)
-                home.cut(graph, capture(context.state, context.state.rng), "rewind", None)
-        finally:
-            home.close()
-    finally:
-        sys.argv = argv
+    adopt(_standing(place), None, place.kept_in, take_over=take_over)
 
 
 def forked(place: Place, new: str, values: Mapping[str, Any] | None = None) -> Place:
     """A new session whose first cut is this place, with other values; the old one is not touched."""
-    check_session_id(new)
-    if any(place.kept_in.list(new)):
-        raise SessionExists(
-            f"Session {new} exists already in {place.store}.", hint="Give another id.", session=new
-        )
-    argv, sys.argv = sys.argv, list(argv_of(place) or [""])
-    try:
-        context = _loaded(place)
-        _set(context, place, values or {})
-        context.session_id = new
-        context.state.session = new
-        context.home, old = Home(place.kept_in, new), context.home
-        context.home.continue_from(place.found)
-        context.home.origin = place.found.meta["checkpoint_id"]
-        context.home.sequence, file = 0, place.found.meta.get("file")
-        options = dict(place.found.meta["options"])
-        context.home.writes(replace(context.home.written, file=file, options=options))
-        assert old.lease is None or old.session != new
-        context.checkpoint(metadata=dict(context.found.meta["user_metadata"] if context.found else {}))
-        old.close()
-    finally:
-        sys.argv = argv
+    stands = _standing(place)
+    _set(stands, values or {})
+    adopt(stands, new, place.kept_in)
     return by_session(place.store, new)
 
 
-def _set(context: ExecutionContext, place: Place, values: Mapping[str, Any]) -> None:
-    known = [name for name in context.state.values if not name.endswith(RESULT)]
+def _set(stands: Standing, values: Mapping[str, Any]) -> None:
+    known = [name for name in stands.state.values if not name.endswith(RESULT)]
     for name, value in values.items():
         if name not in known:
             near = get_close_matches(name, known, 3) or sorted(known)[:5]
             raise CheckpointError(
-                f"Checkpoint {place.found.path} has no value {name!r} that could be set.",
+                f"Checkpoint {stands.found.path} has no value {name!r} that could be set.",
                 hint=f"It has: {', '.join(near)}." if near else "It has no values at all.",
-                path=place.found.path,
+                path=stands.found.path,
                 name=name,
             )
-        apply(context.state, [("put", name, encode(value), -1)], time.time())
+        apply(stands.state, [("put", name, encode(value), -1)], time.time())
 
 
-def _loaded(place: Place) -> ExecutionContext:
-    """The session with its values, as it is at the place; nobody owns it."""
+def _standing(place: Place) -> Standing:
+    """What stands at the place; of a session, with its journal."""
     program.looked_for(place.found.meta.get("file"))
-    context, metadata = CheckpointManager.resume_from_checkpoint(place.found.path)
-    if not place.named:
-        graph, settings = context.graph, Settings(workflow=metadata.workflow, durability="none")
-        context = open_session(graph, place.session, settings, place.store)
-        context.home.close()
-    return context
+    stands = standing_at(place.found.path)
+    if place.named:
+        return stands
+    settings = Settings(workflow=stands.found.meta["workflow"], durability="none")
+    context = open_session(stands.graph, place.session, settings, place.store)
+    context.home.close()
+    assert context.found is not None
+    return stands._replace(found=context.found, state=context.state)
 
 
 # --- a fleet, or a store -------------------------------------------------------------------

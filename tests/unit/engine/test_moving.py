@@ -9,18 +9,14 @@ import pytest
 from graflow_ckpt import CheckpointManager, ExecutionContext, task, workflow
 from graflow_ckpt.core.errors import BadSessionId, CheckpointError, GraphError, SessionBusy
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine.shared_context import (
-    Destination,
-    SharedContext,
-    fork,
-    forked,
-    opening,
-    rewind,
-    rewound,
-)
+from graflow_ckpt.engine.adopt import standing_at
+from graflow_ckpt.engine.shared_context import Destination, SharedContext, adopt_into
 from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.sessions.redis.tables import read_state
 from tests.unit.engine.shared_sessions import Holder, context_of, named
+
+rewind: Any = ExecutionContext.rewind
+fork: Any = ExecutionContext.fork
 
 
 @pytest.fixture
@@ -130,10 +126,10 @@ def test_a_rewind_that_is_refused_changes_nothing(context: SharedContext) -> Non
 def test_a_checkpoint_of_the_rewind_that_fails_does_not_undo_it(
     context: SharedContext, caplog: pytest.LogCaptureFixture
 ) -> None:
-    opened = opening(portable(context))
-    opened.found.facts["redis"]["session"]["store"] = "/proc/none"
+    stands = standing_at(portable(context))
+    stands.found.facts["redis"]["session"]["store"] = "/proc/none"
 
-    there = rewound(opened, Destination(context.link))
+    there = adopt_into(stands, None, Destination(context.link))
 
     assert there.state.epoch == 2
     assert "checkpoint failed" in caplog.text
@@ -147,7 +143,7 @@ def test_tokens_that_are_wanted_are_posted(context: SharedContext) -> None:
         post=lambda *words: posted.append(words),  # type: ignore[arg-type]
     )
 
-    copy = forked(opening(portable(context)), to, "copy")
+    copy = adopt_into(standing_at(portable(context)), "copy", to)
 
     assert [(session, queue) for session, _, queue in posted] == [("copy", "default")]
     assert copy.facts_of("note") == {"note": "x"}

@@ -1,4 +1,4 @@
-"""The archive: what is saved is found again, and what anybody has touched is not opened."""
+"""The archive: what is saved is found again, what anybody has touched is not opened; and its metadata."""
 
 from __future__ import annotations
 

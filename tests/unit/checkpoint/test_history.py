@@ -1,4 +1,4 @@
-"""The history of a session: which cut is the newest, and which journal records follow it."""
+"""The history of a session: its newest cut, the records that follow it, and the state that both make."""
 
 from __future__ import annotations
 

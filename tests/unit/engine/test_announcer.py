@@ -1,4 +1,4 @@
-"""What observers and the log are told, and when."""
+"""What observers and the log are told, and when; what is kept of an exception."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters: one source each, known before the run, refused by name if there are two or none."""
+"""Parameters: one source each, known before the run; what else is found out before the first task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When cuts are taken, what is kept of them, and what a journal makes of its commits."""
+"""When cuts are taken, what is kept of them, and what a journal records of commits and values that share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop of a run: slots, retries, deadlines, late results, groups and limits."""
+"""The loop of a run: slots, retries, deadlines, late results, groups; and the loop of async bodies."""
 
 from __future__ import annotations
 

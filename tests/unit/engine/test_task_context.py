@@ -1,4 +1,4 @@
-"""TaskExecutionContext: what a running task sees and asks for, through the engine."""
+"""TaskExecutionContext: what a running task sees and asks for, through the engine and its host."""
 
 from __future__ import annotations
 

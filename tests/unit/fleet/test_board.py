@@ -1,4 +1,4 @@
-"""What a child has written is read whole, at whatever moment it was killed."""
+"""What workers and their parent tell each other: a board read whole, tokens, and what a worker hears."""
 
 from __future__ import annotations
 

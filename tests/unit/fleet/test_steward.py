@@ -1,4 +1,4 @@
-"""A steward goes on, whatever goes wrong, and does not say the same all the time."""
+"""A steward goes on, whatever goes wrong, says so once, and a probe reads its signs of life."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a sweeper finds and mends, one fault at a time; and that it leaves alone what is well."""
+"""What a sweeper finds and repairs, one fault at a time, what it leaves alone, and what the dead held."""
 
 from __future__ import annotations
 

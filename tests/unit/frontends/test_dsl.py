@@ -1,4 +1,4 @@
-"""Decorated workflows: what a `with` block collects, and what `execute` makes of it."""
+"""Decorated workflows: what a `with` block collects, and what execute and a command line make of it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics: what a scrape finds after saves, failures and resumes."""
+"""Metrics: what a scrape finds after saves, failures and resumes; and packages that are missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which store a URL or a path asks for."""
+"""Which store a URL, a path or the environment asks for."""
 
 from __future__ import annotations
 

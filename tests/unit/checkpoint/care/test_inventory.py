@@ -1,4 +1,4 @@
-"""The inventory and the census of a store: what unverified metadata tell, however damaged they are."""
+"""Inventory, census and audit: what unverified metadata tell, and what belongs to no checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pickles: plain ones, streamed without copies, and refused with the path to the reason."""
+"""Pickles: plain, streamed without copies, refused by path; and what is one object under two names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of a session: what is written is read, all at once or not at all, and nothing stays behind."""
+"""The tables of a session: written and read at once or not at all; ops and records come back the same."""
 
 from __future__ import annotations
 

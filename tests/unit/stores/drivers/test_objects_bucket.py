@@ -1,4 +1,4 @@
-"""A bucket that refuses, is not there, is lost and comes back, or does not honour conditions."""
+"""A bucket: paths and listings; refused, lost and back, or without conditions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A backup is one moment of a database that goes on; a vacuum gives room back while others save."""
+"""A backup is one moment of a database; a vacuum gives room back; a disk that fails loses nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Journal segments: appended, durable, fenced, and closed for ever after a failure."""
+"""Journal segments: appended, durable, fenced, closed after a failure; and the pieces of files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder: paths, locks, listings."""
+"""The folder: paths, locks, listings, and leases within one process."""
 
 from __future__ import annotations
 

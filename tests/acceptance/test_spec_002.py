@@ -1,9 +1,4 @@
-"""What the checkpoint/resume design names, phases 1 and 2 of its checklist: three files, and asking for them.
-
-Then: continuing from one, lists of them, and what is refused. Under the names that it uses, through the
-public package alone, with sessions in memory. The queue is in test_spec_002_queue.py; the examples that it
-prints are run by test_examples.py. Nested workflows and Redis are not here.
-"""
+"""What the design of checkpoints names: three files, asking for them, continuing; queue, groups, errors."""
 
 from __future__ import annotations
 
@@ -12,16 +7,21 @@ import logging
 import os
 import re
 import stat
+from dataclasses import replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from graflow_ckpt import (
     CheckpointManager,
+    EveryTask,
     ExecutionContext,
     TaskExecutionContext,
     TaskGraph,
+    TaskSpec,
+    Workflow,
     WorkflowEngine,
     task,
     workflow,
@@ -39,10 +39,10 @@ def test_a_checkpoint_is_three_files_under_the_documented_name() -> None:
 
     flow.execute("step")
 
-    (first, *_) = cuts(flow.session_id)
-    assert re.fullmatch(rf"checkpoints/session_{first.session_id}_step_1_\d+-\d+\.pkl", first.path)
-    assert all(file.is_file() for file in files_of(first.path).values())
-    assert {stat.S_IMODE(file.stat().st_mode) for file in files_of(first.path).values()} == {0o600}
+    (alone, *_) = cuts(flow.session_id)
+    assert re.fullmatch(rf"checkpoints/session_{alone.session_id}_step_1_\d+-\d+\.pkl", alone.path)
+    assert all(file.is_file() for file in files_of(alone.path).values())
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files_of(alone.path).values()} == {0o600}
     assert stat.S_IMODE(os.stat("checkpoints").st_mode) == 0o700
 
 
@@ -70,12 +70,12 @@ def test_metadata_has_the_documented_fields() -> None:
     flow = machine()
     flow.execute("step")
 
-    first = cuts(flow.session_id)[0]
-    meta = json.loads(files_of(first.path)["meta.json"].read_text())
+    alone = cuts(flow.session_id)[0]
+    meta = json.loads(files_of(alone.path)["meta.json"].read_text())
 
     fields = ("checkpoint_id", "session_id", "created_at", "steps", "start_node", "backend", "user_metadata")
-    assert {name: meta[name] for name in fields} == {name: getattr(first, name) for name in fields}
-    assert datetime.fromisoformat(first.created_at).tzinfo == UTC
+    assert {name: meta[name] for name in fields} == {name: getattr(alone, name) for name in fields}
+    assert datetime.fromisoformat(alone.created_at).tzinfo == UTC
     assert meta["user_metadata"]["was"] == "A"
 
 
@@ -181,12 +181,12 @@ def test_each_of_several_checkpoints_can_be_resumed_on_its_own() -> None:
 
 
 @task
-def first() -> str:
+def alone() -> str:
     return "first"
 
 
 @task(inject_context=True)
-def asks(context: TaskExecutionContext) -> str:
+def asks_once(context: TaskExecutionContext) -> str:
     context.checkpoint()
     return "asks"
 
@@ -196,7 +196,7 @@ def asks(context: TaskExecutionContext) -> str:
 
 def three(session: str) -> list[str]:
     with workflow("lists", session) as flow:
-        flow.add(asks)
+        flow.add(asks_once)
         flow.execute(max_steps=1)
         return [flow.execution_context.checkpoint()[0] for _ in range(3)]
 
@@ -204,7 +204,7 @@ def three(session: str) -> list[str]:
 def test_the_session_that_was_saved_last_is_listed_first() -> None:
     three("long")
     with workflow("lists", "short") as flow:
-        flow.add(asks)
+        flow.add(asks_once)
         flow.execute()
 
     listed = [m.session_id for m in CheckpointManager.list_checkpoints()]
@@ -217,8 +217,8 @@ def test_the_session_that_was_saved_last_is_listed_first() -> None:
 
 
 def test_a_url_of_a_local_file_is_its_path() -> None:
-    context = ExecutionContext.create(TaskGraph(), "first")
-    context.graph.add(first)
+    context = ExecutionContext.create(TaskGraph(), "alone")
+    context.graph.add(alone)
 
     context.checkpoint(f"file://{os.getcwd()}/mine.pkl")
 
@@ -263,3 +263,150 @@ def test_checkpoints_are_listed_newest_first_by_session_and_by_pattern() -> None
 def test_a_checkpoint_that_is_not_there_is_said_to_be_not_there() -> None:
     with pytest.raises(FileNotFoundError, match=r"nowhere\.pkl"):
         CheckpointManager.resume_from_checkpoint("nowhere.pkl")
+
+
+# --- what the checkpoint/resume design names --------------------------------------------
+
+
+RAN: list[str] = []
+OUTSIDE = {"down": True}
+
+
+@pytest.fixture(autouse=True)
+def clean() -> None:
+    RAN.clear()
+    OUTSIDE["down"] = True
+
+
+@task
+def first() -> str:
+    RAN.append("first")
+    return "first"
+
+
+@task
+def second() -> str:
+    RAN.append("second")
+    return "second"
+
+
+@task(priority=5)
+def urgent() -> str:
+    RAN.append("urgent")
+    return "urgent"
+
+
+@task(max_retries=2)
+def flaky() -> str:
+    RAN.append("flaky")
+    if OUTSIDE["down"]:
+        raise ConnectionError("down")
+    return "flaky"
+
+
+@task(inject_context=True)
+def asks(context: TaskExecutionContext) -> str:
+    RAN.append("asks")
+    context.checkpoint()
+    return "asks"
+
+
+@task
+def both(first: str, asks: str) -> str:
+    RAN.append("both")
+    return f"{first} and {asks}"
+
+
+def stopped(flow: Workflow, steps: int) -> ExecutionContext:
+    """The session after so many steps, loaded from its newest checkpoint and ready to go on."""
+    flow.execute(max_steps=steps)
+    context, _ = CheckpointManager.resume_from_checkpoint(CheckpointManager.get_latest(flow.session_id))
+    context.state.max_steps = None
+    return context
+
+
+# --- the queue --------------------------------------------------------------------------
+
+
+def test_queue_order_is_restored() -> None:
+    with workflow("order", checkpoint=EveryTask()) as flow:
+        flow.add(first, second, urgent)
+        flow.execute(first, max_steps=1)
+        context = flow.execution_context
+    for spec in (TaskSpec("second"), TaskSpec("first"), TaskSpec("urgent", priority=5)):
+        context.add_to_queue(spec)
+    path, _ = context.checkpoint()
+
+    loaded = ExecutionContext.resume(path)
+    loaded.state.max_steps = None
+    loaded.settings = replace(loaded.settings, max_parallel=1)
+
+    assert loaded.task_queue.get_pending_tasks() == ["urgent", "second", "first"]
+    assert [s.priority for s in loaded.task_queue.get_pending_task_specs()] == [5, 0, 0]
+    RAN.clear()
+    WorkflowEngine().execute(loaded)
+    assert RAN == ["urgent", "second", "first"]
+
+
+def test_a_retry_count_is_restored() -> None:
+    @task(inject_context=True, id="watch")
+    def watch(context: TaskExecutionContext) -> None:
+        context.checkpoint()
+
+    with workflow("retries", max_parallel=1) as flow:
+        flow.add(flaky, watch)
+        with pytest.raises(ConnectionError):
+            flow.execute()
+
+    kept = [
+        json.loads(Path(m.path.removesuffix(".pkl") + ".state.json").read_text())["pending_tasks"]
+        for m in CheckpointManager.list_checkpoints(flow.session_id)
+        if m.cause == "request"
+    ]
+    assert [(spec["task_id"], spec["retry_count"], spec["max_retries"]) for spec in kept[0]] == [
+        ("flaky", 1, 2)
+    ]
+    assert RAN.count("flaky") == 3
+
+
+def test_specs_keep_their_data_status_and_strategy() -> None:
+    context = ExecutionContext.create(TaskGraph(), "first", session_id="specs")
+    context.graph.add(first)
+    context.task_queue.enqueue(TaskSpec("first", task_data={"k": (1, 2)}, priority=2, max_retries=7))
+    path, _ = context.checkpoint()
+
+    (spec,) = ExecutionContext.resume(path).task_queue.get_pending_task_specs()
+
+    assert (spec.task_id, spec.task_data, spec.status) == ("first", {"k": (1, 2)}, "pending")
+    assert (spec.priority, spec.retry_count, spec.max_retries) == (2, 0, 7)
+    assert spec.execution_strategy == "direct"
+    assert TaskSpec("x")[1:7] == (None, "pending", 0, 0, 3, "direct")
+
+
+# --- groups and tasks made at run time ---------------------------------------------------
+
+
+def test_completed_siblings_of_a_group_are_not_run_again() -> None:
+    with workflow("group", max_parallel=1) as flow:
+        (first | asks | second) >> urgent
+
+    context = stopped(flow, 2)
+    assert context.completed_tasks == {"first", "asks"}
+    WorkflowEngine().execute(context)
+
+    assert RAN == ["first", "asks", "second", "urgent"]
+    assert context.status == "completed"
+
+
+def test_a_join_waits_for_what_was_still_to_come_when_the_checkpoint_was_taken() -> None:
+    with workflow("join", max_parallel=1, checkpoint=EveryTask()) as flow:
+        (first | asks) >> both
+
+    context = stopped(flow, 1)
+    result = WorkflowEngine().execute(context)
+
+    assert result == "first and asks"
+    assert RAN == ["first", "asks", "both"]
+
+
+# --- errors -----------------------------------------------------------------------------

@@ -6,7 +6,7 @@ A process of its own saves into a database there. That layer (a VFS) is copied w
 the default; of each file that it opens, the calls that write, cut off and sync are noted before they are
 passed on. Nothing of SQLite or of the store is replaced. Between the calls stands what was promised
 (`Note`). The log is carried over into the database after a few pages, so that this is seen, too.
-Not here: what a disk may have kept of it (test_sqlite_crash_states.py).
+Not here: what a disk may have kept of it (test_trio_crash_states.py).
 """
 
 from __future__ import annotations

@@ -218,9 +218,6 @@ def object_server() -> Iterator[ObjectServer]:
 @pytest.fixture
 def objects_url(object_server: ObjectServer, monkeypatch: pytest.MonkeyPatch) -> str:
     """The address of an empty store in a bucket."""
-    monkeypatch.setattr(
-        "graflow_ckpt.stores.drivers.objects.bucket._honouring", set()
-    )  # of a port's former server
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
     return object_server.url
@@ -234,12 +231,12 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytes
     """The address of an empty store, of each kind in turn; there is a key for those that are shared."""
     kind: str = request.param
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
-    if kind == "memory":
-        monkeypatch.setattr(
-            "graflow_ckpt.stores.drivers.memory.store._rooms", {}
-        )  # else it has what other tests have left
     if kind == "redis":
         return request.getfixturevalue("own_redis")().url  # type: ignore[no-any-return]
     if kind in ("postgres", "objects"):
         return request.getfixturevalue(f"{kind}_url")  # type: ignore[no-any-return]
-    return {"memory": "memory:", "local": f"{tmp_path}/kept", "sqlite": f"sqlite:///{tmp_path}/kept.db"}[kind]
+    return {
+        "memory": f"memory://{next(_numbers)}",
+        "local": f"{tmp_path}/kept",
+        "sqlite": f"sqlite:///{tmp_path}/kept.db",
+    }[kind]

@@ -27,7 +27,6 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.stores import open_store
 from graflow_ckpt.stores.around.keys import new_key
-from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from tests.trios import all_of, writer
 
 Parts = dict[str, bytes]
@@ -54,8 +53,6 @@ def counting(store: str, session: str = "s") -> Workflow:
 @pytest.fixture
 def store(store_url: str) -> str:
     """Two sessions that have stopped after three checkpoints each."""
-    if store_url == "memory:":
-        MemoryStore(store_url).forget()
     for session in ("other", "s"):
         counting(store_url, session).execute(max_steps=3)
     return store_url

@@ -16,6 +16,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,7 +26,6 @@ from graflow_ckpt.core.protocols import Owner
 from graflow_ckpt.links.processes import myself
 from graflow_ckpt.stores import lease as leases
 from graflow_ckpt.stores.driver import Driver, Put
-from graflow_ckpt.stores.drivers.memory import store as memory
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.drivers.objects.driver import ObjectsDriver
 from graflow_ckpt.stores.drivers.objects.store import ObjectStore
@@ -45,6 +45,7 @@ REDIS = sorted(binaries())
 FORKING = ("sqlite", "postgres", *REDIS)  # a forked child may use them
 SHARED = (*FORKING, "objects")  # by processes
 KINDS = ("memory", *SHARED)
+_numbers = count()  # a place in memory stays as long as the process
 CHUNK = 1 << 16
 SMALL = """
 from graflow_ckpt.stores import streams
@@ -252,8 +253,7 @@ def kind_of(
 ) -> Kind:
     """That kind, at an empty place."""
     if name == "memory":
-        monkeypatch.setattr(memory, "_rooms", {})
-        return InMemory("memory://unit")
+        return InMemory(f"memory://unit-{next(_numbers)}")
     if name == "sqlite":
         return InSqlite(f"{tmp_path}/x.db")
     if name == "postgres":

@@ -29,7 +29,6 @@ def server() -> Iterator[GoogleServer]:
 @pytest.fixture
 def url(server: GoogleServer, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", "")  # taken back after the test
-    monkeypatch.setattr("graflow_ckpt.stores.drivers.objects.bucket._honouring", set())
     return server.url
 
 

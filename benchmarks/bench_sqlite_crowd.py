@@ -151,6 +151,6 @@ def longest_saves(run: Run) -> None:
 CASES = [
     Case("newest 50 of 100,000, slowest filter", lists, None, AtMost(20, "ms")),
     Case("… the first 50 of a listing of all", first_of_all, None, AtMost(20, "ms")),
-    Case("prune 90,000 of 100,000", prunes, None, AtLeast(20_000, "/s"), unit="/s"),
+    Case("prune 90,000 of 100,000", prunes, None, AtLeast(10_000, "/s"), unit="/s"),
     Case("… the longest save meanwhile", longest_saves, None, AtMost(50, "ms")),
 ]

@@ -96,18 +96,26 @@ def put(
     session: str = "s",
     sequence: int = 1,
     size: int = 64,
+    drops: Iterable[str] = (),
 ) -> str:
     """Put a trio; the path that it was put under."""
     path = path_of(store, name)
     parts = parts_of(stage, session=session, sequence=sequence, size=size)
-    store.put(path, parts, lease=lease, stage=stage)
+    store.put(path, parts, lease=lease, stage=stage, **_along(drops))
     return path
 
 
-def put_own(store: CheckpointStore, lease: Lease, sequence: int, stage: str = "") -> str:
+def _along(drops: Iterable[str]) -> dict[str, Any]:
+    """Broken stores know of no `drops`, and are not to be convicted of that."""
+    return {"drops": lambda: drops} if drops else {}
+
+
+def put_own(
+    store: CheckpointStore, lease: Lease, sequence: int, stage: str = "", drops: Iterable[str] = ()
+) -> str:
     """Put a checkpoint as a session does it."""
     name, stage = own_name(lease.session, sequence), stage or f"n{sequence}"
-    return put(store, name, stage, lease=lease, session=lease.session, sequence=sequence)
+    return put(store, name, stage, lease=lease, session=lease.session, sequence=sequence, drops=drops)
 
 
 def put_meta(store: CheckpointStore, name: str, meta: bytes, stage: str = "alone") -> str:
@@ -221,6 +229,7 @@ def put_holding(
     *,
     lease: Lease | None = None,
     sequence: int = 1,
+    drops: Iterable[str] = (),
 ) -> str:
     """Put a trio that holds contents, as a save does it; the path."""
     path = path_of(store, name)
@@ -241,7 +250,7 @@ def put_holding(
     meta = meta_holding(stage, by_name, session=session, sequence=sequence)
     parts = [("pkl", values), ("state.json", writer(b"{}")), ("meta.json", writer(meta))]
     try:
-        store.put(path, parts, lease=lease, stage=stage)
+        store.put(path, parts, lease=lease, stage=stage, **_along(drops))
     finally:
         for saving in savings:
             saving.end()

@@ -14,7 +14,7 @@ import platform
 import re
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -128,8 +128,12 @@ def save(
     program: Program,
     metadata: CheckpointMetadata,
     allowance: Allowance | None = None,
+    going: Callable[[bytes], Iterable[str]] = lambda meta: (),
 ) -> CheckpointMetadata:
-    """Write one trio at `metadata.path`; it is there as a whole when this returns."""
+    """Write one trio at `metadata.path`; it is there as a whole when this returns.
+
+    `going`: told what the meta is, says what goes with the same commit.
+    """
     stage = uuid.uuid4().hex
     meter = (allowance or Allowance()).meter(metadata.session_id, metadata.path, metadata.cause)
     metadata.home = metadata.home or store.url
@@ -161,11 +165,14 @@ def save(
             "synced": store.synced,  # by now it may have turned out that it goes somewhere else
             "parts": {part: digest.document() for part, digest in digests.items()},
         }
-        sink.write(sealed_bytes(document | depositor.listed(), keyring, metadata.path))
+        sealed = sealed_bytes(document | depositor.listed(), keyring, metadata.path)
+        drops[:] = going(sealed)
+        sink.write(sealed)
 
+    drops: list[str] = []
     parts = [("pkl", values), ("state.json", facts), ("meta.json", meta)]
     try:
-        store.put(metadata.path, parts, lease=lease, stage=stage)
+        store.put(metadata.path, parts, lease=lease, stage=stage, drops=lambda: drops)
     finally:
         depositor.end()
     meter.done()

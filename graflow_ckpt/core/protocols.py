@@ -134,6 +134,10 @@ class Readable(Protocol):
     def segments(self, session: str) -> Iterator[tuple[int, int, bytes]]: ...
 
 
+Drops = Callable[[], Iterable[str]]
+"""What goes with a commit; asked when all parts are written."""
+
+
 class CheckpointStore(Readable, Protocol):
     """Where trios and journals live. Blocking; all parts of a trio appear at once."""
 
@@ -149,8 +153,17 @@ class CheckpointStore(Readable, Protocol):
 
     def acquire(self, session: str, *, take_over: bool = False) -> Lease: ...
 
-    def put(
-        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+    @property
+    def drops_along(self) -> bool: ...  # whether `put` can
+
+    def put(  # drops: paths of the lease's session, which go with the same commit
+        self,
+        path: str,
+        parts: Sequence[tuple[str, PartWriter]],
+        *,
+        lease: Lease | None,
+        stage: str,
+        drops: Drops = tuple,
     ) -> None: ...
 
     def newest(  # the last accepted first, between sessions, too; nothing but metas is read

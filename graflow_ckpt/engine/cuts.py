@@ -234,7 +234,7 @@ class Cutter:
         began = monotonic()
         state = self.session.state
         snapshot = capture(state, rng.capture() if self.settings.rng else None, self._begun())
-        metadata = self.home.cut(self.graph, snapshot, cause, user, path)
+        metadata = self.home.cut(self.graph, snapshot, cause, user, path, self.settings.keep)
         self._cut_steps, self._cut_time = state.steps, monotonic()
         seconds = monotonic() - began
         if self.home.finds(metadata.path):

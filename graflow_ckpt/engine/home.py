@@ -11,7 +11,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from graflow_ckpt.checkpoint.model import CheckpointMetadata, Document, Lines, l
 from graflow_ckpt.checkpoint.program import program
 from graflow_ckpt.checkpoint.program.plan import CurrentTask
 from graflow_ckpt.checkpoint.program.program import Program
-from graflow_ckpt.checkpoint.retention import Cut, Retention, automatic
+from graflow_ckpt.checkpoint.retention import WAITS, Cut, Retention, automatic, forked_from
 from graflow_ckpt.checkpoint.seals.seal import key_storage_warning, passing_warning
 from graflow_ckpt.checkpoint.snapshot import Snapshot
 from graflow_ckpt.core.errors import (
@@ -41,6 +41,7 @@ from graflow_ckpt.engine.announcer import Trace
 from graflow_ckpt.engine.settings import Settings, tell_slow
 from graflow_ckpt.stores import backend_of, folder_on_disk, open_beside, open_store, places, store_of
 from graflow_ckpt.stores.around.keys import Keyring
+from graflow_ckpt.stores.names import base_of, session_of
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 
@@ -53,13 +54,13 @@ BYTES = 100_000
 
 
 class Tidier:
-    """After each save, what the workflow's retention does not keep any more is deleted.
+    """What the workflow's retention does not keep any more goes with the commit of a save, or after it.
 
-    Whether there are too many is known without asking the store, as long as the retention looks at one
-    session and nobody else writes it (`alone`). What is too many goes in a *pass* over the metadata of the
-    store: another session may have been forked from it meanwhile. In a large store saves have to earn a pass,
-    so that a save pays for some twenty metas whatever the store has grown to. What is left goes with the last
-    save of a run.
+    Which ones those are is known without asking the store, as long as the retention looks at one session and
+    nobody else writes it (`alone`); that no other session began at one of them, as long as nothing else was
+    written since the last *pass* over the metadata of the store. Then they go in the commit, else a pass
+    takes them away. In a large store saves have to earn it, so that a save pays for some twenty metas
+    whatever the store has grown to. What is left goes with the last save of a run.
 
     Promise: a save never fails because of what is not deleted; it is an event (`emit`), is logged, and tried
     again.
@@ -80,16 +81,45 @@ class Tidier:
         self._emit = emit
         self._alone = alone
         self._own: dict[str, Cut] | None = None  # the session's, as far as they are in the store
+        self._coming: Cut | None = None  # what is being saved
+        self._going: list[str] = []  # with it
+        self._forked: frozenset[str] = frozenset()  # where others began
+        self._top: tuple[str, bytes] | None = (
+            None  # the last that was written to the store, as far as looked at
+        )
         self._earned = 0.0
         self._seen = 0  # metas that the last pass has left
         self._told = False  # that nothing can be taken away now: once, not after each save
+
+    def before(self, path: str, meta: bytes, keep: Retention) -> Sequence[str]:
+        """What goes with the commit of a checkpoint that is about to be there."""
+        if self._coming is not None:
+            self._own = None  # whether the last one is there was never said
+        self._coming = coming = cut_of(path, meta, self._store.contents)
+        top, self._top, self._going = self._top, None, []
+        rule = automatic(keep)
+        if coming is None or self._own is None or top is None or not rule.per_session:
+            return ()
+        try:
+            if [*self._store.newest(1)] != [top]:
+                return ()
+        except (GraflowError, OSError):
+            return ()  # the save will say so
+        self._top = path, meta
+        cuts = (*self._own.values(), coming)
+        kept = rule.keeps(cuts, time.time())
+        if path in kept and not any(cut.lacks for cut in cuts):
+            own = (cut for cut in cuts if cut.path not in kept)
+            self._going = [cut.path for cut in own if cut.status not in WAITS and cut.id not in self._forked]
+        return self._going
 
     def after(self, saved: CheckpointMetadata, keep: Retention, *, last: bool = False) -> bool:
         """One more was saved; whether none is left. `last`: nobody asks again, so nothing waits."""
         try:
             rule = automatic(keep)
             self._earned += EARNED
-            if not self._too_many(saved.path, rule) or (self._earned < self._seen and not last):
+            self._count(saved.path)
+            if not self._too_many(rule) or (self._earned < self._seen and not last):
                 return False
             none_left = self._pass(saved.path, rule)
         except (GraflowError, OSError) as error:
@@ -102,16 +132,25 @@ class Tidier:
         self._told = False
         return none_left
 
-    def _too_many(self, path: str, rule: Retention) -> bool:
+    def _count(self, path: str) -> None:
+        """What was saved just now, and what went with it."""
+        coming, self._coming = self._coming, None
+        if os.path.dirname(path) != self._store.folder:
+            return  # it is no part of the session's history
+        if self._own is None or coming is None or coming.path != path:
+            self._own = None
+            return
+        self._own[path] = coming
+        self._earned += coming.size / BYTES
+        for gone in self._going:
+            self._own.pop(gone, None)
+            log.debug("checkpoint %s is not kept", gone, extra={"session": self._session})
+
+    def _too_many(self, rule: Retention) -> bool:
         if not rule.per_session or not self._alone:
             return True  # others have to be looked at
         if self._own is None:
             self._own = {cut.path: cut for cut in inventory(self._store, self._session).cuts}
-        elif os.path.dirname(path) == self._store.folder:  # else it is no part of the session's history
-            cut = cut_of(path, self._store.meta(path), self._store.contents)
-            if cut is not None:
-                self._own[path] = cut
-                self._earned += cut.size / BYTES
         own = tuple(self._own.values())
         return len(rule.keeps(own, time.time())) < len(own)
 
@@ -129,6 +168,8 @@ class Tidier:
         left = [cut for cut in known.cuts if cut.session == self._session and cut.path not in gone]
         self._own = {cut.path: cut for cut in left}
         self._earned, self._seen = 0.0, len(known.cuts) - len(gone)
+        if self._alone and self._store.drops_along and not any(cut.lacks for cut in known.unreadable):
+            self._forked, self._top = forked_from(known.cuts), known.top
         return not left and all(cut.session != self._session for cut in known.unreadable)
 
     def _stays(self, cut: Cut, error: Exception) -> None:
@@ -406,8 +447,12 @@ class Home(CheckpointPlace):
         cause: str,
         user: dict[str, Any] | None,
         path: str | None = None,
+        keep: Retention | None = None,
     ) -> CheckpointMetadata:
-        """Write one trio; raises if it could not be written, and then nothing has changed."""
+        """Write one trio; raises if it could not be written, and then nothing has changed.
+
+        `keep`: says what goes with it. Whoever gives it tidies after it.
+        """
         lease: Lease | None = self.open()
         assert lease is not None
         snapshot.facts["epoch"] = lease.epoch
@@ -430,7 +475,16 @@ class Home(CheckpointPlace):
             metadata = replace(metadata, rewinds=lines, needs=[*metadata.needs, "rewinds"])
         program = self.describe_program(graph)
         try:
-            metadata = archive.save(place, keyring, lease, snapshot, program, metadata, self.allowance)
+            metadata = archive.save(
+                place,
+                keyring,
+                lease,
+                snapshot,
+                program,
+                metadata,
+                self.allowance,
+                self._going(path, lease, keep),
+            )
         except SaveOutcomeUnknown:
             self.sequence += 1  # it may stand: of two with one number nobody could tell which is the newer
             raise
@@ -439,6 +493,15 @@ class Home(CheckpointPlace):
         self.parent = metadata.checkpoint_id
         self.last = metadata
         return metadata
+
+    def _going(
+        self, path: str, lease: Lease | None, keep: Retention | None
+    ) -> Callable[[bytes], Sequence[str]]:
+        """What goes with a checkpoint there, once its meta is known."""
+        tidier = self._tidier
+        if tidier is None or lease is None or keep is None or session_of(base_of(path)) != self.session:
+            return lambda meta: ()
+        return lambda meta: tidier.before(path, meta, keep)
 
     def stands_at(self, found: Found) -> bool:
         """Return True if the session has nothing after that cut: no later one, and no record."""

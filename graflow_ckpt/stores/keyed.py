@@ -38,7 +38,7 @@ from graflow_ckpt.core.errors import (
     ServerGone,
 )
 from graflow_ckpt.core.facts import check_session_id
-from graflow_ckpt.core.protocols import Lease, Owner, PartWriter
+from graflow_ckpt.core.protocols import Drops, Lease, Owner, PartWriter
 from graflow_ckpt.stores import batches
 from graflow_ckpt.stores.batches import Filters, within
 from graflow_ckpt.stores.contents import KeyedContents, KeyedSaving
@@ -105,6 +105,7 @@ class KeyedStore(Store[KeyedLease]):
 
     own = KeyedLease
     shared = True
+    drops_along = True
 
     def __init__(self, driver: Driver, folder: str, *, lease: float = LEASE) -> None:
         self.folder = folder
@@ -152,7 +153,13 @@ class KeyedStore(Store[KeyedLease]):
     # --- writing -----------------------------------------------------------------------
 
     def put(
-        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+        self,
+        path: str,
+        parts: Sequence[tuple[str, PartWriter]],
+        *,
+        lease: Lease | None,
+        stage: str,
+        drops: Drops = tuple,
     ) -> None:
         base, mine = self._name(path), None
         if lease is not None:
@@ -161,9 +168,9 @@ class KeyedStore(Store[KeyedLease]):
             check_own(path, session_of(base), mine.session)
         check_parts([part for part, _ in parts])
         with unwritten(path):
-            self._put(PutTarget(self, base, mine, stage), parts)
+            self._put(PutTarget(self, base, mine, stage), parts, drops)
 
-    def _put(self, to: PutTarget, parts: Sequence[tuple[str, PartWriter]]) -> None:
+    def _put(self, to: PutTarget, parts: Sequence[tuple[str, PartWriter]], drops: Drops) -> None:
         self._recent.forget(to.base)
         stream = Stream(self.driver, to.scope, to.mark)
         sent = False
@@ -176,8 +183,10 @@ class KeyedStore(Store[KeyedLease]):
             meta = Collected()
             parts[-1][1](meta)
             record = HeadRecord(to.base, to.mark, 0, to.stage, placed, stream.size, (to.mark, len(meta.data)))
+            going = [name for name in map(self._name, drops()) if to.owns and scope_of(name) == to.scope]
             sent = True
-            self._commit(to, record, bytes(meta.data), stream)
+            self._commit(to, record, bytes(meta.data), stream, going)
+            self._recent.forget(*going)
         except BaseException as error:
             unknown = isinstance(error, SaveOutcomeUnknown)
             if not unknown and (not sent or self._was_refused(to, error)):
@@ -197,7 +206,9 @@ class KeyedStore(Store[KeyedLease]):
             return kept is None or to.mark not in (kept.mark, kept.meta[0])
         return False
 
-    def _commit(self, to: PutTarget, record: HeadRecord, meta: bytes, stream: Stream) -> None:
+    def _commit(
+        self, to: PutTarget, record: HeadRecord, meta: bytes, stream: Stream, going: Sequence[str]
+    ) -> None:
         """W2."""
         names, facts = contents_in(meta), facts_in(meta)
         saving = self.savings.get((to.base, to.stage))
@@ -224,11 +235,15 @@ class KeyedStore(Store[KeyedLease]):
             holds = tuple([known[name] for name in names])
             new = replace(new, number=head.number + 1, contents=holds, inline=inline)
             puts = [*(chunks if new.stream is None else ()), *(() if new.inline else (its_meta,))]
-            after = head.holding(to.base, new)
+            left = {base: head.records[base] for base in going if base in head.records and base != to.base}
+            after = head.without(left).holding(to.base, new)
             if pin is not None and saving is not None:
                 after = after.without_pin(saving.mark)
             drops = set(kept.keys(to.scope, to.base, self.driver.chunk)) if kept is not None else set()
             drops.difference_update(new.keys(to.scope, to.base, self.driver.chunk))
+            drops.update(
+                key for base, old in left.items() for key in old.keys(to.scope, base, self.driver.chunk)
+            )
             mine = to.lease if to.owns else None
             return self.letting_go(to.scope, head, after, mine, puts, sorted(drops), needs)
 

@@ -29,6 +29,7 @@ class Store(Generic[L]):
     """A store. `own`: the class of its leases."""
 
     own: ClassVar[type]
+    drops_along: ClassVar[bool] = False
 
     folder: str
 

@@ -34,7 +34,7 @@ from tests.conformance.contracts.fencing import (
 )
 from tests.conformance.contracts.journal import ProcessContract
 from tests.conformance.contracts.store import InProcess, StoreContract, WithProcesses
-from tests.conformance.contracts.trio import Contract, Opener, names_of_tests
+from tests.conformance.contracts.trio import AlongContract, Contract, Opener, names_of_tests
 from tests.conformance.restoring import in_head, in_memory, in_postgres, in_redis, in_sqlite
 from tests.servers import Server, binaries
 from tests.trios import own_name, put
@@ -127,9 +127,9 @@ class TestObjects(WithProcesses):
 
 
 # More is good news: change the numbers. Fewer is what they are for.
-IN_PROCESS = 107
-CONTENTS_IN_PROCESS = 15
-WITH_PROCESSES = 136
+IN_PROCESS = 111
+CONTENTS_IN_PROCESS = 16
+WITH_PROCESSES = 141
 IN_A_FOLDER = 95
 IN_A_FOLDER_IN_PROCESS = 85
 NUMBERS: dict[type[Contract], int] = {
@@ -150,8 +150,8 @@ def test_a_store_has_as_many_tests_as_it_had(suite: type[Contract]) -> None:
 
 def test_no_piece_hides_a_test_of_another() -> None:
     pieces = [
-        *StoreContract.__bases__, FencingContract, RestoredContract, ProcessContract, FencingProcessContract,
-        ContentContract, ContentProcessContract,
+        *StoreContract.__bases__, AlongContract, FencingContract, RestoredContract, ProcessContract,
+        FencingProcessContract, ContentContract, ContentProcessContract,
     ]  # fmt: skip
 
     assert sum(len(names_of_tests(piece)) for piece in pieces) == WITH_PROCESSES

@@ -47,6 +47,7 @@ class Inventory:
 
     cuts: tuple[Cut, ...]
     unreadable: tuple[Cut, ...] = ()
+    top: tuple[str, bytes] | None = None  # the last that was written
 
     @property
     def size(self) -> int:
@@ -57,7 +58,9 @@ def inventory(store: Readable, session: str | None = None) -> Inventory:
     """Of the whole store, or of one session."""
     cuts: list[Cut] = []
     unreadable: list[Cut] = []
+    top: tuple[str, bytes] | None = None
     for path, raw in store.list(session):
+        top = top or (path, raw)
         cut = cut_of(path, raw, store.contents)
         if cut is None:
             own, meta = named(path), document_of(raw) or {}
@@ -66,7 +69,7 @@ def inventory(store: Readable, session: str | None = None) -> Inventory:
             unreadable.append(Cut(path, session_of, status=UNREADABLE, cause="", size=len(raw), lacks=lacks))
         elif session in (None, cut.session):  # else a copy of another one's, under this one's name
             cuts.append(cut)
-    return Inventory(tuple(cuts), tuple(unreadable))
+    return Inventory(tuple(cuts), tuple(unreadable), top)
 
 
 def cut_of(path: str, raw: bytes, place: Contents | None = None) -> Cut | None:

@@ -24,7 +24,7 @@ from typing import Any, Self
 from blake3 import blake3
 
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
-from graflow_ckpt.core.protocols import CheckpointStore, Lease, PartWriter, Source
+from graflow_ckpt.core.protocols import CheckpointStore, Drops, Lease, PartWriter, Source
 from graflow_ckpt.links.addresses import URL_VARIABLE, masked
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink, open_link
@@ -83,10 +83,23 @@ class Cached(Wrapper):
     # --- checkpoints -------------------------------------------------------------------
 
     def put(
-        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+        self,
+        path: str,
+        parts: Sequence[tuple[str, PartWriter]],
+        *,
+        lease: Lease | None,
+        stage: str,
+        drops: Drops = tuple,
     ) -> None:
-        super().put(path, parts, lease=lease, stage=stage)
-        self._forget(self._inner(path))
+        changed = [path]
+
+        def along() -> Iterable[str]:
+            changed[1:] = drops()
+            return changed[1:]
+
+        super().put(path, parts, lease=lease, stage=stage, drops=along)
+        for one in changed:
+            self._forget(self._inner(one))
 
     def open(self, path: str, part: str, stage: str) -> Source:
         inner = self._inner(path)

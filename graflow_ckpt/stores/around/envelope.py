@@ -17,10 +17,11 @@ import threading
 from base64 import b64decode, b64encode
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Generic, TypeVar, Unpack
 
 from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound
-from graflow_ckpt.core.protocols import CheckpointStore, Lease, PartWriter, Sink, Source
+from graflow_ckpt.core.protocols import CheckpointStore, Drops, Lease, PartWriter, Sink, Source
 from graflow_ckpt.stores.around.wrapper import Wrapper
 from graflow_ckpt.stores.batches import Filters
 from graflow_ckpt.stores.names import META, PARTS, Collected, base_of, document_in, facts_in, not_its
@@ -109,14 +110,21 @@ class Enveloping(Wrapper, Generic[Note]):
     # --- the store ---------------------------------------------------------------------
 
     def put(
-        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+        self,
+        path: str,
+        parts: Sequence[tuple[str, PartWriter]],
+        *,
+        lease: Lease | None,
+        stage: str,
+        drops: Drops = tuple,
     ) -> None:
         path = self._inner(path)
         whole = {part for part, _ in parts} >= set(PARTS)
         note = self._new_note() if whole else self._noted(path, stage) or self._new_note()
         kept = [(part, self._writer(part, stage, note, writer)) for part, writer in parts]
         self._forget(path)
-        self.inner.put(path, kept, lease=lease, stage=stage)
+        along = partial(self._drops, drops)
+        self.inner.put(path, kept, lease=lease, stage=stage, drops=along)
 
     def meta(self, path: str) -> bytes:
         path = self._inner(path)

@@ -52,7 +52,16 @@ from graflow_ckpt.core.errors import (
     SessionBusy,
     SessionError,
 )
-from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Owner, PartWriter, Sink, Source
+from graflow_ckpt.core.protocols import (
+    CheckpointStore,
+    Drops,
+    Journal,
+    Lease,
+    Owner,
+    PartWriter,
+    Sink,
+    Source,
+)
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores.around.patience import Breaker, PutAttempt, may_pass
 from graflow_ckpt.stores.around.wrapper import Wrapper, keeps_no_secret
@@ -307,8 +316,18 @@ class Fallback(Wrapper):
 
     # --- checkpoints -------------------------------------------------------------------
 
+    @property
+    def drops_along(self) -> bool:
+        return False  # what is put aside is not to take anything away from the store
+
     def put(
-        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+        self,
+        path: str,
+        parts: Sequence[tuple[str, PartWriter]],
+        *,
+        lease: Lease | None,
+        stage: str,
+        drops: Drops = tuple,
     ) -> None:
         mine = self._own(lease) if lease is not None else None
         if mine is not None:

@@ -14,11 +14,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import count
 from typing import Any, Self, TypeVar, Unpack
 
 from graflow_ckpt.core.errors import CheckpointError, GraflowError
-from graflow_ckpt.core.protocols import CheckpointStore, Lease, Owner, PartWriter, Source
+from graflow_ckpt.core.protocols import CheckpointStore, Drops, Lease, Owner, PartWriter, Source
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores.around.patience import Breaker, Patience, PutAttempt, may_pass
 from graflow_ckpt.stores.around.wrapper import Wrapper
@@ -92,13 +93,20 @@ class Retrying(Wrapper):
     # --- what may have been done -------------------------------------------------------
 
     def put(
-        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+        self,
+        path: str,
+        parts: Sequence[tuple[str, PartWriter]],
+        *,
+        lease: Lease | None,
+        stage: str,
+        drops: Drops = tuple,
     ) -> None:
         attempt = PutAttempt(parts)
 
         def write() -> None:
             attempt.written.clear()
-            self.inner.put(self._inner(path), attempt.parts, lease=lease, stage=stage)
+            along = partial(self._drops, drops)
+            self.inner.put(self._inner(path), attempt.parts, lease=lease, stage=stage, drops=along)
 
         self._again(write, done=lambda: self._is_there(path, attempt), hopeless=lambda: attempt.own_fault)
 

@@ -22,6 +22,7 @@ import glob
 import re
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Self, Unpack
 
 from graflow_ckpt.core.errors import (
@@ -32,7 +33,7 @@ from graflow_ckpt.core.errors import (
     UnsafeCheckpoint,
 )
 from graflow_ckpt.core.facts import check_session_id
-from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Owner, PartWriter, Sink
+from graflow_ckpt.core.protocols import CheckpointStore, Drops, Journal, Lease, Owner, PartWriter, Sink
 from graflow_ckpt.stores.around import envelope
 from graflow_ckpt.stores.around.wrapper import Wrapper
 from graflow_ckpt.stores.batches import Filters
@@ -97,13 +98,20 @@ class Tenant(Wrapper):
     # --- checkpoints -------------------------------------------------------------------
 
     def put(
-        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+        self,
+        path: str,
+        parts: Sequence[tuple[str, PartWriter]],
+        *,
+        lease: Lease | None,
+        stage: str,
+        drops: Drops = tuple,
     ) -> None:
         kept = [
             (part, self._in_envelope(writer, stage) if part == META else writer) for part, writer in parts
         ]
         mine = None if lease is None else self._own(lease)
-        self.inner.put(self._inner(path), kept, lease=mine, stage=stage)
+        along = partial(self._drops, drops)
+        self.inner.put(self._inner(path), kept, lease=mine, stage=stage, drops=along)
 
     def meta(self, path: str) -> bytes:
         path = self._inner(path)

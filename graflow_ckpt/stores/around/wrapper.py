@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import ClassVar, Self, Unpack
 
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.protocols import (
     CheckpointStore,
     Contents,
+    Drops,
     Journal,
     Lease,
     Owner,
@@ -93,10 +95,24 @@ class Wrapper:
 
     # --- checkpoints -------------------------------------------------------------------
 
+    @property
+    def drops_along(self) -> bool:
+        return self.inner.drops_along
+
     def put(
-        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+        self,
+        path: str,
+        parts: Sequence[tuple[str, PartWriter]],
+        *,
+        lease: Lease | None,
+        stage: str,
+        drops: Drops = tuple,
     ) -> None:
-        self.inner.put(self._inner(path), parts, lease=lease, stage=stage)
+        along = partial(self._drops, drops)
+        self.inner.put(self._inner(path), parts, lease=lease, stage=stage, drops=along)
+
+    def _drops(self, drops: Drops) -> list[str]:
+        return [self._inner(path) for path in drops()]
 
     def open(self, path: str, part: str, stage: str) -> Source:
         return self.inner.open(self._inner(path), part, stage)

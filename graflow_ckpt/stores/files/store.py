@@ -23,7 +23,7 @@ from functools import partial
 
 from graflow_ckpt.core.errors import CheckpointError, UnsafeCheckpoint
 from graflow_ckpt.core.facts import check_session_id
-from graflow_ckpt.core.protocols import Lease, Line, Owner, PartWriter
+from graflow_ckpt.core.protocols import Drops, Lease, Line, Owner, PartWriter
 from graflow_ckpt.stores.claims import no_take_over
 from graflow_ckpt.stores.fencing import clearing
 from graflow_ckpt.stores.files import journal as segments
@@ -119,7 +119,13 @@ class LocalStore(Store[LocalLease]):
     # --- checkpoints -------------------------------------------------------------------
 
     def put(
-        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+        self,
+        path: str,
+        parts: Sequence[tuple[str, PartWriter]],
+        *,
+        lease: Lease | None,
+        stage: str,
+        drops: Drops = tuple,
     ) -> None:
         target = self._target(path)
         mine = self._own(lease) if lease is not None else None

@@ -43,6 +43,15 @@ ONE, TWO, THREE = content(1), content(2), content(3)
 class ContentContract(Contract):
     """As one process sees it."""
 
+    def test_what_goes_with_a_save_leaves_the_contents_that_this_one_holds(self, opener: Opener) -> None:
+        store = opener()
+        with owning(store) as lease:
+            former = put_holding(store, own_name(), "one", [ONE, TWO], lease=lease)
+            name = own_name(sequence=2)
+            path = put_holding(store, name, "two", [TWO], lease=lease, sequence=2, drops=[former])
+
+            assert (held(store, path), there(store, [ONE, TWO], name)) == ([TWO], {TWO})
+
     def test_contents_are_there_with_their_checkpoint_in_every_handle(self, opener: Opener) -> None:
         path = put_holding(opener(), called("best"), "one", [ONE, TWO])
 

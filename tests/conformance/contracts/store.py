@@ -11,7 +11,7 @@ from tests.conformance.contracts.fencing import (
 )
 from tests.conformance.contracts.journal import JournalContract, ProcessContract, ThreadContract
 from tests.conformance.contracts.listing import BatchContract, ListingContract, NamesContract
-from tests.conformance.contracts.trio import BytesContract, TrioContract
+from tests.conformance.contracts.trio import AlongContract, BytesContract, TrioContract
 
 
 class StoreContract(
@@ -27,7 +27,7 @@ class StoreContract(
     """Everything that one process can see of a store."""
 
 
-class InProcess(StoreContract, FencingContract, RestoredContract):
+class InProcess(StoreContract, AlongContract, FencingContract, RestoredContract):
     """As far as one process goes, where a session can be taken from a living owner."""
 
 

@@ -20,17 +20,26 @@ from collections.abc import Callable
 
 import pytest
 
-from graflow_ckpt.core.errors import CheckpointCorrupt, CheckpointError, CheckpointNotFound, SessionBusy
+from graflow_ckpt.core.errors import (
+    CheckpointCorrupt,
+    CheckpointError,
+    CheckpointNotFound,
+    Fenced,
+    SessionBusy,
+)
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore, Lease, PartWriter, Sink
 from tests.trios import (
     all_of,
     listed,
     meta_of,
+    named,
     own_name,
+    owning,
     parts_of,
     path_of,
     put,
     put_meta,
+    put_own,
     read,
     values_of,
     writer,
@@ -453,3 +462,64 @@ def _same(found: bytes, expected: bytes) -> bool:
     assert len(found) == len(expected)
     assert hashlib.sha256(found).hexdigest() == hashlib.sha256(expected).hexdigest()
     return True
+
+
+class AlongContract(Contract):
+    """Of a store that can let others go in the commit of a save."""
+
+    def test_what_is_to_go_with_a_save_is_gone_when_that_is_there(self, opener: Opener) -> None:
+        store = opener()
+        with owning(store) as lease:
+            one, two = put_own(store, lease, 1), put_own(store, lease, 2)
+            put_own(store, lease, 3)
+            put_own(store, lease, 4, drops=[one, two, path_of(store, own_name(sequence=9))])
+
+            assert listed(opener()) == [named(own_name(sequence=n)) for n in (4, 3)]
+            for path in (one, two):
+                with pytest.raises(CheckpointNotFound):
+                    opener().meta(path)
+
+    def test_what_belongs_to_others_does_not_go_with_a_save(self, opener: Opener) -> None:
+        store = opener()
+        with owning(store, "t") as theirs, owning(store) as lease:
+            others = [put_own(store, theirs, 1), put(store, "best", "one")]
+            path = put_own(store, lease, 1, drops=others)
+            put(store, "last", "two", lease=lease, drops=[path])
+            put(store, "free", "three", drops=[path])
+
+            assert sorted(listed(store)) == sorted(
+                ["best", "last", "free", named(own_name()), named(own_name("t"))]
+            )
+
+    def test_a_save_over_a_former_one_may_name_it_as_what_goes(self, opener: Opener) -> None:
+        store = opener()
+        with owning(store) as lease:
+            path = put_own(store, lease, 1, "former")
+            put_own(store, lease, 1, "newer", drops=[path])
+
+            assert read(opener(), path).stage == "newer"
+
+    @pytest.mark.parametrize("why", ["a writer fails", "taken over"])
+    def test_with_a_save_that_is_refused_nothing_goes(self, opener: Opener, why: str) -> None:
+        store = opener()
+        lease = store.acquire("s")
+        path = put_own(store, lease, 1)
+
+        def fails(sink: Sink) -> None:
+            raise _Stop
+
+        if why == "taken over":
+            with owning(opener(), take_over=True), pytest.raises(Fenced):
+                put_own(store, lease, 2, drops=[path])
+        else:
+            parts = [("pkl", fails), ("state.json", writer(b"{}")), ("meta.json", writer(b"{}"))]
+            with pytest.raises(_Stop):
+                store.put(
+                    path_of(store, own_name(sequence=2)),
+                    parts,
+                    lease=lease,
+                    stage="two",
+                    drops=lambda: [path],
+                )
+
+        assert listed(opener()) == [named(own_name())]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 from graflow_ckpt.checkpoint import archive
@@ -10,7 +12,7 @@ from graflow_ckpt.checkpoint.archive import metadata_of
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program.program import Program, current_tasks, describe, pack_code
 from graflow_ckpt.checkpoint.snapshot import capture
-from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.protocols import CheckpointStore, Lease
 from tests.unit.checkpoint import trios
 
 _graph = trios.graph()
@@ -27,6 +29,8 @@ def save(
     user: dict[str, Any] | None = None,
     cause: str = "policy",
     name: str = "",
+    lease: Lease | None = None,
+    going: Callable[[str, bytes], Iterable[str]] = lambda path, meta: (),
     **more: Any,
 ) -> CheckpointMetadata:
     """One checkpoint that is so many days old; `more`: other fields of its metadata."""
@@ -37,7 +41,8 @@ def save(
     metadata.created_at = (datetime.now(UTC) - timedelta(days=days)).isoformat()
     for field, value in more.items():
         setattr(metadata, field, value)
-    return archive.save(store, trios.RING, None, snapshot, _program, metadata)
+    along = partial(going, path)
+    return archive.save(store, trios.RING, lease, snapshot, _program, metadata, going=along)
 
 
 def line(store: CheckpointStore, session: str, count: int, **more: Any) -> list[CheckpointMetadata]:

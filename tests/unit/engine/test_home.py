@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,21 @@ from graflow_ckpt import (
     TaskExecutionContext,
     Workflow,
 )
-from graflow_ckpt.checkpoint.retention import DEFAULT, BestOf, DeleteOnSuccess, KeepFor, KeepWithin, OfAll
+from graflow_ckpt.checkpoint.model import CheckpointMetadata
+from graflow_ckpt.checkpoint.retention import (
+    DEFAULT,
+    BestOf,
+    DeleteOnSuccess,
+    KeepFor,
+    KeepWithin,
+    OfAll,
+    Retention,
+)
 from graflow_ckpt.core.errors import JournalFailed, NoGoodCheckpoint, SessionBusy
+from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.engine import home as tidying
 from graflow_ckpt.engine.home import Home, Tidier, program_file
+from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.files.store import LocalStore
 from tests.loops import chain, loop
 from tests.unit.checkpoint import trios
@@ -223,14 +235,23 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", trios.KEY)
 
 
-class Counting(LocalStore):
-    """Counts how often it was listed as a whole."""
+class _Counting:
+    """Counts how often a store was listed as a whole."""
 
     passes = 0
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]:
         self.passes += session is None and pattern is None
-        return super().list(session, pattern)
+        found: Iterator[tuple[str, bytes]] = super().list(session, pattern)  # type: ignore[misc]
+        return found
+
+
+class Counting(_Counting, LocalStore):
+    """In a folder, where what is too much goes after a save."""
+
+
+class CountingMemory(_Counting, MemoryStore):
+    """Where it goes in the commit."""
 
 
 @pytest.fixture
@@ -238,15 +259,92 @@ def store(tmp_path: Path) -> Counting:
     return Counting(tmp_path)
 
 
-def tidier(store: LocalStore, *, alone: bool = True) -> Tidier:
+@pytest.fixture
+def keyed() -> Iterator[CountingMemory]:
+    yield (store := CountingMemory("memory://tidying"))
+    store.forget()
+
+
+@pytest.fixture(params=["store", "keyed"])
+def either(request: pytest.FixtureRequest) -> Counting | CountingMemory:
+    found: Counting | CountingMemory = request.getfixturevalue(request.param)
+    return found
+
+
+def tidier(store: CheckpointStore, *, alone: bool = True) -> Tidier:
     return Tidier(store, "s", lambda: trios.RING, emit=lambda kind, **facts: None, alone=alone)
 
 
-def test_with_each_save_what_is_too_much_goes(store: Counting) -> None:
-    one = tidier(store)
+class Owner:
+    """Saves as the owner of a session does it."""
+
+    def __init__(self, store: Counting | CountingMemory) -> None:
+        self.store = store
+        self.tidier = tidier(store)
+        self.lease = store.acquire("s")
+
+    def save(self, number: int, keep: Retention, *, last: bool = False, **more: Any) -> CheckpointMetadata:
+        going = partial(self.tidier.before, keep=keep)
+        saved = save(self.store, "s", number, lease=self.lease, going=going, **more)
+        self.tidier.after(saved, keep, last=last)
+        return saved
+
+
+@pytest.fixture
+def owner(either: Counting | CountingMemory) -> Iterator[Owner]:
+    yield (owner := Owner(either))
+    owner.lease.release()
+
+
+def test_with_each_save_what_is_too_much_goes(owner: Owner) -> None:
     for number in range(1, 6):
-        one.after(save(store, "s", number), KeepLast(2))
-        assert left(store) == [f"s{n}" for n in (number - 1, number) if n]
+        owner.save(number, KeepLast(2))
+        assert left(owner.store) == [f"s{n}" for n in (number - 1, number) if n]
+
+
+def test_what_goes_in_the_commit_asks_the_store_for_nothing_else(
+    keyed: CountingMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, batches = Owner(keyed), list[int]()
+    for number in range(1, 4):
+        owner.save(number, KeepLast(2))
+    batch = keyed.driver.batch
+    monkeypatch.setattr(
+        keyed.driver, "batch", lambda *args, **more: (batches.append(1), batch(*args, **more))[1]
+    )
+
+    for number in range(4, 10):
+        owner.save(number, KeepLast(2))
+
+    assert (left(keyed), keyed.passes - 1, len(batches)) == (["s8", "s9"], 1, 6)  # left() listed it, too
+
+
+@pytest.mark.parametrize("when", [1, 4])
+def test_where_another_session_begins_meanwhile_stays(owner: Owner, when: int) -> None:
+    for number in range(1, 9):
+        saved = owner.save(number, KeepLast(2))
+        if number == when:
+            save(owner.store, "other", 1, parent=saved.checkpoint_id)
+
+    assert left(owner.store) == ["other1", *(f"s{n}" for n in (when, 7, 8))]
+
+
+def test_what_waits_for_an_answer_stays_with_every_later_save(owner: Owner) -> None:
+    for number in range(1, 9):
+        owner.save(number, KeepLast(2), **({"status": "paused"} if number == 4 else {}))
+
+    assert left(owner.store) == ["s4", "s7", "s8"]
+
+
+def test_of_a_save_whose_outcome_nobody_has_told_the_store_is_asked(owner: Owner) -> None:
+    for number in range(1, 5):
+        owner.save(number, KeepLast(2))
+    lost = save(owner.store, "s", 5, lease=owner.lease, going=partial(owner.tidier.before, keep=KeepLast(2)))
+
+    owner.save(6, KeepLast(2))
+
+    assert left(owner.store) == ["s5", "s6"]
+    assert lost.sequence == 5
 
 
 def test_nothing_is_looked_at_while_nothing_is_too_much(store: Counting) -> None:
@@ -283,17 +381,6 @@ def test_the_best_ones_stay_among_those_of_a_run(store: Counting) -> None:
         one.after(save(store, "s", number, user={"loss": loss}), KeepLast(1) | BestOf("loss", 1, "min"))
 
     assert left(store) == ["s2", "s4"]
-
-
-def test_a_session_that_was_forked_meanwhile_keeps_what_it_was_forked_from(store: Counting) -> None:
-    one = tidier(store)
-    first = save(store, "s", 1)
-    one.after(first, KeepLast(2))
-    save(store, "other", 1, parent=first.checkpoint_id)
-    for number in range(2, 6):
-        one.after(save(store, "s", number), KeepLast(2))
-
-    assert left(store) == ["other1", "s1", "s4", "s5"]
 
 
 def test_the_owner_of_the_session_is_not_kept_from_tidying_it(store: Counting) -> None:
@@ -347,9 +434,9 @@ def test_large_ones_do_not_wait_for_long(store: Counting, monkeypatch: pytest.Mo
     monkeypatch.setattr(tidying, "EARNED", 0)
     monkeypatch.setattr(tidying, "BYTES", 1)
     line(store, "other", 6)
-    one = tidier(store)
+    one = Owner(store)
     for number in range(1, 5):
-        one.after(save(store, "s", number), KeepLast(1))
+        one.save(number, KeepLast(1))
 
     assert len(left(store)) == 7
 

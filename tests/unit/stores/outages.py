@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from graflow_ckpt.core.errors import ServerGone
-from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Owner, PartWriter, Source
+from graflow_ckpt.core.protocols import CheckpointStore, Drops, Journal, Lease, Owner, PartWriter, Source
 from graflow_ckpt.stores.around.wrapper import Wrapper
 
 T = TypeVar("T")
@@ -68,9 +68,15 @@ class Far(Wrapper):
         return self.over("owner", lambda: self.inner.owner(session))
 
     def put(
-        self, path: str, parts: Sequence[tuple[str, PartWriter]], *, lease: Lease | None, stage: str
+        self,
+        path: str,
+        parts: Sequence[tuple[str, PartWriter]],
+        *,
+        lease: Lease | None,
+        stage: str,
+        drops: Drops = tuple,
     ) -> None:
-        self.over("put", lambda: self.inner.put(self._inner(path), parts, lease=lease, stage=stage))
+        self.over("put", lambda: super(Far, self).put(path, parts, lease=lease, stage=stage, drops=drops))
 
     def open(self, path: str, part: str, stage: str) -> Source:
         return _FarSource(self.over("open", lambda: self.inner.open(self._inner(path), part, stage)), self)

@@ -523,3 +523,4 @@ class AlongContract(Contract):
                 )
 
         assert listed(opener()) == [named(own_name())]
+        lease.release()

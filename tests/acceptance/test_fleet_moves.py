@@ -142,18 +142,6 @@ def test_a_session_moves_to_another_fleet_with_its_program(fleet: Fleet, other: 
     assert used == [f"one/keyed/{cycle}" for cycle in range(4)]
 
 
-def test_a_session_of_memory_goes_on_by_a_fleet(fleet: Fleet) -> None:
-    with workflow("memory", "mine") as flow:
-        flow.add(keyed)
-        flow.execute(max_steps=2)
-    path, _ = flow.execution_context.checkpoint()
-
-    there = fleet.client.fork(path, "there")
-
-    assert go_on(fleet, there) == 3
-    assert used == ["mine/keyed/0", "mine/keyed/1", "there/keyed/2", "there/keyed/3"]
-
-
 def test_a_fleets_session_goes_on_in_memory_and_in_this_process(fleet: Fleet) -> None:
     handle = submitted(fleet, keyed, steps=2)
     fleet.work(handle)

@@ -37,9 +37,10 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar, Unpack
 
@@ -136,15 +137,9 @@ class Folder:
         self.settle()
         return held(str(self.where / ".lock"))
 
-    def of_owners(self) -> list[Waiting]:
-        return list(entries(self.owned))
-
-    def of_nobody(self) -> list[Waiting]:
-        return list(entries(self.free))
-
     def waiting(self, session: str | None = None) -> list[Waiting]:
         """The newest of a session first."""
-        found = [e for e in (*self.of_owners(), *self.of_nobody()) if session in (None, e.session)]
+        found = [e for e in (*entries(self.owned), *entries(self.free)) if session in (None, e.session)]
         return sorted(found, key=lambda entry: (entry.epoch, entry.sequence), reverse=True)
 
     def holder(self, base: str) -> LocalStore | None:
@@ -403,15 +398,13 @@ class Fallback(Wrapper):
     def hand_over_of(self, mine: FallbackLease | None) -> None:
         """What was saved under that lease; None: what was saved without one."""
         if mine is None:
-            if self.waits.of_nobody():
+            if any(entries(self.waits.free)):
                 with self._mutex, self.waits.alone():
-                    self._hand_over(self.waits.of_nobody(), None, self._gone_on)
+                    self._adopt(entries(self.waits.free), None)
         elif mine.has_put_aside:  # else there is nothing to look for
             with self._mutex:
-                own = [
-                    e for e in self.waits.of_owners() if (e.session, e.epoch) == (mine.session, mine.epoch)
-                ]
-                self._hand_over(own, mine.remote, lambda entry: False)
+                whose = mine.session, mine.epoch
+                self._adopt((e for e in entries(self.waits.owned) if (e.session, e.epoch) == whose), mine)
                 mine.has_put_aside = False
 
     def hand_over_now(self, mine: FallbackLease) -> None:
@@ -423,7 +416,7 @@ class Fallback(Wrapper):
     def hand_over_all(self) -> int:
         """What waits of sessions that nobody runs; how many wait still."""
         self.hand_over_of(None)
-        for session in sorted({entry.session for entry in self.waits.of_owners()}):
+        for session in sorted({entry.session for entry in entries(self.waits.owned)}):
             try:
                 self.acquire(session).release()
             except (CheckpointError, SessionError) as error:  # one that is damaged names no session
@@ -441,7 +434,7 @@ class Fallback(Wrapper):
 
     def _take_in(self, lease: FallbackLease) -> None:
         """What a former owner has left; nothing, if somebody has written since."""
-        own = [entry for entry in self.waits.of_owners() if entry.session == lease.session]
+        own = [entry for entry in entries(self.waits.owned) if entry.session == lease.session]
         if not own:
             return
         try:
@@ -451,30 +444,29 @@ class Fallback(Wrapper):
                 "what waits of session %s stays: %s", lease.session, error, extra={"session": lease.session}
             )
             return
-        known = self.asked(lambda: highest_epoch(self.inner, lease.session, lease.epoch))
-        self._what_it_takes(lambda: self._hand_over(own, lease.remote, lambda entry: known > entry.epoch))
+        self._what_it_takes(lambda: self._adopt(own, lease))
 
-    def _hand_over(
-        self, found: Sequence[Waiting], lease: Lease | None, refuses: Callable[[Waiting], bool]
-    ) -> None:
+    def _adopt(self, found: Iterable[Waiting], mine: FallbackLease | None) -> None:
+        """Put into the store what waits, in order, unless others have written under a higher epoch."""
+        epoch, known = mine.epoch if mine is not None else -1, dict[str, int]()
         for entry in sorted(found, key=lambda entry: (entry.epoch, entry.sequence)):
+            session = entry.session
+            if entry.epoch != epoch and session not in known:
+                known[session] = self.asked(partial(highest_epoch, self.inner, session, epoch))
+            if known.get(session, 0) > entry.epoch:
+                self._refuse(entry, "somebody else has gone on with it")
+                continue
             try:
-                if refuses(entry):
-                    self._refuse(entry, "somebody else has gone on with it")
-                    continue
-                self._put(entry, lease)
+                self.asked(partial(self._put, entry, mine.remote if mine is not None else None))
             except CheckpointCorrupt as error:
                 self._refuse(entry, str(error))
                 continue
+            entry.store.delete(entry.path)  # not before: after a kill in between it is handed over once more
             log.info("checkpoint %s was handed over to %s", entry.base, masked(self.inner.url))
 
     def _put(self, entry: Waiting, lease: Lease | None) -> None:
         path = f"{self.inner.folder}/{entry.base}"
-        self.asked(lambda: self.inner.put(path, entry.parts(), lease=lease, stage=entry.stage))
-        entry.store.delete(entry.path)  # not before: a process that is killed here hands it over once more
-
-    def _gone_on(self, entry: Waiting) -> bool:
-        return self.asked(lambda: highest_epoch(self.inner, entry.session, -1)) > entry.epoch
+        self.inner.put(path, entry.parts(), lease=lease, stage=entry.stage)
 
     def _refuse(self, entry: Waiting, why: str) -> None:
         self.waits.set_aside(entry)
@@ -522,14 +514,12 @@ class Fallback(Wrapper):
         """Into the folder; the writers write once more."""
         self._aside = True
         self.waits.settle()
+        place, lease = self.waits.free, None
         if mine is not None:
-            place = self.waits.owned
             mine.has_put_aside = True
-            place.put(f"{place.folder}/{name}", parts, lease=mine.local(), stage=stage)
-        else:
-            place = self.waits.free
-            with self.waits.alone():
-                place.put(f"{place.folder}/{name}", parts, lease=None, stage=stage)
+            place, lease = self.waits.owned, mine.local()
+        with nullcontext() if lease is not None else self.waits.alone():
+            place.put(f"{place.folder}/{name}", parts, lease=lease, stage=stage)
         log.info("checkpoint %s waits in %s: %s", name, place.folder, error)
 
     def _own(self, lease: Lease) -> FallbackLease:

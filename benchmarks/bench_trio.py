@@ -5,6 +5,8 @@ Method: wall time of `checkpoint()` called in a task of a running session whose 
 of the same sizes with bare system calls in the protocol's order: create, write, three fsyncs, fsync of the
 folder, flock, rename of meta, fsync of the folder, two renames. Both write to new paths, as the engine does
 by itself; one path again and again, and a cut by policy with its `KeepLast(10)`, are shown beside.
+Of tasks of 50 ms with a checkpoint after each: the same chain that saves nothing, and one with five syncs in
+each task, which nobody does without who writes three files and the folder that they are in.
 A regression: one more sync, a folder that is read for each save, work that grows with the number of
 checkpoints in it.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Callable
 from functools import cache, partial
 from itertools import count as numbers
@@ -77,6 +80,47 @@ def by_policy(run: Run) -> None:
         flow.execute()
 
 
+# --- of a task of 50 ms --------------------------------------------------------------------
+
+
+def busy(run: Run, settings: dict[str, Any], after: Callable[[], None] = lambda: None) -> None:
+    """A chain of tasks that take 50 ms each."""
+    count = run.size(10, smoke=2)
+
+    def body() -> None:
+        time.sleep(0.05)
+        after()
+
+    with workflow("busy", store=place(run), **settings) as flow:
+        chain(numbered(count, body))
+        with run.timed(per=count):
+            flow.execute()
+
+
+def saved_after_each(run: Run) -> None:
+    busy(run, {"durability": "checkpoint", "checkpoint": EveryTask()})
+
+
+def never_saved(run: Run) -> None:
+    busy(run, {"durability": "none"})
+
+
+def five_syncs_after_each(run: Run) -> None:
+    """What nobody saves three files for less than: each is synced, and the folder twice."""
+    files = [os.open(run.folder / name, os.O_WRONLY | os.O_CREAT, 0o600) for name in "abc"]
+
+    def sync() -> None:
+        for file in files:
+            os.write(file, VALUE)
+            os.fsync(file)
+        sync_folder(str(run.folder))
+        sync_folder(str(run.folder))
+
+    busy(run, {"durability": "none"}, sync)
+    for file in files:
+        os.close(file)
+
+
 # --- the floor ---------------------------------------------------------------------------
 
 
@@ -137,4 +181,6 @@ CASES = [
     Case("trio at a new path", new_path, bare_new_path, Ratio(2.0), repetitions=11, disk=True),
     Case("… over the one before", one_path, bare_one_path, None, disk=True),
     Case("… by policy, with the oldest taken away", by_policy, bare_new_path, None, disk=True),
+    Case("task of 50 ms, saved after each", saved_after_each, never_saved, None, disk=True),
+    Case("… beside five syncs after each", saved_after_each, five_syncs_after_each, Ratio(1.05), disk=True),
 ]

@@ -33,7 +33,7 @@ from tests.crash.ways import FAR, Way, far, fill, own_name, parts, whole
 from tests.golden import layouts, make
 from tests.postgres_servers import PostgresServer
 from tests.proxy import Proxy
-from tests.unit.checkpoint import trios
+from tests.unit.checkpoint import stocked, trios
 from tests.unit.checkpoint.care.test_copying import replayed
 from tests.unit.stores.drivers.test_postgres_schema import things
 
@@ -117,6 +117,22 @@ def test_an_adopted_checkpoint_is_there_as_a_whole_or_not_at_all(
             break
 
     assert seen == {0, 1}
+
+
+def test_nothing_is_left_of_what_was_being_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next owner of the session clears away what a dead one has left half deleted."""
+    monkeypatch.setenv("GRAFLOW_CKPT_KEY", trios.KEY)
+    store = open_store(tmp_path)
+    stocked.line(store, "s", 3)
+    target = tmp_path / "session_s_step_1_17-1"
+    # as a kill leaves it after the first of the renames
+    target.with_suffix(".meta.json").rename(tmp_path / "session_s_step_1_17-1.deleted.meta.json.tmp")
+
+    assert [cut.sequence for cut in CheckpointManager.prune(KeepLast(1), store=str(tmp_path)).cuts] == [2]
+    store.acquire("s").release()
+
+    names = {path.name.partition(".")[0] for path in tmp_path.iterdir() if path.name.startswith("session_")}
+    assert names == {"session_s_step_3_17-3"}
 
 
 @pytest.fixture

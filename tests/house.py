@@ -26,8 +26,19 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 NAME = "graflow_ckpt"
 ENGINES = (("engine",), ("fleet",))
-FACADES: frozenset[str] = frozenset()
-"""Classes that may have many methods, because a user holds one object."""
+FACADES: dict[str, str] = {
+    "CheckpointMetadata": "a frozen value: the fields of a meta as docs/checkpoint-format.md lists them",
+    "Cut": "a frozen value: all that a user's own retention may ask of a checkpoint",
+    "DriverContract": "public tests: a method for each promise of a driver",
+    "ExecutionContext": "public: the one object that a program holds of its session",
+    "Handle": "public: the one object that a program holds of a session of a fleet",
+    "KeyedStore": "public: a store, with the calls of each protocol that a store may have",
+    "LocalStore": "public: a store, with the calls of each protocol that a store may have",
+    "Settings": "a frozen value: the arguments of workflow()",
+    "Status": "a frozen value: the columns of `status --json`",
+    "TaskGraph": "public: the one object that a program builds its tasks with",
+}
+"""Classes that may be large, and why: a user holds one object, or reads one value."""
 
 BY_NAME: frozenset[tuple[str, ...]] = frozenset({("stores", "drivers")})
 """Folders whose folders have files of the same names on purpose: there a file is found by its name."""

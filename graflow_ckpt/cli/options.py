@@ -12,9 +12,11 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.config.sources import CONFIG_VARIABLE, FILE_NAME, BadSetting, gather
+from graflow_ckpt.core.errors import GraflowError
+from graflow_ckpt.links.addresses import SCHEMES
 from graflow_ckpt.links.environment import variable
 
 if TYPE_CHECKING:
@@ -58,9 +60,7 @@ complete_folders, complete_files = _typed("dir"), _typed("file")
 
 
 def default_store() -> str:
-    from graflow_ckpt.stores.places import for_command_line
-
-    return for_command_line()
+    return lazy.places.for_command_line()
 
 
 def store(function: F) -> F:
@@ -93,9 +93,8 @@ def _parse_store(ctx: click.Context, parameter: click.Parameter, given: str) -> 
         return store
     named = [ctx.params[name] for name in _NAMES if ctx.params.get(name)]
     names = [name for value in named for name in ((value,) if isinstance(value, str) else value)]
-    from graflow_ckpt.cli.locate import place_of
 
-    return place_of(manner_of(ctx), store, names)
+    return lazy.locate.place_of(manner_of(ctx), store, names)
 
 
 def of_program(function: F) -> F:
@@ -193,8 +192,6 @@ def of_fleet(function: F) -> F:
 
 def is_server(store: str) -> bool:
     """Whether a fleet can be there: at the address of a Redis server, and of nothing else."""
-    from graflow_ckpt.links.addresses import SCHEMES
-
     scheme, separator, _ = store.partition("://")
     return bool(separator) and scheme.lower() in SCHEMES
 
@@ -217,9 +214,8 @@ def configured(ctx: click.Context) -> bool:
 def settings(ctx: click.Context) -> Resolved:
     """All settings as they count."""
     given = gather(ctx.meta.get(_KEPT), ctx.meta.get(_CONFIG))
-    from graflow_ckpt.config.settings import resolve
 
-    return resolve(given)
+    return lazy.settings.resolve(given)
 
 
 def with_fleet(ctx: click.Context) -> Resolved:
@@ -258,9 +254,9 @@ def complete_sessions(ctx: click.Context, parameter: click.Parameter, incomplete
 
 def complete_remote(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
     """Sessions of the fleet that is set up; a server that does not answer at once is as good as none."""
-    from graflow_ckpt.cli.client import some_sessions
-
-    return [CompletionItem(name) for name in some_sessions(ctx) if name.startswith(incomplete)]
+    if not configured(ctx):
+        return []  # without loading what speaks to servers
+    return [CompletionItem(name) for name in lazy.client.some_sessions(ctx) if name.startswith(incomplete)]
 
 
 def complete_everywhere(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[Any]:
@@ -289,9 +285,7 @@ _MANY = 500  # checkpoints that are looked at for ids
 
 def session_names(folder: str) -> dict[str, str]:
     """Sessions that have checkpoints in a folder, and how far the newest is."""
-    from graflow_ckpt.stores.drivers.sqlite.names import is_sqlite
-
-    if is_sqlite(folder):
+    if lazy.sqlite_names.is_sqlite(folder):
         return _in_database(folder)
     newest: dict[str, tuple[int, str]] = {}
     for name in _listing(folder):
@@ -303,14 +297,10 @@ def session_names(folder: str) -> dict[str, str]:
 
 
 def _in_database(store: str) -> dict[str, str]:
-    from graflow_ckpt.checkpoint.care.inventory import cut_of
-    from graflow_ckpt.core.errors import GraflowError
-    from graflow_ckpt.stores import open_store
-
     found: dict[str, str] = {}
     try:
-        for path, raw in open_store(store).newest(_MANY):
-            cut = cut_of(path, raw)
+        for path, raw in lazy.stores.open_store(store).newest(_MANY):
+            cut = lazy.inventory.cut_of(path, raw)
             if cut is not None:
                 found.setdefault(cut.session, cut.status)
     except GraflowError:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.terminal import Document, Manner
 from graflow_ckpt.core.events import Event
 
@@ -237,10 +237,8 @@ class LiveBlock(Reporter):
     """For a terminal: what runs now stands below what the program prints."""
 
     def __init__(self, manner: Manner, mention: Mention) -> None:
-        from graflow_ckpt.cli.live import Doors  # rich is for terminals only
-
         super().__init__(manner, mention)
-        self._doors = Doors()
+        self._doors = lazy.live.Doors()
         self._live: Live | None = None
         self._shown: Tally | None = None
 
@@ -279,10 +277,9 @@ class LiveBlock(Reporter):
         return live
 
     def __rich__(self) -> Any:  # Any: rich renders what it knows
-        from graflow_ckpt.cli.live import block
 
         assert self._shown is not None
-        return block(self._shown)
+        return lazy.live.block(self._shown)
 
 
 def reporter_for(manner: Manner, mention: Mention, *, progress: bool) -> Reporter:

@@ -14,8 +14,10 @@ from typing import Any
 
 import click
 
+from graflow_ckpt.cli import lazy
 from graflow_ckpt.core.errors import GraphError
 from graflow_ckpt.core.policy import EitherPolicy, EveryN, EverySeconds, Policy
+from graflow_ckpt.links.addresses import SCHEMES, parse
 
 _PERIOD = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)?\Z")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -108,19 +110,14 @@ def parse_store(ctx: click.Context, parameter: click.Parameter, given: str | Non
         return given
     from urllib.parse import urlencode
 
-    from graflow_ckpt.links.addresses import SCHEMES, parse
-    from graflow_ckpt.stores.drivers.objects.names import is_objects, place_of
-    from graflow_ckpt.stores.drivers.postgres import names as postgres_names
-    from graflow_ckpt.stores.prefixes import prefix_of, unwrapped
-
-    if prefix := prefix_of(given):
-        return f"{prefix}{parse_store(ctx, parameter, unwrapped(given))}"
-    if postgres_names.is_postgres(given):
-        database = postgres_names.parse(postgres_names.divided(given)[0])
+    if prefix := lazy.prefixes.prefix_of(given):
+        return f"{prefix}{parse_store(ctx, parameter, lazy.prefixes.unwrapped(given))}"
+    if lazy.postgres_names.is_postgres(given):
+        database = lazy.postgres_names.parse(lazy.postgres_names.divided(given)[0])
         database.remember()
         return str(database)
-    if is_objects(given):
-        place_of(given).remember()  # refused if there is a secret in it
+    if lazy.objects_names.is_objects(given):
+        lazy.objects_names.place_of(given).remember()  # refused if there is a secret in it
         return given
     if given.partition("://")[0].lower() not in SCHEMES:
         return given  # what it is, if anything, who opens it knows
@@ -162,10 +159,7 @@ def counted(count: int, noun: str) -> str:
 
 def resume_command(session: str, store: str, *more: str) -> str:
     """What to type to go on."""
-    from graflow_ckpt.stores import as_typed
-    from graflow_ckpt.stores.places import goes_without_saying
-
-    where = [] if goes_without_saying(store) else ["--store", as_typed(store)]
+    where = [] if lazy.places.goes_without_saying(store) else ["--store", lazy.stores.as_typed(store)]
     return shlex.join(["graflow-ckpt", "resume", session, *where, *more])
 
 

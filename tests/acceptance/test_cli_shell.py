@@ -119,6 +119,26 @@ def test_help_loads_neither_rich_nor_the_engine_nor_what_a_fleet_needs(command: 
     assert loaded & FLEET == set()
 
 
+def test_a_tab_loads_nothing_for_a_fleet_where_none_is_named() -> None:
+    code = (
+        "import atexit, sys; from graflow_ckpt.cli import main;"
+        "atexit.register(lambda: print(*sys.modules, file=sys.stderr)); main([])"
+    )
+    typed = {
+        "_GRAFLOW_CKPT_COMPLETE": "bash_complete",
+        "COMP_WORDS": "graflow-ckpt resume ",
+        "COMP_CWORD": "2",
+    }
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=unmeasured() | typed, capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "graflow_ckpt.cli.run.resume" in done.stderr.split()
+    assert FLEET.isdisjoint(done.stderr.split())
+
+
 @pytest.mark.parametrize("command", [["sessions"], ["doctor"], ["checkpoints", "list"]], ids=" ".join)
 def test_where_no_fleet_is_named_nothing_is_loaded_for_one(command: list[str]) -> None:
     assert loaded_by(*command) & FLEET == set()

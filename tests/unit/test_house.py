@@ -1,5 +1,6 @@
-"""Each rule of tests/house.py convicts a small example, and lets a sound one pass. None is asserted of the
-package yet but that of tests: `make house` prints how far it is from them.
+"""Each rule of tests/house.py convicts a small example, lets a sound one pass, and holds for the package.
+
+Rules that the package has not reached have a ceiling: what breaks them may only become less.
 """
 
 from __future__ import annotations
@@ -17,6 +18,15 @@ Files = dict[str, str]
 BLOCK = "".join(f"value_{n} = {n}\n" for n in range(8))
 LONG = repr("x" * 60)
 TALL = "def f():\n" + "    pass\n" * 50
+
+CEILINGS = {
+    house.folders: 1,
+    house.cycles_later: 1,
+    house.assignments: 4,
+    house.large_classes: 18,
+    house.touched: 56,
+}
+"""Rules that the package breaks more often than it may in the end, and how often: lower it with each fix."""
 
 BROKEN: list[tuple[Callable[[House], list[str]], Files, list[str]]] = [
     (house.folders, {f"core/m{n}.py": "" for n in range(21)}, ["core has 21"]),
@@ -199,8 +209,26 @@ def test_each_rule_that_reads_files_has_convicted_something() -> None:
     assert {rule for rule, _, _ in BROKEN} | {house.touched} == set(RULES)
 
 
-def test_each_module_has_a_test_in_its_folder_or_is_listed_with_those_that_it_has() -> None:
-    assert house.untested(House()) == []
+@pytest.fixture(scope="module")
+def package() -> House:
+    return House()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=name_of)
+def test_the_package_breaks_a_rule_no_more_often_than_it_may(
+    package: House, rule: Callable[[House], list[str]]
+) -> None:
+    found = rule(package)
+
+    assert len(found) <= CEILINGS.get(rule, RULES[rule]), "\n".join(found)
+
+
+def test_a_ceiling_goes_when_its_rule_is_reached() -> None:
+    assert {rule.__name__ for rule, ceiling in CEILINGS.items() if ceiling <= RULES[rule]} == set()
+
+
+def test_a_facade_is_a_class_of_the_package(package: House) -> None:
+    assert set(house.FACADES) <= {node.name for module in package.modules for node in module.classes}
 
 
 def test_a_local_task_touches_what_writes_its_checkpoint_and_nothing_of_a_fleet() -> None:

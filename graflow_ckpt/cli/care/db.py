@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from graflow_ckpt.cli import lazy
 from graflow_ckpt.cli.options import common, manner_of, store
+from graflow_ckpt.core.errors import BadAddress
 
 if TYPE_CHECKING:
     from graflow_ckpt.stores.drivers.postgres.schema import Migration, SchemaStatus
@@ -99,20 +101,15 @@ _WORDS = {
 
 
 def _opened(where: str) -> PostgresStore:
-    from graflow_ckpt.core.errors import BadAddress
-    from graflow_ckpt.stores.drivers.postgres import names as postgres_names
-    from graflow_ckpt.stores.prefixes import unwrapped
-
-    where = unwrapped(where)  # what is wrapped around a store has no tables
-    if not postgres_names.is_postgres(where):
+    where = lazy.prefixes.unwrapped(where)  # what is wrapped around a store has no tables
+    if not lazy.postgres_names.is_postgres(where):
         raise BadAddress(
             f"{where} is no database with tables.",
             hint="Name one: --store postgresql://host/database, or GRAFLOW_CKPT_STORE.",
             store=where,
         )
-    from graflow_ckpt.stores.drivers.postgres.store import PostgresStore
 
-    return PostgresStore(where)
+    return lazy.postgres_store.PostgresStore(where)
 
 
 def _done(ctx: click.Context, place: PostgresStore, taken: list[Migration]) -> int:

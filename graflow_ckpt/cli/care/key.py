@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import click
 
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.options import common, manner_of, store
 from graflow_ckpt.cli.terminal import bar
 
@@ -43,10 +43,8 @@ def command() -> None:
 @common
 def new(ctx: click.Context, /) -> int:
     """Print a new key. It is a secret: whoever has it can write checkpoints that you open."""
-    from graflow_ckpt.stores.around.keys import new_key
-
     manner = manner_of(ctx)
-    made = new_key()
+    made = lazy.keys.new_key()
     if manner.json:
         manner.document({"key": made, "id": made.partition(":")[0]})
     else:
@@ -63,11 +61,10 @@ def list_(ctx: click.Context, /, store: str) -> int:
     No secret is shown. A key that nothing needs any more may be taken away; one that is not here and is
     needed has to be carried over.
     """
-    from graflow_ckpt.cli.care.keyring import listing
 
     manner = manner_of(ctx)
     with bar("looking", show=not manner.json):
-        rows, unreadable = listing(store)
+        rows, unreadable = lazy.keyring.listing(store)
     if manner.json:
         manner.document({"keys": [row.document() for row in rows], "unreadable": unreadable})
         return 0
@@ -88,10 +85,9 @@ def rotate(ctx: click.Context, /, store: str) -> int:
     other stores. Where several machines share keys, give the new one to all of them first, behind the
     others; then move it to the front.
     """
-    from graflow_ckpt.cli.care.keyring import rotated
 
     manner = manner_of(ctx)
-    made, file = rotated(store)
+    made, file = lazy.keyring.rotated(store)
     if not manner.json:
         manner.note(f"{made} is the first key of {file} now")
     return _reseal(ctx, store, {"id": made, "file": file})
@@ -110,10 +106,8 @@ def reseal(ctx: click.Context, /, store: str) -> int:
 
 
 def _reseal(ctx: click.Context, store: str, document: dict[str, object]) -> int:
-    from graflow_ckpt.cli.care.keyring import resealed
-
     manner = manner_of(ctx)
-    key_id, found = resealed(store, show=not manner.json)
+    key_id, found = lazy.keyring.resealed(store, show=not manner.json)
     if manner.json:
         stays = [{"path": path, "why": why} for path, why in found.stays]
         manner.document({**document, "id": key_id, "resealed": found.done, "stays": stays})

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.care.resealing import Resealed, put_sealed, reseal, usage
+from graflow_ckpt.cli import lazy
 from graflow_ckpt.cli.terminal import Document, bar
 from graflow_ckpt.core.errors import CheckpointError, UnsafeCheckpoint
 from graflow_ckpt.core.protocols import CheckpointStore
@@ -80,9 +81,8 @@ def _uses(place: CheckpointStore) -> dict[str, str]:
 def _encrypting_ids(place: CheckpointStore) -> tuple[str, ...]:
     if "encrypted" not in prefix_of(place.url):
         return ()
-    from graflow_ckpt.stores.around.encrypted import within
 
-    found = within(place)
+    found = lazy.encrypted.within(place)
     return found.keyring.ids if found is not None else ()
 
 

@@ -29,7 +29,7 @@ from graflow_ckpt.checkpoint.retention import (
     Per,
     Retention,
 )
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.options import common, complete_places, complete_sessions, found_store, manner_of
 
 _BEST = re.compile(r"(?P<metric>.+?)(?::(?P<n>[1-9]\d*))?(?::(?P<mode>min|max))?\Z")
@@ -161,11 +161,12 @@ def prune(
     say, these stay: the newest good one of a session that can go on, paused ones, those that another
     session was forked from, and those of a session that somebody runs now.
     """
-    from graflow_ckpt.cli.care.clearance import Clearance
 
     retention = retention_of(per=per, **rules)
     metrics = [metric for metric, _, _ in rules["best"]]
-    clearance = Clearance.by_retention(store, retention, session=session, workflow=workflow, metrics=metrics)
+    clearance = lazy.clearance.Clearance.by_retention(
+        store, retention, session=session, workflow=workflow, metrics=metrics
+    )
     return clearance.carried_out(manner_of(ctx), dry_run=dry_run, yes=yes)
 
 
@@ -193,9 +194,8 @@ def delete(
     All that is named goes, or nothing: paused ones and those that another session was forked from
     need --force; of a session that somebody runs now nothing is deleted.
     """
-    from graflow_ckpt.cli.care.clearance import Clearance
 
-    clearance = Clearance.by_name(store, what, force=force)
+    clearance = lazy.clearance.Clearance.by_name(store, what, force=force)
     return clearance.carried_out(manner_of(ctx), dry_run=dry_run, yes=yes)
 
 
@@ -212,7 +212,6 @@ def clear(
     What stays is told: paused ones and those that a session of another workflow was forked from, unless
     --force; and those of a session that somebody runs now.
     """
-    from graflow_ckpt.cli.care.clearance import Clearance
 
-    clearance = Clearance.by_workflow(store, workflow, finished=finished, force=force)
+    clearance = lazy.clearance.Clearance.by_workflow(store, workflow, finished=finished, force=force)
     return clearance.carried_out(manner_of(ctx), dry_run=dry_run, yes=yes)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.options import (
     TAKE_OVER,
     common,
@@ -25,6 +25,7 @@ from graflow_ckpt.cli.options import (
     manner_of,
     store,
 )
+from graflow_ckpt.core.errors import NoSession, SessionError
 
 if TYPE_CHECKING:
     from graflow_ckpt.cli.terminal import Manner
@@ -78,11 +79,10 @@ def copy(
     interrupt it, and call it again; copy what is still being run once more when it has stopped. A session
     that has gone on by itself at the target is refused. What a session has gone back behind is left out.
     """
-    from graflow_ckpt.stores import open_store
 
     if what and workflow is not None:
         raise click.UsageError("--workflow is for all sessions of a store; what is named is copied anyway.")
-    here, there = open_store(origin), open_store(target)
+    here, there = lazy.stores.open_store(origin), lazy.stores.open_store(target)
     if here.url == there.url:
         raise click.UsageError(f"--from and --to are the same place: {there.url}.")
     return _copied(manner_of(ctx), here, there, what, workflow=workflow, take_over=take_over)
@@ -98,27 +98,24 @@ def _copied(
     take_over: bool = False,
 ) -> int:
     """Copy what is named, or all; the exit status."""
-    from graflow_ckpt.checkpoint.care.copying import Move
-    from graflow_ckpt.cli.care.journey import Luggage, travel
-    from graflow_ckpt.cli.locate import checkpoint_path
-    from graflow_ckpt.core.errors import NoSession
-    from graflow_ckpt.stores import store_of
-    from graflow_ckpt.stores.around.keys import Keyring
-    from graflow_ckpt.stores.prefixes import prefix_of
-
-    keys, ring = Keyring.reading(shared=here.shared), Keyring.for_store(there)
-    going = Luggage.named(here, here.url, what, checkpoint_path) if what else Luggage.all(here, workflow)
+    keys, ring = lazy.keys.Keyring.reading(shared=here.shared), lazy.keys.Keyring.for_store(there)
+    going = (
+        lazy.journey.Luggage.named(here, here.url, what, lazy.locate.checkpoint_path)
+        if what
+        else lazy.journey.Luggage.all(here, workflow)
+    )
     if not (what or going.sessions or going.damaged):
         of = f" of workflow {workflow!r}" if workflow is not None else ""
         raise NoSession(f"There are no checkpoints{of} in {here.url}.", hint="--from names another place.")
     for path in going.paths:
         if here.takes(path) is None:
-            raise click.UsageError(f"{path} is not in {here.url}: --from {store_of(path)}.")
+            raise click.UsageError(f"{path} is not in {here.url}: --from {lazy.stores.store_of(path)}.")
     there.probe()
-    if "encrypted" in prefix_of(here.url) and "encrypted" not in prefix_of(there.url):
+    before, after = (lazy.prefixes.prefix_of(place.url) for place in (here, there))
+    if "encrypted" in before and "encrypted" not in after:
         manner.note(f"what is encrypted in {here.url} is in the clear in {there.url}")
-    move = Move(here, there, keys, ring, take_over)
-    return travel(move, going, watched=not manner.json, what="copying").tell(manner)
+    move = lazy.copying.Move(here, there, keys, ring, take_over)
+    return lazy.journey.travel(move, going, watched=not manner.json, what="copying").tell(manner)
 
 
 @click.command("export", epilog=EXPORT, short_help="Write sessions or checkpoints into one file.")
@@ -133,14 +130,12 @@ def export(ctx: click.Context, /, what: tuple[str, ...], file: str, everything: 
     The same as `copy --to sqlite:///FILE`: what is in the file already is not copied again. `import` puts it
     into any store, here or on another machine; that one needs the key, or --trust.
     """
-    from graflow_ckpt.stores import open_store
-    from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 
     if bool(what) == everything:
         raise click.UsageError("Name sessions or checkpoints, or give --all; the file comes last.")
-    there = SqliteStore(file)
+    there = lazy.sqlite_store.SqliteStore(file)
     try:
-        return _copied(manner_of(ctx), open_store(store), there, what)
+        return _copied(manner_of(ctx), lazy.stores.open_store(store), there, what)
     finally:
         there.close()  # what is in the log beside the file goes into it, so that it can be carried away
 
@@ -158,26 +153,20 @@ def import_(ctx: click.Context, /, file: str, trust: bool, take_over: bool, yes:
     Seals and digests are verified; what is there already is left alone. To resume from a checkpoint runs the
     code in it: use --trust only if you know who wrote the file. The journals in it stay out then.
     """
-    from graflow_ckpt.checkpoint.care.copying import Move
-    from graflow_ckpt.cli.care.journey import Luggage, travel
-    from graflow_ckpt.stores import open_store
-    from graflow_ckpt.stores.around.keys import Keyring
-    from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
-    from graflow_ckpt.stores.files.disk import refusing
 
     manner = manner_of(ctx)
-    with refusing("open", file):
+    with lazy.disk.refusing("open", file):
         os.stat(file)
-    origin, target = SqliteStore(file), open_store(store)
-    keys = None if trust else Keyring.reading(shared=False)
+    origin, target = lazy.sqlite_store.SqliteStore(file), lazy.stores.open_store(store)
+    keys = None if trust else lazy.keys.Keyring.reading(shared=False)
     if trust and not yes:
         for maker in _makers(origin):
             manner.note(maker)
         manner.ask("Resuming from them runs the code in them. Seal them with the key of this machine?")
     target.probe()
-    move = Move(origin, target, keys, Keyring.for_store(target), take_over)
-    going = Luggage.all(origin)
-    journey = travel(move, going, watched=not manner.json, what="importing")
+    move = lazy.copying.Move(origin, target, keys, lazy.keys.Keyring.for_store(target), take_over)
+    going = lazy.journey.Luggage.all(origin)
+    journey = lazy.journey.travel(move, going, watched=not manner.json, what="importing")
     if trust and any(any(origin.segments(session)) for session in going.sessions):
         manner.note("the journals in it were left out: only their key could tell whether they are whole")
     return journey.tell(manner)
@@ -185,11 +174,9 @@ def import_(ctx: click.Context, /, file: str, trust: bool, take_over: bool, yes:
 
 def _makers(origin: CheckpointStore) -> list[str]:
     """The programs that say to have written the checkpoints of a file, and with which key."""
-    from graflow_ckpt.checkpoint.model import parse
-
     makers: dict[str, None] = {}
     for path, raw in origin.list():
-        meta = parse(path, raw, ".meta.json")
+        meta = lazy.model.parse(path, raw, ".meta.json")
         said = f"session {meta.get('session_id')}: {meta.get('file')} on {meta.get('host')}"
         makers[f"{said}, key {meta.get('key_id') or 'none'}"] = None
     return list(makers)
@@ -217,19 +204,16 @@ def fork(ctx: click.Context, /, what: str, new: str | None, values: dict[str, An
     The session that it comes from is not touched, and its checkpoint is kept as long as the new one is. Only
     values that are there can be set, so that a typing error is no new value.
     """
-    from graflow_ckpt.cli.locate import find_place
-    from graflow_ckpt.cli.run.continuation import forked
-    from graflow_ckpt.core.errors import SessionError
 
     manner = manner_of(ctx)
-    place = find_place(store, what)
+    place = lazy.locate.find_place(store, what)
     if place.found.facts.get("redis"):
         raise SessionError(
             f"{place.found.path} is of a session in Redis.",
             hint=f"graflow-ckpt resume {place.found.path} --fork NEW-ID --url URL makes another one there.",
             path=place.found.path,
         )
-    made = forked(place, new or _free(place.store, f"{place.session[:50]}-fork"), values)
+    made = lazy.continuation.forked(place, new or _free(place.store, f"{place.session[:50]}-fork"), values)
     if manner.json:
         manner.document({"session": made.session, "path": made.found.path, "from": place.found.path,
                          "store": made.store, "set": sorted(values)})  # fmt: skip
@@ -242,9 +226,7 @@ def fork(ctx: click.Context, /, what: str, new: str | None, values: dict[str, An
 
 def _free(store: str, wanted: str) -> str:
     """The name, or with the first number behind it that no session has."""
-    from graflow_ckpt.stores import open_store
-
-    place, name, number = open_store(store), wanted, 1
+    place, name, number = lazy.stores.open_store(store), wanted, 1
     while any(place.list(name)):
         number += 1
         name = f"{wanted}-{number}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import click
 
+from graflow_ckpt.cli import lazy
 from graflow_ckpt.cli.options import common, complete_places, manner_of
 
 EXAMPLES = """\b
@@ -26,22 +27,20 @@ def command(ctx: click.Context, /, path: str, yes: bool) -> int:
 
     To resume from a checkpoint runs the code in it. Do this only if you know who wrote it.
     """
-    from graflow_ckpt.cli.care.keyring import check_parts, trusted
-    from graflow_ckpt.cli.inspect.display import describe, lines
 
     manner = manner_of(ctx)
-    document = describe(path)
+    document = lazy.display.describe(path)
     if document["verdict"] == "good":
         manner.note(f"{document['path']} is sealed with a key that is known here; nothing to do")
         if manner.json:
             manner.document({"path": document["path"], "sealed": False, "key_id": document["meta"]["key_id"]})
         return 0
-    check_parts(document["path"])
-    for line in () if manner.json else lines(document):
+    lazy.keyring.check_parts(document["path"])
+    for line in () if manner.json else lazy.display.lines(document):
         manner.note(line)
     if not yes:
         manner.ask("Resuming from it runs the code in it. Seal it with the key of this machine?")
-    key = trusted(document["path"])
+    key = lazy.keyring.trusted(document["path"])
     manner.note(f"{document['path']} is now sealed with key {key}")
     if manner.json:
         manner.document({"path": document["path"], "sealed": True, "key_id": key})

@@ -9,10 +9,11 @@ import os
 
 import click
 
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.options import common, complete_files, found_store, manner_of, store
 from graflow_ckpt.cli.terminal import bar, counter
 from graflow_ckpt.cli.words import counted
+from graflow_ckpt.core.errors import BadAddress
 
 BACKUP = """\b
 Examples:
@@ -37,13 +38,12 @@ def backup(ctx: click.Context, /, file: str, yes: bool, store: str) -> int:
 
     The copy is looked through, and is a store itself. A FILE that is there stays until the new one is whole.
     """
-    from graflow_ckpt.stores.drivers.sqlite import care as sqlite_care
 
     manner, place = manner_of(ctx), _database(store)
     if os.path.exists(file) and not yes:
         manner.ask(f"Replace {file}?")
     with bar("copying", show=not manner.json) as progress:
-        size = sqlite_care.backup(place, file, progress)
+        size = lazy.sqlite_care.backup(place, file, progress)
     if manner.json:
         manner.document({"store": place, "file": os.path.abspath(file), "bytes": size})
     else:
@@ -57,11 +57,9 @@ def backup(ctx: click.Context, /, file: str, yes: bool, store: str) -> int:
 @common
 def vacuum(ctx: click.Context, /, store: str) -> int:
     """Give the room of what was deleted from a SQLite store back to the disk, while others go on saving."""
-    from graflow_ckpt.stores.drivers.sqlite import care as sqlite_care
-
     manner, place = manner_of(ctx), _database(store)
     with bar("giving back", show=not manner.json) as progress:
-        done = sqlite_care.vacuum(place, progress)
+        done = lazy.sqlite_care.vacuum(place, progress)
     if manner.json:
         manner.document({"store": place, "before": done.before, "after": done.after})
     else:
@@ -71,8 +69,6 @@ def vacuum(ctx: click.Context, /, store: str) -> int:
 
 def _database(where: str) -> str:
     """The SQLite store that is meant, also if its URL says that something is wrapped around it."""
-    from graflow_ckpt.core.errors import BadAddress
-
     scheme, _, rest = where.partition("://")
     if scheme.lower().rpartition("+")[2] != "sqlite":
         raise BadAddress(
@@ -96,18 +92,16 @@ Examples:
 @common
 def stats(ctx: click.Context, /, workflow: str | None, store: str) -> int:
     """Count checkpoints: by workflow, by age, by status; the oldest, the newest, the largest."""
-    from graflow_ckpt.cli.inspect.display import CENSUS, census_document, census_lines, census_of, census_rows
-
     manner = manner_of(ctx)
     with bar("looking", show=not manner.json):
-        found = census_of(store, workflow)
+        found = lazy.display.census_of(store, workflow)
     if manner.json:
-        manner.document(census_document(found))
+        manner.document(lazy.display.census_document(found))
     elif not found.total.checkpoints and not found.unreadable:
         manner.note(f"There are no such checkpoints in {store}; --store names another folder.")
     else:
-        manner.table(CENSUS, census_rows(found), right=CENSUS[1:])
-        for line in census_lines(found):
+        manner.table(lazy.display.CENSUS, lazy.display.census_rows(found), right=lazy.display.CENSUS[1:])
+        for line in lazy.display.census_lines(found):
             manner.say(line)
     return 0
 
@@ -128,20 +122,17 @@ def sync(ctx: click.Context, /, store: str) -> int:
     a session that somebody else has gone on with is set aside, and what is being run is left to who runs
     it. The exit status is 1 if something is still waiting.
     """
-    from graflow_ckpt.cli.inspect.examination import fallbacks
-    from graflow_ckpt.stores import open_store
-    from graflow_ckpt.stores.around.fallback import entries
 
     manner = manner_of(ctx)
-    found = fallbacks(open_store(store))
+    found = lazy.examination.fallbacks(lazy.stores.open_store(store))
     if not found:
         raise click.UsageError(f"{store} has no fallback: its address does not begin with fallback+.")
     waited = left = refused = 0
     for fallback in found:
-        before = len(list(entries(fallback.waits.refused)))
+        before = len(list(lazy.fallback.entries(fallback.waits.refused)))
         waited += len(fallback.waits.waiting())
         left += fallback.hand_over_all()
-        refused += len(list(entries(fallback.waits.refused))) - before
+        refused += len(list(lazy.fallback.entries(fallback.waits.refused))) - before
     handed = waited - left - refused
     if manner.json:
         manner.document({"handed_over": handed, "refused": refused, "waiting": left})
@@ -169,13 +160,11 @@ def audit(ctx: click.Context, /, store: str) -> int:
     Names and sizes are compared, not contents (`verify` does that). Nothing is deleted. The exit status is
     1 if something was found.
     """
-    from graflow_ckpt.checkpoint.care.inventory import audit as audit_of
-    from graflow_ckpt.stores import open_store
 
     manner = manner_of(ctx)
-    place = open_store(store)
+    place = lazy.stores.open_store(store)
     with counter("looking", show=not manner.json) as seen:
-        found = audit_of(place, seen)
+        found = lazy.inventory.audit(place, seen)
     if manner.json:
         orphans = [
             {"kind": one.kind, "name": one.name, "size": one.size, "session": one.session,

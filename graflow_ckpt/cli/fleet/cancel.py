@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.options import common, complete_remote, manner_of, of_fleet
 
 EXAMPLES = """\b
@@ -22,14 +22,11 @@ Examples:
 @common
 def command(ctx: click.Context, /, session: str, hard: bool, reason: str) -> int:
     """End a session of a fleet for good. What was committed stays readable; nothing goes on with it."""
-    from graflow_ckpt.cli.client import document, handle_of
-    from graflow_ckpt.cli.fleet.control import cancelled
-
     manner = manner_of(ctx)
-    handle = handle_of(ctx, session)
-    status = cancelled(handle, reason, hard=hard)
+    handle = lazy.client.handle_of(ctx, session)
+    status = lazy.control.cancelled(handle, reason, hard=hard)
     if manner.json:
-        manner.document(document(status, handle.address))
+        manner.document(lazy.client.document(status, handle.address))
     else:
         told = words.counted(status.running, "task")
         runs = f"; {told} still running, and told (--hard ends them)" if status.running else ""

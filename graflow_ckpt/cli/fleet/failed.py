@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.options import as_json, common, complete_remote, manner_of, of_fleet
 
 LIST = """\b
@@ -39,12 +39,10 @@ def list_(ctx: click.Context, /, session: str | None, task: str | None, tracebac
     THEN says what can be done: `requeue` for what was set aside and can run again, `gone` where the session
     went on without it. ENDED is how long ago its session has ended.
     """
-    from graflow_ckpt.cli.client import client_of
-    from graflow_ckpt.cli.fleet.control import failed_at
 
     manner = manner_of(ctx)
-    client = client_of(ctx)
-    found, more = failed_at(client, session, task, limit)
+    client = lazy.client.client_of(ctx)
+    found, more = lazy.control.failed_at(client, session, task, limit)
     if manner.json:
         manner.document([row.document(tracebacks) for row in found])
     elif not found:
@@ -69,12 +67,9 @@ def list_(ctx: click.Context, /, session: str | None, task: str | None, tracebac
 @common
 def requeue(ctx: click.Context, /, session: str, tasks: tuple[str, ...]) -> int:
     """Have what has failed in a session run again, with fresh retries; the session goes on."""
-    from graflow_ckpt.cli.client import client_of, session_at
-    from graflow_ckpt.cli.fleet.control import requeued
-
     manner = manner_of(ctx)
-    client = client_of(ctx)
-    found = requeued(client, session_at(client, session), tasks)
+    client = lazy.client.client_of(ctx)
+    found = lazy.control.requeued(client, lazy.client.session_at(client, session), tasks)
     if manner.json:
         manner.document(found)
     else:

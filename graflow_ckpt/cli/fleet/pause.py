@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.options import common, complete_remote, manner_of, of_fleet
 
 EXAMPLES = """\b
@@ -21,14 +21,11 @@ Examples:
 @common
 def command(ctx: click.Context, /, session: str, reason: str) -> int:
     """Have a session of a fleet hand out no more tasks; those that run are finished and committed."""
-    from graflow_ckpt.cli.client import document, handle_of
-    from graflow_ckpt.cli.fleet.control import paused
-
     manner = manner_of(ctx)
-    handle = handle_of(ctx, session)
-    status = paused(handle, reason)
+    handle = lazy.client.handle_of(ctx, session)
+    status = lazy.control.paused(handle, reason)
     if manner.json:
-        manner.document(document(status, handle.address))
+        manner.document(lazy.client.document(status, handle.address))
     else:
         runs = f"; {words.counted(status.running, 'task')} still running" if status.running else ""
         manner.note(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from graflow_ckpt.cli import lazy
 from graflow_ckpt.cli.options import common, complete_remote, manner_of, of_fleet
 
 EXAMPLES = """\b
@@ -19,15 +20,12 @@ Examples:
 @common
 def command(ctx: click.Context, /, session: str) -> int:
     """Show how far a session of a fleet is: its counters, its queues, what has failed and why it waits."""
-    from graflow_ckpt.cli.client import client_of, session_at
-    from graflow_ckpt.cli.fleet.outlook import describe, session_lines
-
     manner = manner_of(ctx)
-    client = client_of(ctx)
-    found = describe(session_at(client, session), client)
+    client = lazy.client.client_of(ctx)
+    found = lazy.outlook.describe(lazy.client.session_at(client, session), client)
     if manner.json:
         manner.document(found)
     else:
-        for line in session_lines(found):
+        for line in lazy.outlook.session_lines(found):
             manner.say(line)
     return 0

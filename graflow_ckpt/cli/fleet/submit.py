@@ -6,8 +6,9 @@ from typing import Any
 
 import click
 
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.options import common, complete_remote, manner_of, of_fleet, of_program
+from graflow_ckpt.core.facts import check_session_id
 
 EXAMPLES = """\b
 Examples:
@@ -51,17 +52,15 @@ def command(ctx: click.Context, /, target: str, arguments: tuple[str, ...], **op
     The program is run up to its first execute() or submit() to see its tasks; no task runs here. Modules
     are used from where the workers are; the code of the file itself travels with the session, sealed.
     """
-    from graflow_ckpt.cli.client import client_of
-    from graflow_ckpt.cli.fleet.wait import wait
-    from graflow_ckpt.cli.run.dry_run import Wanted, submit
-    from graflow_ckpt.core.facts import check_session_id
 
     if options["session"] is not None:
         check_session_id(options["session"])
     if options["timeout"] is not None and not options["waits"]:
         raise click.UsageError("--timeout is for --wait.")
     manner = manner_of(ctx)
-    client = client_of(ctx, key=True)
+    client = lazy.client.client_of(ctx, key=True)
     waits, timeout, progress = (options.pop(name) for name in ("waits", "timeout", "progress"))
-    handle = submit(manner, client, target, arguments, Wanted(**options), quiet=waits)
-    return wait(manner, handle, timeout, progress=progress) if waits else 0
+    handle = lazy.dry_run.submit(
+        manner, client, target, arguments, lazy.dry_run.Wanted(**options), quiet=waits
+    )
+    return lazy.waiting.wait(manner, handle, timeout, progress=progress) if waits else 0

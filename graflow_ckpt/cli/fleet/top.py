@@ -7,7 +7,7 @@ from time import sleep
 
 import click
 
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.options import common, manner_of, of_fleet
 
 EXAMPLES = """\b
@@ -36,15 +36,13 @@ def command(ctx: click.Context, /, every: float, once: bool, limit: int) -> int:
     With --json one document per look. A worker is shown with what it runs and for how long; SEEN is the
     age of its pool's last sign of life.
     """
-    from graflow_ckpt.cli.client import client_of
-    from graflow_ckpt.cli.fleet.outlook import Overview, live, printed
 
     manner = manner_of(ctx)
-    overview = Overview(client_of(ctx), limit)
+    overview = lazy.outlook.Overview(lazy.client.client_of(ctx), limit)
     if not manner.json and (once or not sys.stdout.isatty()):
         overview.look()
         sleep(min(MOMENT, every))
-        printed(manner, overview.look())
+        lazy.outlook.printed(manner, overview.look())
         return 0
     if manner.json:
         overview.look()
@@ -54,5 +52,5 @@ def command(ctx: click.Context, /, every: float, once: bool, limit: int) -> int:
             sleep(every)
             manner.document(overview.look().document())
         return 0
-    live(overview, max(every, 0.1))
+    lazy.outlook.live(overview, max(every, 0.1))
     return 0

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.options import common, complete_remote, manner_of, of_fleet
 from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.core.errors import ServerGone
@@ -43,9 +43,8 @@ def command(ctx: click.Context, /, session: str, timeout: float | None, progress
     The exit status says how: 0 completed, or stopped at its limit; 1 failed, cancelled or stalled; 3
     paused, somebody has to do something; 124 it has not ended in time.
     """
-    from graflow_ckpt.cli.client import handle_of
 
-    handle = handle_of(ctx, session)
+    handle = lazy.client.handle_of(ctx, session)
     return wait(manner_of(ctx), handle, timeout, progress=progress)
 
 
@@ -63,7 +62,6 @@ def wait(manner: Manner, handle: Handle, timeout: float | None, *, progress: boo
 
     A server that goes away meanwhile is waited for, as workers do.
     """
-    from graflow_ckpt.cli.client import document
 
     began = monotonic()
     shown = _shown(manner, progress)
@@ -81,7 +79,7 @@ def wait(manner: Manner, handle: Handle, timeout: float | None, *, progress: boo
     code = EXITS.get(status.status, TIMED_OUT)
     if manner.json:
         waited = round(monotonic() - began, 3)
-        manner.document({**document(status, handle.address), "code": code, "waited": waited})
+        manner.document({**lazy.client.document(status, handle.address), "code": code, "waited": waited})
     else:
         manner.note(f"session {status.session}: {closing(status, code, timeout)}")
     return code
@@ -189,13 +187,12 @@ class Block(Silent):
         self._live.stop()
 
     def __rich__(self) -> Any:  # Any: rich renders what it knows
-        from graflow_ckpt.cli.live import remote_block
 
         assert self._status is not None
         assert self._first is not None
         began, steps = self._first
         rate = (self._status.steps - steps) / max(monotonic() - began, 1e-6)
-        return remote_block(self._status, rate)
+        return lazy.live.remote_block(self._status, rate)
 
 
 def _shown(manner: Manner, progress: bool) -> Silent:

@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from graflow_ckpt.cli import lazy
 from graflow_ckpt.cli.options import common, kept, manner_of, of_fleet, with_fleet
 from graflow_ckpt.cli.terminal import Manner
 from graflow_ckpt.core.errors import BadAddress
+from graflow_ckpt.links.addresses import parse
 from graflow_ckpt.links.environment import PREFIX, unknown, variable
 
 if TYPE_CHECKING:
@@ -59,11 +61,9 @@ def command(ctx: click.Context, /, health: bool) -> int:
 
 
 def _probe(manner: Manner, resolved: Resolved) -> int:
-    from graflow_ckpt.fleet.health import health
-
     said = resolved.origin("queues").kind != "default"
     assert resolved.url is not None
-    well, text = health(resolved.url, resolved.fleet.queues if said else ())
+    well, text = lazy.health.health(resolved.url, resolved.fleet.queues if said else ())
     if manner.json:
         manner.document({"healthy": well, "message": text})
     else:
@@ -72,9 +72,6 @@ def _probe(manner: Manner, resolved: Resolved) -> int:
 
 
 def _work(manner: Manner, ctx: click.Context) -> int:
-    from graflow_ckpt.fleet.pool import run
-    from graflow_ckpt.links.addresses import parse
-
     for name in unknown():
         manner.note(f"{name} is set, and nothing reads it: graflow-ckpt settings shows what is.")
     if not sys.flags.safe_path and os.getcwd() not in sys.path:
@@ -85,17 +82,15 @@ def _work(manner: Manner, ctx: click.Context) -> int:
     for name in [name for name in os.environ if name.startswith(PREFIX)]:
         del os.environ[name]
     os.environ.update(environment)
-    return run(settings)
+    return lazy.pool.run(settings)
 
 
 def _settings(manner: Manner, ctx: click.Context) -> tuple[PoolSettings, dict[str, str]]:
     """How the pool is run, and the environment that its tasks will find."""
-    from graflow_ckpt.fleet.worker import PoolSettings
-
     resolved = with_fleet(ctx)
     fleet = resolved.fleet
     assert resolved.url is not None
-    settings = PoolSettings(
+    settings = lazy.fleet_worker.PoolSettings(
         resolved.url,
         resolved.rq_url or "",
         fleet.queues,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import click
 
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.care.removal import clear, delete, prune
 from graflow_ckpt.cli.care.transfer import copy, export, fork, import_
 from graflow_ckpt.cli.care.upkeep import audit, backup, stats, sync, vacuum
@@ -21,6 +21,7 @@ from graflow_ckpt.cli.options import (
     manner_of,
     of_fleet,
 )
+from graflow_ckpt.core.conditions import BadCondition, parse
 
 LIST = """\b
 Examples:
@@ -92,12 +93,11 @@ def list_(
     As their metadata describe them; whether that is true, `verify` finds out. The exit status is 1 if there
     are none of the session that is named.
     """
-    from graflow_ckpt.cli.inspect.display import listing
 
     if session and its:
         raise click.UsageError("Name one session.")
     manner = manner_of(ctx)
-    rows = listing(store, limit, session=session or its, workflow=workflow, status=status)
+    rows = lazy.display.listing(store, limit, session=session or its, workflow=workflow, status=status)
     if manner.json:
         manner.document([row.document() for row in rows])
     elif not rows:
@@ -125,14 +125,13 @@ def show(ctx: click.Context, /, what: str, store: str) -> int:
     Values are never shown, and what looks like a secret in the user's metadata is not either. The
     exit status is 1 if the checkpoint does not verify.
     """
-    from graflow_ckpt.cli.inspect.display import describe, lines
 
     manner = manner_of(ctx)
-    document = describe(what, store)
+    document = lazy.display.describe(what, store)
     if manner.json:
         manner.document(document)
     else:
-        for line in lines(document):
+        for line in lazy.display.lines(document):
             manner.say(line)
     return 0 if document["verdict"] == "good" else 1
 
@@ -150,13 +149,12 @@ def verify(
 
     With --sample what is not named is taken from the whole store.
     """
-    from graflow_ckpt.cli.inspect.display import any_of, paths_of, verdicts
 
     if bool(what) == everything and (what or sample is None):
         raise click.UsageError("Name sessions or checkpoints, or give --all.")
     manner = manner_of(ctx)
-    paths = paths_of(store, what)
-    found = list(verdicts(any_of(paths, sample), show=not manner.json))
+    paths = lazy.display.paths_of(store, what)
+    found = list(lazy.display.verdicts(lazy.display.any_of(paths, sample), show=not manner.json))
     bad = sum(verdict.what == "bad" for verdict in found)
     if manner.json:
         manner.document([verdict.document() for verdict in found])
@@ -181,10 +179,10 @@ def verify(
 @common
 def take(ctx: click.Context, /, session: str, portable: bool, path: str | None) -> int:
     """Take a checkpoint of a fleet's session, now, from here. Its workers need not stop."""
-    from graflow_ckpt.cli.client import client_of, session_at
-
     manner = manner_of(ctx)
-    metadata = session_at(client_of(ctx, key=True), session).checkpoint(portable=portable, path=path)
+    metadata = lazy.client.session_at(lazy.client.client_of(ctx, key=True), session).checkpoint(
+        portable=portable, path=path
+    )
     if manner.json:
         manner.document(
             {"path": metadata.path, "session": session, "steps": metadata.steps, "portable": portable}
@@ -224,17 +222,16 @@ def diff(ctx: click.Context, /, a: str, b: str, store: str) -> int:
     Values of plain types are shown in short, rows of numbers as small pictures; of others the size and
     whether they have changed. Names that look like secrets hide theirs. Each side is a path or a session.
     """
-    from graflow_ckpt.cli.inspect.comparison import COLUMNS, compared, document, heads, rows
 
     manner = manner_of(ctx)
-    found = compared(store, a, b)
+    found = lazy.comparison.compared(store, a, b)
     if manner.json:
-        manner.document(document(found))
+        manner.document(lazy.comparison.document(found))
         return 0
-    for line in heads(found):
+    for line in lazy.comparison.heads(found):
         manner.say(line)
     if found:
-        manner.table(COLUMNS, rows(found))
+        manner.table(lazy.comparison.COLUMNS, lazy.comparison.rows(found))
     manner.note(f"values that differ: {len(found.values)}, that are the same: {len(found.same)}")
     return 0
 
@@ -252,17 +249,17 @@ def bisect(ctx: click.Context, /, session: str, bad: str, everything: bool, stor
     values (a dict of all). It may compare, count (len min max abs sum any all), look into dicts and lists
     (a.b, a["b"], a[0]), and compute. The exit status is 1 if no checkpoint is bad.
     """
-    from graflow_ckpt.cli.inspect.comparison import bisected_document, search, tell
-    from graflow_ckpt.core.conditions import BadCondition, parse
 
     try:
         condition = parse(bad)
     except BadCondition as error:
         raise click.BadParameter(str(error), ctx, param_hint="--bad") from error
     manner = manner_of(ctx)
-    found, between = search(store, session, condition, everything=everything, watched=not manner.json)
+    found, between = lazy.comparison.search(
+        store, session, condition, everything=everything, watched=not manner.json
+    )
     if manner.json:
-        manner.document(bisected_document(session, bad, found, between))
+        manner.document(lazy.comparison.bisected_document(session, bad, found, between))
     else:
-        tell(manner, session, found, between)
+        lazy.comparison.tell(manner, session, found, between)
     return 0 if found.first_bad is not None else 1

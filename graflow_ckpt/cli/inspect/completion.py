@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from graflow_ckpt.cli.app import app
 from graflow_ckpt.cli.options import common, manner_of
 
 VARIABLE = "_GRAFLOW_CKPT_COMPLETE"
@@ -29,8 +30,6 @@ def command(ctx: click.Context, /, shell: str) -> int:
     It completes commands, options, session ids and the paths of checkpoints.
     """
     from click.shell_completion import get_completion_class
-
-    from graflow_ckpt.cli.app import app
 
     kind = get_completion_class(shell)
     assert kind is not None

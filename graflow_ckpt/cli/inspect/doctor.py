@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from graflow_ckpt.cli import lazy
 from graflow_ckpt.cli.options import common, configured, fleet, manner_of, named, store, with_fleet
 from graflow_ckpt.cli.terminal import ExaminedRow
 from graflow_ckpt.config.sources import BadSetting
@@ -31,14 +32,13 @@ def command(ctx: click.Context, /, store: str) -> int:
     and which tasks nobody can work on. The exit status is 1 if something would keep a session from being
     saved or from going on.
     """
-    from graflow_ckpt.cli.inspect.examination import examine, examine_fleet
 
     manner = manner_of(ctx)
-    findings = [] if named(ctx) else examine(store)
+    findings = [] if named(ctx) else lazy.examination.examine(store)
     try:
         with needed():
             if configured(ctx):
-                findings += examine_fleet(with_fleet(ctx))
+                findings += lazy.examination.examine_fleet(with_fleet(ctx))
     except (BadSetting, PackageMissing) as error:
         findings.append(ExaminedRow("settings", "bad", str(error)))
     if manner.json:

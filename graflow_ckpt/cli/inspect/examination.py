@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from graflow_ckpt.checkpoint.care import inventory
 from graflow_ckpt.checkpoint.seals.seal import key_storage_warning
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.terminal import ExaminedRow
 from graflow_ckpt.core.errors import CheckpointError, GraflowError, PackageMissing, ServerError
 from graflow_ckpt.core.protocols import CheckpointStore
@@ -158,9 +158,8 @@ def _redis(url: str) -> Iterator[ExaminedRow]:
     """How a server is set up, if it is one that says so."""
     if not is_redis(url):
         return
-    from graflow_ckpt.links.redis import open_link
 
-    yield from _server_at("server", open_link(url))
+    yield from _server_at("server", lazy.redis_links.open_link(url))
 
 
 def _waiting(place: CheckpointStore) -> Iterator[ExaminedRow]:
@@ -220,13 +219,12 @@ def encryption(place: CheckpointStore) -> Iterator[ExaminedRow]:
     """Nothing, if the store is not encrypted. Reads all metadata, no value."""
     if "encrypted+" not in prefix_of(place.url):
         return
-    from graflow_ckpt.stores.around.encrypted import keys_by_path, within
 
     if not place.shared and uses_local_key() and not os.path.exists(local_key_path()):
         yield ExaminedRow("encryption", "ok", "with the key that the first save makes")
         return
     try:
-        found, keys = within(place), Counter(keys_by_path(place).values())
+        found, keys = lazy.encrypted.within(place), Counter(lazy.encrypted.keys_by_path(place).values())
         ids = found.keyring.ids if found is not None else ("",)
     except GraflowError as error:
         yield ExaminedRow("encryption", "bad", str(error))
@@ -254,10 +252,9 @@ def examine_fleet(resolved: Resolved) -> Iterator[ExaminedRow]:
     for name in unknown():
         yield ExaminedRow("settings", "warning", f"{name} is set, and nothing reads it")
     yield _fleet_key()
-    from graflow_ckpt.cli.client import connect
 
     try:
-        client = connect(resolved)
+        client = lazy.client.connect(resolved)
     except (ServerError, PackageMissing) as error:
         yield ExaminedRow("server", "bad", str(error))
         return
@@ -277,32 +274,26 @@ def _fleet_key() -> ExaminedRow:
 
 
 def _servers(client: Client, resolved: Resolved) -> Iterator[ExaminedRow]:
-    from graflow_ckpt.links.redis import open_link
-
     yield from _server_at("server", client.link)
     if resolved.rq_url is not None:
-        yield from _server_at("rq server", open_link(resolved.rq_url))
+        yield from _server_at("rq server", lazy.redis_links.open_link(resolved.rq_url))
 
 
 def _server_at(what: str, link: RedisLink) -> Iterator[ExaminedRow]:
-    from graflow_ckpt.links.redis import examine
-
-    for one in examine(link):
+    for one in lazy.redis_links.examine(link):
         yield ExaminedRow(what, _VERDICTS[one.level], f"{one.what} {one.hint}".strip())
 
 
 def _rights(client: Client) -> Iterator[ExaminedRow]:
     """Sessions and queues are tried, with the rights of this user."""
-    from graflow_ckpt.fleet.health import hears, try_queue, try_session
-
     try:
-        try_session(client.link)
-        try_queue(client.carrier)
+        lazy.health.try_session(client.link)
+        lazy.health.try_queue(client.carrier)
     except ServerError as error:
         yield ExaminedRow("rights", "bad", f"a trial session was refused: {error}")
         return
     yield ExaminedRow("rights", "ok", "a trial session was made, worked on and taken away")
-    if not hears(client.link):
+    if not lazy.health.hears(client.link):
         said = "this user may not use channels (&graflow:*): who follows a session looks ten times a second"
         yield ExaminedRow("rights", "warning", said)
 
@@ -318,24 +309,20 @@ def _rq() -> ExaminedRow:
 
 
 def _work(client: Client) -> Iterator[ExaminedRow]:
-    from graflow_ckpt.cli.fleet.outlook import Overview
-    from graflow_ckpt.fleet.health import pools
-    from graflow_ckpt.fleet.status import UNKNOWN
-
-    alive = pools(client.link)
+    alive = lazy.health.pools(client.link)
     if not alive:
         yield ExaminedRow("workers", "warning", "no worker gives a sign of life: graflow-ckpt worker")
     yield from map(_pool, alive)
     versions = sorted({pool.version for pool in alive})
     if len(versions) > 1:
         yield ExaminedRow("workers", "warning", f"of several versions: {', '.join(versions)}")
-    outlook = Overview(client, 1000).look()
+    outlook = lazy.outlook.Overview(client, 1000).look()
     for queue in outlook.queues:
         if queue.ready and not queue.workers:
             said = f"{words.counted(queue.ready, 'task')} in queue {queue.name}, which no worker serves"
             yield ExaminedRow("queues", "bad", said)
     for row in outlook.sessions:
-        if row.status == UNKNOWN:
+        if row.status == lazy.fleet_status.UNKNOWN:
             yield ExaminedRow("sessions", "bad", row.reason)
             continue
         for host, why in client.session(row.session).declined().items():

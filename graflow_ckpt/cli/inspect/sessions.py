@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.core import ParameterSource
 
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.options import (
     common,
     complete_remote,
@@ -73,9 +73,8 @@ def command(ctx: click.Context, workflow: str | None, unfinished: bool, limit: i
         documents += _of_fleet(ctx, manner, workflow, unfinished, limit)
     if typed or not named(ctx):
         known = frozenset(row["session"] for row in documents) if typed else frozenset()
-        from graflow_ckpt.stores.places import others
 
-        places = (store,) if typed else (store, *others(store))
+        places = (store,) if typed else (store, *lazy.places.others(store))
         for place in places:
             several = bool(documents) or len(places) > 1
             try:
@@ -92,17 +91,15 @@ def command(ctx: click.Context, workflow: str | None, unfinished: bool, limit: i
 def _of_fleet(
     ctx: click.Context, manner: Manner, workflow: str | None, unfinished: bool, limit: int | None
 ) -> list[Document]:
-    from graflow_ckpt.cli.client import client_of, document, rows_of, table
-
-    client = client_of(ctx)
-    rows = rows_of(client, workflow=workflow, unfinished=unfinished, limit=limit)
+    client = lazy.client.client_of(ctx)
+    rows = lazy.client.rows_of(client, workflow=workflow, unfinished=unfinished, limit=limit)
     if not manner.json:
         if rows:
             manner.note(f"at {client.link.address}:")
-            table(manner, rows)
+            lazy.client.table(manner, rows)
         else:
             manner.note(f"There are no such sessions at {client.link.address}.")
-    return [document(row, client.link.address) for row in rows]
+    return [lazy.client.document(row, client.link.address) for row in rows]
 
 
 def _of_store(
@@ -110,13 +107,11 @@ def _of_store(
     known: frozenset[str], *, quiet: bool,
 ) -> list[Document]:  # fmt: skip
     """Those that are not listed already: a server may have both a session and checkpoints of it."""
-    from graflow_ckpt.cli.overview import UNFINISHED, overview
-
     rows = [
         row
-        for row in overview(store)
+        for row in lazy.overview.overview(store)
         if workflow in (None, row.workflow)
-        and (not unfinished or row.status in UNFINISHED)
+        and (not unfinished or row.status in lazy.overview.UNFINISHED)
         and row.session not in known
     ][:limit]
     if manner.json:
@@ -148,11 +143,9 @@ def purge(ctx: click.Context, /, sessions: tuple[str, ...], yes: bool) -> int:
     Finished ones (completed, cancelled) go at once. All others could still go on: they need --yes, and
     none is taken away if one of them would be refused.
     """
-    from graflow_ckpt.cli.client import client_of
-    from graflow_ckpt.cli.fleet.control import purged
 
     manner = manner_of(ctx)
-    documents = purged(client_of(ctx), sessions, yes=yes)
+    documents = lazy.control.purged(lazy.client.client_of(ctx), sessions, yes=yes)
     if manner.json:
         manner.document(documents)
     else:

@@ -15,7 +15,7 @@ from click.core import ParameterSource
 
 from graflow_ckpt.checkpoint.manager import CheckpointManager
 from graflow_ckpt.checkpoint.values.codec import encode
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.locate import (
     Ambiguous,
     Place,
@@ -214,11 +214,10 @@ def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -
         return _named(ctx, what, typed)
     if what is None or typed or not configured(ctx):
         return None
-    from graflow_ckpt.cli.client import client_of, unknown
 
     hits = _in_store(store, what)
     try:
-        client = client_of(ctx)
+        client = lazy.client.client_of(ctx)
         handle = client.session(what)
         handle.status()
     except BadSessionId:
@@ -226,7 +225,7 @@ def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -
     except NoSession:
         if hits or checkpoint_path(what) is not None:
             return None
-        nowhere = unknown(client, what)
+        nowhere = lazy.client.unknown(client, what)
         nowhere.message += f" It is neither a checkpoint nor a session nor a workflow in {store} either."
         raise nowhere from None
     except ServerError as error:
@@ -245,13 +244,11 @@ def on_fleet(ctx: click.Context, manner: Manner, what: str | None, store: str) -
 
 
 def _named(ctx: click.Context, what: str | None, typed: bool) -> Handle:
-    from graflow_ckpt.cli.client import handle_of
-
     if typed:
         raise store_or_fleet()
     if what is None:
         raise click.UsageError("Which session of the fleet? graflow-ckpt sessions lists them.")
-    return handle_of(ctx, what)
+    return lazy.client.handle_of(ctx, what)
 
 
 def _in_store(store: str, what: str) -> list[str]:
@@ -274,7 +271,6 @@ def on_fleet_from(
 
     The fleet is the one of the checkpoint's session, unless --url names another.
     """
-    from graflow_ckpt.cli.client import client_of, handle_of
 
     redis = place.found.facts.get("redis")
     path, session = place.found.path, place.session
@@ -283,8 +279,8 @@ def on_fleet_from(
     if redis is not None and not named(ctx):
         name_fleet(ctx, redis["address"])
     if not rewind and fork is None:
-        return handle_of(ctx, session)
-    client = client_of(ctx, key=True)
+        return lazy.client.handle_of(ctx, session)
+    client = lazy.client.client_of(ctx, key=True)
     program.looked_for(place.found.meta.get("file"))
     try:
         handle = client.rewind(path) if rewind else client.fork(path, fork)

@@ -15,7 +15,7 @@ import click
 
 from graflow_ckpt.checkpoint.program.plan import HINT, CurrentTask, Plan, make_plan
 from graflow_ckpt.checkpoint.program.program import saved_tasks
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.locate import Place, ProgramOrigin
 from graflow_ckpt.cli.overview import standing, status_now
 from graflow_ckpt.cli.run import program
@@ -156,12 +156,10 @@ def submit(
     What the program would have given the workflow (start, inputs, its session id) counts, where the command
     line does not say otherwise. The id is printed, and nothing but it; `quiet`: not even that.
     """
-    from graflow_ckpt.cli.client import document
-    from graflow_ckpt.fleet.accepting import Terms
 
     reached = _submitted(target, arguments)
     workflow: Workflow = reached.workflow
-    terms = Terms(
+    terms = lazy.accepting.Terms(
         wanted.session or workflow.wanted_session,
         wanted.existing,
         wanted.max_steps if wanted.max_steps is not None else reached.max_steps,
@@ -179,7 +177,7 @@ def submit(
     if quiet:
         manner.note(f"session {handle.session} ({status.workflow}) at {client.link.address}: {status.status}")
     elif manner.json:
-        manner.document(document(status, client.link.address))
+        manner.document(lazy.client.document(status, client.link.address))
     else:
         follow = words.fleet_command("wait", handle.session)
         manner.note(f"{status.workflow} at {client.link.address}: {status.status}; follow it: {follow}")

@@ -6,7 +6,7 @@ from typing import Literal
 
 import click
 
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.options import common, complete_places, complete_sessions, found_store, manner_of
 
 EXAMPLES = """\b
@@ -47,29 +47,21 @@ def command(
     The program is run up to its first execute() to see its tasks; no task runs, no session is
     touched, no pickle is opened.
     """
-    from graflow_ckpt.cli.locate import (
-        ProgramOrigin,
-        argv_of,
-        by_session,
-        find_place,
-        in_its_folder,
-        origin_of,
-    )
-    from graflow_ckpt.cli.run import program
-    from graflow_ckpt.cli.run.dry_run import planned
 
     manner = manner_of(ctx)
     if what is not None and session is not None:
-        place = by_session(store, session)
-        origin = ProgramOrigin(what, arguments or argv_of(place)[1:])
-    elif what is not None and what.endswith(".py") and program.is_file(what):
+        place = lazy.locate.by_session(store, session)
+        origin = lazy.locate.ProgramOrigin(what, arguments or lazy.locate.argv_of(place)[1:])
+    elif what is not None and what.endswith(".py") and lazy.program.is_file(what):
         raise click.UsageError("FILE.py needs --session: graflow-ckpt plan FILE.py --session ID.")
     else:
-        place = in_its_folder(manner, find_place(store, what or session, latest=latest))
-        origin = origin_of(place)
+        place = lazy.locate.in_its_folder(
+            manner, lazy.locate.find_place(store, what or session, latest=latest)
+        )
+        origin = lazy.locate.origin_of(place)
         if arguments:
             raise click.UsageError("Arguments are for a program: graflow-ckpt plan FILE.py --session ID -- …")
-    outlook = planned(place, origin, changed)
+    outlook = lazy.dry_run.planned(place, origin, changed)
     if manner.json:
         manner.document(outlook.document())
     else:

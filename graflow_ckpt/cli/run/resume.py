@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.options import (
     common,
     complete_everywhere,
@@ -67,12 +67,9 @@ def command(
     """
     if rewind and fork is not None:
         raise click.UsageError("--rewind goes back in the session, --fork leaves it alone: one of them.")
-    from graflow_ckpt.cli.locate import find_place
-    from graflow_ckpt.cli.run.continuation import go_on, on_fleet, on_fleet_from
-    from graflow_ckpt.cli.run.launch import Wishes
 
     manner = manner_of(ctx)
-    handle = on_fleet(ctx, manner, what, options["store"])
+    handle = lazy.continuation.on_fleet(ctx, manner, what, options["store"])
     if handle is not None:
         if rewind or fork is not None:
             take = words.fleet_command("checkpoints", "take", handle.session, "--portable")
@@ -81,14 +78,16 @@ def command(
             )
         _check_options(ctx, OF_FLEET)
         return _on_fleet(manner, handle, options)
-    place = find_place(options["store"], what, latest=latest)
+    place = lazy.locate.find_place(options["store"], what, latest=latest)
     if rewind and not place.named:
         raise click.UsageError("--rewind needs the path of a checkpoint: graflow-ckpt checkpoints list.")
     if named(ctx) or place.found.facts.get("redis"):
         _check_options(ctx, (*OF_FLEET, "latest", "rewind", "fork", "store"))
-        return _on_fleet(manner, on_fleet_from(ctx, manner, place, rewind=rewind, fork=fork), options)
+        return _on_fleet(
+            manner, lazy.continuation.on_fleet_from(ctx, manner, place, rewind=rewind, fork=fork), options
+        )
     del options["store"]
-    return go_on(manner, place, Wishes(**options), rewind=rewind, fork=fork)
+    return lazy.continuation.go_on(manner, place, lazy.launch.Wishes(**options), rewind=rewind, fork=fork)
 
 
 def _check_options(ctx: click.Context, allowed: Sequence[str]) -> None:
@@ -102,17 +101,15 @@ def _check_options(ctx: click.Context, allowed: Sequence[str]) -> None:
 
 
 def _on_fleet(manner: Manner, handle: Handle, options: dict[str, Any]) -> int:
-    from graflow_ckpt.cli.client import document
-    from graflow_ckpt.cli.fleet.control import gone_on
-    from graflow_ckpt.cli.fleet.wait import EXITS, closing
-
-    before, status = gone_on(handle, options["max_steps"], dict(options["in_doubt"]))
+    before, status = lazy.control.gone_on(handle, options["max_steps"], dict(options["in_doubt"]))
     if manner.json:
-        manner.document(document(status, handle.address))
+        manner.document(lazy.client.document(status, handle.address))
     elif before.status == "completed":
         manner.note(f"session {status.session} is finished ({status.steps} steps); nothing runs")
     elif status.status == "stopped":  # nothing to follow: it is at its limit, still or again
-        manner.note(f"session {status.session}: {closing(status, EXITS['stopped'], None)}")
+        manner.note(
+            f"session {status.session}: {lazy.waiting.closing(status, lazy.waiting.EXITS['stopped'], None)}"
+        )
     else:
         follow = words.fleet_command("wait", status.session)
         was = f"was {before.status} and " if before.status != status.status else ""

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from graflow_ckpt.cli import words
+from graflow_ckpt.cli import lazy, words
 from graflow_ckpt.cli.options import (
     common,
     complete_folders,
@@ -15,6 +15,7 @@ from graflow_ckpt.cli.options import (
     of_program,
     running,
 )
+from graflow_ckpt.core.facts import check_session_id
 
 EXAMPLES = """\b
 Examples:
@@ -57,11 +58,9 @@ def command(
     A file is run as `python FILE.py` would run it; what follows `--` becomes its sys.argv. Of a module
     the workflow is executed that is named, by variable or name, or the only one.
     """
-    from graflow_ckpt.cli.run.launch import Wishes, launch
-    from graflow_ckpt.core.facts import check_session_id
 
     if options["session"] is not None:
         check_session_id(options["session"])
     elif options["resume"] == "must":
         raise click.UsageError("--resume must needs --session.")
-    return launch(manner_of(ctx), Wishes(**options), target, arguments)
+    return lazy.launch.launch(manner_of(ctx), lazy.launch.Wishes(**options), target, arguments)

@@ -130,7 +130,7 @@ class Resolved:
         return None if self.fleet.rq_url is None else self.fleet.rq_url.get_secret_value()
 
     def shown(self, name: str) -> str:
-        """A value as it may be seen by anybody."""
+        """Return a value without what is secret in it."""
         value = getattr(self.fleet, name)
         match value:
             case None | ():

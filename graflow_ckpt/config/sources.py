@@ -4,8 +4,8 @@
     [fleet]                GRAFLOW_CKPT_CONFIG says; keys are the variables' names in small letters
     queues = ["gpu"]       and without GRAFLOW_CKPT_
 
-Says of every value where it comes from. A file that nobody has named and that somebody else could have
-put there is refused: it says whose code is run. Not here: what the values may be (settings.py).
+Says of every value where it comes from. A file that the user has not named and that another user could
+have put there is refused: it says whose code is run. Not here: what the values may be (settings.py).
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def _meant(name: str) -> str:
 def _check_owner(path: Path, found: os.stat_result, *, named: bool, secret: bool) -> None:
     mode = stat.S_IMODE(found.st_mode)
     if mode & stat.S_IWOTH:
-        why = "anybody can change it"
+        why = "every user can change it"
     elif not named and found.st_uid not in (os.geteuid(), 0):
         why = f"it belongs to user {found.st_uid}"
     elif not named and secret and mode & 0o077:

@@ -66,7 +66,7 @@ def _end(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
             del state.completed[task]  # the order is that of the last completion
         state.completed[task] = state.steps
         state.values[task + RESULT] = (op[4], state.sequence)
-        state.appended.pop(task + RESULT, None)  # somebody may have taken a result for a list
+        state.appended.pop(task + RESULT, None)  # a task may have appended to a result
         if state.errors or state.skipped:
             state.errors.pop(task, None)
             state.skipped.pop(task, None)
@@ -222,7 +222,7 @@ def _reopen(state: SessionState, op: Op, now: float, claims: list[Claim]) -> Non
         if not state.claimed:
             state.settle()
         return
-    if state.status != "completed" or state.ready or state.delayed:  # somebody has queued more since
+    if state.status != "completed" or state.ready or state.delayed:  # more was queued since
         state.status, state.reason = "running", ""
     for key in state.dead:
         spec = state.specs[key]
@@ -249,7 +249,7 @@ def _release(state: SessionState, op: Op, now: float, claims: list[Claim]) -> No
 
 
 def _doubt(state: SessionState, op: Op, now: float, claims: list[Claim]) -> None:
-    """The same, and whoever claims it next goes by the task's `on_interrupted`."""
+    """Release a claim; the worker that claims it next goes by the task's `on_interrupted`."""
     state.specs[op[1]] = state.specs[op[1]]._replace(execution_strategy="doubt")
     _release(state, op, now, claims)
 

@@ -8,7 +8,7 @@ of len, min, max, abs, sum, any and all. Nothing else: no attribute of any objec
 called. An object of a class that is no plain value cannot be compared, nor can its truth be asked; what is in
 a list or dict is not looked through for that, so give it plain values if their classes are not trusted.
 
-Promise: whatever text somebody gives, `parse` ends soon, and so does `evaluate`: a text is short and shallow,
+Promise: whatever text a user gives, `parse` ends soon, and so does `evaluate`: a text is short and shallow,
 integers and what is put together do not grow beyond their bounds. What is not allowed is `BadCondition`, and
 so is what cannot be computed.
 """

@@ -1,7 +1,7 @@
 """decide: what follows from an outcome. It knows the graph and never the state.
 
 done       put what was changed, end the spec, tell the successors
-again      next_iteration: the same task once more, nobody is told
+again      next_iteration: the same task once more, its successors are not told
 goto       other tasks instead of the successors; what is cut off is skipped
 failed     a retry while there are retries; else as the session's on_failure has it
 cancelled  nothing of the body is committed

@@ -80,7 +80,7 @@ class CheckpointExpired(CheckpointNotFound):
 
 
 class MetadataChanged(CheckpointError):
-    """Somebody else has changed the metadata since they were read. Read them again, and decide anew."""
+    """Another process changed the metadata since they were read. Read them again, then decide again."""
 
 
 class CheckpointCorrupt(CheckpointError):
@@ -92,7 +92,7 @@ class SchemaUnsupported(CheckpointError):
 
 
 class UnsafeCheckpoint(CheckpointError):
-    """Not opened: anybody could have written it."""
+    """Not opened: no seal that is known here proves its writer."""
 
 
 NOT_OPENED = "Use another checkpoint of the session; this one is not opened."
@@ -150,7 +150,7 @@ class BadSessionId(SessionError, ValueError):
 
 
 class SessionBusy(SessionError):
-    """Somebody alive owns the session. `.owner` says who."""
+    """A living process owns the session. `.owner` names it."""
 
 
 class SessionExists(SessionError):
@@ -186,7 +186,7 @@ class InputsChanged(SessionError):
 
 
 class Fenced(SessionError):
-    """Somebody else owns the session now; nothing that this one does counts any more."""
+    """Another process owns the session now; nothing that this one does counts any more."""
 
 
 class InDoubt(SessionError):
@@ -238,11 +238,11 @@ class ServerGone(ServerError, ConnectionError):
 
 
 class ServerRefuses(ServerError):
-    """Wrong password, or no permission: somebody has to give one."""
+    """Wrong password, or no permission: an operator has to give one."""
 
 
 class ServerReadOnly(ServerError):
-    """A replica: somebody has to name its master."""
+    """A replica: an operator has to name its master."""
 
 
 class ServerFull(ServerError):

@@ -55,7 +55,7 @@ _SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 
 class Live:
-    """A box around an object that only pickle can keep, so that nobody mistakes it for bytes."""
+    """A box around an object that only pickle can keep, so that it is not mistaken for bytes."""
 
     __slots__ = ("bundle", "value")
 

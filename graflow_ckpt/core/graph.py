@@ -46,7 +46,7 @@ class Route:
         self.options = node.options if isinstance(node, Task) else GROUP_OPTIONS
         self.forward: tuple[str, ...] = ()
         self.loops: tuple[str, ...] = ()
-        self.preds: tuple[str, ...] = ()  # as declared; of a task made at run time: who made it
+        self.preds: tuple[str, ...] = ()  # as declared; of a task made at run time: its maker
         self.ways = 0  # forward edges that count, those of tasks made at run time included
         self.indegree = 0  # forward edges that count for its gate
         self.waits = False  # has a gate
@@ -244,7 +244,7 @@ class TaskGraph:
         self._prepare(task.name)
 
     def edges_from(self, sources: set[str], target: Route) -> int:
-        """How many forward edges lead from these to the target; who made it leads to it, too."""
+        """Count the forward edges from these to the target; the maker of a task leads to it, too."""
         if target.name in self.made:
             return sum(pred in sources for pred in target.preds)
         return sum(self.routes[source].forward.count(target.name) for source in sources)

@@ -42,7 +42,7 @@ class Journal(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who holds a session: enough to tell a living process from a reused pid."""
+    """The process that holds a session: enough to tell a living process from a reused pid."""
 
     pid: int
     started: str
@@ -79,7 +79,7 @@ class Lease(Protocol):
 
 
 class Saving(Protocol):
-    """The contents of one save. What it has found or added stays until `end`, whoever deletes what."""
+    """The contents of one save. What it has found or added stays until `end`, whatever others delete."""
 
     def hold(self, names: Sequence[str], /) -> Collection[str]: ...  # those that are there
 
@@ -127,7 +127,7 @@ class Readable(Protocol):
 
     def meta(self, path: str) -> bytes: ...
 
-    def unsafe(self, path: str) -> str | None: ...  # why anybody could have written it
+    def unsafe(self, path: str) -> str | None: ...  # why it could be of any writer
 
     def list(self, session: str | None = None, pattern: str | None = None) -> Iterator[tuple[str, bytes]]: ...
 

@@ -32,7 +32,7 @@ _known: dict[tuple[object, ...], Mapping[str, str]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a server is. `options` are the query's, `secrets` who we are there."""
+    """The place of a server. `options` are the query's; `secrets` are user and password."""
 
     scheme: str
     hosts: tuple[tuple[str, int], ...] = ()

@@ -79,7 +79,7 @@ BROKEN: Final = (ValueError, TypeError, LookupError, ArithmeticError, AttributeE
 """What bytes that mean nothing raise when they are taken apart."""
 
 Key = bytes | str
-ResponseError = theirs.ResponseError  # for those who ask what a server may not know or allow
+ResponseError = theirs.ResponseError  # for calls that a server may not know or allow
 
 _REFUSED = "Check user and password of the address, and what the server's ACL allows that user."
 _PASSING = "It may pass: try again in a moment."

@@ -1,7 +1,7 @@
 """The variables that this package reads: a table of names, and a word about those that are not in it.
 
 Promise: a name that begins as ours do and is read by nothing is told once in a process, with what may be
-meant. Not here: what the values may be, and who reads them.
+meant. Not here: what the values may be, and their readers.
 """
 
 from __future__ import annotations

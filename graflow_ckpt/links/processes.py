@@ -1,4 +1,4 @@
-"""Processes: who one is, so that it can be told from another that was given its pid later.
+"""Processes: the identity of each, so that it can be told from another that was given its pid later.
 
 Promise: `is_gone` is true only of a process that has certainly ended: one of this machine (the boot
 id says so) and of this pid namespace, of which the kernel says that it is not there. Of any other nothing is

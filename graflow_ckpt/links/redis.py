@@ -85,7 +85,7 @@ def _new_client(kind: type[Any], settings: Settings) -> redis.Redis:
 
 
 def _tidy(client: redis.Redis) -> redis.Redis:
-    """Its idle connections are closed with it, also when nobody closes it and it ends as garbage."""
+    """Close its idle connections with it, also when it ends as garbage."""
     weakref.finalize(client, client.connection_pool.disconnect, False).atexit = False
     return client
 
@@ -140,7 +140,7 @@ def _bare(host: tuple[str, int]) -> tuple[str, int]:
     return host[0].strip("[]"), host[1]
 
 
-_IDLE = 4  # connections that are kept for the next who asks
+_IDLE = 4  # connections that are kept for the next call
 OLDEST = (5, 0)  # what RQ needs, and what scripts need that read the clock before they write
 
 
@@ -172,7 +172,7 @@ class RedisLink:
         return Wire(self.client, self.address)
 
     def done_with(self, wire: Wire) -> None:
-        """The next who asks may have it: to open one costs as much as a hundred calls."""
+        """Keep it for the next caller: to open one costs as much as a hundred calls."""
         if wire.rests and len(self._idle) < _IDLE:
             self._idle.append(wire)
         else:
@@ -312,7 +312,7 @@ def _config(client: redis.Redis) -> dict[str, str]:
     try:
         return {str(name): str(value) for name, value in client.config_get("append*").items()}
     except redis.ResponseError:
-        return {}  # hosted servers commonly do not let anybody look
+        return {}  # hosted servers commonly do not allow it
 
 
 def _identity(link: RedisLink, info: dict[str, Any]) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """One bare connection for a hot loop: a script call is packed, sent and read, and nothing else.
 
 No pool and no retry. After a `ServerGone` the last call may or may not have been carried out, and
-the wire stays closed until `reconnect`; whoever calls must be able to send the same call again.
+the wire stays closed until `reconnect`; a caller must be able to send the same call again.
 `send` and `receive` are the halves of `call`, for a caller that has something to do in between.
 A `BareLine` is the socket and hiredis alone, at two system calls for a round trip where redis-py needs four
 and as much Python again. Where it cannot be had (TLS, sentinels, no hiredis) a `SlowLine` asks redis-py. A
@@ -122,7 +122,7 @@ def line_of(connection: Any) -> BareLine | SlowLine:
 
 
 class BareLine:
-    """A plain socket. Whoever connected it closes it."""
+    """A plain socket. The function that connected it closes it."""
 
     def __init__(self, sock: socket.socket, timeout: float | None) -> None:
         if timeout and sys.platform == "linux":
@@ -181,7 +181,7 @@ class SlowLine:
 
 
 class _Complaint(Exception):
-    """An error that the server answers with: hiredis returns it, nobody raises it."""
+    """An error that the server answers with: hiredis returns it, and does not raise it."""
 
 
 def _packed(words: tuple[Argument, ...]) -> bytes:
@@ -265,7 +265,7 @@ class Wire:
             pool = self._client.connection_pool
             connection = pool.connection_class(**pool.connection_kwargs)
             connection.connect()
-        self._guard = weakref.finalize(self, connection.disconnect)  # of a wire that nobody closed
+        self._guard = weakref.finalize(self, connection.disconnect)  # of a wire that was not closed
         self._guard.atexit = False
         self._connection, self._line, self._pid = connection, line_of(connection), os.getpid()
 
@@ -322,7 +322,7 @@ class Wire:
         raise said from error
 
     def _out_of_step(self) -> NoReturn:
-        """A reply that nobody has read would be taken for the answer to the next call."""
+        """Raise why the wire is refused: a reply that was not read would answer the next call."""
         if self._pid != os.getpid():
             why = "was opened by another process than this one, its parent"
         elif self._connection is None:

@@ -6,9 +6,9 @@
         ╰┄ link ┄ execution ── restore ── task c ── save       the next one, trace 2
 
 Each checkpoint keeps the W3C context of its execution (`trace_context`) and the id of the first trace
-(`original_trace_id`). Whoever goes on from it begins a trace of its own, linked to that one, with
-`resumed_from` and `resumed_from_trace` as attributes; with `on_resume="continue"` the spans go on in the same
-trace instead.
+(`original_trace_id`). A process that resumes from it begins a trace of its own, linked to that one,
+with `resumed_from` and `resumed_from_trace` as attributes; with `on_resume="continue"` its spans are in the
+same trace instead.
 
 Promise: spans hold ids, counts and durations, never a value. Without an SDK that records, nothing is kept.
 Not here: exporters, sampling; they are the program's.

@@ -1,7 +1,7 @@
 """Metrics for Prometheus: what sessions tell, and what stores hold.
 
     workflow(..., observers=[PrometheusObserver()])     saves, restores, tasks and sessions of this process
-    StoreCollector("sqlite:///c.db").register()         what a store holds, read when somebody scrapes
+    StoreCollector("sqlite:///c.db").register()         what a store holds, read at each scrape
 
 Promise: times are in seconds, sizes in bytes; no label holds an id of a session or a path, so that the
 number of series is bounded by the program. A scrape opens no pickle.
@@ -105,9 +105,9 @@ class PrometheusObserver:
 
 
 class StoreCollector(Collector):
-    """What a store holds, counted when somebody scrapes, and at most once in `every` seconds.
+    """What a store holds, counted at a scrape, and at most once in `every` seconds.
 
-    `orphans` says how many checkpoints nobody can use: if not given, those whose meta cannot be read.
+    `orphans` says how many checkpoints cannot be used: if not given, those whose meta cannot be read.
     A store that is away gives no numbers and counts as down; the scrape goes on.
     """
 
@@ -185,7 +185,7 @@ class StoreCollector(Collector):
             "checkpoints_by_age", "Checkpoints up to that age.", "age", {name: ages[name] for name, _ in AGES}
         )
         total = GaugeMetricFamily(
-            "orphaned_checkpoints_total", "Checkpoints that nobody can use.", labels=("backend",)
+            "orphaned_checkpoints_total", "Checkpoints that cannot be used.", labels=("backend",)
         )
         total.add_metric((self._backend,), orphans)
         yield total

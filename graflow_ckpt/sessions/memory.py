@@ -5,8 +5,8 @@ all. After a recorder has failed nothing is committed any more. Reads take the
 lock only if a commit changes the state meanwhile: a value, its version and what was appended to
 it belong together.
 
-Loans: a live value that an attempt has got is *on loan* until the attempt ends. Whoever takes
-a picture of live values holds `still()`: it is refused while anything is on loan, and makes
+Loans: a live value that an attempt has got is *on loan* until the attempt ends. A snapshot of
+live values is taken in `still()`: it is refused while anything is on loan, and makes
 new loans wait.
 """
 
@@ -30,7 +30,7 @@ class MemorySession:
     """A session that lives and dies with the process."""
 
     shares = True
-    traced = False  # who waits has the exception itself
+    traced = False  # the waiting caller has the exception itself
 
     def __init__(self, state: SessionState, clock: Callable[[], float] = time) -> None:
         self.state = state
@@ -181,7 +181,7 @@ class MemorySession:
 
     @contextmanager
     def lending_nothing(self) -> Iterator[None]:
-        """Nothing is lent meanwhile, so that what is on loan to nobody stays as it is."""
+        """Lend nothing in the block, so that what is not on loan stays as it is."""
         with self._loan_lock:
             yield
 

@@ -5,7 +5,7 @@ g  gates                     done sk pa er n           what became of the tasks
 v a:NAME t                   values, what was appended to them, tasks made at run time
 m:N makes (in h)             which task was made as the Nth, and how many were: see engine/shared.py
 tok own qt                   tokens: their leases, owners, those that wait for a worker
-x:SENDER                     the last reply to somebody without a token, for ten minutes
+x:SENDER                     the last reply to a sender without a token, for ten minutes
 ledger                       one entry per end, if it is asked for
 """
 
@@ -20,7 +20,7 @@ from graflow_ckpt.links.complaints import taken, translated, unknown_format
 from graflow_ckpt.links.redis import RedisLink
 
 FORMAT = 3
-"""The number of what is described here. Whoever changes what a version before would misread raises it."""
+"""The number of what is described here. A change that a version before would misread raises it."""
 
 OLDEST = 2
 """The oldest that is read and worked at, and stays one: it lacks notes of what was made at run time."""

@@ -1,6 +1,6 @@
 """Ops as the arguments of the script that carries them out, and its records as claims.
 
-Values stay opaque: a cell is packed and unpacked by whoever knows how (a `Cells`).
+Values stay opaque: a cell is packed and unpacked by the `Cells` that it is given.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from graflow_ckpt.sessions.redis.names import check_spec, check_value
 Arg = bytes | str | int | float
 
 SMALL = 4096
-"""Bytes of a plain result that nobody has to ask whether it is too large."""
+"""Bytes up to which the size of a plain result is not checked."""
 
 
 class Cells(Protocol):

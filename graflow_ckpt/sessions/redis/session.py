@@ -1,8 +1,8 @@
 """The session in Redis, as one worker sees it: every commit is one script that does all or nothing.
 
 Promise: what `commit` returns has been applied once, also if a reply was lost on the way: the same
-transition is sent again under its nonce, and answered from the record. Who has lost the token is
-refused (`Fenced`). A server that is away is waited for.
+transition is sent again under its nonce, and answered from the record. A worker that has lost the token
+is refused (`Fenced`). A server that is away is waited for.
 
 A server that comes back may have another history: a replica that lagged, an older snapshot. So each
 transition names the one before it, and follows only that: a sender whose last one was lost is refused.
@@ -58,7 +58,7 @@ POLL = 0.05
 """Seconds after which a run that stays asks again whether others have made something ready."""
 
 HELP = 0.05
-"""Seconds between calls for help: whoever was called may take that long to begin."""
+"""Seconds between calls for help: a worker that was called may take that long to begin."""
 
 QUICK = 0.005
 """Seconds up to which a body is quick: its commit has few words, and what is ready is not counted."""
@@ -78,7 +78,7 @@ _NONCE = b"\x1fnonce\x1f"
 
 
 def new_nonce() -> str:
-    """The nonce of somebody who begins: on a token, or on a session that it makes."""
+    """Return the nonce of a sender that begins: on a token, or on a session that it makes."""
     return f"1_0_{_name()}"
 
 
@@ -95,16 +95,16 @@ def _applied(tail: bytes) -> str:
 def fenced(session: str) -> Fenced:
     return Fenced(
         "This worker has lost the session's token; what it did is not committed.",
-        hint="Somebody else goes on with it.",
+        hint="Another worker continues with it.",
         session=session,
     )
 
 
 class RedisSession:
-    """One sender's view: a slice with its token, or somebody outside with none."""
+    """One sender's view: a slice with its token, or another process with none."""
 
     quick = QUICK
-    traced = True  # who waits for it is elsewhere: errors are kept with their tracebacks
+    traced = True  # the waiting process is another one: errors are kept with their tracebacks
 
     def __init__(
         self,
@@ -122,14 +122,14 @@ class RedisSession:
         """`patience`: with 0 a commit is tried twice, and a frozen session is not waited for."""
         self.id = session
         self.sender = began.rpartition("_")[2] or _name()
-        self.token = token or f"!{self.sender}"  # nobody else's: replies are kept by it
+        self.token = token or f"!{self.sender}"  # of this sender alone: replies are kept by it
         self.queue = queue
         self.status = "running"
         self.steps = 0
         self.ready = 0
         self.retired = False
         self.made = MadeSoFar()  # at run time, as of the last commit
-        self.emitted: list[tuple[str, str]] = []  # tokens that somebody has to carry: (token, queue)
+        self.emitted: list[tuple[str, str]] = []  # tokens that have to be carried: (token, queue)
         self._join: Callable[[MadeSoFar, Sequence[str]], None] = lambda made, own: None
         self.post: Post = post or (lambda token, queue: self.emitted.append((token, queue)))
         self.answered = 0.0  # when the last commit came back (monotonic)
@@ -166,11 +166,11 @@ class RedisSession:
         self.until, self.help_after = monotonic() + seconds, monotonic() + help_after
 
     def posts_by(self, post: Post) -> None:
-        """From here on `post` is given the tokens that somebody has to carry."""
+        """Give `post` the tokens that have to be carried, from here on."""
         self.post = post
 
     def retire(self) -> None:
-        """Somebody has taken the token away."""
+        """Note that another process has taken the token."""
         self.retired = True
 
     # --- commits -----------------------------------------------------------------------
@@ -245,13 +245,13 @@ class RedisSession:
         return [*words[:3], mode, words[4], *strictly(args, seen)]
 
     def begins(self) -> tuple[str, str]:
-        """Token and nonce of somebody outside who makes the session: what it sends follows that."""
+        """Return token and nonce of a process that makes the session: what it sends follows that."""
         self._follows = f"1_0_{self.sender}"
         self.answered = monotonic()
         return self.token, self._follows
 
     def begin_anew(self) -> None:
-        """Somebody outside whose requests stand for themselves: another sender from here on."""
+        """Become another sender, without a token: its requests follow none of those before."""
         self.sender = _name()
         self.token, self._follows, self._number = f"!{self.sender}", "", 0
 
@@ -337,7 +337,7 @@ class RedisSession:
         raise self.broken
 
     def _lost(self) -> SessionError:
-        """Of somebody outside: what its request was to follow, or its reply, is not there any more."""
+        """Return what to raise if what a request without a token was to follow, or its reply, is lost."""
         known = "is not committed" if self._tries == 1 else "may be committed, or not"
         self.begin_anew()
         return SessionError(
@@ -434,7 +434,7 @@ class RedisSession:
         return self.until is not None and monotonic() > self.until
 
     def due(self) -> float | None:
-        """A slice leaves when there is nothing to do; who stays asks again now and then."""
+        """A slice leaves when there is nothing to do; a run that stays asks again now and then."""
         return None if self._retires else self.clock() + POLL
 
     @property
@@ -454,7 +454,7 @@ class RedisSession:
         return True  # others make ready what this one has not heard of: ask
 
     def following(self) -> TaskSpec | None:
-        return None  # nobody has asked
+        return None  # not asked
 
     def on_loan(self) -> list[str]:
         return []  # what a body gets is a copy

@@ -59,7 +59,7 @@ FEW = 100
 """The same of values: each may be large."""
 
 FREEZE = 60.0
-"""Seconds after which others go on if whoever reads has died."""
+"""Seconds after which others continue if the reader has died."""
 
 _STAGED = 3600  # seconds until what a dead writer has staged is gone
 _PAGE = 1000  # items of a table that are sent at once
@@ -313,7 +313,7 @@ def _as_tables(
     retried = {
         spec.task_id for key, spec in state.specs.items() if spec.retry_count and key not in state.dead
     }
-    token = f"!{uuid.uuid4().hex}".encode()  # nobody holds these claims: whoever reopens releases them
+    token = f"!{uuid.uuid4().hex}".encode()  # no worker holds these claims: reopening releases them
     hashes: dict[str, dict[Any, Any]] = {
         "c": {k: b"%d\x1f%b\x1f%b" % (n, token, raw[k]) for k, n in state.claimed.items()},
         "dead": {
@@ -376,14 +376,14 @@ def _sealed(name: str, record: Cell, cells: Cells) -> bytes:
 def frozen(link: RedisLink, session: str, seconds: float = 60.0) -> Iterator[None]:
     """Commits of others wait; at most so many seconds, should this process die."""
     freeze, key = link.script(_FREEZE), f"{keys_of(session)}c"
-    # nobody else's, and of this process: if that dies, the session need not wait for its time
+    # of this process alone: if it dies, the session need not wait for its time
     maker = f"{uuid.uuid4().hex} {json.dumps(asdict(myself()))}"
     reply = freeze([key], [maker, seconds, ""])
     if reply[0] == b"gone":
         raise gone(link, session)
     if reply[0] == b"busy":
         raise SessionBusy(
-            f"Somebody else has frozen session {session}.",
+            f"Session {session} is frozen by another process.",
             hint="Try again in a moment.",
             session=session,
             owner=reply[1].decode(),
@@ -431,7 +431,7 @@ def _table(client: Any, key: str, page: int) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _hash(client: Any, key: str, page: int) -> Iterator[tuple[bytes, bytes]]:
-    """Nobody writes it meanwhile; still a field may come twice."""
+    """No process writes it meanwhile; still a field may come twice."""
     found: dict[bytes, bytes] = {}
     cursor = 0
     while True:

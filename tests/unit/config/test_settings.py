@@ -293,9 +293,9 @@ def test_a_named_file_has_to_be_there() -> None:
 def test_a_file_that_anybody_can_change_is_refused_whoever_names_it() -> None:
     path = written("[fleet]", mode=0o666)
 
-    with pytest.raises(BadSetting, match="anybody can change it"):
+    with pytest.raises(BadSetting, match="every user can change it"):
         values()
-    with pytest.raises(BadSetting, match="anybody can change it"):
+    with pytest.raises(BadSetting, match="every user can change it"):
         gather({}, str(path), {})
 
 

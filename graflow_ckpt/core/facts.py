@@ -98,7 +98,7 @@ class TaskSpec(NamedTuple):
     priority: int = 0
     retry_count: int = 0
     max_retries: int = 3
-    execution_strategy: str = "direct"  # without a body: see engine/bodiless.py
+    execution_strategy: str = "direct"  # without a body: see engine/invoke.py
     cycle: int = 0
     not_before: float = 0.0
     queue: str = "default"

@@ -89,7 +89,6 @@ class ExecutionContext:
         self.cutter: Cutter | None = None  # while a run is under way
         self.undriven: list[tuple[int, float, list[Op]]] = []  # transitions that no run has recorded yet
         self.started = False  # what is set before that is an input
-        self._channel: Inputs = Channel(self, self.session)
 
     @classmethod
     def create(
@@ -173,7 +172,7 @@ class ExecutionContext:
     # Any: whatever a task has returned.
     def get_result(self, task: str, default: Any = None) -> Any:
         """What a task returned when it last completed."""
-        return self._channel.get(task + RESULT, default)
+        return self.channel.get(task + RESULT, default)
 
     def result(self) -> Any:
         """What the task that completed last returned."""
@@ -195,10 +194,10 @@ class ExecutionContext:
 
     @property
     def channel(self) -> Inputs:
-        return self._channel
+        return Channel(self, self.session)
 
     def get_channel(self) -> Inputs:
-        return self._channel
+        return self.channel
 
     def facts(self) -> dict[str, Any]:
         """What observers are told of a session that starts or goes on."""
@@ -422,7 +421,6 @@ class ExecutionContext:
     def stand_on(self, basis: Basis, state: SessionState) -> None:
         """Continue from here, with this state; nothing of what was before is in it."""
         self.basis, self.session = basis, MemorySession(state)
-        self._channel = Channel(self, self.session)
         self.undriven.clear()
         self.collect()
 

@@ -13,9 +13,11 @@ the session.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from struct import pack, unpack
 from time import monotonic
 from typing import Any
 
@@ -24,13 +26,13 @@ from graflow_ckpt.checkpoint.journal import CellPickle
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.retention import BUDGET
 from graflow_ckpt.checkpoint.snapshot import capture
+from graflow_ckpt.checkpoint.values.codec import decode, encode
 from graflow_ckpt.core.errors import CheckpointError, Fenced, GraflowError, NoJournal, ServerError
 from graflow_ckpt.core.facts import RESULT, Claim, Done, Failed, Op, Outcome, Request
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.policy import Budget, Since
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.engine import rng
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.home import Home
 from graflow_ckpt.engine.record import Bundles, Unrecordable, plain, record, too_large
@@ -64,7 +66,7 @@ class Cutter:
         self.session = session
         self.settings = settings
         self.home = home
-        self.waiting = False  # a cut is due and something is on loan
+        self._waiting = False  # a cut is due and something is on loan
         self._emit = emit
         self._on_saved = on_saved
         self._begun = begun  # the specs that run beside a cut
@@ -117,7 +119,7 @@ class Cutter:
             recorded = (
                 self.session.state.rng if self.records else None
             )  # as of the last commit: costs nothing
-            undo = partial(rng.restore, recorded) if isinstance(recorded, bytes) else rng.remember()
+            undo = partial(restore_random, recorded) if isinstance(recorded, bytes) else remember_random()
             self._before = (number, undo)
 
     def failed(self, claim: Claim, outcome: Failed) -> None:
@@ -132,20 +134,20 @@ class Cutter:
             self._loans = attempt.loans() if attempt is not None else ()
             self._in_hand = None if attempt is None else [*self._loans, *attempt.seen]
         if self.records and self.settings.rng and ops[0][0] != "claim":
-            state = rng.capture()
+            state = capture_random()
             if state != self.session.state.rng:  # which a commit that is refused has not changed
                 ops.append(("rng", state))
 
-    def committed(self, outcome: Outcome, idle: bool) -> None:
-        """Called after every commit: cut if one is due and nothing is on loan."""
+    def after(self, outcome: Outcome, idle: bool) -> bool:
+        """Called after every commit: cut if one is due and nothing is on loan. True: one waits for that."""
         if isinstance(outcome, Done) and outcome.effects.request is not None:
             self._requests.append(outcome.effects.request)
         if self._auto and not self.records and isinstance(outcome, Done):
             self._open(next(reversed(self.session.state.completed), "") + RESULT)
-        self.poll(idle)
+        return self.poll(idle)
 
-    def poll(self, idle: bool) -> None:
-        """Cut if a policy has become due, or one that is due can be taken now."""
+    def poll(self, idle: bool) -> bool:
+        """Cut if a policy has become due, or one that is due can be taken now. True: one waits."""
         if self._watches and not self._policy_due:
             self._policy_due = self.settings.policy.due(self._since(idle))
         if (
@@ -155,11 +157,12 @@ class Cutter:
             or (self._auto and self._exposure.due(self._steps))
         ):
             self._cut_if_still()
+        return self._waiting
 
     def timer(self) -> float | None:
         """Seconds until a policy wants to be asked although nothing is committed."""
         times = [self._exposure.left(self._steps) if self._auto and not self._exposure.must else None]
-        if self._watches and not self.waiting:
+        if self._watches and not self._waiting:
             times.append(self.settings.policy.left(self._since(False)))
         left = min((time for time in times if time is not None), default=None)
         return None if left is None else max(0.001, left)
@@ -177,7 +180,7 @@ class Cutter:
     def _cut_if_still(self) -> None:
         with self.session.still() as still:
             asked = bool(self._requests or self._policy_due or self._exposure.must)
-            self.waiting = not still and (asked or self._exposure.holds())
+            self._waiting = not still and (asked or self._exposure.holds())
             if still:
                 requests, self._requests = self._requests, []
                 for request in requests:
@@ -233,7 +236,7 @@ class Cutter:
     def save(self, cause: str, user: dict[str, Any] | None, path: str | None) -> Any:
         began = monotonic()
         state = self.session.state
-        snapshot = capture(state, rng.capture() if self.settings.rng else None, self._begun())
+        snapshot = capture(state, capture_random() if self.settings.rng else None, self._begun())
         metadata = self.home.cut(self.graph, snapshot, cause, user, path, self.settings.keep)
         self._cut_steps, self._cut_time = state.steps, monotonic()
         seconds = monotonic() - began
@@ -418,3 +421,67 @@ class Exposure:
         return Since(
             steps, seconds, idle, monotonic() - self._began, self._spent, self._cost, steps > 0, first
         )
+
+
+# --- random state --------------------------------------------------------------------------
+
+# That of `random`, numpy's legacy generator and torch's, whichever are loaded, is part of a session unless
+# `rng=False`. Generators that a program makes itself (such as `numpy.random.default_rng`) are values: they
+# belong into the channel.
+
+
+def capture_random() -> bytes:
+    """The state of every generator that is loaded, as one plain cell."""
+    states: dict[str, object] = {}
+    random = sys.modules.get("random")
+    if random is not None:
+        version, internal, gauss = random.getstate()
+        # as bytes: with a journal it is looked at after every task, and 625 integers take three times as long
+        states["random"] = [version, pack(f"<{len(internal)}I", *internal), gauss]
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        name, keys, position, has_gauss, gauss = numpy.get_state()
+        states["numpy"] = [name, keys.tobytes(), int(position), int(has_gauss), float(gauss)]
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        states["torch"] = torch.get_rng_state().numpy().tobytes()
+    return encode(states)
+
+
+def remember_random() -> Callable[[], None]:
+    """Take the states as they are, which costs less than a cell; the result puts them back."""
+    undo: list[Callable[[], None]] = []
+    random = sys.modules.get("random")
+    if random is not None:
+        undo.append(partial(random.setstate, random.getstate()))
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        undo.append(partial(numpy.set_state, numpy.get_state()))
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        undo.append(partial(torch.set_rng_state, torch.get_rng_state()))
+
+    def put_back() -> None:
+        for one in undo:
+            one()
+
+    return put_back
+
+
+def restore_random(cell: bytes) -> None:
+    """Put the generators back; a library that was loaded then is loaded now."""
+    states = decode(cell)
+    if "random" in states:
+        import random
+
+        version, internal, gauss = states["random"]
+        random.setstate((version, unpack(f"<{len(internal) // 4}I", internal), gauss))
+    if "numpy" in states:
+        import numpy
+
+        name, keys, position, has_gauss, gauss = states["numpy"]
+        numpy.random.set_state((name, numpy.frombuffer(keys, numpy.uint32), position, has_gauss, gauss))
+    if "torch" in states:
+        import torch  # type: ignore[import-not-found]
+
+        torch.set_rng_state(torch.frombuffer(bytearray(states["torch"]), dtype=torch.uint8))

@@ -30,11 +30,11 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.graph import TaskGraph
-from graflow_ckpt.engine import resuming, rng
+from graflow_ckpt.engine import resuming
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.bind import check_answers, check_graph, wants_home
 from graflow_ckpt.engine.context import ExecutionContext
-from graflow_ckpt.engine.cuts import Cutter
+from graflow_ckpt.engine.cuts import Cutter, restore_random
 from graflow_ckpt.engine.invoke import Invoker
 from graflow_ckpt.engine.resuming import stalled
 from graflow_ckpt.engine.run import GoBack, Inbox, Run, RunHost
@@ -251,7 +251,7 @@ class _Execution:
         if self.stop.signal is not None:
             inbox.stop()
         if self.settings.rng and isinstance(session.state.rng, bytes):
-            rng.restore(session.state.rng)
+            restore_random(session.state.rng)
         self._begin(cutter, ops, undriven)
 
     def _begin(self, cutter: Cutter, ops: list[Op], undriven: list[tuple[int, float, list[Op]]]) -> None:

@@ -35,8 +35,7 @@ from graflow_ckpt.core.facts import Cancelled, Cell, Claim, Done, Failed, Live, 
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.announcer import Announcer
 from graflow_ckpt.engine.attempt import Attempt
-from graflow_ckpt.engine.bodiless import refused, without_body
-from graflow_ckpt.engine.invoke import Invoker, Running
+from graflow_ckpt.engine.invoke import Invoker, Running, refused, without_body
 from graflow_ckpt.engine.settings import Slots
 from graflow_ckpt.engine.task_context import PendingCheckpoint, made_differently, same_task
 from graflow_ckpt.stores.places import path_at
@@ -116,10 +115,14 @@ class Inbox:
 class Cuts(Protocol):
     """When and how a checkpoint is taken: see cuts.py."""
 
-    waiting: bool
+    def after(self, outcome: Outcome, idle: bool) -> bool:
+        """After a commit, cut if that is due. True: nothing is to be claimed until a cut can be taken."""
+        ...
 
-    def committed(self, outcome: Outcome, idle: bool) -> None: ...
-    def poll(self, idle: bool) -> None: ...
+    def poll(self, idle: bool) -> bool:
+        """The same, whatever was committed."""
+        ...
+
     def starts(self, number: int, alone: bool) -> None: ...
     def failed(self, claim: Claim, outcome: Failed) -> None: ...
     def before_commit(self, ops: list[Op], attempt: Attempt | None = None) -> None: ...
@@ -168,6 +171,7 @@ class Run:
         self._on_loop: set[int] = set()  # claims of those that are coroutines
         self._met_coroutines = False
         self._got_all = False  # the last commit handed out as many claims as it was asked for
+        self._holds = False  # nothing is claimed: a cut is due, and something is on loan
         self._deadlines = Deadlines()
         self._conflicts: dict[int, int] = {}
         self._unlucky: set[int] = set()  # specs that have lost too many races; until each is through one runs
@@ -262,8 +266,8 @@ class Run:
 
     def _idle(self) -> list[Claim]:
         """Nothing runs, but something will be due."""
-        if self.cuts.waiting:
-            self.cuts.poll(idle=True)
+        if self._holds:
+            self._holds = self.cuts.poll(idle=True)
         return self._wait() if self.session.due() is not None else self._claim()
 
     def _patience(self) -> float:
@@ -281,7 +285,7 @@ class Run:
                 del self._running[running.claim.number]
                 self._on_loop.discard(running.claim.number)
                 return self._timed_out(running)
-        self.cuts.poll(idle=not self._running)
+        self._holds = self.cuts.poll(idle=not self._running)
         return self._claim()
 
     # --- ends of attempts --------------------------------------------------------------
@@ -320,15 +324,14 @@ class Run:
             return self._conflict(claim, conflict, names)
         if self._watched or type(outcome) is not Done:
             self.announcer.ended(claim, outcome)
-        waited = self.cuts.waiting
-        self.cuts.committed(outcome, not self._running)
-        return self._going_on(claims, waited)
+        held, self._holds = self._holds, self.cuts.after(outcome, not self._running)
+        return self._going_on(claims, held)
 
-    def _going_on(self, claims: list[Claim], waited: bool) -> list[Claim]:
+    def _going_on(self, claims: list[Claim], held: bool) -> list[Claim]:
         """What is started now: nothing while a cut is due, what was held back once it is taken."""
-        if self.cuts.waiting:
+        if self._holds:
             return self._hand_back(claims) if claims else []
-        return self._claim() if waited else self._with_bodies(claims)
+        return self._claim() if held else self._with_bodies(claims)
 
     def _commit(self, ops: list[Op], attempt: Attempt | None = None) -> list[Claim]:
         if not self._met_coroutines:
@@ -354,7 +357,7 @@ class Run:
 
     def _unused(self, *claimed: list[Claim]) -> int:
         """How many attempts may start now, beside these."""
-        if self.inbox.stopping or self.cuts.waiting:
+        if self.inbox.stopping or self._holds:
             return 0
         taken = len(self._running) + (sum(map(len, claimed)) if claimed else 0)
         if self._met_coroutines and not self._unlucky:
@@ -413,9 +416,8 @@ class Run:
     def _again(self, claim: Claim, crashes: int) -> list[Claim]:
         """The same spec once more, before all others of its priority."""
         claims = self._commit([("release", claim.spec.key, crashes), ("claim", self._unused())])
-        waited = self.cuts.waiting
-        self.cuts.poll(idle=not self._running)
-        return self._going_on(claims, waited)
+        held, self._holds = self._holds, self.cuts.poll(idle=not self._running)
+        return self._going_on(claims, held)
 
     def _timed_out(self, running: Running) -> list[Claim]:
         """The attempt is over; its thread, if it has one, is told in its next ctx call."""

@@ -60,8 +60,6 @@ TURN = 5.0
 class SharedCuts:
     """When a checkpoint of a shared session is taken."""
 
-    waiting = False
-
     def __init__(
         self, session: RedisSession, settings: Settings, home: SharedHome, emit: Callable[..., None],
         after_body: Callable[[], None] = lambda: None,
@@ -88,18 +86,18 @@ class SharedCuts:
     def timer(self) -> float | None:
         return self._settings.policy.period if self._watches else None
 
-    def committed(self, outcome: Outcome, idle: bool) -> None:
+    def after(self, outcome: Outcome, idle: bool) -> bool:
         if type(outcome) is Done and outcome.effects.request is not None:
             self._requested(outcome.effects.request)
-        if self._watches:
-            self.poll(idle)
+        return self._watches and self.poll(idle)
 
-    def poll(self, idle: bool) -> None:
-        """Cut if the policy is due, and nobody else does."""
-        if not self._watches or (self._looked is not None and not self._due(idle)):
-            return
-        if not self._due_for_all(idle):
-            return
+    def poll(self, idle: bool) -> bool:
+        """Cut if the policy is due, and nobody else does; nothing waits for it, here or elsewhere."""
+        if self._watches and (self._looked is None or self._due(idle)) and self._due_for_all(idle):
+            self._cut_in_turn(idle)
+        return False
+
+    def _cut_in_turn(self, idle: bool) -> None:
         # who cuts now shows an earlier moment; this one comes again at the next commit, but not if there is
         # none, or if it is that nothing runs
         passes = self._session.status != "running" or not self._due(False)

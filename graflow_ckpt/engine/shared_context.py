@@ -82,7 +82,6 @@ class SharedContext(ExecutionContext):
         self.cells = SealedCells(self.session_id, self.keyring)
         self.tables = RedisSession(link, self.session_id, self.cells)
         self.place = store
-        self._channel = SharedChannel(self, self.tables)
         self._program: Program | None = None
         self._prefix = keys_of(self.session_id)
         self.limit: int | None = None  # max_steps of the next execution, instead of the session's
@@ -158,6 +157,10 @@ class SharedContext(ExecutionContext):
     def max_steps(self) -> int | None:
         text = self.line()["max_steps"]
         return int(text) if text else None
+
+    @property
+    def channel(self) -> SharedChannel:
+        return SharedChannel(self, self.tables)
 
     @property
     def task_queue(self) -> RedisTaskQueue:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from graflow_ckpt.checkpoint.program.plan import Plan, make_plan
 from graflow_ckpt.checkpoint.program.program import current_tasks, saved_tasks
+from graflow_ckpt.core.decide import ANSWERS
 from graflow_ckpt.core.errors import (
     Fenced,
     GraflowError,
@@ -35,7 +36,6 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.facts import Op
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.engine.bind import Binding, check_answers, check_graph, takes_cuts
-from graflow_ckpt.engine.bodiless import ANSWERS
 from graflow_ckpt.engine.reaping import Keeper, release_the_dead
 from graflow_ckpt.engine.resuming import (
     accept,

@@ -19,6 +19,7 @@ from graflow_ckpt.checkpoint.manager import CheckpointManager
 from graflow_ckpt.checkpoint.model import CheckpointMetadata, check_metadata
 from graflow_ckpt.checkpoint.seals.cells import SealedCells
 from graflow_ckpt.core import arguments
+from graflow_ckpt.core.decide import ANSWERS
 from graflow_ckpt.core.errors import (
     NoSession,
     RemoteError,
@@ -29,9 +30,8 @@ from graflow_ckpt.core.errors import (
     WorkflowCancelled,
 )
 from graflow_ckpt.core.facts import RESULT, Op
-from graflow_ckpt.engine.account import Account
+from graflow_ckpt.engine.announcer import Account
 from graflow_ckpt.engine.attempt import from_cells
-from graflow_ckpt.engine.bodiless import ANSWERS
 from graflow_ckpt.engine.reaping import release
 from graflow_ckpt.engine.resuming import in_doubt
 from graflow_ckpt.engine.shared_home import SharedHome

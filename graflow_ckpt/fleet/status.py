@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from graflow_ckpt.core.errors import GraflowError, KeyTaken, SchemaUnsupported, SessionDamaged
-from graflow_ckpt.engine.account import Account
+from graflow_ckpt.engine.announcer import Account
 from graflow_ckpt.links.complaints import readable, translated
 from graflow_ckpt.links.redis import RedisLink
 from graflow_ckpt.sessions.redis.keys import keys_of, whole

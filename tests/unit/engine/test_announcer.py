@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from graflow_ckpt import Event
-from graflow_ckpt.engine.account import MESSAGE, TRACEBACK, Account
+from graflow_ckpt.engine.announcer import MESSAGE, TRACEBACK, Account
 from tests.loops import chain
 
 

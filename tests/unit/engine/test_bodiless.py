@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from graflow_ckpt.core.decide import ANSWERS
 from graflow_ckpt.core.facts import Claim, Op
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import AtLeast, Group, Options, Task
-from graflow_ckpt.engine.bodiless import ANSWERS, without_body
+from graflow_ckpt.engine.invoke import without_body
 from graflow_ckpt.sessions.memory import MemorySession
 
 

@@ -20,8 +20,8 @@ from graflow_ckpt import CheckpointManager, Event, task, workflow
 from graflow_ckpt.core.errors import UnknownTask, WorkerDied, WorkflowCancelled
 from graflow_ckpt.core.facts import Claim, Live, TaskSpec
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.engine import child
-from graflow_ckpt.engine.children import FromChannel, Pipe
+from graflow_ckpt.engine.child import __main__ as child
+from graflow_ckpt.engine.child.process import FromChannel, Pipe
 from tests.acceptance.command_line import LONG, gone
 from tests.acceptance.places import Box
 from tests.loops import chain

@@ -32,8 +32,7 @@ from graflow_ckpt.checkpoint.values.codec import decode
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine import rng
-from graflow_ckpt.engine.cuts import Cutter
+from graflow_ckpt.engine.cuts import Cutter, capture_random, remember_random, restore_random
 from graflow_ckpt.engine.record import Bundles, Unrecordable, record
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.stores.files.store import LocalStore
@@ -452,26 +451,26 @@ def draw() -> list[float]:
 
 def test_the_same_numbers_come_after_it_was_put_back() -> None:
     draw()  # leaves half a pair of gauss behind in both
-    cell = rng.capture()
+    cell = capture_random()
     expected = [draw(), draw()]
 
-    rng.restore(cell)
+    restore_random(cell)
 
     assert [draw(), draw()] == expected
 
 
 def test_it_is_one_plain_cell_that_is_equal_if_nothing_was_drawn() -> None:
-    cell = rng.capture()
-    assert rng.capture() == cell
+    cell = capture_random()
+    assert capture_random() == cell
 
     random.random()
 
-    assert rng.capture() != cell
+    assert capture_random() != cell
     assert {"random", "numpy"} <= set(decode(cell))
 
 
 def test_what_was_remembered_is_put_back_as_often_as_it_is_wanted() -> None:
-    put_back = rng.remember()
+    put_back = remember_random()
     expected = draw()
 
     for _ in range(2):
@@ -483,16 +482,16 @@ def test_a_library_that_is_not_loaded_is_left_alone(monkeypatch: pytest.MonkeyPa
     for name in ("random", "numpy.random", "torch"):
         monkeypatch.delitem(sys.modules, name, raising=False)
 
-    cell = rng.capture()
+    cell = capture_random()
 
     assert decode(cell) == {}
-    rng.restore(cell)
-    rng.remember()()
+    restore_random(cell)
+    remember_random()()
     assert "torch" not in sys.modules
 
 
 class Bits:
-    """A tensor of bytes, as far as rng.py goes."""
+    """A tensor of bytes, as far as random state goes."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -516,8 +515,8 @@ def test_the_generator_of_torch_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> 
         get_rng_state=lambda: Bits(state.now), set_rng_state=set_state, frombuffer=from_buffer, uint8="uint8"
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
-    cell, put_back = rng.capture(), rng.remember()
-    for restore in (lambda: rng.restore(cell), put_back):
+    cell, put_back = capture_random(), remember_random()
+    for restore in (lambda: restore_random(cell), put_back):
         state.now = b"\xff"
 
         restore()

@@ -16,7 +16,7 @@ from graflow_ckpt.core.errors import InDoubt, NoSession, SessionError
 from graflow_ckpt.core.facts import Claim
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Options, Task
-from graflow_ckpt.engine.account import Account
+from graflow_ckpt.engine.announcer import Account
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.fleet.client import Client, Terms
 from graflow_ckpt.fleet.declining import Declining, declined, forget

@@ -14,7 +14,17 @@ from graflow_ckpt import CheckpointManager, EveryTask, task, workflow
 from graflow_ckpt.core.errors import CheckpointError, GraphError, ReadOnlyChanged, TaskError
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import All, Group, Options, Task
-from graflow_ckpt.engine.bind import MISSING, Binding, bind, check, fill, signature
+from graflow_ckpt.engine.bind import (
+    MISSING,
+    Binding,
+    bind,
+    check,
+    check_answers,
+    check_inputs,
+    fill,
+    signature,
+)
+from graflow_ckpt.engine.settings import Settings
 from tests.acceptance.places import LONG, Box
 from tests.loops import chain
 
@@ -450,3 +460,43 @@ def test_without_the_setting_nothing_is_digested(monkeypatch: pytest.MonkeyPatch
         return len(make.items)
 
     assert chain(make, use).execute() == 2
+
+
+def reading(rows: int, extract: int = 0) -> int:
+    return rows + extract
+
+
+@pytest.mark.parametrize(
+    ("given", "declared", "said"),
+    [
+        ("row", None, "takes an input 'row'.*Did you mean 'rows'"),
+        ("row", ["rows"], "no input 'row'.*Did you mean 'rows'"),
+        ("far", ["rows"], "no input 'far'.*It declares: rows"),
+        ("far", [], "It declares: none"),
+    ],
+)
+def test_an_input_that_is_mistyped_or_not_declared_is_refused(
+    given: str, declared: list[str] | None, said: str
+) -> None:
+    with pytest.raises(GraphError, match=f"(?s){said}"):
+        check_inputs(graph_of(Task("a", reading)), [given], declared)
+
+
+def test_an_input_that_a_task_may_read_by_name_is_let_pass_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    graph = graph_of(Task("a", reading))
+
+    check_inputs(graph, ["rows", "a", "anything"], None)
+    check_inputs(graph, ["rows"], ["rows"])
+    check_answers(graph, ["later"], Settings(in_doubt=(("a", "skip"), ("later", "skip"), ("zebra", "skip"))))
+
+    assert [record.getMessage().partition(" as ")[0] for record in caplog.records] == [
+        "no task takes an input 'anything'",
+        "in doubt: there is no task 'zebra' yet",
+    ]
+
+
+def test_an_answer_for_a_task_whose_name_is_mistyped_is_refused() -> None:
+    with pytest.raises(GraphError, match=r"(?s)no task 'extrakt'.*Did you mean 'extract'"):
+        check_answers(
+            graph_of(Task("extract", reading), start="extract"), [], Settings(in_doubt=(("extrakt", "skip"),))
+        )

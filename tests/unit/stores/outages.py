@@ -6,7 +6,7 @@ It is a real store; only the way to it is blocked. `after`: the call is made, an
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -91,6 +91,9 @@ class Far(Wrapper):
 
     def delete(self, path: str) -> bool:
         return self.over("delete", lambda: self.inner.delete(self._inner(path)))
+
+    def delete_many(self, paths: Iterable[str]) -> int:
+        return self.over("delete_many", lambda: super(Far, self).delete_many(paths))
 
     def journal(self, lease: Lease, after: int) -> Journal:
         return _FarJournal(self.over("journal", lambda: self.inner.journal(lease, after)), self)

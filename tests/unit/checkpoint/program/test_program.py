@@ -20,6 +20,7 @@ from graflow_ckpt.checkpoint.program.program import (
     pack_task,
     pack_whole_code,
     saved_tasks,
+    shown,
     summary_of,
     unpack_code,
     unpack_task,
@@ -303,4 +304,26 @@ def test_of_an_unchanged_program_the_tasks_with_a_note_are_told() -> None:
     assert [(task.name, task.state) for task in saved_tasks(facts, noted=True)] == [
         ("b", "running"),
         ("c", "unreached"),
+    ]
+
+
+def test_arguments_are_shown_as_values_where_json_has_them_and_as_types_elsewhere() -> None:
+    given = {
+        "rows": [1, "x"],
+        "password": "hunter2",
+        "pair": (1, 2),
+        "nan": float("nan"),
+        "of": Missing,
+        "long": "y" * 2000,
+    }
+
+    found = shown(given)
+
+    assert found["rows"] == {"value": [1, "x"]}
+    assert "hunter2" not in json.dumps(found)
+    assert [found[name] for name in ("pair", "nan", "of", "long")] == [
+        {"type": "builtins.tuple"},
+        {"type": "builtins.float"},
+        {"type": "builtins.type"},
+        {"type": "builtins.str"},
     ]

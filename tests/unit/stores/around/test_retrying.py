@@ -166,6 +166,19 @@ def test_a_delete_whose_reply_was_lost_has_deleted(store: Retrying, far: Far, ar
     assert store.delete(path) is False
 
 
+@pytest.mark.parametrize("arrived", [True, False])
+def test_many_that_were_deleted_before_the_reply_was_lost_are_counted_as_deleted(
+    store: Retrying, far: Far, arrived: bool
+) -> None:
+    paths = [put(store, name, name) for name in ("one", "two")]
+    far.fails = [("delete_many", arrived)]
+
+    assert store.delete_many(paths) == 2
+    assert far.fails == []
+    assert listed(store) == []
+    assert store.delete_many(paths) == 0
+
+
 def test_a_listing_goes_on_where_it_was(store: Retrying, far: Far) -> None:
     with owning(store) as lease:
         for sequence in range(1, 6):

@@ -90,6 +90,14 @@ class SessionState:
         """Begin with these tasks; before anything is enqueued."""
         self.starts = tuple(starts)
 
+    def belong_to(self, session: str, epoch: int) -> None:
+        """Another session, or another epoch of this one, goes on from here."""
+        self.session, self.epoch = session, epoch
+
+    def run_at_once(self, most: int) -> None:
+        """Have so many claims at once and no more."""
+        self.cap = most
+
     def limit_to(self, max_steps: int | None) -> None:
         """Stop after so many steps, unless a `reopen` says otherwise."""
         self.max_steps = max_steps

@@ -98,7 +98,7 @@ def adopt(
                 f"Session {session} exists already in {store.url}.", hint="Give another id.", session=session
             )
         home.adopts(found)
-        state.session = home.session
+        state.belong_to(home.session, state.epoch)
         graph.compile(state.starts or graph.roots())
         cause, user = ("rewind", None) if session is None else ("fork", dict(found.meta["user_metadata"]))
         return home.cut(graph, capture(state), cause, user)

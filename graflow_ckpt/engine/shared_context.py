@@ -439,16 +439,19 @@ def adopt_into(standing: Standing, session: str | None, to: Destination) -> Shar
     )
     context.continues(standing.found)
     if session is not None:
-        state.session, state.epoch = session, 0
+        state.belong_to(session, 0)
         begins = standing.found.meta["checkpoint_id"]
         _write(standing, context, "create", {"parent": begins, "origin": begins, **to.facts}, to.post)
         return context
     try:
         _write(standing, context, "rewind", {**_numbers(standing, context), **to.facts}, to.post)
     except SessionBusy as error:
-        error.ids["owner"] = owner = ", ".join(context.owners()) or "somebody"
-        error.message = f"Session {context.session_id} is not put back: {owner} works on it."
-        raise
+        owner = ", ".join(context.owners()) or "somebody"
+        raise type(error)(
+            f"Session {context.session_id} is not put back: {owner} works on it.",
+            hint=error.hint,
+            **{**error.ids, "owner": owner},
+        ) from error
     try:
         context.cuts_at().cut("rewind", None)  # a resume that looks for the newest one finds it
     except (GraflowError, OSError) as error:
@@ -489,7 +492,7 @@ def _write(
     state = standing.state
     facts: dict[str, str | bytes] = {**standing.carried, **more}
     if cap := facts.pop("cap", ""):
-        state.cap = int(cap)
+        state.run_at_once(int(cap))
     standing.graph.compile(state.starts or standing.graph.roots())
     check_specs(standing.graph, state)
     for key in sorted(state.claimed, key=state.claimed.__getitem__, reverse=True):

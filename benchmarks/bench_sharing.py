@@ -19,11 +19,11 @@ import numpy
 
 from benchmarks.harness import Case, Ratio, Run
 from graflow_ckpt.checkpoint import journal
+from graflow_ckpt.checkpoint.record import Bundles, Unrecordable, record
 from graflow_ckpt.checkpoint.values.pickles import live_bytes, live_digest
 from graflow_ckpt.core.apply import apply
 from graflow_ckpt.core.facts import Live, Op
 from graflow_ckpt.core.state import SessionState
-from graflow_ckpt.engine.record import Bundles, Unrecordable, record
 
 NAME = "sharing"
 

@@ -24,6 +24,7 @@ from typing import Any
 from graflow_ckpt.checkpoint import journal
 from graflow_ckpt.checkpoint.journal import CellPickle
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
+from graflow_ckpt.checkpoint.record import Bundles, Unrecordable, plain, record, too_large
 from graflow_ckpt.checkpoint.retention import BUDGET
 from graflow_ckpt.checkpoint.snapshot import capture
 from graflow_ckpt.checkpoint.values.codec import decode, encode
@@ -35,7 +36,6 @@ from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
 from graflow_ckpt.engine.attempt import Attempt
 from graflow_ckpt.engine.home import Home
-from graflow_ckpt.engine.record import Bundles, Unrecordable, plain, record, too_large
 from graflow_ckpt.engine.settings import Settings
 from graflow_ckpt.sessions.memory import MemorySession
 from graflow_ckpt.stores import keeps_journal

@@ -20,12 +20,10 @@ LONG = repr("x" * 60)
 TALL = "def f():\n" + "    pass\n" * 50
 
 CEILINGS = {
-    house.folders: 1,
     house.cycles_later: 1,
-    house.assignments: 5,
     house.long_functions: 2,
     house.large_classes: 18,
-    house.touched: 57,
+    house.touched: 54,
 }
 """Rules that the package breaks more often than it may in the end, and how often: lower it with each fix."""
 

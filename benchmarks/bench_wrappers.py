@@ -35,8 +35,7 @@ from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore, Sink
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.stores.around.compressed import Compressed
-from graflow_ckpt.stores.around.encrypted import Encrypted
+from graflow_ckpt.stores.around.encoded import Compressed, Encrypted
 from graflow_ckpt.stores.around.keys import Keyring
 from graflow_ckpt.stores.around.tenant import Tenant
 from graflow_ckpt.stores.files.store import LocalStore

@@ -29,7 +29,7 @@ MOVED: Final[dict[str, str]] = {
     "graflow_ckpt.core.values": "graflow_ckpt.core.facts",
     "graflow_ckpt.interfaces.observers.opentelemetry": "graflow_ckpt.observers.opentelemetry",
     "graflow_ckpt.interfaces.observers.prometheus": "graflow_ckpt.observers.prometheus",
-    "graflow_ckpt.stores.encrypted": "graflow_ckpt.stores.around.encrypted",
+    "graflow_ckpt.stores.encrypted": "graflow_ckpt.stores.around.encoded",
     "graflow_ckpt.stores.keys": "graflow_ckpt.stores.around.keys",
     "graflow_ckpt.stores.local": "graflow_ckpt.stores.files.store",
     "graflow_ckpt.stores.memory": "graflow_ckpt.stores.drivers.memory.store",
@@ -38,6 +38,8 @@ MOVED: Final[dict[str, str]] = {
 """Where names are now: "module:name" to "module:name", or a whole module to a module."""
 
 GONE: Final[dict[str, str]] = {
+    "graflow_ckpt.stores.encrypted:keys_by_path": "each meta names its key: encodings.key_in",
+    "graflow_ckpt.stores.encrypted:within": "a store says itself how it encodes: store.encoding",
     "graflow_ckpt.core.errors:RolledBack": "older checkpoints with a good seal are accepted",
     "graflow_ckpt.interfaces.observers.prometheus:CallCollector": "metrics come from the events of runs",
 }

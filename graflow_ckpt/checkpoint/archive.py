@@ -1,8 +1,9 @@
 """The archive of one session: its trios and its journal in a store, sealed and verified.
 
-Saving streams values, control facts and metadata, in this order, digesting what goes by; the
-metadata holds the digests and is sealed. Loading goes the other way: nothing is parsed that the
-seal does not cover, and no pickle is opened that has not been verified chunk by chunk.
+Saving streams values, control facts and metadata, in this order, encoding them as the store wants it and
+digesting what goes by; the metadata holds the digests and is sealed. Loading goes the other way: nothing is
+decoded or parsed that the seal does not cover, and no pickle is opened that has not been verified chunk by
+chunk.
 """
 
 from __future__ import annotations
@@ -47,8 +48,9 @@ from graflow_ckpt.core.errors import (
     TooLarge,
     UnsafeCheckpoint,
 )
-from graflow_ckpt.core.protocols import Buffer, CheckpointStore, Lease, Readable, Sink, Source
+from graflow_ckpt.core.protocols import Buffer, CheckpointStore, Lease, PartWriter, Readable, Sink, Source
 from graflow_ckpt.core.redaction import redacted, redacted_argv
+from graflow_ckpt.stores.around.encodings import Encoding, Metas, encoding_of
 
 log = logging.getLogger("graflow_ckpt.checkpoint")
 _STAGE = re.compile(r"[A-Za-z0-9_-]{0,64}")
@@ -62,6 +64,7 @@ class Found:
     meta: Document
     facts: Document
     stage: str
+    encoding: Encoding | None = None
 
     @property
     def metadata(self) -> CheckpointMetadata:
@@ -141,22 +144,17 @@ def save(
     digests: dict[str, Digest] = {}
     shown = _shown(metadata)
     payload = _payload(snapshot, program, metadata, shown)
-    depositor = Depositor(store, metadata.path, lease, stage, meter.takes)
+    encoding = encoding_of(store, keyring)
+    depositor = Depositor(store, metadata.path, lease, stage, meter.takes, encoding)
 
     def values(sink: Sink) -> None:
-        with DigestingSink(meter.sink(sink)) as digesting:
-            depositor.begin()
-            pickles.dump(_Payload(payload), digesting, aside=depositor)
-            depositor.settle()
-            digests["pkl"] = digesting.finish()
-        meter.check()
+        depositor.begin()
+        pickles.dump(_Payload(payload), sink, aside=depositor)
+        depositor.settle()
 
     def facts(sink: Sink) -> None:
         document = {**snapshot.facts, "graph": program.facts}
-        with DigestingSink(meter.sink(sink)) as digesting:
-            digesting.write(json.dumps(document, separators=(",", ":")).encode())
-            digests["state.json"] = digesting.finish()
-        meter.check()
+        sink.write(json.dumps(document, separators=(",", ":")).encode())
 
     def meta(sink: Sink) -> None:
         document = shown.document() | {
@@ -165,12 +163,21 @@ def save(
             "synced": store.synced,  # by now it may have turned out that it goes somewhere else
             "parts": {part: digest.document() for part, digest in digests.items()},
         }
-        sealed = sealed_bytes(document | depositor.listed(), keyring, metadata.path)
+        document |= depositor.listed()
+        document = encoding.concealed(document) if encoding is not None else document
+        sealed = sealed_bytes(document, keyring, metadata.path)
         drops[:] = going(sealed)
         sink.write(sealed)
 
+    def part(name: str, write: PartWriter) -> tuple[str, PartWriter]:
+        def metered(sink: Sink) -> None:
+            digests[name] = digested(meter.sink(sink), name, write, encoding)
+            meter.check()
+
+        return name, metered
+
     drops: list[str] = []
-    parts = [("pkl", values), ("state.json", facts), ("meta.json", meta)]
+    parts = [part("pkl", values), part("state.json", facts), ("meta.json", meta)]
     try:
         store.put(metadata.path, parts, lease=lease, stage=stage, drops=lambda: drops)
     finally:
@@ -201,10 +208,20 @@ def _payload(
     return payload
 
 
+def digested(sink: Sink, part: str, write: PartWriter, encoding: Encoding | None) -> Digest:
+    """Write a part as it is encoded; the digest of what was stored."""
+    with DigestingSink(sink) as digesting:
+        if encoding is None:
+            write(digesting)
+            return digesting.finish()
+        size = encoding.write(digesting, part, write)
+        return replace(digesting.finish(), plain=size)
+
+
 def _digest_of(path: str, meta: Document, part: str) -> Digest:
     try:
         found = meta["parts"][part]
-        return Digest(int(found["size"]), tuple(found["chunks"]))
+        return Digest(int(found["size"]), tuple(found["chunks"]), found.get("plain"))
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointCorrupt(f"Checkpoint {path} does not say what its {part} is.", path=path) from error
 
@@ -264,26 +281,35 @@ def _find(store: Readable, keyring: Keyring, path: str, raw: bytes) -> Found:
             f"Checkpoint {path}: {error.message}", hint=error.hint, path=path, **error.ids
         ) from None
     check_needs(path, meta)
-    stage = _stage_in(path, meta)
-    body = _read(store, path, meta, "state.json", stage)
-    facts = parse(path, body, ".state.json")
+    found = _said(store, keyring, path, meta)
+    facts = parse(path, _read(store, found, "state.json"), ".state.json")
     check_schema(path, facts.get("schema_version"))
-    meta, facts = upgrade(meta, facts)
-    return Found(path, meta, facts, stage)
+    meta, facts = upgrade(found.meta, facts)
+    return replace(found, meta=meta, facts=facts)
 
 
-def _open(store: Readable, path: str, meta: Document, part: str, stage: str) -> VerifyingSource:
-    digest = _digest_of(path, meta, part)
-    source = store.open(path, part, stage)
+def _said(store: Readable, keyring: Keyring | None, path: str, meta: Document) -> Found:
+    """What a meta says, also of what is private in it."""
+    meta, encoding = Metas(store, keyring).revealed(path, meta)
+    return Found(path, meta, {}, _stage_in(path, meta), encoding)
+
+
+def _open(store: Readable, found: Found, part: str) -> Source:
+    """A part, verified and then decoded."""
+    digest = _digest_of(found.path, found.meta, part)
+    source: Source = store.open(found.path, part, found.stage)
     try:
-        return VerifyingSource(source, digest)
+        source = VerifyingSource(source, digest)
+        return (
+            source if found.encoding is None else found.encoding.read(source, digest.plain, part, found.path)
+        )
     except BaseException:  # of another size: nobody else will close it
         source.close()
         raise
 
 
-def _read(store: Readable, path: str, meta: Document, part: str, stage: str) -> bytes:
-    with closing(_open(store, path, meta, part, stage)) as source:
+def _read(store: Readable, found: Found, part: str) -> bytes:
+    with closing(_open(store, found, part)) as source:
         buffer = bytearray(source.size)
         return bytes(memoryview(buffer)[: fill(source, memoryview(buffer))])
 
@@ -323,9 +349,9 @@ def taken(
     *,
     shares: bool = False,
 ) -> T:
-    """Hand the meta of a checkpoint, as it was written, and its parts to `take`, and again if a newer one was
-    written over it meanwhile. The seal has been verified (without a keyring: has not); what is read of a
-    part is verified while it is read. Unless whoever takes it `shares`, it comes without contents."""
+    """Hand the meta of a checkpoint and its parts to `take`, and again if a newer one was written over it
+    meanwhile. The seal has been verified (without a keyring: has not); what is read of a part is verified
+    while it is read. Unless whoever takes it `shares`, it comes without contents. It is never encoded."""
 
     def read(raw: bytes) -> T:
         meta = parse(path, raw, ".meta.json")
@@ -333,13 +359,16 @@ def taken(
             check_needs(path, meta)
         else:
             _find(store, keyring, path, raw)
-        stage = str(meta.get("stage", ""))
-        opened = partial(_open, store, path, meta, stage=stage)
+        found = _said(store, keyring, path, meta)
+        opened: dict[str, Callable[[], Source]] = {
+            "pkl": partial(whole_values, store, found),
+            "state.json": partial(_open, store, found, "state.json"),
+        }
+        if found.encoding is not None:
+            return take(alone(found.meta, keyring, opened), lambda part: opened[part]())
         if meta.get("contents") and not shares:
-            whole = partial(whole_values, store, Found(path, meta, {}, stage))
-            given = alone(meta, keyring, whole)
-            return take(given, lambda part: whole() if part == "pkl" else opened(part))
-        return take(meta, opened)
+            return take(alone(meta, keyring, {"pkl": opened["pkl"]}), lambda part: opened[part]())
+        return take(meta, partial(_open, store, found))
 
     return _settled(store, path, read)
 
@@ -350,9 +379,9 @@ def described(store: Readable, path: str) -> Document:
     def read(raw: bytes) -> Document:
         meta = parse(path, raw, ".meta.json")
         check_needs(path, meta)
-        stage = _stage_in(path, meta)
-        _read(store, path, meta, "state.json", stage)
-        check_values(store, Found(path, meta, {}, stage))
+        found = _said(store, None, path, meta)
+        _read(store, found, "state.json")
+        check_values(store, found)
         return meta
 
     return _settled(store, path, read)
@@ -360,8 +389,8 @@ def described(store: Readable, path: str) -> Document:
 
 def whole_values(store: Readable, found: Found) -> Source:
     """The pickle of a checkpoint, as a stream of verified bytes, wherever they are stored."""
-    inline = _open(store, found.path, found.meta, "pkl", found.stage)
-    return put_together(store, found.path, found.meta, found.stage, inline)
+    inline = _open(store, found, "pkl")
+    return put_together(store, found.path, found.meta, found.stage, inline, found.encoding)
 
 
 def open_values(store: Readable, found: Found, load: Callable[[Source], Any] = pickles.load) -> Any:

@@ -148,6 +148,7 @@ def records(
 ) -> Iterator[tuple[bytes, journal.Record]]:
     """What the journal has after the cut, whose state is that of transition `after`: each record, and its
     payload. One that is missing is `JournalDamaged`."""
+    keyring = keyring.around(store)
     base_epoch = int(found.meta["epoch"]) if found else 0
     python = str(found.meta.get("python", "")) if found else ""
     sequence = int(found.meta["sequence"]) if found else 0
@@ -157,7 +158,7 @@ def records(
     lacks = False
     for number, (epoch, start, raw) in enumerate(segments):
         void = min((s[1] for s in segments[number + 1 :] if s[0] > epoch), default=sys.maxsize)
-        for payload in journal.read(keyring, session, epoch, start, raw):
+        for payload in journal.read(keyring, session, epoch, start, raw, store.encoding):
             record = journal.unpack(payload, closed=closed, python=python if epoch == base_epoch else "")
             if record.sequence <= after or record.sequence > void:
                 continue

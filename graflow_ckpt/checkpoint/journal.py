@@ -3,6 +3,8 @@
     segment  frames; the first one's payload is the id of the key, a zero byte, and the number of the format
              (the id alone: format 1)
     frame    "GJ"  length:u32  crc32:u32  mac:16  payload          (little endian)
+             Format 3 is followed by a space, `aead:KEYID`, a space and a salt in hexadecimal: each payload is
+             encrypted (stores/around/encodings.py), and stands in an array behind its sequence
     payload  msgpack [sequence, now, op, …]; a live cell is an extension
              type 1  its pickle
              type 2  index:u32 and the pickle of a list: that item of it        (from format 2 on)
@@ -15,6 +17,7 @@ with nothing after it, or with what only looks like a record, is what a crash le
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -24,12 +27,20 @@ import msgpack
 
 from graflow_ckpt.checkpoint.seals.seal import Chain, Keyring
 from graflow_ckpt.checkpoint.values.pickles import live_bytes, load_live
-from graflow_ckpt.core.errors import CheckpointError, JournalDamaged, SchemaUnsupported, UnknownKey
+from graflow_ckpt.core.errors import (
+    CheckpointError,
+    JournalDamaged,
+    SchemaUnsupported,
+    UnknownKey,
+    UnsafeCheckpoint,
+)
 from graflow_ckpt.core.facts import Live, Op
+from graflow_ckpt.stores.around.encodings import AEAD, Records
 
 FORMAT = 2
 """The number of what is described here; a reader refuses one that it does not know by name."""
-_KNOWN = (b"1", b"2")
+_ENCRYPTED = 3
+_KNOWN = (b"1", b"2", b"3")
 
 MAGIC = b"GJ"
 _HEAD = struct.Struct("<2sII16s")
@@ -51,14 +62,30 @@ class Record(NamedTuple):
 
 
 class Writer:
-    """Frames the records of one segment."""
+    """Frames the records of one segment, as the `encoding` of their store wants it."""
 
-    def __init__(self, keyring: Keyring, session: str, epoch: int, after: int) -> None:
+    def __init__(
+        self, keyring: Keyring, session: str, epoch: int, after: int, encoding: Sequence[str] = ()
+    ) -> None:
         key_id, secret = keyring.signing
-        self._chain = Chain(secret, start(session, epoch, after))
-        self.head = self.frame(b"%b\0%d" % (key_id.encode(), FORMAT))
+        place = start(session, epoch, after)
+        self._chain = Chain(secret, place)
+        self._records: Records | None = None
+        form = b"%d" % FORMAT
+        if AEAD in encoding:
+            its, secret = keyring.encrypting
+            salt = os.urandom(16).hex().encode()
+            form = b"%d %b:%b %b" % (_ENCRYPTED, AEAD.encode(), its.encode(), salt)
+            self._records = Records(secret, place, salt)
+        self.head = self._framed(b"%b\0%b" % (key_id.encode(), form))
 
     def frame(self, payload: bytes) -> bytes:
+        if self._records is not None:
+            sequence = _sequence(payload, 0)
+            payload = msgpack.packb([sequence, self._records.sealed(b"%d" % sequence, payload)])
+        return self._framed(payload)
+
+    def _framed(self, payload: bytes) -> bytes:
         mac = self._chain.next(payload)
         return _HEAD.pack(MAGIC, len(payload), zlib.crc32(payload), mac) + payload
 
@@ -134,9 +161,12 @@ def unpack(payload: bytes, *, closed: bool = False, python: str = "") -> Record:
     return Record(sequence, now, list(ops))
 
 
-def read(keyring: Keyring, session: str, epoch: int, after: int, raw: bytes) -> Iterator[bytes]:
-    """The payloads of one segment; JournalDamaged where more than a torn tail is missing."""
-    chain = None
+def read(
+    keyring: Keyring, session: str, epoch: int, after: int, raw: bytes, encoding: Sequence[str] = ()
+) -> Iterator[bytes]:
+    """The payloads of one segment; JournalDamaged where more than a torn tail is missing. UnsafeCheckpoint
+    where it is not encrypted, and the `encoding` of its store says so."""
+    chain = records = None
     offset, last = 0, after
     while (found := _frame(raw, offset)) is not None:
         payload, mac = found
@@ -147,18 +177,22 @@ def read(keyring: Keyring, session: str, epoch: int, after: int, raw: bytes) -> 
             raise damaged(session, epoch, offset, "a record was changed, moved or sealed with another key")
         if not first:
             last = _sequence(payload, last)
-            yield payload
+            yield payload if records is None else _opened(records, payload, session, epoch, offset)
         elif (number := _format(payload)) not in _KNOWN:
             raise unknown_format(session, epoch, number)
+        else:
+            records = _records(keyring, session, epoch, after, payload)
+            if records is None and AEAD in encoding:
+                raise _plain(session, epoch)
         offset += _HEAD.size + len(payload)
     if _any_later(raw, offset, chain, last):
         raise damaged(session, epoch, offset, "a damaged record has good ones after it")
 
 
-def key_of(raw: bytes) -> str | None:
-    """The id of the key that a segment says it is sealed with; None, if it has no frame."""
+def keys_of(raw: bytes) -> set[str]:
+    """The ids of the keys that a segment says it is sealed and encrypted with; none, if it has no frame."""
     found = _frame(raw, 0)
-    return _key_id(found[0]) if found is not None else None
+    return {_key_id(found[0]), _encrypted_with(found[0])[0]} - {""} if found is not None else set()
 
 
 def is_later(raw: bytes) -> bool:
@@ -192,21 +226,61 @@ def _key_id(head: bytes) -> str:
 
 
 def _format(head: bytes) -> bytes:
-    return head.partition(b"\0")[2] or b"1"
+    return head.partition(b"\0")[2].partition(b" ")[0] or b"1"
+
+
+def _encrypted_with(head: bytes) -> tuple[str, bytes]:
+    """The id of the key, and the salt; nothing, if the segment is not encrypted."""
+    words = head.partition(b"\0")[2].split(b" ")
+    if len(words) != 3 or words[0] != b"%d" % _ENCRYPTED:
+        return "", b""
+    return words[1].decode(errors="replace").partition(":")[2], words[2]
+
+
+def _records(keyring: Keyring, session: str, epoch: int, after: int, head: bytes) -> Records | None:
+    """What opens the records of a segment with that head, whose seal holds; None: they are plain."""
+    key_id, salt = _encrypted_with(head)
+    if not key_id:
+        return None
+    if (secret := keyring.opener(key_id)) is None:
+        raise _unknown(session, epoch, "encrypted", key_id)
+    return Records(secret, start(session, epoch, after), salt)
+
+
+def _opened(records: Records, payload: bytes, session: str, epoch: int, offset: int) -> bytes:
+    try:
+        sequence, box = msgpack.unpackb(payload)
+        return records.opened(b"%d" % sequence, box)
+    except (ValueError, TypeError) as error:
+        raise damaged(session, epoch, offset, f"a record cannot be decrypted ({error})") from None
+
+
+def _plain(session: str, epoch: int) -> UnsafeCheckpoint:
+    return UnsafeCheckpoint(
+        f"The journal of session {session} (epoch {epoch}) is not encrypted, and its store is: somebody else "
+        "wrote it.",
+        hint="Resume from a checkpoint that you name: graflow-ckpt checkpoints list.",
+        session=session,
+        epoch=epoch,
+    )
 
 
 def _secret(keyring: Keyring, payload: bytes, session: str, epoch: int) -> bytes:
     key_id = _key_id(payload)
     secret = keyring.secret(key_id)
     if secret is None:
-        raise UnknownKey(
-            f"The journal of session {session} (epoch {epoch}) is sealed with key {key_id}, "
-            "which this machine does not have.",
-            hint="Carry the key over (GRAFLOW_CKPT_KEY), or resume from a checkpoint that you name.",
-            session=session,
-            key_id=key_id,
-        )
+        raise _unknown(session, epoch, "sealed", key_id)
     return secret
+
+
+def _unknown(session: str, epoch: int, how: str, key_id: str) -> UnknownKey:
+    return UnknownKey(
+        f"The journal of session {session} (epoch {epoch}) is {how} with key {key_id}, "
+        "which this machine does not have.",
+        hint="Carry the key over (GRAFLOW_CKPT_KEY), or resume from a checkpoint that you name.",
+        session=session,
+        key_id=key_id,
+    )
 
 
 def _frame(raw: bytes, offset: int) -> tuple[bytes, bytes] | None:

@@ -32,6 +32,7 @@ from graflow_ckpt.core.errors import (
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.redaction import redacted
 from graflow_ckpt.stores import home_of, open_store, open_store_of
+from graflow_ckpt.stores.around.encodings import Metas
 from graflow_ckpt.stores.names import META
 
 if TYPE_CHECKING:
@@ -87,10 +88,12 @@ class CheckpointManager:
         if session_id is not None and any(mark in session_id for mark in ("*", "/")):
             session_id, path_pattern = None, session_id
         place = open_store_of(path_pattern) if path_pattern and "://" in path_pattern else open_store(store)
-        found = []
+        found, metas = [], Metas(place)
         for path, raw in place.list(session_id, path_pattern):
+            metas.ready(raw)
             try:
-                found.append(CheckpointMetadata.from_document(path, parse(path, raw, ".meta.json")))
+                meta = metas.revealed(path, parse(path, raw, ".meta.json"))[0]
+                found.append(CheckpointMetadata.from_document(path, meta))
             except CheckpointError as error:
                 log.warning("%s", error)
         last: dict[str, str] = {}  # sessions by their last cut; within one the clock says nothing
@@ -180,8 +183,8 @@ def annotate(
             )
     lease = store.acquire(read.session_id)  # from here on nobody else writes what is the session's
     try:
-        find(store, keyring, read.path)
-        meta = parse(read.path, store.meta(read.path), f".{META}")
+        raw = store.meta(read.path)
+        meta = find(store, keyring, read.path, raw).meta
         if (meta["checkpoint_id"], meta["user_metadata"]) != (
             read.checkpoint_id,
             redacted(read.user_metadata),
@@ -192,8 +195,9 @@ def annotate(
                 path=read.path,
                 session=read.session_id,
             )
-        meta["user_metadata"] |= changes
-        put_sealed(store, keyring, read.path, meta, lease)
+        user = meta["user_metadata"] | changes
+        stored = parse(read.path, raw, f".{META}")
+        put_sealed(store, keyring, read.path, stored, lease, {"user_metadata": user})
         check_parts(store, read.path, str(meta["stage"]))
         return replace(read, user_metadata={**read.user_metadata, **changes})
     finally:

@@ -29,7 +29,7 @@ COUNTS = range(2**63)
 
 Lines = tuple[Line, ...]
 
-NEEDS: frozenset[str] = frozenset({"rewinds"})
+NEEDS: frozenset[str] = frozenset({"rewinds", "zstd", "aead"})
 """What of a meta's `needs` this version knows: features without which a checkpoint would be misread."""
 
 UPGRADES: dict[str, tuple[str, Callable[[Document, Document], tuple[Document, Document]]]] = {}

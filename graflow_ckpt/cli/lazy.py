@@ -35,7 +35,6 @@ PLACES: Final = {
     "disk": "stores.files.disk",
     "display": "cli.inspect.display",
     "dry_run": "cli.run.dry_run",
-    "encrypted": "stores.around.encrypted",
     "examination": "cli.inspect.examination",
     "fallback": "stores.around.fallback",
     "fleet_status": "fleet.status",
@@ -99,7 +98,6 @@ if TYPE_CHECKING:
     from graflow_ckpt.links import redis as redis_links
     from graflow_ckpt.stores import places as places
     from graflow_ckpt.stores import prefixes as prefixes
-    from graflow_ckpt.stores.around import encrypted as encrypted
     from graflow_ckpt.stores.around import fallback as fallback
     from graflow_ckpt.stores.around import keys as keys
     from graflow_ckpt.stores.drivers.objects import names as objects_names

@@ -5,7 +5,7 @@ A store moves parts, leases and journal bytes; it knows nothing of codecs, seals
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -120,6 +120,14 @@ class Readable(Protocol):
 
     @property
     def contents(self) -> Contents | None: ...  # None: each checkpoint has all of its bytes for itself
+
+    @property
+    def encoding(self) -> tuple[str, ...]: ...  # what is done to new checkpoints before it has them
+
+    @property
+    def keys(
+        self,
+    ) -> Mapping[str, bytes]: ...  # that its program has given it: the first encrypts, all decrypt
 
     def owner(self, session: str) -> Owner | None: ...
 

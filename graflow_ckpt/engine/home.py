@@ -33,6 +33,7 @@ from graflow_ckpt.core.errors import (
     JournalDamaged,
     JournalFailed,
     SaveOutcomeUnknown,
+    UnsafeCheckpoint,
 )
 from graflow_ckpt.core.events import Kind
 from graflow_ckpt.core.graph import TaskGraph
@@ -40,6 +41,7 @@ from graflow_ckpt.core.protocols import CheckpointStore, Journal, Lease, Line
 from graflow_ckpt.engine.announcer import Trace
 from graflow_ckpt.engine.settings import Settings, tell_slow
 from graflow_ckpt.stores import backend_of, folder_on_disk, open_beside, open_store, places, store_of
+from graflow_ckpt.stores.around.encodings import AEAD, Metas
 from graflow_ckpt.stores.around.keys import Keyring
 from graflow_ckpt.stores.names import base_of, session_of
 
@@ -95,7 +97,7 @@ class Tidier:
         """What goes with the commit of a checkpoint that is about to be there."""
         if self._coming is not None:
             self._own = None  # whether the last one is there was never said
-        self._coming = coming = cut_of(path, meta, self._store.contents)
+        self._coming = coming = cut_of(path, meta, Metas(self._store, self._keyring()))
         top, self._top, self._going = self._top, None, []
         rule = automatic(keep)
         if coming is None or self._own is None or top is None or not rule.per_session:
@@ -373,6 +375,7 @@ class Home(CheckpointPlace):
         passed = self.passed = []
         for path, found in history.newest(self.store, self.keyring, self.session):
             if isinstance(found, Found):
+                self._check_stays_encrypted(found)
                 try:
                     load(found)
                 except CheckpointCorrupt as error:
@@ -385,6 +388,17 @@ class Home(CheckpointPlace):
         if passed:
             raise history.none_good(self.session, passed)
         return None
+
+    def _check_stays_encrypted(self, found: Found) -> None:
+        """What follows would be in the clear beside it."""
+        encoding = found.encoding
+        if encoding is not None and AEAD in encoding.kinds and AEAD not in self.store.encoding:
+            raise UnsafeCheckpoint(
+                f"Session {self.session} is encrypted, and what it saves in {self.store.url} would not be.",
+                hint="Put encrypted+ before the address of its store.",
+                session=self.session,
+                path=found.path,
+            )
 
     def continue_from(self, found: Found) -> None:
         """Later cuts follow this one."""
@@ -540,7 +554,8 @@ class Home(CheckpointPlace):
         lease = self.open()
         self._after = after
         self._segment = self.store.journal(lease, after)
-        self._writer = journal.Writer(self.keyring, self.session, lease.epoch, after)
+        keyring = self.keyring.around(self.store)
+        self._writer = journal.Writer(keyring, self.session, lease.epoch, after, self.store.encoding)
         self._segment.append(self._writer.head)
 
     def append(self, payload: bytes) -> None:

@@ -18,8 +18,8 @@ from urllib.parse import quote, unquote
 
 WRAPPERS: dict[str, tuple[str, str]] = {
     "cached": ("graflow_ckpt.stores.around.cached", "Cached"),
-    "compressed": ("graflow_ckpt.stores.around.compressed", "Compressed"),
-    "encrypted": ("graflow_ckpt.stores.around.encrypted", "Encrypted"),
+    "compressed": ("graflow_ckpt.stores.around.encoded", "Compressed"),
+    "encrypted": ("graflow_ckpt.stores.around.encoded", "Encrypted"),
     "fallback": ("graflow_ckpt.stores.around.fallback", "Fallback"),
     "retry": ("graflow_ckpt.stores.around.retrying", "Retrying"),
     "tenant": ("graflow_ckpt.stores.around.tenant", "Tenant"),

@@ -9,7 +9,8 @@ Not here: what is asked then.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import ClassVar, Generic, Protocol, TypeVar, Unpack
 
 from graflow_ckpt.core.protocols import Lease
@@ -30,6 +31,8 @@ class Store(Generic[L]):
 
     own: ClassVar[type]
     drops_along: ClassVar[bool] = False
+    encoding: tuple[str, ...] = ()
+    keys: Mapping[str, bytes] = MappingProxyType({})
 
     folder: str
 

@@ -19,10 +19,11 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import CheckpointManager, EveryTask, ExecutionContext, TaskExecutionContext, task, workflow
+from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.core.errors import NotStorable, UnknownKey
 from graflow_ckpt.core.graph import TaskGraph
 from graflow_ckpt.core.task import Task
-from graflow_ckpt.stores.around.encrypted import Encrypted
+from graflow_ckpt.stores.around.encoded import Encrypted
 from graflow_ckpt.stores.around.keys import Keyring
 from graflow_ckpt.stores.files.store import LocalStore
 from tests.acceptance.command_line import COUNT, KILLED, graflow, program, steps
@@ -251,15 +252,17 @@ def test_a_store_that_the_program_has_made_keeps_its_sessions(tmp_path: Path) ->
         run(0)
     run(7)
 
-    assert [raw for _, raw in LocalStore(tmp_path / "kept").list("s") if b'"encrypted"' not in raw] == []
+    assert [raw for _, raw in LocalStore(tmp_path / "kept").list("s") if b'"aead:' not in raw] == []
     files = [file.read_bytes() for file in (tmp_path / "kept").iterdir()]
     assert not [data for data in files if b"nobody is to read" in data]
     rows = CheckpointManager.list_checkpoints("s", store=store.url)
     assert rows[0].path.startswith(f"encrypted+file://{tmp_path}/kept/session_s_step_1_")
     assert CheckpointManager.verify(rows[0].path).session_id == "s"
-    assert Encrypted(LocalStore(tmp_path / "kept"), fernet=FERNET).meta(rows[0].path)
-    with pytest.raises(UnknownKey):
-        Encrypted(LocalStore(tmp_path / "kept"), Keyring({"k": bytes(32)})).meta(rows[0].path)
+    again = Encrypted(LocalStore(tmp_path / "kept"), fernet=FERNET)
+    assert archive.check(again, Keyring.load(), rows[0].path)
+    other = Encrypted(LocalStore(tmp_path / "kept"), Keyring({"k": bytes(32)}))
+    with pytest.raises(UnknownKey, match="fernet-"):
+        archive.check(other, Keyring.load(), rows[0].path)
 
 
 # --- what the documents promise in milliseconds, on any machine. How fast it is, `make bench` says ---

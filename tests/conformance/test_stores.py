@@ -13,8 +13,7 @@ import pytest
 
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores.around.cached import Cached
-from graflow_ckpt.stores.around.compressed import Compressed
-from graflow_ckpt.stores.around.encrypted import Encrypted
+from graflow_ckpt.stores.around.encoded import Compressed, Encrypted
 from graflow_ckpt.stores.around.fallback import Fallback
 from graflow_ckpt.stores.around.keys import Keyring
 from graflow_ckpt.stores.around.retrying import Retrying
@@ -189,28 +188,20 @@ class AroundMemory(InProcess):
         return in_memory(PLACE)
 
 
-class TestCompressedMemory(AroundMemory):
+def encoded(inner: CheckpointStore) -> CheckpointStore:
+    return Compressed(Encrypted(inner, KEYRING))
+
+
+class TestEncodedMemory(AroundMemory, ContentContract):
     @pytest.fixture
     def opener(self, memory: MemoryStore) -> Opener:
-        return lambda: Compressed(MemoryStore(PLACE))
+        return lambda: encoded(MemoryStore(PLACE))
 
 
-class TestCompressedLocal(StoreContract):
+class TestEncodedLocal(StoreContract):
     @pytest.fixture
     def opener(self, tmp_path: Path) -> Opener:
-        return lambda: Compressed(LocalStore(tmp_path / "checkpoints"))
-
-
-class TestEncryptedMemory(AroundMemory):
-    @pytest.fixture
-    def opener(self, memory: MemoryStore) -> Opener:
-        return lambda: Encrypted(MemoryStore(PLACE), KEYRING)
-
-
-class TestEncryptedLocal(StoreContract):
-    @pytest.fixture
-    def opener(self, tmp_path: Path) -> Opener:
-        return lambda: Encrypted(LocalStore(tmp_path / "checkpoints"), KEYRING)
+        return lambda: encoded(LocalStore(tmp_path / "checkpoints"))
 
 
 def fill(store: Tenant) -> None:
@@ -260,10 +251,8 @@ class TestCached(AroundMemory):
 
 
 WRAPPED: dict[type[Contract], int] = {
-    TestCompressedMemory: IN_PROCESS,
-    TestCompressedLocal: IN_A_FOLDER_IN_PROCESS,
-    TestEncryptedMemory: IN_PROCESS,
-    TestEncryptedLocal: IN_A_FOLDER_IN_PROCESS,
+    TestEncodedMemory: IN_PROCESS + CONTENTS_IN_PROCESS,
+    TestEncodedLocal: IN_A_FOLDER_IN_PROCESS,
     TestTenantInMemory: IN_PROCESS,
     TestTenantInFolder: IN_A_FOLDER_IN_PROCESS,
     TestAroundAFolder: IN_A_FOLDER,

@@ -16,22 +16,22 @@ from graflow_ckpt.checkpoint.model import SCHEMA
 from graflow_ckpt.checkpoint.snapshot import restore
 from graflow_ckpt.checkpoint.values.codec import decode, encode
 from graflow_ckpt.core.errors import SchemaUnsupported
+from graflow_ckpt.core.facts import Live
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.core.state import SessionState
 from graflow_ckpt.stores import lease as lease_module
 from graflow_ckpt.stores import open_store
-from graflow_ckpt.stores.around import encryption
-from graflow_ckpt.stores.around.compressed import Compressed
-from graflow_ckpt.stores.around.encrypted import Encrypted
+from graflow_ckpt.stores.around.encoded import Compressed, Encrypted
+from graflow_ckpt.stores.around.encodings import AEAD
 from graflow_ckpt.stores.around.keys import Keyring
 from graflow_ckpt.stores.around.tenant import Tenant
-from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.files.store import LocalStore
 from tests import things
 from tests.golden import layouts, make
 from tests.golden.layouts import HERE, SOME
 from tests.object_servers import CREDENTIALS
-from tests.trios import held, own_name, owning, path_of, put, put_holding, read, there, values_of
+from tests.trios import held, own_name, path_of, put, put_holding, there
+from tests.unit.checkpoint import trios
 
 SCHEMAS = sorted(Path(__file__).parent.glob("schema-*"))
 
@@ -169,14 +169,14 @@ def _bytes(cell: Any) -> bytes:
 # --- what a released version has encrypted and compressed is read by this one -----------
 
 
-FOLDER = Path(__file__).parent / "wrapped-1"
+FOLDER = Path(__file__).parent / "encoded-1"
 RING = Keyring({"golden": bytes(range(32))})
-SIZE = 66_000  # more than one frame
-FRAMES = (b"one;", b"two;", b"three;")
-EPOCH, AFTER = 1, 3
+VALUE = ["more than one frame"] * 9_000
+PAYLOADS = [journal.pack(number, 1.0, [("put", "v", b"\x05", 0)]) for number in (4, 5, 6)]
+PLACE = ("s", 1, 3)
 
 
-def wrapped(inner: CheckpointStore) -> Tenant:
+def encoded(inner: CheckpointStore) -> Tenant:
     return Tenant(Compressed(Encrypted(inner, RING)), "acme")
 
 
@@ -184,32 +184,33 @@ def encrypted(inner: CheckpointStore) -> Encrypted:
     return Encrypted(inner, RING)
 
 
-def test_checkpoints_behind_wrappers_are_read() -> None:
-    around, alone = wrapped(LocalStore(FOLDER)), encrypted(LocalStore(FOLDER))
+def test_encoded_checkpoints_are_read() -> None:
+    around, alone = encoded(LocalStore(FOLDER)), encrypted(LocalStore(FOLDER))
 
-    assert read(around, path_of(around, "wrapped")).values == values_of("golden", SIZE)
-    assert read(alone, path_of(alone, "encrypted")).values == values_of("golden", SIZE)
-    assert [path.rpartition("/")[2] for path, _ in around.list("s")] == ["wrapped.pkl"]
+    for store, name in ((around, "encoded"), (alone, "encrypted")):
+        found, context = archive.load(store, RING, path_of(store, name))
+        assert context.payload["live"]["v"] == VALUE
+        assert found.metadata.user_metadata == {"note": "golden"}
+    assert [path.rpartition("/")[2] for path, _ in around.list("s")] == ["encoded.pkl"]
 
 
 def test_an_encrypted_journal_is_read() -> None:
     raw = (FOLDER / "journal").read_bytes()
 
-    assert encryption.read_segment(RING, ("s", EPOCH, AFTER), raw) == b"".join(FRAMES)
+    assert list(journal.read(RING, *PLACE, raw, (AEAD,))) == PAYLOADS
 
 
 def main() -> None:
+    """`python -m tests.golden.test_golden`: once per version of the formats."""
     FOLDER.mkdir()
-    put(wrapped(LocalStore(FOLDER)), "wrapped", "golden", size=SIZE)
-    put(encrypted(LocalStore(FOLDER)), "encrypted", "golden", size=SIZE)
-    inner = MemoryStore("memory://golden")
-    store = encrypted(inner)
-    with owning(store) as lease:
-        journal = store.journal(lease, AFTER)
-        for frame in FRAMES:
-            journal.append(frame)
-        assert lease.epoch == EPOCH
-    (FOLDER / "journal").write_bytes(next(raw for _, _, raw in inner.segments("s")))
+    for store, name in (
+        (encoded(LocalStore(FOLDER)), "encoded"),
+        (encrypted(LocalStore(FOLDER)), "encrypted"),
+    ):
+        of = trios.state("s", ("put", "v", Live(VALUE), -1))
+        trios.save(Path(), of=of, user={"note": "golden"}, ring=RING, store=store, path=path_of(store, name))
+    frames = journal.Writer(RING, *PLACE, (AEAD,))
+    (FOLDER / "journal").write_bytes(frames.head + b"".join(map(frames.frame, PAYLOADS)))
 
 
 if __name__ == "__main__":

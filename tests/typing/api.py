@@ -58,7 +58,7 @@ from graflow_ckpt.fleet.handle import Handle, Progress
 from graflow_ckpt.fleet.status import Failure, Status
 from graflow_ckpt.frontends.expressions import Chain, DecoratedTask, Decorator, Parallel
 from graflow_ckpt.sessions.views import TaskQueue
-from graflow_ckpt.stores.around.encrypted import Encrypted
+from graflow_ckpt.stores.around.encoded import Encrypted
 from graflow_ckpt.stores.driver import Driver
 from graflow_ckpt.stores.drivers.sqlite.store import SqliteStore
 from graflow_ckpt.stores.keyed import KeyedStore

@@ -1,7 +1,8 @@
 """Copying: checkpoints and journals from one place to another, verified on the way, sealed for where they go.
 
 Promise: what arrives has the digests that it had, part by part (but for a pickle that gets back what it had
-in common with others, where the target shares nothing: values/contents.py); only its meta is sealed anew,
+in common with others, where the target shares nothing: values/contents.py; and for what is encoded at either
+place, which is decoded on the way, and encoded as the target wants it); only its meta is sealed anew,
 with the key of the place that it comes to, and says where it was copied from. A copy that is broken off
 leaves whole checkpoints and takes up where it stopped when it is called again: what is there is not written
 twice. The origin is only read, so runs may go on there: its journal is read before its cuts are listed, so
@@ -45,6 +46,7 @@ from graflow_ckpt.core.errors import (
     SessionError,
 )
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, PartWriter, Readable, Sink, Source
+from graflow_ckpt.stores.around.encodings import Metas, encoding_of
 from graflow_ckpt.stores.names import META, PARTS, base_of
 
 _OWNERS: Final = 10_000
@@ -186,15 +188,16 @@ class Move:
         where = target_path(self.target, path)
         size = sum(int(meta["parts"][name]["size"]) for name in PARTS if name != META)
         former = self._former(where)
-        if former is not None and all(former.get(key) == meta.get(key) for key in ("checkpoint_id", "parts")):
+        if former is not None and _is_same(former, meta):
             return Copied(path, "there", size, where)
         if former is not None:
             _check_older(where, former, meta)
         stage = uuid.uuid4().hex
-        sealed = sealed_bytes(self._as_at_target(meta, stage), self.ring, where)
+        document, encoding = self._as_at_target(meta, stage), encoding_of(self.target, self.ring)
 
         def write_meta(sink: Sink) -> None:
-            sink.write(sealed)
+            stored = document if encoding is None else encoding.concealed(document)
+            sink.write(sealed_bytes(stored, self.ring, where))
 
         bringing = Bringing(self.origin, path, meta)
 
@@ -202,10 +205,17 @@ class Move:
             bringing.bring(self.target, where, lease, stage)
             pour(partial(part, "pkl"), sink)
 
+        def encoded(name: str, write: PartWriter) -> PartWriter:
+            def write_encoded(sink: Sink) -> None:
+                digest = archive.digested(sink, name, write, encoding)
+                document["parts"] = document["parts"] | {name: digest.document()}
+
+            return write if encoding is None else write_encoded
+
         facts = partial(pour, partial(part, "state.json"))
         parts: list[tuple[str, PartWriter]] = [
-            ("pkl", write_values),
-            ("state.json", facts),
+            ("pkl", encoded("pkl", write_values)),
+            ("state.json", encoded("state.json", facts)),
             (META, write_meta),
         ]
         try:
@@ -335,7 +345,8 @@ def _highest(place: Readable, keys: Keyring | None, cuts: Sequence[Cut]) -> int:
 def _sealed(place: Readable, keys: Keyring, path: str) -> Document | None:
     """The meta that stands there; None if there is none whose seal holds."""
     with suppress(CheckpointError):
-        return sealed_in(place.meta(path), keys)
+        meta = sealed_in(place.meta(path), keys)
+        return Metas(place, keys).shown(path, meta) if meta is not None else None
     return None  # gone
 
 
@@ -348,6 +359,16 @@ def _superseded(place: Readable, keys: Keyring | None, session: str, cuts: Seque
     for cut in cuts:
         if is_superseded(lines, cut.epoch, cut.sequence):
             yield cut.path
+
+
+def _is_same(former: Document, meta: Document) -> bool:
+    """Return True if what stands at the target is that checkpoint. How it is encoded there is of no
+    account."""
+    if "encoding" not in former:
+        return all(former.get(key) == meta.get(key) for key in ("checkpoint_id", "parts"))
+    sizes = {name: part.get("plain") for name, part in former["parts"].items()}
+    its = {name: part["size"] for name, part in meta["parts"].items()}
+    return former.get("checkpoint_id") == meta.get("checkpoint_id") and sizes == its
 
 
 def _check_older(where: str, former: Document, meta: Document) -> None:
@@ -444,7 +465,7 @@ def write_segment(
     """A new segment of a session's journal with these records; it voids what older owners have beyond."""
     segment = store.journal(lease, after)
     try:
-        writer = journal.Writer(ring, lease.session, lease.epoch, after)
+        writer = journal.Writer(ring.around(store), lease.session, lease.epoch, after, store.encoding)
         batch = [writer.head]
         for payload in payloads:
             batch.append(writer.frame(payload))

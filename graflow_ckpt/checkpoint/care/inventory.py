@@ -30,8 +30,9 @@ from graflow_ckpt.checkpoint.model import (
 from graflow_ckpt.checkpoint.retention import REQUESTED, WAITS, Cut, bytes_of, shared_in
 from graflow_ckpt.core.errors import BadSessionId, CheckpointError, CheckpointNotFound, UnknownKey
 from graflow_ckpt.core.facts import check_session_id
-from graflow_ckpt.core.protocols import CheckpointStore, Contents, Readable
+from graflow_ckpt.core.protocols import CheckpointStore, Readable
 from graflow_ckpt.stores import Place, address_of, open_store
+from graflow_ckpt.stores.around.encodings import Metas
 from graflow_ckpt.stores.files.leftovers import strays
 from graflow_ckpt.stores.names import META, PARTS, contents_in
 
@@ -58,10 +59,11 @@ def inventory(store: Readable, session: str | None = None) -> Inventory:
     """Of the whole store, or of one session."""
     cuts: list[Cut] = []
     unreadable: list[Cut] = []
+    metas = Metas(store)
     top: tuple[str, bytes] | None = None
     for path, raw in store.list(session):
         top = top or (path, raw)
-        cut = cut_of(path, raw, store.contents)
+        cut = cut_of(path, raw, metas)
         if cut is None:
             own, meta = named(path), document_of(raw) or {}
             session_of = own["session"] if own is not None else ""
@@ -72,13 +74,16 @@ def inventory(store: Readable, session: str | None = None) -> Inventory:
     return Inventory(tuple(cuts), tuple(unreadable), top)
 
 
-def cut_of(path: str, raw: bytes, place: Contents | None = None) -> Cut | None:
-    """What a meta says; None if it cannot be read. `place`: where that checkpoint has its contents."""
+def cut_of(path: str, raw: bytes, metas: Metas | None = None) -> Cut | None:
+    """What a meta says; None if it cannot be read. `metas`: those of its store, else what is in the open
+    counts."""
     meta = document_of(raw)
+    if meta is not None and metas is not None:
+        meta = metas.shown(path, meta)
     if meta is None:
         return None
     try:
-        held = meta.get("contents")
+        held, place = meta.get("contents"), metas.store.contents if metas is not None else None
         scope = place.scope(path) if held and place is not None else ""
         return Cut(
             path=path,
@@ -278,11 +283,11 @@ def audit(store: CheckpointStore, seen: Callable[[str], None] = lambda path: Non
     It looks at names and sizes: a checkpoint whose bytes were changed in place is found by `verify`. What it
     tells is a picture of a moment; a save that is under way may be in it where its writer cannot be told.
     """
-    count = 0
+    count, metas = 0, Metas(store)
     found: list[Orphan] = []
     for path, raw in store.list():
         count += 1
-        found += _of_checkpoint(store, path, raw)
+        found += _of_checkpoint(store, metas, path, raw)
         seen(path)
     below = strays(store)
     for stray in below or ():
@@ -290,10 +295,10 @@ def audit(store: CheckpointStore, seen: Callable[[str], None] = lambda path: Non
     return Audit(count, tuple(found), below is not None)
 
 
-def _of_checkpoint(store: CheckpointStore, path: str, raw: bytes) -> Iterator[Orphan]:
-    cut = cut_of(path, raw)
+def _of_checkpoint(store: CheckpointStore, metas: Metas, path: str, raw: bytes) -> Iterator[Orphan]:
+    cut = cut_of(path, raw, metas)
     if cut is None:
-        yield _unreadable(store, path, raw)
+        yield _unreadable(metas, path, raw)
         return
     meta = parse(path, raw, f".{META}")
     for part in PARTS:
@@ -327,9 +332,9 @@ def _is_held(store: CheckpointStore, path: str, name: str, stage: str) -> bool:
     return True
 
 
-def _unreadable(store: CheckpointStore, path: str, raw: bytes) -> Orphan:
+def _unreadable(metas: Metas, path: str, raw: bytes) -> Orphan:
     try:
-        store.meta(path)
+        metas.revealed(path, parse(path, raw, f".{META}"))
     except UnknownKey:
         return Orphan("locked", path, len(raw))
     except CheckpointError:

@@ -3,7 +3,7 @@
 Promise: nothing is sealed whose seal did not hold under a key of the ring, and no checkpoint changes
 its order or its parts. A session that somebody runs is left alone; it is owned while its checkpoints are
 done, so that no retention deletes one in that moment. A pass that was killed is gone on with by the next.
-In an encrypted store the same writes encrypt the keys of the trios anew, so that old ones can be taken away.
+The same writes encrypt the keys of encrypted trios anew, so that old ones can be taken away.
 Not here: journals. A segment keeps its key until the next cut; `usage` counts them, too.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
@@ -22,8 +22,8 @@ from graflow_ckpt.checkpoint.seals.seal import Keyring, sealed_bytes, verify
 from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError, SessionBusy
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import CheckpointStore, Lease, Sink
+from graflow_ckpt.stores.around.encodings import AEAD, Metas, key_in
 from graflow_ckpt.stores.names import META
-from graflow_ckpt.stores.prefixes import prefix_of
 
 _ALL = 2**62
 
@@ -55,14 +55,16 @@ def usage(store: CheckpointStore) -> Usage:
     found, sessions = Usage(), set()
     for _, raw in store.list():
         meta = document_of(raw)
-        if meta is None:
+        key_id = key_in(meta or {})
+        if meta is not None and (key_id or AEAD in store.encoding):
+            found.encrypts[key_id] += 1
+        if meta is None or (AEAD in store.encoding and not key_id):
             found.unreadable += 1
             continue
         found.seals[str(meta.get("key_id") or "")] += 1
         sessions.add(str(meta.get("session_id")))
     for session in sorted(sessions):
         _count_journals(store, session, found.journals)
-    found.encrypts.update(_encrypting(store)[1].values())
     return found
 
 
@@ -87,10 +89,21 @@ def reseal(
 
 
 def put_sealed(
-    store: CheckpointStore, keyring: Keyring, path: str, meta: Document, lease: Lease | None
+    store: CheckpointStore,
+    keyring: Keyring,
+    path: str,
+    meta: Document,
+    lease: Lease | None,
+    changes: Document | None = None,
 ) -> None:
-    """Write a meta with a seal of the newest key; the parts stay as they are."""
-    sealed = sealed_bytes(meta, keyring, path)
+    """Write a meta, as it is stored, with a seal of the newest key, and encrypted for the newest one; the
+    parts stay as they are. `changes`: fields that have another value from now on."""
+    metas = Metas(store, keyring)
+    document, encoding = metas.revealed(path, meta)
+    document |= changes or {}
+    if encoding is not None:
+        document = encoding.under(metas.keyring).concealed(document)
+    sealed = sealed_bytes(document, keyring, path)
 
     def write(sink: Sink) -> None:
         sink.write(sealed)
@@ -100,12 +113,11 @@ def put_sealed(
 
 def _outdated(store: CheckpointStore, keyring: Keyring) -> list[tuple[str, str]]:
     """Paths and sessions, the oldest first: what is put last is listed first."""
-    newest, encrypts = _encrypting(store)
-    found = []
+    found, encrypting = [], ("", keyring.around(store).encrypting[0])
     for path, raw in store.newest(_ALL):
         meta = document_of(raw)
         sealed = meta is None or meta.get("key_id") == keyring.signing[0]
-        if meta is not None and not (sealed and encrypts.get(path, newest) == newest):
+        if meta is not None and not (sealed and key_in(meta) in encrypting):
             found.append((path, str(meta.get("session_id"))))
     return found[::-1]
 
@@ -145,20 +157,7 @@ def check_parts(store: CheckpointStore, path: str, stage: str) -> None:
         raise
 
 
-def _encrypting(store: CheckpointStore) -> tuple[str, dict[str, str]]:
-    """The key that an encrypted store takes for what is new, and that of each checkpoint."""
-    if "encrypted" not in prefix_of(store.url):
-        return "", {}
-    from graflow_ckpt.stores.around.encrypted import keys_by_path, within  # its library need not be installed
-
-    found = within(store)
-    return ("", {}) if found is None else (found.keyring.signing[0], keys_by_path(store))
-
-
 def _count_journals(store: CheckpointStore, session: str, counted: Counter[str]) -> None:
-    try:
+    with suppress(GraflowError):  # nothing is decrypted, so no key is missed
         for _, _, raw in store.segments(session):
-            if key_id := journal.key_of(raw):
-                counted[key_id] += 1
-    except GraflowError as error:
-        counted[str(error.ids.get("key_id", ""))] += 1
+            counted.update(journal.keys_of(raw))

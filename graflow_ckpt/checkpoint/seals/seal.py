@@ -39,9 +39,6 @@ MAC_SIZE: Final = 16
 _META: Final = "graflow_ckpt 2025 seal of meta"
 _JOURNAL: Final = "graflow_ckpt 2025 seal of journal records"
 
-_ENVELOPES: Final = ("encrypted", "compressed")
-"""Words of wrappers around a store that keep a meta within another."""
-
 _PASSING: Final = frozenset({"tmpfs", "ramfs", "overlay", "aufs", "rootfs", "squashfs"})
 """File systems that end with a container or a boot."""
 
@@ -68,13 +65,6 @@ def seal(meta: Meta, keyring: Keyring) -> dict[str, Any]:
 def verify(meta: Meta, keyring: Keyring) -> None:
     """Returns if the meta was sealed with a key of the ring and is unchanged; raises if not."""
     key_id, found = meta.get("key_id"), meta.get("seal")
-    if not isinstance(found, str) and (
-        around := [word for word in _ENVELOPES if isinstance(meta.get(word), dict)]
-    ):
-        raise UnsafeCheckpoint(
-            f"This checkpoint is {around[0]}: the address of its store begins with {around[0]}+.",
-            hint=f"Put {around[0]}+ before it; the seal is inside.",
-        )
     if not isinstance(key_id, str) or not isinstance(found, str) or not found.isascii():
         raise UnsafeCheckpoint(
             "This checkpoint has no seal: anybody could have written it, so it is not opened.",
@@ -104,7 +94,7 @@ def verify(meta: Meta, keyring: Keyring) -> None:
 
 
 META_LIMIT = 32 << 20
-"""Bytes of a meta at most: readers take no more than twice as many, and a wrapper makes it longer."""
+"""Bytes of a meta at most: readers take no more than twice as many, and a tenant's is longer."""
 
 
 def sealed_bytes(meta: Meta, keyring: Keyring, path: str) -> bytes:

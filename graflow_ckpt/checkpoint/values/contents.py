@@ -20,9 +20,10 @@ Not here: how long contents stay (the stores).
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Final
 
 from blake3 import blake3
@@ -40,6 +41,7 @@ from graflow_ckpt.checkpoint.values.digest import (
 )
 from graflow_ckpt.core.errors import CheckpointCorrupt, GraflowError
 from graflow_ckpt.core.protocols import Buffer, CheckpointStore, Lease, Readable, Saving, Sink, Source
+from graflow_ckpt.stores.around.encodings import KINDS, Encoding
 from graflow_ckpt.stores.around.keys import Keyring
 from graflow_ckpt.stores.names import is_content
 
@@ -60,8 +62,15 @@ class Content:
     name: str
     digest: Digest
 
+    @property
+    def plain(self) -> int:
+        """How large it is in the pickle."""
+        return self.digest.size if self.digest.plain is None else self.digest.plain
+
     def document(self) -> Document:
         found: Document = {"at": self.at, "size": self.digest.size, "name": self.name}
+        if self.digest.plain is not None:
+            found["plain"] = self.digest.plain
         return found if len(self.digest.chunks) == 1 else found | {"chunks": list(self.digest.chunks)}
 
 
@@ -78,7 +87,7 @@ def contents_of(path: str, meta: Document) -> list[Content]:
     try:
         for entry in meta.get("contents", ()):
             chunks = tuple(entry.get("chunks", (entry["name"],)))
-            content = Content(entry["at"], entry["name"], Digest(entry["size"], chunks))
+            content = Content(entry["at"], entry["name"], Digest(entry["size"], chunks, entry.get("plain")))
             if not (type(content.at) is type(content.digest.size) is int and content.digest.size > 0):
                 raise ValueError("a size or a place is no number")
             if content.at < at or not is_content(content.name) or name_of(chunks) != content.name:
@@ -105,7 +114,9 @@ class Depositor:
         lease: Lease | None,
         stage: str,
         allowed: Callable[[int], bool] = lambda size: True,
+        encoding: Encoding | None = None,
     ) -> None:
+        self._encoding = encoding
         self._contents = store.contents
         self._allowed = allowed  # is told of the size of each
         self._place = (path, lease, stage)
@@ -161,9 +172,12 @@ class Depositor:
     def _store(self, places: list[int], payloads: list[memoryview]) -> list[tuple[int, memoryview]]:
         """Store each once; what was changed after it was digested comes back."""
         assert self._saving is not None
+        if self._encoding is None:
+            digests: Iterable[Digest] = map(Digest, [p.nbytes for p in payloads], _digests(payloads))
+        else:
+            digests = [_digest_encoded(self._encoding, payload) for payload in payloads]
         contents = [
-            Content(at, name_of(chunks), Digest(payload.nbytes, chunks))
-            for at, payload, chunks in zip(places, payloads, _digests(payloads), strict=True)
+            Content(at, name_of(digest.chunks), digest) for at, digest in zip(places, digests, strict=True)
         ]
         if new := list({content.name for content in contents} - self._there):
             self._there.update(self._saving.hold(new))
@@ -171,7 +185,8 @@ class Depositor:
         for content, payload in zip(contents, payloads, strict=True):
             try:
                 if content.name not in self._there:
-                    self._saving.add(content.name, payload.nbytes, _copies(content, payload))
+                    pieces = _copies(content, payload, self._encoding)
+                    self._saving.add(content.name, content.digest.size, pieces)
                     self._there.add(content.name)
             except _Changed:
                 changed.append((content.at, payload))
@@ -221,9 +236,29 @@ def _digests(payloads: Sequence[memoryview]) -> Iterator[tuple[str, ...]]:
         at += count
 
 
-def _copies(content: Content, payload: memoryview) -> Iterator[bytes]:
+def _encoded(encoding: Encoding, payload: memoryview) -> Iterator[memoryview]:
+    """What is stored of a payload, in chunks: the same ones for the same bytes."""
+    chunk = bytearray()
+    for piece in encoding.content(payload):
+        chunk += piece
+        if len(chunk) >= CHUNK:
+            yield memoryview(bytes(chunk[:CHUNK]))
+            del chunk[:CHUNK]
+    if chunk:
+        yield memoryview(bytes(chunk))
+
+
+def _digest_encoded(encoding: Encoding, payload: memoryview) -> Digest:
+    found = [(chunk.nbytes, digest_of(chunk)) for chunk in _encoded(encoding, payload)]
+    return Digest(sum(size for size, _ in found), tuple([digest for _, digest in found]), payload.nbytes)
+
+
+def _copies(content: Content, payload: memoryview, encoding: Encoding | None) -> Iterator[bytes]:
     """Copies of the chunks that were digested."""
-    for expected, chunk in zip(content.digest.chunks, _cut(payload), strict=True):
+    chunks = _cut(payload) if encoding is None else _encoded(encoding, payload)
+    for expected, chunk in zip_longest(content.digest.chunks, chunks):
+        if expected is None or chunk is None:
+            raise _Changed
         piece = bytes(chunk)
         chunk.release()
         if digest_of(piece) != expected:
@@ -240,7 +275,7 @@ class Whole:
     def __init__(
         self, inline: Source, contents: Sequence[Content], open_content: Callable[[Content], Source]
     ) -> None:
-        self.size = inline.size + sum(content.digest.size for content in contents)
+        self.size = inline.size + sum(content.plain for content in contents)
         self._inline = inline
         self._left = list(reversed(contents))
         self._open = open_content
@@ -275,7 +310,9 @@ class Whole:
         self._inline.close()
 
 
-def put_together(store: Readable, path: str, meta: Document, stage: str, inline: Source) -> Source:
+def put_together(
+    store: Readable, path: str, meta: Document, stage: str, inline: Source, encoding: Encoding | None = None
+) -> Source:
     """The values of a checkpoint, whether it holds contents or not."""
     try:
         contents = contents_of(path, meta)
@@ -295,8 +332,15 @@ def put_together(store: Readable, path: str, meta: Document, stage: str, inline:
         return inline
 
     def open_content(content: Content) -> Source:
-        source = place.open(path, content.name, stage)
-        return _Suspicious(source, content, lambda: place.distrust(path, content.name, stage))
+        opened = place.open(path, content.name, stage)
+        source = _Suspicious(opened, content, lambda: place.distrust(path, content.name, stage))
+        if encoding is None:
+            return source
+        try:
+            return encoding.read_content(source, content.digest.plain, content.name, path)
+        except BaseException:
+            source.close()
+            raise
 
     return Whole(inline, contents, open_content)
 
@@ -335,17 +379,20 @@ class _Suspicious:
 
 
 def shares(target: CheckpointStore) -> bool:
-    """Whether a store wants contents, and not whole pickles."""
-    return target.contents is not None and target.contents.shares
+    """Whether a store wants contents as they are elsewhere, and not whole pickles."""
+    return target.contents is not None and target.contents.shares and not target.encoding
 
 
-def alone(meta: Document, keyring: Keyring | None, whole: Callable[[], Source]) -> Document:
-    """The meta of the same checkpoint as one plain pickle; sealed, if there is a keyring."""
-    with DigestingSink(_Nowhere()) as digesting:
-        pour(whole, digesting)
-        digest = digesting.finish()
-    parts = meta["parts"] | {"pkl": digest.document()}
-    made = {name: value for name, value in meta.items() if name != "contents"} | {"parts": parts}
+def alone(meta: Document, keyring: Keyring | None, opened: Mapping[str, Callable[[], Source]]) -> Document:
+    """The meta of the same checkpoint as one plain pickle, with the parts that are given as they are opened;
+    sealed, if there is a keyring."""
+    parts = dict(meta["parts"])
+    for name, source in opened.items():
+        with DigestingSink(_Nowhere()) as digesting:
+            pour(source, digesting)
+            parts[name] = digesting.finish().document()
+    made = {name: value for name, value in meta.items() if name not in ("contents", "encoding")}
+    made |= {"parts": parts, "needs": [need for need in meta.get("needs", ()) if need not in KINDS]}
     return made if keyring is None else seal(made, keyring)
 
 

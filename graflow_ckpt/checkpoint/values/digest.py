@@ -31,14 +31,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """How long a part is, and the digest of each of its chunks in hexadecimal."""
+    """How long a part is, and the digest of each of its chunks in hexadecimal. `plain`: how long it was
+    before it was encoded; None, if it is not."""
 
     size: int
     chunks: tuple[str, ...]
+    plain: int | None = None
 
     def document(self) -> dict[str, object]:
         """As it stands in a meta."""
-        return {"size": self.size, "chunks": list(self.chunks)}
+        found: dict[str, object] = {"size": self.size, "chunks": list(self.chunks)}
+        return found if self.plain is None else {**found, "plain": self.plain}
 
 
 class DigestingSink:

@@ -6,13 +6,12 @@ from dataclasses import asdict, dataclass
 
 from graflow_ckpt.checkpoint import archive
 from graflow_ckpt.checkpoint.care.resealing import Resealed, put_sealed, reseal, usage
-from graflow_ckpt.cli import lazy
 from graflow_ckpt.cli.terminal import Document, bar
 from graflow_ckpt.core.errors import CheckpointError, UnsafeCheckpoint
 from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.stores import open_store, open_store_of
+from graflow_ckpt.stores.around.encodings import AEAD
 from graflow_ckpt.stores.around.keys import Keyring, key_file, put_first
-from graflow_ckpt.stores.prefixes import prefix_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,21 +68,14 @@ def resealed(store: str, *, show: bool) -> tuple[str, Resealed]:
 
 def _uses(place: CheckpointStore) -> dict[str, str]:
     """What each key here is for, the first ones first."""
-    sealing = Keyring.for_store(place).ids
+    keyring = Keyring.for_store(place)
+    sealing = keyring.ids
     uses = dict.fromkeys(sealing, "verifies")
     uses[sealing[0]] = "seals"
-    for number, key_id in enumerate(_encrypting_ids(place)):
+    for number, key_id in enumerate(keyring.opening if AEAD in place.encoding else ()):
         its = "decrypts" if number else "encrypts"
         uses[key_id] = f"{uses[key_id]} and {its}" if key_id in uses else its
     return uses
-
-
-def _encrypting_ids(place: CheckpointStore) -> tuple[str, ...]:
-    if "encrypted" not in prefix_of(place.url):
-        return ()
-
-    found = lazy.encrypted.within(place)
-    return found.keyring.ids if found is not None else ()
 
 
 def check_parts(path: str) -> Document:

@@ -22,6 +22,7 @@ from graflow_ckpt.cli.terminal import along
 from graflow_ckpt.core.errors import CheckpointError
 from graflow_ckpt.core.redaction import redacted, redacted_argv
 from graflow_ckpt.stores import open_store, open_store_of, store_of
+from graflow_ckpt.stores.around.encodings import PRIVATE, Metas
 from graflow_ckpt.stores.around.keys import Keyring
 
 _field = words.field
@@ -39,6 +40,7 @@ def describe(what: str, store: str | None = None) -> Document:
     place = open_store_of(path)
     raw = place.meta(path)
     meta = parse(path, raw, ".meta.json")
+    meta = Metas(place).shown(path, meta) or meta
     document: Document = {"path": path, "verdict": "good", "why": "", "meta": _shown_meta(meta), "state": {}}
     try:
         found, _ = archive.check(place, Keyring.for_store(place), path)
@@ -50,7 +52,9 @@ def describe(what: str, store: str | None = None) -> Document:
 
 def _shown_meta(meta: Document) -> Document:
     shown = {
-        name: value for name, value in meta.items() if name not in ("parts", "seal", "argv", "user_metadata")
+        name: value
+        for name, value in meta.items()
+        if name not in ("parts", "seal", "argv", "user_metadata", PRIVATE)
     }
     parts = meta.get("parts")
     argv = meta.get("argv")
@@ -157,13 +161,15 @@ def listing(store: str, limit: int | None = None, **wanted: str | None) -> list[
     if wanted.get("status") == _UNREADABLE:  # none says so of itself
         rows = listing(store, session=wanted.get("session"), workflow=wanted.get("workflow"))
         return [row for row in rows if row.metadata.status == _UNREADABLE][:limit]
-    found = open_store(store).newest(_ALL if limit is None else limit, **wanted)
-    return [_row_of(path, raw) for path, raw in found]
+    place = open_store(store)
+    metas = Metas(place)
+    return [_row_of(metas, *found) for found in place.newest(_ALL if limit is None else limit, **wanted)]
 
 
-def _row_of(path: str, raw: bytes) -> Listed:
+def _row_of(metas: Metas, path: str, raw: bytes) -> Listed:
+    metas.ready(raw)
     try:
-        document = parse(path, raw, ".meta.json")
+        document = metas.revealed(path, parse(path, raw, ".meta.json"))[0]
         metadata = CheckpointMetadata.from_document(path, document)
     except CheckpointError:
         return Listed(

@@ -22,13 +22,15 @@ from graflow_ckpt.core.protocols import CheckpointStore
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.links.environment import unknown
 from graflow_ckpt.stores import folder_on_disk, open_store
+from graflow_ckpt.stores.around.encodings import AEAD, key_in
 from graflow_ckpt.stores.around.fallback import Fallback, entries
 from graflow_ckpt.stores.around.keys import Keyring, local_key_path, uses_local_key
 from graflow_ckpt.stores.around.wrapper import layers
 from graflow_ckpt.stores.drivers.redis.names import is_redis
 from graflow_ckpt.stores.drivers.sqlite.names import file_of, is_sqlite
 from graflow_ckpt.stores.files.mounts import file_system
-from graflow_ckpt.stores.prefixes import prefix_of, unwrapped
+from graflow_ckpt.stores.names import facts_in
+from graflow_ckpt.stores.prefixes import unwrapped
 
 if TYPE_CHECKING:
     from graflow_ckpt.config.settings import Resolved
@@ -217,15 +219,16 @@ def _key(store: str) -> Iterator[ExaminedRow]:
 
 def encryption(place: CheckpointStore) -> Iterator[ExaminedRow]:
     """Nothing, if the store is not encrypted. Reads all metadata, no value."""
-    if "encrypted+" not in prefix_of(place.url):
+    if AEAD not in place.encoding:
         return
-
     if not place.shared and uses_local_key() and not os.path.exists(local_key_path()):
         yield ExaminedRow("encryption", "ok", "with the key that the first save makes")
         return
     try:
-        found, keys = lazy.encrypted.within(place), Counter(lazy.encrypted.keys_by_path(place).values())
-        ids = found.keyring.ids if found is not None else ("",)
+        keys, ids = (
+            Counter(key_in(facts_in(raw)) for _, raw in place.list()),
+            [*Keyring.for_store(place).opening],
+        )
     except GraflowError as error:
         yield ExaminedRow("encryption", "bad", str(error))
         return

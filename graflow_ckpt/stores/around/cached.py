@@ -8,8 +8,7 @@ checkpoint that was deleted or written anew is seen at once.
 
 Promise: the cache is never the authority. Nothing is written that the store has not, a part whose digest does
 not fit is read from the store, and a cache that is away is as good as none. What is in it expires.
-Refused: a cache in front of an encrypted store, for what is in it would be in clear (encrypted+cached+… is
-what is meant).
+What is to be encrypted is so before it comes here: the cache has what the store has.
 Not here: trust; whoever reads verifies the seal, cached or not.
 """
 
@@ -29,7 +28,7 @@ from graflow_ckpt.links.addresses import URL_VARIABLE, masked
 from graflow_ckpt.links.complaints import translated
 from graflow_ckpt.links.redis import RedisLink, open_link
 from graflow_ckpt.stores.around.patience import Breaker
-from graflow_ckpt.stores.around.wrapper import Wrapper, keeps_no_secret, takes_none
+from graflow_ckpt.stores.around.wrapper import Wrapper, takes_none
 from graflow_ckpt.stores.names import base_of, stage_in
 from graflow_ckpt.stores.pieces import BytesSource, read_up_to
 
@@ -61,7 +60,6 @@ class Cached(Wrapper):
         breaker: Breaker | None = None,
     ) -> None:
         super().__init__(inner)
-        keeps_no_secret(type(self), inner)
         self._cache = cache
         self._limit = limit
         self._seconds = seconds

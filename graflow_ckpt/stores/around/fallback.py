@@ -12,7 +12,7 @@ the two. Who has lost the session meanwhile is fenced by the store. What waits i
 who sets it aside, with a line in the log, if anything was written under a higher epoch than its own.
 A session begins and goes on only while the store is there: nobody else knows its history.
 A journal does not fall back: an append that fails stops the session, as without this wrapper.
-Refused around an encrypted store: the folder would have in clear what that has not (encrypted+fallback+…).
+What is to be encrypted is so before it comes here: the folder has what the store would have.
 Not here: what is waited for before (retrying.py: fallback+retry+…).
 
 The folder of a fallback: checkpoints that wait until their store is back.
@@ -65,7 +65,7 @@ from graflow_ckpt.core.protocols import (
 )
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores.around.patience import Breaker, PutAttempt, may_pass
-from graflow_ckpt.stores.around.wrapper import Wrapper, keeps_no_secret
+from graflow_ckpt.stores.around.wrapper import Wrapper
 from graflow_ckpt.stores.batches import Facts, newest
 from graflow_ckpt.stores.claims import released
 from graflow_ckpt.stores.files.lock import held
@@ -266,7 +266,6 @@ class Fallback(Wrapper):
 
     def __init__(self, inner: CheckpointStore, argument: str = "", *, breaker: Breaker | None = None) -> None:
         super().__init__(inner, argument)
-        keeps_no_secret(type(self), inner)
         self.waits = Folder(argument, inner.url)
         self._breaker = breaker or Breaker(failures=1)
         self._aside = False  # whether the last save went to the folder

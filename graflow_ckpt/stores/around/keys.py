@@ -5,6 +5,10 @@ the user. A key is written `id:hex`, 32 bytes of it; several are divided by comm
 first one seals, all verify. The local key is made on first use, in the user's state folder, so
 that two processes at once end up with one key and a power cut leaves a whole one or none.
 
+What encrypts are the same keys, unless there are others for that alone: those that a program has given to its
+store, else the Fernet keys of `GRAFLOW_CKPT_FERNET_KEY` (secrets of 32 bytes; tokens of Fernet are not
+written). The first of them encrypts, all open, and those that seal open, too. None of them seals.
+
 A local key that others can read or replace is refused. A file that an operator names is refused
 only if others can write it: mounted secrets are commonly readable. Not here: the seals (seal.py).
 """
@@ -14,6 +18,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+from base64 import urlsafe_b64decode
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Self
@@ -21,7 +26,7 @@ from typing import Final, Self
 from blake3 import blake3
 
 from graflow_ckpt.core.errors import CheckpointError, NoKey, UnsafeCheckpoint
-from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.core.protocols import Readable
 from graflow_ckpt.stores.files.disk import Disk
 from graflow_ckpt.stores.files.lock import held
 
@@ -29,19 +34,24 @@ SIZE: Final = 32
 
 _VARIABLE: Final = "GRAFLOW_CKPT_KEY"
 _FILE_VARIABLE: Final = "GRAFLOW_CKPT_KEY_FILE"
+FERNET_VARIABLE: Final = "GRAFLOW_CKPT_FERNET_KEY"
 _LIMIT: Final = 1 << 16
 _KEY: Final = re.compile(r"([A-Za-z0-9_.-]{1,64}):([0-9a-fA-F]{64})")
 
 
 class Keyring:
-    """Secrets by id. The first one seals, all of them verify."""
+    """Secrets by id. The first one seals, all of them verify. `encrypting`: those that come first to encrypt,
+    and neither seal nor verify."""
 
-    __slots__ = ("_secrets",)
+    __slots__ = ("_opening", "_secrets")
 
-    def __init__(self, keys: Mapping[str, bytes]) -> None:
+    def __init__(self, keys: Mapping[str, bytes], encrypting: Mapping[str, bytes] | None = None) -> None:
         if not keys:
             raise CheckpointError("A keyring needs a key.", hint="graflow-ckpt key new makes one.")
         self._secrets = dict(keys)
+        self._opening = {**(encrypting or {})}
+        for key_id, secret in keys.items():
+            self._opening.setdefault(key_id, secret)
 
     @property
     def signing(self) -> tuple[str, bytes]:
@@ -55,13 +65,31 @@ class Keyring:
     def secret(self, key_id: str) -> bytes | None:
         return self._secrets.get(key_id)
 
+    @property
+    def encrypting(self) -> tuple[str, bytes]:
+        """The id and the secret that new checkpoints are encrypted with, where they are."""
+        return next(iter(self._opening.items()))
+
+    @property
+    def opening(self) -> Mapping[str, bytes]:
+        """All that can open something, by ids."""
+        return self._opening
+
+    def opener(self, key_id: str) -> bytes | None:
+        """The secret that opens what was encrypted under that id."""
+        return self._opening.get(key_id)
+
+    def around(self, store: Readable) -> Keyring:
+        """With the keys that a program has given to the store: they encrypt there."""
+        return Keyring(self._secrets, {**store.keys, **self._opening}) if store.keys else self
+
     def __repr__(self) -> str:
         return f"Keyring({', '.join(self._secrets)})"  # never a secret: this ends up in logs
 
     @classmethod
-    def for_store(cls, store: CheckpointStore, env: Mapping[str, str] = os.environ) -> Self:
+    def for_store(cls, store: Readable, env: Mapping[str, str] = os.environ) -> Keyring:
         """The keys for what is kept in a store: never this machine's alone if others can write there."""
-        return cls.load(env, local=not store.shared)
+        return cls.load(env, local=not store.shared).around(store)
 
     @classmethod
     def reading(cls, *, shared: bool, env: Mapping[str, str] = os.environ) -> Self:
@@ -71,16 +99,18 @@ class Keyring:
         if shared or uses_local_key(env) or not os.path.exists(local_key_path(env)):
             return found
         named = {name: value for name, value in env.items() if name not in (_VARIABLE, _FILE_VARIABLE)}
-        return cls({**cls.load(named)._secrets, **found._secrets})
+        return cls({**cls.load(named)._secrets, **found._secrets}, found._opening)
 
     @classmethod
     def load(cls, env: Mapping[str, str] = os.environ, *, local: bool = True) -> Self:
         """The keys of this environment; with `local=False` (shared stores) never the local one."""
+        text = env.get(FERNET_VARIABLE, "").strip()
+        fernet = fernet_keys(text) if text else {}
         if text := env.get(_VARIABLE, "").strip():
-            return cls(_parse(text, _VARIABLE))
+            return cls(_parse(text, _VARIABLE), fernet)
         if named := env.get(_FILE_VARIABLE, "").strip():
             path = Path(named)
-            return cls(_parse(_read(path, 0o027), str(path)))  # of a group of workers, say
+            return cls(_parse(_read(path, 0o027), str(path)), fernet)  # of a group of workers, say
         if not local:
             raise NoKey(
                 "A shared store needs a key that all who use it have, and none is set.",
@@ -90,7 +120,7 @@ class Keyring:
         if not os.path.exists(path):  # Path.exists raises where it may not look
             _make(path)
         _check_owner(path.parent, path.parent.stat(), 0o022)
-        return cls(_parse(_read(path, 0o077), str(path)))
+        return cls(_parse(_read(path, 0o077), str(path)), fernet)
 
 
 def new_key() -> str:
@@ -142,6 +172,25 @@ def local_key_path(env: Mapping[str, str] = os.environ) -> Path:
 
 
 # --- reading ---------------------------------------------------------------------------
+
+
+def fernet_keys(text: str, origin: str = FERNET_VARIABLE) -> dict[str, bytes]:
+    """Keys as `Fernet.generate_key()` writes them, by ids that are digests of them."""
+    keys: dict[str, bytes] = {}
+    for number, word in enumerate(re.split(r"[\s,]+", text.strip()), 1):
+        try:
+            secret = urlsafe_b64decode(word)
+        except ValueError:
+            secret = b""
+        if len(secret) != SIZE:  # the message must not hold the word: it may be a secret
+            raise CheckpointError(
+                f"Key {number} of {origin} is no Fernet key: {SIZE} bytes in URL-safe base64.",
+                hint="Fernet.generate_key() makes one.",
+                origin=origin,
+            )
+        digest = blake3(secret, derive_key_context="graflow_ckpt 2026 fernet id").hexdigest(6)
+        keys[f"fernet-{digest}"] = secret
+    return keys
 
 
 def _parse(text: str, origin: str) -> dict[str, bytes]:

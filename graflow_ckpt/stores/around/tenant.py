@@ -19,7 +19,9 @@ stolen disk, encrypt (`tenant.acme+encrypted+…`).
 from __future__ import annotations
 
 import glob
+import json
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
@@ -34,13 +36,15 @@ from graflow_ckpt.core.errors import (
 )
 from graflow_ckpt.core.facts import check_session_id
 from graflow_ckpt.core.protocols import CheckpointStore, Drops, Journal, Lease, Owner, PartWriter, Sink
-from graflow_ckpt.stores.around import envelope
 from graflow_ckpt.stores.around.wrapper import Wrapper
 from graflow_ckpt.stores.batches import Filters
-from graflow_ckpt.stores.names import META, Collected, base_of, session_of
+from graflow_ckpt.stores.names import META, Collected, base_of, facts_in, session_of
 from graflow_ckpt.stores.prefixes import unwrapped
 
 _WORD = re.compile(r"[a-z0-9]{1,20}\Z")
+_FIELDS = (
+    "schema_version", "session_id", "workflow", "status", "cause", "epoch", "sequence", "created_at", "stage",
+)  # fmt: skip
 _OWN = "session_"
 _LONGEST = 64
 _MOST = 2**62  # whoever asks for all of them asks for so many; databases count no further
@@ -214,13 +218,15 @@ class Tenant(Wrapper):
             collected = Collected()
             writer(collected)
             raw = bytes(collected.data)
-            body = {"stage": stage, "name": self.name, "meta": envelope.packed(raw)}
-            sink.write(envelope.written({**self._fields(raw), self.word: body}))
+            body = {"stage": stage, "name": self.name, "meta": b64encode(raw).decode("ascii")}
+            sink.write(json.dumps({**self._fields(raw), self.word: body}, separators=(",", ":")).encode())
 
         return write
 
-    def _fields(self, raw: bytes) -> envelope.Document:
-        fields = envelope.copied(raw)
+    def _fields(self, raw: bytes) -> dict[str, str | int]:
+        """What stores look at, as far as it is text or a whole number."""
+        found = facts_in(raw)
+        fields = {name: found[name] for name in _FIELDS if type(found.get(name)) in (str, int)}
         if isinstance(fields.get("session_id"), str):
             fields["session_id"] = self._mark + fields["session_id"]
         return fields
@@ -232,17 +238,17 @@ class Tenant(Wrapper):
             return b""
 
     def _opened(self, path: str, raw: bytes) -> bytes:
-        found = envelope.opened(self.word, raw)
-        if found is None or found[1].get("name") != self.name:
+        fields = facts_in(raw)
+        body = fields.pop(self.word, None)
+        if not isinstance(body, dict) or body.get("name") != self.name:
             raise UnsafeCheckpoint(
                 f"Checkpoint {path} was not written by tenant {self.name}.",
                 hint="It is not opened. Copy checkpoints to a tenant by its own address.",
                 path=path,
             )
-        fields, body = found
         try:
-            meta = envelope.unpacked(body.get("meta"))
-        except ValueError:
+            meta = b64decode(body["meta"], validate=True)
+        except (KeyError, TypeError, ValueError):
             meta = None
         if meta is None or self._fields(meta) != fields:
             raise CheckpointCorrupt(

@@ -8,14 +8,14 @@ as well changes these two. A relative folder becomes an absolute one: `encrypted
         word = "shouting"           in prefixes.WRAPPERS, too, if an address may ask for it
 
 Leases are the inner store's, so that its fence holds here, too. What is not part of every store (sharing of
-contents) goes through only where the wrapper says so (`reads_shared`), and for reading alone: one that
-changes bytes has to know what it shares, and one whose calls are repeated leaves saves whole.
+contents) goes through only where the wrapper says so (`reads_shared`), and for reading alone, unless it says
+`shares`: one whose calls are repeated leaves saves whole.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, Self, Unpack
 
@@ -33,7 +33,7 @@ from graflow_ckpt.core.protocols import (
 )
 from graflow_ckpt.links.addresses import masked
 from graflow_ckpt.stores.batches import Filters
-from graflow_ckpt.stores.prefixes import Layer, divided
+from graflow_ckpt.stores.prefixes import Layer
 
 
 class Wrapper:
@@ -41,6 +41,7 @@ class Wrapper:
 
     word: ClassVar[str]
     reads_shared: ClassVar[bool] = False  # what the inner store has stored once for several checkpoints
+    shares: ClassVar[bool] = False  # so do saves through it
 
     def __init__(self, inner: CheckpointStore, argument: str = "") -> None:
         self.inner = inner
@@ -69,9 +70,17 @@ class Wrapper:
         return self.inner.shared
 
     @property
+    def encoding(self) -> tuple[str, ...]:
+        return self.inner.encoding
+
+    @property
+    def keys(self) -> Mapping[str, bytes]:
+        return self.inner.keys
+
+    @property
     def contents(self) -> Contents | None:
         inner = self.inner.contents if self.reads_shared else None
-        return None if inner is None else _Read(inner, self._inner)
+        return None if inner is None else Through(inner, self._inner, shares=self.shares)
 
     def takes(self, path: str) -> str | None:
         """The path as it is written here; None if it leads to another store."""
@@ -177,13 +186,12 @@ class Wrapper:
         return path[size:] if path[:size].lower() == self.prefix.lower() else None
 
 
-class _Read:
-    """The inner store's contents, under the paths of the wrapper, and none of its own."""
+class Through:
+    """The inner store's contents, under the paths of the wrapper. `shares`: whether saves share there."""
 
-    shares = False
-
-    def __init__(self, inner: Contents, path: Callable[[str], str]) -> None:
+    def __init__(self, inner: Contents, path: Callable[[str], str], *, shares: bool) -> None:
         self._inner, self._path = inner, path
+        self.shares = shares and inner.shares
 
     def scope(self, path: str, /) -> str:
         return self._inner.scope(self._path(path))
@@ -207,16 +215,6 @@ def takes_none(kind: type[Wrapper], inner: CheckpointStore, argument: str) -> No
         raise CheckpointError(
             f"{kind.word}+ takes nothing behind a dot, and {argument!r} stands there.",
             hint=f"Write {kind.word}+{masked(inner.url)}.",
-            store=masked(inner.url),
-        )
-
-
-def keeps_no_secret(kind: type[Wrapper], inner: CheckpointStore) -> None:
-    """Refuse to stand around an encrypted store what keeps bytes of its own: they would be in clear."""
-    if any(layer.word == "encrypted" for layer in divided(inner.url)[0]):
-        raise CheckpointError(
-            f"What {kind.word}+ keeps beside an encrypted store would lie there in clear.",
-            hint=f"Put the words the other way round: encrypted+{kind.word}+….",
             store=masked(inner.url),
         )
 

@@ -14,11 +14,11 @@ from graflow_ckpt.cli.inspect.comparison import change_of, picture, shown
 from graflow_ckpt.cli.inspect.examination import encryption
 from graflow_ckpt.core.redaction import HIDDEN
 from graflow_ckpt.stores import open_store
-from graflow_ckpt.stores.around.encrypted import Encrypted
+from graflow_ckpt.stores.around.encoded import Encrypted
 from graflow_ckpt.stores.around.keys import Keyring
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
 from graflow_ckpt.stores.pieces import BytesSource
-from tests.trios import put
+from tests.unit.checkpoint.trios import save
 
 
 def held(value: Any, size: int = 0) -> HeldValue:
@@ -107,9 +107,13 @@ def test_it_counts_what_older_keys_what_foreign_ones_and_what_none_encrypts(
     inner: MemoryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", f"mine:{'ab' * 32}")  # the local one is not asked for
-    put(Encrypted(inner, OLD), "old", "one")
-    put(Encrypted(inner, Keyring({"foreign": bytes(32)})), "foreign", "one")
-    put(inner, "plain", "one")
+    stores = {
+        "old": Encrypted(inner, OLD),
+        "foreign": Encrypted(inner, Keyring({"foreign": bytes(32)})),
+        "plain": inner,
+    }
+    for name, store in stores.items():
+        save(Path(), store=store, path=f"{store.folder}/{name}")
 
     found = list(encryption(Encrypted(inner, NEW)))
 

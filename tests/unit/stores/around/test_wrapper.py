@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from graflow_ckpt import CheckpointManager, TaskExecutionContext
-from graflow_ckpt.checkpoint import journal
-from graflow_ckpt.core.errors import CheckpointError, JournalDamaged
+from graflow_ckpt.checkpoint import archive, journal
+from graflow_ckpt.checkpoint.care.inventory import inventory
+from graflow_ckpt.core.errors import CheckpointError, JournalDamaged, ServerGone
+from graflow_ckpt.core.facts import Live
 from graflow_ckpt.core.protocols import CheckpointStore
+from graflow_ckpt.links.redis import open_link
 from graflow_ckpt.stores import open_store, open_store_of
-from graflow_ckpt.stores.around import encryption
-from graflow_ckpt.stores.around.compressed import Compressed
-from graflow_ckpt.stores.around.encrypted import Encrypted
+from graflow_ckpt.stores.around.encoded import Compressed, Encrypted
+from graflow_ckpt.stores.around.encodings import AEAD
 from graflow_ckpt.stores.around.keys import Keyring, new_key
 from graflow_ckpt.stores.around.tenant import Tenant
 from graflow_ckpt.stores.drivers.memory.store import MemoryStore
@@ -27,6 +29,7 @@ from tests.conformance.contracts.listing import ListingContract, NamesContract
 from tests.conformance.contracts.trio import Opener, TrioContract
 from tests.loops import chain
 from tests.trios import all_of, listed, named, own_name, owning, put, put_own, read, writer
+from tests.unit.checkpoint.trios import save, state
 from tests.unit.stores.wrappers import Other, Plain
 
 
@@ -72,6 +75,10 @@ def test_the_path_of_what_is_wrapped_is_not_a_path_of_the_wrapper(tmp_path: Path
 SECRET = b"values of n1"
 
 
+def denied(*args: object, **named: object) -> None:
+    raise ServerGone("it is away")
+
+
 @pytest.fixture
 def surroundings(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("GRAFLOW_CKPT_KEY", new_key())
@@ -82,13 +89,39 @@ def surroundings(tmp_path: Path, redis_url: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.usefixtures("surroundings")
-@pytest.mark.parametrize("word", ["fallback", "cached"])
-@pytest.mark.parametrize("between", ["", "retry+", "compressed+"])
-def test_what_keeps_bytes_of_its_own_stands_within_the_encryption(word: str, between: str) -> None:
-    with pytest.raises(CheckpointError, match="in clear") as refused:
-        open_store(f"{word}+{between}encrypted+memory://orders")
+@pytest.mark.parametrize(
+    "words", ["fallback+encrypted+", "encrypted+fallback+", "fallback+tenant.acme+encrypted+"]
+)
+def test_what_waits_for_an_encrypted_store_is_encrypted_too(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(f"{words}memory://orders")
+    with monkeypatch.context() as away:
+        away.setattr(MemoryStore, "put", denied)
+        path = save(
+            Path(), user={"note": "secret"}, store=store, path=f"{store.folder}/best", ring=Keyring.load()
+        ).path
 
-    assert f"encrypted+{word}+" in refused.value.hint
+    waiting = [file.read_bytes() for file in (tmp_path / "folder").rglob("best.*")]
+
+    assert len(waiting) == 3
+    assert not [data for data in waiting if b"secret" in data or b"prog.py" in data or b"summary" in data]
+    assert archive.load(store, Keyring.load(), path)[0].metadata.user_metadata == {"note": "secret"}
+
+
+@pytest.mark.usefixtures("surroundings")
+@pytest.mark.parametrize("words", ["cached+encrypted+", "encrypted+cached+"])
+def test_a_cache_of_an_encrypted_store_has_nothing_in_the_clear(words: str, redis_url: str) -> None:
+    store = open_store(f"{words}memory://orders")
+    path = save(Path(), store=store, path=f"{store.folder}/best", ring=Keyring.load()).path
+    for _ in range(2):
+        assert archive.load(store, Keyring.load(), path)[0].metadata.session_id == "s"
+
+    client = open_link(redis_url).client
+    cached = [value for key in client.keys("graflow:cache:*") for value in client.hgetall(key).values()]
+
+    assert len(cached) == 2
+    assert not [data for data in cached if b"summary" in data or b"_restore" in data]
 
 
 @pytest.mark.usefixtures("surroundings")
@@ -140,7 +173,7 @@ def test_what_was_saved_without_them_can_be_read_through_them(words: str, tmp_pa
 RING = Keyring({"k": bytes(range(32))})
 COUNT = 400
 ODD: list[Any] = [None, 1, -1, 2**70, 1.5, "", [], {}, "x" * 50, True, [[[1]]], {"a": 1}, "\u00e9\ud800"]
-WRAPPED: dict[str, Callable[[CheckpointStore], CheckpointStore]] = {
+ENCODED: dict[str, Callable[[CheckpointStore], CheckpointStore]] = {
     "encrypted": lambda inner: Encrypted(inner, RING),
     "compressed": Compressed,
     "all": lambda inner: Tenant(Compressed(Encrypted(inner, RING)), "acme"),
@@ -174,64 +207,57 @@ def changed_document(rng: random.Random, raw: bytes) -> bytes:
     document = found = json.loads(raw)
     while True:
         key = rng.choice(list(found))
-        if not isinstance(found[key], dict) or rng.random() < 0.3:
+        if not isinstance(found[key], dict) or not found[key] or rng.random() < 0.3:
             break
         found = found[key]
     found[key] = rng.choice(ODD)
     return json.dumps(document).encode()
 
 
-@pytest.mark.parametrize("kind", WRAPPED)
+@pytest.mark.parametrize("kind", ENCODED)
 def test_a_trio_that_was_changed_is_the_same_or_refused(kind: str) -> None:
     rng, inner = random.Random(7), MemoryStore("memory://mutated")
     inner.forget()
-    path = put(WRAPPED[kind](inner), "best", "one", size=150_000)
-    good = read(WRAPPED[kind](inner), path)
-    below = next(iter(inner.list()))[0]
-    parts = {part: all_of(inner.open(below, part, "one")) for part in ("pkl", "state.json")}
-    parts["meta.json"] = inner.meta(below)
+    store = ENCODED[kind](inner)
+    values = [f"value {number}" for number in range(15_000)]
+    made = state("s", ("put", "v", Live(values), -1))
+    path = save(Path(), of=made, store=store, path=f"{store.folder}/best", ring=RING).path
+    below, raw = next(iter(inner.list()))
+    stage = json.loads(raw)["stage"]
+    parts = {part: all_of(inner.open(below, part, stage)) for part in ("pkl", "state.json")}
+    parts["meta.json"] = raw
 
     refused = 0
     for _ in range(COUNT):
         part = rng.choice(list(parts))
         change = changed_document if part == "meta.json" and rng.random() < 0.6 else changed
         written = {**parts, part: change(rng, parts[part])}
-        inner.put(below, [(name, writer(data)) for name, data in written.items()], lease=None, stage="one")
-        store = WRAPPED[kind](inner)
+        given = [(name, writer(data)) for name, data in written.items()]
+        inner.put(below, given, lease=None, stage=stage)
         try:
-            found = (
-                store.meta(path),
-                all_of(store.open(path, "pkl", "one")),
-                all_of(store.open(path, "state.json", "one")),
-            )
+            found, context = archive.load(store, RING, path)
         except CheckpointError:
             refused += 1
         else:
-            same = found == (good.meta, good.values, good.state)
-            assert same or kind == "compressed"  # there the seal and the digests find it
-        assert len(list(store.list())) == len(store.newest(5)) == 1
+            assert context.payload["live"]["v"] == values
+            assert found.metadata.argv == ["prog.py"]
+        known = inventory(store)
+        assert len(known.cuts) + len(known.unreadable) == len(store.newest(5)) == 1
 
     assert refused > COUNT / 2
 
 
 def test_a_journal_that_was_changed_is_its_beginning_or_damaged_or_refused() -> None:
-    rng, inner = random.Random(3), MemoryStore("memory://mutated")
-    inner.forget()
-    store = Encrypted(inner, RING)
-    with owning(store) as lease:
-        writer, segment = journal.Writer(RING, "s", lease.epoch, 0), store.journal(lease, 0)
-        records = [journal.pack(number, 1.0, []) for number in range(1, 7)]
-        for frame in (writer.head, *map(writer.frame, records)):
-            segment.append(frame)
-        segment.close()
-    _, _, raw = next(inner.segments("s"))
+    rng = random.Random(3)
+    frames = journal.Writer(RING, "s", 1, 0, (AEAD,))
+    records = [journal.pack(number, 1.0, []) for number in range(1, 7)]
+    raw = b"".join([frames.head, *map(frames.frame, records)])
 
     damaged = 0
     for _ in range(COUNT):
         found = list[bytes]()
         try:
-            frames = encryption.read_segment(RING, ("s", lease.epoch, 0), changed(rng, raw))
-            found += journal.read(RING, "s", lease.epoch, 0, frames)
+            found += journal.read(RING, "s", 1, 0, changed(rng, raw), (AEAD,))
         except JournalDamaged:
             damaged += 1
         except CheckpointError:

@@ -23,7 +23,7 @@ from typing import Self
 from unittest.mock import patch
 
 from benchmarks.harness import AtMost, Case, Ratio, Run
-from graflow_ckpt.checkpoint import archive
+from graflow_ckpt.checkpoint import archive, journal
 from graflow_ckpt.checkpoint.archive import metadata_of
 from graflow_ckpt.checkpoint.model import CheckpointMetadata
 from graflow_ckpt.checkpoint.program.program import Program, current_tasks, describe, pack_code
@@ -141,13 +141,14 @@ def loads(run: Run, wrap: Wrap) -> None:
 
 def appends(run: Run, wrap: Wrap) -> None:
     work = Work(run.folder, wrap)
-    count, frame = run.size(200, smoke=20), os.urandom(400)
-    journal = work.store.journal(work.lease, 0)
-    journal.append(frame)
+    count, payload = run.size(200, smoke=20), journal.pack(1, 1.0, [("put", "v", os.urandom(400), 0)])
+    segment = work.store.journal(work.lease, 0)
+    writer = journal.Writer(RING, "s", work.lease.epoch, 0, work.store.encoding)
+    segment.append(writer.head)
     with run.timed(per=count):
         for _ in range(count):
-            journal.append(frame)
-    journal.close()
+            segment.append(writer.frame(payload))
+    segment.close()
     work.lease.release()
 
 

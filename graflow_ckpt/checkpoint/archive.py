@@ -15,7 +15,7 @@ import platform
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -140,7 +140,7 @@ def save(
     stage = uuid.uuid4().hex
     meter = (allowance or Allowance()).meter(metadata.session_id, metadata.path, metadata.cause)
     metadata.home = metadata.home or store.url
-    metadata.synced = store.synced  # as the preflight found it; whoever lists this asks nobody else
+    metadata.synced = store.synced  # as the preflight found it: a listing asks no store
     digests: dict[str, Digest] = {}
     shown = _shown(metadata)
     payload = _payload(snapshot, program, metadata, shown)
@@ -157,13 +157,7 @@ def save(
         sink.write(json.dumps(document, separators=(",", ":")).encode())
 
     def meta(sink: Sink) -> None:
-        document = shown.document() | {
-            "stage": stage,
-            "host": platform.node(),
-            "synced": store.synced,  # by now it may have turned out that it goes somewhere else
-            "parts": {part: digest.document() for part, digest in digests.items()},
-        }
-        document |= depositor.listed()
+        document = _document(shown, stage, store.synced, digests) | depositor.listed()
         document = encoding.concealed(document) if encoding is not None else document
         sealed = sealed_bytes(document, keyring, metadata.path)
         drops[:] = going(sealed)
@@ -186,8 +180,18 @@ def save(
     return replace(metadata, synced=store.synced, size=sum(digest.size for digest in digests.values()))
 
 
+def _document(shown: CheckpointMetadata, stage: str, synced: bool, digests: Mapping[str, Digest]) -> Document:
+    """Return the meta but for its contents and its seal."""
+    return shown.document() | {
+        "stage": stage,
+        "host": platform.node(),
+        "synced": synced,  # by now it may have turned out that it goes somewhere else
+        "parts": {part: digest.document() for part, digest in digests.items()},
+    }
+
+
 def _shown(metadata: CheckpointMetadata) -> CheckpointMetadata:
-    """Return the metadata without secrets: it is not encrypted."""
+    """Return the metadata without secrets."""
     return replace(
         metadata, user_metadata=redacted(metadata.user_metadata), argv=redacted_argv(metadata.argv)
     )
@@ -269,7 +273,7 @@ def _find(store: Readable, keyring: Keyring, path: str, raw: bytes) -> Found:
     if unsafe is not None:
         raise UnsafeCheckpoint(
             f"Checkpoint {path} is not opened: {unsafe}.",
-            hint="Take the permission away (chmod o-w), after making sure that nobody has used it.",
+            hint="Take the permission away (chmod o-w), after making sure that no other user has used it.",
             path=path,
         )
     meta = parse(path, raw, ".meta.json")
@@ -428,7 +432,7 @@ def expired(store: Readable, path: str) -> CheckpointExpired | None:
     return CheckpointExpired(
         f"Checkpoint {path} expired at {datetime.fromtimestamp(ends, UTC).isoformat()}. "
         f"Automatic checkpoints expire after {PERIOD.period:.0f} seconds.",
-        hint="That is the default; keep= of its workflow or somebody by hand may have let it go earlier. "
+        hint="That is the default; keep= of its workflow or a user by hand may have deleted it earlier. "
         f"What is there: graflow-ckpt checkpoints list {own['session']}.",
         path=path,
         session=own["session"],

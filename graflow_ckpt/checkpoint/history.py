@@ -65,7 +65,7 @@ def _of_another(path: str, found: Found, session: str) -> UnsafeCheckpoint:
     """Well sealed, and put where this session has its own: said, or it would be taken for nothing at all."""
     other = found.meta["session_id"]
     return UnsafeCheckpoint(
-        f"Checkpoint {path} is one of session {other}: somebody has put it in the place of another.",
+        f"Checkpoint {path} is one of session {other}: it was put in the place of another.",
         hint=f"Session {session} does not go on from it. Take it away, or give it a name of its own.",
         path=path,
         session=session,
@@ -74,7 +74,7 @@ def _of_another(path: str, found: Found, session: str) -> UnsafeCheckpoint:
 
 
 def _unsealed(path: str, error: SchemaUnsupported) -> UnsafeCheckpoint:
-    """Only a seal proves that a later version wrote it; else one file of anybody would stop a session."""
+    """Only a seal proves that a later version wrote it; else one file of any writer would stop a session."""
     return UnsafeCheckpoint(
         f"Checkpoint {path} is not of a later version: its seal does not hold. It says: {error.message}",
         hint=NOT_OPENED,

@@ -2,10 +2,10 @@
 
 Where a checkpoint is kept follows from its path. Every method also takes `store=`.
 
-Annotating: a user's metadata of a checkpoint that is there are changed, by whoever saw them last.
-Promise: what was changed by somebody else since it was read is not written over (`MetadataChanged`): of two
+Annotating: a user's metadata of a checkpoint that is there are changed, by the process that saw them last.
+Promise: what was changed by another process since it was read is not written over (`MetadataChanged`): of two
 who have read the same, one is refused. Seal and control facts are verified before, no value is opened, and
-only the meta is written. Not while somebody runs the session.
+only the meta is written. Not while another process runs the session.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class CheckpointManager:
         """Delete what a retention does not keep, also of what tasks have asked for; `dry_run`: only say what.
 
         Never: the newest good one of a session that can go on, paused ones, those that another session
-        was forked from, and those of a session that somebody runs: `.spared` of what is returned.
+        was forked from, and those of a session that is running: `.spared` of what is returned.
         """
         place = open_store(store)
 
@@ -154,7 +154,7 @@ class CheckpointManager:
     ) -> CheckpointMetadata:
         """Set keys of a checkpoint's user metadata; `metadata` as `verify` or a list gave them.
 
-        MetadataChanged, and nothing is written, if somebody else has changed them since.
+        MetadataChanged, and nothing is written, if another process has changed them since.
         """
         place = open_store_of(metadata.path, store)
         return annotate(place, Keyring.for_store(place), metadata, changes)
@@ -181,7 +181,7 @@ def annotate(
                 hint="Give it when the checkpoint is taken: context.checkpoint(metadata=...).",
                 path=f"metadata[{name!r}]",
             )
-    lease = store.acquire(read.session_id)  # from here on nobody else writes what is the session's
+    lease = store.acquire(read.session_id)  # from here on no other process writes what is the session's
     try:
         raw = store.meta(read.path)
         meta = find(store, keyring, read.path, raw).meta
@@ -190,7 +190,7 @@ def annotate(
             redacted(read.user_metadata),
         ):
             raise MetadataChanged(
-                f"The metadata of checkpoint {read.path} were changed by somebody else meanwhile.",
+                f"The metadata of checkpoint {read.path} were changed by another process meanwhile.",
                 hint="Read them again (CheckpointManager.verify), and decide anew.",
                 path=read.path,
                 session=read.session_id,

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from graflow_ckpt.config.settings import Resolved
 
 
-CLOSEST = 3  # ids that are offered to somebody who has mistyped one
+CLOSEST = 3  # ids that are offered where one was mistyped
 _MOMENT = 0.5  # seconds that a shell is made to wait for a server
 _MANY = 200  # ids that a shell is offered
 

@@ -1,7 +1,7 @@
-"""Finding: what somebody means by X: the path of a checkpoint, a session, or a workflow.
+"""Finding: what a user means by X: the path of a checkpoint, a session, or a workflow.
 
 All three are tried; more than one hit is an error that lists them, because to guess would mean to
-run something that nobody has asked for. What is found here is verified, and not opened.
+run something that the user has not asked for. What is found here is verified, and not opened.
 """
 
 from __future__ import annotations

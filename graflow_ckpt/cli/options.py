@@ -164,8 +164,8 @@ def fleet(function: F) -> F:
     """`--url`, `--rq-url` and `--config`: of every command that speaks to a fleet.
 
     They do not become arguments of a command: they are gathered per call of the command line, so that
-    `sessions --url … purge` and `sessions purge --url …` mean the same. pydantic is loaded when somebody asks
-    for what they come to.
+    `sessions --url … purge` and `sessions purge --url …` mean the same. pydantic is loaded when a
+    command asks for what they come to.
     """
     for option in reversed((
         kept("--url", "redis_url", metavar="URL",
@@ -275,7 +275,7 @@ def complete_places(ctx: click.Context, parameter: click.Parameter, incomplete: 
 
 
 # What file names alone tell, or a database on this machine. No checkpoint is opened, so that a tab costs one
-# listing of a folder, or one query. Servers are not asked: somebody would wait for them. What is offered is
+# listing of a folder, or one query. Servers are not asked: a user would wait for them. What is offered is
 # checked by the command that gets it.
 
 _OWN = re.compile(r"session_([A-Za-z0-9_-]{1,64})_step_(\d+)_(\d+)-(\d+)\.meta\.json\Z")

@@ -74,14 +74,16 @@ class Manner:
         click.echo(f"graflow-ckpt: {clean(text)}", err=True)
 
     def ask(self, question: str) -> None:
-        """Goes on if somebody says yes."""
+        """Return if the user says yes; else end the command."""
         try:
             said = click.confirm(question, err=True)
         except click.Abort:
             if sys.stdin.isatty():
                 raise
             click.echo(err=True)
-            raise click.UsageError("Nothing was done: nobody answers here. --yes does beforehand.") from None
+            raise click.UsageError(
+                "Aborted: confirmation needed, but there is no terminal. Pass --yes to confirm."
+            ) from None
         if not said:
             raise click.Abort
 
@@ -194,7 +196,7 @@ class ExaminedRow:
 T = TypeVar("T")
 
 Told = Callable[[int, int | None], None]
-"""How much is done, of how much; None: nobody knows."""
+"""How much is done, of how much; None: it is not known."""
 
 
 @contextmanager

@@ -222,7 +222,7 @@ def test_a_question_that_nobody_answers_names_the_option(completed: list[str]) -
     asked = graflow("checkpoints", "clear", "count", status=2)
     document = graflow("checkpoints", "clear", "count", "--json", status=2).document
 
-    assert "Nothing was done: nobody answers here. --yes" in asked.err
+    assert "Aborted: confirmation needed, but there is no terminal. Pass --yes" in asked.err
     assert document["error"] == "Usage"
     assert checkpoints("s") == completed
 

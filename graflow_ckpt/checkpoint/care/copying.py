@@ -248,8 +248,8 @@ class Move:
             lease.release()
             if above - lease.epoch > _OWNERS:
                 raise CheckpointError(
-                    f"A checkpoint of session {session} claims to be of owner {above}: nobody gets that far.",
-                    hint="Somebody has changed its metadata. With its key, only it would be left out.",
+                    f"A checkpoint of session {session} claims to be of owner {above}: none gets that far.",
+                    hint="Its metadata were changed. With its key, only it would be left out.",
                     session=session,
                     epoch=above,
                 )

@@ -337,7 +337,7 @@ def sweep_contents(store: CheckpointStore) -> None:
         if store.contents is not None:
             store.contents.sweep()
     except (GraflowError, OSError) as error:
-        log.warning("contents that nobody holds stay in %s: %s", store.url, error)
+        log.warning("contents that no checkpoint holds stay in %s: %s", store.url, error)
 
 
 def has_later_journal(

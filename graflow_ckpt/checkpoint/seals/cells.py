@@ -108,7 +108,7 @@ class SealedCells:
         if data[:1] != LIVE:
             raise UnsafeCheckpoint(
                 f"{name} of session {self._session.decode()} is not opened: it has no seal.",
-                hint="Somebody without the key has written it.",
+                hint="A program without the key has written it.",
                 session=self._session.decode(),
             )
         end = 2 + data[1] if len(data) > 2 else 2
@@ -128,7 +128,7 @@ class SealedCells:
         if not compare_digest(self._mac(key_id, secret, place, pickle), mac):
             raise UnsafeCheckpoint(
                 f"{name} of session {self._session.decode()} is not opened: its seal does not hold.",
-                hint="Somebody without the key has written it, it was moved from elsewhere, or a version of "
+                hint="A program without the key has written it, it was moved from elsewhere, or a version of "
                 "graflow-ckpt has made it that sealed no places.",
                 session=self._session.decode(),
             )

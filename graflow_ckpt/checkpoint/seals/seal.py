@@ -67,7 +67,7 @@ def verify(meta: Meta, keyring: Keyring) -> None:
     key_id, found = meta.get("key_id"), meta.get("seal")
     if not isinstance(key_id, str) or not isinstance(found, str) or not found.isascii():
         raise UnsafeCheckpoint(
-            "This checkpoint has no seal: anybody could have written it, so it is not opened.",
+            "This checkpoint has no seal: any program could have written it, so it is not opened.",
             hint="If you know where it comes from: graflow-ckpt trust PATH shows it and seals it.",
         )
     secret = keyring.secret(key_id)
@@ -182,7 +182,7 @@ def key_storage_warning(
         return None
     return (
         f"The key that seals checkpoints is in {key.parent} on {key_on}, which ends with this container or"
-        f" boot; the checkpoints in {target} are on {target_on} and stay, but nobody could verify them then."
+        f" boot; the checkpoints in {target} are on {target_on} and stay, but could not be verified then."
         " Set GRAFLOW_CKPT_KEY or GRAFLOW_CKPT_KEY_FILE to a key that stays (graflow-ckpt key new)."
     )
 

@@ -1,6 +1,6 @@
 """A clearance: what is to be deleted, is shown, asked about, looked at once more, and deleted.
 
-Somebody who is asked may take an hour to answer. So what was shown is planned again: only what was
+A user may take an hour to answer. So what was shown is planned again: only what was
 shown and may still go, goes.
 """
 

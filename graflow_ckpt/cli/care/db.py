@@ -1,6 +1,6 @@
 """`graflow-ckpt db`: the tables of a store in a database, by version.
 
-`upgrade` is what somebody with the right to make tables runs once, and after a new version of the package;
+`upgrade` is run once by a user with the right to make tables, and after a new version of the package;
 programs then need the right to read and write rows. Not here: the steps (stores/drivers/postgres/schema.py).
 """
 

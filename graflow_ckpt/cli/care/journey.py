@@ -92,7 +92,7 @@ class Journey:
 
 @dataclass(frozen=True, slots=True)
 class Luggage:
-    """What is to travel: sessions with what they have (None: nobody has looked), and single checkpoints."""
+    """What is to travel: sessions with what they have (None: not looked at), and single checkpoints."""
 
     sessions: dict[str, Inventory | None]
     paths: list[str]

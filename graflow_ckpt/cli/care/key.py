@@ -42,7 +42,7 @@ def command() -> None:
 @command.command("new", epilog=NEW)
 @common
 def new(ctx: click.Context, /) -> int:
-    """Print a new key. It is a secret: whoever has it can write checkpoints that you open."""
+    """Print a new key. It is a secret: a person who has it can write checkpoints that you open."""
     manner = manner_of(ctx)
     made = lazy.keys.new_key()
     if manner.json:
@@ -71,7 +71,7 @@ def list_(ctx: click.Context, /, store: str) -> int:
     table = [(row.id, row.use, row.seals, row.encrypts, row.journals) for row in rows]
     manner.table(COLUMNS, table, right=("seals", "encrypts", "journals"))
     if unreadable:
-        manner.note(f"of {words.counted(unreadable, 'checkpoint')} nobody can tell: unreadable")
+        manner.note(f"{words.counted(unreadable, 'checkpoint')} cannot be read: keys not known")
     return 0
 
 
@@ -100,7 +100,7 @@ def reseal(ctx: click.Context, /, store: str) -> int:
     """Seal the checkpoints of a store with the first key, if they have another one.
 
     No value is read. In an encrypted store they are encrypted for that key as well. What does not verify
-    now, and what belongs to a session that somebody runs, stays as it is; exit status 1 if there is any.
+    now, and what belongs to a session that is running, stays as it is; exit status 1 if there is any.
     """
     return _reseal(ctx, store, {})
 

@@ -85,7 +85,7 @@ def check_parts(path: str) -> Document:
     if unsafe is not None:
         raise UnsafeCheckpoint(
             f"Checkpoint {path} is not sealed: {unsafe}.",
-            hint="Anybody could change it before it is sealed. Take the permission away first (chmod o-w).",
+            hint="All users could change it before it is sealed. Take the permission away first (chmod o-w).",
             path=path,
         )
     return archive.described(store, path)

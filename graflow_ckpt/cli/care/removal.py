@@ -159,7 +159,7 @@ def prune(
 
     Without a rule: all but the last 10 of each session, and what is older than 7 days. Whatever the rules
     say, these stay: the newest good one of a session that can go on, paused ones, those that another
-    session was forked from, and those of a session that somebody runs now.
+    session was forked from, and those of a session that runs now.
     """
 
     retention = retention_of(per=per, **rules)
@@ -192,7 +192,7 @@ def delete(
     """Delete single checkpoints, or all of a session with its journal.
 
     All that is named goes, or nothing: paused ones and those that another session was forked from
-    need --force; of a session that somebody runs now nothing is deleted.
+    need --force; of a session that runs now nothing is deleted.
     """
 
     clearance = lazy.clearance.Clearance.by_name(store, what, force=force)
@@ -210,7 +210,7 @@ def clear(
     """Delete all checkpoints of a workflow, and the journals of its sessions.
 
     What stays is told: paused ones and those that a session of another workflow was forked from, unless
-    --force; and those of a session that somebody runs now.
+    --force; and those of a session that runs now.
     """
 
     clearance = lazy.clearance.Clearance.by_workflow(store, workflow, finished=finished, force=force)

@@ -1,7 +1,7 @@
 """`graflow-ckpt trust`: a checkpoint from elsewhere, looked at and sealed with the key of this machine.
 
-Its files must be the ones that its metadata describe, whoever has sealed them. What a seal cannot
-say is whether who wrote it means well: to open it is to run code. Hence the question.
+Its files must be the ones that its metadata describe, whatever key has sealed them. What a seal
+cannot say is whether the writer means well: to open it is to run code. Hence the question.
 """
 
 from __future__ import annotations

@@ -119,8 +119,8 @@ def sync(ctx: click.Context, /, store: str) -> int:
     """Hand over checkpoints that were saved while their store was away.
 
     The next run of a session does so by itself; this is for sessions that do not run again. What belongs to
-    a session that somebody else has gone on with is set aside, and what is being run is left to who runs
-    it. The exit status is 1 if something is still waiting.
+    a session that another process has continued is set aside, and what is being run is left to its owner.
+    The exit status is 1 if something is still waiting.
     """
 
     manner = manner_of(ctx)

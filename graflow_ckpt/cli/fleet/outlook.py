@@ -105,7 +105,7 @@ class Overview:
         )  # fmt: skip
 
     def _queues(self, rows: Iterable[Status], alive: list[PoolFacts]) -> list[Queue]:
-        """Queues that something waits in, or that somebody serves."""
+        """Return the queues that something waits in, or that a worker serves."""
         ready: dict[str, int] = {}
         running: dict[str, int] = {}
         for row in rows:
@@ -155,8 +155,8 @@ def session_lines(found: Document) -> Iterator[str]:
     yield _field("pending", f"{found['ready']} ready, {found['running']} running, {found['delayed']} delayed")
     waiting = [f"{name} {size}" for name, size in found["queues"].items() if size]
     if waiting:
-        nobody = f" (no worker serves {', '.join(found['unserved'])})" if found["unserved"] else ""
-        yield _field("queues", f"{', '.join(waiting)}{nobody}")
+        unserved = f" (no worker serves {', '.join(found['unserved'])})" if found["unserved"] else ""
+        yield _field("queues", f"{', '.join(waiting)}{unserved}")
     cap = f", at most {found['cap']} tasks at once" if found["cap"] else ""
     yield _field("workers", f"{words.counted(found['tokens'], 'token')}{cap}")
     ended = found["ended"]

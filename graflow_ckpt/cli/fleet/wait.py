@@ -41,7 +41,7 @@ def command(ctx: click.Context, /, session: str, timeout: float | None, progress
     """Wait until a session of a fleet has ended, or has paused.
 
     The exit status says how: 0 completed, or stopped at its limit; 1 failed, cancelled or stalled; 3
-    paused, somebody has to do something; 124 it has not ended in time.
+    paused, a user has to act; 124 it has not ended in time.
     """
 
     handle = lazy.client.handle_of(ctx, session)

@@ -28,9 +28,9 @@ Examples:
 def command(ctx: click.Context, /, store: str) -> int:
     """Say what is installed, writable and safe here.
 
-    Of a fleet that is set up also: how its server keeps what it is told, whether there is a key, who works,
-    and which tasks nobody can work on. The exit status is 1 if something would keep a session from being
-    saved or from going on.
+    Of a fleet that is set up also: how its server keeps what it is told, whether there is a key, which
+    workers there are, and which tasks none of them can work on. The exit status is 1 if something would
+    keep a session from being saved or resumed.
     """
 
     manner = manner_of(ctx)

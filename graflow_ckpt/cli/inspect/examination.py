@@ -117,10 +117,10 @@ def _modes(folder: str) -> ExaminedRow:
     said = f"mode {mode:04o}, owner {found.st_uid}"
     if mode & stat.S_IWOTH:
         return ExaminedRow(
-            "store modes", "bad", f"{said}: anybody can write checkpoints there (chmod o-w {folder})"
+            "store modes", "bad", f"{said}: every user can write checkpoints there (chmod o-w {folder})"
         )
     if found.st_uid not in (os.geteuid(), 0):
-        return ExaminedRow("store modes", "warning", f"{said}: somebody else can replace what is in it")
+        return ExaminedRow("store modes", "warning", f"{said}: another user can replace what is in it")
     if mode & 0o077:
         return ExaminedRow("store modes", "warning", f"{said}: others can look into it (chmod 700 {folder})")
     return ExaminedRow("store modes", "ok", said)
@@ -178,8 +178,8 @@ def _waiting(place: CheckpointStore) -> Iterator[ExaminedRow]:
             sync = f"graflow-ckpt checkpoints sync --store '{masked(place.url)}'"
             yield ExaminedRow("fallback", "warning", f"{said} run of each session, or by: {sync}")
         if aside := list(entries(refused)):
-            said = f"{words.counted(len(aside), 'checkpoint')} in {refused.folder}: somebody else had gone on"
-            yield ExaminedRow("fallback refused", "warning", f"{said}; nobody needs them")
+            said = f"{words.counted(len(aside), 'checkpoint')} in {refused.folder}, and not needed"
+            yield ExaminedRow("fallback refused", "warning", f"{said}: another process had continued")
 
 
 def fallbacks(store: CheckpointStore) -> list[Fallback]:

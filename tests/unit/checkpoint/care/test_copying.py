@@ -449,7 +449,7 @@ def test_an_epoch_that_somebody_has_made_up_keeps_nobody_busy(
     Path(path).with_suffix(".meta.json").write_bytes(raw.replace(b'"epoch":1', b'"epoch":1000000000000'))
 
     if keys is None:  # whoever trusts all of it is told
-        with pytest.raises(CheckpointError, match="nobody gets that far"):
+        with pytest.raises(CheckpointError, match="none gets that far"):
             move(origin, target, keys=keys).session("s")
     else:
         assert sorted(states(move(origin, target, keys=keys))) == ["bad", "copied"]
